@@ -204,12 +204,10 @@ class RunState:
         Raises:
             StateError: if the context can't be stored and *strict_context* is True.
         """
-        from agentloop._storage.state_codec import Stored, state_to_json
+        from agentloop._storage.state_codec import state_to_json
 
-        graph = self.graph_before or AgentGraph(self.agent).describe()
-        stored = Stored(tuple(self.records), self.context, graph)
         return state_to_json(
-            stored,
+            self._stored(),
             context_serializer=context_serializer,
             strict_context=strict_context,
             codec=codec,
@@ -228,10 +226,20 @@ class RunState:
         """Return `to_json` as canonical JSON text; with *key*, sealed: see `agentloop._storage.signing`."""
         from agentloop._storage.state_codec import state_to_string
 
-        data = self.to_json(
-            context_serializer=context_serializer, strict_context=strict_context, codec=codec, converter=converter
+        return state_to_string(
+            self._stored(),
+            context_serializer=context_serializer,
+            strict_context=strict_context,
+            codec=codec,
+            converter=converter or self.converter,
+            key=key,
         )
-        return state_to_string(data, key)
+
+    def _stored(self) -> Stored:
+        from agentloop._storage.state_codec import Stored
+
+        graph = self.graph_before or AgentGraph(self.agent).describe()
+        return Stored(tuple(self.records), self.context, graph)
 
     @classmethod
     def from_json(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 from agentloop import items as i
 from agentloop._common.errors import StateError, UserTypeError
@@ -30,22 +30,9 @@ from agentloop._storage.typed_codec import (
 )
 from agentloop._storage.withholding import WithheldText, is_mark
 
-_ITEM_KINDS: Mapping[type, str] = {
-    i.SystemMessage: "system_message",
-    i.UserMessage: "user_message",
-    i.AssistantMessage: "assistant_message",
-    i.Reasoning: "reasoning",
-    i.ToolCall: "tool_call",
-    i.ToolOutput: "tool_output",
-    i.HandoffCall: "handoff_call",
-    i.HandoffOutput: "handoff_output",
-    i.HostedToolCall: "hosted_tool_call",
-    i.ApprovalRequest: "approval_request",
-    i.Compaction: "compaction",
-    i.OpaqueItem: "opaque_item",
-}
+_ITEM_KINDS: Mapping[type, str] = {cls: str(cls.__struct_config__.tag) for cls in get_args(i.Item)}
 _MESSAGES = (i.SystemMessage, i.UserMessage, i.AssistantMessage)
-_PART_KINDS: Mapping[type, str] = {i.Text: "text", i.Image: "image", i.File: "file", i.Refusal: "refusal"}
+_PART_KINDS: Mapping[type, str] = {cls: str(cls.__struct_config__.tag) for cls in get_args(i.Part)}
 _PART: Any = i.Part
 _PARTS: Any = tuple[i.Part, ...]
 _CONTENT: Any = i.Content

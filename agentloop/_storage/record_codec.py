@@ -8,8 +8,10 @@ Does not know about runs, files or keys.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias, get_args
+
+import msgspec
 
 from agentloop import items as i
 from agentloop import records as r
@@ -17,6 +19,7 @@ from agentloop._common.errors import StateError, UserTypeError
 from agentloop._storage.item_codec import item_forms
 from agentloop._storage.json_bytes import decode as decode
 from agentloop._storage.json_bytes import encode as encode
+from agentloop._storage.plain_records import plain_line, plain_lines, read_plain_line, read_plain_lines
 from agentloop._storage.typed_codec import (
     CodecError,
     Context,
@@ -69,29 +72,7 @@ RECORD_UPGRADES: Mapping[str, RecordUpgrade] = {"1": _upgrade_record_from_1}
 SUPPORTED: tuple[str, ...] = (*UPGRADES, SCHEMA_VERSION)
 """The versions of the stored form that this library reads."""
 
-KINDS: Mapping[type, str] = {
-    r.RunStarted: "run_started",
-    r.RunResumed: "run_resumed",
-    r.TurnStarted: "turn_started",
-    r.ModelRequested: "model_requested",
-    r.ModelResponded: "model_responded",
-    r.ModelFailed: "model_failed",
-    r.GuardrailSettled: "guardrail_settled",
-    r.ApprovalRequested: "approval_requested",
-    r.VerdictGiven: "verdict_given",
-    r.CallStarted: "call_started",
-    r.BodyEnded: "body_ended",
-    r.CallSettled: "call_settled",
-    r.BatchEnded: "batch_ended",
-    r.HandedOff: "handed_off",
-    r.HistoryReplaced: "history_replaced",
-    r.InputAdded: "input_added",
-    r.SessionSaved: "session_saved",
-    r.CallbackReturned: "answered",
-    r.CleanupCut: "cleanup_cut",
-    r.GraphChanged: "graph_changed",
-    r.RunEnded: "run_ended",
-}
+KINDS: Mapping[type, str] = {cls: str(cls.__struct_config__.tag) for cls in get_args(r.Record)}
 # These fields exist in the process alone and are not stored.
 _LEFT_OUT: Mapping[type, frozenset[str]] = {
     CallOutcome: frozenset({"value", "error"}),
@@ -137,6 +118,56 @@ def record_from_json(data: Mapping[str, Any], *, path: str = "$", secrets: Secre
         return record
     except Exception as error:
         raise StateError(f"Malformed record: {fault_text(error, path)}") from None
+
+
+def record_to_line(record: r.Record, secrets: Secrets | None = None) -> bytes:
+    """Return `record_to_json` of *record* as canonical JSON text.
+
+    Raises:
+        UserTypeError: if *record* is no record.
+    """
+    return plain_line(record) or encode(record_to_json(record, secrets))
+
+
+def record_from_line(line: bytes, *, path: str = "$", secrets: Secrets | None = None) -> r.Record:
+    """Return the record that was written as *line*.
+
+    Raises:
+        StateError: as `decode` and `record_from_json`.
+    """
+    return read_plain_line(line) or record_from_json(decode(line), path=path, secrets=secrets)
+
+
+def records_to_array(records: Sequence[r.Record], secrets: Secrets) -> bytes:
+    """Return *records* as canonical JSON text."""
+    return plain_lines(records) or b"[%b]" % b",".join([record_to_line(record, secrets) for record in records])
+
+
+def records_from_array(array: bytes, *, path: str, secrets: Secrets) -> list[r.Record]:
+    """Return the records that were written as *array*.
+
+    Raises:
+        StateError: as `record_from_line`, or if it is no array.
+    """
+    found = read_plain_lines(array)
+    if found is not None:
+        return found
+    try:
+        lines = msgspec.json.decode(array, type=list[msgspec.Raw])
+    except (ValueError, RecursionError):  # half a surrogate pair is one reason, no array another
+        return records_from_list(decode(array), path=path, secrets=secrets)
+    return [record_from_line(bytes(line), path=f"{path}[{n}]", secrets=secrets) for n, line in enumerate(lines)]
+
+
+def records_from_list(data: object, *, path: str, secrets: Secrets) -> list[r.Record]:
+    """Return the records that were written as the members of *data*.
+
+    Raises:
+        StateError: as `record_from_json`, or if *data* is no list.
+    """
+    if not isinstance(data, list):
+        raise StateError(f"Malformed state: an array of records is needed @ {path}")
+    return [record_from_json(each, path=f"{path}[{n}]", secrets=secrets) for n, each in enumerate(data)]
 
 
 # -- versions

@@ -13,16 +13,22 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import attrs
+import msgspec
 
 from agentloop import records as r
 from agentloop._common.errors import JournalError, StateError, UserTypeError
 from agentloop._schema.conversion import each_fault, structure
+from agentloop._storage.plain_records import read_plain_line
 from agentloop._storage.record_codec import (
     SCHEMA_VERSION,
     decode,
     encode,
     record_from_json,
     record_to_json,
+    record_to_line,
+    records_from_array,
+    records_from_list,
+    records_to_array,
     upgrade,
     upgrade_record,
 )
@@ -71,13 +77,13 @@ def state_to_json(
     converter: BaseConverter | None,
 ) -> dict[str, Any]:
     """See `RunState.to_json`."""
-    data: dict[str, Any] = {
-        "schema": SCHEMA_VERSION,
-        "library": library_version(),
-        "graph": stored.graph,
-        "records": [record_to_json(record, Secrets(codec, converter)) for record in stored.records],
-    }
-    context = _context_to_json(stored.context, context_serializer, strict_context, converter)
+    secrets = Secrets(codec, converter)
+    head = _head_to_json(stored, _context_to_json(stored.context, context_serializer, strict_context, converter))
+    return {**head, "records": [record_to_json(record, secrets) for record in stored.records]}
+
+
+def _head_to_json(stored: Stored, context: dict[str, Any] | None) -> dict[str, Any]:
+    data: dict[str, Any] = {"schema": SCHEMA_VERSION, "library": library_version(), "graph": stored.graph}
     return data if context is None else {**data, "context": context}
 
 
@@ -101,17 +107,43 @@ def _context_to_json(
     return None
 
 
-def state_to_string(data: dict[str, Any], key: Keys | None) -> str:
+def state_to_string(
+    stored: Stored,
+    *,
+    context_serializer: Callable[[Any], Any] | None,
+    strict_context: bool,
+    codec: Codec | None,
+    converter: BaseConverter | None,
+    key: Keys | None,
+) -> str:
     """See `RunState.to_string`."""
-    text = encode(data)
-    return text.decode() if key is None else encode({**data, "seal": make_seal(text, key)}).decode()
+    head = _head_to_json(stored, _context_to_json(stored.context, context_serializer, strict_context, converter))
+    secrets = Secrets(codec, converter)
+    if key is None:
+        parts = {name: encode(value) for name, value in head.items()}
+        return _join({**parts, "records": records_to_array(stored.records, secrets)}).decode()
+    data = {**head, "records": [record_to_json(record, secrets) for record in stored.records]}
+    return encode({**data, "seal": make_seal(encode(data), key)}).decode()
+
+
+def _join(parts: Mapping[str, bytes]) -> bytes:
+    """Return the canonical JSON object whose values have the texts *parts*."""
+    return b"{%b}" % b",".join([b'"%b":%b' % (name.encode(), parts[name]) for name in sorted(parts)])
 
 
 def text_to_data(text: str) -> Any:
-    """Return the JSON values of a state's text."""
+    """Return the JSON values of a state's text. Its records are left as text, unless the text isn't canonical."""
     if not isinstance(text, str):
         raise UserTypeError(f"text: a state's text is needed, not {type(text).__name__}")
-    return decode(text.encode("utf-8", "surrogatepass"))
+    whole = text.encode("utf-8", "surrogatepass")
+    try:
+        parts = {name: bytes(part) for name, part in msgspec.json.decode(whole, type=dict[str, msgspec.Raw]).items()}
+    except (ValueError, RecursionError):
+        return decode(whole)  # which says what is wrong
+    plain = "records" in parts and "seal" not in parts and parts.get("schema") == encode(SCHEMA_VERSION)
+    if not plain or _join(parts) != whole:
+        return decode(whole)
+    return {name: msgspec.Raw(part) if name == "records" else decode(part) for name, part in parts.items()}
 
 
 def state_from_json(
@@ -132,17 +164,17 @@ def state_from_json(
     unknown = sorted(str(name) for name in set(data) - _FIELDS)
     if unknown:
         raise StateError(f"Malformed state: {len(unknown)} unknown fields")
-    records = data.get("records")
-    if not isinstance(records, list):
-        raise StateError("Malformed state: an array of records is needed @ $.records")
-    secrets = Secrets(codec)
-    read = [
-        record_from_json(record, path=f"$.records[{index}]", secrets=secrets) for index, record in enumerate(records)
-    ]
+    read = _read_records(data.get("records"), Secrets(codec))
     if context_deserializer is None and context_type is not None:
         context_deserializer = partial(structure_context, context_type=context_type, converter=converter)
     restored = _restore_context(data.get("context"), context, context_deserializer)
     return Stored(tuple(read), restored, _check_graph(data.get("graph")))
+
+
+def _read_records(records: object, secrets: Secrets) -> list[r.Record]:
+    if isinstance(records, msgspec.Raw):
+        return records_from_array(bytes(records), path="$.records", secrets=secrets)
+    return records_from_list(records, path="$.records", secrets=secrets)
 
 
 def _check_state_seal(data: Mapping[str, Any], key: Keys | None) -> None:
@@ -219,12 +251,12 @@ def header(run_id: str, graph: Mapping[str, Any], *, sealed: bool) -> bytes:
 
 def record_line(record: r.Record, codec: Codec | None, converter: BaseConverter | None = None) -> bytes:
     """Return *record* as a line of a journal: secrets hidden by *codec*, the application's types by *converter*."""
-    return encode(record_to_json(record, Secrets(codec, converter)))
+    return record_to_line(record, Secrets(codec, converter))
 
 
 def plain_line(record: r.Record, converter: BaseConverter | None = None) -> bytes:
     """Return the line of *record* without a codec, which hides secrets as digests: equal records have equal ones."""
-    return encode(record_to_json(record, Secrets(None, converter)))
+    return record_to_line(record, Secrets(None, converter))
 
 
 @attrs.frozen
@@ -253,6 +285,9 @@ def read_lines(lines: Iterable[bytes], codec: Codec | None) -> JournalContents:
     records: list[r.Record] = []
     secrets, schema = Secrets(codec), ""
     for index, line in enumerate(lines):
+        if schema == SCHEMA_VERSION and (record := read_plain_line(line)) is not None:
+            records.append(record)
+            continue
         data = decode(line)
         if isinstance(data, dict) and data.get("kind") == "header":
             heads.append(upgrade(data))

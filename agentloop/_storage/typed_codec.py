@@ -104,6 +104,11 @@ def write_whole(value: int, _context: Context = None) -> Any:
     return value if -(2**63) <= value < 2**64 else {"$int": hex(value)}
 
 
+def _write_count(value: int, _context: Context = None) -> Any:
+    """Return a count as JSON: as it is, as msgspec writes it, unless it is too long for Python's own text form."""
+    return value if value.bit_length() < 14_000 else {"$int": hex(value)}
+
+
 def read_whole(value: Any, _context: Context = None) -> int:
     """Return the whole number that was written as *value*, marked or not."""
     if type(value) is int:
@@ -143,7 +148,7 @@ def read_object(value: Any, _context: Context = None) -> dict[str, Any]:
 
 TEXT = TypedCodec(_read_text, plain=str)
 FLAG = TypedCodec(_read_flag, plain=bool)
-WHOLE = TypedCodec(read_whole, write_whole, plain=int)
+WHOLE = TypedCodec(read_whole, _write_count, plain=int)
 NUMBER = TypedCodec(read_number, write_number)
 _PLAIN: Mapping[Any, TypedCodec] = {str: TEXT, bool: FLAG, int: WHOLE, float: NUMBER}
 
@@ -225,11 +230,12 @@ def object_of(cls: type, forms: Mapping[str, TypedCodec]) -> TypedCodec:
     """Return the codec of a `Value` or attrs class: an object with the fields of *forms*, defaults left out."""
     defaults = _defaults_of(cls)
     fields = [name for name in field_names(cls) or () if name in forms]
-    always = tuple((name, forms[name].write) for name in fields if name not in defaults)
-    unless_default = tuple((name, defaults[name], forms[name].write) for name in fields if name in defaults)
+    left_out = {name: value for name, value in defaults.items() if name not in _stored_always(cls)}
+    always = tuple((name, forms[name].write) for name in fields if name not in left_out)
+    unless_default = tuple((name, left_out[name], forms[name].write) for name in fields if name in left_out)
     readers = {name: forms[name].read for name in fields}
     plain = {name: forms[name].plain for name in fields}
-    required = tuple(name for name, _ in always)
+    required = tuple(name for name in fields if name not in defaults)
 
     def write(value: Any, context: Context) -> dict[str, Any]:
         written = {}
@@ -268,6 +274,14 @@ def _defaults_of(cls: type) -> dict[str, Any]:
         for field in attrs.fields(cls)  # type: ignore[arg-type]
         if field.default is not attrs.NOTHING
     }
+
+
+def _stored_always(cls: type) -> set[str]:
+    """Return the fields of a `Value` class that are stored also at their default: msgspec leaves no made text out."""
+    if not issubclass(cls, msgspec.Struct):
+        return set()
+    made = (dict, msgspec.NODEFAULT)
+    return {field.name for field in msgspec.structs.fields(cls) if field.default_factory not in made}
 
 
 def _field_faults(

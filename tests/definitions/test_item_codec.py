@@ -57,7 +57,8 @@ def test_the_form_is_an_object_with_its_kind_and_what_differs_from_defaults() ->
         "id": "m1",
         "provider_data": {"phase": 1},
     }
-    assert item_to_json(ToolCall("c1", "f")) == {"type": "tool_call", "call_id": "c1", "name": "f"}
+    called = {"type": "tool_call", "call_id": "c1", "name": "f", "arguments": "{}"}
+    assert item_to_json(ToolCall("c1", "f")) == called
     assert item_to_json(ToolOutput("c1", "done")) == {"type": "tool_output", "call_id": "c1", "output": "done"}
     assert item_to_json(HostedToolCall("web")) == {"type": "hosted_tool_call", "kind": "web"}
     assert item_to_json(OpaqueItem({"type": "tool_call"})) == {"type": "opaque_item", "data": {"type": "tool_call"}}

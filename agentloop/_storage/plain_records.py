@@ -1,0 +1,185 @@
+"""The stored form of records that hold nothing unusual, by msgspec alone: ten times faster than `record_codec`.
+
+Both write the same bytes and read equal records: this module takes the records and texts of which that is certain and
+leaves the others. Unusual are: secrets, live values that JSON doesn't have, texts that UTF-8 doesn't have, numbers that
+aren't finite. What is read has to be what this module writes, byte by byte, so that a repeated key, a field of this
+process alone or a number in another notation is left to `record_codec`, which says what is wrong.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from agentloop import items as i
+from agentloop import records as r
+from agentloop.usage import RequestUsage
+
+_ENCODE = msgspec.json.Encoder(order="sorted").encode
+_DECODE = msgspec.json.Decoder(r.Record).decode
+_DECODE_ALL = msgspec.json.Decoder(list[r.Record]).decode
+
+
+class _Unusual(ValueError):
+    """A record that this module leaves to `record_codec`."""
+
+
+def plain_line(record: r.Record) -> bytes | None:
+    """Return the canonical JSON text of *record*, or None if it is left to `record_codec`."""
+    return _write([record], record)
+
+
+def plain_lines(records: Sequence[r.Record]) -> bytes | None:
+    """Return the canonical JSON array of *records*, or None if one is left to `record_codec`."""
+    return _write(records, None)
+
+
+def _write(records: Sequence[r.Record], one: r.Record | None) -> bytes | None:
+    try:
+        stored = [record if (kept := _STORED.get(type(record))) is None else kept(record) for record in records]
+        if not math.isfinite(sum([record.at for record in records])):  # msgspec writes NaN as null
+            return None
+        text = _ENCODE(stored if one is None else stored[0])
+    except (TypeError, ValueError, RecursionError):  # a value that isn't of its field's type, half a surrogate pair
+        return None
+    return None if b'"secret' in text else text
+
+
+def read_plain_line(line: bytes) -> r.Record | None:
+    """Return the record of *line*, or None if it is left to `record_codec`."""
+    try:
+        record: r.Record = _DECODE(line)
+    except (ValueError, RecursionError):
+        return None
+    return record if plain_line(record) == line else None
+
+
+def read_plain_lines(lines: bytes) -> list[r.Record] | None:
+    """Return the records of a JSON array, or None if one is left to `record_codec`."""
+    try:
+        records: list[r.Record] = _DECODE_ALL(lines)
+    except (ValueError, RecursionError):
+        return None
+    return records if plain_lines(records) == lines else None
+
+
+# -- records as they are stored: without what lives in this process alone
+
+
+def _check_items(items: Iterable[i.Item] | None) -> None:
+    for item in items or ():
+        if isinstance(item, i.ApprovalRequest):  # it holds an item that isn't one of several kinds, so without a tag
+            raise _Unusual
+        _check_value(item.data if isinstance(item, _WITH_DATA) else item.provider_data)
+
+
+_WITH_DATA = (i.HostedToolCall, i.Compaction, i.OpaqueItem)
+
+
+def _check_usage(usage: RequestUsage | None) -> None:
+    if usage is not None:
+        _check_value(usage.raw)
+
+
+def _check_times(*times: float | None) -> None:
+    for time in times:
+        if time is not None and not math.isfinite(time):
+            raise _Unusual
+
+
+def _check_value(value: object) -> None:
+    """Check that *value* is one of JSON that `value_codec` writes as it is."""
+    kind = type(value)
+    if value is None or kind is str or kind is bool:
+        return
+    if kind is dict:
+        for key, member in value.items():  # type: ignore[attr-defined]  # as its type is dict
+            if type(key) is not str or key.startswith("$"):
+                raise _Unusual
+            _check_value(member)
+    elif kind is list:
+        for member in value:  # type: ignore[attr-defined]  # as its type is list
+            _check_value(member)
+    elif not (
+        (kind is int and -(2**63) <= value < 2**63)  # type: ignore[operator]  # as its type is int
+        or (kind is float and math.isfinite(value))  # type: ignore[arg-type]  # as its type is float
+    ):
+        raise _Unusual
+
+
+def _run_started(record: r.RunStarted) -> r.Record:
+    _check_items(record.input)
+    _check_items(record.shown)
+    return record
+
+
+def _model_responded(record: r.ModelResponded) -> r.Record:
+    _check_items(record.response.items)
+    _check_usage(record.response.usage)
+    return record
+
+
+def _model_failed(record: r.ModelFailed) -> r.Record:
+    _check_usage(record.usage)
+    _check_times(record.retry_after)
+    return record
+
+
+def _items_given(record: r.HistoryReplaced | r.InputAdded) -> r.Record:
+    _check_items(record.items)
+    return record
+
+
+def _guardrail_settled(record: r.GuardrailSettled) -> r.Record:
+    _check_value(record.info)
+    _check_value(record.detail)
+    _check_times(record.duration)
+    return record if record.result is None else record.replace(result=None)
+
+
+def _call_started(record: r.CallStarted) -> r.Record:
+    _check_times(record.queued_at)
+    return record
+
+
+def _call_settled(record: r.CallSettled) -> r.Record:
+    outcome = record.outcome
+    _check_value(outcome.custom_data)
+    _check_times(record.body_ended_at, outcome.started_at, outcome.ended_at)
+    if outcome.value is None and outcome.error is None:
+        return record
+    return record.replace(outcome=outcome.replace(value=None, error=None))
+
+
+def _body_ended(record: r.BodyEnded) -> r.Record:
+    _check_value(record.value)
+    return record
+
+
+def _callback_returned(record: r.CallbackReturned) -> r.Record:
+    _check_value(record.answer)
+    return record
+
+
+def _run_ended(record: r.RunEnded) -> r.Record:
+    _check_value(record.final_output)
+    _check_value(record.details)
+    return record
+
+
+_STORED: Mapping[type, Callable[[Any], r.Record]] = {
+    r.RunStarted: _run_started,
+    r.ModelResponded: _model_responded,
+    r.ModelFailed: _model_failed,
+    r.HistoryReplaced: _items_given,
+    r.InputAdded: _items_given,
+    r.GuardrailSettled: _guardrail_settled,
+    r.CallStarted: _call_started,
+    r.BodyEnded: _body_ended,
+    r.CallSettled: _call_settled,
+    r.CallbackReturned: _callback_returned,
+    r.RunEnded: _run_ended,
+}
