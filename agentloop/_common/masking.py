@@ -78,14 +78,25 @@ def replaced(text: str, spans: Iterable[TextSpan], new: Callable[[str], str]) ->
     return "".join([*pieces, text[at:]])
 
 
-def masked_arguments(text: str, names: Collection[str]) -> str:
-    """Return a call's JSON text with the values of the arguments *names* masked; the mask alone if it doesn't parse."""
+def replace_arguments(text: str, names: Collection[str], new: Callable[[str], str], whole: Callable[[str], str]) -> str:
+    """Return a call's JSON text with the text of the arguments *names* replaced by the result of *new* for it.
+
+    If all of them are named, or the text is no object, the result is that of *whole* for the text.
+    """
     if not names or not text.strip():
         return text
     spans = None if ALL_ARGUMENTS in names else spans_of(text)
-    if spans is None:
-        return MASK
-    return replaced(text, [span for span in spans if span.key in names], lambda _: f'"{MASK}"')
+    return whole(text) if spans is None else replaced(text, select_spans(spans, names), new)
+
+
+def select_spans(spans: Iterable[TextSpan], names: Collection[str]) -> list[TextSpan]:
+    """Return those of *spans* whose keys are among *names*."""
+    return [span for span in spans if span.key in names]
+
+
+def masked_arguments(text: str, names: Collection[str]) -> str:
+    """Return a call's JSON text with the values of the arguments *names* masked; the mask alone if it doesn't parse."""
+    return replace_arguments(text, names, lambda _: f'"{MASK}"', lambda _: MASK)
 
 
 # -- reprs

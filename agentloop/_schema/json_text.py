@@ -8,11 +8,11 @@ the parsed value to a signature.
 from __future__ import annotations
 
 import json
-import math
 import re
-from typing import Any, Never
+from typing import Any
 
 from agentloop._common.errors import ModelBehaviorError
+from agentloop._common.strict_json import InvalidJson, make_object, read_strict
 from agentloop.settings import JsonLimits
 
 _QUOTED = 200
@@ -94,10 +94,12 @@ def _parse(text: str, limits: JsonLimits) -> Any:
     _check_size(text, limits.max_bytes)
     _check_tokens(text, limits)
     try:
-        value = _DECODER.decode(text)
+        value = read_strict(text)
         return _replace_surrogates(value) if _MAYBE_SURROGATE.search(text) else value
     except RecursionError:
         raise _Fault("are nested too deeply") from None
+    except InvalidJson as refused:
+        raise _word(refused) from None
     except json.JSONDecodeError:
         raise
     except ValueError:  # from `int`: the interpreter's own limit, if JsonLimits sets none
@@ -139,29 +141,14 @@ def _check_digits(text: str, most: int) -> None:
             raise _Fault(f"hold a number with too many digits (the limit is {most})")
 
 
-def _reject_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        seen: set[str] = set()
-        repeated = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise _Repeated(f"repeat the key {quote(repeated)}")
-    return found
-
-
-def _read_finite(literal: str) -> float:
-    number = float(literal)
-    if math.isinf(number):
-        raise _Fault("hold a number beyond the range of a float")
-    return number
-
-
-def _reject_constant(literal: str) -> Never:
-    raise _Fault(f"hold {literal}, which isn't JSON")
-
-
-_DECODER = json.JSONDecoder(
-    object_pairs_hook=_reject_repeated_keys, parse_float=_read_finite, parse_constant=_reject_constant
-)
+def _word(refused: InvalidJson) -> _Fault:
+    match refused.reason:
+        case "repeated":
+            return _Repeated(f"repeat the key {quote(refused.at)}")
+        case "infinite":
+            return _Fault("hold a number beyond the range of a float")
+        case "constant":
+            return _Fault(f"hold {refused.at}, which isn't JSON")
 
 
 def _holds_surrogate(text: str) -> bool:
@@ -176,7 +163,7 @@ def _replace_surrogates(value: Any) -> Any:
         case list():
             return [_replace_surrogates(member) for member in value]
         case dict():
-            return _reject_repeated_keys(
+            return make_object(
                 [(_replace_surrogates(key), _replace_surrogates(member)) for key, member in value.items()]
             )
         case _:

@@ -12,10 +12,13 @@ from typing import Any
 import msgspec
 
 from agentloop._common.errors import StateError
+from agentloop._common.strict_json import InvalidJson, read_strict
 
-
-class _InvalidJson(ValueError):
-    """JSON that parses but is refused; the text says why and quotes no value."""
+_REFUSALS = {
+    "repeated": "a key stands twice",
+    "infinite": "a number is beyond the range of a float",
+    "constant": "{} isn't JSON",
+}
 
 
 def encode(value: Any) -> bytes:
@@ -57,33 +60,10 @@ def decode(data: bytes) -> Any:
     except (ValueError, RecursionError):
         pass
     try:
-        return _STRICT.decode(data.decode("utf-8"))
-    except _InvalidJson as refused:
-        raise StateError(f"Malformed JSON: {refused}") from None
+        return read_strict(data.decode("utf-8"))
+    except InvalidJson as refused:
+        raise StateError(f"Malformed JSON: {_REFUSALS[refused.reason].format(refused.at)}") from None
     except RecursionError:
         raise StateError("Malformed JSON: it is nested too deeply") from None
     except ValueError:
         raise StateError("Malformed JSON") from None
-
-
-def _reject_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise _InvalidJson("a key stands twice")
-    return found
-
-
-def _read_finite(literal: str) -> float:
-    number = float(literal)
-    if number in (float("inf"), float("-inf")):
-        raise _InvalidJson("a number is beyond the range of a float")
-    return number
-
-
-def _reject_constant(literal: str) -> Any:
-    raise _InvalidJson(f"{literal} isn't JSON")
-
-
-_STRICT = json.JSONDecoder(
-    object_pairs_hook=_reject_repeated_keys, parse_float=_read_finite, parse_constant=_reject_constant
-)

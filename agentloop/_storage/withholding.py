@@ -11,13 +11,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeGuard
 
 import attrs
 
 from agentloop._common.errors import StateError
-from agentloop._common.masking import ALL_ARGUMENTS, TextSpan, replaced, spans_of
+from agentloop._common.masking import replace_arguments, replaced, select_spans, spans_of
 from agentloop._storage.json_bytes import decode, encode
 from agentloop.items import ToolCall
 
@@ -120,13 +120,14 @@ DIGESTS = Secrets()
 
 def hide_arguments(text: str, names: Collection[str], secrets: Secrets) -> str:
     """Return a call's JSON text with the values of the arguments *names* hidden."""
-    if isinstance(text, WithheldText) or not names or not text.strip():
+    if isinstance(text, WithheldText):
         return str.__str__(text)
-    spans = None if ALL_ARGUMENTS in names else spans_of(text)
-    if spans is None:
-        ((mark, hidden),) = secrets.hide(_bytes(text)).items()
+
+    def hide_whole(whole: str) -> str:
+        ((mark, hidden),) = secrets.hide(_bytes(whole)).items()
         return f"{mark}:{hidden}"
-    return replaced(text, _select_spans(spans, names), lambda value: json.dumps(secrets.hide(_bytes(value))))
+
+    return replace_arguments(text, names, lambda value: json.dumps(secrets.hide(_bytes(value))), hide_whole)
 
 
 def reveal_arguments(text: str, names: Collection[str], secrets: Secrets) -> str:
@@ -144,7 +145,7 @@ def reveal_arguments(text: str, names: Collection[str], secrets: Secrets) -> str
         gaps = gaps or (opened is None and is_mark(data))
         return value if opened is None else _text(opened)
 
-    whole = replaced(text, _select_spans(spans_of(text) or [], names), reveal)
+    whole = replaced(text, select_spans(spans_of(text) or [], names), reveal)
     return WithheldText(whole) if gaps else whole
 
 
@@ -159,11 +160,7 @@ def missing_secrets(call: ToolCall, arguments: str | None = None) -> list[str]:
     spans = spans_of(text)
     if spans is None:
         return list(call.secret)
-    return [span.key for span in _select_spans(spans, call.secret) if is_mark(json.loads(text[span.start : span.end]))]
-
-
-def _select_spans(spans: Iterable[TextSpan], names: Collection[str]) -> list[TextSpan]:
-    return [span for span in spans if span.key in names]
+    return [span.key for span in select_spans(spans, call.secret) if is_mark(json.loads(text[span.start : span.end]))]
 
 
 def _bytes(text: str) -> bytes:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from typing import Any
 
+from agentloop._storage.json_bytes import decode
 from agentloop.abc import Codec
-from agentloop.exceptions import UserTypeError, UserValueError
+from agentloop.exceptions import StateError, UserTypeError, UserValueError
 
 
 def check_records(records: Sequence[bytes]) -> list[bytes]:
@@ -28,16 +28,11 @@ def check_records(records: Sequence[bytes]) -> list[bytes]:
 
 
 def _is_json(record: bytes) -> bool:
-    # The standard library's decoder, as msgspec refuses escaped lone surrogates, which outputs of tools may hold.
     try:
-        json.loads(record.decode(), parse_constant=_reject_constant)
-    except (ValueError, RecursionError):
+        decode(record)
+    except StateError:
         return False
     return True
-
-
-def _reject_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
 
 
 def check_path(path: str | os.PathLike[str]) -> str:

@@ -1,0 +1,59 @@
+"""The one strict reader of JSON text: for arguments that a model wrote, and for what the library has stored.
+
+No key twice in an object, no number beyond a float, no NaN: readers disagree about what these mean. Callers bound the
+size of the text before, and word the error. Does not know who wrote the text.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, Literal, Never
+
+
+class InvalidJson(ValueError):
+    """JSON that parses but is refused: for its `reason`, at a key, number or constant with the text `at`."""
+
+    def __init__(self, reason: Literal["repeated", "infinite", "constant"], at: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.at = at
+
+
+def read_strict(text: str) -> Any:
+    """Return the value of JSON text.
+
+    Raises:
+        InvalidJson: see the class.
+        ValueError: it isn't JSON, or a number has more digits than the interpreter reads.
+        RecursionError: it is nested too deeply.
+    """
+    return _DECODER.decode(text)
+
+
+def make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the object with these pairs.
+
+    Raises:
+        InvalidJson: a key stands twice.
+    """
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        seen: set[str] = set()
+        repeated = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise InvalidJson("repeated", repeated)
+    return found
+
+
+def _read_finite(literal: str) -> float:
+    number = float(literal)
+    if math.isinf(number):
+        raise InvalidJson("infinite", literal)
+    return number
+
+
+def _reject_constant(literal: str) -> Never:
+    raise InvalidJson("constant", literal)
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=make_object, parse_float=_read_finite, parse_constant=_reject_constant)
