@@ -260,7 +260,8 @@ class FunctionTool(Generic[ContextT_contra]):
     async def _invoke_text(self, ctx: ToolContext[Any], json_text: str) -> Any:
         if not isinstance(self.body, PythonBody):
             raise UserTypeError(f"tool {self.name!r} runs only inside a run")
-        bound = self.body.schema.bind(parse_object(json_text, JsonLimits(), tool=self.name))
+        converter = None if ctx.run_config is None else ctx.run_config.converter
+        bound = self.body.schema.bind(parse_object(json_text, JsonLimits(), tool=self.name), converter)
         result = bound.call(self.body.fn, ctx)
         return await result if self.body.schema.is_async else result
 

@@ -16,11 +16,12 @@ import datetime
 import decimal
 import enum
 import functools
+import itertools
 import operator
 import types
 import typing
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, Union
 
 import attrs
@@ -238,16 +239,14 @@ def _make_exact_hook(hint: Any, converter: BaseConverter) -> Hook:
 
 
 def _make_array_hook(hint: Any, converter: BaseConverter) -> Hook:
-    from cattrs.cols import list_structure_factory
-
     origin, arguments = typing.get_origin(hint) or hint, typing.get_args(hint)
     if origin is tuple and arguments and arguments[-1] is not ...:
-        members: Any = converter
-        fixed, shape = members.gen_structure_hetero_tuple(hint), tuple[(Any,) * len(arguments)]  # type: ignore[misc]
-        return lambda value, _: fixed(msgspec.convert(value, shape), hint)
-    listed: Any = list[arguments[0] if arguments else Any]  # type: ignore[misc]  # made at run time
-    build, inner = _ARRAYS[origin], list_structure_factory(listed, converter)
-    return lambda value, _: build(inner(msgspec.convert(value, list), listed))
+        hooks = [(converter.get_structure_hook(argument), argument) for argument in arguments]
+        shape: Any = tuple[(Any,) * len(arguments)]  # type: ignore[misc]  # made at run time
+        return lambda value, _: tuple(_structure_each(enumerate(msgspec.convert(value, shape)), hooks, hint))
+    build, kind = _ARRAYS[origin], arguments[0] if arguments else Any
+    every = itertools.repeat((converter.get_structure_hook(kind), kind))
+    return lambda value, _: build(_structure_each(enumerate(msgspec.convert(value, list)), every, hint))
 
 
 def _make_named_tuple_hook(hint: Any, converter: BaseConverter) -> Hook:
@@ -264,24 +263,41 @@ def _make_named_tuple_hook(hint: Any, converter: BaseConverter) -> Hook:
 
 
 def _make_object_hook(hint: Any, converter: BaseConverter) -> Hook:
-    from cattrs import IterableValidationError, IterableValidationNote
-
     key_type, value_type = typing.get_args(hint) or (Any, Any)
-    read_key, read_value = _make_key_hook(key_type, converter), converter.get_structure_hook(value_type)
+    read_key = itertools.repeat((_make_key_hook(key_type, converter), key_type))
+    read_value = itertools.repeat((converter.get_structure_hook(value_type), value_type))
 
-    def structure(values: Any, _: Any) -> dict[Any, Any]:
-        found, errors = {}, []
-        for key, value in msgspec.convert(values, dict).items():
-            try:
-                found[read_key(key, key_type)] = read_value(value, value_type)
-            except Exception as error:
-                error.add_note(IterableValidationNote("", "...", value_type))  # a key may be long: msgspec's path, too
-                errors.append(error)
-        if errors:
-            raise IterableValidationError("", errors, hint)
-        return found
+    def structure(value: Any, _: Any) -> dict[Any, Any]:
+        given = msgspec.convert(value, dict)
+        # Members without their keys, which may be long or secret, as in msgspec's paths.
+        keys = _structure_each((("...", key) for key in given), read_key, hint)
+        return dict(
+            zip(keys, _structure_each((("...", each) for each in given.values()), read_value, hint), strict=True)
+        )
 
     return structure
+
+
+def _structure_each(
+    members: Iterable[tuple[int | str, Any]], hooks: Iterable[tuple[Hook, Any]], hint: Any
+) -> list[Any]:
+    """Return the values of *members*, pairs of a place and a JSON value, by the hook and the type at the same position.
+
+    Raises:
+        IterableValidationError: holding each fault, with its place.
+    """
+    from cattrs import IterableValidationError, IterableValidationNote
+
+    found, errors = [], []
+    for (place, value), (hook, kind) in zip(members, hooks, strict=False):
+        try:
+            found.append(hook(value, kind))
+        except Exception as error:
+            error.add_note(IterableValidationNote("", place, kind))
+            errors.append(error)
+    if errors:
+        raise IterableValidationError("", errors, hint)
+    return found
 
 
 def _make_key_hook(hint: Any, converter: BaseConverter) -> Hook:

@@ -581,6 +581,36 @@ def test_msgspec_and_the_strict_converter_agree(data: st.DataObject) -> None:
     assert bool(find_faults(value, hint)) == (quick == "refused")
 
 
+HOSTILE = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["amount", "order", "total", "items", "note", "tips", "x"]), inner, max_size=4
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@given(st.dictionaries(st.sampled_from(["amount", "order", "tips", "more", "x", "self"]), HOSTILE, max_size=4))
+@settings(max_examples=200, deadline=None)
+def test_hostile_arguments_are_bound_or_refused_by_typed_errors(sent: dict[str, Any]) -> None:
+    """Any JSON object gives arguments, or one error of the model's that is bounded."""
+    schema, texts = schema_of(pay), [""]
+    try:
+        bound = schema.bind(sent, CONVERTER)
+        assert isinstance(bound.values["amount"], Money)
+        assert bound.key()
+    except ModelBehaviorError as error:
+        texts.append(str(error))
+    try:
+        assert isinstance(typed_output(Order).using(CONVERTER).parse(json.dumps(sent)), Order)
+    except ModelBehaviorError as error:
+        texts.append(str(error))
+    assert max(map(len, texts)) < 5000
+
+
 # ---------------------------------------------------------------------------------- when it is imported
 
 

@@ -2,7 +2,10 @@
 
 from collections.abc import Sequence
 from decimal import Decimal
-from typing import Any, assert_type
+from typing import Annotated, Any, assert_type
+
+import cattrs
+from cattrs.preconf.json import make_converter
 
 from agentloop import (
     Agent,
@@ -10,6 +13,7 @@ from agentloop import (
     Condition,
     HandoffInputData,
     Instrument,
+    JsonSchema,
     MaxTurns,
     ModelInputData,
     PendingCall,
@@ -20,6 +24,7 @@ from agentloop import (
     ToolErrorArgs,
     ToolExecution,
     UsageLimits,
+    tool,
 )
 from agentloop.abc import Model
 from agentloop.conditions import PredicateFunction
@@ -108,3 +113,17 @@ def wrong_values_are_found() -> None:
     RunConfig(instruments=Instrument())  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     RunConfig(tool_name_collision_policy="ignore")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     Agent[Any, str]("a").as_tool(run_config=UsageLimits())  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+@tool
+def pay(amount: Annotated[Shelf, JsonSchema({"type": "string"})]) -> str:
+    """Pay."""
+    assert_type(amount, Shelf)
+    return ""
+
+
+def converters_are_of_cattrs() -> None:
+    """Any of its converters; nothing else."""
+    RunConfig(converter=cattrs.Converter())
+    RunConfig(converter=make_converter())
+    RunConfig(converter=Nothing())  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

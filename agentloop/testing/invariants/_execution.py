@@ -289,9 +289,9 @@ def _list_settled(seen: Reading, path: Path, tool: str) -> Iterator[tuple[int, r
 def _ran_with_equal_arguments(seen: Reading, other: CallSeen, arguments: str, tool: FunctionTool | None) -> bool:
     if tool is None or not other.started:
         return True
-    limits = seen.config(other.path).json_limits
+    config = seen.config(other.path)
     texts = (other.started[-1][1].arguments, arguments)
-    ran, asked = (read_arguments(tool, text, limits).receipt for text in texts)
+    ran, asked = (read_arguments(tool, text, config.json_limits, config.converter).receipt for text in texts)
     return ran == asked and not _contradict(*texts)
 
 

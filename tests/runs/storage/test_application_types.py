@@ -13,6 +13,7 @@ from kit.resuming import make_journal
 from agentloop import (
     Agent,
     Allow,
+    FunctionTool,
     JsonSchema,
     ReplaceOutput,
     Rewrite,
@@ -99,6 +100,21 @@ async def test_a_wrong_argument_is_told_to_the_model_with_its_place(run_mode: Ru
     agent = make_agent([pay], call("pay", {"amount": "5 USD"}, call_id="p"))
     await run_mode(agent, "go", run_config=CONFIG)
     assert "amount: ValueError(an amount in EUR is needed)" in str(read_shown_outputs(agent)["p"])
+
+
+async def test_a_tool_called_by_hand_reads_its_text_by_the_contexts_converter(run_mode: Run) -> None:
+    """The wrapper of a tool calls the inner one's `on_invoke_tool`."""
+    outputs: list[Any] = []
+
+    async def twice(ctx: ToolContext[Any], text: str) -> str:
+        assert pay.on_invoke_tool is not None
+        outputs.extend([await pay.on_invoke_tool(ctx, text) for _ in range(2)])
+        return "paid"
+
+    outer = FunctionTool[Any](name="twice", params_json_schema=pay.params_json_schema, on_invoke_tool=twice)
+    agent = make_agent([outer], call("twice", {"amount": "5 EUR"}, call_id="t"))
+    await run_mode(agent, "go", run_config=CONFIG)
+    assert outputs == [Money(600), Money(600)]
 
 
 @pytest.mark.parametrize("config", [None, RunConfig(converter=cattrs.Converter())])
