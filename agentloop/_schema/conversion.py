@@ -127,7 +127,8 @@ def each_fault(error: Exception, path: str = "") -> Iterator[tuple[str, Exceptio
     if not hasattr(error, "group_exceptions"):
         yield path, error
         return
-    located, others = error.group_exceptions()
+    group: Any = error
+    located, others = group.group_exceptions()
     for inner, note in located:
         if not hasattr(note, "name"):
             yield from each_fault(inner, f"{path}[{note.index}]")
@@ -227,7 +228,7 @@ def _is_record(hint: Any) -> bool:
 def _structure_scalar(value: Any, cls: Any) -> Any:
     if cls in _SCALARS or issubclass(cls, enum.Enum):
         return msgspec.convert(value, cls)
-    base = next(scalar for scalar in _SCALARS if issubclass(cls, scalar))
+    base: Any = next(scalar for scalar in _SCALARS if issubclass(cls, scalar))
     return cls(msgspec.convert(value, base))
 
 
@@ -296,7 +297,8 @@ def _structure_each(
             error.add_note(IterableValidationNote("", place, kind))
             errors.append(error)
     if errors:
-        raise IterableValidationError("", errors, hint)
+        group: Any = IterableValidationError
+        raise group("", errors, hint)
     return found
 
 

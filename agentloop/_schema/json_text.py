@@ -147,7 +147,7 @@ def _word(refused: InvalidJson) -> _Fault:
             return _Repeated(f"repeat the key {quote(refused.at)}")
         case "infinite":
             return _Fault("hold a number beyond the range of a float")
-        case "constant":
+        case _:
             return _Fault(f"hold {refused.at}, which isn't JSON")
 
 
