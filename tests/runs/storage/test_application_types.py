@@ -1,6 +1,7 @@
 """Runs with a converter of the application's: its types in arguments, outputs, contexts and stored values."""
 
 import json
+from decimal import Decimal
 from typing import Annotated, Any
 
 import attrs
@@ -279,9 +280,9 @@ def test_a_context_of_plain_types_needs_no_converter() -> None:
         n: int
 
     agent = make_agent([])
-    state = RunState(agent, [], context={"n": 1, "money": Money(100)})
+    state = RunState(agent, [], context={"n": 1, "money": Money(100), "part": Decimal("0.5")})
     data = state.to_json(converter=CONVERTER)
-    assert data["context"] == {"serialized": False, "value": {"n": 1, "money": "1 EUR"}}
+    assert data["context"] == {"serialized": False, "value": {"n": 1, "money": "1 EUR", "part": "0.5"}}
     assert RunState.from_json(agent, {**data}, context_type=Plain).context == Plain(1)
     state.context = Plain(2)
     written = json.loads(state.to_string(converter=CONVERTER))
