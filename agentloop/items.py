@@ -96,7 +96,7 @@ def _to_parts(content: str | Part | Iterable[Part]) -> tuple[Part, ...]:
 
 
 def _text_of(parts: Iterable[Part]) -> str:
-    return "".join(part.text for part in parts if isinstance(part, Text))
+    return "".join([part.text for part in parts if isinstance(part, Text)])
 
 
 def _set_tuple(value: Value, name: str) -> None:

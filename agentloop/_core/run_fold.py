@@ -45,7 +45,7 @@ from agentloop._common.error_text import bounded, summary_parts, tool_failure
 from agentloop._core.call_identity import same_invocation
 from agentloop._core.client_calls import named, says_nothing, unanswered
 from agentloop._core.failure_choice import Rank, class_of_summary, rank_of_summary
-from agentloop._core.secret_marks import OF_CALLS, has_gaps, is_secret, marked
+from agentloop._core.secret_marks import OF_CALLS, bring_secrets, has_gaps, marked
 from agentloop._storage.withholding import WithheldText
 from agentloop.items import (
     ApprovalRequest,
@@ -194,14 +194,10 @@ _CALLS = (ToolCall, HandoffCall)
 _MAY_HOLD_SECRETS = OF_CALLS | {r.RunEnded}
 
 
-def _are_secret(items: Iterable[Item]) -> bool:
-    return bool([item for item in items if is_secret(item) or getattr(item, "secret_output", False)])
-
-
 _MAY_BRING_SECRETS: dict[type, Callable[[Any], bool]] = {
-    r.RunStarted: lambda record: _are_secret(record.input),
-    r.InputAdded: lambda record: _are_secret(record.items),
-    r.ModelResponded: lambda record: _are_secret(record.response.items),
+    r.RunStarted: lambda record: bring_secrets(record.input),
+    r.InputAdded: lambda record: bring_secrets(record.items),
+    r.ModelResponded: lambda record: bring_secrets(record.response.items),
     r.CallSettled: lambda record: bool(record.outcome.secret),
 }
 
@@ -502,7 +498,7 @@ class RunFold:
 
     def _note_secrets(self, items: Iterable[Item]) -> None:
         for item in items:
-            if is_secret(item):
+            if getattr(item, "secret", False):
                 self.secret_input, self.gaps = True, self.gaps or has_gaps(item)
 
     def _run_resumed(self, record: r.RunResumed) -> None:

@@ -63,9 +63,9 @@ def secret_items(items: Iterable[Item]) -> tuple[Item, ...]:
     return tuple(made)
 
 
-def is_secret(item: Item) -> bool:
-    """Tell whether *item* is marked secret, wholly or in part."""
-    return bool(getattr(item, "secret", False))
+def bring_secrets(items: Iterable[Item]) -> bool:
+    """Tell whether one of *items* is secret, wholly or in part, or is a call whose output is."""
+    return bool([one for one in items if getattr(one, "secret", False) or getattr(one, "secret_output", False)])
 
 
 def has_gaps(item: Item) -> bool:
