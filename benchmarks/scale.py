@@ -279,7 +279,9 @@ def measure(backends: Sequence[str], part: float, budget: float) -> list[Line]:
     begun, lines = time.monotonic(), []
     for position, (backend, size) in enumerate(kinds, 1):
         until = begun + budget * position / len(kinds)
-        lines += anyio.run(grow, LIMITS[backend], size, part, until, backend=backend)
+        found = anyio.run(grow, LIMITS[backend], size, part, until, backend=backend)
+        print(*(f"{line.name} {line.value:.3g}" for line in found), sep=", ", file=sys.stderr, flush=True)
+        lines += found
     return lines
 
 
