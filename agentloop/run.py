@@ -25,6 +25,7 @@ from agentloop._engine.journal_opening import journal_opener
 from agentloop._engine.loop import RunSegment
 from agentloop._engine.nested_run import run_nested
 from agentloop._engine.resume import StartingPoint, resume_from
+from agentloop._engine.run_result import result_of
 from agentloop._engine.run_stream import RunStream
 from agentloop._engine.runtime.cleanup import Cleanup
 from agentloop._engine.runtime.interrupts import uninterrupted
@@ -154,13 +155,18 @@ class Runner:
         Options are those of `run`. Calls that have completed are not run again. A call that may or may not have taken
         effect is treated according to its tool's `in_doubt`.
 
+        A run that has completed isn't run again: its result is returned, with the values that the journal has. Nothing
+        is called or written, so code that resumes after a crash needs no question before.
+
         Cancellation and other errors: as for `run`.
 
         Raises:
-            StateError: if the run is over, or the agents don't fit it.
+            StateError: if the run has failed for good, or the agents don't fit it.
             JournalError: if the journal is empty or broken.
         """
         state = await RunState.from_journal(agent, journal)
+        if state.status == "completed":
+            return _restore_result(agent, state, options)
         return await Runner.run(agent, state, journal=journal, **options)
 
     @staticmethod
@@ -228,6 +234,19 @@ def _stream(
         return _make_run(agent, start, context, config, hooks, handlers, session)
 
     return RunStream(begin, entry, subscribe=subscribe)
+
+
+def _restore_result(agent: Agent[Any, Any], state: RunState, options: Mapping[str, Any]) -> RunResult[Any]:
+    """Return the result of the completed run of *state*, made from its records.
+
+    Raises:
+        StateError: *agent*'s graph lacks the agent that gave the final output.
+    """
+    config = _USUAL if options.get("run_config") is None else check_run_config(options["run_config"])
+    context = options.get("context")
+    graph = AgentGraph(agent)
+    start = StartingPoint(state.fold, graph.get(state.fold.agent), None, graph, (), state)
+    return result_of(_make_run(agent, start, state.context if context is None else context, config, None, {}, None))
 
 
 def _kept(options: Mapping[str, Any]) -> ServerConversation | None:

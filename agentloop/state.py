@@ -120,6 +120,23 @@ class RunState:
         fold = self.fold
         self.records.append(fold.apply(record))
 
+    # -- looking
+
+    @property
+    def status(self) -> r.RunStatus | None:
+        """How the last run segment ended; None if it has not ended: the run is under way, or its process died."""
+        return self.fold.ended.status if self.fold.ended is not None else None
+
+    @property
+    def final_output(self) -> Any:
+        """The final output; None unless the run has completed. Of a stored run it is plain data."""
+        return self.fold.ended.final_output if self.fold.ended is not None else None
+
+    @property
+    def error(self) -> str | None:
+        """The error that ended the last run segment, as `TYPE(MESSAGE)`; None if none did."""
+        return self.fold.ended.error if self.fold.ended is not None else None
+
     # -- deciding
 
     @property

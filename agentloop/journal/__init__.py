@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 from agentloop.abc import Codec, Journal, SealingJournal
 
 if TYPE_CHECKING:
+    from agentloop.journal._reading import read_journal
     from agentloop.journal.file import FileJournal
     from agentloop.journal.memory import MemoryJournal
     from agentloop.journal.sqlite import SQLiteJournal
 
-__all__ = ["Codec", "FileJournal", "Journal", "MemoryJournal", "SQLiteJournal", "SealingJournal"]
+__all__ = ["Codec", "FileJournal", "Journal", "MemoryJournal", "SQLiteJournal", "SealingJournal", "read_journal"]
 
-_LAZY = {"FileJournal": "file", "MemoryJournal": "memory", "SQLiteJournal": "sqlite"}
+_LAZY = {"FileJournal": "file", "MemoryJournal": "memory", "SQLiteJournal": "sqlite", "read_journal": "_reading"}
 
 
 def __getattr__(name: str) -> Any:

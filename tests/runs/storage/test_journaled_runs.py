@@ -30,7 +30,7 @@ from agentloop import (
 from agentloop import records as r
 from agentloop._storage.json_bytes import encode
 from agentloop._storage.record_codec import record_to_json
-from agentloop.journal import FileJournal, MemoryJournal
+from agentloop.journal import FileJournal, MemoryJournal, read_journal
 from agentloop.testing import call, say
 
 
@@ -108,8 +108,9 @@ async def test_resume_goes_on_with_what_the_journal_holds(run_mode: Run) -> None
     assert done.final_output == "done"
     assert watch.records[0] == find_records(done, r.RunResumed)[0]
     assert read_turns(done.records) == [1, 2, 3]
+    assert (await Runner.resume(agent, journal)).records == done.records
     with pytest.raises(StateError, match="completed"):
-        await Runner.resume(agent, journal)
+        await Runner.run(agent, await RunState.from_journal(agent, journal))
 
 
 async def test_a_nested_runs_records_are_in_the_same_journal(run_mode: Run) -> None:
@@ -780,3 +781,53 @@ async def test_no_journal_is_closed_by_a_run(run_mode: Run) -> None:
     with pytest.raises(AgentLoopError):
         await run_mode(agent, "go", journal=journal)
     assert await journal.read()
+
+
+# ---------------------------------------------------------------------------------------------- reading without agents
+
+
+async def test_a_journal_is_read_as_records_without_agents(run_mode: Run, tmp_path: Path) -> None:
+    """The records are the run's, also while its writer still has the file open."""
+    agent = make_agent([look], call("look", call_id="l"))
+    async with FileJournal(tmp_path / "run.jsonl", key=b"key") as journal:
+        result = await run_mode(agent, "go", journal=journal)
+        read = list(read_journal(tmp_path / "run.jsonl", key=b"key"))
+    assert [record_to_json(record) for record in read] == [record_to_json(record) for record in result.records]
+    with pytest.raises(JournalError, match="sealed with a key"):
+        read_journal(tmp_path / "run.jsonl")
+
+
+def test_what_is_no_journal_has_no_records(tmp_path: Path) -> None:
+    """A missing file, an empty one and another kind of file are refused with their name."""
+    (tmp_path / "empty").touch()
+    (tmp_path / "other").write_text("text\n")
+    for name in ("missing", "empty", "other"):
+        with pytest.raises(JournalError, match=name):
+            read_journal(tmp_path / name)
+
+
+async def test_a_state_says_how_its_run_ended() -> None:
+    """Status, output and error are those of the last run segment; a run whose process died has none of them."""
+    state = (await Runner.run(make_agent([look], call("look", call_id="l")), "go")).to_state()
+    assert (state.status, state.final_output, state.error) == ("completed", "done", None)
+    assert (RunState(state.agent, state.records[:-1]).status, RunState(state.agent, state.records[:-1]).error) == (
+        None,
+        None,
+    )
+    assert RunState(state.agent, state.records[:-1]).final_output is None
+
+
+@pytest.mark.scenario("RS-08")
+async def test_resuming_a_run_that_has_completed_returns_its_result(tmp_path: Path) -> None:
+    """Nothing runs again, and nothing is written: the result is made from the journal."""
+    agent = make_agent([look], call("look", call_id="l"))
+    async with FileJournal(tmp_path / "run.jsonl") as journal:
+        first = await Runner.run(agent, "go", journal=journal)
+        held, asked = await journal.read(), len(read_requests(agent))
+        again = await Runner.resume(agent, journal, context="mine")
+        assert await journal.read() == held
+    assert len(read_requests(agent)) == asked
+    assert (again.status, again.final_output, again.context) == ("completed", first.final_output, "mine")
+    assert again.to_state() == first.to_state()
+    assert again.new_items == first.new_items
+    assert again.usage == first.usage
