@@ -38,7 +38,7 @@ import anyio
 
 from agentloop import effects as e
 from agentloop._common.error_text import is_fatal
-from agentloop._core.call_identity import find_tool
+from agentloop._core.call_identity import find_tool, idempotency_key
 from agentloop._core.failure_choice import Failure
 from agentloop._core.plan import read_arguments
 from agentloop._engine.calls.approval import denial
@@ -93,7 +93,9 @@ async def run_call(live: LiveCall) -> None:
             if is_closing(task):
                 raise
             result, done = end.Unconverted(error), False
-        if not done:
+        if isinstance(result, end.RunEnding):
+            await _settle_cancelled(live)  # shielded inside: it needs no scope, which would be cancelled anyway
+        elif not done:
             with live.batch.nursery.settling(live):
                 await _settle_by(live, result, task)
     except cancelled_types():
@@ -109,19 +111,17 @@ async def run_call(live: LiveCall) -> None:
                 live.batch.settle_abandoned(live, failure)
             elif failure is not None:
                 live.batch.fail(failure)
-            live.release_all()
+            if live.holds_permit or not live.plain:
+                live.release_all()
 
 
 async def _settle_by(live: LiveCall, result: end.Ending, task: object) -> None:
-    """Settle the call by its body result, by the cancellation of the run, or by an error around the body."""
+    """Settle the call by its body result or by an error around the body, or by the run's cancellation meanwhile."""
     try:
-        match result:
-            case end.RunEnding():
-                await _settle_cancelled(live)
-            case end.Unconverted(error):
-                await _settle_failed(live, error)
-            case _:
-                await _settle(live, result)
+        if isinstance(result, end.Unconverted):
+            await _settle_failed(live, result.error)
+        else:
+            await _settle(live, result)
     except cancelled_types() as cancelled:
         if run_is_cancelled():
             await _settle_cancelled(live)  # noqa: ASYNC120 - shielded inside, and the cancellation continues
@@ -208,7 +208,7 @@ async def _run_in_scope(live: LiveCall, task: object) -> end.Ending:
     late = live.timeout_at < math.inf and anyio.current_time() >= live.timeout_at
     if live.phase == "body":
         live.body_ended_at = live.run.tree.log.wall()
-        settles_now = isinstance(result, end.Returned) and not late and _settles_with_body(live)
+        settles_now = isinstance(result, end.Returned) and not late and (live.plain or _settles_with_body(live))
         if isinstance(result, _UNCANCELLED) and not settles_now:
             record_body_end(live, result)
     return _resolve_result(live, result, late=late)
@@ -367,7 +367,7 @@ async def _run_body(live: LiveCall) -> end.Ending:
 
 def _append_start(live: LiveCall) -> None:
     """Do step 10: append `CallStarted`, and spend the budget reserved for the call."""
-    run, context, reserved = live.run, live.context, live.reservation
+    run, reserved = live.run, live.reservation
     path, turn, at = run.here()
     live.started_at, live.started_clock = at, live.batch.nursery.now()
     run.append(
@@ -381,7 +381,7 @@ def _append_start(live: LiveCall) -> None:
             attempt=live.attempt,
             queued_at=live.queued_at,
             waited_for=live.ticket.waited_for if live.ticket is not None else (),
-            idempotency_key=live.idempotency_key if context is None else context.idempotency_key,
+            idempotency_key=idempotency_key(run.tree.log.state.run_id, path, live.call_id),
             cost=f"{reserved.cost:f}" if reserved is not None and reserved.cost else None,
         )
     )

@@ -40,6 +40,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextvars import Context
 from functools import cached_property
+from operator import attrgetter
 from typing import Any, Literal
 
 import anyio
@@ -47,7 +48,6 @@ import attrs
 
 from agentloop._common.error_text import error_summary, is_fatal, redact_message
 from agentloop._core.admission import Ticket
-from agentloop._core.call_identity import idempotency_key
 from agentloop._core.failure_choice import Failure, choose
 from agentloop._core.plan import Answer, Arguments, AwaitVerdict, Deliver, Disposition, Execute, Plan, PlanEntry, Replay
 from agentloop._engine.calls.output_text import cut_output
@@ -132,11 +132,6 @@ class LiveCall:
 
     plain: bool = False
     """True if no code of the application but the body runs in the call, and nothing in it waits or is timed."""
-
-    @property
-    def idempotency_key(self) -> str:
-        """A key that is the same for all attempts of the call."""
-        return idempotency_key(self.run.tree.log.state.run_id, self.run.state.path, self.call_id)
 
     @property
     def is_unstarted(self) -> bool:
@@ -405,7 +400,7 @@ class Batch:
     def queue(self, calls: Iterable[LiveCall]) -> None:
         """Add *calls* to the dispatcher's queue, in this order; those with room start at once."""
         calls = list(calls)
-        if not any(live.limits for live in calls):  # no limit to wait for: no ticket, and nothing to dispatch
+        if not any(map(_get_limits, calls)):  # no limit to wait for: no ticket, and nothing to dispatch
             for live in calls:
                 live.start()
             return
@@ -764,7 +759,7 @@ class Batch:
         for live in self.calls:
             if live.phase == "waiting":
                 self.settle(live, self._make_unstarted_outcome(live, self.run.cancel_source()))
-            elif live.is_unstarted:
+            elif live.phase == "starting" and not live.begun:
                 self.settle_abandoned(live)
         self._release_refs()
 
@@ -786,6 +781,9 @@ class Batch:
         fatal = [failure for failure in self.failures if is_fatal(failure.error)]
         if fatal:
             raise choose(fatal)
+
+
+_get_limits = attrgetter("limits")
 
 
 def is_plain_run(run: LiveRun) -> bool:
