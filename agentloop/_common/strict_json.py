@@ -35,7 +35,7 @@ def make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return the object with these pairs.
 
     Raises:
-        InvalidJson: a key stands twice.
+        InvalidJson: a key occurs twice.
     """
     found = dict(pairs)
     if len(found) != len(pairs):
