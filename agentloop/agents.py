@@ -58,7 +58,7 @@ def _output_type(_agent: Agent[Any, Any], attribute: attrs.Attribute[Any], value
 
 
 @lru_cache(256)
-def _schema_of_asking(name: str) -> FunctionSchema:
+def _make_tool_schema(name: str) -> FunctionSchema:
     return function_schema(_ask, name=name, context_types=CONTEXT_TYPES)
 
 
@@ -303,7 +303,7 @@ class Agent(Generic[ContextT, OutputT]):
                 "Give them to the outer run: they see nested records by their `path`."
             )
         name = tool_name or snake_case(self.name)
-        schema = _schema_of_asking(name)
+        schema = _make_tool_schema(name)
         try:
             typed = None if parameters is None else typed_output(parameters, what=f"Arguments of tool {name}")
         except UserError as error:

@@ -209,7 +209,7 @@ def _stream(
     if journal is not None and not isinstance(journal, Journal):
         raise UserTypeError(f"journal: a Journal is needed, not {journal!r}")
     config = _USUAL if options.get("run_config") is None else check_run_config(options["run_config"])
-    handlers = _checked_handlers(options.get("error_handlers"))
+    handlers = _check_handlers(options.get("error_handlers"))
     kept = _kept(options)
     if isinstance(given, RunState):
         start = resume_from(given, agent, kept)
@@ -221,7 +221,7 @@ def _stream(
     if session is not None and start.kept is not None:
         raise UserError("a session and a conversation that the provider keeps can't be used together: choose one")
 
-    entry = RunSegment(
+    segment = RunSegment(
         items,
         usual_turns if max_turns is ... else max_turns,
         config.timeout,
@@ -233,7 +233,7 @@ def _stream(
     def begin() -> LiveRun:
         return _make_run(agent, start, context, config, hooks, handlers, session)
 
-    return RunStream(begin, entry, subscribe=subscribe)
+    return RunStream(begin, segment, subscribe=subscribe)
 
 
 def _restore_result(agent: Agent[Any, Any], state: RunState, options: Mapping[str, Any]) -> RunResult[Any]:
@@ -265,7 +265,7 @@ def _kept(options: Mapping[str, Any]) -> ServerConversation | None:
     return ServerConversation(conversation_id=conversation_id, previous_response_id=previous_response_id)
 
 
-def _checked_handlers(handlers: Mapping[str, ErrorHandler] | None) -> Mapping[str, ErrorHandler]:
+def _check_handlers(handlers: Mapping[str, ErrorHandler] | None) -> Mapping[str, ErrorHandler]:
     if handlers is None:
         return {}
     check("error_handlers", NAMES.needs("a mapping of callables by name is needed", is_a(Mapping)), handlers)

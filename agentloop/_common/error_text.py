@@ -176,13 +176,13 @@ def traceback_of(error: BaseException) -> str:
 
     A redacted error and all that led to it are shown by type alone, since each of them may repeat the secret.
     """
-    told: list[str] = []
+    blocks: list[str] = []
     types_alone = False
     for each in _chain_of(error):
         types_alone = types_alone or is_redacted(each)
         words = f"{type(each).__name__}({REDACTED})" if types_alone else error_summary(each)
-        told.append("\n".join([*map(_format_frame, traceback.extract_tb(each.__traceback__)), words]))
-    return "\n\n".join(reversed(told))
+        blocks.append("\n".join([*map(_format_frame, traceback.extract_tb(each.__traceback__)), words]))
+    return "\n\n".join(reversed(blocks))
 
 
 def _format_frame(frame: traceback.FrameSummary) -> str:

@@ -190,7 +190,7 @@ class RunSegment:
 _UNBOUNDED = nullcontext()
 
 
-async def execute(run: LiveRun, entry: RunSegment) -> FinishedRun:
+async def execute(run: LiveRun, segment: RunSegment) -> FinishedRun:
     """Run one segment of *run*, from its first record to its last, and return how it ended.
 
     Cancellation: continues after all parts of the run have ended; `RunEnded` is the last record.
@@ -198,16 +198,16 @@ async def execute(run: LiveRun, entry: RunSegment) -> FinishedRun:
     Raises:
         BaseException: the error that ended the run, bare; with `run_data` if it is the library's own.
     """
-    if entry.timeout is not None or entry.open_journal is not None:
+    if segment.timeout is not None or segment.open_journal is not None:
         run.scope = anyio.CancelScope()
-    if run.scope is not None and entry.timeout is not None:
-        run.scope.deadline = anyio.current_time() + entry.timeout
+    if run.scope is not None and segment.timeout is not None:
+        run.scope.deadline = anyio.current_time() + segment.timeout
     task, count = own_task(), cancelling()
     ended: FinishedRun | None = None
     try:
         with run.scope or _UNBOUNDED:
             try:
-                await _enter(run, entry)
+                await _enter(run, segment)
                 ended = await drive(run)
             except (Exception, BaseExceptionGroup) as error:
                 # A group may hold the cancellation beside errors: on trio, of tasks that an application's code began.
@@ -215,7 +215,7 @@ async def execute(run: LiveRun, entry: RunSegment) -> FinishedRun:
                     await checkpoint_if_cancelled()  # noqa: ASYNC102 - it has precedence over errors of the same pass
                 raise
         if ended is None:
-            raise _find_cut_reason(run, entry)
+            raise _find_cut_reason(run, segment)
     except cancelled_types() as cancelled:
         if not absorb_own_cancel(count):
             broken = await wind_up(run, FinishedRun("cancelled", error=cancelled))  # noqa: ASYNC120 - shielded inside
@@ -237,24 +237,24 @@ async def execute(run: LiveRun, entry: RunSegment) -> FinishedRun:
         del ended, failed  # a frame of its traceback would hold it: the run would wait for the garbage collector
 
 
-def _find_cut_reason(run: LiveRun, entry: RunSegment) -> BaseException:
+def _find_cut_reason(run: LiveRun, segment: RunSegment) -> BaseException:
     """Return the error for a cancellation of the run's own scope: the journal's, or the timeout."""
     journal = run.tree.log.journal
     if journal is not None and journal.error is not None:
         return journal.error
-    assert entry.timeout is not None
-    run.stopped_by = RunTimeout(entry.timeout)
+    assert segment.timeout is not None
+    run.stopped_by = RunTimeout(segment.timeout)
     return run.stopped_by
 
 
-async def _enter(run: LiveRun, entry: RunSegment) -> None:
-    trace = None if entry.open_trace is None else await entry.open_trace(run)
-    if entry.open_journal is not None:
-        await entry.open_journal(run)
-    if entry.given is None:
-        await _resume(run, entry, trace)
+async def _enter(run: LiveRun, segment: RunSegment) -> None:
+    trace = None if segment.open_trace is None else await segment.open_trace(run)
+    if segment.open_journal is not None:
+        await segment.open_journal(run)
+    if segment.given is None:
+        await _resume(run, segment, trace)
     else:
-        await _begin(run, entry.given, entry.max_turns, trace)
+        await _begin(run, segment.given, segment.max_turns, trace)
 
 
 async def _begin(run: LiveRun, given: tuple[Item, ...], max_turns: int | None, trace: Trace | None) -> None:
@@ -288,17 +288,17 @@ async def _begin(run: LiveRun, given: tuple[Item, ...], max_turns: int | None, t
         await begin_agent(run)
 
 
-async def _resume(run: LiveRun, entry: RunSegment, trace: Trace | None) -> None:
+async def _resume(run: LiveRun, segment: RunSegment, trace: Trace | None) -> None:
     """Resume a run whose log has begun: the log's actions are not done again."""
     state = run.state
     if state.ended is not None and state.ended.status == "stopped":
         run.looked_at = state.turn
-    resumed = RunResumed(*run.here(), run.agent_key, entry.max_turns)
+    resumed = RunResumed(*run.here(), run.agent_key, segment.max_turns)
     if trace is not None:
         resumed = resumed.replace(workflow=trace.workflow_name, trace_id=trace.trace_id)
     run.append(resumed)
-    if entry.graph_changes:
-        run.append(GraphChanged(*run.here(), entry.graph_changes))
+    if segment.graph_changes:
+        run.append(GraphChanged(*run.here(), segment.graph_changes))
     await checkpoint_if_cancelled()
     if state.turn and not state.turn_open and not state.added:
         await guarded(run, guards_missing(run), _do_nothing)  # the model has answered, but not every guardrail had

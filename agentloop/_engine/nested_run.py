@@ -69,12 +69,12 @@ async def run_nested(outer: LiveRun, call: ToolCall, arguments: Arguments, body:
         raise failure
     if ended is None or ended.resumable:
         resumed = run.state.started is not None
-        entry = RunSegment(
+        segment = RunSegment(
             None if resumed else await _make_input(run, call, arguments, body),
             run.state.max_turns if resumed else body.max_turns,
             body.run_config.timeout if body.run_config is not None else None,
         )
-        work = partial(execute, run, entry)
+        work = partial(execute, run, segment)
         over = await (work() if body.on_stream is None else _run_streamed(run, body.on_stream, work))
         if over.status == "interrupted":
             return Paused()

@@ -74,13 +74,13 @@ def check_seal(text: bytes, seal: object, given: Keys) -> None:
     """
     if not isinstance(seal, Mapping):
         raise StateError("the state is not sealed")
-    told = {name: value for name, value in seal.items() if name != "mac"}
-    if set(told) - {"algorithm", "key", "expires_at"} or told.get("algorithm") != ALGORITHM:
+    fields = {name: value for name, value in seal.items() if name != "mac"}
+    if set(fields) - {"algorithm", "key", "expires_at"} or fields.get("algorithm") != ALGORITHM:
         raise StateError(f"the state's seal is of a kind that isn't known here (known: {ALGORITHM})")
-    expires = told.get("expires_at")
+    expires = fields.get("expires_at")
     if expires is not None and not (isinstance(expires, int | float) and abs(expires) < _FAR_OFF):
         raise StateError("the state's seal expires at no time that there is")
-    name = told.get("key")
+    name = fields.get("key")
     key = given.get(name) if isinstance(given, Mapping) and isinstance(name, str) else None
     if not isinstance(given, Mapping):
         key = _make_key(given)
@@ -88,13 +88,13 @@ def check_seal(text: bytes, seal: object, given: Keys) -> None:
         raise StateError("the state is sealed with another key")
     mac = seal.get("mac")
     if not isinstance(mac, str) or not hmac.compare_digest(
-        mac.encode("utf-8", "replace"), _mac(text, told, key).encode()
+        mac.encode("utf-8", "replace"), _mac(text, fields, key).encode()
     ):
         raise StateError("the state's seal is broken: it was changed, or sealed with another key")
     if expires is not None and not time.time() < expires:
         raise StateError("the state's seal has expired")
 
 
-def _mac(text: bytes, told: Mapping[str, Any], key: SealKey) -> str:
-    head = repr(sorted(told.items())).encode("utf-8", "backslashreplace")
+def _mac(text: bytes, fields: Mapping[str, Any], key: SealKey) -> str:
+    head = repr(sorted(fields.items())).encode("utf-8", "backslashreplace")
     return hmac.new(key.secret, hashlib.sha256(head).digest() + text, hashlib.sha256).hexdigest()

@@ -57,8 +57,8 @@ def message_of(error: BaseException) -> str:
     """Return the error's message, redacted and bounded to 4,000 characters; the class's name if it has none."""
     text = whole_message_of(error)
     # Texts of a journal were redacted when they were written.
-    told = text.strip() if isinstance(error, PastError) else redact(text.strip())
-    return bounded(told, _MAX_CHARS) or kind_of(error)
+    words = text.strip() if isinstance(error, PastError) else redact(text.strip())
+    return bounded(words, _MAX_CHARS) or kind_of(error)
 
 
 def words_for(error: BaseException, *, with_traceback: bool = False) -> str:

@@ -267,10 +267,10 @@ class BatchRun:
         async with self._screen:
             with self.bar.hidden():
                 if slot.error is not None or trouble is not None:
-                    told = f"{trouble}\n"
+                    words = f"{trouble}\n"
                     if slot.error is not None:
-                        told = errors.words_for(slot.error, with_traceback=self.job.traceback)
-                    await self.job.err.write(f"line {slot.line.number}: {told}")
+                        words = errors.words_for(slot.error, with_traceback=self.job.traceback)
+                    await self.job.err.write(f"line {slot.line.number}: {words}")
                 text = self._json(slot) if self.job.json else self._text(slot, trouble)
                 await self.job.out.write(text, encoding="utf-8" if self.job.json else None)
 

@@ -103,7 +103,7 @@ class _Orphans:
         """Each with the `_Watched` of the run in which it began."""
 
     def began(self, watched: _Watched) -> None:
-        live = _live_run(watched.stream)
+        live = _get_live_run(watched.stream)
         watched.agent = live.agent.name
         for agent in agents_of(live.agent):
             for tool in agent.tools:
@@ -114,7 +114,7 @@ class _Orphans:
         where = f"the run of {watched.agent}"
         for name in _unfinished(watched):
             self.found.append(f"task {name} outlives {where}")
-        for place in _live_run(watched.stream).settings.threads._live:
+        for place in _get_live_run(watched.stream).settings.threads._live:
             self.found.append(f"the thread of {place.name} outlives {where}")
         for inside, span in self.spans:
             if inside is watched and span.ended_at is None:
@@ -176,7 +176,7 @@ def orphans_watched() -> Iterator[None]:
     assert not found, "\n".join(found)
 
 
-def _live_run(stream: RunStream[Any]) -> LiveRun:
+def _get_live_run(stream: RunStream[Any]) -> LiveRun:
     live = stream._live
     assert live is not None
     return live

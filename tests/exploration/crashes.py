@@ -20,7 +20,7 @@ from agentloop.testing.simulation._crash_invariants import said_raise, sound, un
 from agentloop.testing.simulation._findings import has_its_end
 from agentloop.testing.simulation._restarts import CrashRun, run_crashing, undisturbed
 from agentloop.testing.simulation._timeline import script_as_code
-from agentloop.testing.simulation.crashing import WAYS
+from agentloop.testing.simulation.crashing import BACKEND_PAIRS
 from agentloop.testing.simulation.disk import MODES, CrashAt
 from agentloop.testing.simulation.generated import Chance, draw_tape
 from agentloop.testing.simulation.runs import World, WorldRun
@@ -56,7 +56,7 @@ def crash_points(chance: Chance, number: int, counts: Counts) -> None:
     size = chance.pick([GeneratorConfig(turns=2, calls=2, tools=1, nesting=0), GeneratorConfig(turns=2, calls=3)])
     parts = draw_world(chance, attrs.evolve(size, faults=chance.one_in(2), approvals=number % 3 == 0))
     world = World(**parts, order=chance.pick(["gate", "gate", "passes"]), tape=draw_tape(chance))
-    first, then = chance.pick(WAYS)
+    first, then = chance.pick(BACKEND_PAIRS)
     streamed = chance.one_in(4)
     whole = undisturbed(world, backend=first, streamed=streamed)
     counts.numbers[f"schedules on {first}"] += 1
@@ -71,7 +71,7 @@ def crash_points(chance: Chance, number: int, counts: Counts) -> None:
         try:
             sound(run, same_end=not fickle(run))
             assert not run.left, f"left behind: {', '.join(run.left)}"
-            check(evidence_after(run), counts.tally, but=SLOW)
+            check(observe_crash(run), counts.tally, but=SLOW)
         except AssertionError as error:
             where = f"{list(run.crashes)} on {first}, then {then}, seed={seed}, streamed={streamed}"
             said = [f"script: {script_as_code(world.script or ())}"]
@@ -83,10 +83,10 @@ def _count_run(run: CrashRun, counts: Counts) -> None:
     numbers = counts.numbers
     numbers["crash points"] += len(run.crashes)
     numbers["crashed twice"] += len(run.crashes) > 1
-    for life in run.lives:
+    for life in run.processes:
         counts.note(life)
         numbers[f"schedules on {life.backend}"] += 1
-        numbers["lives that crashed or went on"] += 1
+        numbers["processes that crashed or resumed"] += 1
     numbers["unknown after a crash"] += len(unknown(run))
     if run.over:
         numbers["over by a failure in the journal"] += not has_its_end(run.records)
@@ -102,7 +102,7 @@ def _count_run(run: CrashRun, counts: Counts) -> None:
         numbers["recovered to the same error"] += 1
 
 
-def evidence_after(run: CrashRun) -> Observation:
+def observe_crash(run: CrashRun) -> Observation:
     """Return the observation of a run that crashed: the parts that don't belong to one process alone."""
     cast = run.world.agent
     return Observation(
@@ -135,7 +135,7 @@ def fickle(run: CrashRun) -> bool:
     tripped = _first_tripped(run.whole.records)
     if any(tripped.get(where, name) != name for where, name in _first_tripped(run.records).items()):
         return True
-    return any(ran_out(one) for one in (run.whole, *run.lives))
+    return any(ran_out(one) for one in (run.whole, *run.processes))
 
 
 def _first_tripped(records: Sequence[r.Record]) -> dict[tuple[tuple[str, ...], str], str]:

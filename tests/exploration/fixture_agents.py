@@ -197,7 +197,7 @@ class FixtureAgents(CaseMaker):
         failed = [one for log in (hooks, *agent_hooks.values()) if isinstance(log, _LOGS) for one in log.failed]
         journal_failed = isinstance(journal, JournalLog) and journal.failed
         if isinstance(hooks, HookLog):
-            found |= {"hooks": hooks.told, "hook_stamps": hooks.stamps}
+            found |= {"hooks": hooks.noted, "hook_stamps": hooks.stamps}
         if isinstance(session, SessionLog):
             found |= {"writes": session.writes, "saved_before": session.before}
         if isinstance(journal, JournalLog):
@@ -205,7 +205,7 @@ class FixtureAgents(CaseMaker):
         session_failed = any(fails for _, _, fails in found.get("writes", ()))
         return {
             **found,
-            "agent_hooks": {name: list(zip(log.stamps, log.told, strict=True)) for name, log in agent_hooks.items()},
+            "agent_hooks": {name: list(zip(log.stamps, log.noted, strict=True)) for name, log in agent_hooks.items()},
             "watchers_failed": failed,
             "heard": _collect_heard_events(agent),
             "journal_failed": journal_failed,

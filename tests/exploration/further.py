@@ -26,8 +26,8 @@ from agentloop.journal import MemoryJournal
 from agentloop.policies import Decision, Deny, PendingCall
 from agentloop.sessions import MemorySession
 from agentloop.settings import ToolExecution
-from agentloop.testing.invariants import evidence_of
-from agentloop.testing.invariants._observation import Observation, Reading
+from agentloop.testing.invariants import observe_run
+from agentloop.testing.invariants._observation import Observation, ObservedLog
 from agentloop.testing.scripted import say
 from agentloop.testing.simulation._faults import Returns
 from agentloop.testing.simulation.event_loop import BACKENDS, Backend
@@ -106,10 +106,10 @@ class Failing(HookLog):
 
     async def on_tool_end(self, ctx: Any, agent: Any, tool: Any, outcome: Any) -> None:
         """Note the event, and fail at the first one."""
-        first = not any(event == "tool_end" for event, _, _ in self.told)
+        first = not any(event == "tool_end" for event, _, _ in self.noted)
         await super().on_tool_end(ctx, agent, tool, outcome)
         if first:
-            self.failed.append(self.told[-1])
+            self.failed.append(self.noted[-1])
             raise WatcherFailed(f"a hook that fails: {json.loads(ctx.tool_arguments).get('key')}")
 
 
@@ -235,13 +235,13 @@ def _edit_verdicts(chance: Chance, parts: Mapping[str, Any]) -> tuple[Verdict, .
     return tuple(found)
 
 
-def evidence_of_further(run: WorldRun) -> Observation:
+def observe_further(run: WorldRun) -> Observation:
     """Return the observation of *run*, with the earlier items of its session."""
-    evidence = evidence_of(run)
+    observation = observe_run(run)
     if isinstance(run.session, Earlier):
-        return attrs.evolve(evidence, saved_before=EARLIER)
+        return attrs.evolve(observation, saved_before=EARLIER)
     stubborn = _refuse_to_end in run.world.behaviors.values()
-    return attrs.evolve(evidence, faultless=False) if stubborn or isinstance(run.hooks, Failing) else evidence
+    return attrs.evolve(observation, faultless=False) if stubborn or isinstance(run.hooks, Failing) else observation
 
 
 def not_judged(run: WorldRun) -> frozenset[str]:
@@ -252,11 +252,11 @@ def not_judged(run: WorldRun) -> frozenset[str]:
 def forgotten(run: WorldRun) -> str | None:
     """Return a message if *run* ignored its further feature; otherwise None."""
     if isinstance(run.hooks, Failing):
-        heard = any(event == "tool_end" for event, _, _ in run.hooks.told)
+        heard = any(event == "tool_end" for event, _, _ in run.hooks.noted)
         if heard and run.error is None and not run.cancelled:
             return "hooks failed at the end of a tool, and the run didn't"
     if run.world.options["run_config"].policies:
-        config = Reading(evidence_of(run)).config
+        config = ObservedLog(observe_run(run)).config
         for record in run.records:
             if not isinstance(record, r.CallStarted) or not config(record.path).policies:
                 continue

@@ -67,7 +67,7 @@ def _make_records() -> tuple[str, ...]:
     """Return records of some runs as JSON text, one of each form."""
     found: dict[str, str] = {}
     for seed in range(60):
-        for record in play(draw_core_world(Seeded(seed))).evidence.records:
+        for record in play(draw_core_world(Seeded(seed))).observation.records:
             written = record_to_json(record)
             found.setdefault(f"{written['kind']} {sorted(written)}", json.dumps(written))
     return tuple(found.values())

@@ -19,7 +19,7 @@ from agentloop.journal import MemoryJournal
 from agentloop.sessions import MemorySession
 from agentloop.testing.simulation._simulated_parts import stamp
 
-Told: TypeAlias = tuple[str, tuple[str, ...], str]
+Noted: TypeAlias = tuple[str, tuple[str, ...], str]
 """An event, the path it is of, and the call's id or the agent's name."""
 
 
@@ -28,14 +28,14 @@ class WatcherFailed(LookupError):
 
 
 class _ObservedLog:
-    """The notes of hooks: events in `told`, and the stamp of each in `stamps`."""
+    """The notes of hooks: events in `noted`, and the stamp of each in `stamps`."""
 
     def __init__(self, fails_at: str | None = None) -> None:
-        self.told: list[Told] = []
+        self.noted: list[Noted] = []
         self.stamps: list[int] = []
         self.fails_at = fails_at
         """The event at whose first occurrence it fails; None: never."""
-        self.failed: list[Told] = []
+        self.failed: list[Noted] = []
 
     def add(self, event: str, ctx: Any, name: str) -> None:
         """Note an event, and fail if its turn to fail has come.
@@ -45,10 +45,10 @@ class _ObservedLog:
         """
         # A nested run's id is its caller's, a slash, and the call it runs in.
         path = tuple(ctx.run_id.split("/")[1:]) if ctx.run_id else ()
-        self.told.append((event, path, name))
+        self.noted.append((event, path, name))
         self.stamps.append(stamp())
         if event == self.fails_at and not self.failed:
-            self.failed.append(self.told[-1])
+            self.failed.append(self.noted[-1])
             raise WatcherFailed(f"hooks that fail at {event}")
 
 

@@ -42,8 +42,14 @@ from agentloop.model_events import ModelResponse
 from agentloop.outcomes import CallOutcome
 from agentloop.results import RunResult
 from agentloop.settings import JsonLimits, ModelSettings, ToolExecution
-from agentloop.testing.invariants import INVARIANTS, CoverageCounter, Invariant, InvariantError, judge, told
-from agentloop.testing.invariants._observation import BodySeen, Cancellation, Observation, Reading, definitions_of
+from agentloop.testing.invariants import INVARIANTS, CoverageCounter, Invariant, InvariantError, format_records, judge
+from agentloop.testing.invariants._observation import (
+    Cancellation,
+    Observation,
+    ObservedBody,
+    ObservedLog,
+    definitions_of,
+)
 from agentloop.testing.simulation.generated import Chance
 from agentloop.testing.simulation.schedules import Exhaustive, Recorder, Scheduler, Tape, first
 from agentloop.tools import FunctionTool, tool
@@ -95,7 +101,7 @@ class CoreWorld:
 class CoreRun:
     """The result of a core world: the observation for the invariants, and the tape's choices."""
 
-    evidence: Observation
+    observation: Observation
     choices: tuple[tuple[int, int], ...]
 
 
@@ -377,8 +383,8 @@ class _Body:
     ending: str | None = None
     ended_at: float | None = None
 
-    def seen(self) -> BodySeen:
-        return BodySeen(
+    def seen(self) -> ObservedBody:
+        return ObservedBody(
             path=(),
             call_id=self.call_id,
             tool=self.tool,
@@ -563,7 +569,7 @@ def every_world(world: CoreWorld, most: int | None = None) -> Iterator[CoreRun]:
     while True:
         reached = False
         for found in every_schedule(attrs.evolve(world, cut=cut), most):
-            reached = reached or found.evidence.cancellation is not None
+            reached = reached or found.observation.cancellation is not None
             yield found
         if not reached:
             return
@@ -666,11 +672,11 @@ def check_core(run: CoreRun, tally: CoverageCounter | None = None) -> None:
     Raises:
         InvariantError: as `agentloop.testing.check` does.
     """
-    reading = Reading(run.evidence)
-    findings = judge(reading, tally, _core_invariants())
+    observed = ObservedLog(run.observation)
+    findings = judge(observed, tally, _core_invariants())
     if findings:
-        raise InvariantError(tuple(findings), "", told(tuple(run.evidence.records), findings))
-    reading.forget()
+        raise InvariantError(tuple(findings), "", format_records(tuple(run.observation.records), findings))
+    observed.forget()
 
 
 @cache

@@ -278,7 +278,7 @@ class Round:
     def further(self) -> None:
         """Run and judge a world with one feature that the others lack."""
         run = self.beside(further.draw_further(Seeded(f"{self.seed}/{self.number}/further"), self.number))
-        check(further.evidence_of_further(run), self.counts.tally, but=SLOW | further.not_judged(run))
+        check(further.observe_further(run), self.counts.tally, but=SLOW | further.not_judged(run))
         if (words := further.forgotten(run)) is not None:
             self.broken(("what_was_given_is_heard",), f"further: {words}\n{run.world}")
 

@@ -139,7 +139,7 @@ def report(counts: Counts, wanted: Wanted, seconds: float) -> Iterator[str]:
     yield f"full-stack schedules: {sum(n for name, n in numbers.items() if name.startswith('schedules'))}" + "".join(
         f", {name.removeprefix('schedules ')} {numbers[name]}" for name in sorted(numbers) if name.startswith("sch")
     )
-    yield f"  lives of worlds that crash among them: {numbers['lives that crashed or went on']}"
+    yield f"  processes of worlds that crash among them: {numbers['processes that crashed or resumed']}"
     yield f"  pairs compared: {numbers['compared']}, repeated: {numbers['repeated']}, replayed: {numbers['replayed']}"
     yield f"cancel points: {numbers['cancel points']}"
     yield f"crash points: {numbers['crash points']}, gone on with {numbers['recovered']} times"

@@ -21,7 +21,7 @@ from agentloop.exceptions import ModelTransportError, ToolCallError
 from agentloop.items import AssistantMessage, ToolCall, ToolOutput
 from agentloop.sessions import MemorySession
 from agentloop.settings import ModelRetrySettings, ModelSettings, ToolExecution
-from agentloop.testing.invariants import evidence_of
+from agentloop.testing.invariants import observe_run
 from agentloop.testing.invariants._observation import Counterpart, Observation, Relation
 from agentloop.testing.scripted import call, fail, reason, say
 from agentloop.testing.simulation._faults import Raises, Returns
@@ -92,7 +92,7 @@ def rich() -> Observation:
         options={"hooks": HookLog, "session": MemorySession},
     )
     world = attrs.evolve(world, agent=FixtureAgents(roles=(*_judged(world),), rate=3))
-    return evidence_of(run_one(world))
+    return observe_run(run_one(world))
 
 
 def _judged(world: World) -> tuple[Role, ...]:
@@ -110,7 +110,7 @@ def queued() -> Observation:
         behaviors={f"c{place}": Returns(0, 0.25 * place) for place in range(1, 6)},
         config=RunConfig(tool_execution=ToolExecution(max_function_tool_concurrency=2)),
     )
-    return evidence_of(run_one(world))
+    return observe_run(run_one(world))
 
 
 @cache
@@ -118,7 +118,7 @@ def rated() -> Observation:
     """Two calls under a rate of one per 1.3 s."""
     world = _world(_calls("rated", "rated"), actors=(Actor(name="rated", rated=True),))
     assert isinstance(world.agent, FixtureAgents)
-    return evidence_of(run_one(attrs.evolve(world, agent=attrs.evolve(world.agent, rate=1, per=1.3))))
+    return observe_run(run_one(attrs.evolve(world, agent=attrs.evolve(world.agent, rate=1, per=1.3))))
 
 
 @cache
@@ -130,14 +130,14 @@ def cleaning() -> Observation:
         behaviors={"c1": OnStage(Cleans(1, 0.5)), "c2": OnStage(Holds(1, 0.25))},
     )
     steps = run_one(world).steps
-    return evidence_of(run_one(attrs.evolve(world, cancel=CancelAt(steps // 2))))
+    return observe_run(run_one(attrs.evolve(world, cancel=CancelAt(steps // 2))))
 
 
 @cache
 def holding() -> Observation:
     """Two bodies that each hold a resource of the run."""
     parts = {"c1": OnStage(Holds(0, 0.0)), "c2": OnStage(Holds(0, 0.25))}
-    return evidence_of(run_one(_world(_calls("plain", "plain"), actors=(PLAIN,), behaviors=parts)))
+    return observe_run(run_one(_world(_calls("plain", "plain"), actors=(PLAIN,), behaviors=parts)))
 
 
 @cache
@@ -154,7 +154,7 @@ def cancelled() -> Observation:
         for step in range(8, 60)
         if (run := run_one(attrs.evolve(world, cancel=CancelAt(step)))).cancelled and len(run.bodies) == 2
     )
-    return evidence_of(whole)
+    return observe_run(whole)
 
 
 @cache
@@ -167,14 +167,14 @@ def outliving() -> Observation:
         return "done"
 
     world = _world(_calls("plain"), actors=(PLAIN,), behaviors={"c1": refuses}, config=RunConfig(timeout=0.5))
-    return attrs.evolve(evidence_of(run_one(world)), faultless=False)
+    return attrs.evolve(observe_run(run_one(world)), faultless=False)
 
 
 @cache
 def failing() -> Observation:
     """A run that a call's failure ends, while another one runs."""
     world = _world(_calls("raising", "plain"), actors=(PLAIN, RAISING), behaviors={"c1": Raises(1), "c2": Hangs()})
-    return evidence_of(run_one(world))
+    return observe_run(run_one(world))
 
 
 @cache
@@ -182,17 +182,17 @@ def both_failing() -> Observation:
     """A run that two failures of one pass end."""
     parts = {"c1": Raises(), "c2": Raises()}
     found = run_one(_world(_calls("raising", "raising"), actors=(RAISING,), behaviors=parts, order="passes"))
-    return evidence_of(found)
+    return observe_run(found)
 
 
-def _raised_second(evidence: Observation) -> Observation:
-    second = ToolCallError("second", call=call_of(evidence, "c2"))
-    return attrs.evolve(evidence, error=second)
+def _raised_second(observation: Observation) -> Observation:
+    second = ToolCallError("second", call=call_of(observation, "c2"))
+    return attrs.evolve(observation, error=second)
 
 
-def call_of(evidence: Observation, call_id: str) -> ToolCall:
+def call_of(observation: Observation, call_id: str) -> ToolCall:
     """Return the call of that id."""
-    items = [item for one in evidence.records if isinstance(one, r.ModelResponded) for item in one.response.items]
+    items = [item for one in observation.records if isinstance(one, r.ModelResponded) for item in one.response.items]
     return next(item for item in items if isinstance(item, ToolCall) and item.call_id == call_id)
 
 
@@ -200,7 +200,7 @@ def call_of(evidence: Observation, call_id: str) -> ToolCall:
 def many() -> Observation:
     """Three calls where two are allowed."""
     config = RunConfig(tool_execution=ToolExecution(max_calls_per_turn=2))
-    return evidence_of(run_one(_world(_calls(*["plain"] * 3), actors=(PLAIN,), config=config)))
+    return observe_run(run_one(_world(_calls(*["plain"] * 3), actors=(PLAIN,), config=config)))
 
 
 @cache
@@ -211,7 +211,7 @@ def decided() -> Observation:
         actors=(Actor(name="asks", approval=True),),
         verdicts=(Verdict(call_id="c1"), Verdict(call_id="c2", approved=False)),
     )
-    return evidence_of(run_one(world))
+    return observe_run(run_one(world))
 
 
 @cache
@@ -219,26 +219,26 @@ def tripped(stage: str) -> Observation:
     """A run that an `input` or `output` guardrail ends."""
     role: dict[str, Any] = {"judges": (("trip", True),)} if stage == "input" else {"last_judges": ("trip",)}
     turns = [_calls("plain")] if stage == "input" else []
-    return evidence_of(run_one(_world(*turns, actors=(PLAIN,), role=role, options={"session": MemorySession})))
+    return observe_run(run_one(_world(*turns, actors=(PLAIN,), role=role, options={"session": MemorySession})))
 
 
 @cache
 def refused() -> Observation:
     """A call whose arguments a guardrail refuses, and one whose output one refuses."""
     actors = (Actor(name="before", before=("reject odd",)), Actor(name="after", after=("reject odd",)))
-    return evidence_of(run_one(_world(_calls("before", "after", before=1, after=1), actors=actors)))
+    return observe_run(run_one(_world(_calls("before", "after", before=1, after=1), actors=actors)))
 
 
 @cache
 def contradicting() -> Observation:
     """A response that uses one id for two calls."""
-    return evidence_of(run_one(_world([call("plain", {"n": n}, call_id="c1") for n in (1, 2)], actors=(PLAIN,))))
+    return observe_run(run_one(_world([call("plain", {"n": n}, call_id="c1") for n in (1, 2)], actors=(PLAIN,))))
 
 
 @cache
 def receipted() -> Observation:
     """A call that an earlier turn's receipt answers."""
-    return evidence_of(
+    return observe_run(
         run_one(_world(_calls("once"), _calls("once", first=2), actors=(Actor(name="once", idempotent=True),)))
     )
 
@@ -247,14 +247,14 @@ def receipted() -> Observation:
 def judged_again() -> Observation:
     """A call that waits for a verdict, of a tool with an input guardrail."""
     actors = (Actor(name="asks", approval=True, before=("allow",)),)
-    return evidence_of(run_one(_world(_calls("asks", asks=1), actors=actors, verdicts=(Verdict(call_id="c1"),))))
+    return observe_run(run_one(_world(_calls("asks", asks=1), actors=actors, verdicts=(Verdict(call_id="c1"),))))
 
 
 @cache
 def slowly_read() -> Observation:
     """A streamed run whose reader is behind."""
     world = _world(_calls("plain", "plain"), actors=(PLAIN,), config=RunConfig(stream_buffer=1), slow_reader=True)
-    return evidence_of(run_one(world, streamed=True))
+    return observe_run(run_one(world, streamed=True))
 
 
 @cache
@@ -267,20 +267,20 @@ def hurried() -> Observation:
         behaviors={"c1": Returns(0, 0.5), "c2": Returns(0, 0.5)},
         config=RunConfig(tool_execution=execution),
     )
-    return evidence_of(run_one(world))
+    return observe_run(run_one(world))
 
 
 @cache
 def bounded() -> Observation:
     """A run that may ask its model twice, and wants to ask once more."""
     config = RunConfig(limits=UsageLimits(requests=2))
-    return evidence_of(run_one(_world(_calls("plain"), _calls("plain", first=2), actors=(PLAIN,), config=config)))
+    return observe_run(run_one(_world(_calls("plain"), _calls("plain", first=2), actors=(PLAIN,), config=config)))
 
 
 @cache
 def fickle() -> Observation:
     """A run with a call of a tool that decides for itself whether it is on."""
-    return evidence_of(run_one(_world(_calls("fickle"), actors=(Actor(name="fickle", says=(True,)),))))
+    return observe_run(run_one(_world(_calls("fickle"), actors=(Actor(name="fickle", says=(True,)),))))
 
 
 @cache
@@ -289,14 +289,14 @@ def circling() -> Observation:
     config = RunConfig(loop_detection=3, tool_execution=ToolExecution(max_output_chars=LONG - 1))
     turns = [_calls("plain", first=place) for place in range(1, 4)]
     world = _world(*turns, _calls("wordy", first=4), actors=(PLAIN, Actor(name="wordy", wordy=True)), config=config)
-    return evidence_of(run_one(world))
+    return observe_run(run_one(world))
 
 
 @cache
 def stopped() -> Observation:
     """A run that is stopped after its second turn."""
     config = RunConfig(stop_when=MaxTurns(2))
-    return evidence_of(run_one(_world(_calls("plain"), _calls("plain", first=2), actors=(PLAIN,), config=config)))
+    return observe_run(run_one(_world(_calls("plain"), _calls("plain", first=2), actors=(PLAIN,), config=config)))
 
 
 @cache
@@ -308,7 +308,7 @@ def watched() -> Observation:
         role={"handoffs": ("b",)},
         behaviors={"c1": OnStage(Reports(2))},
     )
-    return evidence_of(run_one(world, streamed=True))
+    return observe_run(run_one(world, streamed=True))
 
 
 @cache
@@ -335,21 +335,21 @@ def surrounded() -> Observation:
             "journal": JournalLog,
         },
     )
-    return evidence_of(run_one(world))
+    return observe_run(run_one(world))
 
 
 @cache
 def unsaved() -> Observation:
     """A run whose session fails."""
     session = partial(SessionLog, fails_at=1)
-    return evidence_of(run_one(_world(_calls("plain"), actors=(PLAIN,), options={"session": session})))
+    return observe_run(run_one(_world(_calls("plain"), actors=(PLAIN,), options={"session": session})))
 
 
 @cache
 def silent() -> Observation:
     """A call that reports in time, and one that is silent for too long."""
     behaviors = {"c1": OnStage(Reports(2, 0.3, pauses=True)), "c2": Hangs()}
-    return evidence_of(
+    return observe_run(
         run_one(_world(_calls("idle", "idle"), actors=(Actor(name="idle", idle=0.4),), behaviors=behaviors))
     )
 
@@ -359,21 +359,21 @@ def held() -> Observation:
     """A streamed run whose text is held until a guardrail beside the model has judged its input."""
     config = RunConfig(hold_text_until_guarded=True)
     world = _world(actors=(PLAIN,), role={"judges": (("pass late", True),)}, config=config)
-    return evidence_of(run_one(world, streamed=True))
+    return observe_run(run_one(world, streamed=True))
 
 
 @cache
 def stopping() -> Observation:
     """A run that its reader wants to end after its first turn."""
     world = _world(_calls("plain"), _calls("plain", first=2), actors=(PLAIN,), reader_stops="CallStarted")
-    return evidence_of(run_one(world, streamed=True))
+    return observe_run(run_one(world, streamed=True))
 
 
 @cache
 def ended_by_a_call() -> Observation:
     """A run of which the first output is the last word."""
     world = _world(_calls("plain", "plain"), actors=(PLAIN,), role={"behavior": "stop_on_first_tool"})
-    return evidence_of(run_one(world))
+    return observe_run(run_one(world))
 
 
 def _later(told: Sequence[tuple[int, Any]], event: str) -> list[tuple[int, Any]]:
@@ -383,144 +383,147 @@ def _later(told: Sequence[tuple[int, Any]], event: str) -> list[tuple[int, Any]]
 
 def twinned(relation: Relation) -> Observation:
     """Two runs of one world."""
-    evidence = queued()
+    observation = queued()
     return attrs.evolve(
-        evidence, counterparts=[Counterpart(relation=relation, name="the other", records=list(evidence.records))]
+        observation, counterparts=[Counterpart(relation=relation, name="the other", records=list(observation.records))]
     )
 
 
-def _other_twin(evidence: Observation) -> Observation:
-    return attrs.evolve(evidence, counterparts=[attrs.evolve(evidence.counterparts[0], records=evidence.records[:-1])])
+def _other_twin(observation: Observation) -> Observation:
+    counterpart = attrs.evolve(observation.counterparts[0], records=observation.records[:-1])
+    return attrs.evolve(observation, counterparts=[counterpart])
 
 
 # ---------------------------------------------------------------------------------------------- edits
 
 
-def find(evidence: Observation, kind: type, nth: int = 0, **fields: Any) -> int:
+def find(observation: Observation, kind: type, nth: int = 0, **fields: Any) -> int:
     """Return the number of the nth record of *kind* with these fields."""
     found = [
         n
-        for n, record in enumerate(evidence.records)
+        for n, record in enumerate(observation.records)
         if isinstance(record, kind) and all(getattr(record, name) == value for name, value in fields.items())
     ]
     return found[nth]
 
 
-def drop(evidence: Observation, *numbers: int) -> Observation:
-    """Return *evidence* without these records."""
-    return attrs.evolve(evidence, records=[one for n, one in enumerate(evidence.records) if n not in numbers])
+def drop(observation: Observation, *numbers: int) -> Observation:
+    """Return *observation* without these records."""
+    return attrs.evolve(observation, records=[one for n, one in enumerate(observation.records) if n not in numbers])
 
 
-def put(evidence: Observation, n: int, *records: Any) -> Observation:
-    """Return *evidence* with *records* before record *n*."""
-    return attrs.evolve(evidence, records=[*evidence.records[:n], *records, *evidence.records[n:]])
+def put(observation: Observation, n: int, *records: Any) -> Observation:
+    """Return *observation* with *records* before record *n*."""
+    return attrs.evolve(observation, records=[*observation.records[:n], *records, *observation.records[n:]])
 
 
-def move(evidence: Observation, n: int, to: int) -> Observation:
-    """Return *evidence* with record *n* standing before record *to*."""
-    record = evidence.records[n]
-    return drop(put(evidence, to, record), n if n < to else n + 1)
+def move(observation: Observation, n: int, to: int) -> Observation:
+    """Return *observation* with record *n* standing before record *to*."""
+    record = observation.records[n]
+    return drop(put(observation, to, record), n if n < to else n + 1)
 
 
-def change(evidence: Observation, n: int, **fields: Any) -> Observation:
-    """Return *evidence* with other values in record *n*."""
-    records = list(evidence.records)
+def change(observation: Observation, n: int, **fields: Any) -> Observation:
+    """Return *observation* with other values in record *n*."""
+    records = list(observation.records)
     records[n] = records[n].replace(**fields)
-    return attrs.evolve(evidence, records=records)
+    return attrs.evolve(observation, records=records)
 
 
-def ended(evidence: Observation, call_id: str, **fields: Any) -> Observation:
-    """Return *evidence* with another outcome of a call."""
-    n = find(evidence, r.CallSettled, call_id=call_id)
-    return change(evidence, n, outcome=evidence.records[n].outcome.replace(**fields))  # type: ignore[union-attr]
+def ended(observation: Observation, call_id: str, **fields: Any) -> Observation:
+    """Return *observation* with another outcome of a call."""
+    n = find(observation, r.CallSettled, call_id=call_id)
+    return change(observation, n, outcome=observation.records[n].outcome.replace(**fields))  # type: ignore[union-attr]
 
 
-def body(evidence: Observation, call_id: str, **fields: Any) -> Observation:
-    """Return *evidence* with another execution of a call's body."""
-    bodies = [attrs.evolve(one, **fields) if one.call_id == call_id else one for one in evidence.bodies or ()]
-    return attrs.evolve(evidence, bodies=bodies)
+def body(observation: Observation, call_id: str, **fields: Any) -> Observation:
+    """Return *observation* with another execution of a call's body."""
+    bodies = [attrs.evolve(one, **fields) if one.call_id == call_id else one for one in observation.bodies or ()]
+    return attrs.evolve(observation, bodies=bodies)
 
 
-def result(evidence: Observation, **fields: Any) -> Observation:
-    """Return *evidence* with other values in its result."""
-    assert evidence.result is not None
-    return attrs.evolve(evidence, result=attrs.evolve(evidence.result, **fields))
+def result(observation: Observation, **fields: Any) -> Observation:
+    """Return *observation* with other values in its result."""
+    assert observation.result is not None
+    return attrs.evolve(observation, result=attrs.evolve(observation.result, **fields))
 
 
-def _at(evidence: Observation, call_id: str, kind: type = r.CallStarted, nth: int = 0) -> int:
-    return find(evidence, kind, nth, call_id=call_id)
+def _at(observation: Observation, call_id: str, kind: type = r.CallStarted, nth: int = 0) -> int:
+    return find(observation, kind, nth, call_id=call_id)
 
 
-def _again(evidence: Observation, n: int) -> Observation:
-    return put(evidence, n + 1, evidence.records[n])
+def _again(observation: Observation, n: int) -> Observation:
+    return put(observation, n + 1, observation.records[n])
 
 
-def _shown_reversed(evidence: Observation) -> Observation:
-    return attrs.evolve(evidence, shown=[(path, items[::-1]) for path, items in evidence.shown or ()])
+def _shown_reversed(observation: Observation) -> Observation:
+    return attrs.evolve(observation, shown=[(path, items[::-1]) for path, items in observation.shown or ()])
 
 
-def _released_reversed(evidence: Observation) -> Observation:
-    return attrs.evolve(evidence, events=evidence.events[::-1])
+def _released_reversed(observation: Observation) -> Observation:
+    return attrs.evolve(observation, events=observation.events[::-1])
 
 
-def _shown_without_outputs(evidence: Observation) -> Observation:
+def _shown_without_outputs(observation: Observation) -> Observation:
     shown = [
-        (path, [item for item in items if not isinstance(item, ToolOutput)]) for path, items in evidence.shown or ()
+        (path, [item for item in items if not isinstance(item, ToolOutput)]) for path, items in observation.shown or ()
     ]
-    return attrs.evolve(evidence, shown=shown)
+    return attrs.evolve(observation, shown=shown)
 
 
-def _second_body(evidence: Observation) -> Observation:
-    assert evidence.bodies is not None
-    return attrs.evolve(evidence, bodies=[*evidence.bodies, evidence.bodies[0]])
+def _second_body(observation: Observation) -> Observation:
+    assert observation.bodies is not None
+    return attrs.evolve(observation, bodies=[*observation.bodies, observation.bodies[0]])
 
 
-def _beside(evidence: Observation, call_id: str) -> Observation:
+def _beside(observation: Observation, call_id: str) -> Observation:
     """Let the body of *call_id* run through the whole log."""
-    return body(evidence, call_id, began=_at(evidence, "c1") + 1, ended=len(evidence.records) - 1)
+    return body(observation, call_id, began=_at(observation, "c1") + 1, ended=len(observation.records) - 1)
 
 
-def _without_tools(evidence: Observation) -> Observation:
-    return change(evidence, find(evidence, r.TurnStarted), tools=())
+def _without_tools(observation: Observation) -> Observation:
+    return change(observation, find(observation, r.TurnStarted), tools=())
 
 
-def _ended_from_above(evidence: Observation) -> int:
+def _ended_from_above(observation: Observation) -> int:
     return next(
         n
-        for n, one in enumerate(evidence.records)
+        for n, one in enumerate(observation.records)
         if isinstance(one, r.CallSettled) and one.outcome.cancelled_by == "parent"
     )
 
 
-def _record_of(evidence: Observation, kind: type, nth: int = 0, **fields: Any) -> Any:
-    return evidence.records[find(evidence, kind, nth, **fields)]
+def _record_of(observation: Observation, kind: type, nth: int = 0, **fields: Any) -> Any:
+    return observation.records[find(observation, kind, nth, **fields)]
 
 
-def _earlier(evidence: Observation, n: int) -> Observation:
+def _earlier(observation: Observation, n: int) -> Observation:
     """Let record *n* have the time of the one before it."""
-    return change(evidence, n, at=evidence.records[n - 1].at)
+    return change(observation, n, at=observation.records[n - 1].at)
 
 
-def _events(evidence: Observation, kind: type, *, last: bool = False) -> Observation:
-    """Return *evidence* without the events of *kind*, or with them as the last ones."""
-    kept = [one for one in evidence.events if not isinstance(one, kind)]
-    return attrs.evolve(evidence, events=[*kept, *(one for one in evidence.events if isinstance(one, kind) and last)])
+def _events(observation: Observation, kind: type, *, last: bool = False) -> Observation:
+    """Return *observation* without the events of *kind*, or with them as the last ones."""
+    kept = [one for one in observation.events if not isinstance(one, kind)]
+    moved = [one for one in observation.events if isinstance(one, kind) and last]
+    return attrs.evolve(observation, events=[*kept, *moved])
 
 
-def _saved_twice(evidence: Observation) -> Observation:
-    return attrs.evolve(evidence, saved=[*(evidence.saved or ()), *(evidence.saved or ())])
+def _saved_twice(observation: Observation) -> Observation:
+    return attrs.evolve(observation, saved=[*(observation.saved or ()), *(observation.saved or ())])
 
 
-def _told(evidence: Observation, *events: tuple[str, tuple[str, ...], str]) -> Observation:
-    return attrs.evolve(evidence, hooks=[*(evidence.hooks or ()), *events])
+def _told(observation: Observation, *events: tuple[str, tuple[str, ...], str]) -> Observation:
+    return attrs.evolve(observation, hooks=[*(observation.hooks or ()), *events])
 
 
-def _guards(evidence: Observation, stage: str) -> list[int]:
-    return [n for n, one in enumerate(evidence.records) if isinstance(one, r.GuardrailSettled) and one.stage == stage]
+def _guards(observation: Observation, stage: str) -> list[int]:
+    records = enumerate(observation.records)
+    return [n for n, one in records if isinstance(one, r.GuardrailSettled) and one.stage == stage]
 
 
-def _completed(evidence: Observation) -> Observation:
-    return change(evidence, len(evidence.records) - 1, status="completed", final_output="done", error=None)
+def _completed(observation: Observation) -> Observation:
+    return change(observation, len(observation.records) - 1, status="completed", final_output="done", error=None)
 
 
 Plant = tuple[Callable[[], Observation], Callable[[Observation], Observation]]

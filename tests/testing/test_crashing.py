@@ -43,7 +43,7 @@ from agentloop.testing.simulation._crash_invariants import sound
 from agentloop.testing.simulation.crashing import CrashRun, CrashSwept
 from agentloop.testing.simulation.disk import MODES, CrashAt
 
-ONE_WAY = [("asyncio", "trio")]
+ONE_PAIR = [("asyncio", "trio")]
 
 
 @attrs.define
@@ -130,7 +130,7 @@ NESTED = {"c3": [call("refund", {"amount": 5}, "c1"), say("asked")]}
 def test_agent_with_all_kinds_of_work_comes_through_every_crash(order: Any) -> None:
     """The run crashes in every way at every write, and resumes on the other backend."""
     swept = t.crash_sweep(
-        clerk, SCRIPT, nobody_is_paid_twice, nested=NESTED, context=Bank, ways=ONE_WAY, order=order, tape=[1, 0, 2]
+        clerk, SCRIPT, nobody_is_paid_twice, nested=NESTED, context=Bank, pairs=ONE_PAIR, order=order, tape=[1, 0, 2]
     )
     assert swept.points == swept.writes * len(MODES)
     assert swept.recovered > swept.points - len(MODES)
@@ -142,7 +142,7 @@ def test_all_four_ways_of_two_backends_are_gone_by_default() -> None:
     backends: set[tuple[str, str]] = set()
 
     def check(run: t.CrashRun) -> None:
-        backends.add((run.lives[0].backend, run.lives[-1].backend))
+        backends.add((run.processes[0].backend, run.processes[-1].backend))
 
     t.crash_sweep(clerk, [call("refund", {"amount": 1}), say("done")], check, context=Bank, modes=["after"])
     assert backends == {(one, other) for one in ("asyncio", "trio") for other in ("asyncio", "trio")}
@@ -154,12 +154,12 @@ def test_check_is_shown_both_lives() -> None:
 
     def check(run: t.CrashRun) -> None:
         seen.append(run.executions("refund_by_key"))
-        assert run.executions("refund_by_key") == len([one for life in run.lives for one in life.bodies])
-        assert len(run.requests) == sum(len(life.requests) for life in run.lives)
+        assert run.executions("refund_by_key") == len([one for life in run.processes for one in life.bodies])
+        assert len(run.requests) == sum(len(life.requests) for life in run.processes)
         assert run.result is not None
         assert run.result.final_output == "done"
 
-    t.crash_sweep(clerk, [call("refund_by_key", {"amount": 1}), say("done")], check, context=Bank, ways=ONE_WAY)
+    t.crash_sweep(clerk, [call("refund_by_key", {"amount": 1}), say("done")], check, context=Bank, pairs=ONE_PAIR)
     assert set(seen) == {1, 2}
 
 
@@ -177,7 +177,7 @@ def test_session_outlives_the_crash_and_gets_each_item_once() -> None:
         check,
         context=Bank,
         options={"session": MemorySession},
-        ways=ONE_WAY,
+        pairs=ONE_PAIR,
     )
 
 
@@ -191,7 +191,7 @@ def test_tool_that_wants_somebody_to_look_raises() -> None:
             raised.append(run.error)
         assert run.executions("refund_or_raise") == (0 if run.error is not None and not run.context.paid else 1)
 
-    t.crash_sweep(agent, [call("refund_or_raise", {"amount": 1}), say("done")], check, context=Bank, ways=ONE_WAY)
+    t.crash_sweep(agent, [call("refund_or_raise", {"amount": 1}), say("done")], check, context=Bank, pairs=ONE_PAIR)
     assert raised
 
 
@@ -202,18 +202,18 @@ def test_models_of_the_agents_own_go_on_where_they_were() -> None:
         steps = [call("refund", {"amount": 1}, "c1"), call("refund", {"amount": 2}, "c2"), say("done")]
         return Agent("clerk", tools=[refund], model=t.ScriptedModel(steps))
 
-    swept = t.crash_sweep(make, None, nobody_is_paid_twice, context=Bank, ways=ONE_WAY)
+    swept = t.crash_sweep(make, None, nobody_is_paid_twice, context=Bank, pairs=ONE_PAIR)
     assert swept.recovered
 
 
 def test_failures_that_race_may_come_in_another_order_after_a_crash() -> None:
     """Without a crash the second body fails first; a restarted run has a schedule of its own."""
-    lives: list[None] = []
+    processes: list[None] = []
 
     @tool(failure_error_function=None)
     async def wary() -> str:
         """Fail late in the first life, at once in the ones after it."""
-        await anyio.sleep(0.02 if len(lives) < 2 else 0)
+        await anyio.sleep(0.02 if len(processes) < 2 else 0)
         raise AgentLoopError("wary")
 
     @tool(failure_error_function=None)
@@ -223,7 +223,7 @@ def test_failures_that_race_may_come_in_another_order_after_a_crash() -> None:
         raise ValueError("quick")
 
     def agent() -> Agent[Any, Any]:
-        lives.append(None)
+        processes.append(None)
         return Agent("guide", tools=[wary, quick])
 
     script = [[call("wary", call_id="c1"), call("quick", call_id="c2")], say("done")]
@@ -233,8 +233,8 @@ def test_failures_that_race_may_come_in_another_order_after_a_crash() -> None:
         ended.add(type(run.error))
 
     for operation in (4, 5):
-        lives.clear()
-        t.crash_sweep(agent, script, note, allow=(AgentLoopError,), at=CrashAt(operation, "after"), ways=ONE_WAY)
+        processes.clear()
+        t.crash_sweep(agent, script, note, allow=(AgentLoopError,), at=CrashAt(operation, "after"), pairs=ONE_PAIR)
     assert AgentLoopError in ended
 
 
@@ -248,7 +248,7 @@ def test_crash_right_behind_the_end_of_a_nested_run_that_a_failure_cut_off() -> 
         over.extend([run] if run.over else [])
 
     nested = {"c1": [call("nap"), say("rested")]}
-    t.crash_sweep(agent, script, note, nested=nested, allow=(ValueError, ToolCallError), ways=ONE_WAY)
+    t.crash_sweep(agent, script, note, nested=nested, allow=(ValueError, ToolCallError), pairs=ONE_PAIR)
     whole = over[0].whole.records
     end = next(n for n, record in enumerate(whole) if isinstance(record, RunEnded) and record.path)
     sound(attrs.evolve(over[0], records=whole[: end + 1]))
@@ -276,7 +276,7 @@ def test_call_that_shares_an_output_runs_itself_where_that_output_was_lost() -> 
         outputs.update(str(one.output) for one in run.result.new_items if isinstance(one, ToolOutput))
 
     script = [[call("work", {"n": 1}, "c1"), call("work", {"n": 1}, "c2")], say("done")]
-    t.crash_sweep(Agent("guide", tools=[work]), script, note, ways=ONE_WAY)
+    t.crash_sweep(Agent("guide", tools=[work]), script, note, pairs=ONE_PAIR)
     assert "Tool 'work' finished; its output was not kept." in outputs
     assert {"worked for c1", "worked for c2"} <= outputs
 
@@ -285,11 +285,11 @@ def test_call_that_shares_an_output_runs_itself_where_that_output_was_lost() -> 
 
 
 def test_tool_that_is_wrongly_called_idempotent_is_found() -> None:
-    """The application's own check finds it; the report has the script, the crash, the lives and the repeating line."""
+    """The application's own check finds it; the report has script, crash, processes and the repeating line."""
     agent: Agent[Bank, str] = Agent("clerk", tools=[refund_again])
     script = [call("refund_again", {"amount": 7}, "c1"), say("done")]
     with pytest.raises(t.ExplorationFailure, match="paid twice") as found:
-        t.crash_sweep(agent, script, nobody_is_paid_twice, context=Bank, ways=ONE_WAY)
+        t.crash_sweep(agent, script, nobody_is_paid_twice, context=Bank, pairs=ONE_PAIR)
     text = str(found.value)
     assert isinstance(found.value.run, t.CrashRun)
     crash = found.value.run.crashes[0]
@@ -314,14 +314,14 @@ def test_what_a_crash_breaks_is_made_small() -> None:
         say("done"),
     ]
     with pytest.raises(t.ExplorationFailure, match="paid twice") as found:
-        t.crash_sweep(agent, script, nobody_is_paid_twice, context=Bank, ways=ONE_WAY)
+        t.crash_sweep(agent, script, nobody_is_paid_twice, context=Bank, pairs=ONE_PAIR)
     run = found.value.run
     assert run.world.script is not None
     assert [one.name for step in run.world.script if isinstance(step, list) for one in step] == ["refund_again"]
     assert "made small in" in str(found.value)
     [crash] = run.crashes
     with pytest.raises(t.ExplorationFailure, match="paid twice"):
-        t.crash_sweep(agent, run.world.script, nobody_is_paid_twice, context=Bank, ways=ONE_WAY, at=crash)
+        t.crash_sweep(agent, run.world.script, nobody_is_paid_twice, context=Bank, pairs=ONE_PAIR, at=crash)
 
 
 @pytest.fixture
@@ -338,7 +338,7 @@ def gate_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_runtime_that_forgets_the_gate_is_found() -> None:
     """A body that began before the journal had its start, which a crash would have it run twice."""
     with pytest.raises(t.ExplorationFailure, match=r"before the journal had it: c1|of which the journal doesn't know"):
-        t.crash_sweep(clerk, [call("refund", {"amount": 1}, "c1"), say("done")], context=Bank, ways=ONE_WAY)
+        t.crash_sweep(clerk, [call("refund", {"amount": 1}, "c1"), say("done")], context=Bank, pairs=ONE_PAIR)
 
 
 @pytest.fixture
@@ -359,7 +359,7 @@ def writer_that_drops(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], None
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        (b"call_started", "began before the journal had it|ran in two lives"),
+        (b"call_started", "began before the journal had it|ran in two processes"),
         (b"call_settled", "has not settled|StateError|record"),
     ],
 )
@@ -369,7 +369,7 @@ def test_runtime_that_forgets_a_record_is_found(
     """The next life misses the record that wasn't written, and fails."""
     writer_that_drops(kind)
     with pytest.raises(t.ExplorationFailure, match=words):
-        t.crash_sweep(clerk, [call("refund", {"amount": 1}, "c1"), say("done")], context=Bank, ways=ONE_WAY)
+        t.crash_sweep(clerk, [call("refund", {"amount": 1}, "c1"), say("done")], context=Bank, pairs=ONE_PAIR)
 
 
 def test_end_that_depends_on_the_crash_is_found() -> None:
@@ -384,8 +384,8 @@ def test_end_that_depends_on_the_crash_is_found() -> None:
     agent: Agent[list[str], str] = Agent("counter", tools=[count])
     script = [call("count", call_id="c1"), say("done")]
     with pytest.raises(t.ExplorationFailure, match=r"item 1: .*'2'.* and without a crash .*'1'"):
-        t.crash_sweep(agent, script, context=list, ways=ONE_WAY)
-    assert isinstance(t.crash_sweep(agent, script, context=list, ways=ONE_WAY, same_end=False), CrashSwept)
+        t.crash_sweep(agent, script, context=list, pairs=ONE_PAIR)
+    assert isinstance(t.crash_sweep(agent, script, context=list, pairs=ONE_PAIR, same_end=False), CrashSwept)
 
 
 def test_run_that_fails_without_a_crash_is_told_first() -> None:
@@ -404,7 +404,7 @@ def test_agent_that_changes_from_run_to_run_is_the_users_error() -> None:
         return Agent("clerk", tools=[refund], model=t.ScriptedModel([*calls, say("done")]))
 
     with pytest.raises(UserError, match="something is shared"):
-        t.crash_sweep(make, None, context=Bank, ways=ONE_WAY, at=t.CrashAt(15, "before"))
+        t.crash_sweep(make, None, context=Bank, pairs=ONE_PAIR, at=t.CrashAt(15, "before"))
 
 
 def test_options_reach_the_runs() -> None:
@@ -416,7 +416,7 @@ def test_options_reach_the_runs() -> None:
         nested=NESTED,
         context=Bank,
         options={"run_config": lambda: RunConfig(workflow_name="sweep"), "max_turns": 9},
-        ways=ONE_WAY,
+        pairs=ONE_PAIR,
         modes=["torn"],
         streamed=True,
     )

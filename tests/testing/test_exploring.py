@@ -388,20 +388,20 @@ def test_clean_agent_survives_cancellation_at_every_step() -> None:
 def test_planted_leak_is_found_whatever_cancels(way: Any) -> None:
     """The error has the step, and the line that repeats it."""
     with pytest.raises(t.ExplorationFailure, match=r"[12] things were not put back") as found:
-        t.kill_sweep(using(unshielded), USES, all_back, context=Desk, ways=[way])
+        t.kill_sweep(using(unshielded), USES, all_back, context=Desk, combinations=[way])
     text = str(found.value)
     at = found.value.run.cancelled_at
     assert f"the caller cancels (step {at})" in text
     assert f"at={at})" in text.splitlines()[-1]
     with pytest.raises(t.ExplorationFailure):
-        t.kill_sweep(using(unshielded), USES, all_back, context=Desk, ways=[way], at=at)
+        t.kill_sweep(using(unshielded), USES, all_back, context=Desk, combinations=[way], at=at)
 
 
 def test_cancelled_while_everything_waits_a_leak_is_found_and_its_line_repeats_it() -> None:
     """The line names the same moment, the gate included: what it says is run here."""
     agent, options = using(unshielded), {"order": "gate", "waiting": True}
     with pytest.raises(t.ExplorationFailure, match="were not put back") as found:
-        t.kill_sweep(agent, USES, all_back, context=Desk, ways=[("asyncio", "native")], **options)
+        t.kill_sweep(agent, USES, all_back, context=Desk, combinations=[("asyncio", "native")], **options)
     line = str(found.value).splitlines()[-1].strip()
     assert "order='gate', waiting=True" in line
     names = {"agent": agent, "check": all_back, "Desk": Desk, "kill_sweep": t.kill_sweep, "call": call, "say": say}
@@ -433,13 +433,13 @@ def test_a_leak_under_cancellation_is_made_small(way: Any) -> None:
     leaky.tools.append(look)
     script = [[call("look"), call("look")], [call("look"), call("use"), call("use")], call("look"), DONE]
     with pytest.raises(t.ExplorationFailure, match="1 things were not put back") as found:
-        t.kill_sweep(leaky, script, all_back, context=Desk, ways=[way])
+        t.kill_sweep(leaky, script, all_back, context=Desk, combinations=[way])
     small = found.value.run.world.script
     assert small is not None
     assert [[one.name for one in step] for step in small if isinstance(step, list)] == [["use"]]
     assert "made small in" in str(found.value)
     with pytest.raises(t.ExplorationFailure, match="1 things were not put back"):
-        t.kill_sweep(leaky, small, all_back, context=Desk, ways=[way], at=found.value.run.cancelled_at)
+        t.kill_sweep(leaky, small, all_back, context=Desk, combinations=[way], at=found.value.run.cancelled_at)
 
 
 def test_task_that_outlives_its_run_is_found() -> None:
@@ -457,7 +457,7 @@ def test_task_that_outlives_its_run_is_found() -> None:
         return "begun"
 
     with pytest.raises(t.ExplorationFailure, match=r"left behind: task .*later"):
-        t.kill_sweep(Agent("forgetful", tools=[forget]), [call("forget"), DONE], ways=[("asyncio", "scope")])
+        t.kill_sweep(Agent("forgetful", tools=[forget]), [call("forget"), DONE], combinations=[("asyncio", "scope")])
 
 
 def test_capacity_that_is_never_given_back_is_found() -> None:

@@ -48,7 +48,7 @@ from agentloop.testing.invariants import (
     check_counterparts,
     findings_of,
 )
-from agentloop.testing.invariants._observation import Counterpart, Observation, Reading, Relation
+from agentloop.testing.invariants._observation import Counterpart, Observation, ObservedLog, Relation
 from agentloop.testing.simulation.runs import CancelAt, World, WorldRun, run_one
 
 
@@ -179,15 +179,15 @@ def test_nested_runs_that_are_cut_off_together_may_end_in_either_order_on_anothe
 
 def test_what_a_call_waits_for_with_a_reader_who_is_behind_may_differ_on_another_backend() -> None:
     """The order of the reader's steps and the call's is the backend's; the call's own work isn't."""
-    evidence = slowly_read()
-    held = next(n for n, one in enumerate(evidence.records) if isinstance(one, CallStarted) and one.waited_for)
-    assert "stream_buffer" in evidence.records[held].waited_for  # type: ignore[union-attr]
+    observation = slowly_read()
+    held = next(n for n, one in enumerate(observation.records) if isinstance(one, CallStarted) and one.waited_for)
+    assert "stream_buffer" in observation.records[held].waited_for  # type: ignore[union-attr]
 
     def broken_by(relation: Relation, **changes: Any) -> set[str]:
-        records = list(evidence.records)
+        records = list(observation.records)
         records[held] = records[held].replace(**changes)
         counterpart = Counterpart(relation=relation, name="another", records=tuple(records))
-        return {one.invariant for one in findings_of(attrs.evolve(evidence, counterparts=(counterpart,)))}
+        return {one.invariant for one in findings_of(attrs.evolve(observation, counterparts=(counterpart,)))}
 
     assert broken_by("backend", waited_for=()) == set()
     assert broken_by("backend", waited_for=(), arguments="{}") == {"backends_agree"}
@@ -196,7 +196,7 @@ def test_what_a_call_waits_for_with_a_reader_who_is_behind_may_differ_on_another
 
 def test_an_empty_log_breaks_nothing() -> None:
     """A run that was cancelled before its first record has left none."""
-    reading = Reading(Observation(records=()))
+    reading = ObservedLog(Observation(records=()))
     assert [list(invariant.judge(reading)) for invariant in INVARIANTS.values()] == [[] for _ in INVARIANTS]
 
 
@@ -251,9 +251,9 @@ def damaged(records: Sequence[Any]) -> Iterator[list[Any]]:
 @pytest.mark.parametrize("made", WORLDS, ids=lambda made: made.__name__)
 def test_a_damaged_log_is_judged_and_most_damage_is_found(made: Callable[[], Observation]) -> None:
     """No invariant raises over a log that no run has written."""
-    evidence = made()
-    logs = islice(damaged(evidence.records), 0, None, 3 if made is rich else 1)
-    found = [bool(findings_of(attrs.evolve(evidence, records=records))) for records in logs]
+    observation = made()
+    logs = islice(damaged(observation.records), 0, None, 3 if made is rich else 1)
+    found = [bool(findings_of(attrs.evolve(observation, records=records))) for records in logs]
     assert len(found) > 20
     assert sum(found) / len(found) > 0.5
 

@@ -30,7 +30,8 @@ def test_every_order_of_a_batch_is_gone_through(cap: int | None, orders: int) ->
     """A cap of one allows one order; without a cap there are as many as the calls have."""
     runs = list(every_schedule(CoreWorld(turns=(_turn(*["plain"] * 4),), cap=cap)))
     assert len(runs) == orders
-    ends = {tuple(body.call_id for body in sorted(run.evidence.bodies or (), key=lambda b: b.ended_at)) for run in runs}
+    ordered = [sorted(run.observation.bodies or (), key=lambda body: body.ended_at) for run in runs]
+    ends = {tuple(body.call_id for body in bodies) for bodies in ordered}
     assert len(ends) == orders
 
 
@@ -71,7 +72,7 @@ def test_drawn_worlds_keep_the_invariants_and_exercise_all_of_the_core() -> None
         run = play(world, Tape((), seed=seed))
         check_core(run, tally)
     again = play(world, Tape((), seed=seed))
-    assert list(again.evidence.records) == list(run.evidence.records)
+    assert list(again.observation.records) == list(run.observation.records)
     assert again.choices == run.choices
     assert [name for name in OF_THE_CORE if not tally.exercised[name]] == []
 
@@ -81,4 +82,4 @@ def test_a_tape_repeats_a_run_of_the_core() -> None:
     world = CoreWorld(turns=(_turn("plain", "line", "line", "shared"), _turn("plain", "plain", first=4)))
     first = play(world, Tape((), seed=3))
     again = play(world, Tape(chosen for _, chosen in first.choices))
-    assert list(again.evidence.records) == list(first.evidence.records)
+    assert list(again.observation.records) == list(first.observation.records)

@@ -150,7 +150,7 @@ def test_another_run_of_the_world_is_held_against_it() -> None:
 
 def test_an_invariant_can_be_left_out() -> None:
     """An invariant is left out by its name."""
-    evidence = Observation(records=queued().records[:-1], agent=queued().agent, result=queued().result)
+    observation = Observation(records=queued().records[:-1], agent=queued().agent, result=queued().result)
     with pytest.raises(InvariantError) as caught:
-        check(evidence)
-    check(evidence, but=frozenset(caught.value.invariants))
+        check(observation)
+    check(observation, but=frozenset(caught.value.invariants))

@@ -33,12 +33,12 @@ class SessionProgress:
         if state.started is None:
             return cls(session)
         saved = state.saved or 0
-        told = state.new_items[:saved]
-        complete = {id(item) for item in valid_history(told)}
+        saved_items = state.new_items[:saved]
+        complete = {id(item) for item in valid_history(saved_items)}
         return cls(
             session,
             input_saved=state.saved is not None,
             saved=saved,
-            held=[item for item in told if id(item) not in complete],
+            held=[item for item in saved_items if id(item) not in complete],
             doubtful=state.ended is None,
         )

@@ -35,15 +35,15 @@ from agentloop.testing.invariants._invariant import (
     CoverageCounter,
     Invariant,
     InvariantError,
+    format_records,
     judge,
-    told,
 )
 from agentloop.testing.invariants._observation import (
-    BodySeen,
     Cancellation,
     Counterpart,
     Observation,
-    Reading,
+    ObservedBody,
+    ObservedLog,
     Relation,
 )
 from agentloop.testing.simulation._case_maker import maker_of
@@ -61,10 +61,10 @@ __all__ = [
     "CoverageCounter",
     "check",
     "check_counterparts",
-    "evidence_of",
+    "observe_run",
     "findings_of",
     "judge",
-    "told",
+    "format_records",
     "counterpart_of",
 ]
 
@@ -81,7 +81,7 @@ Judged: TypeAlias = Observation | WorldRun | WorldRuns
 """An input of `check`: one run of a simulation case, all its runs, or an observation that was built by hand."""
 
 
-def evidence_of(run: WorldRun) -> Observation:
+def observe_run(run: WorldRun) -> Observation:
     """Return the observation of *run*: its log, its result, and the reports of every fixture that watched it."""
     data = run.result if run.result is not None else run.run_data
     session, maker = run.session, maker_of(run.world.agent)
@@ -100,7 +100,7 @@ def evidence_of(run: WorldRun) -> Observation:
         error=run.error,
         cancellation=(Cancellation(mark=run.mark, at=at, came_out=run.cancelled) if given else None),
         bodies=[
-            BodySeen(
+            ObservedBody(
                 path=body.path,
                 call_id=body.call_id,
                 tool=body.tool,
@@ -151,8 +151,8 @@ def check_counterparts(run: WorldRun, counterpart: Counterpart, tally: CoverageC
     """
     observation = Observation(records=run.records, error=run.error, counterparts=(counterpart,))
     # `worlds=0`: `check` of this run has counted its simulation case already.
-    if findings := judge(Reading(observation), tally, _BETWEEN, worlds=0):
-        raise InvariantError(tuple(findings), f" on {run.backend}", told(tuple(run.records), findings))
+    if findings := judge(ObservedLog(observation), tally, _BETWEEN, worlds=0):
+        raise InvariantError(tuple(findings), f" on {run.backend}", format_records(tuple(run.records), findings))
 
 
 _BETWEEN = tuple(
@@ -171,12 +171,12 @@ def _observe_runs(judged: Judged) -> list[tuple[str, Observation]]:
     if isinstance(judged, Observation):
         return [("", judged)]
     runs = judged.runs if isinstance(judged, WorldRuns) else (judged,)
-    return [(f" on {one.backend}, {'streamed' if one.streamed else 'plain'}", evidence_of(one)) for one in runs]
+    return [(f" on {one.backend}, {'streamed' if one.streamed else 'plain'}", observe_run(one)) for one in runs]
 
 
 def findings_of(judged: Judged, tally: CoverageCounter | None = None) -> list[Breach]:
     """Return the breaches of *judged* in the table's order. Counts breaches and exercised invariants in *tally*."""
-    return [finding for _, observation in _observe_runs(judged) for finding in judge(Reading(observation), tally)]
+    return [finding for _, observation in _observe_runs(judged) for finding in judge(ObservedLog(observation), tally)]
 
 
 def check(judged: Judged, tally: CoverageCounter | None = None, *, but: frozenset[str] = frozenset()) -> None:
@@ -192,8 +192,8 @@ def check(judged: Judged, tally: CoverageCounter | None = None, *, but: frozense
     """
     selected = [one for one in INVARIANTS.values() if one.name not in but] if but else None
     for where, observation in _observe_runs(judged):
-        indexed = Reading(observation)
-        findings = judge(indexed, tally, selected)
-        indexed.forget()
+        log = ObservedLog(observation)
+        findings = judge(log, tally, selected)
+        log.forget()
         if findings:
-            raise InvariantError(tuple(findings), where, told(tuple(observation.records), findings))
+            raise InvariantError(tuple(findings), where, format_records(tuple(observation.records), findings))

@@ -25,7 +25,7 @@ from agentloop.items import (
 from agentloop.results import RunResult
 from agentloop.testing.invariants._execution import paused
 from agentloop.testing.invariants._invariant import HELD, Broken, broken, invariant
-from agentloop.testing.invariants._observation import CallSeen, Path, Reading, RunSeen, TurnSeen
+from agentloop.testing.invariants._observation import ObservedCall, ObservedLog, ObservedRun, ObservedTurn, Path
 from agentloop.tools import AgentCall
 from agentloop.usage import RequestUsage
 
@@ -36,16 +36,16 @@ Findings = Iterator[Broken | None]
 
 
 @invariant("accounting")
-def each_request_ends_once(seen: Reading) -> Findings:
+def each_request_ends_once(log: ObservedLog) -> Findings:
     """Each model request ends exactly once: with a response, or with a failure of the same attempt."""
-    for turn in seen.turns:
+    for turn in log.turns:
         events: list[tuple[int, r.ModelRequested | r.ModelResponded | r.ModelFailed]]
         events = [*turn.requested, *turn.responded, *turn.failed]
         events.sort(key=lambda pair: pair[0])
         open_since: int | None = None
         for n, record in events:
             if isinstance(record, r.ModelRequested):
-                if open_since is not None and not _was_cut(seen, turn.path, open_since, n):
+                if open_since is not None and not _was_cut(log, turn.path, open_since, n):
                     yield broken("a request was made while another of its turn is open", open_since, n)
                 open_since = n
                 continue
@@ -54,23 +54,23 @@ def each_request_ends_once(seen: Reading) -> Findings:
             else:
                 yield HELD
             open_since = None
-        if open_since is not None and not _was_cut(seen, turn.path, open_since, len(seen.records)):
+        if open_since is not None and not _was_cut(log, turn.path, open_since, len(log.records)):
             yield broken("a request has no ending", open_since)
 
 
-def _was_cut(seen: Reading, path: Path, since: int, until: int) -> bool:
+def _was_cut(log: ObservedLog, path: Path, since: int, until: int) -> bool:
     """Tell whether the run segment of record *since* was cut: another segment began before this one had ended."""
-    run = seen.runs.get(path)
+    run = log.runs.get(path)
     if run is None:
         return True
     if any(since < began < until for began in run.began):
         return True
-    return until == len(seen.records) and not any(n > since for n, _ in run.ended)
+    return until == len(log.records) and not any(n > since for n, _ in run.ended)
 
 
-def requests_of(seen: Reading) -> Iterator[tuple[int, RequestUsage | None]]:
+def requests_of(log: ObservedLog) -> Iterator[tuple[int, RequestUsage | None]]:
     """Yield the record number and the usage of each request of the whole tree that counts as one."""
-    for n, record in enumerate(seen.records):
+    for n, record in enumerate(log.records):
         if isinstance(record, r.ModelResponded):
             yield n, record.response.usage
         elif isinstance(record, r.ModelFailed) and record.counted:
@@ -78,22 +78,22 @@ def requests_of(seen: Reading) -> Iterator[tuple[int, RequestUsage | None]]:
 
 
 @invariant("accounting")
-def usage_counts_each_request_once(seen: Reading) -> Findings:
+def usage_counts_each_request_once(log: ObservedLog) -> Findings:
     """The usage is the sum over all requests of the whole tree, each counted once."""
-    data = seen.evidence.result
+    data = log.observation.result
     if data is None or data.usage is None:
         return
-    used = [usage for _, usage in requests_of(seen)]
+    used = [usage for _, usage in requests_of(log)]
     if used:
         yield HELD
     if data.usage.requests != len(used):
-        yield broken(f"{data.usage.requests} requests counted of {len(used)}", *(n for n, _ in requests_of(seen)))
-    told = [usage for usage in used if usage is not None]
+        yield broken(f"{data.usage.requests} requests counted of {len(used)}", *(n for n, _ in requests_of(log)))
+    noted = [usage for usage in used if usage is not None]
     for name in ("input_tokens", "output_tokens", "total_tokens", "cached_tokens", "reasoning_tokens"):
-        wanted = sum([getattr(usage, name) for usage in told])
+        wanted = sum([getattr(usage, name) for usage in noted])
         if getattr(data.usage, name) != wanted:
             yield broken(f"{name} is {getattr(data.usage, name)}, the requests' sum is {wanted}")
-    entries = [usage for usage in told if _has_usage(usage)]
+    entries = [usage for usage in noted if _has_usage(usage)]
     if list(data.usage.entries) != entries:
         yield broken(f"{len(data.usage.entries)} entries of usage, the requests have {len(entries)}, or others")
 
@@ -103,13 +103,13 @@ def _has_usage(usage: RequestUsage) -> bool:
 
 
 @invariant("accounting")
-def models_are_asked_as_recorded(seen: Reading) -> Findings:
+def models_are_asked_as_recorded(log: ObservedLog) -> Findings:
     """A model receives as many requests as the log records, save those that are cancelled before they reach it."""
-    shown = seen.evidence.shown
+    shown = log.observation.shown
     if shown is None:
         return
     asked = Counter(path for path, _ in shown)
-    said = Counter(record.path for record in seen.records if isinstance(record, r.ModelRequested))
+    said = Counter(record.path for record in log.records if isinstance(record, r.ModelRequested))
     for path in asked.keys() | said.keys():
         # A request that was recorded may be cancelled before it reaches the model; never the other way round.
         if asked[path] > said[path]:
@@ -151,15 +151,15 @@ def faults_of_history(items: Sequence[Item]) -> Iterator[str]:
 
 
 @invariant("accounting")
-def history_is_valid(seen: Reading) -> Findings:
+def history_is_valid(log: ObservedLog) -> Findings:
     """In each request to a model every call has exactly one output after it, and reasoning keeps its follower."""
-    for path, items in seen.evidence.shown or ():
+    for path, items in log.observation.shown or ():
         faults = list(faults_of_history(items))
         if faults:
             yield broken(f"run {'/'.join(path) or '(the root)'} showed its model: {'; '.join(faults)}")
         else:
             yield HELD
-    result = seen.evidence.result
+    result = log.observation.result
     if isinstance(result, RunResult) and result.status != "interrupted":
         faults = list(faults_of_history(result.to_input_list()))
         if faults:
@@ -169,32 +169,32 @@ def history_is_valid(seen: Reading) -> Findings:
 
 
 @invariant("accounting")
-def models_are_shown_all_that_was(seen: Reading) -> Findings:
+def models_are_shown_all_that_was(log: ObservedLog) -> Findings:
     """Each request shows a model everything of the run so far: its input, each message, and each call of an accepted
     turn and each handoff with its answer. Exceptions: the log says that the history was replaced, or the application or
     a server decides which items a model is shown.
     """
-    replaced = {one.path for one in seen.records if isinstance(one, r.HistoryReplaced) and not one.added}
+    replaced = {one.path for one in log.records if isinstance(one, r.HistoryReplaced) and not one.added}
     shown: dict[Path, list[Sequence[Item]]] = {}
-    for path, items in seen.evidence.shown or ():
+    for path, items in log.observation.shown or ():
         shown.setdefault(path, []).append(items)
-    for run in seen.runs.values():
+    for run in log.runs.values():
         requests = [n for turn in run.turns for n, _ in turn.requested]
-        if run.path in replaced or _is_chosen_elsewhere(seen, run):
+        if run.path in replaced or _is_chosen_elsewhere(log, run):
             continue
         if len(requests) != len(shown.get(run.path, ())):
             continue  # a request that was cancelled may not have reached the model
         for n, items in zip(requests, shown.get(run.path, ()), strict=True):
             given = Counter(_make_key(item) for item in items)
-            if lost := Counter(_list_expected_items(seen, run, n)) - given:
+            if lost := Counter(_list_expected_items(log, run, n)) - given:
                 yield broken(f"run {'/'.join(run.path) or '(the root)'}: the model wasn't shown {next(iter(lost))}", n)
             else:
                 yield HELD
 
 
-def _is_chosen_elsewhere(seen: Reading, run: RunSeen) -> bool:
+def _is_chosen_elsewhere(log: ObservedLog, run: ObservedRun) -> bool:
     """Tell whether a function of the application, or a server that keeps the conversation, chooses the shown items."""
-    config, first = seen.config(run.path), seen.records[run.began[0]]
+    config, first = log.config(run.path), log.records[run.began[0]]
     kept = isinstance(first, r.RunStarted) and first.kept
     return kept or config.call_model_input_filter is not None or config.session_input_callback is not None
 
@@ -205,8 +205,8 @@ def _make_key(item: Item) -> tuple[str, str]:
     return (type(item).__name__, item.text if isinstance(item, AssistantMessage | UserMessage) else "")
 
 
-def _list_expected_items(seen: Reading, run: RunSeen, n: int) -> Iterator[tuple[str, str]]:
-    first = seen.records[run.began[0]]
+def _list_expected_items(log: ObservedLog, run: ObservedRun, n: int) -> Iterator[tuple[str, str]]:
+    first = log.records[run.began[0]]
     assert isinstance(first, r.RunStarted)
     yield from (_make_key(item) for item in first.input if isinstance(item, UserMessage) and not item.secret)
     for turn in run.turns:
@@ -223,19 +223,19 @@ def _list_expected_items(seen: Reading, run: RunSeen, n: int) -> Iterator[tuple[
 
 
 @invariant("accounting")
-def results_are_the_fold_of_the_log(seen: Reading) -> Findings:
+def results_are_the_fold_of_the_log(log: ObservedLog) -> Findings:
     """A run returns the fold of its log: items, calls, responses and usage; and the log names the agent at work."""
-    data = seen.evidence.result
-    if data is None or not seen.records:
+    data = log.observation.result
+    if data is None or not log.records:
         return
-    fold = RunFold(limits=seen.evidence.config.json_limits)
-    for n, record in enumerate(seen.records):
+    fold = RunFold(limits=log.observation.config.json_limits)
+    for n, record in enumerate(log.records):
         try:
             fold.apply(record)
         except Exception as error:
             yield broken(f"the log can't be folded: {type(error).__name__} at {type(record).__name__}", n)
             return
-    if fold.agent != (at_work := _find_agent_at_work(seen)):
+    if fold.agent != (at_work := _find_agent_at_work(log)):
         yield broken(f"the log folds to {fold.agent!r} at work, and {at_work!r} is")
     if fold.usage != data.usage:
         yield broken(f"the log folds to {fold.usage}, the run says {data.usage}")
@@ -250,10 +250,10 @@ def results_are_the_fold_of_the_log(seen: Reading) -> Findings:
     yield HELD
 
 
-def _find_agent_at_work(seen: Reading) -> str:
+def _find_agent_at_work(log: ObservedLog) -> str:
     """Return the key of the agent that was the last to become active in the root run."""
     found = ""
-    for record in seen.records:
+    for record in log.records:
         if not record.path and isinstance(record, r.RunStarted | r.TurnStarted):
             found = record.agent
         elif not record.path and isinstance(record, r.HandedOff):
@@ -262,16 +262,16 @@ def _find_agent_at_work(seen: Reading) -> str:
 
 
 @invariant("accounting")
-def results_follow_model_order(seen: Reading) -> Findings:
+def results_follow_model_order(log: ObservedLog) -> Findings:
     """A result has every call of its own path once, in model order, with the last outcome that the log has.
 
     Its outputs are in the same order, except those of calls that waited for a verdict or resumed in a later segment.
     """
-    data = seen.evidence.result
+    data = log.observation.result
     if data is None:
         return
     wanted = [
-        (call.call_id, call.settled[-1][1].outcome) for call in seen.calls.values() if not call.path and call.settled
+        (call.call_id, call.settled[-1][1].outcome) for call in log.calls.values() if not call.path and call.settled
     ]
     got = [(one.call.call_id, one.outcome) for one in data.calls]
     if got != wanted:
@@ -279,26 +279,26 @@ def results_follow_model_order(seen: Reading) -> Findings:
     elif wanted:
         yield HELD
     outputs = [item.call_id for item in data.new_items if isinstance(item, ToolOutput)]
-    places = {call.call_id: (call.turn.n, call.index) for call in seen.calls.values() if not call.path}
+    places = {call.call_id: (call.turn.n, call.index) for call in log.calls.values() if not call.path}
     known = [places[call_id] for call_id in outputs if call_id in places]
-    late = any(call.requested or len(call.settled) > 1 for call in seen.calls.values())
+    late = any(call.requested or len(call.settled) > 1 for call in log.calls.values())
     if known != sorted(known) and not late:
         yield broken(f"the result's outputs are out of order: {', '.join(outputs)}")
 
 
 @invariant("accounting")
-def results_hold_every_item(seen: Reading) -> Findings:
+def results_hold_every_item(log: ObservedLog) -> Findings:
     """The result of a completed run has every message of its model, and every call and handoff with its answer."""
-    data = seen.evidence.result
-    if not isinstance(data, RunResult) or data.status != "completed" or seen.root is None:
+    data = log.observation.result
+    if not isinstance(data, RunResult) or data.status != "completed" or log.root is None:
         return
     outputs = {item.call_id for item in data.new_items if isinstance(item, _OUTPUTS)}
     asked = {item.call_id for item in data.new_items if isinstance(item, _CALLS)}
-    answered = {call_id for _, one in seen.root.handed for call_id in (one.call_id, *one.ignored)}
-    ended = {call.call_id for call in seen.calls.values() if not call.path and call.turn.accepted and _has_output(call)}
+    answered = {call_id for _, one in log.root.handed for call_id in (one.call_id, *one.ignored)}
+    ended = {call.call_id for call in log.calls.values() if not call.path and call.turn.accepted and _has_output(call)}
     if missing := sorted((answered | ended) - (outputs & asked)):
         yield broken(f"the result lacks the call {missing[0]}, or what answers it")
-    said = Counter(item.text for turn in seen.root.turns for item in _list_messages(turn))
+    said = Counter(item.text for turn in log.root.turns for item in _list_messages(turn))
     given = Counter(item.text for item in data.new_items if isinstance(item, AssistantMessage))
     if lost := said - given:
         yield broken(f"the model said {next(iter(lost))!r}, and the result doesn't")
@@ -306,25 +306,25 @@ def results_hold_every_item(seen: Reading) -> Findings:
         yield HELD
 
 
-def _has_output(call: CallSeen) -> bool:
+def _has_output(call: ObservedCall) -> bool:
     return bool(call.settled) and call.settled[-1][1].outcome.output is not None
 
 
-def _list_messages(turn: TurnSeen) -> list[AssistantMessage]:
+def _list_messages(turn: ObservedTurn) -> list[AssistantMessage]:
     items = (item for _, one in turn.responded for item in one.response.items)
     return [item for item in items if isinstance(item, AssistantMessage)]
 
 
 @invariant("accounting")
-def exactly_one_end(seen: Reading) -> Findings:
+def exactly_one_end(log: ObservedLog) -> Findings:
     """A run gives exactly one of a final output, an error, an interruption or a cancellation, and its log agrees.
 
     If a journal fails after the end of the log, only the raised error shows it.
     """
-    if seen.root is None or not seen.root.ended:
+    if log.root is None or not log.root.ended:
         return
-    n, end = seen.root.ended[-1]
-    result, error = seen.evidence.result, seen.evidence.error
+    n, end = log.root.ended[-1]
+    result, error = log.observation.result, log.observation.error
     if isinstance(result, RunResult) and error is None:
         if end.status != result.status:
             yield broken(f"the result is {result.status}, the log says {end.status}", n)
@@ -334,10 +334,10 @@ def exactly_one_end(seen: Reading) -> Findings:
             yield broken(f"a run that is {end.status} has a final output", n)
         else:
             yield HELD
-    elif error is not None and isinstance(error, Exception) and seen.evidence.cancellation is None:
+    elif error is not None and isinstance(error, Exception) and log.observation.cancellation is None:
         if end.status == "failed":
             yield HELD
-        elif not isinstance(error, JournalError) or seen.evidence.faultless:
+        elif not isinstance(error, JournalError) or log.observation.faultless:
             yield broken(f"the run raised {type(error).__name__}, the log says {end.status}", n)
     if end.status == "completed" and end.error is not None:
         yield broken("a completed run has an error", n)
@@ -346,18 +346,18 @@ def exactly_one_end(seen: Reading) -> Findings:
 
 
 @invariant("accounting")
-def nested_runs_stand_in_their_calls(seen: Reading) -> Findings:
+def nested_runs_stand_in_their_calls(log: ObservedLog) -> Findings:
     """The records of a nested run lie between the start and the end of the call that runs it; its limit of turns is
     that of its tool.
     """
-    for run in seen.runs.values():
+    for run in log.runs.values():
         if not run.path or not run.began:
             continue
-        call = seen.calls.get((run.path[:-1], run.path[-1]))
+        call = log.calls.get((run.path[:-1], run.path[-1]))
         if call is None:
             yield broken(f"run {'/'.join(run.path)} belongs to no call", run.began[0])
             continue
-        tool = seen.tool(call)
+        tool = log.tool(call)
         most = tool.body.max_turns if tool is not None and isinstance(tool.body, AgentCall) else run.limits[0][1]
         if run.limits[0][1] != most:
             yield broken(
@@ -377,9 +377,9 @@ def nested_runs_stand_in_their_calls(seen: Reading) -> Findings:
 
 
 @invariant("accounting")
-def handoffs_go_where_they_say(seen: Reading) -> Findings:
+def handoffs_go_where_they_say(log: ObservedLog) -> Findings:
     """A handoff is taken after its batch is accepted; the next turn belongs to its target; only the first is taken."""
-    for run in seen.runs.values():
+    for run in log.runs.values():
         for n, record in run.handed:
             turn = next((turn for turn in reversed(run.turns) if turn.n < n), None)
             following = next((turn for turn in run.turns if turn.n > n), None)
@@ -399,26 +399,26 @@ def handoffs_go_where_they_say(seen: Reading) -> Findings:
 
 
 @invariant("accounting")
-def tool_hooks_pair(seen: Reading) -> Findings:
+def tool_hooks_pair(log: ObservedLog) -> Findings:
     """Hooks receive exactly one end for each start of a tool, and no end without a start."""
-    told = seen.evidence.hooks
-    if told is None:
+    noted = log.observation.hooks
+    if noted is None:
         return
-    starts = Counter((path, name) for event, path, name in told if event == "tool_start")
-    ends = Counter((path, name) for event, path, name in told if event == "tool_end")
-    cut = {(one.path, one.call_id) for one in seen.records if isinstance(one, r.CleanupCut)}
+    starts = Counter((path, name) for event, path, name in noted if event == "tool_start")
+    ends = Counter((path, name) for event, path, name in noted if event == "tool_end")
+    cut = {(one.path, one.call_id) for one in log.records if isinstance(one, r.CleanupCut)}
     for key in starts.keys() | ends.keys():
-        call = seen.calls.get(key)
-        if starts[key] > ends[key] and call is not None and paused(seen, call):
+        call = log.calls.get(key)
+        if starts[key] > ends[key] and call is not None and paused(log, call):
             continue  # hooks receive its end when the nested run resumes
-        if starts[key] > ends[key] and (("tool_end", *key) in seen.evidence.watchers_failed or key in cut):
+        if starts[key] > ends[key] and (("tool_end", *key) in log.observation.watchers_failed or key in cut):
             continue  # hooks after a failed hook, or after the cleanup deadline, are not called
         if starts[key] != ends[key]:
             yield broken(f"hooks were told of {starts[key]} starts and {ends[key]} ends of call {key[1]}")
         else:
             yield HELD
     running: Counter[tuple[Path, str]] = Counter()
-    for event, path, name in told:
+    for event, path, name in noted:
         if event == "tool_start":
             running[path, name] += 1
         elif event == "tool_end":
@@ -428,42 +428,42 @@ def tool_hooks_pair(seen: Reading) -> Findings:
 
 
 @invariant("accounting")
-def run_end_is_told_once(seen: Reading) -> Findings:
+def run_end_is_told_once(log: ObservedLog) -> Findings:
     """Hooks receive the end of each run segment exactly once, and no event after it."""
-    told = seen.evidence.hooks
-    if told is None or seen.root is None:
+    noted = log.observation.hooks
+    if noted is None or log.root is None:
         return
-    ends = [place for place, (event, _, _) in enumerate(told) if event == "run_end"]
-    if len(ends) != len(seen.root.began):
-        yield broken(f"hooks were told of {len(ends)} ends in {len(seen.root.began)} entries")
-    elif ends[-1] != len(told) - 1:
-        yield broken(f"hooks were told of {told[-1][0]} after the end of the run")
+    ends = [place for place, (event, _, _) in enumerate(noted) if event == "run_end"]
+    if len(ends) != len(log.root.began):
+        yield broken(f"hooks were told of {len(ends)} ends in {len(log.root.began)} entries")
+    elif ends[-1] != len(noted) - 1:
+        yield broken(f"hooks were told of {noted[-1][0]} after the end of the run")
     else:
         yield HELD
 
 
 @invariant("accounting")
-def hooks_hear_of_each_step(seen: Reading) -> Findings:
+def hooks_hear_of_each_step(log: ObservedLog) -> Findings:
     """Hooks receive each agent that becomes active, each answer of the model, each start of a tool before its body
     runs, and the end of the agent whose output completes the run.
     """
-    told, run = seen.evidence.hooks, seen.root
-    if told is None or run is None or not run.turns or seen.evidence.watchers_failed:
+    noted, run = log.observation.hooks, log.root
+    if noted is None or run is None or not run.turns or log.observation.watchers_failed:
         return
     heard: dict[str, list[str]] = {}
-    for event, path, name in told:
+    for event, path, name in noted:
         if not path:
             heard.setdefault(event, []).append(name)
     agents = [run.turns[0].agent, *(record.target_agent for _, record in run.handed)]
     if heard.get("agent_start", []) != agents:
         yield broken(f"hooks were told of the agents {heard.get('agent_start')}, and {agents} were at work")
     handed = [record.target_agent for _, record in run.handed]
-    if heard.get("handoff", []) != handed and seen.evidence.faultless:
+    if heard.get("handoff", []) != handed and log.observation.faultless:
         yield broken(f"hooks were told of handoffs to {heard.get('handoff')}, and they went to {handed}")
     answers = [turn.agent for turn in run.turns for _ in turn.responded if not turn.conflicts]
     if heard.get("llm_end", []) != answers:
         yield broken(f"hooks were told of answers to {heard.get('llm_end')}, and {answers} were answered")
-    bodies = {body.call_id for body in seen.evidence.bodies or () if not body.path}
+    bodies = {body.call_id for body in log.observation.bodies or () if not body.path}
     if unheard := sorted(bodies - set(heard.get("tool_start", ()))):
         yield broken(f"the body of call {unheard[0]} ran, and hooks weren't told of its start")
     completed = [n for n, one in run.ended if one.status == "completed"]
@@ -473,10 +473,10 @@ def hooks_hear_of_each_step(seen: Reading) -> Findings:
 
 
 @invariant("accounting")
-def model_hooks_nest(seen: Reading) -> Findings:
+def model_hooks_nest(log: ObservedLog) -> Findings:
     """Hooks receive an answer of a model only after the request that it answers."""
     asked: Counter[Path] = Counter()
-    for event, path, _ in seen.evidence.hooks or ():
+    for event, path, _ in log.observation.hooks or ():
         if event == "llm_start":
             asked[path] += 1
         elif event == "llm_end":
@@ -488,11 +488,11 @@ def model_hooks_nest(seen: Reading) -> Findings:
 
 
 @invariant("accounting")
-def spans_pair_and_nest(seen: Reading) -> Findings:
+def spans_pair_and_nest(log: ObservedLog) -> Findings:
     """Each span begins once and ends once, and no span outlives the span around it."""
     open_spans: list[object] = []
     known: set[int] = set()
-    for event, span in seen.evidence.spans or ():
+    for event, span in log.observation.spans or ():
         if event == "start":
             if id(span) in known:
                 yield broken(f"span {span.kind} {span.name} began twice")
@@ -515,15 +515,15 @@ def spans_pair_and_nest(seen: Reading) -> Findings:
 
 
 @invariant("accounting")
-def sessions_get_each_item_once(seen: Reading) -> Findings:
+def sessions_get_each_item_once(log: ObservedLog) -> Findings:
     """A session gets the items that the run added, each once and in order, calls together with their outputs.
 
     A write may be missing if the timeout of the run and its cleanup grace cut it off.
     """
-    saved = seen.evidence.saved
+    saved = log.observation.saved
     if saved is None:
         return
-    before = list(seen.evidence.saved_before)
+    before = list(log.observation.saved_before)
     if list(saved[: len(before)]) != before:
         yield broken("the session's earlier items have changed")
         return
@@ -539,8 +539,8 @@ def sessions_get_each_item_once(seen: Reading) -> Findings:
     faults = list(faults_of_history(fresh))
     if faults:
         yield broken(f"the session holds: {'; '.join(faults)}")
-    data = seen.evidence.result
-    cut = any(isinstance(one, r.CleanupCut) and one.section == "session save" for one in seen.records)
+    data = log.observation.result
+    cut = any(isinstance(one, r.CleanupCut) and one.section == "session save" for one in log.records)
     if isinstance(data, RunResult) and data.status == "completed" and not cut:
         wanted = [*data.input, *data.new_items]
         # A handoff's call is held back until it is answered, so the order may differ from the run's.
@@ -555,14 +555,14 @@ def _format_kinds(items: Iterable[Item]) -> str:
 
 
 @invariant("accounting")
-def secrets_stand_nowhere(seen: Reading) -> Findings:
+def secrets_stand_nowhere(log: ObservedLog) -> Findings:
     """No secret text appears in an error of the library, a span, the text of an event or a record, or a line of a
     journal. The message of an application's error is not checked.
     """
-    canaries = seen.evidence.canaries
+    canaries = log.observation.canaries
     if not canaries:
         return
-    places = list(_list_texts(seen))
+    places = list(_list_texts(log))
     for canary in canaries:
         for where, text in places:
             if canary in text:
@@ -570,18 +570,18 @@ def secrets_stand_nowhere(seen: Reading) -> Findings:
     yield HELD
 
 
-def _list_texts(seen: Reading) -> Iterator[tuple[str, str]]:
-    codec, error = seen.evidence.maker.codec, seen.evidence.error
+def _list_texts(log: ObservedLog) -> Iterator[tuple[str, str]]:
+    codec, error = log.observation.maker.codec, log.observation.error
     while error is not None:
         words = [str(error)] if isinstance(error, AgentLoopError) else []
         yield f"the error {type(error).__name__}", " ".join([*words, *getattr(error, "__notes__", ())])
         error = error.__cause__
-    for _, span in seen.evidence.spans or ():
+    for _, span in log.observation.spans or ():
         yield f"span {span.kind} {span.name}", f"{span.error} {span.data!r}"
-    for n, record in enumerate(seen.records):
+    for n, record in enumerate(log.records):
         yield f"record {n}", repr(record)
         yield f"the journal's line of record {n}", plain_line(record).decode()
         if codec is not None:
             yield f"the sealed line of record {n}", encode(record_to_json(record, Secrets(codec))).decode()
-    for place, event in enumerate(seen.evidence.events):
+    for place, event in enumerate(log.observation.events):
         yield f"event {place}", repr(event)

@@ -11,61 +11,61 @@ from agentloop import records as r
 from agentloop.exceptions import AgentLoopError
 from agentloop.state import RunState
 from agentloop.testing.invariants._invariant import HELD, Broken, broken, invariant
-from agentloop.testing.invariants._observation import Counterpart, Reading, Relation
+from agentloop.testing.invariants._observation import Counterpart, ObservedLog, Relation
 from agentloop.testing.simulation.normal_form import normal
 
 Findings = Iterator[Broken | None]
 
 
 @invariant("accounting")
-def backends_agree(seen: Reading) -> Findings:
+def backends_agree(log: ObservedLog) -> Findings:
     """Under the gate one tape gives one log on trio and on asyncio, and the same end.
 
     Two exceptions have the order of the backend, and their logs are equal in normal form only: several nested runs that
     one failure cancels together finish side by side; and a slow reader and the call that waits for it take their steps
     side by side.
     """
-    yield from _compare_counterparts(seen, "backend")
+    yield from _compare_counterparts(log, "backend")
 
 
 @invariant("accounting")
-def streaming_changes_nothing(seen: Reading) -> Findings:
+def streaming_changes_nothing(log: ObservedLog) -> Findings:
     """Under the gate one tape gives one log, with a reader of the run's events that keeps up and without a reader.
 
     The logs are compared up to a model attempt that failed after a part of it was shown: the streamed run can't retry
     an attempt that its reader has seen; a plain run may.
     """
-    yield from _compare_counterparts(seen, "mode")
+    yield from _compare_counterparts(log, "mode")
 
 
 @invariant("cancellation")
-def native_and_scope_cancellations_agree(seen: Reading) -> Findings:
+def native_and_scope_cancellations_agree(log: ObservedLog) -> Findings:
     """A native cancellation of the caller's task gives the same log as a cancellation of a scope around it, if it is
     given while everything waits at the gate.
     """
-    yield from _compare_counterparts(seen, "cancellation")
+    yield from _compare_counterparts(log, "cancellation")
 
 
 @invariant("accounting")
-def worlds_repeat_themselves(seen: Reading) -> Findings:
+def worlds_repeat_themselves(log: ObservedLog) -> Findings:
     """The same simulation case on the same backend gives the same log again."""
-    yield from _compare_counterparts(seen, "again")
+    yield from _compare_counterparts(log, "again")
 
 
 @invariant("accounting")
-def replays_give_the_log(seen: Reading) -> Findings:
+def replays_give_the_log(log: ObservedLog) -> Findings:
     """A strict replay gives the run's records, on the other backend too."""
-    yield from _compare_counterparts(seen, "replay")
+    yield from _compare_counterparts(log, "replay")
 
 
-def _compare_counterparts(seen: Reading, relation: Relation) -> Findings:
-    for counterpart in seen.evidence.counterparts:
+def _compare_counterparts(log: ObservedLog, relation: Relation) -> Findings:
+    for counterpart in log.observation.counterparts:
         if counterpart.relation == relation:
-            yield _compare_logs(seen, counterpart)
+            yield _compare_logs(log, counterpart)
 
 
-def _compare_logs(seen: Reading, counterpart: Counterpart) -> Broken | None:
-    ours, theirs = seen.records, counterpart.records
+def _compare_logs(log: ObservedLog, counterpart: Counterpart) -> Broken | None:
+    ours, theirs = log.records, counterpart.records
     for n, (one, other) in enumerate(zip(ours, theirs, strict=False)):
         if one != other:
             if counterpart.relation == "mode" and _differ_only_in_streamed(one, other):
@@ -76,7 +76,7 @@ def _compare_logs(seen: Reading, counterpart: Counterpart) -> Broken | None:
             return broken(f"record {n} is {one!r}, {counterpart.name} has {other!r}", n)
     if len(ours) != len(theirs):
         return broken(f"{len(ours)} records, {counterpart.name} has {len(theirs)}", min(len(ours), len(theirs)))
-    error = seen.evidence.error
+    error = log.observation.error
     if counterpart.error is not None and counterpart.error is not type(error):
         return broken(f"it ends with {error!r}, {counterpart.name} with {counterpart.error.__name__}")
     return HELD
@@ -103,24 +103,24 @@ def _has_wait_for_buffer(records: Sequence[r.Record]) -> bool:
 
 
 @invariant("accounting")
-def storing_changes_nothing(seen: Reading) -> Findings:
+def storing_changes_nothing(log: ObservedLog) -> Findings:
     """Records and states are the same after they were written and read, and a second writing gives the same text."""
-    agent = seen.evidence.agent
-    if agent is None or not seen.records:
+    agent = log.observation.agent
+    if agent is None or not log.records:
         return
     context: Any = {"context_serializer": lambda _: None}
     try:
-        text = RunState(agent, seen.records).to_string(**context)
+        text = RunState(agent, log.records).to_string(**context)
         again = RunState.from_string(agent, text)
     except AgentLoopError as error:
         yield broken(f"it can't be stored and read: {type(error).__name__}: {error}")
         return
     if again.to_string(**context) != text:
         yield broken("the state's text isn't what is written when it was read")
-    secret = any(call.secret or call.secret_output for call in (one.call for one in seen.calls.values()))
-    pairs = enumerate(zip(seen.records, again.records, strict=True))
+    secret = any(call.secret or call.secret_output for call in (one.call for one in log.calls.values()))
+    pairs = enumerate(zip(log.records, again.records, strict=True))
     # Secret values are read back as digests, so records that hold them can't be compared.
     n = None if secret else next((n for n, (one, other) in pairs if one != other), None)
     if n is not None:
-        yield broken(f"stored and read, {seen.records[n]!r} is {again.records[n]!r}", n)
+        yield broken(f"stored and read, {log.records[n]!r} is {again.records[n]!r}", n)
     yield HELD

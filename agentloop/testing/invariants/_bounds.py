@@ -19,7 +19,7 @@ from agentloop.outcomes import FROM_ABOVE
 from agentloop.testing.invariants._accounting import requests_of
 from agentloop.testing.invariants._invariant import HELD, Broken, broken, invariant
 from agentloop.testing.invariants._limits import one_at_a_time
-from agentloop.testing.invariants._observation import CallSeen, Path, Reading, RunSeen, TurnSeen
+from agentloop.testing.invariants._observation import ObservedCall, ObservedLog, ObservedRun, ObservedTurn, Path
 from agentloop.tools import AgentCall
 
 NOTICE = 100
@@ -28,58 +28,58 @@ Findings = Iterator[Broken | None]
 
 
 @invariant("accounting")
-def limits_of_use_hold(seen: Reading) -> Findings:
+def limits_of_use_hold(log: ObservedLog) -> Findings:
     """Once a limit of use is reached, its own or that of a run around it, a run makes no further model request. It
     starts no more calls than these limits allow. A run that ends for a limit has reached one.
     """
-    ledgers = {path: limits for path in seen.runs if (limits := _own_limits(seen, path)) is not None}
+    ledgers = {path: limits for path in log.runs if (limits := _own_limits(log, path)) is not None}
     for path, limits in ledgers.items():
-        yield from _check_calls(seen, path, limits)
-    yield from _check_refusals(seen, ledgers)
+        yield from _check_calls(log, path, limits)
+    yield from _check_refusals(log, ledgers)
     for path, limits in ledgers.items():
-        for run in seen.under(path):
-            if not _begins_turns_without_await(seen, run):
+        for run in log.under(path):
+            if not _begins_turns_without_await(log, run):
                 continue
             for turn in run.turns:
                 for n, record in turn.requested:
                     # The library checks the limits before a turn begins, and right before each retry.
-                    over = _describe_reached_limit(seen, path, limits, turn.n if record.attempt == 1 else n)
+                    over = _describe_reached_limit(log, path, limits, turn.n if record.attempt == 1 else n)
                     if over is not None:
                         yield broken(f"the model was asked although {over}", n)
                     else:
                         yield HELD
-    if isinstance(seen.evidence.error, UsageLimitExceeded):
-        spent = (_describe_reached_limit(seen, path, limits, len(seen.records)) for path, limits in ledgers.items())
+    if isinstance(log.observation.error, UsageLimitExceeded):
+        spent = (_describe_reached_limit(log, path, limits, len(log.records)) for path, limits in ledgers.items())
         if not any(spent):
             yield broken("the run ended for a limit of use, and none was reached")
 
 
-def _own_limits(seen: Reading, path: Path) -> UsageLimits | None:
+def _own_limits(log: ObservedLog, path: Path) -> UsageLimits | None:
     """Return the run's own limits, which bind its part of the tree; None if the run at *path* has none of its own."""
-    found: UsageLimits | None = seen.evidence.config.limits
+    found: UsageLimits | None = log.observation.config.limits
     if not path:
         return found
-    call = seen.calls.get((path[:-1], path[-1]))
-    tool = seen.tool(call) if call is not None else None
+    call = log.calls.get((path[:-1], path[-1]))
+    tool = log.tool(call) if call is not None else None
     if tool is None or not isinstance(tool.body, AgentCall) or tool.body.run_config is None:
         return None
     found = tool.body.run_config.limits
     return found
 
 
-def _begins_turns_without_await(seen: Reading, run: RunSeen) -> bool:
+def _begins_turns_without_await(log: ObservedLog, run: ObservedRun) -> bool:
     """Tell whether the run awaits nothing between the check of the limits and the beginning of a turn.
 
     An `is_enabled` function is awaited there; other runs of the tree may then use up a limit.
     """
-    agents = [seen.agent_named(turn.agent) for turn in run.turns]
+    agents = [log.agent_named(turn.agent) for turn in run.turns]
     return all(agent is None or all(isinstance(one.is_enabled, bool) for one in agent.tools) for agent in agents)
 
 
-def _check_calls(seen: Reading, path: Path, limits: UsageLimits) -> Findings:
+def _check_calls(log: ObservedLog, path: Path, limits: UsageLimits) -> Findings:
     started = [
         (n, one)
-        for n, one in enumerate(seen.records)
+        for n, one in enumerate(log.records)
         if isinstance(one, r.CallStarted) and one.attempt == 1 and one.path[: len(path)] == path
     ]
     if limits.tool_calls is not None and len(started) > limits.tool_calls:
@@ -90,76 +90,73 @@ def _check_calls(seen: Reading, path: Path, limits: UsageLimits) -> Findings:
     elif started and (limits.tool_calls is not None or limits.cost is not None):
         yield HELD
     for n, one in started:
-        tool = seen.tool(seen.calls[one.path, one.call_id])
-        price = tool.cost({}) if tool is not None and tool.cost is not None and seen.evidence.faultless else None
+        tool = log.tool(log.calls[one.path, one.call_id])
+        price = tool.cost({}) if tool is not None and tool.cost is not None and log.observation.faultless else None
         if price is not None and price != Decimal(one.cost or 0):
             yield broken(f"call {one.call_id} costs {price}, and its start says {one.cost}", n)
 
 
-def _check_refusals(seen: Reading, ledgers: Mapping[Path, UsageLimits]) -> Findings:
+def _check_refusals(log: ObservedLog, ledgers: Mapping[Path, UsageLimits]) -> Findings:
     """Check each call that was skipped because a budget was spent: a budget that binds it must have no room."""
-    for call in seen.calls.values() if ledgers else ():
+    for call in log.calls.values() if ledgers else ():
         for n, record in call.settled:
             if not _is_refused(record):
                 continue
             around = ((path, limits) for path, limits in ledgers.items() if call.path[: len(path)] == path)
-            if any(_has_no_room(seen, path, limits, call, n) for path, limits in around):
+            if any(_has_no_room(log, path, limits, call, n) for path, limits in around):
                 yield HELD
             else:
                 yield broken(f"call {call.call_id} was refused, and no limit of use was reached", n)
 
 
-def _has_no_room(seen: Reading, path: Path, limits: UsageLimits, refused: CallSeen, n: int) -> bool:
+def _has_no_room(log: ObservedLog, path: Path, limits: UsageLimits, refused: ObservedCall, n: int) -> bool:
     """Tell whether calls that had started before record *n*, or held room to start, leave none for *refused*."""
     others = [
         one
-        for one in seen.calls.values()
-        if one.path[: len(path)] == path
-        and one is not refused
-        and one.turn.n < n
-        and _holds_room(seen, one, refused, n)
+        for one in log.calls.values()
+        if one.path[: len(path)] == path and one is not refused and one.turn.n < n and _holds_room(log, one, refused, n)
     ]
     if limits.tool_calls is not None and len(others) >= limits.tool_calls:
         return True
     if limits.cost is None:
         return False
-    asked = (getattr(one, "cost", None) for one in seen.records[:n] if isinstance(one, r.ModelResponded))
+    asked = (getattr(one, "cost", None) for one in log.records[:n] if isinstance(one, r.ModelResponded))
     spent = sum((Decimal(one) for one in asked if one is not None), Decimal(0))
-    return spent + sum((_cost(seen, one) for one in (*others, refused)), Decimal(0)) > limits.cost
+    return spent + sum((_cost(log, one) for one in (*others, refused)), Decimal(0)) > limits.cost
 
 
 def _is_refused(record: r.CallSettled) -> bool:
     return record.outcome.status == "skipped" and "budget is spent" in str(record.outcome.output)
 
 
-def _holds_room(seen: Reading, call: CallSeen, refused: CallSeen, n: int) -> bool:
+def _holds_room(log: ObservedLog, call: ObservedCall, refused: ObservedCall, n: int) -> bool:
     """Tell whether *call* has started, or may have held room to start when *refused* was checked."""
     if any(at < n for at, _ in call.started):
         return True
-    if one_at_a_time(seen, call.turn):
+    if one_at_a_time(log, call.turn):
         return False  # a call of such a turn holds room only while it has the slot
     behind = call.turn is refused.turn and call.index > refused.index
     return not behind and not any(at < refused.turn.n or _is_refused(one) for at, one in call.settled)
 
 
-def _cost(seen: Reading, call: CallSeen) -> Decimal:
-    tool = seen.tool(call)
+def _cost(log: ObservedLog, call: ObservedCall) -> Decimal:
+    tool = log.tool(call)
     price: Any = tool.cost({}) if tool is not None and tool.cost is not None else 0
     return Decimal(price)
 
 
-def _describe_reached_limit(seen: Reading, path: Path, limits: UsageLimits, before: int) -> str | None:
+def _describe_reached_limit(log: ObservedLog, path: Path, limits: UsageLimits, before: int) -> str | None:
     """Return a phrase that names a limit of the run at *path* reached before record *before*; None if none was."""
-    here = [n for n, one in enumerate(seen.records[:before]) if one.path[: len(path)] == path]
+    here = [n for n, one in enumerate(log.records[:before]) if one.path[: len(path)] == path]
     within = set(here)
-    used = [usage for n, usage in requests_of(seen) if n in within]
+    used = [usage for n, usage in requests_of(log) if n in within]
     if limits.requests is not None and len(used) >= limits.requests:
         return f"{len(used)} requests of {limits.requests} had been made"
     for name in ("input_tokens", "output_tokens", "total_tokens"):
         most, spent = getattr(limits, name), sum(getattr(usage, name) for usage in used if usage is not None)
         if most is not None and spent >= most:
             return f"{spent} {name} of {most} were used"
-    costs = (getattr(seen.records[n], "cost", None) for n in here)
+    costs = (getattr(log.records[n], "cost", None) for n in here)
     cost = sum((Decimal(one) for one in costs if one is not None), Decimal(0))
     if limits.cost is not None and cost >= limits.cost:
         return f"{cost} of {limits.cost} was spent"
@@ -167,72 +164,72 @@ def _describe_reached_limit(seen: Reading, path: Path, limits: UsageLimits, befo
 
 
 @invariant("execution")
-def conditions_stop_in_time(seen: Reading) -> Findings:
+def conditions_stop_in_time(log: ObservedLog) -> Findings:
     """A run stops at the end of the first turn after which its `stop_when` holds, and at no other; the condition of a
     run does not stop the runs nested in it.
     """
-    for run in seen.runs.values():
+    for run in log.runs.values():
         for n, end in run.ended if run.path else ():
-            if end.status == "stopped" and not _has_own_condition(seen, run.path):
+            if end.status == "stopped" and not _has_own_condition(log, run.path):
                 yield broken(f"run {'/'.join(run.path)} was stopped, and has no condition of its own", n)
-    given = seen.evidence.config.stop_when
+    given = log.observation.config.stop_when
     condition = as_condition(given) if given is not None else None
-    if condition is None or condition.predicates() or seen.root is None:
+    if condition is None or condition.predicates() or log.root is None:
         return
-    stopped = [n for n, one in seen.root.ended if one.status == "stopped"]
-    for place, turn in enumerate(seen.root.turns):
-        following = seen.root.turns[place + 1] if place + 1 < len(seen.root.turns) else None
+    stopped = [n for n, one in log.root.ended if one.status == "stopped"]
+    for place, turn in enumerate(log.root.turns):
+        following = log.root.turns[place + 1] if place + 1 < len(log.root.turns) else None
         if any(turn.n < n and (following is None or n < following.n) for n in stopped):
             until = next(n for n in stopped if n > turn.n)
-            if condition.check(_build_view(seen, turn, until)) is None:
+            if condition.check(_build_view(log, turn, until)) is None:
                 yield broken(f"stopped after turn {turn.number}, and {condition!r} doesn't hold", until)
             else:
                 yield HELD
         elif following is not None and following.number > turn.number:
-            if condition.check(_build_view(seen, turn, following.n)) is not None:
+            if condition.check(_build_view(log, turn, following.n)) is not None:
                 yield broken(f"{condition!r} holds after turn {turn.number}, and another one began", following.n)
             else:
                 yield HELD
 
 
-def _has_own_condition(seen: Reading, path: Path) -> bool:
-    call = seen.calls.get((path[:-1], path[-1]))
-    tool = seen.tool(call) if call is not None else None
+def _has_own_condition(log: ObservedLog, path: Path) -> bool:
+    call = log.calls.get((path[:-1], path[-1]))
+    tool = log.tool(call) if call is not None else None
     own = tool.body.run_config if tool is not None and isinstance(tool.body, AgentCall) else None
     return own is not None and own.stop_when is not None
 
 
-def _build_view(seen: Reading, turn: TurnSeen, until: int) -> ConditionView:
+def _build_view(log: ObservedLog, turn: ObservedTurn, until: int) -> ConditionView:
     """Return the root run at the end of *turn* as a condition sees it, from the records before *until*."""
-    calls = [call for call in seen.calls.values() if not call.path]
+    calls = [call for call in log.calls.values() if not call.path]
     called = {call.call.name for call in calls if any(n < until for n, _ in call.settled)}
     said = [item for n, one in turn.responded if n < until for item in one.response.items]
     texts = [item.text for item in said if isinstance(item, AssistantMessage)]
     ended = [call.settled[-1][1].outcome.output for call in turn.calls if call.settled]
     texts += [output for output in ended if isinstance(output, str)]
-    used = [one.response.usage for one in seen.records[:until] if isinstance(one, r.ModelResponded)]
+    used = [one.response.usage for one in log.records[:until] if isinstance(one, r.ModelResponded)]
     tokens = sum(usage.total_tokens for usage in used if usage is not None)
     return ConditionView(turn=turn.number, calls=called, text="\n".join(texts), total_tokens=tokens)
 
 
 @invariant("execution")
-def circles_are_warned_of_then_ended(seen: Reading) -> Findings:
+def circles_are_warned_of_then_ended(log: ObservedLog) -> Findings:
     """After the turn in which the equal results in a row of a call reach `loop_detection`, the model is warned once;
     the next turn with one more equal result is the run's last.
     """
-    for run in seen.runs.values():
-        limit = seen.config(run.path).loop_detection
+    for run in log.runs.values():
+        limit = log.config(run.path).loop_detection
         if limit is not None:
-            yield from _check_circles(seen, run, limit)
+            yield from _check_circles(log, run, limit)
 
 
-def _check_circles(seen: Reading, run: RunSeen, limit: int) -> Findings:
+def _check_circles(log: ObservedLog, run: ObservedRun, limit: int) -> Findings:
     repeats: dict[tuple[str, str], tuple[object, int]] = {}
     for turn, following in itertools.zip_longest(run.turns, run.turns[1:]):
-        until = following.n if following is not None else len(seen.records)
+        until = following.n if following is not None else len(log.records)
         warned = [
             n
-            for n, one in enumerate(seen.records[turn.n : until], turn.n)
+            for n, one in enumerate(log.records[turn.n : until], turn.n)
             if isinstance(one, r.HistoryReplaced) and one.reason == "loop_warning" and one.path == run.path
         ]
         here: Counter[tuple[str, str]] = Counter()
@@ -256,7 +253,7 @@ def _check_circles(seen: Reading, run: RunSeen, limit: int) -> Findings:
                 yield broken(f"turn {turn.number} goes in a circle with {due}, and nobody warns", following.n)
             elif due:
                 yield HELD
-        elif following is None and not run.path and isinstance(seen.evidence.error, ToolLoopDetected):
+        elif following is None and not run.path and isinstance(log.observation.error, ToolLoopDetected):
             if over:
                 yield HELD
             else:
@@ -264,14 +261,14 @@ def _check_circles(seen: Reading, run: RunSeen, limit: int) -> Findings:
 
 
 @invariant("execution")
-def outputs_keep_to_their_length(seen: Reading) -> Findings:
+def outputs_keep_to_their_length(log: ObservedLog) -> Findings:
     """The model receives at most `max_output_chars` characters of an output: of a longer output its head, its tail and,
     if there is room, its length; a shorter output is complete.
     """
-    if seen.evidence.config.output_store is not None:
+    if log.observation.config.output_store is not None:
         return
-    for call in seen.calls.values():
-        limit = seen.config(call.path).tool_execution.max_output_chars
+    for call in log.calls.values():
+        limit = log.config(call.path).tool_execution.max_output_chars
         for n, record in call.settled:
             output, value = record.outcome.output, record.outcome.value
             if limit is None or not isinstance(output, str):

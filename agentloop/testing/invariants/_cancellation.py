@@ -12,7 +12,7 @@ from agentloop.config import RunConfig
 from agentloop.exceptions import RunTimeout
 from agentloop.items import ToolOutput
 from agentloop.testing.invariants._invariant import HELD, Broken, broken, invariant
-from agentloop.testing.invariants._observation import Reading
+from agentloop.testing.invariants._observation import ObservedLog
 from agentloop.testing.invariants._outcomes import raises
 from agentloop.testing.simulation._findings import ended_before
 from agentloop.testing.simulation._simulated_parts import EPOCH
@@ -24,35 +24,35 @@ SLACK = 1e-3
 
 
 @invariant("cancellation")
-def nothing_outlives_the_run(seen: Reading) -> Findings:
+def nothing_outlives_the_run(log: ObservedLog) -> Findings:
     """When a run is over, every body, task, stream, token and nested run of it has ended."""
-    for what in seen.evidence.left or ():
+    for what in log.observation.left or ():
         yield broken(f"left behind: {what}")
-    for body in seen.evidence.bodies or ():
+    for body in log.observation.bodies or ():
         if body.ended is None:
             yield broken(f"the body of call {body.call_id} is still running", body.began)
-        elif body.ended > len(seen.records):
+        elif body.ended > len(log.records):
             yield broken(f"the body of call {body.call_id} ended after the run", body.began)
         else:
             yield HELD
 
 
 @invariant("cancellation")
-def every_entry_ends_once(seen: Reading) -> Findings:
+def every_entry_ends_once(log: ObservedLog) -> Findings:
     """Each run segment ends once, its end is its last record, and a nested run ends before its call."""
-    for run in seen.runs.values():
-        bounds = [*run.began, len(seen.records)]
+    for run in log.runs.values():
+        bounds = [*run.began, len(log.records)]
         for began, until in itertools.pairwise(bounds):
             ends = [n for n, _ in run.ended if began < n < until]
             if len(ends) > 1:
                 yield broken(f"an entry of run {_format_path(run.path)} ended {len(ends)} times", *ends)
-            elif not ends and seen.crashed_between(began, until):
+            elif not ends and log.crashed_between(began, until):
                 yield HELD
-            elif not ends and (until < len(seen.records) or _is_over(seen)):
+            elif not ends and (until < len(log.records) or _is_over(log)):
                 yield broken(f"an entry of run {_format_path(run.path)} never ended", began)
             elif ends:
-                late = [n for n in range(ends[0] + 1, until) if seen.records[n].path[: len(run.path)] == run.path]
-                late = [n for n in late if not isinstance(seen.records[n], r.VerdictGiven | r.InputAdded)]
+                late = [n for n in range(ends[0] + 1, until) if log.records[n].path[: len(run.path)] == run.path]
+                late = [n for n in late if not isinstance(log.records[n], r.VerdictGiven | r.InputAdded)]
                 if late:
                     yield broken(f"records of run {_format_path(run.path)} stand after its end", ends[0], *late)
                 else:
@@ -63,15 +63,16 @@ def _format_path(path: tuple[str, ...]) -> str:
     return "/".join(path) or "(the root)"
 
 
-def _is_over(seen: Reading) -> bool:
-    return seen.evidence.result is not None or seen.evidence.error is not None or seen.evidence.cancellation is not None
+def _is_over(log: ObservedLog) -> bool:
+    seen = log.observation
+    return seen.result is not None or seen.error is not None or seen.cancellation is not None
 
 
 @invariant("cancellation")
-def an_end_from_above_is_not_told(seen: Reading) -> Findings:
+def an_end_from_above_is_not_told(log: ObservedLog) -> Findings:
     """A call that the end of a run cancelled has no output, and no model is shown one in that run segment."""
-    for call, n, record in seen.from_above:
-        until = seen.next_entry(call.path, n)
+    for call, n, record in log.from_above:
+        until = log.next_segment(call.path, n)
         if record.outcome.output is not None:
             yield broken(f"call {call.call_id} was ended from above and has an output for the model", n)
         elif any(n < at < until for at in call.turn.accepted):
@@ -79,7 +80,7 @@ def an_end_from_above_is_not_told(seen: Reading) -> Findings:
         else:
             yield HELD
         if len(call.settled) == 1:
-            for path, items in seen.evidence.shown or ():
+            for path, items in log.observation.shown or ():
                 if path == call.path and any(
                     isinstance(item, ToolOutput) and item.call_id == call.call_id for item in items
                 ):
@@ -87,14 +88,14 @@ def an_end_from_above_is_not_told(seen: Reading) -> Findings:
 
 
 @invariant("cancellation")
-def nothing_begins_while_ending(seen: Reading) -> Findings:
+def nothing_begins_while_ending(log: ObservedLog) -> Findings:
     """After the end of a run has cancelled one of its calls, no turn, model request or queued call of it begins."""
-    for call, n, _ in seen.from_above:
-        until = seen.next_entry(call.path, n)
+    for call, n, _ in log.from_above:
+        until = log.next_segment(call.path, n)
         begun = [
             at
             for at in range(n + 1, until)
-            if isinstance(record := seen.records[at], r.TurnStarted | r.ModelRequested | r.CallStarted)
+            if isinstance(record := log.records[at], r.TurnStarted | r.ModelRequested | r.CallStarted)
             and record.path == call.path
         ]
         if begun:
@@ -104,26 +105,26 @@ def nothing_begins_while_ending(seen: Reading) -> Findings:
 
 
 @invariant("cancellation")
-def nothing_is_accepted_after_a_cancellation(seen: Reading) -> Findings:
+def nothing_is_accepted_after_a_cancellation(log: ObservedLog) -> Findings:
     """After the caller's cancellation no turn is accepted or begun, and no model request is made."""
-    given = seen.evidence.cancellation
+    given = log.observation.cancellation
     if given is None or not given.came_out:
         return
     yield HELD
     kinds = (r.BatchEnded, r.TurnStarted, r.ModelRequested)
-    late = [n for n in range(given.mark, len(seen.records)) if isinstance(seen.records[n], kinds)]
+    late = [n for n in range(given.mark, len(log.records)) if isinstance(log.records[n], kinds)]
     if late:
-        yield broken(f"{type(seen.records[late[0]]).__name__} after the cancellation", *late)
+        yield broken(f"{type(log.records[late[0]]).__name__} after the cancellation", *late)
 
 
 @invariant("cancellation")
-def a_cancelled_run_says_so(seen: Reading) -> Findings:
+def a_cancelled_run_says_so(log: ObservedLog) -> Findings:
     """A run ends as cancelled if its caller cancelled it before its end was decided, and only if its caller did."""
-    if seen.root is None or not seen.root.ended:
+    if log.root is None or not log.root.ended:
         return
-    n, end = seen.root.ended[-1]
-    given = seen.evidence.cancellation
-    result = seen.evidence.result
+    n, end = log.root.ended[-1]
+    given = log.observation.cancellation
+    result = log.observation.result
     if end.status == "cancelled":
         asked = given is not None or getattr(result, "status", None) == "cancelled"
         if asked:
@@ -131,30 +132,30 @@ def a_cancelled_run_says_so(seen: Reading) -> Findings:
         else:
             yield broken("the run ended as cancelled, and nobody had asked for it", n)
     elif given is not None:
-        if ended_before(seen.records, given.mark):
+        if ended_before(log.records, given.mark):
             yield HELD
         else:
             yield broken(f"the caller cancelled the run, which ended as {end.status}", n)
 
 
 @invariant("cancellation")
-def a_run_may_end_with_its_turn(seen: Reading) -> Findings:
+def a_run_may_end_with_its_turn(log: ObservedLog) -> Findings:
     """A run whose reader leaves, or asks it to end after its turn, begins no other turn in that run segment; it
     completes the current turn if the reader stays.
     """
-    mark = seen.evidence.to_end_after
-    if mark is None or seen.root is None:
+    mark = log.observation.to_end_after
+    if mark is None or log.root is None:
         return
-    until = seen.next_entry((), mark)
-    late = [turn.n for turn in seen.root.turns if mark <= turn.n < until]
-    begun = [turn for turn in seen.root.turns if turn.n < mark]
+    until = log.next_segment((), mark)
+    late = [turn.n for turn in log.root.turns if mark <= turn.n < until]
+    begun = [turn for turn in log.root.turns if turn.n < mark]
     if late and begun:
         yield broken("a turn began after the run was to end with the one before", *late)
-    ends = [one for n, one in seen.root.ended if mark <= n < until]
-    stays = seen.evidence.cancellation is None and not seen.evidence.reader_left
+    ends = [one for n, one in log.root.ended if mark <= n < until]
+    stays = log.observation.cancellation is None and not log.observation.reader_left
     if ends and ends[-1].status == "cancelled" and begun and stays:
         open_calls = [call for call in begun[-1].calls if not call.settled]
-        cut = [n for call, n, _ in seen.from_above if not call.path and call.turn is begun[-1]]
+        cut = [n for call, n, _ in log.from_above if not call.path and call.turn is begun[-1]]
         if not begun[-1].responded or open_calls or cut:
             yield broken("the turn with which the run was to end was cut", begun[-1].n, *cut)
         else:
@@ -162,11 +163,11 @@ def a_run_may_end_with_its_turn(seen: Reading) -> Findings:
 
 
 @invariant("cancellation")
-def an_end_from_above_has_a_cause(seen: Reading) -> Findings:
+def an_end_from_above_has_a_cause(log: ObservedLog) -> Findings:
     """A call is cancelled by parent or deadline only if a run around it ended early."""
-    for call, n, _ in seen.from_above:
-        until = seen.next_entry(call.path, n)
-        run = seen.runs.get(call.path)
+    for call, n, _ in log.from_above:
+        until = log.next_segment(call.path, n)
+        run = log.runs.get(call.path)
         ends = [one.status for at, one in run.ended if n < at <= until] if run is not None else []
         if ends and ends[0] == "completed":
             yield broken(f"call {call.call_id} was ended from above, and its run completed", n)
@@ -175,19 +176,19 @@ def an_end_from_above_has_a_cause(seen: Reading) -> Findings:
 
 
 @invariant("cancellation")
-def who_ended_it_is_told(seen: Reading) -> Findings:
+def who_ended_it_is_told(log: ObservedLog) -> Findings:
     """A call that the timeout of the run ended is recorded as ended by the deadline; one that the caller ended, by the
     parent.
     """
-    given, error = seen.evidence.cancellation, seen.evidence.error
+    given, error = log.observation.cancellation, log.observation.error
     if given is None and isinstance(error, RunTimeout):
         wanted = "deadline"
-    elif given is not None and seen.evidence.config.timeout is None and seen.evidence.faultless:
+    elif given is not None and log.observation.config.timeout is None and log.observation.faultless:
         wanted = "parent"
     else:
         return
-    for call, n, record in seen.from_above:
-        if call.path and (wanted == "deadline" or seen.config(call.path).timeout is not None):
+    for call, n, record in log.from_above:
+        if call.path and (wanted == "deadline" or log.config(call.path).timeout is not None):
             continue  # the timeout of a tool, or of the nested run itself, may have ended the nested run
         by = record.outcome.cancelled_by
         if by != wanted:
@@ -197,38 +198,38 @@ def who_ended_it_is_told(seen: Reading) -> Findings:
 
 
 @invariant("cancellation")
-def the_end_comes_within_grace(seen: Reading) -> Findings:
+def the_end_comes_within_grace(log: ObservedLog) -> Findings:
     """A cancelled run returns within its cleanup grace, if no body shields itself or refuses to end. Writes that its
     journal begins only then have the grace once more.
     """
-    given, ended = seen.evidence.cancellation, seen.evidence.ended_at
-    if given is None or not given.came_out or given.at is None or ended is None or not seen.evidence.faultless:
+    given, ended = log.observation.cancellation, log.observation.ended_at
+    if given is None or not given.came_out or given.at is None or ended is None or not log.observation.faultless:
         return
-    grace = seen.evidence.config.tool_execution.cleanup_grace
-    if ended - given.at > grace * (1 if seen.evidence.durable is None else 2) + SLACK:
+    grace = log.observation.config.tool_execution.cleanup_grace
+    if ended - given.at > grace * (1 if log.observation.durable is None else 2) + SLACK:
         yield broken(f"the run took {ended - given.at:g} s to end; its grace is {grace:g} s", given.mark)
     else:
         yield HELD
 
 
 @invariant("cancellation")
-def runs_keep_to_their_time(seen: Reading) -> Findings:
+def runs_keep_to_their_time(log: ObservedLog) -> Findings:
     """Each segment of a run with a timeout, also of a nested run with its own, ends within timeout plus cleanup grace,
     if no body refuses to end; the timeout does not end it earlier.
     """
-    if not seen.evidence.faultless or seen.evidence.crashes:
+    if not log.observation.faultless or log.observation.crashes:
         return
-    for run in seen.runs.values():
-        config = _own_config(seen, run.path)
+    for run in log.runs.values():
+        config = _own_config(log, run.path)
         if config is None or config.timeout is None:
             continue
-        grace = config.tool_execution.cleanup_grace * (1 if seen.evidence.durable is None else 2)
+        grace = config.tool_execution.cleanup_grace * (1 if log.observation.durable is None else 2)
         for began in run.began:
             end = next(((n, one) for n, one in run.ended if n > began), None)
             if end is None:
                 continue
             n, record = end
-            took = record.at - seen.records[began].at
+            took = record.at - log.records[began].at
             if took > config.timeout + grace + SLACK:
                 yield broken(f"run {_format_path(run.path)} took {took:g} s, and has {config.timeout:g} s", began, n)
             elif "RunTimeout(" in (record.error or "")[:11] and took < config.timeout - SLACK:
@@ -237,26 +238,26 @@ def runs_keep_to_their_time(seen: Reading) -> Findings:
                 yield HELD
 
 
-def _own_config(seen: Reading, path: tuple[str, ...]) -> RunConfig | None:
+def _own_config(log: ObservedLog, path: tuple[str, ...]) -> RunConfig | None:
     """Return the configuration of the run at *path*; None if it has none of its own."""
     if not path:
-        return seen.evidence.config
-    call = seen.calls.get((path[:-1], path[-1]))
-    tool = seen.tool(call) if call is not None else None
+        return log.observation.config
+    call = log.calls.get((path[:-1], path[-1]))
+    tool = log.tool(call) if call is not None else None
     own = tool is not None and isinstance(tool.body, AgentCall) and tool.body.run_config is not None
-    return seen.config(path) if own else None
+    return log.config(path) if own else None
 
 
 @invariant("cancellation")
-def cleanup_is_awaited(seen: Reading) -> Findings:
+def cleanup_is_awaited(log: ObservedLog) -> Findings:
     """Cleanup that has begun ends before its run, or is cut at the cleanup deadline and the log records the cut.
 
     Cleanup that begins after the deadline is cut at its first wait: the log may record the cut just before the cleanup
     begins.
     """
-    cuts = Counter((one.path, one.section) for one in seen.evidence.records if isinstance(one, r.CleanupCut))
-    for one in seen.evidence.cleanups or ():
-        run = seen.runs.get(one.path)
+    cuts = Counter((one.path, one.section) for one in log.observation.records if isinstance(one, r.CleanupCut))
+    for one in log.observation.cleanups or ():
+        run = log.runs.get(one.path)
         end = next((n for n, _ in run.ended if n >= one.began), None) if run is not None else None
         if one.ended is None:
             cuts[one.path, one.section] -= 1
@@ -269,16 +270,16 @@ def cleanup_is_awaited(seen: Reading) -> Findings:
 
 
 @invariant("cancellation")
-def what_outlives_its_run_is_reported(seen: Reading) -> Findings:
+def what_outlives_its_run_is_reported(log: ObservedLog) -> Findings:
     """A body that still runs past the cleanup deadline of its ended run is reported once a second; no other body is."""
-    if seen.evidence.still_running is None:
+    if log.observation.still_running is None:
         return
-    reports, ended = Counter(seen.evidence.still_running), _find_end_time(seen)
-    for key, bodies in seen.bodies.items():
+    reports, ended = Counter(log.observation.still_running), _find_end_time(log)
+    for key, bodies in log.bodies.items():
         count, last = reports.pop(key, 0), bodies[-1]
         if ended is None or key[0] or last.ended_at is None or last.began_at > ended:
             continue
-        over = last.ended_at - ended - seen.evidence.config.tool_execution.cleanup_grace
+        over = last.ended_at - ended - log.observation.config.tool_execution.cleanup_grace
         # One report at the deadline, one each second after it. A report due in the same moment as the body's end may
         # come or not.
         least, most = (math.ceil(max(over - one, 0.0)) for one in (SLACK, -SLACK))
@@ -290,26 +291,26 @@ def what_outlives_its_run_is_reported(seen: Reading) -> Findings:
         yield broken(f"call {call_id} of {_format_path(path)} was reported as running, and its body never was")
 
 
-def _find_end_time(seen: Reading) -> float | None:
+def _find_end_time(log: ObservedLog) -> float | None:
     """Return when the caller or the timeout ended the run, on the clock of bodies; None if that can't be known."""
-    given, timeout = seen.evidence.cancellation, seen.evidence.config.timeout
-    settled = (one for call in seen.calls.values() for _, one in call.settled)
+    given, timeout = log.observation.cancellation, log.observation.config.timeout
+    settled = (one for call in log.calls.values() for _, one in call.settled)
     if any(raises(one) or one.outcome.cancelled_by == "sibling" for one in settled):
         return None  # a failure may have begun the cleanup earlier
     if given is not None:
         return given.at if given.came_out and timeout is None else None
-    if timeout is None or not isinstance(seen.evidence.error, RunTimeout) or seen.root is None:
+    if timeout is None or not isinstance(log.observation.error, RunTimeout) or log.root is None:
         return None
-    return seen.records[seen.root.began[-1]].at - EPOCH + timeout
+    return log.records[log.root.began[-1]].at - EPOCH + timeout
 
 
 @invariant("cancellation")
-def resources_are_left_in_reverse(seen: Reading) -> Findings:
+def resources_are_left_in_reverse(log: ObservedLog) -> Findings:
     """The resources of a run segment are closed one after the other, in the reverse order of their entering."""
     left: dict[tuple[tuple[str, ...], int], list[int]] = {}
-    for one in seen.evidence.cleanups or ():
+    for one in log.observation.cleanups or ():
         if one.entered is not None:
-            left.setdefault((one.path, seen.next_entry(one.path, one.began)), []).append(one.entered)
+            left.setdefault((one.path, log.next_segment(one.path, one.began)), []).append(one.entered)
     for (path, _), order in left.items():
         if order != sorted(order, reverse=True):
             yield broken(f"run {_format_path(path)} left its resources in the order {order} of their entering")
@@ -318,13 +319,13 @@ def resources_are_left_in_reverse(seen: Reading) -> Findings:
 
 
 @invariant("cancellation")
-def cancellations_pending_are_left_as_found(seen: Reading) -> Findings:
+def cancellations_pending_are_left_as_found(log: ObservedLog) -> Findings:
     """At the end the caller's task has exactly the native cancellations that it was given; those that a body requests
     of its own task are taken back before its call settles.
     """
-    for path, call_id, pending in seen.evidence.pending:
+    for path, call_id, pending in log.observation.pending:
         yield broken(f"{pending} native cancellations were counted when call {call_id} of {_format_path(path)} settled")
-    count = seen.evidence.cancelling
+    count = log.observation.cancelling
     if count is None:
         return
     if count:
@@ -334,20 +335,20 @@ def cancellations_pending_are_left_as_found(seen: Reading) -> Findings:
 
 
 @invariant("cancellation")
-def late_reports_come_once(seen: Reading) -> Findings:
+def late_reports_come_once(log: ObservedLog) -> Findings:
     """A result of a body that comes after its outcome was decided is reported once: a value after the timeout, or an
     error raised while the body was being cancelled.
     """
-    if seen.evidence.late is None:
+    if log.observation.late is None:
         return
-    reports = Counter(seen.evidence.late)
+    reports = Counter(log.observation.late)
     for (_, call_id), count in reports.items():
         if count > 1:
             yield broken(f"{count} late reports of call {call_id}")
         else:
             yield HELD
-    for key, bodies in seen.bodies.items():
-        call = seen.calls.get(key)
+    for key, bodies in log.bodies.items():
+        call = log.calls.get(key)
         if call is None or len(bodies) > 1 or not call.settled:
             continue
         n, record = call.settled[-1]
@@ -359,10 +360,10 @@ def late_reports_come_once(seen: Reading) -> Findings:
 
 
 @invariant("cancellation")
-def bodies_that_ended_say_so(seen: Reading) -> Findings:
+def bodies_that_ended_say_so(log: ObservedLog) -> Findings:
     """An outcome says that the body finished only if the body ended by itself."""
-    for (path, call_id), bodies in seen.bodies.items():
-        call = seen.calls.get((path, call_id))
+    for (path, call_id), bodies in log.bodies.items():
+        call = log.calls.get((path, call_id))
         if call is None or not call.settled or len(bodies) > 1:
             continue
         n, record = call.settled[-1]
@@ -373,7 +374,7 @@ def bodies_that_ended_say_so(seen: Reading) -> Findings:
             yield broken(f"the body of call {call_id} was cut by its timeout, and is said to have finished", n)
         else:
             yield HELD
-    for call in seen.calls.values():
+    for call in log.calls.values():
         for n, record in call.settled if not call.started else ():
             if record.outcome.body_finished:
                 yield broken(f"call {call.call_id} never started, and its body is said to have finished", n)

@@ -10,7 +10,7 @@ from agentloop import events as ev
 from agentloop import records as r
 from agentloop.items import AssistantMessage, HandoffCall, HandoffOutput, Item, Reasoning, ToolCall, ToolOutput
 from agentloop.testing.invariants._invariant import HELD, Broken, broken, invariant
-from agentloop.testing.invariants._observation import Path, Reading
+from agentloop.testing.invariants._observation import ObservedLog, Path
 
 Findings = Iterator[Broken | None]
 Said = tuple[Any, ...]
@@ -18,18 +18,18 @@ _SIGNALS = (ev.TextDelta, ev.ReasoningDelta, ev.ArgumentsDelta, ev.RawModelEvent
 
 
 @invariant("accounting")
-def events_are_the_log(seen: Reading) -> Findings:
+def events_are_the_log(log: ObservedLog) -> Findings:
     """The events of a run are its log, complete and in its order; a cancellation may cut off the rest.
 
     Exception: reasoning that led to a call which the model repeats is in no history, and has no event.
     """
-    if seen.evidence.unread is None or not seen.records:
+    if log.observation.unread is None or not log.records:
         return
-    wanted = list_due(seen)
-    got = [said for event in seen.evidence.events if (said := of_event(event)) is not None]
-    if seen.evidence.cancellation is not None or seen.evidence.left or seen.evidence.reader_left:
+    wanted = list_due(log)
+    got = [said for event in log.observation.events if (said := of_event(event)) is not None]
+    if log.observation.cancellation is not None or log.observation.left or log.observation.reader_left:
         wanted = wanted[: len(got)]  # leaving the stream's block drops the unread events
-    for (n, due), said in zip_longest(wanted, got, fillvalue=(len(seen.records) - 1, None)):
+    for (n, due), said in zip_longest(wanted, got, fillvalue=(len(log.records) - 1, None)):
         if due != said:
             yield broken(f"the event due is {due}, and what was read is {said}", n)
             return
@@ -37,19 +37,19 @@ def events_are_the_log(seen: Reading) -> Findings:
         yield HELD
 
 
-def list_due(seen: Reading, path: Path = ()) -> list[tuple[int, Said]]:
+def list_due(log: ObservedLog, path: Path = ()) -> list[tuple[int, Said]]:
     """Return a tuple for each event of the run at *path* or below, with the number of the record that gave it."""
-    outputs, depth = _list_releases(seen), len(path)
+    outputs, depth = _list_releases(log), len(path)
     return [
         (n, said)
-        for n, record in enumerate(seen.records)
+        for n, record in enumerate(log.records)
         if record.path[:depth] == path
-        for said in (*_of_record(seen, n, record), *outputs.get(n, ()))
+        for said in (*_of_record(log, n, record), *outputs.get(n, ()))
         if said[0][:depth] == path  # a run that pauses may release outputs of the run around it
     ]
 
 
-def _of_record(seen: Reading, n: int, record: r.Record) -> Iterator[Said]:
+def _of_record(log: ObservedLog, n: int, record: r.Record) -> Iterator[Said]:
     """Yield a tuple for each event that *record* must give, comparable with `of_event`."""
     where = (record.path, record.turn)
     match record:
@@ -63,7 +63,7 @@ def _of_record(seen: Reading, n: int, record: r.Record) -> Iterator[Said]:
             yield (*where, "turn")
         case r.ModelResponded(response=response):
             for item in response.items:
-                if not isinstance(item, Reasoning) and _is_new(seen, n, record.path, item):
+                if not isinstance(item, Reasoning) and _is_new(log, n, record.path, item):
                     yield (*where, "item", *_describe_item(item))
         case r.CallStarted(call_id=call_id):
             yield (*where, "started", call_id)
@@ -81,10 +81,10 @@ def _of_record(seen: Reading, n: int, record: r.Record) -> Iterator[Said]:
             return
 
 
-def _list_releases(seen: Reading) -> dict[int, list[Said]]:
+def _list_releases(log: ObservedLog) -> dict[int, list[Said]]:
     """Return, by the number of the record that releases them, the tuples of the outputs' events in model order."""
     found: dict[int, list[Said]] = {}
-    for call in seen.calls.values():
+    for call in log.calls.values():
         for n in call.released:
             ends = [one.outcome for at, one in call.settled if at <= n]
             if ends and ends[-1].output is not None:
@@ -92,11 +92,11 @@ def _list_releases(seen: Reading) -> dict[int, list[Said]]:
     return found
 
 
-def _is_new(seen: Reading, n: int, path: Path, item: Item) -> bool:
+def _is_new(log: ObservedLog, n: int, path: Path, item: Item) -> bool:
     """Tell whether *item* of the response in record *n* is new: no repetition of an earlier call of the run."""
     if not isinstance(item, ToolCall | HandoffCall) or not item.call_id:
         return True
-    run = seen.runs.get(path)
+    run = log.runs.get(path)
     if run is None or run.known.get(item.call_id) is not item:
         return False
     earlier = (
@@ -141,15 +141,15 @@ def of_event(event: Any) -> Said | None:
 
 
 @invariant("guards")
-def text_waits_for_its_judges(seen: Reading) -> Findings:
+def text_waits_for_its_judges(log: ObservedLog) -> Findings:
     """If text is held until the input is judged, none is shown before every guardrail beside the model has settled."""
-    agent = seen.evidence.agent
-    if seen.evidence.unread is None or agent is None or not seen.evidence.config.hold_text_until_guarded:
+    agent = log.observation.agent
+    if log.observation.unread is None or agent is None or not log.observation.config.hold_text_until_guarded:
         return
-    guards = [*seen.evidence.config.input_guardrails, *agent.input_guardrails]
+    guards = [*log.observation.config.input_guardrails, *agent.input_guardrails]
     names = {one.name for one in guards if one.run_in_parallel}
     judged: set[str] = set()
-    for place, event in enumerate(seen.evidence.events):
+    for place, event in enumerate(log.observation.events):
         if isinstance(event, ev.GuardrailSettled) and not event.path:
             judged.add(event.result.guardrail.name)
         elif isinstance(event, ev.TextDelta) and not event.path and event.turn == 1 and names:
@@ -160,11 +160,11 @@ def text_waits_for_its_judges(seen: Reading) -> Findings:
 
 
 @invariant("accounting")
-def signals_have_their_place(seen: Reading) -> Findings:
+def signals_have_their_place(log: ObservedLog) -> Findings:
     """Progress of a call comes between its start and its end; a message equals the text pieces shown before it."""
     running: set[tuple[Path, str]] = set()
     pieces: dict[Path, str] = {}
-    for place, event in enumerate(seen.evidence.events):
+    for place, event in enumerate(log.observation.events):
         match event:
             case ev.CallStarted(call=call):
                 running.add((event.path, call.call_id))
@@ -179,7 +179,7 @@ def signals_have_their_place(seen: Reading) -> Findings:
                 pieces[event.path] = ""
             case ev.TextDelta(text=text):
                 pieces[event.path] = pieces.get(event.path, "") + text
-            case ev.ItemCreated(item=AssistantMessage(text=text)) if text and seen.evidence.faultless:
+            case ev.ItemCreated(item=AssistantMessage(text=text)) if text and log.observation.faultless:
                 said = pieces.get(event.path, "")
                 if said.startswith(text):
                     pieces[event.path] = said[len(text) :]

@@ -13,36 +13,36 @@ from agentloop.exceptions import MaxTurnsExceeded
 from agentloop.items import ToolOutput
 from agentloop.outcomes import FROM_ABOVE
 from agentloop.testing.invariants._invariant import HELD, Broken, broken, invariant
-from agentloop.testing.invariants._observation import CallSeen, Path, Reading, TurnSeen, plain_json
+from agentloop.testing.invariants._observation import ObservedCall, ObservedLog, ObservedTurn, Path, plain_json
 from agentloop.tools import FunctionTool
 
 Findings = Iterator[Broken | None]
 
 
 @invariant("execution")
-def one_ending_per_attempt(seen: Reading) -> Findings:
+def one_ending_per_attempt(log: ObservedLog) -> Findings:
     """Each attempt of a call that started has exactly one terminal record, and no attempt has two.
 
     A call that the end of a run segment cut is settled again in the next segment: its first terminal record is not
     counted.
     """
-    over = seen.root is not None and bool(seen.root.ended) and seen.root.ended[-1][0] > seen.root.began[-1]
-    for call in seen.calls.values():
+    over = log.root is not None and bool(log.root.ended) and log.root.ended[-1][0] > log.root.began[-1]
+    for call in log.calls.values():
         if len(call.settled) > 1:
-            yield from _check_settled_once(seen, call)
+            yield from _check_settled_once(log, call)
         for n, record in call.started:
             ended = any(one.attempt == record.attempt for _, one in call.settled)
-            if over and not ended and not paused(seen, call) and not seen.crashed_between(n, len(seen.records)):
+            if over and not ended and not paused(log, call) and not log.crashed_between(n, len(log.records)):
                 yield broken(f"call {call.call_id} attempt {record.attempt} started and never settled", n)
             else:
                 yield HELD
 
 
-def _check_settled_once(seen: Reading, call: CallSeen) -> Findings:
+def _check_settled_once(log: ObservedLog, call: ObservedCall) -> Findings:
     for_good = [
         (n, record)
         for n, record in call.settled
-        if record.outcome.cancelled_by not in FROM_ABOVE or seen.next_entry(call.path, n) == len(seen.records)
+        if record.outcome.cancelled_by not in FROM_ABOVE or log.next_segment(call.path, n) == len(log.records)
     ]
     for attempt, count in Counter(record.attempt for _, record in for_good).items():
         if count > 1:
@@ -50,20 +50,20 @@ def _check_settled_once(seen: Reading, call: CallSeen) -> Findings:
             yield broken(f"call {call.call_id} attempt {attempt} settled {count} times", *where)
 
 
-def paused(seen: Reading, call: CallSeen) -> bool:
+def paused(log: ObservedLog, call: ObservedCall) -> bool:
     """Tell whether the run nested in *call* was interrupted: the call resumes together with it."""
-    nested = seen.runs.get((*call.path, call.call_id))
+    nested = log.runs.get((*call.path, call.call_id))
     return nested is not None and bool(nested.ended) and nested.ended[-1][1].status == "interrupted"
 
 
 @invariant("execution")
-def every_record_has_its_place(seen: Reading) -> Findings:
+def every_record_has_its_place(log: ObservedLog) -> Findings:
     """Each record belongs to a run that began, to a turn of it, and to a call that the model made."""
-    for n, record in seen.strays:
+    for n, record in log.strays:
         yield broken(f"{type(record).__name__} about something unknown", n)
-    if seen.records:
+    if log.records:
         yield HELD
-        first = seen.records[0]
+        first = log.records[0]
         if not isinstance(first, r.RunStarted) or first.path:
             yield broken(f"the first record is {type(first).__name__}", 0)
 
@@ -73,11 +73,11 @@ _NEVER_RAN = ("rejected", "failed", "replayed", "skipped", "cancelled", "unknown
 
 
 @invariant("execution")
-def unstarted_calls_end_as_such(seen: Reading) -> Findings:
+def unstarted_calls_end_as_such(log: ObservedLog) -> Findings:
     """A call without a start ends rejected, failed, replayed, skipped, cancelled or unknown; a started call is never
     skipped or replayed.
     """
-    for call in seen.calls.values():
+    for call in log.calls.values():
         starts = call.started
         for n, record in call.settled:
             status = record.outcome.status
@@ -92,10 +92,10 @@ def unstarted_calls_end_as_such(seen: Reading) -> Findings:
 
 
 @invariant("execution")
-def intent_before_effect(seen: Reading) -> Findings:
+def intent_before_effect(log: ObservedLog) -> Findings:
     """A body begins only after the record of its start."""
-    for body in seen.evidence.bodies or ():
-        call = seen.calls.get((body.path, body.call_id))
+    for body in log.observation.bodies or ():
+        call = log.calls.get((body.path, body.call_id))
         if call is None or not any(n < body.began for n, _ in call.started):
             yield broken(f"the body of {body.tool} ran for call {body.call_id}, which had not started", body.began)
         else:
@@ -103,52 +103,52 @@ def intent_before_effect(seen: Reading) -> Findings:
 
 
 @invariant("execution")
-def an_invocation_runs_once(seen: Reading) -> Findings:
+def an_invocation_runs_once(log: ObservedLog) -> Findings:
     """An invocation starts once and its body runs once; again only as a further attempt of a call that was in doubt."""
-    for call in seen.calls.values():
+    for call in log.calls.values():
         if len(call.started) > 1:
-            yield from _check_restarts(seen, call)
+            yield from _check_restarts(log, call)
         if call.started:
             yield HELD
-    for (_, call_id), bodies in seen.bodies.items():
-        asked_for = seen.calls.get((bodies[0].path, call_id))
+    for (_, call_id), bodies in log.bodies.items():
+        asked_for = log.calls.get((bodies[0].path, call_id))
         starts = len(asked_for.started) if asked_for is not None else 0
-        nested = seen.runs.get((*bodies[0].path, call_id))
+        nested = log.runs.get((*bodies[0].path, call_id))
         # An agent tool that was interrupted resumes without another start.
         starts += sum(one.status == "interrupted" for _, one in nested.ended) if nested is not None else 0
         if len(bodies) > starts:
             yield broken(f"the body of call {call_id} ran {len(bodies)} times for {starts} starts")
 
 
-def _check_restarts(seen: Reading, call: CallSeen) -> Findings:
+def _check_restarts(log: ObservedLog, call: ObservedCall) -> Findings:
     attempts = [record.attempt for _, record in call.started]
     if len(set(attempts)) != len(attempts):
         yield broken(f"call {call.call_id} started twice", *(n for n, _ in call.started))
     for before, (n, record) in itertools.pairwise(call.started):
-        if not _in_doubt(seen, call, before[0], n):
+        if not _in_doubt(log, call, before[0], n):
             yield broken(f"call {call.call_id} started again (attempt {record.attempt})", before[0], n)
 
 
-def _in_doubt(seen: Reading, call: CallSeen, before: int, again: int) -> bool:
+def _in_doubt(log: ObservedLog, call: ObservedCall, before: int, again: int) -> bool:
     """Tell whether an end from above, or a crash, allows a second start: the call was in doubt."""
-    if not any(before < began < again for began in _run_beginnings(seen, call.path)):
+    if not any(before < began < again for began in _run_beginnings(log, call.path)):
         return False
     endings = [record.outcome for n, record in call.settled if before < n < again]
     return all(one.status == "unknown" or one.cancelled_by in FROM_ABOVE for one in endings)
 
 
-def _run_beginnings(seen: Reading, path: Path) -> Iterator[int]:
+def _run_beginnings(log: ObservedLog, path: Path) -> Iterator[int]:
     for depth in range(len(path) + 1):
-        run = seen.runs.get(path[:depth])
+        run = log.runs.get(path[:depth])
         if run is not None:
             yield from run.began
 
 
 @invariant("execution")
-def calls_run_with_their_arguments(seen: Reading) -> Findings:
+def calls_run_with_their_arguments(log: ObservedLog) -> Findings:
     """A call starts with the arguments that its model wrote, that a verdict gave, or that a guardrail rewrote."""
-    for call in seen.started:
-        tool = seen.tool(call)
+    for call in log.started:
+        tool = log.tool(call)
         if tool is not None and tool.secret:
             continue  # the log may hold only a digest of secret arguments
         for n, record in call.started:
@@ -159,7 +159,7 @@ def calls_run_with_their_arguments(seen: Reading) -> Findings:
                 yield HELD
 
 
-def _find_expected_arguments(call: CallSeen, before: int) -> str | None:
+def _find_expected_arguments(call: ObservedCall, before: int) -> str | None:
     """Return the arguments with which *call* must run at record *before*.
 
     None if a guardrail rewrote them and the log does not hold the result.
@@ -174,12 +174,12 @@ def _find_expected_arguments(call: CallSeen, before: int) -> str | None:
 
 
 @invariant("execution")
-def identities_stay(seen: Reading) -> Findings:
+def identities_stay(log: ObservedLog) -> Findings:
     """A repeated call (same id, tool, arguments) has no effect; one id for two calls is refused before any runs."""
-    for turn in seen.turns:
+    for turn in log.turns:
         if turn.conflicts or turn.unnamed:
             starts = [n for call in turn.calls for n, _ in call.started]
-            run = seen.runs[turn.path]
+            run = log.runs[turn.path]
             accepted = [other.n for other in run.turns if other.n > turn.n]
             accepted += [n for n, record in run.ended if record.status == "completed"]
             if starts:
@@ -190,7 +190,7 @@ def identities_stay(seen: Reading) -> Findings:
                 yield HELD
         elif turn.repeats:
             yield HELD
-    result = seen.evidence.result
+    result = log.observation.result
     if result is not None:
         outputs = Counter(item.call_id for item in result.new_items if isinstance(item, ToolOutput))
         for call_id, count in outputs.items():
@@ -199,28 +199,28 @@ def identities_stay(seen: Reading) -> Findings:
 
 
 @invariant("execution")
-def turns_count_one_by_one(seen: Reading) -> Findings:
+def turns_count_one_by_one(log: ObservedLog) -> Findings:
     """A turn is one logical model call: turns count 1, 2, 3; retries count their attempts inside one."""
-    for run in seen.runs.values():
+    for run in log.runs.values():
         place = 0
-        before: TurnSeen | None = None
+        before: ObservedTurn | None = None
         for turn in run.turns:
             # A turn that a crash cut off before its answer begins again under the same number.
-            again = before is not None and not before.responded and seen.crashed_between(before.n, turn.n)
+            again = before is not None and not before.responded and log.crashed_between(before.n, turn.n)
             place += not again
             before = turn
             if turn.number != place:
                 yield broken(f"turn {turn.number} is the run's {place}.", turn.n)
-            yield from _check_attempts(seen, turn)
+            yield from _check_attempts(log, turn)
             yield HELD
 
 
-def _check_attempts(seen: Reading, turn: TurnSeen) -> Findings:
+def _check_attempts(log: ObservedLog, turn: ObservedTurn) -> Findings:
     if len(turn.responded) > 1:
         yield broken(f"turn {turn.number} has {len(turn.responded)} responses", *(n for n, _ in turn.responded))
     expected, before = 1, 0
     for n, record in turn.requested:
-        if expected > 1 and (seen.next_entry(turn.path, before) <= n or seen.crashed_between(before, n)):
+        if expected > 1 and (log.next_segment(turn.path, before) <= n or log.crashed_between(before, n)):
             expected = 1  # each run segment counts its attempts from 1
         if record.attempt != expected:
             yield broken(f"attempt {record.attempt} of turn {turn.number} is its {expected}.", n)
@@ -230,38 +230,36 @@ def _check_attempts(seen: Reading, turn: TurnSeen) -> Findings:
 
 
 @invariant("execution")
-def turns_fit_their_limit(seen: Reading) -> Findings:
+def turns_fit_their_limit(log: ObservedLog) -> Findings:
     """A run has at most `max_turns` turns; a resumed run continues the count."""
-    for run in seen.runs.values():
+    for run in log.runs.values():
         for began, limit in run.limits:
             if limit is None:
                 continue
-            until = seen.next_entry(run.path, began)
+            until = log.next_segment(run.path, began)
             over = [turn.n for turn in run.turns if began < turn.n < until and turn.number > limit]
             if over:
                 yield broken(f"a turn past max_turns={limit}", *over)
             else:
                 yield HELD
-    error = seen.evidence.error
-    if isinstance(error, MaxTurnsExceeded) and seen.root is not None:
-        last = seen.root.limits[-1][1]
-        if not any(
-            run.turns and run.turns[-1].number == limit for run in seen.runs.values() for _, limit in run.limits
-        ):
-            yield broken(f"max_turns={last} exceeded after {len(seen.root.turns)} turns")
+    error = log.observation.error
+    if isinstance(error, MaxTurnsExceeded) and log.root is not None:
+        last = log.root.limits[-1][1]
+        if not any(run.turns and run.turns[-1].number == limit for run in log.runs.values() for _, limit in run.limits):
+            yield broken(f"max_turns={last} exceeded after {len(log.root.turns)} turns")
 
 
 # ---------------------------------------------------------------------------------------------- receipts
 
 
 @invariant("execution")
-def receipts_are_of_successes(seen: Reading) -> Findings:
+def receipts_are_of_successes(log: ObservedLog) -> Findings:
     """A receipt answers a call only if an equal call of the same idempotent tool has succeeded, and with its output."""
-    for call in seen.calls.values():
+    for call in log.calls.values():
         for n, record in call.settled:
             if record.outcome.status != "replayed":
                 continue
-            tool = seen.tool(call)
+            tool = log.tool(call)
             if tool is not None and not tool.idempotent:
                 yield broken(
                     f"call {call.call_id} of {tool.name}, which isn't idempotent, was answered by a receipt", n
@@ -272,24 +270,24 @@ def receipts_are_of_successes(seen: Reading) -> Findings:
                 at < n
                 and other.outcome.status == "succeeded"
                 and other.outcome.output == record.outcome.output
-                and _ran_with_equal_arguments(seen, seen.calls[call.path, other.call_id], given, tool)
-                for at, other in _list_settled(seen, call.path, record.tool)
+                and _ran_with_equal_arguments(log, log.calls[call.path, other.call_id], given, tool)
+                for at, other in _list_settled(log, call.path, record.tool)
             ):
                 yield broken(f"call {call.call_id} was answered by a receipt that no success gave", n)
             else:
                 yield HELD
 
 
-def _list_settled(seen: Reading, path: Path, tool: str) -> Iterator[tuple[int, r.CallSettled]]:
-    for call in seen.calls.values():
+def _list_settled(log: ObservedLog, path: Path, tool: str) -> Iterator[tuple[int, r.CallSettled]]:
+    for call in log.calls.values():
         if call.path == path:
             yield from ((n, record) for n, record in call.settled if record.tool == tool)
 
 
-def _ran_with_equal_arguments(seen: Reading, other: CallSeen, arguments: str, tool: FunctionTool | None) -> bool:
+def _ran_with_equal_arguments(log: ObservedLog, other: ObservedCall, arguments: str, tool: FunctionTool | None) -> bool:
     if tool is None or not other.started:
         return True
-    config = seen.config(other.path)
+    config = log.config(other.path)
     texts = (other.started[-1][1].arguments, arguments)
     ran, asked = (read_arguments(tool, text, config.json_limits, config.converter).receipt for text in texts)
     return ran == asked and not _contradict(*texts)
@@ -314,11 +312,11 @@ def _format_value(value: object) -> str:
 
 
 @invariant("execution")
-def equal_idempotent_calls_share_a_run(seen: Reading) -> Findings:
+def equal_idempotent_calls_share_a_run(log: ObservedLog) -> Findings:
     """Of equal calls of an idempotent tool, none starts after one has succeeded, and no two run side by side."""
-    tools: dict[tuple[Path, str], list[CallSeen]] = {}
-    for call in seen.calls.values():
-        if call.started and (tool := seen.tool(call)) is not None and tool.idempotent:
+    tools: dict[tuple[Path, str], list[ObservedCall]] = {}
+    for call in log.calls.values():
+        if call.started and (tool := log.tool(call)) is not None and tool.idempotent:
             tools.setdefault((call.path, tool.lookup_key), []).append(call)
     for (_, key), of_one in tools.items():
         yield HELD
@@ -331,11 +329,11 @@ def equal_idempotent_calls_share_a_run(seen: Reading) -> Findings:
                 yield broken(f"call {second.call_id} of {key} started although an equal one had succeeded", start)
 
 
-def _equal_pairs(calls: list[CallSeen]) -> Iterator[tuple[CallSeen, CallSeen]]:
+def _equal_pairs(calls: list[ObservedCall]) -> Iterator[tuple[ObservedCall, ObservedCall]]:
     """Yield the pairs of calls of one tool with equal arguments: each call with the next equal one that started."""
     if len(calls) < 2:
         return
-    groups: dict[str, list[CallSeen]] = {}
+    groups: dict[str, list[ObservedCall]] = {}
     for call in sorted(calls, key=lambda call: call.started[0][0]):
         groups.setdefault(plain_json(call.started[-1][1].arguments), []).append(call)
     for equal in groups.values():

@@ -13,37 +13,37 @@ from agentloop.agents import Agent
 from agentloop.exceptions import InputGuardrailTripwireTriggered, OutputGuardrailTripwireTriggered
 from agentloop.items import AssistantMessage, Item, SystemMessage, ToolOutput, UserMessage
 from agentloop.testing.invariants._invariant import HELD, Broken, broken, invariant
-from agentloop.testing.invariants._observation import CallSeen, Path, Reading, RunSeen, plain_json
+from agentloop.testing.invariants._observation import ObservedCall, ObservedLog, ObservedRun, Path, plain_json
 
 Findings = Iterator[Broken | None]
 SHORT = 20
 """Length in characters below which no limit of a generated case cuts an output."""
 
 
-def _list_run_guards(seen: Reading, run: RunSeen, stage: str) -> list[tuple[int, r.GuardrailSettled]]:
+def _list_run_guards(log: ObservedLog, run: ObservedRun, stage: str) -> list[tuple[int, r.GuardrailSettled]]:
     return [(n, record) for n, record in run.guards if record.stage == stage]
 
 
-def _first_agent(seen: Reading, run: RunSeen) -> Agent[object, object] | None:
-    return seen.agent_named(run.agent)
+def _first_agent(log: ObservedLog, run: ObservedRun) -> Agent[object, object] | None:
+    return log.agent_named(run.agent)
 
 
-def _list_starts(seen: Reading, path: Path) -> list[int]:
-    return sorted(n for call in seen.started for n, _ in call.started if call.path[: len(path)] == path)
+def _list_starts(log: ObservedLog, path: Path) -> list[int]:
+    return sorted(n for call in log.started for n, _ in call.started if call.path[: len(path)] == path)
 
 
 @invariant("guards")
-def input_is_judged_before_effects(seen: Reading) -> Findings:
+def input_is_judged_before_effects(log: ObservedLog) -> Findings:
     """Every input guardrail of a run has settled before the first of its calls starts."""
-    for run in seen.runs.values():
-        agent = _first_agent(seen, run)
+    for run in log.runs.values():
+        agent = _first_agent(log, run)
         if agent is None:
             continue
-        wanted = len(seen.config(run.path).input_guardrails) + len(agent.input_guardrails)
-        starts = _list_starts(seen, run.path)
+        wanted = len(log.config(run.path).input_guardrails) + len(agent.input_guardrails)
+        starts = _list_starts(log, run.path)
         if not wanted or not starts:
             continue
-        before = [n for n, _ in _list_run_guards(seen, run, "input") if n < starts[0]]
+        before = [n for n, _ in _list_run_guards(log, run, "input") if n < starts[0]]
         if len(before) < wanted:
             yield broken(f"a call started after {len(before)} of {wanted} input guardrails", starts[0])
         else:
@@ -51,20 +51,20 @@ def input_is_judged_before_effects(seen: Reading) -> Findings:
 
 
 @invariant("guards")
-def blocking_guardrails_come_before_the_model(seen: Reading) -> Findings:
+def blocking_guardrails_come_before_the_model(log: ObservedLog) -> Findings:
     """The first model request comes after every input guardrail that doesn't run beside the model has passed the run's
     input.
     """
-    for run in seen.runs.values():
-        agent = _first_agent(seen, run)
+    for run in log.runs.values():
+        agent = _first_agent(log, run)
         if agent is None or not run.turns or not run.turns[0].requested:
             continue
-        guards = [*seen.config(run.path).input_guardrails, *agent.input_guardrails]
+        guards = [*log.config(run.path).input_guardrails, *agent.input_guardrails]
         blocking = {index for index, guard in enumerate(guards) if not guard.run_in_parallel}
         if not blocking:
             continue
         asked = run.turns[0].requested[0][0]
-        passed = {one.index for n, one in _list_run_guards(seen, run, "input") if n < asked and not _is_tripped(one)}
+        passed = {one.index for n, one in _list_run_guards(log, run, "input") if n < asked and not _is_tripped(one)}
         if blocking <= passed:
             yield HELD
         else:
@@ -72,18 +72,18 @@ def blocking_guardrails_come_before_the_model(seen: Reading) -> Findings:
 
 
 @invariant("guards")
-def input_is_judged_once(seen: Reading) -> Findings:
+def input_is_judged_once(log: ObservedLog) -> Findings:
     """An input guardrail that has passed the run's input doesn't run again, also not after a resume; only the input
     guardrails of the agent with which the run began (and of its configuration) run.
     """
-    if any(isinstance(record, r.InputAdded) for record in seen.records):
+    if any(isinstance(record, r.InputAdded) for record in log.records):
         return  # input that is added later is judged when it comes
-    for run in seen.runs.values():
+    for run in log.runs.values():
         known: dict[tuple[str, int], int] = {}
-        first = _first_agent(seen, run)
-        guards = [*seen.config(run.path).input_guardrails, *(first.input_guardrails if first is not None else ())]
+        first = _first_agent(log, run)
+        guards = [*log.config(run.path).input_guardrails, *(first.input_guardrails if first is not None else ())]
         names = {guard.name for guard in guards}
-        for n, record in _list_run_guards(seen, run, "input"):
+        for n, record in _list_run_guards(log, run, "input"):
             if first is not None and record.guardrail not in names:
                 yield broken(f"guardrail {record.guardrail} judged the input, and it isn't {first.name}'s", n)
             key = (record.guardrail, record.nth)
@@ -96,40 +96,40 @@ def input_is_judged_once(seen: Reading) -> Findings:
 
 
 @invariant("guards")
-def a_tripped_input_stops_everything(seen: Reading) -> Findings:
+def a_tripped_input_stops_everything(log: ObservedLog) -> Findings:
     """After an input guardrail has tripped no call of the run starts, the run ends with the tripwire, and no message of
     its model goes into the session.
     """
-    for run in seen.runs.values():
-        tripped = [n for n, record in _list_run_guards(seen, run, "input") if _is_tripped(record)]
+    for run in log.runs.values():
+        tripped = [n for n, record in _list_run_guards(log, run, "input") if _is_tripped(record)]
         if not tripped:
             continue
-        late = [n for n in _list_starts(seen, run.path) if n > tripped[0]]
+        late = [n for n in _list_starts(log, run.path) if n > tripped[0]]
         late += [turn.n for turn in run.turns if turn.n > tripped[0]]
         late += [
             n
             for turn in run.turns
             for n, _ in turn.responded
-            if n > tripped[0] and not _is_same_moment(seen, tripped[0], n)
+            if n > tripped[0] and not _is_same_moment(log, tripped[0], n)
         ]
         ended = [one for _, one in run.ended if one.status == "completed"]
         if late or ended:
             yield broken("the run went on after an input guardrail had tripped", tripped[0], *late)
         else:
             yield HELD
-        if not run.path and any(not isinstance(item, UserMessage | SystemMessage) for item in _list_added_items(seen)):
+        if not run.path and any(not isinstance(item, UserMessage | SystemMessage) for item in _list_added_items(log)):
             yield broken("the session holds what the model said to an input that a guardrail refused", tripped[0])
-        error = seen.evidence.error
+        error = log.observation.error
         other = isinstance(error, Exception) and not isinstance(error, InputGuardrailTripwireTriggered)
-        if other and not run.path and seen.evidence.faultless:
+        if other and not run.path and log.observation.faultless:
             yield broken(f"an input guardrail tripped, and the run raised {type(error).__name__}", tripped[0])
 
 
-def _is_same_moment(seen: Reading, tripped: int, n: int) -> bool:
+def _is_same_moment(log: ObservedLog, tripped: int, n: int) -> bool:
     """Tell whether a guardrail that took some time tripped at the same moment as record *n*."""
-    record = seen.records[tripped]
+    record = log.records[tripped]
     took = record.duration if isinstance(record, r.GuardrailSettled) else 0.0
-    return took > 0 and seen.records[n].at == record.at
+    return took > 0 and log.records[n].at == record.at
 
 
 def _is_tripped(record: r.GuardrailSettled) -> bool:
@@ -137,16 +137,16 @@ def _is_tripped(record: r.GuardrailSettled) -> bool:
 
 
 @invariant("guards")
-def output_is_judged_before_it_counts(seen: Reading) -> Findings:
+def output_is_judged_before_it_counts(log: ObservedLog) -> Findings:
     """Every output guardrail has passed the final output before the run completes with it."""
-    for run in seen.runs.values():
+    for run in log.runs.values():
         completed = [n for n, record in run.ended if record.status == "completed"]
-        agent = seen.agent_named(run.turns[-1].agent) if run.turns else None
+        agent = log.agent_named(run.turns[-1].agent) if run.turns else None
         if not completed or agent is None:
             continue
-        wanted = len(seen.config(run.path).output_guardrails) + len(agent.output_guardrails)
+        wanted = len(log.config(run.path).output_guardrails) + len(agent.output_guardrails)
         began = max((began for began in run.began if began < completed[-1]), default=-1)
-        settled = [(n, one) for n, one in _list_run_guards(seen, run, "output") if began < n < completed[-1]]
+        settled = [(n, one) for n, one in _list_run_guards(log, run, "output") if began < n < completed[-1]]
         if not wanted:
             continue
         if len(settled) < wanted:
@@ -158,31 +158,31 @@ def output_is_judged_before_it_counts(seen: Reading) -> Findings:
 
 
 @invariant("guards")
-def a_tripped_output_is_kept_nowhere(seen: Reading) -> Findings:
+def a_tripped_output_is_kept_nowhere(log: ObservedLog) -> Findings:
     """An output on which a guardrail tripped is no final output and in no session; a tool's is in no item."""
-    for run in seen.runs.values():
-        tripped = [n for n, record in _list_run_guards(seen, run, "output") if _is_tripped(record)]
+    for run in log.runs.values():
+        tripped = [n for n, record in _list_run_guards(log, run, "output") if _is_tripped(record)]
         if not tripped:
             continue
         ended = [n for n, one in run.ended if one.status == "completed" and n > tripped[-1]]
-        error = seen.evidence.error
+        error = log.observation.error
         if ended:
             yield broken("completed although an output guardrail had tripped", tripped[-1], *ended)
         elif (
             not run.path
-            and seen.evidence.saved is not None
-            and _find_final_message(seen, run) in _list_added_texts(seen)
+            and log.observation.saved is not None
+            and _find_final_message(log, run) in _list_added_texts(log)
         ):
             yield broken("the session holds an output that a guardrail tripped on", tripped[-1])
-        elif not run.path and _find_final_output(seen, run, tripped[-1]) in _list_kept_outputs(seen):
+        elif not run.path and _find_final_output(log, run, tripped[-1]) in _list_kept_outputs(log):
             yield broken("a call's output that a guardrail tripped on was kept", tripped[-1])
-        elif not run.path and not isinstance(error, OutputGuardrailTripwireTriggered) and seen.evidence.result:
+        elif not run.path and not isinstance(error, OutputGuardrailTripwireTriggered) and log.observation.result:
             yield broken("an output guardrail tripped, and the run has a result", tripped[-1])
         else:
             yield HELD
 
 
-def _find_final_message(seen: Reading, run: RunSeen) -> str | None:
+def _find_final_message(log: ObservedLog, run: ObservedRun) -> str | None:
     """Return the message that was the candidate for the final output; None if an earlier message has the same text."""
     earlier = [one for turn in run.turns[:-1] for _, one in turn.responded]
     said = {item.text for one in earlier for item in one.response.items if isinstance(item, AssistantMessage)}
@@ -193,13 +193,13 @@ def _find_final_message(seen: Reading, run: RunSeen) -> str | None:
     return None
 
 
-def _find_final_output(seen: Reading, run: RunSeen, judged: int) -> tuple[str, Any] | None:
+def _find_final_output(log: ObservedLog, run: ObservedRun, judged: int) -> tuple[str, Any] | None:
     """Return the id of the call whose output was the candidate for the final output, and that output.
 
     None if a run segment before that of record *judged* made it: it had been saved before a guardrail could judge it.
     """
     turn = run.turns[-1] if run.turns else None
-    agent = seen.agent_named(turn.agent) if turn is not None else None
+    agent = log.agent_named(turn.agent) if turn is not None else None
     if turn is None or agent is None or agent.tool_use_behavior != "stop_on_first_tool":
         return None
     began = max(n for n in run.began if n < judged)
@@ -210,35 +210,35 @@ def _find_final_output(seen: Reading, run: RunSeen, judged: int) -> tuple[str, A
     return made.call_id, made.settled[-1][1].outcome.output
 
 
-def _list_kept_outputs(seen: Reading) -> list[tuple[str, Any]]:
-    kept = [*_list_added_items(seen), *(seen.evidence.result.new_items if seen.evidence.result is not None else ())]
+def _list_kept_outputs(log: ObservedLog) -> list[tuple[str, Any]]:
+    kept = [*_list_added_items(log), *(log.observation.result.new_items if log.observation.result is not None else ())]
     return [(item.call_id, item.output) for item in kept if isinstance(item, ToolOutput)]
 
 
-def _list_added_items(seen: Reading) -> Sequence[Item]:
-    return (seen.evidence.saved or ())[len(seen.evidence.saved_before) :]
+def _list_added_items(log: ObservedLog) -> Sequence[Item]:
+    return (log.observation.saved or ())[len(log.observation.saved_before) :]
 
 
-def _list_added_texts(seen: Reading) -> list[str | None]:
-    return [item.text for item in _list_added_items(seen) if isinstance(item, AssistantMessage)]
+def _list_added_texts(log: ObservedLog) -> list[str | None]:
+    return [item.text for item in _list_added_items(log) if isinstance(item, AssistantMessage)]
 
 
 # ---------------------------------------------------------------------------------------------- of calls
 
 
-def _list_guards_between(call: CallSeen, stage: str, after: int, before: int) -> list[r.GuardrailSettled]:
+def _list_guards_between(call: ObservedCall, stage: str, after: int, before: int) -> list[r.GuardrailSettled]:
     return [record for n, record in call.guards if record.stage == stage and after < n < before]
 
 
 @invariant("guards")
-def arguments_are_judged_before_the_body(seen: Reading) -> Findings:
+def arguments_are_judged_before_the_body(log: ObservedLog) -> Findings:
     """A call starts only after all input guardrails of its tool have let it pass, in the same run segment."""
-    for call in seen.started:
-        tool = seen.tool(call)
+    for call in log.started:
+        tool = log.tool(call)
         if tool is None or not tool.tool_input_guardrails:
             continue
         for n, record in call.started:
-            entry = _find_segment_start(seen, call.path, n)
+            entry = _find_segment_start(log, call.path, n)
             names = [one.guardrail for one in _list_guards_between(call, "tool_input", entry, n)]
             wanted = [guardrail.name for guardrail in tool.tool_input_guardrails]
             if names[-len(wanted) :] != wanted:
@@ -248,23 +248,23 @@ def arguments_are_judged_before_the_body(seen: Reading) -> Findings:
             del record
 
 
-def _find_segment_start(seen: Reading, path: Path, n: int) -> int:
+def _find_segment_start(log: ObservedLog, path: Path, n: int) -> int:
     found = -1
     for depth in range(len(path) + 1):
-        run = seen.runs.get(path[:depth])
+        run = log.runs.get(path[:depth])
         if run is not None:
             found = max([found, *(began for began in run.began if began < n)])
     return found
 
 
 @invariant("guards")
-def arguments_are_judged_again_after_a_pause(seen: Reading) -> Findings:
+def arguments_are_judged_again_after_a_pause(log: ObservedLog) -> Findings:
     """The input guardrails of its tool judge a call that waited for a verdict once more, just before it starts."""
-    for call in seen.started:
-        tool = seen.tool(call)
+    for call in log.started:
+        tool = log.tool(call)
         if tool is None or not tool.tool_input_guardrails or not call.requested:
             continue
-        resumed = _find_segment_start(seen, call.path, call.started[-1][0])
+        resumed = _find_segment_start(log, call.path, call.started[-1][0])
         if resumed < call.requested[-1][0]:
             continue  # the verdict came during the run segment, without a pause
         judged = [n for n, one in call.guards if one.stage == "tool_input" and resumed < n < call.started[-1][0]]
@@ -275,13 +275,13 @@ def arguments_are_judged_again_after_a_pause(seen: Reading) -> Findings:
 
 
 @invariant("guards")
-def a_refused_call_never_runs(seen: Reading) -> Findings:
+def a_refused_call_never_runs(log: ObservedLog) -> Findings:
     """A call whose arguments a guardrail refused doesn't start and is rejected; a tripwire ends the run."""
-    for call in seen.calls.values():
+    for call in log.calls.values():
         for n, record in call.guards:
             if record.stage != "tool_input" or record.verdict not in ("RejectContent", "RaiseException"):
                 continue
-            entry = seen.next_entry(call.path, n)
+            entry = log.next_segment(call.path, n)
             late = [at for at, _ in call.started if n < at < entry]
             if late:
                 yield broken(f"call {call.call_id} started although {record.guardrail} had refused it", n, *late)
@@ -297,10 +297,10 @@ def a_refused_call_never_runs(seen: Reading) -> Findings:
 
 
 @invariant("guards")
-def output_is_judged_before_it_settles(seen: Reading) -> Findings:
+def output_is_judged_before_it_settles(log: ObservedLog) -> Findings:
     """A call succeeds only after every output guardrail of its tool has judged its output; a refusal rejects it."""
-    for call in seen.started:
-        tool = seen.tool(call)
+    for call in log.started:
+        tool = log.tool(call)
         if tool is None or not tool.tool_output_guardrails or not call.settled:
             continue
         n, record = call.settled[-1]
@@ -310,7 +310,7 @@ def output_is_judged_before_it_settles(seen: Reading) -> Findings:
         status = record.outcome.status
         if status == "succeeded" and (len(judged) < len(tool.tool_output_guardrails) or "RejectContent" in verdicts):
             yield broken(f"call {call.call_id} succeeded with the verdicts {verdicts}", n)
-        elif status == "unknown" and seen.evidence.crashes:
+        elif status == "unknown" and log.observation.crashes:
             continue  # the crash lost the output of the body
         elif "RejectContent" in verdicts and status not in ("rejected", "cancelled", "failed"):
             yield broken(f"call {call.call_id} was refused after its body, and is {status}", n)
@@ -335,14 +335,14 @@ def _find_replacement(judged: Sequence[r.GuardrailSettled]) -> str | None:
 
 
 @invariant("guards")
-def each_guardrail_judges_what_is_there(seen: Reading) -> Findings:
+def each_guardrail_judges_what_is_there(log: ObservedLog) -> Findings:
     """A guardrail of a tool judges the call's arguments, or its output, as the guardrails before it have left them.
 
     Checked for guardrails whose verdicts the case's maker knows.
     """
-    yield from _check_output_guards(seen)
-    predict = seen.evidence.maker.predict_verdict
-    for call in seen.calls.values():
+    yield from _check_output_guards(log)
+    predict = log.observation.maker.predict_verdict
+    for call in log.calls.values():
         if call.call.secret or len(call.requested) > 1:
             continue
         given = [one.arguments for _, one in call.verdicts if one.approved and one.arguments is not None]
@@ -363,8 +363,8 @@ def each_guardrail_judges_what_is_there(seen: Reading) -> Findings:
             arguments = afterwards
 
 
-def _check_output_guards(seen: Reading) -> Findings:
-    for call in seen.started:
+def _check_output_guards(log: ObservedLog) -> Findings:
+    for call in log.started:
         if len(call.started) > 1 or call.call.secret:
             continue
         arguments = _parse_arguments(call.started[-1][1].arguments)
@@ -372,7 +372,7 @@ def _check_output_guards(seen: Reading) -> Findings:
         for n, record in call.guards:
             if record.stage != "tool_output":
                 continue
-            predicted = seen.evidence.maker.predict_verdict(record.guardrail, arguments, replaced=replaced)
+            predicted = log.observation.maker.predict_verdict(record.guardrail, arguments, replaced=replaced)
             if predicted is not None and record.verdict != predicted[0]:
                 yield broken(f"{record.guardrail!r} said {record.verdict} of what call {call.call_id} gave", n)
             replaced = replaced or record.verdict == "ReplaceOutput"
@@ -390,20 +390,20 @@ def _parse_arguments(text: str) -> Mapping[str, Any]:
 # ---------------------------------------------------------------------------------------------- approvals
 
 
-def _list_verdicts(call: CallSeen, request: r.ApprovalRequested) -> list[tuple[int, r.VerdictGiven]]:
+def _list_verdicts(call: ObservedCall, request: r.ApprovalRequested) -> list[tuple[int, r.VerdictGiven]]:
     return [(n, one) for n, one in call.verdicts if one.digest == request.digest]
 
 
 @invariant("guards")
-def a_verdict_is_asked_for_once(seen: Reading) -> Findings:
+def a_verdict_is_asked_for_once(log: ObservedLog) -> Findings:
     """No verdict is requested for a call that has one, be it its own or one on all calls of the agent to the tool."""
-    for call in seen.calls.values():
+    for call in log.calls.values():
         for n, request in call.requested:
             again = [at for at, _ in _list_verdicts(call, request) if at < n]
             twice = [at for at, other in call.requested if at < n and other.digest == request.digest]
             always = [
                 at
-                for other in seen.calls.values()
+                for other in log.calls.values()
                 if other.path == call.path
                 for at, one in other.verdicts
                 if at < n and one.always and (one.agent, one.tool) == (request.agent, request.tool)
@@ -415,15 +415,15 @@ def a_verdict_is_asked_for_once(seen: Reading) -> Findings:
 
 
 @invariant("guards")
-def what_waits_for_a_verdict_waits(seen: Reading) -> Findings:
+def what_waits_for_a_verdict_waits(log: ObservedLog) -> Findings:
     """A call for which a verdict was requested starts only after its approval, with the approved arguments."""
-    for call in seen.calls.values():
+    for call in log.calls.values():
         for n, request in call.requested:
             for at, _ in call.started:
                 if at < n:
                     continue
                 yes = [one for when, one in _list_verdicts(call, request) if n < when < at and one.approved]
-                if not yes and not _has_general_verdict(seen, call, at, approved=True):
+                if not yes and not _has_general_verdict(log, call, at, approved=True):
                     yield broken(f"call {call.call_id} waits for a verdict, and started", n, at)
                 else:
                     yield HELD
@@ -432,38 +432,38 @@ def what_waits_for_a_verdict_waits(seen: Reading) -> Findings:
 
 
 @invariant("guards")
-def calls_that_need_approval_have_it(seen: Reading) -> Findings:
+def calls_that_need_approval_have_it(log: ObservedLog) -> Findings:
     """A call that needs approval, by its tool or by its arguments, starts only after an approval: of the call itself,
     or of all calls of its agent to the tool.
     """
-    for call in seen.started:
-        tool = seen.tool(call)
-        if tool is None or not seen.evidence.maker.needs_approval(tool, _parse_arguments(call.call.arguments)):
+    for call in log.started:
+        tool = log.tool(call)
+        if tool is None or not log.observation.maker.needs_approval(tool, _parse_arguments(call.call.arguments)):
             continue
-        first = seen.config(call.path).tool_execution.pre_approval_tool_input_guardrails
+        first = log.config(call.path).tool_execution.pre_approval_tool_input_guardrails
         if first and any(one.verdict == "Rewrite" for _, one in call.guards):
             continue  # the need for approval follows from the rewritten arguments, not from those of the model
         for n, _ in call.started:
             own = any(at < n and one.approved for at, one in call.verdicts)
-            if own or _has_general_verdict(seen, call, n, approved=True):
+            if own or _has_general_verdict(log, call, n, approved=True):
                 yield HELD
             else:
                 yield broken(f"call {call.call_id} needs approval, and started without one", n)
 
 
-def _has_general_verdict(seen: Reading, call: CallSeen, before: int, *, approved: bool) -> bool:
+def _has_general_verdict(log: ObservedLog, call: ObservedCall, before: int, *, approved: bool) -> bool:
     return any(
         one.always and one.approved is approved and one.agent == call.turn.agent and n < before
-        for other in seen.calls.values()
+        for other in log.calls.values()
         if other.path == call.path and (other.call.namespace, other.call.name) == (call.call.namespace, call.call.name)
         for n, one in other.verdicts
     )
 
 
 @invariant("guards")
-def a_rejected_call_never_runs(seen: Reading) -> Findings:
+def a_rejected_call_never_runs(log: ObservedLog) -> Findings:
     """After a rejection the call doesn't start, and is settled as rejected, or as cancelled."""
-    for call in seen.calls.values():
+    for call in log.calls.values():
         for n, verdict in call.verdicts:
             if verdict.approved:
                 continue
@@ -476,12 +476,12 @@ def a_rejected_call_never_runs(seen: Reading) -> Findings:
 
 
 @invariant("guards")
-def a_verdict_fits_one_call(seen: Reading) -> Findings:
+def a_verdict_fits_one_call(log: ObservedLog) -> Findings:
     """A verdict has the path, agent, tool, call and arguments of its request; requests with different arguments have
     different digests, however long the arguments are.
     """
-    yield from _check_digests(seen)
-    for call in seen.calls.values():
+    yield from _check_digests(log)
+    for call in log.calls.values():
         for n, verdict in call.verdicts:
             asked = [one for at, one in call.requested if at < n]
             fits = any(
@@ -495,9 +495,9 @@ def a_verdict_fits_one_call(seen: Reading) -> Findings:
                 yield HELD
 
 
-def _check_digests(seen: Reading) -> Findings:
+def _check_digests(log: ObservedLog) -> Findings:
     texts: dict[str, tuple[int, str]] = {}
-    for call in seen.calls.values():
+    for call in log.calls.values():
         if call.call.secret:
             continue  # the log may hold only a digest of secret arguments
         for n, request in call.requested:
@@ -507,25 +507,25 @@ def _check_digests(seen: Reading) -> Findings:
                 yield broken(f"{known} and {text} are asked about with one digest", at, n)
 
 
-def _list_ends(seen: Reading, call: CallSeen) -> list[tuple[int, r.CallSettled]]:
+def _list_ends(log: ObservedLog, call: ObservedCall) -> list[tuple[int, r.CallSettled]]:
     """Return the ends of *call*: its own, and those of each call whose nested run it belongs to."""
-    around = (seen.calls.get((call.path[:depth], call.path[depth])) for depth in range(len(call.path)))
+    around = (log.calls.get((call.path[:depth], call.path[depth])) for depth in range(len(call.path)))
     return [end for one in (call, *around) if one is not None for end in one.settled]
 
 
 @invariant("guards")
-def a_pause_has_something_to_ask(seen: Reading) -> Findings:
+def a_pause_has_something_to_ask(log: ObservedLog) -> Findings:
     """A run ends as interrupted only if a call of the tree waits for a verdict, and completes only if none does."""
-    if seen.root is None:
+    if log.root is None:
         return
-    for n, end in seen.root.ended:
+    for n, end in log.root.ended:
         open_calls = [
             call
-            for call in seen.calls.values()
+            for call in log.calls.values()
             for at, request in call.requested
             if at < n
             and not any(when < n for when, _ in _list_verdicts(call, request))
-            and not any(when < n for when, _ in _list_ends(seen, call))
+            and not any(when < n for when, _ in _list_ends(log, call))
         ]
         if end.status == "interrupted":
             if open_calls:

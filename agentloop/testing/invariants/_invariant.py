@@ -17,7 +17,7 @@ import msgspec
 from agentloop import records as r
 from agentloop._common.masking import masked_arguments
 from agentloop._common.values import shown_fields
-from agentloop.testing.invariants._observation import Reading
+from agentloop.testing.invariants._observation import ObservedLog
 
 Group: TypeAlias = Literal["execution", "cancellation", "guards", "accounting"]
 HELD = None
@@ -37,7 +37,7 @@ def broken(words: str, *records: int) -> Broken:
     return Broken(words, records)
 
 
-Judge: TypeAlias = Callable[[Reading], Iterator[Broken | None]]
+Judge: TypeAlias = Callable[[ObservedLog], Iterator[Broken | None]]
 
 
 @attrs.frozen
@@ -125,7 +125,7 @@ class CoverageCounter:
 
 
 def judge(
-    reading: Reading,
+    log: ObservedLog,
     tally: CoverageCounter | None = None,
     invariants: Iterable[Invariant] | None = None,
     *,
@@ -140,7 +140,7 @@ def judge(
     if tally is not None:
         tally.worlds += worlds
     for one in INVARIANTS.values() if invariants is None else invariants:
-        found = list(one.judge(reading))
+        found = list(one.judge(log))
         if not found:
             continue
         if tally is not None:
@@ -152,7 +152,7 @@ def judge(
     return findings
 
 
-def told(records: tuple[r.Record, ...], findings: list[Breach], around: int = 2) -> str:
+def format_records(records: tuple[r.Record, ...], findings: list[Breach], around: int = 2) -> str:
     """Return the records that *findings* name, with *around* records before and after each, one record a line."""
     named = {n for finding in findings for n in finding.broken.records}
     near = sorted({n + by for n in named for by in range(-around, around + 1) if 0 <= n + by < len(records)})

@@ -10,7 +10,7 @@ import attrs
 
 from agentloop.limits import Capacity, Limit, Rate
 from agentloop.testing.invariants._invariant import HELD, Broken, broken, invariant
-from agentloop.testing.invariants._observation import BodySeen, CallSeen, Path, Reading, TurnSeen
+from agentloop.testing.invariants._observation import ObservedBody, ObservedCall, ObservedLog, ObservedTurn, Path
 from agentloop.tools import AgentCall, FunctionTool
 
 EPSILON = 1e-6
@@ -25,7 +25,7 @@ Findings = Iterator[Broken | None]
 class _RunningBody:
     """A running body, its tool, and the turn it belongs to."""
 
-    body: BodySeen
+    body: ObservedBody
     tool: FunctionTool | None
     turn: tuple[Path, int]
 
@@ -37,12 +37,12 @@ class _TimeSweep:
     `running` holds the bodies that run at the current moment; only `moments` changes it.
     """
 
-    seen: Reading
+    log: ObservedLog
     running: dict[int, _RunningBody] = attrs.field(factory=dict)
 
     def moments(self) -> Iterator[_RunningBody]:
         """Yield every body at its beginning, while `running` holds the bodies beside it."""
-        bodies = self.seen.evidence.bodies or ()
+        bodies = self.log.observation.bodies or ()
         points: list[tuple[int, int, int]] = []
         for index, body in enumerate(bodies):
             points.append((body.began, 1, index))
@@ -60,21 +60,21 @@ class _TimeSweep:
             if one.body.ended is None or one.body.ended > one.body.began:
                 self.running[index] = one
 
-    def _find_running_body(self, body: BodySeen) -> _RunningBody:
-        call = self.seen.calls.get((body.path, body.call_id))
+    def _find_running_body(self, body: ObservedBody) -> _RunningBody:
+        call = self.log.calls.get((body.path, body.call_id))
         if call is None:
             return _RunningBody(body, None, (body.path, 0))
-        return _RunningBody(body, self.seen.tool(call), (body.path, call.turn.number))
+        return _RunningBody(body, self.log.tool(call), (body.path, call.turn.number))
 
 
 @invariant("execution")
-def bodies_in_flight_fit_the_limits(seen: Reading) -> Findings:
+def bodies_in_flight_fit_the_limits(log: ObservedLog) -> Findings:
     """Bodies in flight never exceed the turn's cap, a shared capacity, the run's threads, or one per serial group."""
-    sweep = _TimeSweep(seen)
+    sweep = _TimeSweep(log)
     for one in sweep.moments():
         began, tool = one.body.began, one.tool
         beside = [other for other in sweep.running.values() if other.turn == one.turn]
-        cap = seen.config(one.body.path).tool_execution.max_function_tool_concurrency
+        cap = log.config(one.body.path).tool_execution.max_function_tool_concurrency
         if cap is not None:
             yield HELD
             if len(beside) >= cap:
@@ -82,7 +82,7 @@ def bodies_in_flight_fit_the_limits(seen: Reading) -> Findings:
         if tool is None:
             continue
         if tool.runs_in_thread:
-            most = seen.config(one.body.path).tool_execution.max_threads
+            most = log.config(one.body.path).tool_execution.max_threads
             others = (other for other in sweep.running.values() if other.body.path == one.body.path)
             threads = 1 + sum(other.tool is not None and other.tool.runs_in_thread for other in others)
             if threads > most:
@@ -100,12 +100,12 @@ def bodies_in_flight_fit_the_limits(seen: Reading) -> Findings:
 
 
 @invariant("execution")
-def exclusive_calls_run_alone(seen: Reading) -> Findings:
+def exclusive_calls_run_alone(log: ObservedLog) -> Findings:
     """An exclusive call, or any call of a sequential turn, has no other body of its turn beside it."""
-    sweep = _TimeSweep(seen)
+    sweep = _TimeSweep(log)
     for one in sweep.moments():
         body, tool = one.body, one.tool
-        alone = (tool is not None and tool.exclusive) or sequential(seen, body.path, _agent_of(seen, body))
+        alone = (tool is not None and tool.exclusive) or sequential(log, body.path, _agent_of(log, body))
         beside = [other for other in sweep.running.values() if other.turn == one.turn]
         others = [other for other in beside if alone or (other.tool is not None and other.tool.exclusive)]
         if others:
@@ -115,35 +115,35 @@ def exclusive_calls_run_alone(seen: Reading) -> Findings:
             yield HELD
 
 
-def _agent_of(seen: Reading, body: BodySeen) -> str:
-    call = seen.calls.get((body.path, body.call_id))
+def _agent_of(log: ObservedLog, body: ObservedBody) -> str:
+    call = log.calls.get((body.path, body.call_id))
     return call.turn.agent if call is not None else ""
 
 
-def sequential(seen: Reading, path: Path, agent: str) -> bool:
+def sequential(log: ObservedLog, path: Path, agent: str) -> bool:
     """Tell whether the turns of *agent* in the run at *path* run one call after the other."""
-    mode = seen.config(path).tool_execution.mode
+    mode = log.config(path).tool_execution.mode
     if mode is None:
-        found = seen.agent_named(agent)
+        found = log.agent_named(agent)
         mode = found.tool_execution if found is not None else "concurrent"
     return mode == "sequential"
 
 
-def one_at_a_time(seen: Reading, turn: TurnSeen) -> bool:
+def one_at_a_time(log: ObservedLog, turn: ObservedTurn) -> bool:
     """Tell whether the calls of *turn* run one after the other."""
-    cap = seen.config(turn.path).tool_execution.max_function_tool_concurrency
-    return cap == 1 or sequential(seen, turn.path, turn.agent)
+    cap = log.config(turn.path).tool_execution.max_function_tool_concurrency
+    return cap == 1 or sequential(log, turn.path, turn.agent)
 
 
 @invariant("execution")
-def rates_hold(seen: Reading) -> Findings:
+def rates_hold(log: ObservedLog) -> Findings:
     """No window of a rate holds more starts than it allows, if calls start at once after their admission."""
-    if seen.evidence.crashes:
+    if log.observation.crashes:
         return  # a rate is state of the process, not of the journal
     starts: dict[int, tuple[Rate, list[float]]] = {}
     delayed: set[int] = set()
-    for call in seen.started:
-        tool = seen.tool(call)
+    for call in log.started:
+        tool = log.tool(call)
         for limit in tool.capacity if tool is not None else ():
             if isinstance(limit, Rate):
                 assert tool is not None
@@ -162,10 +162,10 @@ def rates_hold(seen: Reading) -> Findings:
 
 
 @invariant("execution")
-def a_full_buffer_holds_the_run_up(seen: Reading) -> Findings:
+def a_full_buffer_holds_the_run_up(log: ObservedLog) -> Findings:
     """No turn of a streamed run begins while the unread events fill its buffer."""
-    cap = seen.evidence.config.stream_buffer
-    for n, unread in seen.evidence.unread or ():
+    cap = log.observation.config.stream_buffer
+    for n, unread in log.observation.unread or ():
         if unread >= cap:
             yield broken(f"a turn began with {unread} events unread, and the buffer holds {cap}", n)
         else:
@@ -187,30 +187,30 @@ def _needs_only_the_cap(tool: FunctionTool | None) -> bool:
 
 
 @invariant("execution")
-def slots_are_used(seen: Reading) -> Findings:
+def slots_are_used(log: ObservedLog) -> Findings:
     """While a call waits that only the cap holds back, no slot stays free over time."""
-    if seen.evidence.bodies is None or seen.evidence.streamed:
+    if log.observation.bodies is None or log.observation.streamed:
         return
-    if seen.evidence.hooks is not None:
+    if log.observation.hooks is not None:
         return
-    for turn in seen.batches:
+    for turn in log.batches:
         if len(turn.calls) < 2:
             continue
-        cap = seen.config(turn.path).tool_execution.max_function_tool_concurrency
-        if cap is None or sequential(seen, turn.path, turn.agent):
+        cap = log.config(turn.path).tool_execution.max_function_tool_concurrency
+        if cap is None or sequential(log, turn.path, turn.agent):
             continue
         if any(call.requested for call in turn.calls):
             continue  # a call that waits for a verdict waits for no slot
-        if not all(_needs_only_the_cap(seen.tool(call)) for call in turn.calls):
+        if not all(_needs_only_the_cap(log.tool(call)) for call in turn.calls):
             continue
-        bodies = [body for call in turn.calls for body in seen.bodies.get((turn.path, call.call_id), ())]
-        nested = any(isinstance(getattr(seen.tool(call), "body", None), AgentCall) for call in turn.calls)
+        bodies = [body for call in turn.calls for body in log.bodies.get((turn.path, call.call_id), ())]
+        nested = any(isinstance(getattr(log.tool(call), "body", None), AgentCall) for call in turn.calls)
         if len(bodies) < 2 or nested:
             continue
         yield from _check_free_slots(bodies, cap)
 
 
-def _check_free_slots(bodies: list[BodySeen], cap: int) -> Findings:
+def _check_free_slots(bodies: list[ObservedBody], cap: int) -> Findings:
     ends = [body.ended_at if body.ended_at is not None else math.inf for body in bodies]
     moments = sorted({body.began_at for body in bodies} | {end for end in ends if end < math.inf})
     last = max(body.began_at for body in bodies)
@@ -229,18 +229,18 @@ def _check_free_slots(bodies: list[BodySeen], cap: int) -> Findings:
 
 
 @invariant("execution")
-def starts_follow_model_order(seen: Reading) -> Findings:
+def starts_follow_model_order(log: ObservedLog) -> Findings:
     """Under a cap of n, when a call starts, at most n - 1 earlier calls that start later are still held back."""
-    for turn in seen.batches:
+    for turn in log.batches:
         if len(turn.calls) < 2:
             continue
-        cap = seen.config(turn.path).tool_execution.max_function_tool_concurrency
-        if sequential(seen, turn.path, turn.agent):
+        cap = log.config(turn.path).tool_execution.max_function_tool_concurrency
+        if sequential(log, turn.path, turn.agent):
             cap = 1
-        threads = seen.config(turn.path).tool_execution.max_threads
-        lanes: dict[tuple[frozenset[Limit], str | None, bool], list[CallSeen]] = {}
+        threads = log.config(turn.path).tool_execution.max_threads
+        lanes: dict[tuple[frozenset[Limit], str | None, bool], list[ObservedCall]] = {}
         for call in turn.calls:
-            tool = seen.tool(call)
+            tool = log.tool(call)
             if (
                 tool is None
                 or len(call.started) != 1
@@ -258,7 +258,7 @@ def starts_follow_model_order(seen: Reading) -> Findings:
                 yield from _check_start_order(lane, min(widths))
 
 
-def _check_start_order(lane: list[CallSeen], width: int) -> Findings:
+def _check_start_order(lane: list[ObservedCall], width: int) -> Findings:
     for place, call in enumerate(lane):
         n = call.started[0][0]
         held = [other for other in lane[:place] if other.started[0][0] > n]

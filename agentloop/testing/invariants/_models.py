@@ -25,7 +25,7 @@ from agentloop.items import (
 )
 from agentloop.model_events import ModelRequest
 from agentloop.testing.invariants._invariant import HELD, Broken, broken, invariant
-from agentloop.testing.invariants._observation import Path, Reading, RunSeen, TurnSeen
+from agentloop.testing.invariants._observation import ObservedLog, ObservedRun, ObservedTurn, Path
 from agentloop.testing.simulation._simulated_parts import EPOCH
 
 EPSILON = 1e-5
@@ -38,13 +38,13 @@ def _format_path(path: Path) -> str:
     return "/".join(path) or "(the root)"
 
 
-def _list_requests(seen: Reading, run: RunSeen) -> list[tuple[TurnSeen, int, ModelRequest, float]]:
+def _list_requests(log: ObservedLog, run: ObservedRun) -> list[tuple[ObservedTurn, int, ModelRequest, float]]:
     """Return the requests of *run*: turn, record number, request and time.
 
     Empty if a recorded request didn't reach the model: records and requests can't be paired then.
     """
     recorded = [(turn, n) for turn in run.turns for n, _ in turn.requested]
-    made = [(request, at) for at, request in seen.evidence.asked or () if request.path == run.path]
+    made = [(request, at) for at, request in log.observation.asked or () if request.path == run.path]
     if len(recorded) != len(made):
         return []
     return [(*one, *other) for one, other in zip(recorded, made, strict=True)]
@@ -54,16 +54,16 @@ def _list_requests(seen: Reading, run: RunSeen) -> list[tuple[TurnSeen, int, Mod
 
 
 @invariant("accounting")
-def a_tool_choice_is_dropped_once_obeyed(seen: Reading) -> Findings:
+def a_tool_choice_is_dropped_once_obeyed(log: ObservedLog) -> Findings:
     """An agent's tool choice is sent until a turn of the agent with calls was accepted, and not after it, also if the
     run was resumed in between; an agent that doesn't reset its choice sends it in every turn.
     """
-    for run in seen.runs.values():
-        for turn, n, request, _ in _list_requests(seen, run):
-            agent = seen.agent_named(turn.agent)
+    for run in log.runs.values():
+        for turn, n, request, _ in _list_requests(log, run):
+            agent = log.agent_named(turn.agent)
             if agent is None:
                 continue
-            wanted = agent.model_settings.resolve(seen.config(run.path).model_settings).tool_choice
+            wanted = agent.model_settings.resolve(log.config(run.path).model_settings).tool_choice
             if wanted is None:
                 continue
             accepted = (one for one in run.turns if one.agent == turn.agent and one.calls)
@@ -76,12 +76,12 @@ def a_tool_choice_is_dropped_once_obeyed(seen: Reading) -> Findings:
 
 
 @invariant("execution")
-def models_keep_to_their_time(seen: Reading) -> Findings:
+def models_keep_to_their_time(log: ObservedLog) -> Findings:
     """A model attempt ends within its time limit, waits for other tasks included; the limit does not cut it earlier."""
-    for run in seen.runs.values():
-        if seen.config(run.path).hold_text_until_guarded:
+    for run in log.runs.values():
+        if log.config(run.path).hold_text_until_guarded:
             continue  # the time of guardrails doesn't count as the model's
-        for turn, n, request, began in _list_requests(seen, run):
+        for turn, n, request, began in _list_requests(log, run):
             limit = request.settings.timeout
             if limit is None:
                 continue
@@ -92,7 +92,7 @@ def models_keep_to_their_time(seen: Reading) -> Findings:
                 continue
             at, record = end
             took = record.at - EPOCH - began
-            if took > limit + EPSILON and not seen.evidence.reader_takes_time:
+            if took > limit + EPSILON and not log.observation.reader_takes_time:
                 yield broken(f"a model took {took:g} s, and has {limit:g} s", n, at)
             elif isinstance(record, r.ModelFailed) and record.error_kind == "timeout" and took < limit - EPSILON:
                 yield broken(f"a model was cut after {took:g} s, and has {limit:g} s", n, at)
@@ -113,19 +113,19 @@ _PIECES = {ev.TextDelta: "text", ev.ReasoningDelta: "thoughts"}
 
 
 @invariant("accounting")
-def an_answer_is_what_its_pieces_are(seen: Reading) -> Findings:
+def an_answer_is_what_its_pieces_are(log: ObservedLog) -> Findings:
     """The pieces that a reader was shown in a turn make up its answer, reasoning and arguments included: no other
     attempt of the turn has shown any.
     """
-    whole = seen.evidence.cancellation is None and not seen.evidence.left and not seen.evidence.reader_left
-    if seen.evidence.unread is None or not seen.evidence.faultless or not whole:
+    whole = log.observation.cancellation is None and not log.observation.left and not log.observation.reader_left
+    if log.observation.unread is None or not log.observation.faultless or not whole:
         return
     shown: dict[tuple[Path, int], dict[Key, str]] = {}
-    for event in seen.evidence.events:
+    for event in log.observation.events:
         for of, text in _split_event(event):
             _append_text(shown.setdefault((event.path, event.turn), {}), of, text)
-    for turn in seen.turns:
-        if len(turn.responded) != 1 or seen.runs[turn.path].turns.count(turn) != 1:
+    for turn in log.turns:
+        if len(turn.responded) != 1 or log.runs[turn.path].turns.count(turn) != 1:
             continue
         n, record = turn.responded[0]
         said: dict[Key, str] = {}
@@ -185,14 +185,14 @@ class _UnknownHistory(Exception):
 
 
 @invariant("accounting")
-def histories_grow_by_what_was_said(seen: Reading) -> Findings:
+def histories_grow_by_what_was_said(log: ObservedLog) -> Findings:
     """Each request shows the items of the request before, then its answer, then the outputs of its calls in their
     order, and nothing else; after a handoff, the result of its input filter on these items, or a summary.
     """
-    for run in seen.runs.values():
-        if _is_chosen_elsewhere(seen, run):
+    for run in log.runs.values():
+        if _is_chosen_elsewhere(log, run):
             continue
-        requests = _list_requests(seen, run)
+        requests = _list_requests(log, run)
         first: Sequence[Item] = ()
         for place, (turn, n, request, _) in enumerate(requests):
             if place == 0:
@@ -203,7 +203,7 @@ def histories_grow_by_what_was_said(seen: Reading) -> Findings:
                 wanted = list(before[2].items)
             else:
                 try:
-                    wanted, replaced = _predict_items(seen, run, before[0], before[2].items, first, n)
+                    wanted, replaced = _predict_items(log, run, before[0], before[2].items, first, n)
                 except _UnknownHistory:
                     break
                 first = request.items if replaced else first
@@ -216,13 +216,13 @@ def histories_grow_by_what_was_said(seen: Reading) -> Findings:
                 )
 
 
-def _is_chosen_elsewhere(seen: Reading, run: RunSeen) -> bool:
-    config, first = seen.config(run.path), seen.records[run.began[0]]
+def _is_chosen_elsewhere(log: ObservedLog, run: ObservedRun) -> bool:
+    config, first = log.config(run.path), log.records[run.began[0]]
     kept = isinstance(first, r.RunStarted) and first.kept
     return kept or config.call_model_input_filter is not None or config.handoff_input_filter is not None
 
 
-def _list_kept_items(turn: TurnSeen) -> list[Item]:
+def _list_kept_items(turn: ObservedTurn) -> list[Item]:
     """Return the items of a turn's answer without repeated calls, and without the reasoning that led to these."""
     kept: list[Item] = []
     for _, record in turn.responded:
@@ -236,7 +236,7 @@ def _list_kept_items(turn: TurnSeen) -> list[Item]:
 
 
 def _predict_items(
-    seen: Reading, run: RunSeen, turn: TurnSeen, shown: Sequence[Item], first: Sequence[Item], until: int
+    log: ObservedLog, run: ObservedRun, turn: ObservedTurn, shown: Sequence[Item], first: Sequence[Item], until: int
 ) -> tuple[list[Item], bool]:
     """Return the items that the request at record *until* must show after *turn*, and True if a handoff replaced them.
 
@@ -248,21 +248,21 @@ def _predict_items(
     """
     items, replaced = [*shown, *_list_kept_items(turn)], False
     for n in range(turn.n, until):
-        record = seen.records[n]
+        record = log.records[n]
         if record.path != run.path:
             continue
         if isinstance(record, r.BatchEnded):
             items += _list_outputs(turn, n)
         elif isinstance(record, r.HandedOff):
             answers = _make_handoff_outputs(record)
-            filtered = _apply_handoff(seen, turn, record, [*items, *answers], len(shown), len(first))
+            filtered = _apply_handoff(log, turn, record, [*items, *answers], len(shown), len(first))
             items, replaced = [*items, *answers] if filtered is None else filtered, filtered is not None
         elif isinstance(record, r.InputAdded) or (isinstance(record, r.HistoryReplaced) and record.added):
             items += record.items
     return items, replaced
 
 
-def _list_outputs(turn: TurnSeen, n: int) -> list[Item]:
+def _list_outputs(turn: ObservedTurn, n: int) -> list[Item]:
     ends = ((call, [one for at, one in call.settled if at < n]) for call in turn.calls)
     last = ((call, ended[-1].outcome) for call, ended in ends if ended)
     return [
@@ -278,7 +278,7 @@ def _make_handoff_outputs(record: r.HandedOff) -> list[Item]:
 
 
 def _apply_handoff(
-    seen: Reading, turn: TurnSeen, record: r.HandedOff, items: list[Item], shown: int, first: int
+    log: ObservedLog, turn: ObservedTurn, record: r.HandedOff, items: list[Item], shown: int, first: int
 ) -> list[Item] | None:
     """Return the items that the target of a handoff is shown in place of *items*; None if it is shown them as they are.
 
@@ -287,13 +287,13 @@ def _apply_handoff(
     Raises:
         _UnknownHistory: as `_predict_items` does.
     """
-    agent = seen.agent_named(record.source_agent)
+    agent = log.agent_named(record.source_agent)
     entries = [target_of(entry) for entry in agent.handoffs] if agent is not None else []
     taken = next((one for one in entries if one.agent.name == record.target_agent), None)
     if taken is None:
         raise _UnknownHistory
     if taken.input_filter is not None:
-        data = seen.evidence.maker.filter_handoff(
+        data = log.observation.maker.filter_handoff(
             taken.input_filter,
             HandoffInputData(
                 input_history=tuple(items[:first]),
@@ -306,7 +306,7 @@ def _apply_handoff(
         if data.input_items is not None:
             return list(data.input_items)
         return [*data.input_history, *data.pre_handoff_items, *data.new_items]
-    config: RunConfig = seen.config(turn.path)
+    config: RunConfig = log.config(turn.path)
     nest = taken.nest_handoff_history if taken.nest_handoff_history is not None else config.nest_handoff_history
     if nest is False:
         return None

@@ -1,7 +1,7 @@
 """The observation of one finished run, and its log indexed by calls, turns and runs. Invariants read nothing else.
 
-`Observation` is data: the log, the result, and the reports of the fixtures that watched the run. `Reading` indexes its
-log once. It does not use the library's own fold: an independent second implementation shows the faults of the fold.
+`Observation` is data: the log, the result, and the reports of the fixtures that watched the run. `ObservedLog` indexes
+its log once. It does not use the library's own fold: an independent second implementation shows the faults of the fold.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Path = tuple[str, ...]
 
 
 @attrs.frozen(kw_only=True)
-class BodySeen:
+class ObservedBody:
     """One execution of a body, as the body itself reports it. Times are seconds on the clock of the loop.
 
     `began` and `ended` are the length of the log at that moment; `ended` is None for a body that never ended.
@@ -125,7 +125,7 @@ class Observation:
     result: RunData | None = None
     error: BaseException | None = None
     cancellation: Cancellation | None = None
-    bodies: Sequence[BodySeen] | None = None
+    bodies: Sequence[ObservedBody] | None = None
     cleanups: Sequence[CleanupRun] | None = None
     shown: Sequence[tuple[Path, Sequence[Item]]] | None = None
     asked: Sequence[tuple[float, ModelRequest]] | None = None
@@ -165,11 +165,11 @@ class Observation:
 
 
 @attrs.define(eq=False)
-class CallSeen:
-    """One call of a model's response, and every record about it with its number. `Reading` makes and fills it."""
+class ObservedCall:
+    """One call of a model's response, and every record about it with its number. `ObservedLog` makes and fills it."""
 
     path: Path
-    turn: TurnSeen
+    turn: ObservedTurn
     index: int
     call: ToolCall
     started: list[tuple[int, r.CallStarted]] = attrs.field(factory=list)
@@ -194,8 +194,8 @@ class CallSeen:
 
 
 @attrs.define(eq=False)
-class TurnSeen:
-    """One turn of one run: the requests to its model, the responses, and their calls. `Reading` makes and fills it."""
+class ObservedTurn:
+    """One turn of one run: the requests to its model, the responses, their calls. `ObservedLog` makes and fills it."""
 
     path: Path
     number: int
@@ -206,8 +206,8 @@ class TurnSeen:
     requested: list[tuple[int, r.ModelRequested]] = attrs.field(factory=list)
     failed: list[tuple[int, r.ModelFailed]] = attrs.field(factory=list)
     responded: list[tuple[int, r.ModelResponded]] = attrs.field(factory=list)
-    calls: list[CallSeen] = attrs.field(factory=list)
-    unreleased: list[CallSeen] = attrs.field(factory=list)
+    calls: list[ObservedCall] = attrs.field(factory=list)
+    unreleased: list[ObservedCall] = attrs.field(factory=list)
     repeats: list[ToolCall | HandoffCall] = attrs.field(factory=list)
     """Calls that the model repeated: the same id, tool and arguments as an earlier call."""
     conflicts: list[ToolCall | HandoffCall] = attrs.field(factory=list)
@@ -216,14 +216,14 @@ class TurnSeen:
 
 
 @attrs.define(eq=False)
-class RunSeen:
-    """One run of the tree: its segments, turns and ends. `Reading` makes and fills it."""
+class ObservedRun:
+    """One run of the tree: its segments, turns and ends. `ObservedLog` makes and fills it."""
 
     path: Path
     began: list[int] = attrs.field(factory=list)
     """Record numbers at which its run segments begin: `RunStarted` and each `RunResumed`."""
     limits: list[tuple[int, int | None]] = attrs.field(factory=list)
-    turns: list[TurnSeen] = attrs.field(factory=list)
+    turns: list[ObservedTurn] = attrs.field(factory=list)
     ended: list[tuple[int, r.RunEnded]] = attrs.field(factory=list)
     guards: list[tuple[int, r.GuardrailSettled]] = attrs.field(factory=list)
     handed: list[tuple[int, r.HandedOff]] = attrs.field(factory=list)
@@ -234,22 +234,22 @@ class RunSeen:
 _CALLS = (ToolCall, HandoffCall)
 
 
-class Reading:
-    """An observation (`evidence`) and its log indexed: runs by path, calls by path and id, turns in order.
+class ObservedLog:
+    """An observation (`observation`) and its log indexed: runs by path, calls by path and id, turns in order.
 
     The constructor reads the log once; nothing changes the indices later, except `forget`.
     """
 
-    def __init__(self, evidence: Observation) -> None:
-        self.evidence = evidence
-        self.records: Sequence[r.Record] = evidence.records
-        self.runs: dict[Path, RunSeen] = {}
-        self.calls: dict[tuple[Path, str], CallSeen] = {}
-        self.turns: list[TurnSeen] = []
+    def __init__(self, observation: Observation) -> None:
+        self.observation = observation
+        self.records: Sequence[r.Record] = observation.records
+        self.runs: dict[Path, ObservedRun] = {}
+        self.calls: dict[tuple[Path, str], ObservedCall] = {}
+        self.turns: list[ObservedTurn] = []
         self._verdicts_on_all: set[tuple[Path, str, str]] = set()
         self.strays: list[tuple[int, r.Record]] = []
         """Records about calls that are in no response, or of runs that never began."""
-        for n, record in enumerate(evidence.records):
+        for n, record in enumerate(observation.records):
             read = _READERS.get(type(record))
             if read is not None:
                 read(self, n, record)
@@ -261,29 +261,29 @@ class Reading:
             turn.unreleased.clear()
 
     @property
-    def root(self) -> RunSeen | None:
+    def root(self) -> ObservedRun | None:
         """The outermost run of the tree."""
         return self.runs.get(())
 
     @property
-    def started(self) -> Iterator[CallSeen]:
+    def started(self) -> Iterator[ObservedCall]:
         """The calls that started."""
         return (call for call in self.calls.values() if call.started)
 
     @property
-    def batches(self) -> Iterator[TurnSeen]:
+    def batches(self) -> Iterator[ObservedTurn]:
         """The turns that have calls."""
         return (turn for turn in self.turns if turn.calls)
 
-    def under(self, path: Path) -> Iterator[RunSeen]:
+    def under(self, path: Path) -> Iterator[ObservedRun]:
         """Return the run at *path* and those nested in it."""
         return (run for run in self.runs.values() if run.path[: len(path)] == path)
 
     def crashed_between(self, n: int, until: int) -> bool:
         """Tell whether the process died after record *n* and before record *until*."""
-        return any(n < length <= until for length in self.evidence.crashes)
+        return any(n < length <= until for length in self.observation.crashes)
 
-    def next_entry(self, path: Path, n: int) -> int:
+    def next_segment(self, path: Path, n: int) -> int:
         """Return the record number at which the run at *path* begins its next segment after record *n*.
 
         The length of the log if there is no later segment.
@@ -296,10 +296,10 @@ class Reading:
     @cached_property
     def definitions(self) -> Mapping[tuple[str, str], FunctionTool]:
         """The tools of every reachable agent, by the names of agent and tool."""
-        known = self.evidence.definitions
-        return known if known is not None else definitions_of(self.evidence.agent)
+        known = self.observation.definitions
+        return known if known is not None else definitions_of(self.observation.agent)
 
-    def tool(self, call: CallSeen) -> FunctionTool | None:
+    def tool(self, call: ObservedCall) -> FunctionTool | None:
         """Return the definition of *call*'s tool, if the agents are known."""
         asked = call.call
         name = f"{asked.namespace}.{asked.name}" if asked.namespace else asked.name
@@ -313,7 +313,7 @@ class Reading:
             if tool is not None and isinstance(tool.body, AgentCall) and tool.body.run_config is not None:
                 found: RunConfig = tool.body.run_config
                 return found
-        return self.evidence.config
+        return self.observation.config
 
     def agent_named(self, name: str) -> Agent[Any, Any] | None:
         """Return the reachable agent with this name, or None."""
@@ -321,18 +321,18 @@ class Reading:
 
     @cached_property
     def _agents(self) -> Mapping[str, Agent[Any, Any]]:
-        return {agent.name: agent for agent in agents_of(self.evidence.agent)}
+        return {agent.name: agent for agent in agents_of(self.observation.agent)}
 
     @cached_property
-    def bodies(self) -> Mapping[tuple[Path, str], list[BodySeen]]:
+    def bodies(self) -> Mapping[tuple[Path, str], list[ObservedBody]]:
         """Executions of bodies by path and call id; empty if bodies weren't watched."""
-        found: dict[tuple[Path, str], list[BodySeen]] = {}
-        for body in self.evidence.bodies or ():
+        found: dict[tuple[Path, str], list[ObservedBody]] = {}
+        for body in self.observation.bodies or ():
             found.setdefault((body.path, body.call_id), []).append(body)
         return found
 
     @cached_property
-    def from_above(self) -> list[tuple[CallSeen, int, r.CallSettled]]:
+    def from_above(self) -> list[tuple[ObservedCall, int, r.CallSettled]]:
         """The calls that were cancelled because a run around them ended, each with its settlement and that number."""
         return [
             (call, n, record)
@@ -343,10 +343,10 @@ class Reading:
 
     # -- indexing, record by record
 
-    def _read_entry(self, n: int, record: r.RunStarted | r.RunResumed) -> None:
+    def _read_segment(self, n: int, record: r.RunStarted | r.RunResumed) -> None:
         run = self.runs.get(record.path)
         if run is None:
-            run = self.runs[record.path] = RunSeen(record.path)
+            run = self.runs[record.path] = ObservedRun(record.path)
         run.began.append(n)
         run.limits.append((n, record.max_turns))
         if isinstance(record, r.RunStarted):
@@ -361,14 +361,15 @@ class Reading:
 
     def _read_turn(self, n: int, record: r.TurnStarted) -> None:
         run = self.runs.get(record.path)
-        turn = TurnSeen(record.path, record.turn, n, record.agent, frozenset(record.tools), frozenset(record.handoffs))
+        tools, handoffs = frozenset(record.tools), frozenset(record.handoffs)
+        turn = ObservedTurn(record.path, record.turn, n, record.agent, tools, handoffs)
         self.turns.append(turn)
         if run is None:
             self.strays.append((n, record))
         else:
             run.turns.append(turn)
 
-    def _find_turn(self, n: int, record: r.Record) -> TurnSeen | None:
+    def _find_turn(self, n: int, record: r.Record) -> ObservedTurn | None:
         run = self.runs.get(record.path)
         if run is None or not run.turns:
             self.strays.append((n, record))
@@ -401,7 +402,7 @@ class Reading:
                 continue
             known[item.call_id] = item
             if isinstance(item, ToolCall):
-                call = CallSeen(record.path, turn, len(turn.calls), item)
+                call = ObservedCall(record.path, turn, len(turn.calls), item)
                 turn.calls.append(call)
                 turn.unreleased.append(call)
                 self.calls[record.path, item.call_id] = call
@@ -418,7 +419,7 @@ class Reading:
         elif isinstance(record, r.VerdictGiven) and record.always:
             self._verdicts_on_all.add((record.path, record.agent, record.tool))
 
-    def _release(self, n: int, turn: TurnSeen) -> None:
+    def _release(self, n: int, turn: ObservedTurn) -> None:
         """Note record *n* for each call of *turn* that it releases: outputs in model order, past calls that wait."""
         for call in list(turn.unreleased):
             if call.outcome is not None:
@@ -427,7 +428,7 @@ class Reading:
             elif not self._waits(call):
                 return
 
-    def _waits(self, call: CallSeen) -> bool:
+    def _waits(self, call: ObservedCall) -> bool:
         """Tell whether *call* can't have an outcome before a verdict comes, on itself or in the run nested in it."""
         nested = self.runs.get((*call.path, call.call_id))
         if nested is not None:
@@ -480,18 +481,18 @@ _FIELDS: dict[type, str] = {
     r.ApprovalRequested: "requested",
     r.VerdictGiven: "verdicts",
 }
-_READERS: dict[type, Callable[[Reading, int, Any], None]] = {
-    r.RunStarted: Reading._read_entry,
-    r.RunResumed: Reading._read_entry,
-    r.TurnStarted: Reading._read_turn,
-    r.ModelRequested: Reading._read_request,
-    r.ModelFailed: Reading._read_failure,
-    r.ModelResponded: Reading._read_response,
-    r.GuardrailSettled: Reading._read_guardrail,
-    r.BatchEnded: Reading._read_batch_end,
-    r.HandedOff: Reading._read_handoff,
-    r.RunEnded: Reading._read_run_end,
-    **dict.fromkeys(_FIELDS, Reading._read_call_record),
+_READERS: dict[type, Callable[[ObservedLog, int, Any], None]] = {
+    r.RunStarted: ObservedLog._read_segment,
+    r.RunResumed: ObservedLog._read_segment,
+    r.TurnStarted: ObservedLog._read_turn,
+    r.ModelRequested: ObservedLog._read_request,
+    r.ModelFailed: ObservedLog._read_failure,
+    r.ModelResponded: ObservedLog._read_response,
+    r.GuardrailSettled: ObservedLog._read_guardrail,
+    r.BatchEnded: ObservedLog._read_batch_end,
+    r.HandedOff: ObservedLog._read_handoff,
+    r.RunEnded: ObservedLog._read_run_end,
+    **dict.fromkeys(_FIELDS, ObservedLog._read_call_record),
 }
 
 

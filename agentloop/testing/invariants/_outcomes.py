@@ -17,7 +17,14 @@ from agentloop.outcomes import FROM_ABOVE
 from agentloop.testing.invariants._execution import paused
 from agentloop.testing.invariants._invariant import HELD, Broken, broken, invariant
 from agentloop.testing.invariants._limits import one_at_a_time
-from agentloop.testing.invariants._observation import BodySeen, CallSeen, Path, Reading, RunSeen, TurnSeen
+from agentloop.testing.invariants._observation import (
+    ObservedBody,
+    ObservedCall,
+    ObservedLog,
+    ObservedRun,
+    ObservedTurn,
+    Path,
+)
 from agentloop.tools import AgentCall, FunctionTool, StopAtTools
 
 EPSILON = 1e-6
@@ -29,63 +36,63 @@ Findings = Iterator[Broken | None]
 
 
 @invariant("execution")
-def outputs_in_model_order(seen: Reading) -> Findings:
+def outputs_in_model_order(log: ObservedLog) -> Findings:
     """Each output is released once, after its call has settled, in the order of the calls: as an item of its run, and
     as an event. A call that waits for a verdict does not block later outputs.
     """
-    for path, released in (*_list_released_items(seen), *_list_released_events(seen)):
+    for path, released in (*_list_released_items(log), *_list_released_events(log)):
         last: dict[int, int] = {}
         for call_id, times in Counter(released).items():
-            call = seen.calls.get((path, call_id))
+            call = log.calls.get((path, call_id))
             if call is None:
                 continue  # an item of the input
             turn = call.turn
             if times > 1 or not call.settled:
                 yield broken(f"call {call_id} was released twice, or before it had settled", turn.n)
-            elif call.index < last.get(turn.n, -1) and not waited(seen, turn):
+            elif call.index < last.get(turn.n, -1) and not waited(log, turn):
                 yield broken(f"a call after {call_id} was released before it", call.settled[-1][0])
             else:
                 yield HELD
             last[turn.n] = max(last.get(turn.n, -1), call.index)
 
 
-def _list_released_items(seen: Reading) -> Iterator[tuple[Path, list[str]]]:
+def _list_released_items(log: ObservedLog) -> Iterator[tuple[Path, list[str]]]:
     """Yield each run's path with the call ids of its outputs, as the library's own fold of the log releases them."""
     fold = RunFold()
     try:
-        for record in seen.records:
+        for record in log.records:
             fold.apply(record)
     except (LookupError, AssertionError, AttributeError):
         return  # no library makes such a log; other invariants name the record
-    for path in seen.runs:
+    for path in log.runs:
         if (run := fold.at(path)) is not None:
             yield path, [item.call_id for item in run.new_items if isinstance(item, ToolOutput)]
 
 
-def _list_released_events(seen: Reading) -> Iterator[tuple[Path, list[str]]]:
+def _list_released_events(log: ObservedLog) -> Iterator[tuple[Path, list[str]]]:
     found: dict[Path, list[str]] = {}
-    for event in seen.evidence.events:
+    for event in log.observation.events:
         if isinstance(event, ev.ItemCreated) and isinstance(event.item, ToolOutput):
             found.setdefault(event.path, []).append(event.item.call_id)
     yield from found.items()
 
 
-def waited(seen: Reading, turn: TurnSeen) -> bool:
+def waited(log: ObservedLog, turn: ObservedTurn) -> bool:
     """Tell whether a call of *turn*, or one nested in it, waited for a verdict."""
     return any(
-        call.requested or any(one.status == "interrupted" for run in _nested(seen, call) for _, one in run.ended)
+        call.requested or any(one.status == "interrupted" for run in _nested(log, call) for _, one in run.ended)
         for call in turn.calls
     )
 
 
-def _nested(seen: Reading, call: CallSeen) -> Iterator[RunSeen]:
-    return seen.under((*call.path, call.call_id))
+def _nested(log: ObservedLog, call: ObservedCall) -> Iterator[ObservedRun]:
+    return log.under((*call.path, call.call_id))
 
 
 @invariant("execution")
-def accepted_after_all(seen: Reading) -> Findings:
+def accepted_after_all(log: ObservedLog) -> Findings:
     """A batch is accepted once, after each of its calls has settled and was released."""
-    for turn in seen.batches:
+    for turn in log.batches:
         for n in turn.accepted:
             missing = [call for call in turn.calls if not call.released or call.released[0] > n]
             if len(turn.accepted) > 1:
@@ -97,10 +104,10 @@ def accepted_after_all(seen: Reading) -> Findings:
 
 
 @invariant("execution")
-def models_see_outputs_in_order(seen: Reading) -> Findings:
+def models_see_outputs_in_order(log: ObservedLog) -> Findings:
     """Each request shows a model the outputs of one turn in the order of their calls."""
-    calls = seen.calls
-    for path, items in seen.evidence.shown or ():
+    calls = log.calls
+    for path, items in log.observation.shown or ():
         outputs = [item for item in items if isinstance(item, ToolOutput)]
         if len(outputs) < 2:
             continue
@@ -120,14 +127,14 @@ def _ids(items: Iterable[object]) -> str:
 
 
 @invariant("execution")
-def finished_bodies_keep_their_end(seen: Reading) -> Findings:
+def finished_bodies_keep_their_end(log: ObservedLog) -> Findings:
     """A call whose body returned is never settled as cancelled by a sibling, the tool or a caller."""
-    for (path, call_id), bodies in seen.bodies.items():
-        call = seen.calls.get((path, call_id))
-        if call is None or bodies[-1].ending != "value" or not call.settled or paused(seen, call):
+    for (path, call_id), bodies in log.bodies.items():
+        call = log.calls.get((path, call_id))
+        if call is None or bodies[-1].ending != "value" or not call.settled or paused(log, call):
             continue
         n, record = call.settled[-1]
-        if _outlasts_timeout(seen.tool(call), bodies[-1]):
+        if _outlasts_timeout(log.tool(call), bodies[-1]):
             continue  # its value came after the timeout and doesn't count
         by = record.outcome.cancelled_by
         if record.outcome.status == "cancelled" and by not in FROM_ABOVE:
@@ -140,7 +147,7 @@ def finished_bodies_keep_their_end(seen: Reading) -> Findings:
             yield HELD
 
 
-def _outlasts_timeout(tool: FunctionTool | None, body: BodySeen) -> bool:
+def _outlasts_timeout(tool: FunctionTool | None, body: ObservedBody) -> bool:
     if tool is None or tool.timeout is None or body.ended_at is None:
         return False
     return body.ended_at - body.began_at > tool.timeout
@@ -155,17 +162,17 @@ def raises(record: r.CallSettled) -> bool:
 
 
 @invariant("execution")
-def siblings_fall_to_failures_only(seen: Reading) -> Findings:
+def siblings_fall_to_failures_only(log: ObservedLog) -> Findings:
     """A call is cancelled for a sibling only if a call of its batch failed with an error that the run raises."""
-    for turn in seen.batches:
+    for turn in log.batches:
         fallen = [n for call in turn.calls for n, one in call.settled if one.outcome.cancelled_by == "sibling"]
         if not fallen:
             continue
         culprits = [call for call in turn.calls if any(raises(one) for _, one in call.settled)]
-        accepted = [n for n in turn.accepted if n > fallen[0] and n < seen.next_entry(turn.path, fallen[0])]
+        accepted = [n for n in turn.accepted if n > fallen[0] and n < log.next_segment(turn.path, fallen[0])]
         if accepted:
             yield broken("a batch with calls cancelled for a sibling was accepted", fallen[0], *accepted)
-        elif not culprits and seen.evidence.faultless:
+        elif not culprits and log.observation.faultless:
             yield broken("cancelled for a sibling, and none has failed", *fallen)
         else:
             yield HELD
@@ -180,40 +187,40 @@ def _surely_raises(tool: FunctionTool | None) -> bool:
 
 
 @invariant("execution")
-def failures_that_leave_end_the_run(seen: Reading) -> Findings:
+def failures_that_leave_end_the_run(log: ObservedLog) -> Findings:
     """A failure without an output for the model ends the run: no waiting call of its batch starts any more."""
-    for turn in seen.batches:
+    for turn in log.batches:
         for call in turn.calls:
             for n, record in call.settled:
                 if not raises(record):
                     continue
-                until = seen.next_entry(turn.path, n)
+                until = log.next_segment(turn.path, n)
                 late = [at for other in turn.calls for at, _ in other.started if n < at < until]
                 if any(n < at < until for at in turn.accepted):
                     yield broken(f"call {call.call_id} failed without an answer, and its turn was accepted", n)
-                elif late and one_at_a_time(seen, turn) and _surely_raises(seen.tool(call)):
+                elif late and one_at_a_time(log, turn) and _surely_raises(log.tool(call)):
                     yield broken(f"a call started although call {call.call_id} had ended the run", n, *late)
                 else:
                     yield HELD
 
 
 @invariant("execution")
-def siblings_end_with_the_failure(seen: Reading) -> Findings:
+def siblings_end_with_the_failure(log: ObservedLog) -> Findings:
     """When a failure ends the run, the bodies beside it end within the cleanup grace, if none refuses to."""
-    if not seen.evidence.faultless:
+    if not log.observation.faultless:
         return
-    for turn in seen.batches:
-        grace = seen.config(turn.path).tool_execution.cleanup_grace
+    for turn in log.batches:
+        grace = log.config(turn.path).tool_execution.cleanup_grace
         for call in turn.calls:
-            tool = seen.tool(call)
-            own = seen.bodies.get((call.path, call.call_id), [])
+            tool = log.tool(call)
+            own = log.bodies.get((call.path, call.call_id), [])
             if not own or own[-1].ended_at is None or tool is None or tool.tool_output_guardrails:
                 continue
             if not call.settled or not raises(call.settled[-1][1]):
                 continue
             n = call.settled[-1][0]
             for other in turn.calls:
-                for body in seen.bodies.get((other.path, other.call_id), ()):
+                for body in log.bodies.get((other.path, other.call_id), ()):
                     if other is call or body.began > n or body.ended is None or body.ended < n or body.ended_at is None:
                         continue
                     if body.ended_at - own[-1].ended_at > grace + 0.1:
@@ -223,14 +230,14 @@ def siblings_end_with_the_failure(seen: Reading) -> Findings:
 
 
 @invariant("execution")
-def the_first_failure_is_raised(seen: Reading) -> Findings:
+def the_first_failure_is_raised(log: ObservedLog) -> Findings:
     """Of several failures of one batch the run raises the first in model order, a cancellation only if there is no
     other failure; the others are notes on the raised error.
     """
-    error = seen.evidence.error
-    if seen.root is None or not isinstance(error, ToolCallError) or error.call is None or not seen.root.turns:
+    error = log.observation.error
+    if log.root is None or not isinstance(error, ToolCallError) or error.call is None or not log.root.turns:
         return
-    turn = seen.root.turns[-1]
+    turn = log.root.turns[-1]
     failed = [call for call in turn.calls if call.settled and raises(call.settled[-1][1])]
     raised = next((call for call in failed if call.call_id == error.call.call_id), None)
     if raised is None or any(one.verdict == "RaiseException" for call in failed for _, one in call.guards):
@@ -238,9 +245,9 @@ def the_first_failure_is_raised(seen: Reading) -> Findings:
     cancellations = [call for call in failed if call.status == "cancelled"]
     wanted = next((call for call in failed if call not in cancellations), failed[0])
     # The error of a nested run keeps its own class, which may rank it otherwise.
-    if wanted is not raised and not any((*call.path, call.call_id) in seen.runs for call in failed):
+    if wanted is not raised and not any((*call.path, call.call_id) in log.runs for call in failed):
         yield broken(f"call {raised.call_id} was raised, though {wanted.call_id} failed too", wanted.settled[-1][0])
-    elif _count_notes(error) < len(failed) - 1 and not seen.evidence.crashes:
+    elif _count_notes(error) < len(failed) - 1 and not log.observation.crashes:
         yield broken(
             f"{len(failed)} calls failed, and {_count_notes(error)} are notes", *(one.settled[-1][0] for one in failed)
         )
@@ -254,10 +261,10 @@ def _count_notes(error: BaseException) -> int:
 
 
 @invariant("execution")
-def calls_past_the_cap_are_skipped(seen: Reading) -> Findings:
+def calls_past_the_cap_are_skipped(log: ObservedLog) -> Findings:
     """At most `max_calls_per_turn` calls of one response run; the others are skipped with an output for the model."""
-    for turn in seen.batches:
-        most = seen.config(turn.path).tool_execution.max_calls_per_turn
+    for turn in log.batches:
+        most = log.config(turn.path).tool_execution.max_calls_per_turn
         for call in turn.calls[most:] if most is not None else ():
             if call.started:
                 yield broken(f"call {call.call_id} is past the {most} calls of its turn, and ran", call.started[0][0])
@@ -266,45 +273,45 @@ def calls_past_the_cap_are_skipped(seen: Reading) -> Findings:
 
 
 @invariant("execution")
-def timeouts_follow_the_policy(seen: Reading) -> Findings:
+def timeouts_follow_the_policy(log: ObservedLog) -> Findings:
     """A call times out if, and only if, its body outlasts its tool's timeout; the tool says whether the model receives
     the timeout or the run raises it.
     """
-    for call in seen.calls.values():
-        tool = seen.tool(call)
+    for call in log.calls.values():
+        tool = log.tool(call)
         if tool is None or not call.settled:
             continue
         n, record = call.settled[-1]
         outcome = record.outcome
         if outcome.status == "timed_out":
-            told = outcome.output is not None
+            noted = outcome.output is not None
             if tool.timeout is None and tool.idle_timeout is None:
                 yield broken(f"call {call.call_id} timed out without a timeout", n)
-            elif told == (tool.timeout_behavior == "raise_exception"):
+            elif noted == (tool.timeout_behavior == "raise_exception"):
                 yield broken(f"call {call.call_id} timed out against the policy {tool.timeout_behavior}", n)
-            elif tool.idle_timeout is None and _ends_early(seen, call, tool):
+            elif tool.idle_timeout is None and _ends_early(log, call, tool):
                 yield broken(f"call {call.call_id} timed out before its timeout", n)
             else:
                 yield HELD
         elif tool.timeout is not None:
-            for body in seen.bodies.get((call.path, call.call_id), ())[-1:]:
+            for body in log.bodies.get((call.path, call.call_id), ())[-1:]:
                 outlasted = body.ended_at is not None and body.ended_at - body.began_at > tool.timeout + EPSILON
                 if outlasted and outcome.status == "succeeded":
                     yield broken(f"call {call.call_id} took longer than its timeout and is {outcome.status}", n)
 
 
-def _ends_early(seen: Reading, call: CallSeen, tool: FunctionTool) -> bool:
+def _ends_early(log: ObservedLog, call: ObservedCall, tool: FunctionTool) -> bool:
     """Tell whether the last body of *call* ended before its tool's timeout."""
-    bodies = seen.bodies.get((call.path, call.call_id), ())
+    bodies = log.bodies.get((call.path, call.call_id), ())
     if not bodies or bodies[-1].ended_at is None or tool.timeout is None:
         return False
     return bodies[-1].ended_at - bodies[-1].began_at < tool.timeout - EPSILON
 
 
 @invariant("execution")
-def only_shown_tools_run(seen: Reading) -> Findings:
+def only_shown_tools_run(log: ObservedLog) -> Findings:
     """A tool that the turn didn't show never reaches a callable."""
-    for call in seen.calls.values():
+    for call in log.calls.values():
         name = f"{call.call.namespace}.{call.call.name}" if call.call.namespace else call.call.name
         # Providers name a deferred tool's own name as its namespace.
         known = name in call.turn.tools or (call.call.namespace == call.call.name and call.call.name in call.turn.tools)
@@ -312,21 +319,21 @@ def only_shown_tools_run(seen: Reading) -> Findings:
             yield HELD
         elif not known:
             ran = [n for n, _ in call.started]
-            if ran or (call.path, call.call_id) in seen.bodies:
+            if ran or (call.path, call.call_id) in log.bodies:
                 yield broken(f"call {call.call_id} of {name}, which turn {call.turn.number} didn't show, ran", *ran)
             else:
                 yield HELD
 
 
 @invariant("execution")
-def silence_ends_a_call_in_time(seen: Reading) -> Findings:
+def silence_ends_a_call_in_time(log: ObservedLog) -> Findings:
     """A body is cut when it was silent for its tool's `idle_timeout`, not before; each report restarts the time."""
-    for call in seen.calls.values():
-        tool = seen.tool(call)
+    for call in log.calls.values():
+        tool = log.tool(call)
         if tool is None or tool.idle_timeout is None or tool.timeout is not None or not call.settled:
             continue
         n, record = call.settled[-1]
-        for body in seen.bodies.get((call.path, call.call_id), ())[-1:]:
+        for body in log.bodies.get((call.path, call.call_id), ())[-1:]:
             if body.ended_at is None:
                 continue
             heard = [body.began_at, *body.reports]
@@ -341,13 +348,13 @@ def silence_ends_a_call_in_time(seen: Reading) -> Findings:
 
 
 @invariant("execution")
-def calls_end_a_run_as_its_agent_says(seen: Reading) -> Findings:
+def calls_end_a_run_as_its_agent_says(log: ObservedLog) -> Findings:
     """If the agent's `tool_use_behavior` lets calls end a run, the first of these calls in model order that has an
     output ends it, with that output; otherwise no call does.
     """
-    for run in seen.runs.values():
+    for run in log.runs.values():
         for place, turn in enumerate(run.turns):
-            agent = seen.agent_named(turn.agent)
+            agent = log.agent_named(turn.agent)
             behavior = agent.tool_use_behavior if agent is not None else None
             if not turn.calls or not turn.accepted or behavior is None or callable(behavior):
                 continue
@@ -370,7 +377,7 @@ def calls_end_a_run_as_its_agent_says(seen: Reading) -> Findings:
                 yield HELD
 
 
-def _ends_run(call: CallSeen, behavior: object) -> bool:
+def _ends_run(call: ObservedCall, behavior: object) -> bool:
     if behavior == "run_llm_again" or not call.settled or call.settled[-1][1].outcome.output is None:
         return False
     return not isinstance(behavior, StopAtTools) or call.call.name in behavior.names
@@ -380,14 +387,14 @@ _GIVEN = re.compile(r"(\S+) (-?[0-9]+)")
 
 
 @invariant("execution")
-def outputs_are_of_their_own_call(seen: Reading) -> Findings:
+def outputs_are_of_their_own_call(log: ObservedLog) -> Findings:
     """The value of a call comes from its own tool and the arguments with which it started.
 
     Checked on fixture agents: the value of their tools holds the tool's name and the number in its arguments.
     """
-    names = {tool.qualified_name for tool in seen.definitions.values()}
-    for call in seen.started:
-        tool, (_, start) = seen.tool(call), call.started[-1]
+    names = {tool.qualified_name for tool in log.definitions.values()}
+    for call in log.started:
+        tool, (_, start) = log.tool(call), call.started[-1]
         found = _GIVEN.fullmatch(str(call.settled[-1][1].outcome.value)) if call.settled else None
         if tool is None or found is None or found[1] not in names or tool.secret or isinstance(tool.body, AgentCall):
             continue
@@ -411,15 +418,15 @@ _ANSWERS_BEFORE_ARE_OLD = (r.RunStarted, r.RunResumed, r.TurnStarted, r.ModelRes
 
 
 @invariant("execution")
-def what_is_off_is_neither_shown_nor_run(seen: Reading) -> Findings:
+def what_is_off_is_neither_shown_nor_run(log: ObservedLog) -> Findings:
     """A tool whose `is_enabled` returned False isn't shown in the turn; a call of it starts only after `is_enabled` has
     returned True twice more: once after the model's answer, and once for this call.
     """
-    asked = any(isinstance(one, r.CallbackReturned) and one.what == "is_enabled" for one in seen.records)
-    if not asked and all(isinstance(tool.is_enabled, bool) for tool in seen.definitions.values()):
+    asked = any(isinstance(one, r.CallbackReturned) and one.what == "is_enabled" for one in log.records)
+    if not asked and all(isinstance(tool.is_enabled, bool) for tool in log.definitions.values()):
         return  # no dynamic `is_enabled`: nearly every run, so the loop over the records is saved
     said: dict[Path, dict[str, list[bool]]] = {}
-    for n, record in enumerate(seen.records):
+    for n, record in enumerate(log.records):
         if isinstance(record, r.CallbackReturned) and record.what == "is_enabled":
             said.setdefault(record.path, {}).setdefault(record.key, []).append(bool(record.answer))
             continue
@@ -434,8 +441,8 @@ def what_is_off_is_neither_shown_nor_run(seen: Reading) -> Findings:
                 else:
                     yield HELD
         elif isinstance(record, r.CallStarted):
-            call = seen.calls.get((record.path, record.call_id))
-            tool = seen.tool(call) if call is not None else None
+            call = log.calls.get((record.path, record.call_id))
+            tool = log.tool(call) if call is not None else None
             if tool is None or isinstance(tool.is_enabled, bool):
                 continue
             keys = (f"{record.turn}:{tool.lookup_key}", record.call_id)

@@ -10,7 +10,7 @@ from agentloop._core.retry import MAX_RETRY_AFTER
 from agentloop.settings import ModelRetrySettings
 from agentloop.testing.invariants._invariant import HELD, Broken, broken, invariant
 from agentloop.testing.invariants._limits import sequential
-from agentloop.testing.invariants._observation import CallSeen, Reading, TurnSeen
+from agentloop.testing.invariants._observation import ObservedCall, ObservedLog, ObservedTurn
 from agentloop.tools import FunctionTool
 
 EPSILON = 1e-5
@@ -22,31 +22,31 @@ Findings = Iterator[Broken | None]
 
 
 @invariant("accounting")
-def retries_keep_to_their_settings(seen: Reading) -> Findings:
+def retries_keep_to_their_settings(log: ObservedLog) -> Findings:
     """A failed request is retried as often as the settings allow, each time after its delay, and never after a part of
     the answer was shown.
     """
-    for turn in seen.turns:
+    for turn in log.turns:
         if not turn.failed:
             continue
-        given = _find_retry_settings(seen, turn)
+        given = _find_retry_settings(log, turn)
         requested = sorted(turn.requested)
         for n, failed in turn.failed:
             settings = _settings_for(given, failed)
             again = next(((at, one) for at, one in requested if at > n), None)
             if again is None:
-                if _must_be_retried(seen, turn, failed, settings):
+                if _must_be_retried(log, turn, failed, settings):
                     yield broken(
                         f"attempt {failed.attempt} failed, and of {settings.max_retries} retries none followed", n
                     )
-            elif again[0] < seen.next_entry(turn.path, n) and not seen.crashed_between(n, again[0]):
+            elif again[0] < log.next_segment(turn.path, n) and not log.crashed_between(n, again[0]):
                 yield _check_retry(settings, failed, n, *again)
 
 
-def _find_retry_settings(seen: Reading, turn: TurnSeen) -> ModelRetrySettings | None:
-    agent = seen.agent_named(turn.agent)
+def _find_retry_settings(log: ObservedLog, turn: ObservedTurn) -> ModelRetrySettings | None:
+    agent = log.agent_named(turn.agent)
     own = agent.model_settings.retry if agent is not None else None
-    config = seen.config(turn.path).model_settings
+    config = log.config(turn.path).model_settings
     return config.retry if config is not None and config.retry is not None else own
 
 
@@ -72,22 +72,22 @@ def _check_retry(
     return HELD
 
 
-def _must_be_retried(seen: Reading, turn: TurnSeen, failed: r.ModelFailed, settings: ModelRetrySettings) -> bool:
+def _must_be_retried(log: ObservedLog, turn: ObservedTurn, failed: r.ModelFailed, settings: ModelRetrySettings) -> bool:
     """Tell whether a retry was due and nothing prevented it: no end, no deadline, no tripwire, no policy."""
-    run = seen.root
-    if turn.path or run is None or turn is not run.turns[-1] or not run.ended or seen.evidence.crashes:
+    run = log.root
+    if turn.path or run is None or turn is not run.turns[-1] or not run.ended or log.observation.crashes:
         return False
     busy = failed.error_kind == "transport" and failed.should_retry is None and failed.status in (None, 429, 503)
     hindered = (
         failed.streamed
         or settings.policy is not None
-        or seen.evidence.cancellation is not None
-        or seen.evidence.reader_left
-        or seen.config(turn.path).timeout is not None
-        or seen.config(turn.path).limits is not None
+        or log.observation.cancellation is not None
+        or log.observation.reader_left
+        or log.config(turn.path).timeout is not None
+        or log.config(turn.path).limits is not None
         or any(one.verdict == "tripped" for _, one in run.guards)
     )
-    return busy and not hindered and failed.attempt <= settings.max_retries and seen.evidence.faultless
+    return busy and not hindered and failed.attempt <= settings.max_retries and log.observation.faultless
 
 
 # ---------------------------------------------------------------------------------------------- calls
@@ -100,27 +100,29 @@ def _starts_at_once(tool: FunctionTool | None) -> bool:
     return isinstance(tool.is_enabled, bool)
 
 
-def _first_starts(seen: Reading, turn: TurnSeen) -> Iterator[tuple[int, list[tuple[CallSeen, int, r.CallStarted]]]]:
+def _first_starts(
+    log: ObservedLog, turn: ObservedTurn
+) -> Iterator[tuple[int, list[tuple[ObservedCall, int, r.CallStarted]]]]:
     """Yield the first starts of the calls of *turn*, in their order, grouped by run segment (its end record)."""
     found = [(n, call, one) for call in turn.calls for n, one in call.started[:1] if one.attempt == 1]
     found.sort(key=lambda start: start[0])
-    for entry, starts in itertools.groupby(found, lambda start: seen.next_entry(turn.path, start[0])):
+    for entry, starts in itertools.groupby(found, lambda start: log.next_segment(turn.path, start[0])):
         yield entry, [(call, n, one) for n, call, one in starts]
 
 
 @invariant("execution")
-def nobody_waits_past_the_queue_timeout(seen: Reading) -> Findings:
+def nobody_waits_past_the_queue_timeout(log: ObservedLog) -> Findings:
     """A call that has no slot `queue_timeout` seconds after the beginning of its batch is skipped then, not before, and
     never starts.
     """
-    for turn in seen.batches:
-        limit = seen.config(turn.path).tool_execution.queue_timeout
+    for turn in log.batches:
+        limit = log.config(turn.path).tool_execution.queue_timeout
         if limit is None:
             continue
-        for entry, starts in _first_starts(seen, turn):
+        for entry, starts in _first_starts(log, turn):
             for call, n, record in starts:
                 waited = record.at - (record.queued_at if record.queued_at is not None else record.at)
-                if not _starts_at_once(seen.tool(call)):
+                if not _starts_at_once(log.tool(call)):
                     continue
                 if waited > limit + EPSILON:
                     yield broken(f"call {call.call_id} started after {waited:g} s of {limit:g} s in the queue", n)
@@ -134,7 +136,7 @@ def nobody_waits_past_the_queue_timeout(seen: Reading) -> Findings:
                     yield HELD
 
 
-def _list_skipped(turn: TurnSeen, since: int, until: int) -> Iterator[tuple[CallSeen, int, r.CallSettled]]:
+def _list_skipped(turn: ObservedTurn, since: int, until: int) -> Iterator[tuple[ObservedCall, int, r.CallSettled]]:
     for call in turn.calls:
         for n, one in call.settled:
             output = one.outcome.output
@@ -143,11 +145,11 @@ def _list_skipped(turn: TurnSeen, since: int, until: int) -> Iterator[tuple[Call
 
 
 @invariant("execution")
-def outcomes_say_when(seen: Reading) -> Findings:
+def outcomes_say_when(log: ObservedLog) -> Findings:
     """The outcome of a started call has the time of its start, not later than the record of it, and that of its end."""
-    for call in seen.started:
+    for call in log.started:
         for n, record in call.settled:
-            starts = [one for at, one in call.started if at < n <= seen.next_entry(call.path, at)]
+            starts = [one for at, one in call.started if at < n <= log.next_segment(call.path, at)]
             if not starts:
                 continue  # settled in a later run segment from the start in an earlier one
             began, ended = record.outcome.started_at, record.outcome.ended_at
@@ -158,16 +160,16 @@ def outcomes_say_when(seen: Reading) -> Findings:
 
 
 @invariant("execution")
-def waits_are_told(seen: Reading) -> Findings:
+def waits_are_told(log: ObservedLog) -> Findings:
     """The start of a call that waited in the queue while the only slot of its turn was taken records the wait."""
-    for turn in seen.batches:
-        one_slot = seen.config(turn.path).tool_execution.max_function_tool_concurrency == 1
-        if not one_slot or sequential(seen, turn.path, turn.agent):
+    for turn in log.batches:
+        one_slot = log.config(turn.path).tool_execution.max_function_tool_concurrency == 1
+        if not one_slot or sequential(log, turn.path, turn.agent):
             continue
-        tools = [seen.tool(call) for call in turn.calls]
+        tools = [log.tool(call) for call in turn.calls]
         if any(tool is not None and (tool.exclusive or tool.idempotent) for tool in tools):
             continue
-        for _, starts in _first_starts(seen, turn):
+        for _, starts in _first_starts(log, turn):
             for call, n, record in starts[1:]:
                 if record.waited_for:
                     yield HELD

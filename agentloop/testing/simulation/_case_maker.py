@@ -1,4 +1,4 @@
-"""What the maker of a simulation case knows about its application code, and a run doesn't show.
+"""The knowledge that the maker of a simulation case has of its application code, and a run doesn't show.
 
 A world's `agent` may be a function, which knows nothing, or a `CaseMaker`. The simulation asks the maker for the codec
 of its secrets and gives it the models; the invariants ask it what its hooks have noted and how its code decides. An

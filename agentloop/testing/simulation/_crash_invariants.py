@@ -65,22 +65,22 @@ def shown(names: Iterable[Name]) -> str:
 
 def _check_before_crash(run: CrashRun, tools: Tools, number: int) -> None:
     """Assert that the process that crashed had no effect without a record on the disk before it."""
-    life, kept = run.lives[number], _records_after(run, number)
-    assert life.result is None, "the run returned a result, and its journal had failed"
-    assert not life.left, f"left behind: {', '.join(life.left)}"
+    process, kept = run.processes[number], _records_after(run, number)
+    assert process.result is None, "the run returned a result, and its journal had failed"
+    assert not process.left, f"left behind: {', '.join(process.left)}"
     known = Counter(_name(record) for record in kept if isinstance(record, r.CallStarted))
-    begun = Counter((body.path, body.call_id) for before in run.lives[: number + 1] for body in before.bodies)
+    begun = Counter((body.path, body.call_id) for before in run.processes[: number + 1] for body in before.bodies)
     early = {name for name in begun - known if not _is_agent(tools.get(name))}
     assert not early, f"bodies that began before the journal had it: {shown(early)}"
     turns = {(record.path, record.turn) for record in kept if isinstance(record, r.TurnStarted)}
-    asked = {(request.path, request.turn) for request in life.requests} - turns
+    asked = {(request.path, request.turn) for request in process.requests} - turns
     assert not asked, f"models that were asked in turns of which the journal doesn't know: {sorted(asked)}"
 
 
 def _records_after(run: CrashRun, number: int) -> tuple[r.Record, ...]:
     """Return the records on the disk after crash *number*."""
-    if number + 1 < len(run.lives):
-        return run.lives[number + 1].records[: run.kept[number + 1]]
+    if number + 1 < len(run.processes):
+        return run.processes[number + 1].records[: run.kept[number + 1]]
     return run.records
 
 
@@ -88,17 +88,17 @@ def _check_bodies_ran_once(run: CrashRun, tools: Tools) -> None:
     """Assert that bodies run once, unless their tools allow a rerun. Bodies of agent tools resume, so they may too."""
     again = [name for name, count in _count_runs_of_bodies(run).items() if count > 1]
     wrong = [name for name in again if not _may_rerun(tools.get(name))]
-    assert not wrong, f"bodies that ran in two lives: {shown(wrong)}"
-    for number in range(1, len(run.lives)):
-        held = run.lives[number].records[: run.kept[number]]
+    assert not wrong, f"bodies that ran in two processes: {shown(wrong)}"
+    for number in range(1, len(run.processes)):
+        held = run.processes[number].records[: run.kept[number]]
         ended = (one for one in held if isinstance(one, r.BodyEnded | r.CallSettled) and _is_final(one))
         finished = {name for name in map(_name, ended) if not _is_agent(tools.get(name))}
-        repeated = finished & {(body.path, body.call_id) for body in run.lives[number].bodies}
+        repeated = finished & {(body.path, body.call_id) for body in run.processes[number].bodies}
         assert not repeated, f"bodies that the journal says have ended, and ran again: {shown(repeated)}"
 
 
 def _count_runs_of_bodies(run: CrashRun) -> Counter[Name]:
-    return Counter(name for life in run.lives for name in {(body.path, body.call_id) for body in life.bodies})
+    return Counter(name for process in run.processes for name in {(body.path, body.call_id) for body in process.bodies})
 
 
 def _check_settled_once(run: CrashRun) -> None:
@@ -106,10 +106,10 @@ def _check_settled_once(run: CrashRun) -> None:
     for_good = (record for record in run.records if isinstance(record, r.CallSettled) and _is_final(record))
     twice = [name for name, count in Counter(map(_name, for_good)).items() if count > 1]
     assert not twice, f"calls with several outcomes: {shown(twice)}"
-    for number in range(1, len(run.lives)):
-        life, kept = run.lives[number], run.kept[number]
-        done = {_name(one) for one in life.records[:kept] if isinstance(one, r.CallSettled) and _is_final(one)}
-        anew = done & {_name(one) for one in life.records[kept:] if isinstance(one, r.CallStarted | r.CallSettled)}
+    for number in range(1, len(run.processes)):
+        process, kept = run.processes[number], run.kept[number]
+        done = {_name(one) for one in process.records[:kept] if isinstance(one, r.CallSettled) and _is_final(one)}
+        anew = done & {_name(one) for one in process.records[kept:] if isinstance(one, r.CallStarted | r.CallSettled)}
         assert not anew, f"calls that had settled, and were dealt with again: {shown(anew)}"
 
 
@@ -130,14 +130,15 @@ def _check_idempotency_keys(run: CrashRun) -> None:
 
 def _check_unknown_calls(run: CrashRun) -> None:
     """Assert that no call is reported as unknown that certainly never began."""
-    begun = {(body.path, body.call_id) for life in run.lives[:-1] for body in life.bodies}
-    begun |= {_name(one) for kept, life in zip(run.kept, run.lives, strict=True) for one in _find_started(life, kept)}
+    begun = {(body.path, body.call_id) for process in run.processes[:-1] for body in process.bodies}
+    found = zip(run.kept, run.processes, strict=True)
+    begun |= {_name(one) for kept, process in found for one in _find_started(process, kept)}
     wrong = unknown(run) - begun
     assert not wrong, f"calls that are unknown, and had not begun when the run crashed: {shown(wrong)}"
 
 
-def _find_started(life: WorldRun, kept: int) -> Iterator[r.CallStarted]:
-    return (record for record in life.records[:kept] if isinstance(record, r.CallStarted))
+def _find_started(process: WorldRun, kept: int) -> Iterator[r.CallStarted]:
+    return (record for record in process.records[:kept] if isinstance(record, r.CallStarted))
 
 
 def unknown(run: WorldRun) -> set[Name]:
@@ -161,8 +162,8 @@ def _tools(run: CrashRun) -> Tools:
     graph = AgentGraph(run.agent)
     at_work: dict[tuple[str, ...], str] = {}
     found: Tools = {}
-    for life in run.lives:
-        for record in life.records:
+    for process in run.processes:
+        for record in process.records:
             if isinstance(record, r.TurnStarted):
                 at_work[record.path] = record.agent
             elif isinstance(record, r.CallStarted):

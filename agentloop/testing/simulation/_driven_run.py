@@ -50,7 +50,7 @@ class SimulatedRun:
     gate: Gate | None
     begin: Callable[[SimulatedRun], Awaitable[Any]] | None = None
     """Returns the input or state that the run begins with, in place of the world's input."""
-    seen: Stepped = attrs.field(factory=Stepped)
+    stepped: Stepped = attrs.field(factory=Stepped)
     events: list[Event] = attrs.field(factory=list)
     entries: int = 0
     switching: Switching = attrs.field(factory=lambda: Switching(False))
@@ -128,12 +128,12 @@ class SimulatedRun:
 
     def capacities(self) -> Iterator[Capacity]:
         """Yield every capacity that a tool of the tree holds, once."""
-        seen: set[int] = set()
+        known: set[int] = set()
         for agent in agents_of(self.agent):
             for tool in agent.tools:
                 for limit in tool.capacity:
-                    if isinstance(limit, Capacity) and id(limit) not in seen:
-                        seen.add(id(limit))
+                    if isinstance(limit, Capacity) and id(limit) not in known:
+                        known.add(id(limit))
                         yield limit
 
 
@@ -157,7 +157,7 @@ def simulate(
             count_as_own([body.fn for body in tools if isinstance(body, PythonBody)])
             stack.enter_context(monitored())
             stack.callback(driven.switching.close)
-        driven.seen = _run_stepped(world, driven, backend, scheduler)
+        driven.stepped = _run_stepped(world, driven, backend, scheduler)
     if (reach := REACH.get()) is not None:
         reach.note(driven.watch.records, driven.watch.bodies)
     return driven

@@ -195,5 +195,6 @@ def _repeat_line(run: WorldRun) -> str:
     if cancel is not None:
         when = ["waiting=True"] if cancel.waiting else []
         when += [f"at={cancel.step}"]
-        return f"kill_sweep({', '.join([*arguments, f'ways=[({run.backend!r}, {cancel.kind!r})]', *order, *when])})"
+        where = f"combinations=[({run.backend!r}, {cancel.kind!r})]"
+        return f"kill_sweep({', '.join([*arguments, where, *order, *when])})"
     return f"explore({', '.join([*arguments, f'backends=[{run.backend!r}]', *order])})"

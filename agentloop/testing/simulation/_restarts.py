@@ -35,7 +35,7 @@ from agentloop.testing.simulation.runs import World, WorldRun, world_run_of
 from agentloop.testing.simulation.schedules import Recorder, Tape
 
 NAME = "simulated"
-IDS_OF_A_LIFE = 10_000
+IDS_OF_A_PROCESS = 10_000
 """Distance of the ids of two processes: random ids would never repeat, so counted ones must not either."""
 
 
@@ -46,7 +46,8 @@ class CrashRun(WorldRun):
 
     Attributes:
         crashes: The crash of each process but the last one.
-        lives: Each process as a run of its own; `lives[n].records` are the records it found, then those it appended.
+        processes: Each process as a run of its own; `processes[n].records` are the records that it found, then those
+            that it appended.
         kept: The number of records that each process found; 0 for the first one.
         whole: The run without a crash.
         over: True if the log was complete when the last crash came. Nothing was resumed then, and `result` and `error`
@@ -54,7 +55,7 @@ class CrashRun(WorldRun):
     """
 
     crashes: tuple[CrashAt, ...] = ()
-    lives: tuple[WorldRun, ...] = attrs.field(repr=False)
+    processes: tuple[WorldRun, ...] = attrs.field(repr=False)
     kept: tuple[int, ...] = attrs.field(repr=False)
     whole: WorldRun = attrs.field(repr=False)
     over: bool = attrs.field(default=False, repr=False)
@@ -71,7 +72,7 @@ class Undisturbed:
 def undisturbed(world: World, *, backend: Backend, streamed: bool) -> Undisturbed:
     """Run *world* with a journal, to its end."""
     disk = SimulatedDisk()
-    run = _Lives(world, disk, streamed).live(backend)
+    run = _Restarts(world, disk, streamed).run_process(backend)
     return Undisturbed(run, tuple(place for place, name in enumerate(disk.log) if name == "write"))
 
 
@@ -92,11 +93,11 @@ def run_crashing(
         UserError: if the first process doesn't reach its crash: then it isn't the same run as *whole*.
     """
     disk = SimulatedDisk(seed=seed)
-    lives = _Lives(world, disk, streamed)
+    restarts = _Restarts(world, disk, streamed)
     reached = 0
     for crash, backend in zip(crashes, backends, strict=False):
         disk.crash = crash
-        lives.live(backend)
+        restarts.run_process(backend)
         if not disk.dead:
             if not reached:
                 raise UserError(f"the run ended before {crash}, which its first one had got to: something is shared")
@@ -104,28 +105,29 @@ def run_crashing(
             break
         reached += 1
         disk.restart()
-        lives.settle()
-        if lives.over:
+        restarts.settle()
+        if restarts.over:
             break
     else:
-        lives.live(backends[len(crashes)])
-    return _join_runs(lives, whole, tuple(crashes[:reached]))
+        restarts.run_process(backends[len(crashes)])
+    return _join_runs(restarts, whole, tuple(crashes[:reached]))
 
 
-def _join_runs(lives: _Lives, whole: WorldRun, crashes: tuple[CrashAt, ...]) -> CrashRun:
-    last = lives.runs[-1]
+def _join_runs(restarts: _Restarts, whole: WorldRun, crashes: tuple[CrashAt, ...]) -> CrashRun:
+    last = restarts.runs[-1]
     fields = {field.name: getattr(last, field.name) for field in attrs.fields(WorldRun)}
-    fields["bodies"] = tuple(body for life in lives.runs for body in life.bodies)
-    fields["requests"] = tuple(request for life in lives.runs for request in life.requests)
-    if lives.over:
-        fields |= {"records": lives.held, "result": whole.result, "error": whole.error, "calls": whole.calls}
-    fields |= {"world": lives.world, "entries": sum(life.entries for life in lives.runs)}
-    kept = tuple(lives.kept)
-    return CrashRun(**fields, crashes=crashes, lives=tuple(lives.runs), kept=kept, whole=whole, over=lives.over)
+    fields["bodies"] = tuple(body for process in restarts.runs for body in process.bodies)
+    fields["requests"] = tuple(request for process in restarts.runs for request in process.requests)
+    if restarts.over:
+        fields |= {"records": restarts.held, "result": whole.result, "error": whole.error, "calls": whole.calls}
+    fields |= {"world": restarts.world, "entries": sum(process.entries for process in restarts.runs)}
+    kept = tuple(restarts.kept)
+    processes = tuple(restarts.runs)
+    return CrashRun(**fields, crashes=crashes, processes=processes, kept=kept, whole=whole, over=restarts.over)
 
 
-class _Lives:
-    """The restarts of one run on one disk. `run_crashing` owns it; `live` runs a process, `settle` reads the disk.
+class _Restarts:
+    """The processes of one run on one disk. `run_crashing` owns it; `run_process` runs one, `settle` reads the disk.
 
     Facts: the disk, `runs`, `kept`. `held` and `over` are read from the disk after each crash.
     """
@@ -145,7 +147,7 @@ class _Lives:
             session() if callable(session) else session,
         )
 
-    def live(self, backend: Backend) -> WorldRun:
+    def run_process(self, backend: Backend) -> WorldRun:
         """Run one process until the end or its crash: from the beginning, or from the records that the disk holds."""
         outside = self._outside
         journal = FileJournal(NAME, storage=self.disk, codec=self.codec)
@@ -212,7 +214,7 @@ class _Lives:
         state = await RunState.from_journal(driven.agent, journal, context=driven.context)
         for record in state.records:
             driven.watch.on_record(record)
-        driven.effects.ids = IDS_OF_A_LIFE * len(self.runs)
+        driven.effects.ids = IDS_OF_A_PROCESS * len(self.runs)
         _skip_steps(driven, state.records)
         await anyio.sleep(max(0.0, state.records[-1].at - EPOCH))  # time must not run backwards across a crash
         return state

@@ -95,7 +95,7 @@ def run_stepped(
             await (stepped.on_asyncio(program) if backend == "asyncio" else stepped.on_trio(program))
 
     run_deterministic(main, backend=backend, scheduler=scheduler, order=order, before_step=stepped.step)
-    return stepped.seen
+    return stepped.stepped
 
 
 @attrs.define
@@ -106,7 +106,7 @@ class _Stepping:
     kind: Kind
     mark: Callable[[], int]
     at_choice: int | None
-    seen: Stepped = attrs.field(factory=Stepped)
+    stepped: Stepped = attrs.field(factory=Stepped)
     inside: bool = False
     scope: anyio.CancelScope | None = None
     task: asyncio.Task[Any] | None = None
@@ -120,10 +120,10 @@ class _Stepping:
         if not self.inside or _name(task) == TASK:
             return  # the gate's own: time may pass in it, before a task could receive the cancellation
         if self.unheard and task is self.task:
-            self.unheard, self.seen.mark = False, self.mark()
-        if self.seen.steps == self.at:
+            self.unheard, self.stepped.mark = False, self.mark()
+        if self.stepped.steps == self.at:
             self._cancel(task)
-        self.seen.steps += 1
+        self.stepped.steps += 1
 
     def choice(self) -> bool:
         """Cancel if this is the chosen moment, and return True if so. The gate calls this before each choice."""
@@ -136,7 +136,7 @@ class _Stepping:
         return True
 
     def _cancel(self, current: object) -> None:
-        self.seen.cancelled_at, self.seen.mark = self.seen.steps, self.mark()
+        self.stepped.cancelled_at, self.stepped.mark = self.stepped.steps, self.mark()
         if self.kind == "scope" and self.scope is not None:
             self.scope.cancel()
         elif self.kind == "shutdown":
@@ -151,24 +151,24 @@ class _Stepping:
 
     async def host(self, program: Program) -> None:
         """Run *program* in the scope that may be cancelled, and fill in the result."""
-        seen = self.seen
+        stepped = self.stepped
         began = anyio.current_time()
         with anyio.CancelScope() as self.scope:  # noqa: ASYNC912 - the program's affair
             self.inside = True
             try:
-                seen.value = await program()
+                stepped.value = await program()
             except anyio.get_cancelled_exc_class():
-                seen.cancelled = True
+                stepped.cancelled = True
                 raise
             except BaseException as error:  # noqa: ASYNC103 - it is the result; cancellations were re-raised above
-                seen.error = error
+                stepped.error = error
             finally:
                 self.inside = False
-                seen.seconds = anyio.current_time() - began
+                stepped.seconds = anyio.current_time() - began
                 if self.kind != "scope" and self.task is not None:
-                    seen.cancelling = self.task.cancelling()
+                    stepped.cancelling = self.task.cancelling()
         if self.task is not None:
-            seen.cancelling = self.task.cancelling()
+            stepped.cancelling = self.task.cancelling()
 
     async def on_asyncio(self, program: Program) -> None:
         loop = asyncio.get_running_loop()
@@ -178,12 +178,12 @@ class _Stepping:
         with suppress(asyncio.CancelledError):
             await task
         left = sorted(loop.unfinished() - before - {task}, key=asyncio.Task.get_name)
-        self.seen.tasks_left = [f"task {one.get_name()} ({one.get_coro()!r})" for one in left]
+        self.stepped.tasks_left = [f"task {one.get_name()} ({one.get_coro()!r})" for one in left]
 
     async def on_trio(self, program: Program) -> None:
         before = set(trio_tasks())
         await self.host(program)
-        self.seen.tasks_left = [f"task {task.name}" for task in trio_tasks() if task not in before]
+        self.stepped.tasks_left = [f"task {task.name}" for task in trio_tasks() if task not in before]
 
 
 def trio_tasks() -> Iterator[trio.lowlevel.Task]:

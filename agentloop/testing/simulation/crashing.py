@@ -29,7 +29,7 @@ from agentloop.testing.simulation.world import AgentOrMaker, WorldOptions, make_
 
 __all__ = ["MODES", "Crash", "CrashAt", "CrashRun", "CrashSwept", "Mode", "SimulatedDisk", "crash_sweep", "crash_world"]
 
-WAYS: tuple[tuple[Backend, Backend], ...] = (
+BACKEND_PAIRS: tuple[tuple[Backend, Backend], ...] = (
     ("asyncio", "trio"),
     ("trio", "asyncio"),
     ("asyncio", "asyncio"),
@@ -58,7 +58,7 @@ def crash_sweep(
     script: Sequence[Step] | None = None,
     check: Callable[[CrashRun], Any] | None = None,
     *,
-    ways: Iterable[tuple[Backend, Backend]] = WAYS,
+    pairs: Iterable[tuple[Backend, Backend]] = BACKEND_PAIRS,
     modes: Sequence[Mode] = MODES,
     streamed: bool = False,
     allow: tuple[type[BaseException], ...] = (),
@@ -84,7 +84,7 @@ def crash_sweep(
             anew.
         check: Called with each `CrashRun`; an error that it raises is the finding.
         streamed, allow: As for `explore`.
-        ways: Pairs of backends: one to crash on, one to resume on.
+        pairs: Pairs of backends: one to crash on, one to resume on.
         modes: The kinds of crash at a write: before it, within it, after it with the power failing, after it.
         same_end: True if the run must end as it does without a crash; give False if its end depends on the schedule.
         tape: The order of tasks in the process that crashes, as in a `World`.
@@ -101,7 +101,7 @@ def crash_sweep(
     return crash_world(
         make_world(agent, script, world, tape=tape, order="passes"),
         check,
-        ways=ways,
+        pairs=pairs,
         modes=modes,
         streamed=streamed,
         allow=allow,
@@ -115,7 +115,7 @@ def crash_world(
     world: World,
     check: Callable[[CrashRun], Any] | None = None,
     *,
-    ways: Iterable[tuple[Backend, Backend]] = WAYS,
+    pairs: Iterable[tuple[Backend, Backend]] = BACKEND_PAIRS,
     modes: Sequence[Mode] = MODES,
     streamed: bool = False,
     allow: tuple[type[BaseException], ...] = (),
@@ -128,7 +128,7 @@ def crash_world(
     points = writes = recovered = lost = 0
     judges = Judges(check, allow, same_end)
     known: dict[Backend, Undisturbed] = {}
-    for first, then in ways:
+    for first, then in pairs:
         if first not in BACKENDS or then not in BACKENDS:
             continue
         if first not in known:
@@ -218,30 +218,30 @@ class Judges:
 
 def _describe_crash(run: CrashRun) -> str:
     after = " then ".join(repr(crash) for crash in run.crashes)
-    lives = ", ".join(life.backend for life in run.lives)
-    return f"tape: {list(run.lives[0].tape)}, {after}; lives on {lives}"
+    processes = ", ".join(process.backend for process in run.processes)
+    return f"tape: {list(run.processes[0].tape)}, {after}; processes on {processes}"
 
 
 def _make_timeline(run: CrashRun) -> str:
     """Return the timeline of each process, with the state of the journal after each crash."""
     lines: list[str] = []
-    for number, life in enumerate(run.lives):
+    for number, process in enumerate(run.processes):
         kept = run.kept[number]
-        plain = attrs.evolve(life, records=life.records[kept:], choices=(), trace=(), chosen_at=())
+        plain = attrs.evolve(process, records=process.records[kept:], choices=(), trace=(), chosen_at=())
         lines.append(timeline(plain))
         if number < len(run.crashes):
             crash = run.crashes[number]
-            held = run.kept[number + 1] if number + 1 < len(run.lives) else len(run.records)
+            held = run.kept[number + 1] if number + 1 < len(run.processes) else len(run.records)
             lines.append(f"          - the process dies: {crash.mode} operation {crash.operation} of its disk")
-            lines.append(f"          - the journal holds {held} of {len(life.records)} records")
+            lines.append(f"          - the journal holds {held} of {len(process.records)} records")
     return "\n".join(lines)
 
 
 def _repeat_line(run: CrashRun) -> str:
     if len(run.crashes) != 1:
-        return f"run_crashing({run.world!r}, …, {list(run.crashes)}, {[life.backend for life in run.lives]})"
-    first, then = run.lives[0].backend, run.lives[-1].backend
-    like_first = attrs.evolve(run, choices=run.lives[0].choices)
+        return f"run_crashing({run.world!r}, …, {list(run.crashes)}, {[process.backend for process in run.processes]})"
+    first, then = run.processes[0].backend, run.processes[-1].backend
+    like_first = attrs.evolve(run, choices=run.processes[0].choices)
     order = [] if run.world.order == "passes" else [f"order={run.world.order!r}"]
-    where = [f"ways=[({first!r}, {then!r})]", f"at={run.crashes[0]!r}"]
+    where = [f"pairs=[({first!r}, {then!r})]", f"at={run.crashes[0]!r}"]
     return f"crash_sweep({', '.join([*again(like_first), *order, *where])})"

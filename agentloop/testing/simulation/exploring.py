@@ -345,7 +345,7 @@ def kill_sweep(
     script: Sequence[Step] | None = None,
     check: Check | None = None,
     *,
-    ways: Iterable[tuple[Backend, Kind]] = COMBINATIONS,
+    combinations: Iterable[tuple[Backend, Kind]] = COMBINATIONS,
     streamed: bool = False,
     allow: tuple[type[BaseException], ...] = (),
     tape: Sequence[int] = (),
@@ -361,7 +361,7 @@ def kill_sweep(
 
     Args:
         agent, script, check, streamed, allow: As for `explore`.
-        ways: Pairs of a backend and a kind of cancellation on it.
+        combinations: Pairs of a backend and a kind of cancellation on it.
         tape: The order of tasks that are ready together, as in a `World`.
         waiting: Cancel at each moment at which everything waits, in place of steps; needs `order="gate"`.
         at: Cancel before this step, or at this moment, alone; counted from 0.
@@ -374,7 +374,7 @@ def kill_sweep(
     __tracebackhide__ = True
     swept = make_world(agent, script, world, tape=tape, order="passes")
     points = cancelled = 0
-    for backend, kind in ways:
+    for backend, kind in combinations:
         if backend not in BACKENDS:
             continue
         sweep = _CancelSweep(FindingJudge(check, allow, whole(kind)), backend, kind, streamed, waiting, at)

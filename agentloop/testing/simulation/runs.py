@@ -230,19 +230,19 @@ def run_one(
 
 def world_run_of(world: World, backend: Backend, streamed: bool, recorder: Recorder, driven: SimulatedRun) -> WorldRun:
     """Return the `WorldRun` of *driven*, a run that is over."""
-    seen: Stepped = driven.seen
+    stepped: Stepped = driven.stepped
     watch = driven.watch
-    result: RunResult[Any] | None = seen.value
-    data = result if result is not None else getattr(seen.error, "run_data", None)
+    result: RunResult[Any] | None = stepped.value
+    data = result if result is not None else getattr(stepped.error, "run_data", None)
     return WorldRun(
         world=world,
         backend=backend,
         streamed=streamed,
         records=tuple(watch.records),
         result=result,
-        error=seen.error,
+        error=stepped.error,
         run_data=data,
-        cancelled=seen.cancelled,
+        cancelled=stepped.cancelled,
         calls=data.calls if data is not None else (),
         requests=tuple(driven.models.requests) if driven.models is not None else (),
         asked_at=tuple(driven.models.asked_at) if driven.models is not None else (),
@@ -263,14 +263,14 @@ def world_run_of(world: World, backend: Backend, streamed: bool, recorder: Recor
         choices=tuple(recorder.choices),
         trace=tuple(recorder.chosen),
         chosen_at=tuple(recorder.marks),
-        steps=seen.steps,
-        cancelled_at=seen.cancelled_at,
-        mark=seen.mark,
-        cancelling=seen.cancelling,
+        steps=stepped.steps,
+        cancelled_at=stepped.cancelled_at,
+        mark=stepped.mark,
+        cancelling=stepped.cancelling,
         to_end_after=driven.to_end_after,
         entries=driven.entries,
         left=_describe_leftovers(driven),
-        seconds=seen.seconds,
+        seconds=stepped.seconds,
         cancelled_at_time=driven.cancelled_at_time,
         ended_at=driven.ended_at,
         open_responses=driven.models.open if driven.models is not None else 0,
@@ -284,9 +284,9 @@ def world_run_of(world: World, backend: Backend, streamed: bool, recorder: Recor
 
 def _describe_leftovers(driven: SimulatedRun) -> tuple[str, ...]:
     """Describe each thing that outlived the run: tasks, tokens of capacities, thread slots, spans, model answers."""
-    if isinstance(driven.seen.error, Deadlock):
+    if isinstance(driven.stepped.error, Deadlock):
         return ()  # a deadlocked run was torn down, so leftovers say nothing about its cleanup
-    left = list(driven.seen.tasks_left)
+    left = list(driven.stepped.tasks_left)
     for limit in driven.capacities():
         if (held := limit.statistics().tokens_in_use) > 0:
             left.append(f"{held} tokens of {limit!r}")
