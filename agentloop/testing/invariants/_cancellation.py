@@ -14,7 +14,7 @@ from agentloop.items import ToolOutput
 from agentloop.testing.invariants._invariant import HELD, Broken, broken, invariant
 from agentloop.testing.invariants._observation import ObservedLog
 from agentloop.testing.invariants._outcomes import raises
-from agentloop.testing.simulation._findings import ended_before
+from agentloop.testing.simulation._findings import ended_before, outranks
 from agentloop.testing.simulation._simulated_parts import EPOCH
 from agentloop.tools import AgentCall
 
@@ -131,7 +131,7 @@ def a_cancelled_run_says_so(log: ObservedLog) -> Findings:
             yield HELD
         else:
             yield broken("the run ended as cancelled, and nobody had asked for it", n)
-    elif given is not None:
+    elif given is not None and not outranks(log.observation.error):
         if ended_before(log.records, given.mark):
             yield HELD
         else:

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import attrs
 
 from agentloop import records as r
-from agentloop._common.error_text import first_line
+from agentloop._common.error_text import first_line, is_fatal
 from agentloop.testing.simulation._stepping import Kind
 from agentloop.testing.simulation._timeline import script_as_code, timeline
 from agentloop.testing.simulation.runs import CancelAt, Verdict, WorldRun
@@ -95,12 +95,17 @@ def whole(kind: Kind) -> Check:
             late = [one for one in run.records[run.mark :] if isinstance(one, r.ModelRequested | r.CallStarted)]
             assert not late, f"begun after the cancellation: {late}"
             last = run.records[-1] if run.records else None
-            if isinstance(last, r.RunEnded) and last.status != "cancelled":
+            if isinstance(last, r.RunEnded) and last.status != "cancelled" and not outranks(run.error):
                 assert ended_before(run.records, run.mark), f"cancelled before its end was decided, but {last.status}"
         native = int(kind == "native" and run.backend == "asyncio" and run.cancelled)
         assert run.cancelling == native, f"{run.cancelling} native cancellations are pending, and {native} were given"
 
     return check
+
+
+def outranks(error: BaseException | None) -> bool:
+    """Return True if *error* has precedence over a cancellation: a fatal one of the application's code."""
+    return error is not None and not isinstance(error, BaseExceptionGroup) and is_fatal(error)
 
 
 def ended_before(records: Sequence[r.Record], mark: int) -> bool:
