@@ -218,7 +218,7 @@ def _stream(
     else:
         start = StartingPoint(RunFold(limits=config.json_limits), agent, kept)
         items, usual_turns = to_items(given), DEFAULT_MAX_TURNS
-    if session is not None and start.kept is not None:
+    if session is not None and start.server is not None:
         raise UserError("a session and a conversation that the provider keeps can't be used together: choose one")
 
     segment = RunSegment(
@@ -314,7 +314,7 @@ def _make_run(
         hooks=hooks,
         error_handlers=handlers,
         session=SessionProgress.of(session, start.fold) if session is not None else None,
-        server=start.kept,
+        server=start.server,
         budget=Budget.of(config.limits, start.fold.records) if config.limits is not None else None,
         stop_when=as_condition(config.stop_when) if config.stop_when is not None else None,
     )

@@ -461,18 +461,18 @@ def check_goes_on(fold: RunFold) -> None:
     ended = fold.ended
     if fold.started is None:
         raise StateError("the log is of no run: it has no RunStarted")
-    broken = fold.broken
+    broken = fold.unreported_failure
     if broken is not None:
         raise StateError(
             f"run {fold.run_id} is over: call {broken.call_id!r} of tool {broken.tool!r} failed: {broken.error}"
         )
-    if fold.broken_by is not None:
-        raise StateError(f"run {fold.run_id} is over: {fold.broken_by}")
+    if fold.unreported_error is not None:
+        raise StateError(f"run {fold.run_id} is over: {fold.unreported_error}")
     if ended is None or ended.resumable:
         return
     if ended.status == "completed":
         raise StateError(f"run {fold.run_id} is over: it has completed")
-    failure = fold.fatal
+    failure = fold.ending_failure
     if failure is not None:
         raise StateError(
             f"run {fold.run_id} is over: call {failure.call_id!r} of tool {failure.tool!r} failed: {failure.error}"

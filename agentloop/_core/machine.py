@@ -99,7 +99,7 @@ def next_action(state: RunFold, view: TurnView | None) -> Action:
     """Return the next action. *view* is the current turn's, or None before the first turn of this run segment."""
     if state.ended is not None:
         return Finish(state.ended)
-    if state.conflict is not None or state.unnamed is not None or state.unusable is not None:
+    if state.conflict is not None or state.call_without_id is not None or state.unusable_reason is not None:
         return Settle()  # planning raises the error that says why
     if state.batch_open:
         due = state.due_calls()

@@ -260,16 +260,16 @@ def _check_secrets_of(call: ToolCall, arguments: str | None) -> None:
 
 
 def _check_identities(state: RunFold) -> None:
-    if state.unnamed is not None:
-        raise ModelBehaviorError(f"The model called tool {state.unnamed.name!r} without a call id")
+    if state.call_without_id is not None:
+        raise ModelBehaviorError(f"The model called tool {state.call_without_id.name!r} without a call id")
     if state.conflict is not None:
         conflict = state.conflict
         raise ModelBehaviorError(
             f"The model used call id {conflict.call_id!r} again for another call (tool {conflict.name!r}): an id names "
             "one tool with one set of arguments for the whole run"
         )
-    if state.unusable is not None:
-        raise ModelBehaviorError(state.unusable)
+    if state.unusable_reason is not None:
+        raise ModelBehaviorError(state.unusable_reason)
 
 
 def _plan_call(view: TurnView, state: RunFold, rules: PlanRules, near: NearNames, call_state: CallState) -> PlanEntry:
@@ -279,7 +279,7 @@ def _plan_call(view: TurnView, state: RunFold, rules: PlanRules, near: NearNames
         answer = Answer(CallOutcome(status="skipped", output=text))
         return PlanEntry(index=index, call=call, tool=None, disposition=answer)
     tool = find_tool(view.by_key, call.name, call.namespace)
-    if tool is None and state.begun:
+    if tool is None and state.turn_has_effects:
         tool = _find_disabled_tool(view, state, call)
     if tool is None:
         return PlanEntry(index=index, call=call, tool=None, disposition=_answer_unknown_tool(view, rules, near, call))
@@ -306,7 +306,7 @@ def _find_disabled_tool(view: TurnView, state: RunFold, call: ToolCall) -> Funct
     The call is planned as usual and refused alone when it would start, so that its siblings are not affected.
     """
     tool = find_tool(view.disabled, call.name, call.namespace)
-    return tool if tool is not None and tool.qualified_name in state.shown else None
+    return tool if tool is not None and tool.qualified_name in state.shown_tools else None
 
 
 def _plan_in_doubt(

@@ -10,10 +10,10 @@ attribute. Those are of two kinds:
 
 * *Contents*, which copy what records said: `run_id`, `agent`, `turn`, `input`, `history`, `new_items`, `responses`,
   `response`, `calls`, `batch`, `guardrails`, `tripped`, `failures`, `meter`, `saved`, `started`, `resumed`, `ended`.
-* *Indices*, which a scan of `records` would find too: `nested`, `late`, `released`, `sticky`, `handoffs`, `receipts`,
-  `called`, `repeats`, `tool_users`, `passed`, `turn_began`, the caches `_found` and `_digest`. They exist because a
-  scan in each turn would make the cost of a run quadratic; applying a record costs the same at the thousandth turn as
-  at the first.
+* *Indices*, which a scan of `records` would find too: `nested`, `released_late`, `released`, `sticky`, `handoffs`,
+  `receipts`, `settled_tools`, `repeats`, `tool_users`, `input_guards_passed`, `turn_began`, the caches `_found` and
+  `_digest`. They exist because a scan in each turn would make the cost of a run quadratic; applying a record costs the
+  same at the thousandth turn as at the first.
 
 States of a turn, each left by the record named: the model is due (`response` is None; `ModelResponded`), calls are due
 (`batch_open`; `BatchEnded`), a handoff is due (`handoffs_due`; `HandedOff`), nothing is due (the machine looks for a
@@ -230,7 +230,7 @@ class RunFold:
     """True once some secret input was stored in a form that can't be read back."""
     # Invariant: history holds an output for every call in it, outside a batch.
     history: list[Item] = attrs.field(factory=list)
-    given: int = 0
+    kept_length: int = 0
     """Length of the part of `history` that the run began with, or that a replacement of the history has left."""
     new_items: list[Item] = attrs.field(factory=list)
     responses: list[ModelResponse] = attrs.field(factory=list)
@@ -239,21 +239,21 @@ class RunFold:
     batch_open: bool = False
     released: int = 0
     """Index into `batch`: every call below it has been released or waits for a verdict."""
-    late: deque[CallState] | None = None
+    released_late: deque[CallState] | None = None
     """Settled calls below `released` that are not released yet: they waited when the index passed them."""
     sticky: dict[tuple[str, str], r.VerdictGiven] = attrs.field(factory=dict)
     """Verdicts on all calls of an agent to a tool, by agent and tool."""
     conflict: ToolCall | HandoffCall | None = None
-    begun: bool = False
+    turn_has_effects: bool = False
     """True once a call of the current turn started, an approval was requested for one, or the run was resumed.
 
     A tool that the application disables after that affects its own calls alone, and no longer the whole response.
     """
-    shown: tuple[str, ...] = ()
+    shown_tools: tuple[str, ...] = ()
     """Names of the tools that the model saw in the current turn."""
-    unnamed: ToolCall | HandoffCall | None = None
+    call_without_id: ToolCall | HandoffCall | None = None
     """A call of the current turn's response that has no id."""
-    unusable: str | None = None
+    unusable_reason: str | None = None
     """Text that says why the run can't continue from the current turn's response, or None."""
     only_repeats: int = 0
     """Number of responses in a row that requested only calls that already have an answer."""
@@ -261,7 +261,7 @@ class RunFold:
     handoffs_due: list[HandoffCall] = attrs.field(factory=list)
     tool_users: frozenset[str] = frozenset()
     """Agents that have used a tool in this run, by key."""
-    called: frozenset[str] = frozenset()
+    settled_tools: frozenset[str] = frozenset()
     """Names of the tools with at least one settled call."""
     repeats: dict[tuple[str, str], tuple[object, int]] = attrs.field(factory=dict)
     """Last output by tool and arguments, and how many times in a row the tool gave it."""
@@ -275,18 +275,18 @@ class RunFold:
     guardrails: list[r.GuardrailSettled] = attrs.field(factory=list)
     tripped: r.GuardrailSettled | None = None
     """The input or output guardrail of the run whose tripwire ends this run segment."""
-    judges: tuple[tuple[str, int], ...] = ()
-    """Input guardrails that have to pass `unguarded`, as the current turn's start names them; often none."""
-    passed: frozenset[tuple[str, int]] = frozenset()
-    """Input guardrails that have passed `unguarded`, by name and position among those of that name."""
-    accepted: bool = False
+    input_guards_due: tuple[tuple[str, int], ...] = ()
+    """Input guardrails that have to pass `unchecked_input`, as the current turn's start names them; often none."""
+    input_guards_passed: frozenset[tuple[str, int]] = frozenset()
+    """Input guardrails that have passed `unchecked_input`, by name and position among those of that name."""
+    input_accepted: bool = False
     """True once every input item has been accepted; False again when input is added."""
-    added: bool = False
+    input_added_later: bool = False
     """True once input was added after the run's own input had been accepted."""
     meter: UsageMeter = attrs.field(factory=UsageMeter)
     turn_open: bool = False
     """True from the start of a turn until the model has answered in it."""
-    unguarded: list[Item] = attrs.field(factory=list)
+    unchecked_input: list[Item] = attrs.field(factory=list)
     """Input, of the run or added later, that the guardrails have not accepted yet."""
     saved: int | None = None
     """Number of the new items that session writes have covered; None before the first write."""
@@ -341,7 +341,7 @@ class RunFold:
         return all(self.waits(call) for call in self.due_calls())
 
     @property
-    def fatal(self) -> r.CallSettled | None:
+    def ending_failure(self) -> r.CallSettled | None:
         """The call whose failure ended the run or will end it; of several failures, the one that the run raises."""
         return min(self.failures, key=self._rank, default=None)
 
@@ -354,7 +354,7 @@ class RunFold:
         return body is not None and body.fatal
 
     @property
-    def broken(self) -> r.CallSettled | None:
+    def unreported_failure(self) -> r.CallSettled | None:
         """The failure that must end the run although no record says so, or None.
 
         That is so where the log breaks off before the end, or where the run's deadline or its caller's cancellation
@@ -362,16 +362,16 @@ class RunFold:
         """
         ended = self.ended
         said = ended is not None and ended.status == "failed" and not ended.resumable
-        return self.fatal if self.batch_open and not said else None
+        return self.ending_failure if self.batch_open and not said else None
 
     @property
-    def broken_by(self) -> str | None:
+    def unreported_error(self) -> str | None:
         """The failure or tripwire that must end the run although no record says so, as `TYPE(MESSAGE)`, or None."""
-        if self.broken is not None:
-            error = self.broken.error or ""
-            if class_of_summary(error) is not None or self._is_fatal(self.broken):
+        if self.unreported_failure is not None:
+            error = self.unreported_failure.error or ""
+            if class_of_summary(error) is not None or self._is_fatal(self.unreported_failure):
                 return error
-            tool = self.calls[self.broken.call_id].call.name
+            tool = self.calls[self.unreported_failure.call_id].call.name
             return bounded(f"ToolCallError({tool_failure(tool, *summary_parts(error))})")
         if self.tripped is None or self.ended is not None:
             return None
@@ -492,9 +492,9 @@ class RunFold:
         self.agent = record.agent
         self.input = record.input
         self._note_secrets(record.input)
-        self.unguarded.extend(record.input)
+        self.unchecked_input.extend(record.input)
         self.history.extend(record.input if record.shown is None else record.shown)
-        self.given = len(self.history)
+        self.kept_length = len(self.history)
 
     def _note_secrets(self, items: Iterable[Item]) -> None:
         for item in items:
@@ -504,33 +504,33 @@ class RunFold:
     def _run_resumed(self, record: r.RunResumed) -> None:
         self.resumed, self.ended, self.max_turns = record, None, record.max_turns
         self.tripped = None
-        self.begun = True
+        self.turn_has_effects = True
         if not self.batch_open:
             return
         # Calls that the caller or a deadline cut are due again, in the same batch, so releasing starts again.
         for call in self.batch:
             if call.outcome is not None and call.outcome.cancelled_by in FROM_ABOVE:
                 call.cut, call.outcome, call.released = call.outcome, None, False
-        self.released, self.late = 0, None
+        self.released, self.released_late = 0, None
         self._release()
 
     def _turn_started(self, record: r.TurnStarted) -> None:
         self.turn, self.agent = record.turn, record.agent
         self.response = None
-        self.begun, self.shown = False, record.tools
-        self.judges = ()
+        self.turn_has_effects, self.shown_tools = False, record.tools
+        self.input_guards_due = ()
         if record.guardrails:
-            self.judges = keyed(record.guardrails)
+            self.input_guards_due = keyed(record.guardrails)
             self._accept_if_passed()
-        self.unnamed = self.unusable = None
+        self.call_without_id = self.unusable_reason = None
         self.turn_open = True
-        self.batch, self.batch_open, self.released, self.late = [], False, 0, None
+        self.batch, self.batch_open, self.released, self.released_late = [], False, 0, None
         self.turn_began = len(self.new_items)
 
     def _model_responded(self, record: r.ModelResponded) -> None:
         response = record.response
         self.turn_open = False
-        if record.turn > 1 and not self.accepted:
+        if record.turn > 1 and not self.input_accepted:
             self._accept()  # only in the first turn may the model answer before the input guardrails have
         self.meter.add(response.usage)
         self.responses.append(response)
@@ -539,7 +539,7 @@ class RunFold:
             if not isinstance(item, _CALLS):
                 continue
             if not item.call_id:
-                self.unnamed = self.unnamed or item
+                self.call_without_id = self.call_without_id or item
             elif isinstance(item, ToolCall):
                 state = CallState(item, record.turn, len(self.batch))
                 self.calls[item.call_id] = state
@@ -558,19 +558,21 @@ class RunFold:
         self.sent = len(self.history)
 
     def _check_progress(self, items: Iterable[Item], kept: list[Item]) -> None:
-        """Set `only_repeats` and `unusable` for a response without a new call or handoff."""
+        """Set `only_repeats` and `unusable_reason` for a response without a new call or handoff."""
         telling = [item for item in kept if not says_nothing(item)]
         if telling:
             self.only_repeats = 0
             said = [item for item in telling if isinstance(item, AssistantMessage)]
             demand = None if said else unanswered(kept)
             if demand is not None:
-                self.unusable = f"The model's response demands what nobody here gives: the answer to {named(demand)}"
+                self.unusable_reason = (
+                    f"The model's response demands what nobody here gives: the answer to {named(demand)}"
+                )
             return
         again = next((item for item in items if isinstance(item, _CALLS) and item.call_id), None)
         self.only_repeats = 0 if again is None else self.only_repeats + 1
         if again is not None and self.only_repeats > 1:
-            self.unusable = (
+            self.unusable_reason = (
                 "The model has asked twice in a row for nothing but calls that are answered already (call id "
                 f"{bounded(again.call_id, 80)!r}, tool {bounded(again.name, 80)!r}): it makes no progress"
             )
@@ -586,13 +588,13 @@ class RunFold:
     def _guardrail_settled(self, record: r.GuardrailSettled) -> None:
         self.guardrails.append(record)
         if record.stage == "input" and record.verdict == "passed":
-            self.passed |= {(record.guardrail, record.nth)}
+            self.input_guards_passed |= {(record.guardrail, record.nth)}
             self._accept_if_passed()
         elif record.stage in ("input", "output") and record.verdict == "tripped":
             self.tripped = record
 
     def _accept_if_passed(self) -> None:
-        if self.judges and self.passed.issuperset(self.judges):
+        if self.input_guards_due and self.input_guards_passed.issuperset(self.input_guards_due):
             self._accept()
 
     def _accept(self) -> None:
@@ -600,13 +602,13 @@ class RunFold:
 
         The engine acts on a response only after that. So any record of a call, a handoff or a pause proves it.
         """
-        self.accepted = True
-        self.unguarded.clear()
-        self.passed = frozenset()
+        self.input_accepted = True
+        self.unchecked_input.clear()
+        self.input_guards_passed = frozenset()
 
     def _call_started(self, record: r.CallStarted) -> None:
-        self.begun = True
-        if not self.accepted:
+        self.turn_has_effects = True
+        if not self.input_accepted:
             self._accept()
         call = self.calls[record.call_id]
         call.tool, call.attempt, call.arguments = record.tool, record.attempt, record.arguments
@@ -616,8 +618,8 @@ class RunFold:
         self.calls[record.call_id].body = record
 
     def _approval_requested(self, record: r.ApprovalRequested) -> None:
-        self.begun = True
-        if not self.accepted:
+        self.turn_has_effects = True
+        if not self.input_accepted:
             self._accept()
         call = self.calls[record.call_id]
         call.approval = record
@@ -632,21 +634,21 @@ class RunFold:
                 self.sticky[record.agent, record.tool] = record
 
     def _call_settled(self, record: r.CallSettled) -> None:
-        if not self.accepted:
+        if not self.input_accepted:
             self._accept()
         call = self.calls[record.call_id]
         call.tool, call.outcome, call.cut = record.tool, record.outcome, None
         if call.index < self.released and not call.released:
-            self.late = self.late or deque()
-            self.late.append(call)
+            self.released_late = self.released_late or deque()
+            self.released_late.append(call)
         cut = record.outcome.cancelled_by in FROM_ABOVE
         if record.error is not None and record.outcome.output is None and not cut:
             self.failures.append(record)
         kept = not isinstance(record.outcome.output, WithheldText)  # an output stored as a digest can't be an answer
         if record.receipt is not None and record.outcome.status == "succeeded" and kept:
             self.receipts.setdefault(record.receipt, record.call_id)
-        if call.call.name not in self.called:
-            self.called |= {call.call.name}
+        if call.call.name not in self.settled_tools:
+            self.settled_tools |= {call.call.name}
         if not cut:  # else the call is due again if the run is resumed, so this output is no repeat
             key = (record.tool, call.call.arguments)
             last, count = self.repeats.get(key, (None, 0))
@@ -661,8 +663,8 @@ class RunFold:
         """
         released: list[ToolOutput] = []
         self.just_released = released
-        while self.late:
-            self._release_call(self.late.popleft(), released)
+        while self.released_late:
+            self._release_call(self.released_late.popleft(), released)
         while self.released < len(self.batch):
             call = self.batch[self.released]
             if not call.released:
@@ -689,7 +691,7 @@ class RunFold:
             self.tool_users |= {self.agent}
 
     def _handed_off(self, record: r.HandedOff) -> None:
-        if not self.accepted:
+        if not self.input_accepted:
             self._accept()
         outputs = handoff_outputs(record)
         self.history.extend(outputs)
@@ -705,7 +707,7 @@ class RunFold:
         if record.added:
             self.new_items.extend(record.items)
         else:
-            self.given = len(self.history)
+            self.kept_length = len(self.history)
         if record.reason == "output_withheld":
             withheld = {item.call_id: item for item in record.items if isinstance(item, ToolOutput)}
             self.new_items[:] = [
@@ -718,9 +720,9 @@ class RunFold:
         self._note_secrets(record.items)
         self.history.extend(record.items)
         self.new_items.extend(record.items)
-        self.added, self.accepted = self.added or self.accepted, False
-        self.passed = frozenset()  # a guardrail that passed the earlier input has not seen the new one
-        self.unguarded.extend(record.items)
+        self.input_added_later, self.input_accepted = self.input_added_later or self.input_accepted, False
+        self.input_guards_passed = frozenset()  # a guardrail that passed the earlier input has not seen the new one
+        self.unchecked_input.extend(record.items)
 
     def _session_saved(self, record: r.SessionSaved) -> None:
         self.saved = record.count

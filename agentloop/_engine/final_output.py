@@ -122,7 +122,7 @@ async def ask_behavior(run: LiveRun) -> CheckOutput | None:
         "tool_use_behavior",
         str(run.state.turn),
         lambda: call_user(behavior, run.context, results),
-        form=_format_behavior,
+        to_plain=_format_behavior,
     )
     if not isinstance(answer, ToolsToFinalOutput):
         raise UserTypeError(f"tool_use_behavior must return ToolsToFinalOutput, not {answer!r}")
@@ -172,7 +172,7 @@ async def _call_handler(run: LiveRun, error: AgentLoopError, name: HandlerName) 
     if handler is None:
         return None
     data = ErrorHandlerData(error=error, run_data=run_data_of(run), context=run.context.context)
-    return await run.call_callback("error_handler", name, lambda: call_user(handler, data), form=_format_handling)
+    return await run.call_callback("error_handler", name, lambda: call_user(handler, data), to_plain=_format_handling)
 
 
 async def give_up(run: LiveRun, action: GiveUp) -> Any:

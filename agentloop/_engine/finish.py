@@ -76,7 +76,7 @@ async def _save_rest(run: LiveRun, error: BaseException | None) -> None:
         await save_items(run, session, upto=lambda items: ())
     elif tripped == "output":
         await save_items(run, session, upto=_drop_messages)
-    elif run.state.unusable is not None:
+    elif run.state.unusable_reason is not None:
         refused = {id(item) for item in run.state.response or ()}  # a later run could not continue from them either
         await save_items(
             run, session, upto=lambda items: valid_history(item for item in items if id(item) not in refused)
@@ -129,7 +129,7 @@ async def wind_up(run: LiveRun, ended: FinishedRun) -> BaseException | None:
         ended = FinishedRun("failed", error=errors[0])
     if run.settings.hooks is not None and run.parent is None:
         ended = await _call_run_end_hook(run, run.settings.hooks, ended, errors)
-    broken = run.tree.log.broken_by if run.parent is None else None
+    broken = run.tree.log.instrument_error if run.parent is None else None
     if broken is not None:
         errors.append(broken)
     fatal = next(filter(is_fatal, errors), None)
@@ -157,8 +157,8 @@ async def wind_up(run: LiveRun, ended: FinishedRun) -> BaseException | None:
     if run.parent is None:
         if journal is not None:
             failed = await _wait_durable(journal, failed)
-        if broken is None and run.tree.log.broken_by is not None:  # an instrument has broken at the last record
-            failed = _choose_graver(failed, run.tree.log.broken_by)
+        if broken is None and run.tree.log.instrument_error is not None:  # an instrument has broken at the last record
+            failed = _choose_graver(failed, run.tree.log.instrument_error)
     if failed is not None:
         for other in others:
             failed.add_note(f"also failed: {other}")
@@ -167,7 +167,7 @@ async def wind_up(run: LiveRun, ended: FinishedRun) -> BaseException | None:
 
 def _is_resumable(run: LiveRun, status: RunStatus, failed: BaseException | None) -> bool:
     """Tell whether another run segment may follow: never past a call that failed, however else this one ended."""
-    if run.state.broken is not None:
+    if run.state.unreported_failure is not None:
         return False
     return status in GOES_ON or (failed is not None and failed is run.stopped_by)
 

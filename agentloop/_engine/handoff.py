@@ -76,7 +76,7 @@ async def _call_on_handoff(run: LiveRun, handoff: Handoff, arguments: str, call_
     if callback is None:
         return
     args = (run.context,) if handoff.input_type is None else (run.context, given)
-    await run.call_callback("on_handoff", call_id, lambda: call_user(callback, *args), told=False)
+    await run.call_callback("on_handoff", call_id, lambda: call_user(callback, *args), record_answer=False)
 
 
 async def _choose_shown(run: LiveRun, handoff: Handoff, handed: HandedOff) -> tuple[str, tuple[Item, ...]] | None:
@@ -87,7 +87,9 @@ async def _choose_shown(run: LiveRun, handoff: Handoff, handed: HandedOff) -> tu
         raise UserError(f"handoff {handoff.name!r}: the provider keeps the conversation, so no filter can change it")
     if chosen is not None:
         data = _make_input_data(run, answers)
-        filtered = await run.call_callback("input_filter", handoff.name, lambda: call_user(chosen, data), told=False)
+        filtered = await run.call_callback(
+            "input_filter", handoff.name, lambda: call_user(chosen, data), record_answer=False
+        )
         if not isinstance(filtered, HandoffInputData):
             raise UserTypeError(f"input_filter of handoff {handoff.name!r} must return HandoffInputData: {filtered!r}")
         return "handoff_filter", _join_items(filtered)
@@ -113,8 +115,8 @@ def _make_input_data(run: LiveRun, answers: list[Item]) -> HandoffInputData:
     state = run.state
     turn = len(state.history) - (len(state.new_items) - state.turn_began)
     return HandoffInputData(
-        input_history=tuple(state.history[: state.given]),
-        pre_handoff_items=tuple(state.history[state.given : turn]),
+        input_history=tuple(state.history[: state.kept_length]),
+        pre_handoff_items=tuple(state.history[state.kept_length : turn]),
         new_items=(*state.history[turn:], *answers),
         context=run.context,
     )

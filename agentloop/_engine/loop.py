@@ -71,7 +71,7 @@ from agentloop._engine.runtime.backend import (
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop._engine.session_writer import load_session
 from agentloop._engine.turn_calls import plan_turn, settle
-from agentloop._engine.turn_end import check_loop, fired
+from agentloop._engine.turn_end import check_loop, find_stop_condition
 from agentloop.effects import NewId
 from agentloop.exceptions import RunTimeout, StateError
 from agentloop.items import Item
@@ -94,7 +94,7 @@ async def drive(run: LiveRun) -> FinishedRun:
                 if (ended := await _check_turn_end(run)) is not None:
                     return ended
                 view = await _begin_turn(run)
-                if run.state.judges and (guards := guards_missing(run)):
+                if run.state.input_guards_due and (guards := guards_missing(run)):
                     await guarded(run, guards, partial(call_model, run, view))
                 else:
                     await call_model(run, view)
@@ -131,8 +131,8 @@ async def _check_turn_end(run: LiveRun) -> FinishedRun | None:
     if not run.stop_after_turn:
         if not run.state.turn_open:  # else it began in an earlier run segment, which has checked the turn before
             condition, limit = run.settings.stop_when, run.settings.config.loop_detection
-            if condition is not None and run.state.turn > run.looked_at:
-                found = await fired(run, condition)
+            if condition is not None and run.state.turn > run.last_stopped_turn:
+                found = await find_stop_condition(run, condition)
                 if found is not None:
                     await checkpoint_if_cancelled()
                     return FinishedRun("stopped", stop_reason=str(found))
@@ -162,7 +162,7 @@ async def _begin_turn(run: LiveRun) -> TurnView:
     path, turn, at = run.here()
     if not run.state.turn_open:  # else the turn began in an earlier run segment, and got no answer
         turn += 1
-    guards = [] if run.state.accepted else input_guardrails(run)
+    guards = [] if run.state.input_accepted else input_guardrails(run)
     judges = tuple([guard.name for guard in guards])
     run.append(TurnStarted(path, turn, at, run.agent_key, view.tool_names, view.handoff_names, judges))
     if run.tree.log.journal is not None:
@@ -292,7 +292,7 @@ async def _resume(run: LiveRun, segment: RunSegment, trace: Trace | None) -> Non
     """Resume a run whose log has begun: the log's actions are not done again."""
     state = run.state
     if state.ended is not None and state.ended.status == "stopped":
-        run.looked_at = state.turn
+        run.last_stopped_turn = state.turn
     resumed = RunResumed(*run.here(), run.agent_key, segment.max_turns)
     if trace is not None:
         resumed = resumed.replace(workflow=trace.workflow_name, trace_id=trace.trace_id)
@@ -300,7 +300,7 @@ async def _resume(run: LiveRun, segment: RunSegment, trace: Trace | None) -> Non
     if segment.graph_changes:
         run.append(GraphChanged(*run.here(), segment.graph_changes))
     await checkpoint_if_cancelled()
-    if state.turn and not state.turn_open and not state.added:
+    if state.turn and not state.turn_open and not state.input_added_later:
         await guarded(run, guards_missing(run), _do_nothing)  # the model has answered, but not every guardrail had
 
 

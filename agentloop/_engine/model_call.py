@@ -189,7 +189,7 @@ async def _filter_request(run: LiveRun, chosen: ModelInputFilter, request: Model
         input=tuple(request.items), instructions=request.system, agent=run.agent, context=run.context.context
     )
     filtered = await run.call_callback(
-        "call_model_input_filter", str(request.turn), lambda: call_user(chosen, data), told=False
+        "call_model_input_filter", str(request.turn), lambda: call_user(chosen, data), record_answer=False
     )
     if not isinstance(filtered, ModelInputData):
         raise UserTypeError(f"call_model_input_filter must return ModelInputData, not {filtered!r}")

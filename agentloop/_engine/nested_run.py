@@ -81,7 +81,7 @@ async def run_nested(outer: LiveRun, call: ToolCall, arguments: Arguments, body:
     if body.custom_output_extractor is not None:
         extract = body.custom_output_extractor
         return await run.call_callback(
-            "custom_output_extractor", call.call_id, lambda: call_user(extract, result_of(run)), told=False
+            "custom_output_extractor", call.call_id, lambda: call_user(extract, result_of(run)), record_answer=False
         )
     end = run.state.ended
     assert end is not None
@@ -91,7 +91,7 @@ async def run_nested(outer: LiveRun, call: ToolCall, arguments: Arguments, body:
 def _find_earlier_failure(state: RunFold) -> EarlierFailure | None:
     """Return the error that an earlier run segment ended by, or must end by; it ended before the call had settled."""
     ended = state.ended
-    error = state.broken_by
+    error = state.unreported_error
     if ended is not None and not ended.resumable and ended.status == "failed":
         error = ended.error or "the run failed"
     if error is None:
@@ -113,7 +113,9 @@ async def _build_input(run: LiveRun, call: ToolCall, arguments: Arguments, body:
     if body.input_builder is None:
         return body.typed.using(run.settings.config.converter).dump(arguments.value)
     build = body.input_builder
-    return await run.call_callback("input_builder", call.call_id, lambda: call_user(build, arguments.value), told=False)
+    return await run.call_callback(
+        "input_builder", call.call_id, lambda: call_user(build, arguments.value), record_answer=False
+    )
 
 
 async def _run_streamed(run: LiveRun, on_stream: Callback, work: Callable[[], Awaitable[Any]]) -> Any:

@@ -30,7 +30,7 @@ class StartingPoint:
 
     fold: RunFold
     agent: Agent[Any, Any]
-    kept: ServerConversation | None = None
+    server: ServerConversation | None = None
     graph: AgentGraph | None = None
     changed: tuple[str, ...] = ()
     state: RunState | None = None

@@ -92,10 +92,14 @@ class Judge:
 def guards_missing(run: LiveRun) -> list[Judge]:
     """Return the guardrails that have not passed the input yet; none if the input was accepted, by any guardrails."""
     state, guards = run.state, input_guardrails(run)
-    if state.accepted or not guards:
+    if state.input_accepted or not guards:
         return []
     keys = keyed(guard.name for guard in guards)
-    return [Judge(index, keys[index][1], one) for index, one in enumerate(guards) if keys[index] not in state.passed]
+    return [
+        Judge(index, keys[index][1], one)
+        for index, one in enumerate(guards)
+        if keys[index] not in state.input_guards_passed
+    ]
 
 
 async def guarded(run: LiveRun, guards: list[Judge], work: Callable[[], Awaitable[None]]) -> None:
@@ -107,10 +111,10 @@ async def guarded(run: LiveRun, guards: list[Judge], work: Callable[[], Awaitabl
         InputGuardrailTripwireTriggered: by the first that trips.
         Exception: the error of a guardrail or of *work*.
     """
-    if guards and not run.state.added:
+    if guards and not run.state.input_added_later:
         await guard_first_call(run, guards, work)
         return
-    given = tuple(run.state.unguarded)
+    given = tuple(run.state.unchecked_input)
     await gather([_make_input_judge(run, judge, given) for judge in guards])
     await work()
 
@@ -141,7 +145,7 @@ async def guard_first_call(run: LiveRun, guards: list[Judge], call_model: Callab
         InputGuardrailTripwireTriggered: by the first that trips; the model call and the other guardrails have ended.
         Exception: the error of a guardrail or the model; all others have ended, too.
     """
-    given = tuple(run.state.unguarded)
+    given = tuple(run.state.unchecked_input)
     blocking = [_make_input_judge(run, judge, given) for judge in guards if not judge.guardrail.run_in_parallel]
     beside = [_make_input_judge(run, judge, given) for judge in guards if judge.guardrail.run_in_parallel]
     await gather(blocking)

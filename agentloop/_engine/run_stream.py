@@ -105,7 +105,7 @@ class RunStream(Generic[OutputT]):
         context.run(current_holder.set, Holder(group.cancel_scope))
         context.run(current_relay.set, None)  # in a body of another run: scopes alone lead from that run to this one
         start = starter(group)
-        live.tree.log.on_broken = self._stop
+        live.tree.log.on_instrument_error = self._stop
         live.resources.spawn = lambda work, on, name: start(work, on, name, context)
         start(self._main, live, f"agentloop run of {live.agent.name}", context)
         return self

@@ -41,7 +41,7 @@ async def load_session(
     if merge is None:
         return given, (*history, *given)
     merged = await run.call_callback(
-        "session_input_callback", "", lambda: call_user(merge, list(history), list(given)), told=False
+        "session_input_callback", "", lambda: call_user(merge, list(history), list(given)), record_answer=False
     )
     if not isinstance(merged, list | tuple):
         raise UserTypeError(f"session_input_callback must return a list of items, not {merged!r}")

@@ -50,7 +50,7 @@ async def plan_turn(run: LiveRun, view: TurnView) -> Plan:
     )
     if (
         run.state.conflict is None
-        and not run.state.begun
+        and not run.state.turn_has_effects
         and any(not isinstance(tool.is_enabled, bool) for tool in view.by_key.values())
     ):
         rules = attrs.evolve(rules, disabled=await _find_disabled(run, view))
@@ -135,7 +135,7 @@ async def _format_answer(run: LiveRun, entry: PlanEntry) -> CallOutcome:
     )
     try:
         text = await run.call_callback(
-            "tool_error_formatter", args.call_id, lambda: call_user(formatter, args), told=False
+            "tool_error_formatter", args.call_id, lambda: call_user(formatter, args), record_answer=False
         )
     except Exception:
         logger.warning("tool_error_formatter raised; the default text is used", exc_info=True)

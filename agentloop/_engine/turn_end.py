@@ -13,7 +13,7 @@ from agentloop.items import AssistantMessage, SystemMessage, ToolOutput
 from agentloop.records import HistoryReplaced
 
 
-async def fired(run: LiveRun, condition: Condition) -> Fired | None:
+async def find_stop_condition(run: LiveRun, condition: Condition) -> Fired | None:
     """Return the part of *condition*, the run's `stop_when`, that holds at the end of this turn, or None.
 
     Calls the application's predicates, one after the other.
@@ -35,7 +35,7 @@ def _make_condition_view(run: LiveRun) -> ConditionView:
             texts.append(item.output)
     return ConditionView(
         turn=state.turn,
-        calls=state.called,
+        calls=state.settled_tools,
         text="\n".join(texts),
         total_tokens=run.tree.log.state.meter.total_tokens,
         context=run.context,

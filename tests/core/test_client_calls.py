@@ -122,7 +122,7 @@ def test_what_else_a_response_has_is_gone_on_with() -> None:
     assert next_action(in_turn(item, AssistantMessage("done")).state, view_of()) == CheckOutput("done")
     assert next_action(in_turn(item, AssistantMessage([Refusal("no")])).state, view_of()) != Settle()
     state = in_turn(item, called("a")).state
-    assert state.unusable is None
+    assert state.unusable_reason is None
     assert next_action(state, view_of()) == Settle()
 
 

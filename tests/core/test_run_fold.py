@@ -57,11 +57,11 @@ def test_a_turn_forgets_the_last_one_s_response() -> None:
 def test_a_log_that_breaks_off_after_a_failure_says_what_ends_its_run() -> None:
     """A failure that the model isn't told of ends it; once the end is in the log, nothing is broken."""
     writer = Writer().begin().turn(called("a"))
-    assert writer.state.broken_by is None
+    assert writer.state.unreported_error is None
     failed = CallOutcome(status="failed")
     writer.state.apply(r.CallSettled((), 1, 0.0, "a", "f", failed, error="ValueError(no luck)"))
     words = "ToolCallError(Error running tool f: ValueError: no luck)"
-    assert writer.state.broken_by == words
+    assert writer.state.unreported_error == words
     writer.state.apply(r.RunEnded((), 1, 0.0, "failed", error=words))
     assert writer.state.broken_by is None
 
@@ -72,9 +72,9 @@ def test_a_log_that_breaks_off_after_a_tripwire_says_what_ends_its_run(stage: An
     writer = Writer().begin()
     writer.append(r.GuardrailSettled, stage, "polite", "tripped", 0.0)
     words = f"{stage.capitalize()}GuardrailTripwireTriggered({stage.capitalize()} guardrail polite tripped)"
-    assert writer.state.broken_by == words
+    assert writer.state.unreported_error == words
     writer.append(r.RunEnded, "failed", error=words)
-    assert writer.state.broken_by is None
+    assert writer.state.unreported_error is None
 
 
 def test_a_response_opens_its_batch() -> None:

@@ -255,7 +255,7 @@ async def _run_policy(run: LiveRun, key: str, policy: Any, pending: PendingCall)
     redact = run.redacts_errors_of(pending.call)
     try:
         form = partial(_format_decision, redact=redact)
-        decision = await run.call_callback("policy", key, lambda: call_user(policy.decide, pending), form=form)
+        decision = await run.call_callback("policy", key, lambda: call_user(policy.decide, pending), to_plain=form)
         if not isinstance(decision, Allow | Ask | Deny):
             raise UserTypeError(f"policy {policy!r} must return Allow, Ask or Deny, not {decision!r}")
         if redact and isinstance(decision, Ask) and decision.reason is not None:

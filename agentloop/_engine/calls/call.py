@@ -94,6 +94,8 @@ async def run_call(live: LiveCall) -> None:
                 raise
             result, done = end.Unconverted(error), False
         if isinstance(result, end.RunEnding):
+            if anyio.current_effective_deadline() > -math.inf:
+                uncancel_to(0)  # no scope is around a bare task now, so what is counted is the body's own
             await _settle_cancelled(live)  # shielded inside: it needs no scope, which would be cancelled anyway
         elif not done:
             with live.batch.nursery.settling(live):
@@ -199,6 +201,8 @@ async def _run_in_scope(live: LiveCall, task: object) -> end.Ending:
         uncancel_to(0)  # a body's own task.cancel() in the same pass as our scope's: no code above requested it
     except Exception as error:  # errors that the scope let through beside a cancellation, or a body's broken scopes
         result = end.Raised(error)
+    if result is None and nursery.is_ending():
+        return end.RunEnding()  # on asyncio our scope caught it, and so the lines above didn't
     if isinstance(result, _WITHOUT_RESULT):
         return result
     if isinstance(result, end.Raised):

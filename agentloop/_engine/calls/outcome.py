@@ -86,7 +86,7 @@ async def convert(live: LiveCall, ending: end.Ending) -> Converted:
                 return _convert_raised(live, CallOutcome(status="failed", error=error), error)
             return await _convert_and_log_failure(live, error)
         case end.Faulty(error):
-            return await _convert_failure(live, "failed", error, judged=False)
+            return await _convert_failure(live, "failed", error, run_guardrails=False)
         case end.TimedOut(seconds):
             return await _convert_timeout(live, seconds)
         case end.Cancelled("sibling"):
@@ -97,7 +97,9 @@ async def convert(live: LiveCall, ending: end.Ending) -> Converted:
                 reason = REDACTED
             error = ToolCancelledError(reason, tool=live.tool.name, call=live.entry.call)
             started = live.started_at is not None
-            return await _convert_failure(live, "cancelled", error, judged=started, cancelled_by=by, reason=reason)
+            return await _convert_failure(
+                live, "cancelled", error, run_guardrails=started, cancelled_by=by, reason=reason
+            )
         case _:
             raise AssertionError(f"{ending!r} has no outcome")
 
@@ -116,7 +118,10 @@ async def _convert_value(live: LiveCall, value: Any) -> Converted:
     if tool.custom_data_extractor is not None:
         extract = tool.custom_data_extractor
         custom = await live.run.call_callback(
-            "custom_data_extractor", live.call_id, lambda: call_user(extract, call_context(live), value), told=False
+            "custom_data_extractor",
+            live.call_id,
+            lambda: call_user(extract, call_context(live), value),
+            record_answer=False,
         )
     try:
         output = render(value, live.run.settings.config.converter)
@@ -139,7 +144,7 @@ async def _run_output_guardrails(live: LiveCall, outcome: CallOutcome) -> Conver
             replacement = render(judged.value, live.run.settings.config.converter) if judged.replaced else None
         except UnwritableValue as error:  # the value that a guardrail gave as a replacement
             live.redact_error(error)
-            return await _convert_and_log_failure(live, error, judged=False)
+            return await _convert_and_log_failure(live, error, run_guardrails=False)
         if judged.tripwire is not None:
             failed = CallOutcome(status="failed", error=judged.tripwire)
             return Converted(failed, Failure(index=live.entry.index, error=judged.tripwire, phase="post"))
@@ -169,7 +174,7 @@ def _make_put(live: LiveCall) -> Callable[[str], Awaitable[Any]] | None:
     async def put(text: str) -> Any:
         call = live.entry.call
         return await live.run.call_callback(
-            "output_store", live.call_id, lambda: call_user(store.put, call, text), told=False
+            "output_store", live.call_id, lambda: call_user(store.put, call, text), record_answer=False
         )
 
     return put
@@ -178,14 +183,14 @@ def _make_put(live: LiveCall) -> Callable[[str], Awaitable[Any]] | None:
 async def _call_error_function(live: LiveCall, what: str, fn: Any, error: Exception) -> str | None:
     context = call_context(live)
     run = live.run
-    text = await run.call_callback(what, live.call_id, lambda: call_user(fn, context, error), told=False)
+    text = await run.call_callback(what, live.call_id, lambda: call_user(fn, context, error), record_answer=False)
     if text is not None and not isinstance(text, str):
         raise UserTypeError(f"tool {live.tool.name!r}: {what} must return text or None, not {text!r}")
     return text
 
 
 async def _convert_failure(
-    live: LiveCall, status: Any, error: Exception, *, judged: bool = True, **fields: Any
+    live: LiveCall, status: Any, error: Exception, *, run_guardrails: bool = True, **fields: Any
 ) -> Converted:
     fn = live.tool.failure_error_function
     text = None if fn is None else await _call_error_function(live, "failure_error_function", fn, error)
@@ -194,14 +199,14 @@ async def _convert_failure(
     outcome = CallOutcome(status=status, output=text, error=error, secret=secret, **fields)
     if text is None:
         return _convert_raised(live, outcome, error)
-    if judged:
+    if run_guardrails:
         return await _run_output_guardrails(live, outcome)
     return Converted(outcome.replace(output=await _bound_output(live, text)))
 
 
-async def _convert_and_log_failure(live: LiveCall, error: Exception, *, judged: bool = True) -> Converted:
+async def _convert_and_log_failure(live: LiveCall, error: Exception, *, run_guardrails: bool = True) -> Converted:
     """Do as `_convert_failure`; log *error* if it becomes an output, since only the model would see it then."""
-    failed = await _convert_failure(live, "failed", error, judged=judged)
+    failed = await _convert_failure(live, "failed", error, run_guardrails=run_guardrails)
     if failed.failure is None:
         log_failure(live, error)
     return failed

@@ -230,7 +230,7 @@ class LiveRun:
     """The very error that stopped the run's own loop, where another run segment may get past it: a limit that is set
     anew, a model that answers again. An equal error from a body, a hook or any other callback is not this one."""
     stop_after_turn: bool = False
-    looked_at: int = 0
+    last_stopped_turn: int = 0
     """The last turn after which `stop_when` has stopped a run segment: it doesn't do so twice after one turn."""
     _ended_by: str | None = None
 
@@ -301,16 +301,17 @@ class LiveRun:
         key: str,
         do: e.Do,
         *,
-        told: bool = True,
-        form: Callable[[Any], Any] | None = None,
+        record_answer: bool = True,
+        to_plain: Callable[[Any], Any] | None = None,
     ) -> Any:
-        """Call the application's callback and record its answer; with *told* false, another record holds the answer.
+        """Call the application's callback and record its answer.
 
-        *form* makes plain data of the answer for the record. Errors of the callback are raised bare, unrecorded.
+        With *record_answer* false, another record holds the answer. *to_plain* makes plain data of the answer for the
+        record. Errors of the callback are raised bare, unrecorded.
         """
         answer = await self.tree.effects.perform(e.CallCallback(self.path, what, key, do))
-        if told:
-            plain = answer if form is None else form(answer)
+        if record_answer:
+            plain = answer if to_plain is None else to_plain(answer)
             # A text that the application made for a run with secret input may repeat it.
             secret = self.state.secret_input and not isinstance(plain, bool)
             self.append(CallbackReturned(*self.here(), what, key, plain, secret=secret))
@@ -332,7 +333,7 @@ class LiveRun:
     def release_refs(self) -> None:
         """Break the reference cycles of the run, so that a finished one doesn't wait for the garbage collector."""
         log = self.tree.log
-        log.events = log.spans = log.on_broken = None
+        log.events = log.spans = log.on_instrument_error = None
         self.tree.children.clear()
 
     def cancel_source(self) -> str:

@@ -36,9 +36,9 @@ class Log:
         recorded times; None to append nothing."""
         self.spans: SpanSource | None = None
         self.journal: JournalWriter | None = None
-        self.broken_by: BaseException | None = None
+        self.instrument_error: BaseException | None = None
         """A BaseException of an instrument, such as KeyboardInterrupt: the run ends with it."""
-        self.on_broken: Callable[[], None] | None = None
+        self.on_instrument_error: Callable[[], None] | None = None
         """The function that ends the run after an instrument has broken it. Set while the run is under way."""
         self._instruments = instruments
         self._warned: set[int] = set()
@@ -89,7 +89,7 @@ class Log:
 
     def _break(self, error: BaseException) -> None:
         """Keep the first *error* and end the run."""
-        if self.broken_by is None:
-            self.broken_by = error
-            if self.on_broken is not None:
-                self.on_broken()
+        if self.instrument_error is None:
+            self.instrument_error = error
+            if self.on_instrument_error is not None:
+                self.on_instrument_error()

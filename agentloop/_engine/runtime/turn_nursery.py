@@ -162,6 +162,7 @@ def find_scope_class() -> type[Any] | None:
     past = anyio.current_time() - 1.0
     scope = ShowingScope()
     scope.shown = past
+    fits = False
     with anyio.CancelScope(shield=True), scope:  # noqa: ASYNC100 - only what the scope shows is asked
         fits = anyio.current_effective_deadline() == past
     return ShowingScope if fits and not scope.cancel_called else None
