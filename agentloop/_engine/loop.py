@@ -211,8 +211,9 @@ async def execute(run: LiveRun, segment: RunSegment) -> FinishedRun:
                 ended = await drive(run)
             except (Exception, BaseExceptionGroup) as error:
                 # A group may hold the cancellation beside errors: on trio, of tasks that an application's code began.
+                # A cancellation has precedence over errors of the same pass.
                 if all(isinstance(leaf, (Exception, *cancelled_types())) for leaf in leaves(error)):
-                    await checkpoint_if_cancelled()  # noqa: ASYNC102 - it has precedence over errors of the same pass
+                    await checkpoint_if_cancelled()  # noqa: ASYNC102, ASYNC120 - as said
                 raise
         if ended is None:
             raise _find_cut_reason(run, segment)

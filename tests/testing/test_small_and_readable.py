@@ -7,7 +7,7 @@ import attrs
 import pytest
 from testing.till import agent as till
 
-from agentloop import Agent, GuardrailFunctionOutput, ModelTransportError, handoff, input_guardrail, tool
+from agentloop import Agent, GuardrailFunctionOutput, ModelTransportError, RunHooks, handoff, input_guardrail, tool
 from agentloop import testing as t
 from agentloop.items import AssistantMessage
 from agentloop.sessions import MemorySession
@@ -132,7 +132,11 @@ def test_timeline_tells_everything_that_happens_in_order() -> None:
         DONE,
     ]
     world = t.World(
-        agent=first, script=script, nested={"b": [say("b")]}, options={"session": MemorySession}, tape=[1] * 9
+        agent=first,
+        script=script,
+        nested={"b": [say("b")]},
+        options={"session": MemorySession, "hooks": RunHooks},
+        tape=[1] * 9,
     )
     run = t.run_one(world)
     assert run.error is None, run.error

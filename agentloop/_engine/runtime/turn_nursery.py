@@ -223,10 +223,10 @@ class _BareTasks:
                     return
                 self._cancel()
             if self._members:
-                with anyio.CancelScope(shield=error is not None) as scope:
+                with anyio.CancelScope(shield=error is not None) as scope:  # noqa: ASYNC912 - there is a member to wait for
                     while self._members:
                         try:
-                            await self.wait(math.inf)
+                            await self.wait(math.inf)  # noqa: ASYNC102 - shielded; the members are being cancelled
                         except cancelled_types() as cancelled:  # noqa: ASYNC103 - raised below, once all have ended
                             scope.shield = True
                             self._cancel()
@@ -351,7 +351,7 @@ class _Grouped:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> bool | None:
-        return await self._group.__aexit__(kind, error, tb)
+        return await self._group.__aexit__(kind, error, tb)  # noqa: ASYNC102 - it cancels its tasks before it waits
 
     def new_scope(self) -> anyio.CancelScope:
         return anyio.CancelScope()

@@ -160,8 +160,9 @@ class ReplayEffects(ReplayLog):
             value = await effect.do()
         except anyio.get_cancelled_exc_class():
             raise
-        except BaseException:  # noqa: ASYNC103
-            await self._end_stream(path, call_id)  # noqa: ASYNC102 - shielded, and released when the replay is over
+        except BaseException:
+            # Shielded, and released when the replay is over.
+            await self._end_stream(path, call_id)  # noqa: ASYNC102, ASYNC120 - as said
             raise
         await self._end_stream(path, call_id)
         self.drop_end_hooks(path, call_id)
