@@ -63,7 +63,7 @@ def test_a_log_that_breaks_off_after_a_failure_says_what_ends_its_run() -> None:
     words = "ToolCallError(Error running tool f: ValueError: no luck)"
     assert writer.state.unreported_error == words
     writer.state.apply(r.RunEnded((), 1, 0.0, "failed", error=words))
-    assert writer.state.broken_by is None
+    assert writer.state.unreported_error is None
 
 
 @pytest.mark.parametrize("stage", ["input", "output"])
