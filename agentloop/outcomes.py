@@ -32,7 +32,7 @@ class CallOutcome(NotedValue, frozen=True, kw_only=True):
         value: The Python object that the body returned; in this process only, no part of equality or JSON.
         error: The exception behind a failure; in this process only, no part of equality or JSON.
         cancelled_by: For `cancelled`: `"tool"` the body itself, `"caller"` `cancel_call`, `"sibling"` another call's
-            failure, `"deadline"` the run's time or budget, `"parent"` any other end of the run.
+            failure, `"deadline"` the run's time, `"parent"` any other end of the run.
         reason: The reason in words, if one was given.
         body_finished: True if the body came to its own end (returned or raised).
         abandoned: True if a thread was left running, as the tool's `abandon_on_cancel` demands.

@@ -1,6 +1,7 @@
 """Texts of errors that a model or a log may show: one line, bounded, without secrets.
 
-Works on any exception; knows only `EarlierFailure` of the library's own.
+Works on any exception; knows only `EarlierFailure` of the library's own. `_core/secret_marks` says which values are
+secret, and which other modules hide them.
 """
 
 from __future__ import annotations

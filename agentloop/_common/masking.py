@@ -1,6 +1,6 @@
 """Secret arguments in a call's JSON text: their positions, and masks for reprs.
 
-For texts that people read. `_storage/withholding` hides secrets in stores; neither knows which values are secret.
+For texts that people read. `_core/secret_marks` says which values are secret and where each of them is hidden.
 """
 
 from __future__ import annotations

@@ -1,7 +1,16 @@
 """Marks of secret arguments and outputs, on records and items, so that code that shows or stores them needs no tool.
 
-The tool's declaration is copied to a `ToolCall` when the model's answer arrives; from there the fold copies it to the
-records of that call. Marks only; `_common/masking` hides text, `_storage/withholding` keeps it out of stores.
+The tool's declaration is copied to a `ToolCall` when the model's answer arrives (`model_call._classify_call`); from
+there the fold copies it to the records of that call (`RunFold.apply`). A nested run's input, final output and errors
+are secret if the arguments of its call are. Marks only. Where a marked value would come out:
+
+    reprs, spans, the command line   masked: `_common/masking`
+    journals and states              withheld, as a digest or sealed by the codec: `_storage/withholding`
+    messages of errors               redacted: `_common/error_text`, for a run or a call whose `redacts_errors` is true
+    the model                        shown as it is; a stored value that can't be read back stays withheld
+
+Values that nothing marks are not hidden, but for text in the form of a credential in the message of an error
+(`_common/error_text`), and the headers and bodies of providers' requests (`models/_http`).
 """
 
 from __future__ import annotations

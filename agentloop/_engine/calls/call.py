@@ -12,9 +12,9 @@ Steps, in this order:
 
 Steps 8 to 12 run in the call's own scope, which the tool's timeouts, `cancel_call` and a sibling's failure cancel.
 They end in a body result (`body_result`): `_run_in_scope` classifies each exception at this one boundary, and
-`_resolve_result` then lets the call's own scope overrule the body. Steps 13 to 17 are out of that scope, because the
-body's effect has happened: a sibling's failure only sets a deadline for 13 to 15, and 16 is cut by the cleanup deadline
-alone.
+`cancelled_by.decide_end` then lets the call's own scope overrule the body. Steps 13 to 17 are out of that scope,
+because the body's effect has happened: a sibling's failure only sets a deadline for 13 to 15, and 16 is cut by the
+cleanup deadline alone.
 
 Invariants: the call settles exactly once, in a synchronous step. The task itself ends normally, except for a
 cancellation of a scope around the call, which continues after the call has settled as `cancelled`; on asyncio a task
@@ -42,6 +42,7 @@ from agentloop._core.call_identity import find_tool, idempotency_key
 from agentloop._core.failure_choice import Failure
 from agentloop._core.plan import read_arguments
 from agentloop._engine.calls.approval import denial
+from agentloop._engine.calls.cancelled_by import cancelled_result, decide_end
 from agentloop._engine.calls.outcome import Converted, convert, raisable, record_body_end
 from agentloop._engine.calls.scheduler import LiveCall, sibling_cancelled_text
 from agentloop._engine.calls.tool_context import call_context
@@ -58,8 +59,8 @@ from agentloop._engine.runtime.backend import (
     uncancel_to,
 )
 from agentloop._engine.runtime.callbacks import call_user, resolved
+from agentloop._engine.runtime.cancel_source import find_cancel_source
 from agentloop._engine.runtime.interrupts import interruptible, uninterrupted
-from agentloop.abc import LateResult
 from agentloop.context import ToolContext
 from agentloop.exceptions import EarlierFailure
 from agentloop.outcomes import CallOutcome
@@ -215,46 +216,7 @@ async def _run_in_scope(live: LiveCall, task: object) -> end.Ending:
         settles_now = isinstance(result, end.Returned) and not late and (live.plain or _settles_with_body(live))
         if isinstance(result, _UNCANCELLED) and not settles_now:
             record_body_end(live, result)
-    return _resolve_result(live, result, late=late)
-
-
-def _resolve_result(live: LiveCall, result: end.Ending | None, *, late: bool) -> end.Ending:
-    """Return the final body result: *result*, unless the call's own scope, its timeout or the run's end overrules it.
-
-    *late* says whether the timeout had passed when the body ended. A late value or error is reported to instruments.
-    """
-    ours = live.scope.cancel_called or late  # read before the question below, which may cancel the scope
-    ending = (ours or not isinstance(result, end.Returned)) and live.batch.nursery.is_ending()
-    if live.timeout_at < math.inf:
-        live.scope.deadline = math.inf
-    if isinstance(result, end.Raised) and (ours or ending) and _is_cleanup_error(result):
-        live.error = result.error
-        _report_late(live, error=result.error)
-        result = None
-    live.body_finished = live.phase == "body" and isinstance(result, _COMPLETE)
-    if result is None and ending:
-        return end.RunEnding()
-    if result is None or (isinstance(result, end.Cancelled) and ours):
-        return _make_cancelled_result(live)
-    if isinstance(result, end.Returned) and late:
-        _report_late(live, value=result.value)
-        return _make_cancelled_result(live)
-    return result
-
-
-def _is_cleanup_error(result: end.Raised) -> bool:
-    """Tell whether *result* is an ordinary error raised while a cancellation was passing through the body."""
-    return isinstance(result.error, Exception) and end.raised_while_cancelled(result.error)
-
-
-def _make_cancelled_result(live: LiveCall) -> end.Ending:
-    if live.cause == "sibling":
-        return end.Cancelled("sibling", "another call failed")
-    if live.cause == "caller":
-        return end.Cancelled("caller", live.reason or "cancelled by the application")
-    tool = live.tool
-    idle = tool.idle_timeout is not None and live.timeout_at >= live.idle_since + tool.idle_timeout
-    return end.TimedOut(tool.idle_timeout if idle and tool.idle_timeout is not None else tool.timeout or 0.0)
+    return decide_end(live, result, late=late)
 
 
 async def _prepare_body(live: LiveCall) -> end.Ending | None:
@@ -265,7 +227,7 @@ async def _prepare_body(live: LiveCall) -> end.Ending | None:
     """
     run, tool = live.run, live.tool
     if live.cause is not None:
-        return _make_cancelled_result(live)
+        return cancelled_result(live)
     if live.announced:
         return None
     if live.cost_error is not None:
@@ -456,7 +418,7 @@ async def _call_in_thread(live: LiveCall, body: PythonBody, context: ToolContext
     assert place is not None
 
     def late(value: Any, error: BaseException | None) -> None:
-        _report_late(live, value=value, error=error)
+        live.report_late(value, error)
 
     try:
         value = await live.run.settings.threads.run(
@@ -601,8 +563,8 @@ async def _settle_cancelled(live: LiveCall) -> None:
     run.cleanup.begin()
     if live.phase == "settled":
         return
-    by = await run.find_cancel_source()
-    outcome = CallOutcome(status="cancelled", cancelled_by=by)  # type: ignore[arg-type]  # "parent" or "deadline"
+    by = await find_cancel_source(run)
+    outcome = CallOutcome(status="cancelled", cancelled_by=by)
     outcome = _fill_outcome(live, outcome)
     error: BaseException | None = None
     try:
@@ -626,9 +588,3 @@ async def _settle_failed(live: LiveCall, error: BaseException) -> None:
 def _make_failure(live: LiveCall, error: BaseException, phase: Any) -> Failure:
     live.redact_error(error)
     return Failure(index=live.entry.index, error=raisable(live, error), phase=phase)
-
-
-def _report_late(live: LiveCall, value: Any = None, error: BaseException | None = None) -> None:
-    if error is not None:
-        live.redact_error(error)
-    live.run.report_late(LateResult(path=live.run.path, call=live.entry.call, value=value, error=error))

@@ -58,11 +58,12 @@ from agentloop._engine.runtime.backend import (
     run_is_cancelled,
     unexpected_cancellation,
 )
+from agentloop._engine.runtime.cancel_source import cancel_source, find_cancel_source
 from agentloop._engine.runtime.dispatcher import Dispatcher
 from agentloop._engine.runtime.live_run import LiveEffects, LiveRun
 from agentloop._engine.runtime.threads import ThreadSlot
 from agentloop._engine.runtime.turn_nursery import new_nursery
-from agentloop.abc import StillRunning
+from agentloop.abc import LateResult, StillRunning
 from agentloop.budget import Budget, Reservation
 from agentloop.context import ToolContext
 from agentloop.items import Item
@@ -165,6 +166,12 @@ class LiveCall:
         except BaseException as error:  # noqa: ASYNC103 - the application's: the call's own task raises it
             self.cost_error = error
         self.over_budget = self.reservation is None
+
+    def report_late(self, value: Any = None, error: BaseException | None = None) -> None:
+        """Report to instruments what the body gave after its outcome was decided."""
+        if error is not None:
+            self.redact_error(error)
+        self.run.report_late(LateResult(path=self.run.path, call=self.entry.call, value=value, error=error))
 
     def release_permit(self) -> None:
         """Give back the limits and an unspent reservation; the next call may start in this same step."""
@@ -622,7 +629,7 @@ class Batch:
             run.cleanup.begin()
         elif failure is None:
             failure = Failure(index=live.entry.index, error=unexpected_cancellation(), phase="body")
-        by: Any = run.cancel_source() if ending else "parent"
+        by: Any = cancel_source(run) if ending else "parent"
         unknown = live.started_at is not None and not ending
         try:
             self.settle(live, self._outcome_of_ended(live, None if unknown else by), failure)
@@ -658,7 +665,7 @@ class Batch:
 
     def _lose_task(self) -> None:
         """End the batch: other code has cancelled the task of a call before its first step. `settle` then raises."""
-        self.stop(self.run.cancel_source())
+        self.stop(cancel_source(self.run))
         self._settle_unstarted()
 
     def close(self) -> None:
@@ -692,7 +699,7 @@ class Batch:
         except cancelled_types():
             self.run.cleanup.begin()
             self.halt()
-            self.stop(await self.run.find_cancel_source())  # noqa: ASYNC120 - shielded inside
+            self.stop(await find_cancel_source(self.run))  # noqa: ASYNC120 - shielded inside
             self._settle_unstarted()
             with anyio.CancelScope(shield=True):  # noqa: ASYNC912 - waits as long as a body does
                 while self._unsettled:
@@ -758,7 +765,7 @@ class Batch:
                 self.answer(entry, entry.disposition.outcome)
         for live in self.calls:
             if live.phase == "waiting":
-                self.settle(live, self._make_unstarted_outcome(live, self.run.cancel_source()))
+                self.settle(live, self._make_unstarted_outcome(live, cancel_source(self.run)))
             elif live.phase == "starting" and not live.begun:
                 self.settle_abandoned(live)
         self._release_refs()

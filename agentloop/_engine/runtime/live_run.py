@@ -24,7 +24,7 @@ from agentloop._core.agent_graph import AgentGraph
 from agentloop._core.plan import Arguments
 from agentloop._core.run_fold import RunFold
 from agentloop._core.turn_view import TurnView
-from agentloop._engine.runtime.backend import cancelled_outside, liveness, loop_is_left, token_again
+from agentloop._engine.runtime.backend import liveness, token_again
 from agentloop._engine.runtime.cleanup import Cleanup
 from agentloop._engine.runtime.dispatcher import Dispatcher
 from agentloop._engine.runtime.interrupts import interruptible
@@ -139,11 +139,6 @@ class RunServicesView:
         return seconds_to_deadline()
 
 
-def _is_cancelled_outside(scope: anyio.CancelScope) -> bool:
-    """Tell whether a scope around *scope*, or natively the task that holds the run, is cancelled."""
-    return cancelled_outside(scope) or loop_is_left()
-
-
 class Cancellable(Protocol):
     """A live call, as far as the run knows about it."""
 
@@ -232,7 +227,8 @@ class LiveRun:
     stop_after_turn: bool = False
     last_stopped_turn: int = 0
     """The last turn after which `stop_when` has stopped a run segment: it doesn't do so twice after one turn."""
-    _ended_by: str | None = None
+    ended_by: Literal["parent", "deadline"] | None = None
+    """The source of the run's cancellation, once `cancel_source` has decided it."""
 
     @property
     def path(self) -> tuple[str, ...]:
@@ -335,44 +331,6 @@ class LiveRun:
         log = self.tree.log
         log.events = log.spans = log.on_instrument_error = None
         self.tree.children.clear()
-
-    def cancel_source(self) -> str:
-        """Return "parent" or "deadline" as the source of this run's cancellation. The first answer stays.
-
-        Called when an enclosing scope is cancelled. The caller has precedence: a deadline that passes at the same time
-        as the caller's cancellation has ended nothing.
-        """
-        if self._ended_by is None:
-            scope = self._find_cancelled_scope()
-            journal = self.tree.log.journal
-            by_deadline = scope is not None and not _is_cancelled_outside(scope)
-            by_deadline = by_deadline and (journal is None or journal.error is None)
-            self._ended_by = "deadline" if by_deadline else "parent"
-        return self._ended_by
-
-    async def find_cancel_source(self) -> str:
-        """Return `cancel_source()` after one more scheduler pass where only a deadline shows so far.
-
-        Shielded: a caller's cancellation in the same pass is then known, and has precedence.
-        """
-        if (
-            self._ended_by is None
-            and (scope := self._find_cancelled_scope()) is not None
-            and not _is_cancelled_outside(scope)
-        ):
-            with anyio.CancelScope(shield=True):
-                await anyio.lowlevel.checkpoint()
-        return self.cancel_source()
-
-    def _find_cancelled_scope(self) -> anyio.CancelScope | None:
-        """Return the outermost cancelled scope among this run's and those of the runs around it."""
-        found: anyio.CancelScope | None = None
-        run: LiveRun | None = self
-        while run is not None:
-            if run.scope is not None and run.scope.cancel_called:
-                found = run.scope
-            run = run.parent
-        return found
 
     def cut(self, section: str, call_id: str | None = None) -> None:
         """Record that a section of cleanup was cut at the deadline."""

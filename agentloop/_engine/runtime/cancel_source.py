@@ -1,0 +1,54 @@
+"""The decision who ended a run that is being cancelled: its deadline, or any other end from outside ("parent").
+
+Asked when a scope around the run's code is cancelled; which of its calls that concerns is `calls/cancelled_by`'s.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import anyio
+
+from agentloop._engine.runtime.backend import cancelled_outside, loop_is_left
+from agentloop._engine.runtime.live_run import LiveRun
+
+
+def cancel_source(run: LiveRun) -> Literal["parent", "deadline"]:
+    """Return the source of the cancellation of *run*. The first answer stays.
+
+    The caller has precedence: a deadline that passes at the same time as the caller's cancellation has ended nothing.
+    """
+    if run.ended_by is None:
+        scope = _find_cancelled_scope(run)
+        journal = run.tree.log.journal
+        by_deadline = scope is not None and not _is_cancelled_outside(scope)
+        by_deadline = by_deadline and (journal is None or journal.error is None)
+        run.ended_by = "deadline" if by_deadline else "parent"
+    return run.ended_by
+
+
+async def find_cancel_source(run: LiveRun) -> Literal["parent", "deadline"]:
+    """Return `cancel_source(run)` after one more scheduler pass where only a deadline shows so far.
+
+    Shielded: a caller's cancellation in the same pass is then known, and has precedence.
+    """
+    if run.ended_by is None and (scope := _find_cancelled_scope(run)) is not None and not _is_cancelled_outside(scope):
+        with anyio.CancelScope(shield=True):
+            await anyio.lowlevel.checkpoint()
+    return cancel_source(run)
+
+
+def _find_cancelled_scope(run: LiveRun) -> anyio.CancelScope | None:
+    """Return the outermost cancelled scope among those of *run* and of the runs around it."""
+    found: anyio.CancelScope | None = None
+    inner: LiveRun | None = run
+    while inner is not None:
+        if inner.scope is not None and inner.scope.cancel_called:
+            found = inner.scope
+        inner = inner.parent
+    return found
+
+
+def _is_cancelled_outside(scope: anyio.CancelScope) -> bool:
+    """Tell whether a scope around *scope*, or natively the task that holds the run, is cancelled."""
+    return cancelled_outside(scope) or loop_is_left()
