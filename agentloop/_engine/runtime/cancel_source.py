@@ -30,9 +30,12 @@ def cancel_source(run: LiveRun) -> Literal["parent", "deadline"]:
 async def find_cancel_source(run: LiveRun) -> Literal["parent", "deadline"]:
     """Return `cancel_source(run)` after one more scheduler pass where only a deadline shows so far.
 
-    Shielded: a caller's cancellation in the same pass is then known, and has precedence.
+    Shielded: a caller's cancellation in the same pass is then known, and has precedence. Every call waits for this
+    pass, not only the first that asks: on asyncio the owner of the calls asks before them, on trio a call does, and the
+    order of outcomes must not depend on it.
     """
-    if run.ended_by is None and (scope := _find_cancelled_scope(run)) is not None and not _is_cancelled_outside(scope):
+    scope = None if run.ended_by == "parent" else _find_cancelled_scope(run)
+    if scope is not None and not _is_cancelled_outside(scope):
         with anyio.CancelScope(shield=True):
             await anyio.lowlevel.checkpoint()
     return cancel_source(run)
