@@ -7,6 +7,7 @@ are secret if the arguments of its call are. Marks only. Where a marked value wo
     reprs, spans, the command line   masked: `_common/masking`
     journals and states              withheld, as a digest or sealed by the codec: `_storage/withholding`
     messages of errors               redacted: `_common/error_text`, for a run or a call whose `redacts_errors` is true
+    Python's log                     errors of calls as redacted there; `_engine/calls/failure_log`
     the model                        shown as it is; a stored value that can't be read back stays withheld
 
 Values that nothing marks are not hidden, but for text in the form of a credential in the message of an error

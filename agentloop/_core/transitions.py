@@ -1,8 +1,8 @@
 """The transition table of a run's log: which records may come next in which phase of a run, and of a call.
 
-A run never appends a record that the table refuses; a log that was damaged or written by hand may hold one. Restoring
-checks every record before it is folded, so the fold itself may trust the order. Knows kinds of records and phases; what
-a record changes is the fold's.
+A run never appends a record that the table refuses, which the tests check at each append; a log that was damaged or
+written by hand may hold one. Restoring (`RunState.folded`) checks every record before it is folded, so the fold itself
+(`run_fold`) may trust the order. Knows kinds of records and phases; what a record changes is the fold's.
 
 Phases of a run, each of which follows from the fold:
 

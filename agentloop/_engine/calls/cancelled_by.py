@@ -11,9 +11,10 @@
 Precedence: the end of the run, then a sibling's failure, then `cancel_call`, then the timeout, then the body. But a
 body that returned a value in time keeps it, also if a cancellation was requested in the same step.
 
-Where each is noticed: a body's own cancellation in `body_result.classify`; `cancel_call` and siblings in
-`LiveCall.cancel`, which keeps the graver cause; the run's end in `runtime/cancel_source`; calls that never started in
-`Batch.stop`. This module decides between them once the body has ended.
+Where each is noticed: a body's own cancellation in `runtime/body_result.py` (`classify`); `cancel_call` and siblings
+in `scheduler.py` (`LiveCall.cancel` keeps the graver cause, `Batch.stop` settles calls that never started); the
+deadline or another end of the run in `runtime/cancel_source.py`. This module chooses among them once the body has
+ended.
 """
 
 from __future__ import annotations
