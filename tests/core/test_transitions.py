@@ -153,3 +153,12 @@ def test_records_of_nested_runs_follow_their_start() -> None:
     assert is_allowed(nested, r.TurnStarted(("c",), 1, 0.0, "b"))
     assert not is_allowed(nested, begin)
     assert not is_allowed(nested, begin.replace(path=("c",) * 501))
+
+
+def test_a_record_of_an_unknown_run_is_marked_by_nothing() -> None:
+    """The marks of secrets come from the run's own calls; a run that the log doesn't have has none."""
+    secret = ToolCall("c", "tool", "{}", secret=frozenset({"password"}))
+    fold = fold_of(STARTED, TURN, r.ModelResponded(*AT, ModelResponse((secret,))))
+    assert fold.holds_secrets
+    ended = r.RunEnded(("nobody",), 0, 0.0, "failed")
+    assert fold.marked(ended) is ended
