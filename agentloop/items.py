@@ -95,10 +95,6 @@ def _to_parts(content: str | Part | Iterable[Part]) -> tuple[Part, ...]:
     return parts
 
 
-def _text_of(parts: Iterable[Part]) -> str:
-    return "".join([part.text for part in parts if isinstance(part, Text)])
-
-
 def _set_tuple(value: Value, name: str) -> None:
     given = getattr(value, name)
     if type(given) is not tuple:
@@ -124,8 +120,16 @@ class _SecretItem(NotedValue, frozen=True, kw_only=True, tag_field="type", gc=Fa
         return self._format({self._masked: repr(MASK)} if self.secret else {})
 
 
-class _ModelMessage(_SecretItem, frozen=True, kw_only=True):
-    id: str | None = None
+class _Message(_SecretItem, frozen=True):
+    content: tuple[Part, ...]
+
+    def __post_init__(self) -> None:
+        force_setattr(self, "content", _to_parts(self.content))
+
+    @property
+    def text(self) -> str:
+        """The text parts, joined."""
+        return "".join([part.text for part in self.content if isinstance(part, Text)])
 
 
 class _MarkedCall(NotedValue, frozen=True, kw_only=True, tag_field="type", gc=False):
@@ -141,11 +145,9 @@ class _RequiredVerdict(_Item, frozen=True, kw_only=True):
     reason: str | None = None
 
 
-class SystemMessage(_SecretItem, frozen=True, tag="system_message"):
+class SystemMessage(_Message, frozen=True, tag="system_message"):
     """An instruction to the model. One that is `secret` shows in no repr."""
 
-    content: tuple[Part, ...]
-
     if TYPE_CHECKING:
 
         def __init__(
@@ -156,20 +158,10 @@ class SystemMessage(_SecretItem, frozen=True, tag="system_message"):
             secret: bool = False,
         ) -> None: ...
 
-    def __post_init__(self) -> None:
-        force_setattr(self, "content", _to_parts(self.content))
 
-    @property
-    def text(self) -> str:
-        """The text parts, joined."""
-        return _text_of(self.content)
-
-
-class UserMessage(_SecretItem, frozen=True, tag="user_message"):
+class UserMessage(_Message, frozen=True, tag="user_message"):
     """A message of the user. A plain string becomes one `Text` part. One that is `secret` shows in no repr."""
 
-    content: tuple[Part, ...]
-
     if TYPE_CHECKING:
 
         def __init__(
@@ -180,19 +172,11 @@ class UserMessage(_SecretItem, frozen=True, tag="user_message"):
             secret: bool = False,
         ) -> None: ...
 
-    def __post_init__(self) -> None:
-        force_setattr(self, "content", _to_parts(self.content))
 
-    @property
-    def text(self) -> str:
-        """The text parts, joined."""
-        return _text_of(self.content)
-
-
-class AssistantMessage(_ModelMessage, frozen=True, tag="assistant_message"):
+class AssistantMessage(_Message, frozen=True, kw_only=True, tag="assistant_message"):
     """A message of the model. One that is `secret` shows in no repr."""
 
-    content: tuple[Part, ...]
+    id: str | None = None
 
     if TYPE_CHECKING:
 
@@ -204,14 +188,6 @@ class AssistantMessage(_ModelMessage, frozen=True, tag="assistant_message"):
             provider_data: JsonObject | None = None,
             secret: bool = False,
         ) -> None: ...
-
-    def __post_init__(self) -> None:
-        force_setattr(self, "content", _to_parts(self.content))
-
-    @property
-    def text(self) -> str:
-        """The text parts, joined."""
-        return _text_of(self.content)
 
     @property
     def refusal(self) -> str | None:

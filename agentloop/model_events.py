@@ -106,47 +106,29 @@ class Raw(Value, frozen=True, tag_field="type", tag="raw"):
     _unshown = frozenset({"data"})
 
 
-class ResponseDone(Value, frozen=True, tag_field="type", tag="response_done", gc=False):
-    """The answer is complete. `items` are all its items in order; `usage` is None if the provider gave none.
-
-    `finish_reason` is the provider's reason for the end of the answer; `"length"` and `"content_filter"` mean that it
-    was cut.
-    """
-
+class _Answer(Value, frozen=True, gc=False):
     items: tuple[Item, ...]
     usage: RequestUsage | None = None
     response_id: str | None = None
     request_id: str | None = None
     finish_reason: str | None = None
-
-    if TYPE_CHECKING:
-
-        def __init__(
-            self,
-            items: Iterable[Item],
-            usage: RequestUsage | None = None,
-            response_id: str | None = None,
-            request_id: str | None = None,
-            finish_reason: str | None = None,
-        ) -> None: ...
 
     def __post_init__(self) -> None:
         if type(self.items) is not tuple:
             force_setattr(self, "items", tuple(self.items))
         if isinstance(self.usage, Usage):
             raise UserTypeError(
-                "ResponseDone.usage: one request's RequestUsage is needed, not a Usage, which adds up those of a run"
+                f"{type(self).__name__}.usage: one request's RequestUsage is needed, not a Usage, which adds up those "
+                "of a run"
             )
 
 
-class ModelResponse(Value, frozen=True, gc=False):
-    """One complete answer of a model. `usage` and `finish_reason` are None if the provider gave none."""
+class ResponseDone(_Answer, frozen=True, tag_field="type", tag="response_done"):
+    """The answer is complete. `items` are all its items in order; `usage` is None if the provider gave none.
 
-    items: tuple[Item, ...]
-    usage: RequestUsage | None = None
-    response_id: str | None = None
-    request_id: str | None = None
-    finish_reason: str | None = None
+    `finish_reason` is the provider's reason for the end of the answer; `"length"` and `"content_filter"` mean that it
+    was cut.
+    """
 
     if TYPE_CHECKING:
 
@@ -159,9 +141,20 @@ class ModelResponse(Value, frozen=True, gc=False):
             finish_reason: str | None = None,
         ) -> None: ...
 
-    def __post_init__(self) -> None:
-        if type(self.items) is not tuple:
-            force_setattr(self, "items", tuple(self.items))
+
+class ModelResponse(_Answer, frozen=True):
+    """One complete answer of a model. `usage` and `finish_reason` are None if the provider gave none."""
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            items: Iterable[Item],
+            usage: RequestUsage | None = None,
+            response_id: str | None = None,
+            request_id: str | None = None,
+            finish_reason: str | None = None,
+        ) -> None: ...
 
     @property
     def cut(self) -> bool:

@@ -21,6 +21,7 @@ import pytest
 from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, override
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kit.money import Money, money_converter
 
 from agentloop import JsonSchema, OutputType
 from agentloop._schema.conversion import Conversion, each_fault, find_faults, structure
@@ -28,37 +29,8 @@ from agentloop._schema.function_schema import FunctionSchema, function_schema
 from agentloop._schema.output_schema import output_schema, typed_output
 from agentloop.exceptions import ModelBehaviorError, UserTypeError
 
-
-class Money:
-    """A type that only the application knows."""
-
-    def __init__(self, cents: int) -> None:
-        self.cents = cents
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Money) and other.cents == self.cents
-
-    def __hash__(self) -> int:
-        return hash(self.cents)
-
-
 MONEY = JsonSchema({"type": "string", "pattern": "^[0-9]+ EUR$"})
 Price = Annotated[Money, MONEY]
-
-
-def read_money(value: Any, _: Any) -> Money:
-    if not isinstance(value, str) or not value.endswith(" EUR"):
-        raise ValueError("an amount in EUR is needed")
-    return Money(100 * int(value.removesuffix(" EUR")))
-
-
-def money_converter() -> cattrs.Converter:
-    converter = cattrs.Converter()
-    converter.register_structure_hook(Money, read_money)
-    converter.register_unstructure_hook(Money, lambda money: f"{money.cents // 100} EUR")
-    return converter
-
-
 CONVERTER = money_converter()
 
 
@@ -164,9 +136,9 @@ def test_without_the_mark_the_tool_is_refused_by_a_sentence_that_names_both_reme
     with pytest.raises(UserTypeError) as caught:
         schema_of(f)
     assert str(caught.value) == (
-        "Tool f: parameter amounts has a type without a JSON form, list[test_conversion.Money]: write "
+        "Tool f: parameter amounts has a type without a JSON form, list[MODULE.Money]: write "
         "Annotated[Money, JsonSchema({…})], and give the run a converter that knows the type, RunConfig(converter=…)"
-    ).replace("test_conversion", __name__)
+    ).replace("MODULE", Money.__module__)
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,6 @@ _PASSES_TO_DEADLINE = 4
 _UNSETTLED = ("starting", "body", "post")
 _WITHOUT_RESULT = (end.Deferred, end.Paused)
 _UNCANCELLED = (end.Returned, end.Raised)
-_COMPLETE = (end.Returned, end.Raised, end.Cancelled)
 
 
 @uninterrupted

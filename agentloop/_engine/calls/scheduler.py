@@ -188,8 +188,7 @@ class LiveCall:
         """Give back everything shared that the call holds: its turn in the queue for threads, limits, budget."""
         if not self.plain and self.tool.runs_in_thread:
             self.run.settings.threads.leave(self)
-        if self.holds_permit:
-            self.release_permit()
+        self.release_permit()
 
     def cancel(self, cause: Literal["caller", "sibling"], reason: str | None = None) -> bool:
         """Cancel the call unless its body has ended; return False if it has.

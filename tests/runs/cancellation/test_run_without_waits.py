@@ -1,6 +1,8 @@
 """A run that never waits is still a checkpoint: a cancellation reaches it, and other tasks get their turn."""
 
-from typing import Any, Self
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
 
 import anyio
 import pytest
@@ -12,37 +14,21 @@ from agentloop.items import AssistantMessage, Item, ToolCall
 from agentloop.model_events import ModelRequest, ResponseDone
 
 
-class _Answer:
-    """One answer, there at once."""
-
-    def __init__(self, item: Item) -> None:
-        self._left = [ResponseDone((item,))]
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        return None
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> ResponseDone:
-        if not self._left:
-            raise StopAsyncIteration
-        return self._left.pop()
-
-
 class Immediate(Model):
     """A model whose calls contain no checkpoint: one call of a tool if *calls*, then an answer."""
 
     def __init__(self, *, calls: bool) -> None:
         self._calls = calls
 
-    def stream(self, request: ModelRequest) -> Any:
+    @asynccontextmanager
+    async def stream(self, request: ModelRequest) -> AsyncIterator[AsyncIterator[ResponseDone]]:
         """Answer."""
         called = self._calls and request.turn == 1
-        return _Answer(ToolCall("c1", "work", '{"x": 1}') if called else AssistantMessage("done"))
+        yield _answer_at_once(ToolCall("c1", "work", '{"x": 1}') if called else AssistantMessage("done"))
+
+
+async def _answer_at_once(item: Item) -> AsyncIterator[ResponseDone]:
+    yield ResponseDone((item,))
 
 
 @tool

@@ -8,6 +8,7 @@ import attrs
 import cattrs
 import pytest
 from kit.agents import Run, make_agent, script_turns
+from kit.money import Money, money_converter
 from kit.results import read_shown_outputs
 from kit.resuming import make_journal
 
@@ -34,20 +35,6 @@ from agentloop.config import ErrorHandlerResult
 from agentloop.journal import MemoryJournal
 from agentloop.testing import call, say
 
-
-class Money:
-    """A type that only the application knows."""
-
-    def __init__(self, cents: int) -> None:
-        self.cents = cents
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Money) and other.cents == self.cents
-
-    def __hash__(self) -> int:
-        return hash(self.cents)
-
-
 Price = Annotated[Money, JsonSchema({"type": "string"})]
 
 
@@ -66,15 +53,7 @@ class Bill:
     total: Price
 
 
-def read_money(value: Any, _: Any) -> Money:
-    if not isinstance(value, str) or not value.endswith(" EUR"):
-        raise ValueError("an amount in EUR is needed")
-    return Money(100 * int(value.removesuffix(" EUR")))
-
-
-CONVERTER = cattrs.Converter()
-CONVERTER.register_structure_hook(Money, read_money)
-CONVERTER.register_unstructure_hook(Money, lambda money: f"{money.cents // 100} EUR")
+CONVERTER = money_converter()
 CONFIG = RunConfig(converter=CONVERTER)
 
 
