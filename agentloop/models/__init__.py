@@ -1,6 +1,7 @@
 """Models: the protocol that a provider implements, and the models that come with the library.
 
-`OpenAIChatModel` and `LocalModel` are imported at first use. Any object with `Model`'s methods is a model.
+The models are imported at first use. Any object with `Model`'s methods is a model; `HttpModel` makes one of an
+`HttpCodec`, the pure part of a provider's HTTP interface.
 """
 
 from __future__ import annotations
@@ -23,11 +24,16 @@ from agentloop.model_events import (
 )
 
 if TYPE_CHECKING:
+    from agentloop.models._codec import Decoder, HttpCodec, Vendor
+    from agentloop.models._http_model import HttpModel
     from agentloop.models.local import LocalModel
     from agentloop.models.openai_chat import OpenAIChatModel
 
 __all__ = [
     "ArgumentsDelta",
+    "HttpCodec",
+    "Decoder",
+    "HttpModel",
     "ItemDone",
     "LocalModel",
     "Model",
@@ -42,9 +48,17 @@ __all__ = [
     "ResponseStarted",
     "TextDelta",
     "ToolDefinition",
+    "Vendor",
 ]
 
-_LAZY = {"LocalModel": "local", "OpenAIChatModel": "openai_chat"}
+_LAZY = {
+    "HttpCodec": "_codec",
+    "Decoder": "_codec",
+    "HttpModel": "_http_model",
+    "LocalModel": "local",
+    "OpenAIChatModel": "openai_chat",
+    "Vendor": "_codec",
+}
 
 
 def __getattr__(name: str) -> Any:

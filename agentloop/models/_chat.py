@@ -6,13 +6,13 @@ Does not know about HTTP: `encode` returns the body to post, `ChatDecoder` takes
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
 import attrs
 
-from agentloop.exceptions import ModelBehaviorError, ModelTransportError, UserError, UserTypeError
+from agentloop.exceptions import ModelBehaviorError, UserError
 from agentloop.items import (
     AssistantMessage,
     HandoffCall,
@@ -41,15 +41,25 @@ from agentloop.model_events import (
     ToolDefinition,
 )
 from agentloop.models import _constrained
-from agentloop.models._common import (
+from agentloop.models._codec import (
     QUOTED,
     JsonDict,
+    add_extras,
+    broken_answer_error,
+    is_json,
+    parse_object,
+    read_count,
+    read_objects,
+    read_text,
+    server_error,
+    without_none,
+)
+from agentloop.models._common import (
     chat_content,
     chosen_name,
     made_call_id,
     no_form,
     output_text,
-    parse_object,
     plain_text,
     renamed_call_id,
     taken_call_ids,
@@ -91,7 +101,7 @@ def encode(
     body |= _setting_fields(request.settings, max_tokens_field)
     if stream:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
-    return _add_extras(body, request.settings)
+    return add_extras(body, request.settings)
 
 
 def _refuse_server_state(request: ModelRequest) -> None:
@@ -153,14 +163,7 @@ def _setting_fields(settings: ModelSettings, max_tokens_field: str) -> JsonDict:
         "store": settings.store,
         "metadata": settings.metadata,
     }
-    return {name: value for name, value in given.items() if value is not None}
-
-
-def _add_extras(body: JsonDict, settings: ModelSettings) -> JsonDict:
-    extra = dict(settings.extra_args or {})
-    if taken := sorted(body.keys() & extra.keys()):
-        raise UserTypeError(f"extra_args: already set by the request: {', '.join(taken)}")
-    return body | extra | dict(settings.extra_body or {})
+    return without_none(given)
 
 
 class _Messages:
@@ -275,25 +278,25 @@ class ChatDecoder:
         if data == "[DONE]":
             self.done = True
             return []
-        return self.feed_chunk(parse_object(data, "A chunk of the response"))
+        return self.feed_answer(parse_object(data, "A chunk of the response"))
 
-    def feed_chunk(self, chunk: Mapping[str, Any]) -> list[ModelEvent]:
+    def feed_answer(self, answer: Mapping[str, Any]) -> list[ModelEvent]:
         """Return the model events of one parsed chunk, or of a whole response that was not streamed."""
-        if chunk.get("error") or chunk.get("object") == "error":
+        if answer.get("error") or answer.get("object") == "error":
             # The caller has seen the beginning of an answer, so a retry is possible only if there was none.
-            raise _broken_answer_error(chunk) if self.shown else _server_error(chunk)
+            raise broken_answer_error(answer) if self.shown else server_error(answer)
         events: list[ModelEvent] = []
-        if isinstance(chunk.get("id"), str) and self._id is None:
-            self._id = chunk["id"]
-        if isinstance(chunk.get("model"), str):
-            self._model = chunk["model"]
+        if isinstance(answer.get("id"), str) and self._id is None:
+            self._id = answer["id"]
+        if isinstance(answer.get("model"), str):
+            self._model = answer["model"]
         if not self._started:
             self._started = True
             events.append(ResponseStarted(self._id))
-        events.append(Raw(chunk))
-        if isinstance(chunk.get("usage"), Mapping):
-            self._usage = chunk["usage"]
-        for choice in _objects(chunk.get("choices"), "choices"):
+        events.append(Raw(answer))
+        if isinstance(answer.get("usage"), Mapping):
+            self._usage = answer["usage"]
+        for choice in read_objects(answer.get("choices"), "choices"):
             if choice.get("index") in (0, None):
                 shown = list(self._choice(choice))
                 self.shown = self.shown or bool(shown)
@@ -322,14 +325,14 @@ class ChatDecoder:
             raise ModelBehaviorError(f"A delta of the response isn't an object: {str(delta)[:QUOTED]!r}")
         if choice.get("finish_reason"):
             self._finish_reason = str(choice["finish_reason"])
-        if thought := _words(delta.get("reasoning_content") or delta.get("reasoning"), "reasoning"):
+        if thought := read_text(delta.get("reasoning_content") or delta.get("reasoning"), "reasoning"):
             self._reasoning.append(thought)
             yield ReasoningDelta(thought)
-        if refusal := _words(delta.get("refusal"), "refusal"):
+        if refusal := read_text(delta.get("refusal"), "refusal"):
             self._refusal.append(refusal)
-        if text := _words(delta.get("content"), "content"):
+        if text := read_text(delta.get("content"), "content"):
             yield from self._content(text)
-        for part in _objects(delta.get("tool_calls"), "tool_calls"):
+        for part in read_objects(delta.get("tool_calls"), "tool_calls"):
             yield from self._call_part(part)
 
     def _content(self, text: str) -> Iterator[ModelEvent]:
@@ -346,8 +349,8 @@ class ChatDecoder:
         function = part.get("function") or {}
         if not isinstance(function, Mapping):
             raise ModelBehaviorError(f"A call's function isn't an object: {str(function)[:QUOTED]!r}")
-        name = _words(function.get("name"), "name")
-        given_id = _words(part.get("id"), "id") or None
+        name = read_text(function.get("name"), "name")
+        given_id = read_text(part.get("id"), "id") or None
         call = self._find_call(part.get("index"), given_id, name)
         if call is None:
             call = _PartialCall(part.get("index"), given_id, name)
@@ -394,7 +397,7 @@ class ChatDecoder:
         if not self._calls:
             return None
         last = self._calls[-1]
-        begins = bool(name) and bool(last.name) and (name != last.name or _is_json(last.text))
+        begins = bool(name) and bool(last.name) and (name != last.name or is_json(last.text))
         return None if begins else last
 
     # Items.
@@ -423,7 +426,7 @@ class ChatDecoder:
     def _tool_call(self, call: _PartialCall, number: int, cut: bool) -> ToolCall:
         if not call.name:
             raise ModelBehaviorError("The response calls a function without naming it.")
-        if cut and not _is_json(call.text):
+        if cut and not is_json(call.text):
             raise ModelBehaviorError(f"The response was cut ({self._finish_reason}) within a call of {call.name!r}.")
         call_id = self._call_id(call, number)
         wire = None if call.id == call_id else {WIRE_ID: call.id}
@@ -443,77 +446,18 @@ class ChatDecoder:
         return [ToolCall(self._constrained_id, name, arguments)]
 
 
-def _objects(value: object, what: str) -> Sequence[Mapping[str, Any]]:
-    if value is None:
-        return ()
-    if not isinstance(value, list) or not all(isinstance(entry, Mapping) for entry in value):
-        raise ModelBehaviorError(f"The response's {what} aren't a list of objects: {str(value)[:QUOTED]!r}")
-    return value
-
-
-def _words(value: object, what: str) -> str:
-    """Return text that may be missing, null, or (as some servers send it) a list of text parts."""
-    match value:
-        case None:
-            return ""
-        case str():
-            return value
-        case list():
-            return "".join(str(part["text"]) for part in value if isinstance(part, Mapping) and part.get("text"))
-        case _:
-            raise ModelBehaviorError(f"The response's {what} isn't text: {str(value)[:QUOTED]!r}")
-
-
 def _argument_text(value: object) -> str:
-    return json.dumps(value) if isinstance(value, dict | list) else _words(value, "arguments")
-
-
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    return True
-
-
-def _server_error(chunk: Mapping[str, Any]) -> ModelTransportError:
-    """Return the error that a chunk reports instead of an answer."""
-    words, code, named = _read_error(chunk)
-    status = code if isinstance(code, int) and not isinstance(code, bool) and 400 <= code < 600 else None
-    return ModelTransportError(f"The server answered with an error: {words}", status=status, code=named)
-
-
-def _broken_answer_error(chunk: Mapping[str, Any]) -> ModelBehaviorError:
-    """Return the error that a chunk reports in the middle of an answer."""
-    words, code, named = _read_error(chunk)
-    known = [str(part) for part in (named, code) if isinstance(part, str | int) and not isinstance(part, bool)]
-    said = f" ({', '.join(dict.fromkeys(known))[:QUOTED]})" if known else ""
-    return ModelBehaviorError(f"The server broke the response off: {words}{said}")
-
-
-def _read_error(chunk: Mapping[str, Any]) -> tuple[str, object, str | None]:
-    """Return the parts of a chunk's error: its message, its code unchanged, and its code or type if that is text."""
-    error = chunk.get("error")
-    details: Mapping[str, Any] = error if isinstance(error, Mapping) else chunk
-    words = error if isinstance(error, str) else details.get("message")
-    code = details.get("code")
-    named = code if isinstance(code, str) else details.get("type")
-    return str(words or "no reason given")[:QUOTED], code, named if isinstance(named, str) else None
-
-
-def _count(data: object, name: str) -> int:
-    value = data.get(name) if isinstance(data, Mapping) else None
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+    return json.dumps(value) if isinstance(value, dict | list) else read_text(value, "arguments")
 
 
 def _usage(data: Mapping[str, Any], model: str | None) -> RequestUsage:
-    spent, made = _count(data, "prompt_tokens"), _count(data, "completion_tokens")
+    spent, made = read_count(data, "prompt_tokens"), read_count(data, "completion_tokens")
     return RequestUsage(
         raw=data,
         input_tokens=spent,
         output_tokens=made,
-        total_tokens=_count(data, "total_tokens") or spent + made,
-        cached_tokens=_count(data.get("prompt_tokens_details"), "cached_tokens"),
-        reasoning_tokens=_count(data.get("completion_tokens_details"), "reasoning_tokens"),
+        total_tokens=read_count(data, "total_tokens") or spent + made,
+        cached_tokens=read_count(data.get("prompt_tokens_details"), "cached_tokens"),
+        reasoning_tokens=read_count(data.get("completion_tokens_details"), "reasoning_tokens"),
         model=model,
     )

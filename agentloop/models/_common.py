@@ -5,18 +5,14 @@ Pure; does not know about HTTP.
 
 from __future__ import annotations
 
-import json
 import mimetypes
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from agentloop.exceptions import ModelBehaviorError, UserError, UserTypeError
+from agentloop.exceptions import UserError, UserTypeError
 from agentloop.items import Content, File, HandoffCall, Image, Part, Refusal, Text, ToolCall
 from agentloop.model_events import ModelRequest
-
-JsonDict = dict[str, Any]
-QUOTED = 200
-"""Most characters of a model's or server's text that a message quotes."""
+from agentloop.models._codec import JsonDict
 
 
 def no_form(place: str, what: object) -> UserError:
@@ -135,18 +131,3 @@ def taken_call_ids(request: ModelRequest) -> frozenset[str]:
     """Return the ids of the run's calls, and of the calls in the request's items, which may be of earlier runs."""
     shown = (item.call_id for item in request.items if isinstance(item, ToolCall | HandoffCall))
     return frozenset((*shown, *request.call_ids))
-
-
-def parse_object(text: str, what: str) -> JsonDict:
-    """Return the JSON object in *text*.
-
-    Raises:
-        ModelBehaviorError: if *text* is no JSON object; quotes its beginning.
-    """
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError):
-        data = None
-    if not isinstance(data, dict):
-        raise ModelBehaviorError(f"{what} isn't a JSON object: {text[:QUOTED]!r}")
-    return data

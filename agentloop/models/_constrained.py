@@ -26,14 +26,12 @@ from agentloop.items import (
     UserMessage,
 )
 from agentloop.model_events import ModelRequest, ToolDefinition
+from agentloop.models._codec import QUOTED, JsonDict, parse_object
 from agentloop.models._common import (
-    QUOTED,
-    JsonDict,
     chat_content,
     chosen_name,
     no_form,
     output_text,
-    parse_object,
     plain_text,
     tool_choice,
 )

@@ -48,6 +48,7 @@ _CLIENT_DEFAULT = {"connect": 5.0, "read": 5.0, "write": 5.0, "pool": 5.0}
 _PIECE = 65_536
 _ERROR_BODY = 65_536
 _QUOTED = 300
+_REQUEST_IDS = ("x-request-id", "request-id", "opc-request-id")
 _LOOPBACK = ("all://127.0.0.1", "all://localhost", "all://[::1]")
 
 
@@ -217,7 +218,8 @@ class Reply:
         """True once the reader needs no more bytes, set by the reader; only then the rest is drained."""
         self.status: int = response.status_code
         self.headers: Mapping[str, str] = response.headers
-        self.request_id: str | None = response.headers.get("x-request-id")
+        found = (response.headers.get(name) for name in _REQUEST_IDS)
+        self.request_id: str | None = next((id for id in found if id), None)
         self.content_type: str = response.headers.get("content-type", "").partition(";")[0].strip().lower()
 
     def told_as_page(self) -> str:
@@ -302,6 +304,17 @@ async def _once(content: bytes) -> AsyncIterator[bytes]:  # noqa: ASYNC900 - hol
 # ---------------------------------------------------------------------------------------------- the driver
 
 
+@attrs.frozen
+class _Outgoing:
+    """One request as it is sent, maybe twice."""
+
+    url: str
+    content: bytes
+    headers: Mapping[str, str]
+    query: Mapping[str, str] | None
+    auth: Any
+
+
 class HttpDriver:
     """Posts JSON over one client. For one event loop.
 
@@ -336,8 +349,11 @@ class HttpDriver:
         headers: Mapping[str, str],
         query: Mapping[str, str] | None = None,
         patience: Patience,
+        auth: Any = None,
     ) -> AsyncIterator[Reply]:
         """Post *body* as JSON and give the answer after its head; leaving closes it, also when cancelled.
+
+        *auth* signs the request, each time it is sent; None: the client's own, if it has any.
 
         If a kept-alive connection proves dead before any byte of an answer, the request is sent once more. No message
         holds the value of a header or query field whose name marks a secret.
@@ -347,12 +363,15 @@ class HttpDriver:
             ModelTransportError: if no answer comes, or one without success.
         """
         host = urlsplit(url).hostname or url
-        options = {"content": _json(body), "headers": _check_headers(headers), "params": dict(query) if query else None}
+        outgoing = _Outgoing(url, _json(body), _check_headers(headers), dict(query) if query else None, auth)
         redact = _make_redactor({**headers, **(query or {})})
         # A client with httpx's default timeouts has five seconds, less than most models need, so they are replaced.
         # Other timeouts are the application's choice and remain.
         patient = patience if self._default_timeouts() else None
-        reply = Reply(await self._send(url, host, options, redact, patient), url, redact, patient)
+        response = await self._send(outgoing, host, redact, patient)
+        # What was sent has more than *headers*: the signature, and what the application's client adds.
+        redact = _make_redactor({**headers, **(query or {}), **response.request.headers})
+        reply = Reply(response, url, redact, patient)
         try:
             if not 200 <= reply.status < 300:
                 raise await _read_failed_answer(reply, host)
@@ -363,16 +382,16 @@ class HttpDriver:
             await reply.aclose()
 
     async def _send(
-        self, url: str, host: str, options: Mapping[str, Any], redact: Callable[[str], str], patience: Patience | None
+        self, outgoing: _Outgoing, host: str, redact: Callable[[str], str], patience: Patience | None
     ) -> Any:
         trace = _TransportTrace()
         try:
             try:
-                return await self._attempt(url, options, trace, patience)
+                return await self._attempt(outgoing, trace, patience)
             except Exception as error:
                 if not trace.died_on_reuse(error):
                     raise
-            return await self._attempt(url, options, _TransportTrace(), patience)
+            return await self._attempt(outgoing, _TransportTrace(), patience)
         except Exception as error:
             if not _is_http_error(error):
                 raise
@@ -380,16 +399,24 @@ class HttpDriver:
                 raise _silence_error(host, patience.first) from error
             raise _transport_error(error, host, redact) from error
 
-    async def _attempt(
-        self, url: str, options: Mapping[str, Any], trace: _TransportTrace, patience: Patience | None
-    ) -> Any:
-        timeouts: dict[str, Any] = {}
+    async def _attempt(self, outgoing: _Outgoing, trace: _TransportTrace, patience: Patience | None) -> Any:
+        given: dict[str, Any] = {}
         if patience is not None:  # connect, read, write, pool
-            timeouts["timeout"] = (patience.connect, patience.first, _WRITE_TIMEOUT, patience.first)
-        request = self._client.build_request("POST", url, **options, **timeouts, extensions={"trace": trace})
+            given["timeout"] = (patience.connect, patience.first, _WRITE_TIMEOUT, patience.first)
+        content = outgoing.content
+        request = self._client.build_request(
+            "POST",
+            outgoing.url,
+            content=content,
+            headers=outgoing.headers,
+            params=outgoing.query,
+            extensions={"trace": trace},
+            **given,
+        )
         body: Any = type(request.stream)
-        request.stream = _in_one_piece(body)(options["content"])
-        return await self._client.send(request, stream=True, follow_redirects=False)
+        request.stream = _in_one_piece(body)(content)
+        signed = {} if outgoing.auth is None else {"auth": outgoing.auth}
+        return await self._client.send(request, stream=True, follow_redirects=False, **signed)
 
     def _default_timeouts(self) -> bool:
         return not self._given or self._client.timeout.as_dict() == _CLIENT_DEFAULT

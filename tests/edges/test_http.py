@@ -9,6 +9,7 @@ import anyio
 import anyio.lowlevel
 import httpx
 import pytest
+from edges.parrot import ParrotDecoder, make_parrot
 from edges.wire_server import LAST_CHUNK, SSE_HEAD, Exchange, chunked, serving
 
 from agentloop.exceptions import (
@@ -20,7 +21,7 @@ from agentloop.exceptions import (
 )
 from agentloop.items import AssistantMessage, UserMessage
 from agentloop.model_events import ModelEvent, ModelRequest, ResponseDone, TextDelta
-from agentloop.models import OpenAIChatModel
+from agentloop.models import HttpCodec, HttpModel, OpenAIChatModel
 from agentloop.models._http import MAX_RETRY_AFTER, HttpDriver, retry_after
 from agentloop.settings import ModelSettings
 
@@ -701,3 +702,47 @@ async def test_a_driver_that_is_left_has_closed_its_own_client() -> None:
         client = driver._client
         assert not client.is_closed
     assert client.is_closed
+
+
+# ---------------------------------------------------------------------------------------------- any provider
+
+
+async def test_a_function_may_sign_each_request_in_place_of_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The signature goes along and shows in no message; the vendor's key stays at home."""
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+
+    def sign(request: httpx.Request) -> httpx.Request:
+        request.headers["authorization"] = f"Signature of-{len(request.content)}-bytes"
+        return request
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(401, json={"error": request.headers["authorization"]})
+
+    error = await failure(mock_model(answer, base_url=None, auth=sign))
+    assert str(error) == "api.openai.com answered 401: ***"
+
+
+@pytest.mark.parametrize("name", ["x-request-id", "request-id", "opc-request-id"])
+async def test_a_request_id_is_found_under_the_names_that_providers_use(name: str) -> None:
+    """It is what a provider's support asks for."""
+    model = mock_model(httpx.Response(200, headers=SSE | {name: "req-1"}, content=GOOD))
+    done = (await ask(model))[-1]
+    assert isinstance(done, ResponseDone)
+    assert done.request_id == "req-1"
+
+
+def test_a_model_without_a_vendor_needs_a_url() -> None:
+    """There is no server to assume."""
+    codec = HttpCodec(path="/p", headers=lambda key: {}, encode=lambda request, name: {}, decoder=ParrotDecoder)
+    with pytest.raises(UserValueError, match="base_url"):
+        HttpModel("m", codec)
+    assert HttpModel("m", codec, base_url=URL).base_url == URL
+
+
+def test_a_vendors_variables_say_where_to_go_and_with_which_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each vendor has variables of its own."""
+    monkeypatch.setenv("PARROT_KEY", KEY)
+    monkeypatch.setenv("PARROT_URL", "http://cage.test/v1")
+    assert make_parrot("polly").base_url == "http://cage.test/v1"
+    assert make_parrot("polly")._headers["x-parrot-key"] == KEY
+    assert "x-parrot-key" not in make_parrot("polly", base_url=URL)._headers

@@ -15,6 +15,8 @@ import anyio
 import anyio.to_thread
 import pytest
 from anyio.lowlevel import checkpoint, current_token
+from edges import parrot
+from edges.parrot import make_parrot
 
 from agentloop.abc import Model
 from agentloop.exceptions import ModelTransportError
@@ -157,8 +159,18 @@ WHOLE = [
 ]
 
 
+SPEECH = [
+    b'data: {"words": "Hel"}\n\n',
+    b'data: {"words": "lo"}\n\n',
+    b'data: {"call": ["c1", "look", "{\\"a\\": 1}"]}\n\n',
+    b'data: {"seeds": 3}\n\n',
+]
+ANSWERS_BY_PATH = {"chat": WHOLE, "parrot": SPEECH}
+"""Each format's pieces of one whole answer; the first one shows output."""
+
+
 class Server(ThreadingHTTPServer):
-    """A Chat Completions server in threads, so that it serves any event loop; knows how many answers are open."""
+    """A server of several formats in threads, so that it serves any event loop; knows how many answers are open."""
 
     daemon_threads = True
 
@@ -185,7 +197,7 @@ class Server(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers by the path: whole, with a refusal, cut off, or without end."""
+    """Answers by the path, which is `/FORMAT/KIND/…`: whole, with a refusal, cut off, or without end."""
 
     protocol_version = "HTTP/1.1"
     server: Server
@@ -194,15 +206,16 @@ class Handler(BaseHTTPRequestHandler):
         self.server.count(1)
         try:
             self.rfile.read(int(self.headers["content-length"]))
-            kind = self.path.split("/")[1]
+            _, form, kind, *_ = self.path.split("/")
+            pieces = ANSWERS_BY_PATH[form]
             if kind == "refused":
                 self._send(503, b'{"error": {"message": "full"}}')
             elif kind == "cut":
-                self._send(200, BEGUN)
+                self._send(200, pieces[0])
             elif kind == "endless":
-                self._endless()
+                self._endless(pieces[0])
             else:
-                self._send(200, b"".join(WHOLE))
+                self._send(200, b"".join(pieces))
         finally:
             self.server.count(-1)
 
@@ -210,9 +223,9 @@ class Handler(BaseHTTPRequestHandler):
         self._head(status, ("content-length", str(len(body))))
         self.wfile.write(body)
 
-    def _endless(self) -> None:
+    def _endless(self, begun: bytes) -> None:
         self._head(200, ("transfer-encoding", "chunked"))
-        self.wfile.write(f"{len(BEGUN):x}\r\n".encode() + BEGUN + b"\r\n")
+        self.wfile.write(f"{len(begun):x}\r\n".encode() + begun + b"\r\n")
         select.select([self.connection], [], [], 10)  # readable: the client has closed
         self.close_connection = True
 
@@ -237,9 +250,14 @@ def server() -> Iterator[Server]:
         thread.join()
 
 
-@pytest.mark.real_clock
-class TestOpenAIChatModel(ModelConformance):
-    """Over real sockets; the server tells whether answers were closed."""
+class HttpConformance(ModelConformance):
+    """The suite over real sockets; the server tells whether answers were closed."""
+
+    form = ""
+
+    def make_http_model(self, base_url: str) -> Model:
+        """Return a model for the server at *base_url*."""
+        raise NotImplementedError
 
     @pytest.fixture(autouse=True)
     def _server(self, server: Server) -> None:
@@ -247,19 +265,46 @@ class TestOpenAIChatModel(ModelConformance):
 
     def make_model(self) -> Model:
         """Return a model that the server answers."""
-        return OpenAIChatModel("m", base_url=f"{self.server.url}/whole")
+        return self.make_http_model(f"{self.server.url}/{self.form}/whole")
 
     def make_failing_model(self) -> Model:
         """Return a model that the server refuses."""
-        return OpenAIChatModel("m", base_url=f"{self.server.url}/refused")
+        return self.make_http_model(f"{self.server.url}/{self.form}/refused")
 
     def make_stalled_model(self) -> Model:
         """Return a model that the server lets wait."""
-        return OpenAIChatModel("m", base_url=f"{self.server.url}/endless")
+        return self.make_http_model(f"{self.server.url}/{self.form}/endless")
 
     async def all_closed(self) -> None:
         """Ask the server."""
         await anyio.to_thread.run_sync(self.server.wait_closed)
+
+
+@pytest.mark.real_clock
+class TestOpenAIChatModel(HttpConformance):
+    """Chat Completions."""
+
+    form = "chat"
+
+    def make_http_model(self, base_url: str) -> Model:
+        """Return a chat model."""
+        return OpenAIChatModel("m", base_url=base_url)
+
+
+@pytest.mark.real_clock
+class TestParrot(HttpConformance):
+    """A provider from outside of the package, in under eighty lines."""
+
+    form = "parrot"
+
+    def make_http_model(self, base_url: str) -> Model:
+        """Return a bird."""
+        return make_parrot("polly", base_url=base_url)
+
+
+def test_a_provider_outside_of_the_package_is_short() -> None:
+    """A codec is all that a new provider needs."""
+    assert len(Path(parrot.__file__).read_text().splitlines()) < 80
 
 
 @pytest.mark.parametrize("kind", ["cut off", "not there"])
@@ -271,7 +316,7 @@ async def test_other_failures_of_servers_are_typed_too(kind: str, server: Server
 
     class Suite(ModelConformance):
         def make_failing_model(self) -> Model:
-            return OpenAIChatModel("m", base_url=f"{server.url}/cut" if kind == "cut off" else nobody)
+            return OpenAIChatModel("m", base_url=f"{server.url}/chat/cut" if kind == "cut off" else nobody)
 
     await Suite().test_failures_are_typed_and_never_a_short_answer()
 

@@ -1,0 +1,259 @@
+"""The parts of one HTTP interface: how a request is written, how an answer is read, and who serves it. Pure.
+
+An `HttpCodec` knows no transport and no run; `HttpModel` joins it with the driver. Helpers here serve several codecs:
+the JSON of a server, its errors and its counts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+from urllib.parse import SplitResult, parse_qsl, urlsplit, urlunsplit
+
+import attrs
+
+from agentloop.exceptions import ModelBehaviorError, ModelTransportError, UserTypeError, UserValueError
+from agentloop.model_events import ModelEvent, ModelRequest
+from agentloop.settings import ModelSettings
+
+JsonDict = dict[str, Any]
+QUOTED = 200
+"""Most characters of a model's or server's text that a message quotes."""
+
+
+class Decoder(Protocol):
+    """Turns one answer into model events. The call that reads the answer makes it, and owns it.
+
+    Use: `feed` with the data of each server-sent event, or `feed_answer` once if the server doesn't stream; then
+    `finish` once. Any of them may raise `ModelBehaviorError` for an answer that breaks the interface's rules, and
+    `ModelTransportError` for an error that the server reports instead of an answer.
+    """
+
+    @property
+    def done(self) -> bool:
+        """True once the answer's last event has come: nothing of use follows."""
+        ...
+
+    @property
+    def shown(self) -> bool:
+        """True once a part of the answer was returned; from then on the server may be silent for a short time only."""
+        ...
+
+    def feed(self, data: str) -> Iterable[ModelEvent]:
+        """Return the model events of one server-sent event's *data*."""
+        ...
+
+    def feed_answer(self, answer: Mapping[str, Any]) -> Iterable[ModelEvent]:
+        """Return the model events of a whole answer that was not streamed, except the last ones."""
+        ...
+
+    def finish(self, request_id: str | None = None) -> Iterable[ModelEvent]:
+        """Return the last events, with `ResponseDone` at the end.
+
+        Raises:
+            ModelBehaviorError: if the answer is not complete: a short answer would look like a whole one.
+        """
+        ...
+
+
+@attrs.frozen(kw_only=True)
+class HttpCodec:
+    """One HTTP interface for models, as pure functions.
+
+    Attributes:
+        path: The path behind the base URL, with a leading slash.
+        headers: Returns the request's headers for the API key, which may be None.
+        encode: Returns the JSON body for a request and the model's name. Raises `UserError` for what the interface
+            can't express.
+        decoder: Returns a new decoder for the answer to a request.
+    """
+
+    path: str
+    headers: Callable[[str | None], Mapping[str, str]]
+    encode: Callable[[ModelRequest, str], Mapping[str, Any]]
+    decoder: Callable[[ModelRequest], Decoder]
+
+
+@attrs.frozen(kw_only=True)
+class Vendor:
+    """The company behind an interface: the URL of its service, and the environment variables that configure it.
+
+    Attributes:
+        url: The base URL of its own service, which needs a key.
+        key_variable: Holds the key. It is sent to the vendor, and to the server that `url_variable` names, only.
+        url_variable: Holds another base URL; None: there is no such variable.
+    """
+
+    url: str
+    key_variable: str
+    url_variable: str | None = None
+
+    def is_at(self, url: str) -> bool:
+        """Tell whether *url* is on the vendor's own host."""
+        return _read_netloc(url) == _read_netloc(self.url)
+
+    def find_url(self, given: str | None) -> str:
+        """Return the base URL: the *given* one, else the environment's, else the vendor's."""
+        return given or (self.url_variable and read_variable(self.url_variable)) or self.url
+
+    def find_key(self, url: str) -> str | None:
+        """Return the key in the environment if it may be sent to *url*, else None."""
+        configured = self.url_variable and read_variable(self.url_variable)
+        if not self.is_at(url) and (not configured or _read_netloc(url) != _read_netloc(configured)):
+            return None
+        return check_key(read_variable(self.key_variable))
+
+
+def _read_netloc(url: str) -> str | None:
+    try:
+        return urlsplit(url).netloc
+    except ValueError:  # `split_url` refuses it, in its own words
+        return None
+
+
+def read_variable(name: str) -> str | None:
+    """Return an environment variable without surrounding blanks; None if it is missing or blank."""
+    return os.environ.get(name, "").strip() or None
+
+
+def check_key(key: str | None) -> str | None:
+    """Return *key*, or None for an empty one.
+
+    Raises:
+        UserValueError: if it holds characters that no key has; doesn't quote it.
+    """
+    if key is not None and not (key.isascii() and key.isprintable() and " " not in key):
+        raise UserValueError("api_key holds characters that no key has.")
+    return key or None
+
+
+def split_url(url: str) -> tuple[str, dict[str, str]]:
+    """Return *url* without its query and trailing slash, and the query, which every request repeats.
+
+    Raises:
+        UserValueError: if it is no HTTP URL, or holds credentials; then it isn't quoted.
+    """
+    if "@" in url:  # the part before it may be a password
+        raise UserValueError("base_url: credentials don't belong in the URL; give `api_key`")
+    parts = _http_parts(url)
+    if parts is None:
+        raise UserValueError(f"base_url: an http or https URL is needed, not {url!r}")
+    return urlunsplit((parts.scheme, parts.netloc, parts.path.rstrip("/"), "", "")), dict(parse_qsl(parts.query))
+
+
+def _http_parts(url: str) -> SplitResult | None:
+    try:
+        parts = urlsplit(url)
+        return parts if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 else None
+    except ValueError:
+        return None
+
+
+# ---------------------------------------------------------------------------------------------- requests
+
+
+def without_none(fields: Mapping[str, Any]) -> JsonDict:
+    """Return the fields that have a value."""
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def add_extras(body: JsonDict, settings: ModelSettings) -> JsonDict:
+    """Return *body* with `extra_args`, and with `extra_body`, which overrides fields.
+
+    Raises:
+        UserTypeError: if `extra_args` holds a field that is already set.
+    """
+    extra = dict(settings.extra_args or {})
+    if taken := sorted(body.keys() & extra.keys()):
+        raise UserTypeError(f"extra_args: already set by the request: {', '.join(taken)}")
+    return body | extra | dict(settings.extra_body or {})
+
+
+# ---------------------------------------------------------------------------------------------- answers
+
+
+def parse_object(text: str, what: str) -> JsonDict:
+    """Return the JSON object in *text*.
+
+    Raises:
+        ModelBehaviorError: if *text* is no JSON object; quotes its beginning.
+    """
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError):
+        data = None
+    if not isinstance(data, dict):
+        raise ModelBehaviorError(f"{what} isn't a JSON object: {text[:QUOTED]!r}")
+    return data
+
+
+def is_json(text: str) -> bool:
+    """Tell whether *text* is complete JSON."""
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def read_objects(value: object, what: str) -> Sequence[Mapping[str, Any]]:
+    """Return a list of JSON objects, empty for null.
+
+    Raises:
+        ModelBehaviorError: if *value* is anything else.
+    """
+    if value is None:
+        return ()
+    if not isinstance(value, list) or not all(isinstance(entry, Mapping) for entry in value):
+        raise ModelBehaviorError(f"The response's {what} aren't a list of objects: {str(value)[:QUOTED]!r}")
+    return value
+
+
+def read_text(value: object, what: str) -> str:
+    """Return text that may be missing, null, or (as some servers send it) a list of text parts.
+
+    Raises:
+        ModelBehaviorError: if *value* is anything else.
+    """
+    match value:
+        case None:
+            return ""
+        case str():
+            return value
+        case list():
+            return "".join(str(part["text"]) for part in value if isinstance(part, Mapping) and part.get("text"))
+        case _:
+            raise ModelBehaviorError(f"The response's {what} isn't text: {str(value)[:QUOTED]!r}")
+
+
+def read_count(data: object, name: str) -> int:
+    """Return the count called *name*; 0 if *data* is no object, or the count is missing or nonsense."""
+    value = data.get(name) if isinstance(data, Mapping) else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+
+
+def server_error(event: Mapping[str, Any]) -> ModelTransportError:
+    """Return the error that an event reports instead of an answer."""
+    words, code, named = _read_error(event)
+    status = code if isinstance(code, int) and not isinstance(code, bool) and 400 <= code < 600 else None
+    return ModelTransportError(f"The server answered with an error: {words}", status=status, code=named)
+
+
+def broken_answer_error(event: Mapping[str, Any]) -> ModelBehaviorError:
+    """Return the error that an event reports in the middle of an answer."""
+    words, code, named = _read_error(event)
+    known = [str(part) for part in (named, code) if isinstance(part, str | int) and not isinstance(part, bool)]
+    said = f" ({', '.join(dict.fromkeys(known))[:QUOTED]})" if known else ""
+    return ModelBehaviorError(f"The server broke the response off: {words}{said}")
+
+
+def _read_error(event: Mapping[str, Any]) -> tuple[str, object, str | None]:
+    """Return the parts of an event's error: its message, its code unchanged, and its code or type if that is text."""
+    error = event.get("error")
+    details: Mapping[str, Any] = error if isinstance(error, Mapping) else event
+    words = error if isinstance(error, str) else details.get("message")
+    code = details.get("code")
+    named = code if isinstance(code, str) else details.get("type")
+    return str(words or "no reason given")[:QUOTED], code, named if isinstance(named, str) else None

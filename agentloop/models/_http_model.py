@@ -1,0 +1,234 @@
+"""`HttpModel`: a model behind an HTTP interface that a codec describes.
+
+Joins a codec, the event decoder (`_sse`) and the HTTP driver (`_http`); keys, URLs, timeouts and entering are here,
+once for all providers. Does not know about runs or retries.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from types import EllipsisType, TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
+
+from agentloop._common.checks import check_seconds
+from agentloop.abc import Model
+from agentloop.exceptions import ModelBehaviorError, ModelTransportError, UserError, UserTypeError, UserValueError
+from agentloop.model_events import ModelEvent, ModelRequest
+from agentloop.models._codec import Decoder, HttpCodec, Vendor, check_key, parse_object, split_url
+from agentloop.models._shared import Shared
+from agentloop.models._sse import SSEDecoder
+
+if TYPE_CHECKING:
+    from agentloop.models._http import HttpDriver, Patience, Reply
+
+_MAX_BODY = 64_000_000
+
+
+class HttpModel(Model):
+    """A model behind the HTTP interface that *codec* describes.
+
+    `base_url` is the argument, else that of the environment variable of *vendor*, else the vendor's own. Without
+    `api_key` the key in the vendor's environment variable is used, but only for the vendor itself or the server that
+    the environment names; other servers get no key. `auth` signs requests in place of a key: an `httpx.Auth`, or a
+    function that takes the client's request and returns it with more headers. `http_client` is an `httpx.AsyncClient`
+    or an object with its interface (`httpx2`). The caller owns it, it is never closed here, and the model then need not
+    be entered.
+
+    Entering opens a connection pool. Several runs may enter one model at once; the last to leave closes the pool.
+
+    Timeouts are seconds, None = no limit, and each is counted on its own: `connect_timeout` for a connection,
+    `first_output_timeout` until the first output of an answer (not given: 300, or 600 if `ModelSettings.reasoning`
+    requests effort), `silence_timeout` between two pieces of an answer that has begun. `ModelSettings.timeout` bounds a
+    whole attempt. An `http_client` with timeouts of its own keeps those.
+    """
+
+    holds_resources: bool = True
+
+    def __init__(
+        self,
+        name: str,
+        codec: HttpCodec,
+        *,
+        vendor: Vendor | None = None,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        auth: Any = None,
+        http_client: Any = None,
+        connect_timeout: float | None = 10.0,
+        silence_timeout: float | None = 60.0,
+        first_output_timeout: float | EllipsisType | None = ...,
+    ) -> None:
+        if not isinstance(name, str):
+            raise UserTypeError(f"name: text is needed, not {type(name).__name__}")
+        if not name:
+            raise UserValueError("name: the model's name is needed, not an empty string")
+        url = base_url if vendor is None else vendor.find_url(base_url)
+        if not url:
+            raise UserValueError("base_url: the URL of the server is needed")
+        self.name = name
+        self.base_url: str
+        self.base_url, self._query = split_url(url)
+        self._codec = codec
+        self._vendor = vendor
+        key = check_key(api_key)
+        if key is None and auth is None and vendor is not None:
+            key = vendor.find_key(self.base_url)
+        self._has_credentials = key is not None or auth is not None
+        self._headers = dict(codec.headers(key))
+        self._auth = auth
+        self._http_client = http_client
+        self.holds_resources = http_client is None
+        self.connect_timeout: float | None = check_seconds("connect_timeout", connect_timeout)
+        self.silence_timeout: float | None = check_seconds("silence_timeout", silence_timeout)
+        self.first_output_timeout = first_output_timeout
+        if first_output_timeout is not ...:
+            check_seconds("first_output_timeout", first_output_timeout)
+        self._drivers = Shared(self._open, _close)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r}, base_url={self.base_url!r})"
+
+    @property
+    def is_entered(self) -> bool:
+        """True if the model is entered in the running event loop."""
+        return self._drivers.current() is not None
+
+    @property
+    def is_open(self) -> bool:
+        """True if the model can be called now: it is entered, or has an HTTP client of the application."""
+        return self.is_entered or not self.holds_resources
+
+    async def __aenter__(self) -> Self:
+        self._require_key()
+        await self._drivers.enter()
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self._drivers.leave()  # noqa: ASYNC102 - shielded inside
+
+    def stream(self, request: ModelRequest) -> AbstractAsyncContextManager[AsyncIterator[ModelEvent]]:
+        """Call the model. Entering posts the request, leaving closes the response, also when cancelled.
+
+        Raises:
+            UserError: if the model isn't entered, its key is missing, or its interface can't express the request.
+            ModelTransportError: the server wasn't reached, or answered with an error.
+            ModelBehaviorError: the response breaks the protocol, or ended before it was complete.
+        """
+        return self._stream(request)
+
+    @asynccontextmanager
+    async def _stream(self, request: ModelRequest) -> AsyncIterator[AsyncIterator[ModelEvent]]:
+        driver = self._driver()
+        body = self._codec.encode(request, self.name)
+        decoder = self._codec.decoder(request)
+        settings = request.settings
+        headers = self._headers | {name.lower(): value for name, value in (settings.extra_headers or {}).items()}
+        query = self._query | dict(settings.extra_query or {})
+        url, patience = self.base_url + self._codec.path, self._patience(request)
+        async with driver.post(
+            url, body=body, headers=headers, query=query, patience=patience, auth=self._auth
+        ) as reply:
+            yield _Events(reply, decoder)
+
+    def _patience(self, request: ModelRequest) -> Patience:
+        from agentloop.models._http import Patience  # imported late, as in `_new_driver`
+
+        first = self.first_output_timeout
+        if first is ...:
+            first = 600.0 if (request.settings.reasoning or {}).get("effort") else 300.0
+        return Patience(self.connect_timeout, first, self.silence_timeout)
+
+    def _driver(self) -> HttpDriver:
+        driver = self._drivers.current()
+        if driver is not None:
+            return driver
+        if self._http_client is None:
+            raise UserError(f"{self!r} isn't entered: use `async with model:`, or give it to a run, which enters it.")
+        self._require_key()
+        return self._new_driver()
+
+    def _new_driver(self) -> HttpDriver:
+        from agentloop.models._http import HttpDriver  # importing httpx is slow, and most programs need it later
+
+        return HttpDriver(self._http_client)
+
+    async def _open(self) -> HttpDriver:
+        return await self._new_driver().__aenter__()
+
+    def _require_key(self) -> None:
+        if self._has_credentials or self._vendor is None or not self._vendor.is_at(self.base_url):
+            return
+        variable = self._vendor.key_variable
+        raise UserError(f"{self!r}: no API key. Set the environment variable {variable}, or give `api_key`.")
+
+
+async def _close(driver: HttpDriver) -> None:
+    await driver.__aexit__(None, None, None)
+
+
+_Failure: TypeAlias = ModelTransportError | ModelBehaviorError
+
+
+class _Events:
+    """The events of one response, read from the reply only as the consumer needs them. Owned by one `_stream`."""
+
+    def __init__(self, reply: Reply, decoder: Decoder) -> None:
+        self._reply = reply
+        self._decoder = decoder
+        self._sse = SSEDecoder(max_total=_MAX_BODY)
+        self._pending: deque[ModelEvent] = deque()
+        self._ended = False
+        self._failure: _Failure | None = None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> ModelEvent:
+        while not self._pending:
+            if self._failure is not None:
+                self._ended = True
+                failure, self._failure = self._failure, None
+                raise failure
+            if self._ended:
+                raise StopAsyncIteration
+            try:
+                await self._read_more()
+            except (ModelTransportError, ModelBehaviorError) as error:
+                # Events from before the error, maybe in the same piece, are returned first.
+                self._failure = self._redact_error(error)
+        return self._pending.popleft()
+
+    def _redact_error(self, error: _Failure) -> _Failure:
+        error.args = (self._reply.redact(str(error)),)
+        if isinstance(error, ModelTransportError) and error.code is not None:
+            error.code = self._reply.redact(error.code)
+        return error
+
+    async def _read_more(self) -> None:
+        if self._reply.content_type == "application/json":
+            # The server doesn't stream, although the request says so.
+            body, complete = await self._reply.read(_MAX_BODY)
+            words = body.decode("utf-8", "replace") if complete else "(too long)"
+            self._pending.extend(self._decoder.feed_answer(parse_object(words, "The response")))
+            self._finish()
+            return
+        if self._reply.content_type in _PAGES:
+            raise ModelBehaviorError(self._reply.redact(self._reply.told_as_page()))
+        data = await self._reply.receive()
+        for event in self._sse.feed(data):
+            self._pending.extend(self._decoder.feed(event.data))
+        self._reply.begun = self._reply.begun or self._decoder.shown
+        if self._decoder.done or not data:
+            self._finish()
+
+    def _finish(self) -> None:
+        self._ended = self._reply.complete = True
+        self._pending.extend(self._decoder.finish(self._reply.request_id))
+
+
+_PAGES = ("text/html", "application/xhtml+xml")
+"""Content types of a web page: the answer of a URL without a model server. A stream may have any other type."""

@@ -1,0 +1,21 @@
+"""The parts that the interfaces of one vendor share: its URL, its environment variables, and its headers."""
+
+from __future__ import annotations
+
+from agentloop.models._codec import Vendor, without_none
+
+OPENAI = Vendor(url="https://api.openai.com/v1", key_variable="OPENAI_API_KEY", url_variable="OPENAI_BASE_URL")
+
+
+def make_headers(key: str | None, *, organization: str | None = None, project: str | None = None) -> dict[str, str]:
+    """Return the headers of a request with *key*."""
+    return without_none(
+        {
+            "accept": "text/event-stream",
+            "accept-encoding": "gzip",
+            "content-type": "application/json",
+            "authorization": f"Bearer {key}" if key else None,
+            "openai-organization": organization or None,
+            "openai-project": project or None,
+        }
+    )
