@@ -1,5 +1,7 @@
 """The base of the values that a log is made of: records, items, outcomes, usage, and the events of models and runs.
 
+The values of a plan and the results of bodies, which are made for each call, have the same base.
+
 They are `msgspec.Struct`s: built three to five times faster than frozen attrs classes, imported ten times faster, and
 stored by msgspec itself. Fields at their default are left out of the stored form, and unknown ones are refused. What
 people write (agents, tools, settings, results) stays with attrs. Does not know about any of these values.

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import attrs
 
 from agentloop._common.error_text import REDACTED, redact_message
+from agentloop._common.values import Value
 from agentloop._core.call_identity import NearNames, find_tool
 from agentloop._core.run_fold import CallState, RunFold
 from agentloop._core.turn_view import TurnView
@@ -49,25 +50,25 @@ if TYPE_CHECKING:
     from cattrs import BaseConverter
 
 
-@attrs.frozen(kw_only=True)
-class Arguments:
+class Arguments(Value, frozen=True, kw_only=True):
     """The arguments of one call: the JSON text and the result of reading it.
 
     Exactly one of `parsed` and `fault` is given, or both if the text parses but doesn't fit the tool.
     """
 
-    text: str = attrs.field(repr=False)
-    parsed: dict[str, Any] | None = attrs.field(default=None, repr=False)
-    bound: BoundArguments | None = attrs.field(default=None, repr=False)
-    value: Any = attrs.field(default=None, repr=False)
+    text: str
+    parsed: dict[str, Any] | None = None
+    bound: BoundArguments | None = None
+    value: Any = None
     """The structured input of an agent tool that has one."""
     fault: ModelBehaviorError | None = None
-    receipt: str | None = attrs.field(default=None, repr=False)
+    receipt: str | None = None
     """Key that equal calls of this idempotent tool share; None for a tool that isn't idempotent."""
 
+    _unshown = frozenset({"text", "parsed", "value", "receipt"})
 
-@attrs.frozen
-class Execute:
+
+class Execute(Value, frozen=True):
     """Run the body with these arguments (or convert their fault).
 
     `attempt` counts starts. `resumed`: an agent tool that started in an earlier run segment continues its nested run.
@@ -80,8 +81,7 @@ class Execute:
     decided: bool = False
 
 
-@attrs.frozen
-class Deliver:
+class Deliver(Value, frozen=True):
     """Take the stored end of the body, from an earlier run segment, through the rest of the call's steps."""
 
     arguments: Arguments
@@ -89,24 +89,21 @@ class Deliver:
     attempt: int
 
 
-@attrs.frozen
-class AwaitVerdict:
+class AwaitVerdict(Value, frozen=True):
     """Wait for a verdict. `request` is the approval request to append; None if the log has it already."""
 
     arguments: Arguments
     request: ApprovalRequested | None = None
 
 
-@attrs.frozen
-class Replay:
+class Replay(Value, frozen=True):
     """Answer with the output of an equal call that succeeded earlier: *source* is its call id."""
 
     source: str
     arguments: Arguments
 
 
-@attrs.frozen
-class Answer:
+class Answer(Value, frozen=True):
     """Settle with *outcome* without running a body. *kind* lets the application choose the text of the output."""
 
     outcome: CallOutcome
@@ -118,8 +115,7 @@ _WITH_SCHEMA = (PythonBody, AgentCall)
 Disposition: TypeAlias = Execute | Deliver | Replay | Answer | AwaitVerdict
 
 
-@attrs.frozen(kw_only=True)
-class PlanEntry:
+class PlanEntry(Value, frozen=True):
     """One call and its disposition. `tool` is None if none was found, or if the call is beyond `max_calls`."""
 
     index: int
@@ -128,8 +124,7 @@ class PlanEntry:
     disposition: Disposition
 
 
-@attrs.frozen(kw_only=True)
-class Plan:
+class Plan(Value, frozen=True):
     """One entry for each due call of a response, in model order."""
 
     turn: int
@@ -162,7 +157,7 @@ def read_arguments(
         redact_message(fault)
     if receipt is not None:
         receipt = hashlib.sha256(receipt.encode("utf-8", "surrogatepass")).hexdigest()[:32]
-    return attrs.evolve(read, fault=fault, receipt=receipt)
+    return read.replace(fault=fault, receipt=receipt)
 
 
 def _parse_and_bind(tool: FunctionTool, text: str, limits: JsonLimits, converter: BaseConverter | None) -> Arguments:
@@ -214,7 +209,7 @@ def plan_response(view: TurnView, state: RunFold, rules: PlanRules) -> Plan:
     _check_identities(state)
     near = NearNames(tool.qualified_name for tool in view.tools)
     entries = [_plan_call(view, state, rules, near, call) for call in state.due_calls()]
-    return Plan(turn=state.turn, entries=tuple(entries))
+    return Plan(state.turn, tuple(entries))
 
 
 def check_secrets(plan: Plan, state: RunFold) -> None:
@@ -277,27 +272,25 @@ def _plan_call(view: TurnView, state: RunFold, rules: PlanRules, near: NearNames
     if rules.max_calls is not None and index >= rules.max_calls:
         text = f"Tool {quote(call.name)} was not started: more than {rules.max_calls} calls in one turn."
         answer = Answer(CallOutcome(status="skipped", output=text))
-        return PlanEntry(index=index, call=call, tool=None, disposition=answer)
+        return PlanEntry(index, call, None, answer)
     tool = find_tool(view.by_key, call.name, call.namespace)
     if tool is None and state.turn_has_effects:
         tool = _find_disabled_tool(view, state, call)
     if tool is None:
-        return PlanEntry(index=index, call=call, tool=None, disposition=_answer_unknown_tool(view, rules, near, call))
+        return PlanEntry(index, call, None, _answer_unknown_tool(view, rules, near, call))
     if tool.lookup_key in rules.disabled:
         raise ModelBehaviorError(
             f"Tool {tool.qualified_name!r} of agent {view.agent.name!r} was disabled after the model was asked"
         )
     if call_state.attempt or (call_state.cut is not None and call_state.cut.body_finished):
-        return PlanEntry(
-            index=index, call=call, tool=tool, disposition=_plan_in_doubt(view, state, rules, call_state, tool)
-        )
+        return PlanEntry(index, call, tool, _plan_in_doubt(view, state, rules, call_state, tool))
     arguments = rules.read(tool, call.arguments, rules.limits)
     verdict = state.verdict(call_state)
     decided = verdict is not None and (not verdict.approved or verdict.arguments is not None)
     # An earlier output can't answer a call that an approver has rejected, or has given other arguments.
     source = None if arguments.receipt is None or decided else state.receipts.get(arguments.receipt)
     disposition = Execute(arguments) if source is None else Replay(source, arguments)
-    return PlanEntry(index=index, call=call, tool=tool, disposition=disposition)
+    return PlanEntry(index, call, tool, disposition)
 
 
 def _find_disabled_tool(view: TurnView, state: RunFold, call: ToolCall) -> FunctionTool | None:

@@ -20,6 +20,7 @@ import attrs
 import msgspec
 
 from agentloop._common.errors import ModelBehaviorError, UserTypeError
+from agentloop._common.values import NotedValue
 from agentloop._schema.conversion import Conversion, conversion_of, each_fault, find_faults
 from agentloop._schema.docstrings import read_docstring
 from agentloop._schema.json_schema import (
@@ -180,8 +181,7 @@ class _Binder:
             return msgspec.UNSET
 
 
-@attrs.frozen
-class BoundArguments:
+class BoundArguments(NotedValue, frozen=True):
     """Arguments that fit a function. `args` and `kwargs` are those of the call, without the context.
 
     `values` maps names to values, in signature order with defaults filled in; it holds `*args` as one tuple and
@@ -191,8 +191,11 @@ class BoundArguments:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     values: dict[str, Any]
-    _sent: Mapping[str, Any] = attrs.field(repr=False, eq=False)
-    _binder: _Binder = attrs.field(repr=False, eq=False)
+    _sent: Mapping[str, Any]
+    _binder: _Binder
+
+    _notes = frozenset({"_sent", "_binder"})
+    _unshown = _notes
 
     def call(self, fn: Callable[..., Any], context: Any = None) -> Any:
         """Call *fn* with these arguments, and with *context* if it has a parameter for it. Return its result."""

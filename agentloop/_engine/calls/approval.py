@@ -61,10 +61,10 @@ async def decide(run: LiveRun, plan: Plan) -> Plan:
     answers = await gather([decide_call for _, decide_call in undecided])
     entries = list(plan.entries)
     for (position, _), disposition in zip(undecided, answers, strict=True):
-        entries[position] = attrs.evolve(entries[position], disposition=disposition)
+        entries[position] = entries[position].replace(disposition=disposition)
         if isinstance(disposition, AwaitVerdict) and disposition.request is not None:
             run.append(disposition.request)
-    return attrs.evolve(plan, entries=tuple(entries))
+    return plan.replace(entries=tuple(entries))
 
 
 def _needs_decision(run: LiveRun, tool: FunctionTool) -> bool:

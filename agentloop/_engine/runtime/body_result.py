@@ -9,74 +9,63 @@ from __future__ import annotations
 
 from typing import Any, Literal, TypeAlias
 
-import attrs
-
 from agentloop._common.error_text import leaves
+from agentloop._common.values import Value
 from agentloop._engine.runtime.backend import cancelled_types, run_is_cancelled
 from agentloop.outcomes import CallOutcome
 
 
-@attrs.frozen
-class Returned:
+class Returned(Value, frozen=True):
     """The body returned *value*."""
 
     value: Any
 
 
-@attrs.frozen
-class Raised:
+class Raised(Value, frozen=True):
     """A part of the call raised *error*. `where` tells the body from the code around it; a fatal error is "around"."""
 
     error: BaseException
     where: Literal["body", "around"] = "body"
 
 
-@attrs.frozen
-class Faulty:
+class Faulty(Value, frozen=True):
     """The arguments don't fit; the body was not started."""
 
     error: Exception
 
 
-@attrs.frozen
-class TimedOut:
+class TimedOut(Value, frozen=True):
     """The body was stopped (or came late) after *seconds*."""
 
     seconds: float
 
 
-@attrs.frozen
-class Cancelled:
+class Cancelled(Value, frozen=True):
     """The call alone was cancelled, or a sibling failed."""
 
     by: Literal["tool", "caller", "sibling"]
     reason: str
 
 
-@attrs.frozen
-class Paused:
+class Paused(Value, frozen=True):
     """The run nested in the call waits for a verdict: no outcome yet."""
 
 
-@attrs.frozen
-class Refused:
+class Refused(Value, frozen=True):
     """The call is answered without its body."""
 
     outcome: CallOutcome
 
 
-@attrs.frozen
-class Deferred:
+class Deferred(Value, frozen=True):
     """The call returned to waiting, or an equal one answered it: its task has nothing more to do."""
 
 
-@attrs.frozen
-class RunEnding:
+class RunEnding(Value, frozen=True):
     """The run around the call is being cancelled, and with it the call."""
 
 
-@attrs.frozen
-class Unconverted:
+class Unconverted(Value, frozen=True):
     """Code of the engine, or of the application outside of the body, raised *error* where no policy converts it."""
 
     error: BaseException
