@@ -1,13 +1,76 @@
-"""The part of a conversation that a model may see: no call without its output."""
+"""The history of a conversation as others hold it: views of it, and the part of it that a model may see."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, SupportsIndex, final, overload
 
 from agentloop.items import HandoffCall, HandoffOutput, Item, Reasoning, ToolCall, ToolOutput
 
 _CALLS = (ToolCall, HandoffCall)
 _OUTPUTS = (ToolOutput, HandoffOutput)
+
+
+@final
+class HistoryView(Sequence[Item]):
+    """The first *length* items of a history. Never changes, so it is safe to keep; equal to a tuple of its items.
+
+    Each request shows the whole history, and a tuple of it would take a time that grows with every turn: a view is made
+    in the same time at the thousandth turn as at the first. The *items* it is made of may grow, and do nothing else.
+    Slices, copies and pickles of a view are tuples.
+    """
+
+    __slots__ = ("_items", "_length")
+
+    def __init__(self, items: list[Item], length: int | None = None) -> None:
+        self._items = items
+        self._length = len(items) if length is None else length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[Item]:
+        return islice(self._items, self._length)
+
+    def __reversed__(self) -> Iterator[Item]:
+        return reversed(self._items[: self._length])
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> Item: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Item, ...]: ...
+    def __getitem__(self, index: SupportsIndex | slice) -> Item | tuple[Item, ...]:
+        if isinstance(index, slice):
+            start, stop, step = index.indices(self._length)
+            if step < 0:
+                return tuple(self)[index]
+            return tuple(self._items[start:stop:step])
+        at = operator.index(index)
+        if not -self._length <= at < self._length:
+            raise IndexError("index out of range")
+        return self._items[at if at >= 0 else at + self._length]
+
+    def __add__(self, other: object) -> tuple[Item, ...]:
+        return tuple(self) + tuple(other) if isinstance(other, (tuple, HistoryView)) else NotImplemented
+
+    def __radd__(self, other: object) -> tuple[Item, ...]:
+        return other + tuple(self) if isinstance(other, tuple) else NotImplemented
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, (tuple, HistoryView)):
+            return NotImplemented
+        return len(other) == self._length and tuple(self) == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return tuple, (tuple(self),)
 
 
 def valid_history(items: Iterable[Item]) -> tuple[Item, ...]:

@@ -228,7 +228,8 @@ class RunFold:
     """True once some input item is secret."""
     gaps: bool = False
     """True once some secret input was stored in a form that can't be read back."""
-    # Invariant: history holds an output for every call in it, outside a batch.
+    # Invariant: history holds an output for every call in it, outside a batch. The list only grows, since views of it
+    # are kept; what replaces a part of the history makes a new list.
     history: list[Item] = attrs.field(factory=list)
     kept_length: int = 0
     """Length of the part of `history` that the run began with, or that a replacement of the history has left."""
@@ -701,7 +702,10 @@ class RunFold:
         self.agent = record.target or record.target_agent
 
     def _history_replaced(self, record: r.HistoryReplaced) -> None:
-        self.history[record.keep :] = record.items
+        if record.keep == len(self.history):
+            self.history.extend(record.items)
+        else:
+            self.history = [*self.history[: record.keep], *record.items]
         if record.reason == "loop_warning":
             self.warned_in = record.turn
         if record.added:

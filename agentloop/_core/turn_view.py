@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -59,7 +59,7 @@ class TurnView(Definitions):
     agent: Agent[Any, Any]
     system: str | None
     model: Any
-    input: tuple[Item, ...] = ()
+    input: Sequence[Item] = ()
 
     def handoff(self, name: str) -> Handoff:
         """Return the handoff with the tool name *name*.

@@ -14,6 +14,7 @@ import attrs
 
 from agentloop._common.digests import digestible
 from agentloop._common.naming import takes
+from agentloop._core.history import HistoryView
 from agentloop._core.turn_view import Definitions, TurnView
 from agentloop._engine.runtime.backend import checkpoint_if_cancelled
 from agentloop._engine.runtime.callbacks import call_user, gather
@@ -23,7 +24,6 @@ from agentloop.agents import settings_for
 from agentloop.context import Callback
 from agentloop.exceptions import ModelTimeoutError, ModelTransportError, UserError, UserTypeError
 from agentloop.handoffs import Handoff, target_of
-from agentloop.items import Item
 from agentloop.settings import ModelSettings
 from agentloop.tools import FunctionTool, PythonBody
 
@@ -65,7 +65,7 @@ async def prepare_turn(run: LiveRun, *, answered: bool = False) -> TurnView:
         handoff_names=common.handoff_names,
         shown=shown,
         model=await _resolve_model(run),
-        input=tuple(run.state.history) if not answered else _find_earlier_input(run),
+        input=HistoryView(run.state.history) if not answered else _find_earlier_input(run),
     )
 
 
@@ -143,10 +143,10 @@ def _format_shown(
     )[1:]
 
 
-def _find_earlier_input(run: LiveRun) -> tuple[Item, ...]:
+def _find_earlier_input(run: LiveRun) -> HistoryView:
     """Return the items that the model was shown before it answered."""
     history, response = run.state.history, run.state.response
-    return tuple(history[: len(history) - len(response)] if response else history)
+    return HistoryView(history, len(history) - len(response) if response else None)
 
 
 def _resolve_settings(run: LiveRun) -> ModelSettings:

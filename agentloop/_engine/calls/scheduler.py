@@ -253,7 +253,7 @@ class Batch:
         self.pump = self._choose_dispatcher()
 
     @cached_property
-    def conversation(self) -> tuple[Item, ...]:
+    def conversation(self) -> Sequence[Item]:
         """The run's conversation, made once for all calls of the batch, at first use."""
         return self.run.conversation
 

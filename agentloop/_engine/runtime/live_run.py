@@ -10,7 +10,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 import anyio
@@ -21,6 +21,7 @@ from anyio.lowlevel import EventLoopToken
 from agentloop import effects as e
 from agentloop._common.error_text import error_summary, redact_message
 from agentloop._core.agent_graph import AgentGraph
+from agentloop._core.history import HistoryView
 from agentloop._core.plan import Arguments
 from agentloop._core.run_fold import RunFold
 from agentloop._core.turn_view import TurnView
@@ -252,10 +253,10 @@ class LiveRun:
         return own if own is not None or self.parent is None else self.parent.price
 
     @property
-    def conversation(self) -> tuple[Item, ...]:
-        """The items that were shown to the model, and its response."""
-        shown = self.turn.view.input if self.turn.view is not None else ()
-        return (*shown, *(self.state.response or ()))
+    def conversation(self) -> Sequence[Item]:
+        """The items that were shown to the model, and its response, which follows them in the history."""
+        shown, response = self.turn.view.input if self.turn.view is not None else (), self.state.response or ()
+        return HistoryView(self.state.history, len(shown) + len(response))
 
     def here(self) -> tuple[tuple[str, ...], int, float]:
         """Return the first fields of every record: path, turn and wall-clock time."""
