@@ -303,7 +303,7 @@ def _assemble(binder: _Binder, row: Sequence[Any], extras: dict[str, Any], sent:
     if msgspec.UNSET in row:
         values |= {p.name: p.default for p in binder.parameters if values[p.name] is msgspec.UNSET}
     if binder.by_keyword:
-        return BoundArguments((), dict(values), values, sent, binder)
+        return BoundArguments((), values, values, sent, binder)
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     for parameter in binder.parameters:
