@@ -9,7 +9,6 @@ from agentloop._engine.runtime.journal_writer import JournalWriter
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.abc import Journal
 from agentloop.exceptions import JournalError
-from agentloop.records import Record
 
 
 def journal_opener(journal: Journal, start: StartingPoint) -> Callable[[LiveRun], Awaitable[None]]:
@@ -25,9 +24,6 @@ def journal_opener(journal: Journal, start: StartingPoint) -> Callable[[LiveRun]
 
         codec, converter = stored_state.codec_of(journal), run.settings.config.converter
 
-        def encode(record: Record) -> bytes:
-            return stored_state.record_line(record, codec, converter)
-
         def header() -> bytes:
             return stored_state.header(run.tree.log.state.run_id, run.tree.graph.describe(), sealed=codec is not None)
 
@@ -35,19 +31,21 @@ def journal_opener(journal: Journal, start: StartingPoint) -> Callable[[LiveRun]
         if held and not start.fold.records:
             raise JournalError("the journal holds a run already: go on with it by Runner.resume, or give an empty one")
         known = stored_state.read_lines(held, codec) if held else None
+        as_plain = stored_state.line_encoder(None, converter)  # digests for secrets: equal records have equal lines
         missing = _find_missing(
-            [stored_state.plain_line(record, converter) for record in (known.records if known is not None else ())],
-            [stored_state.plain_line(record, converter) for record in start.fold.records],
+            list(map(as_plain, known.records if known is not None else ())), list(map(as_plain, start.fold.records))
         )
         assert run.scope is not None  # a run with a journal has one
         assert run.resources.spawn is not None  # and it has begun
         # A journal of an older schema continues in this one, behind a header that says so.
         begun = known is not None and known.is_current
+        encode = stored_state.line_encoder(codec, converter)
         writer = JournalWriter(journal, encode, None if begun else header, run.cleanup, run.scope.cancel)
         for record in missing:
             writer.add(start.fold.records[record])
         run.tree.log.journal = writer
-        run.resources.spawn(JournalWriter.run, writer, "agentloop journal")
+        if not writer.immediate:
+            run.resources.spawn(JournalWriter.run, writer, "agentloop journal")
 
     return open_journal
 

@@ -21,6 +21,16 @@ _REFUSALS = {
 }
 
 
+class ObjectLine(bytes):
+    """The canonical JSON text of one object, on one line, as this library has written it.
+
+    A journal that gets one need not read it again to know that it is one: that costs 3 µs of each record, as much as
+    writing it.
+    """
+
+    __slots__ = ()
+
+
 def encode(value: Any) -> bytes:
     """Return the canonical JSON text (UTF-8, sorted keys, no blanks) of a value of JSON's own types.
 

@@ -29,23 +29,24 @@ class _Unusual(ValueError):
 
 def plain_line(record: r.Record) -> bytes | None:
     """Return the canonical JSON text of *record*, or None if it is left to `record_codec`."""
-    return _write([record], record)
+    try:
+        keep = _STORED.get(type(record))
+        text = _ENCODE(record if keep is None else keep(record))
+        finite = math.isfinite(record.at)  # msgspec writes NaN as null
+    except (TypeError, ValueError, RecursionError):  # a value that isn't of its field's type, half a surrogate pair
+        return None
+    return text if finite and b'"secret' not in text else None
 
 
 def plain_lines(records: Sequence[r.Record]) -> bytes | None:
     """Return the canonical JSON array of *records*, or None if one is left to `record_codec`."""
-    return _write(records, None)
-
-
-def _write(records: Sequence[r.Record], one: r.Record | None) -> bytes | None:
     try:
-        stored = [record if (kept := _STORED.get(type(record))) is None else kept(record) for record in records]
-        if not math.isfinite(sum([record.at for record in records])):  # msgspec writes NaN as null
-            return None
-        text = _ENCODE(stored if one is None else stored[0])
-    except (TypeError, ValueError, RecursionError):  # a value that isn't of its field's type, half a surrogate pair
+        stored = [record if (keep := _STORED.get(type(record))) is None else keep(record) for record in records]
+        text = _ENCODE(stored)
+        finite = math.isfinite(sum([record.at for record in records]))
+    except (TypeError, ValueError, RecursionError):  # as above
         return None
-    return None if b'"secret' in text else text
+    return text if finite and b'"secret' not in text else None
 
 
 def read_plain_line(line: bytes) -> r.Record | None:

@@ -17,6 +17,7 @@ from agentloop import items as i
 from agentloop import records as r
 from agentloop._common.errors import StateError, UserTypeError
 from agentloop._storage.item_codec import item_forms
+from agentloop._storage.json_bytes import ObjectLine
 from agentloop._storage.json_bytes import decode as decode
 from agentloop._storage.json_bytes import encode as encode
 from agentloop._storage.plain_records import plain_line, plain_lines, read_plain_line, read_plain_lines
@@ -120,13 +121,13 @@ def record_from_json(data: Mapping[str, Any], *, path: str = "$", secrets: Secre
         raise StateError(f"Malformed record: {fault_text(error, path)}") from None
 
 
-def record_to_line(record: r.Record, secrets: Secrets | None = None) -> bytes:
+def record_to_line(record: r.Record, secrets: Secrets | None = None) -> ObjectLine:
     """Return `record_to_json` of *record* as canonical JSON text.
 
     Raises:
         UserTypeError: if *record* is no record.
     """
-    return plain_line(record) or encode(record_to_json(record, secrets))
+    return ObjectLine(plain_line(record) or encode(record_to_json(record, secrets)))
 
 
 def record_from_line(line: bytes, *, path: str = "$", secrets: Secrets | None = None) -> r.Record:

@@ -18,6 +18,7 @@ import msgspec
 from agentloop import records as r
 from agentloop._common.errors import JournalError, StateError, UserTypeError
 from agentloop._schema.conversion import each_fault, structure
+from agentloop._storage.json_bytes import ObjectLine
 from agentloop._storage.plain_records import read_plain_line
 from agentloop._storage.record_codec import (
     SCHEMA_VERSION,
@@ -249,9 +250,10 @@ def header(run_id: str, graph: Mapping[str, Any], *, sealed: bool) -> bytes:
     )
 
 
-def record_line(record: r.Record, codec: Codec | None, converter: BaseConverter | None = None) -> bytes:
-    """Return *record* as a line of a journal: secrets hidden by *codec*, the application's types by *converter*."""
-    return record_to_line(record, Secrets(codec, converter))
+def line_encoder(codec: Codec | None, converter: BaseConverter | None = None) -> Callable[[r.Record], ObjectLine]:
+    """Return a function that writes a record as a line of a journal: it hides secrets by *codec*, and writes the
+    application's types by *converter*."""
+    return partial(record_to_line, secrets=Secrets(codec, converter))
 
 
 def plain_line(record: r.Record, converter: BaseConverter | None = None) -> bytes:

@@ -16,7 +16,7 @@ import anyio
 import attrs
 import click
 
-from agentloop._storage.state_codec import record_line, state_from_journal
+from agentloop._storage.state_codec import line_encoder, state_from_journal
 from agentloop.agents import Agent
 from agentloop.cli import errors
 from agentloop.cli.journal_folder import Folder
@@ -127,7 +127,7 @@ def _decide(folder: str, call: str, decided: str, give: Verdict) -> None:
                 give(state, given)
             except StateError as error:  # a wrong name of a call is an error of the user, not of the run
                 raise kept.refusal(f"{error} (those that wait: {_format_names(waiting)})") from None
-            await journal.append([record_line(record, journal.codec) for record in state.records[known:]])
+            await journal.append(list(map(line_encoder(journal.codec), state.records[known:])))
         left = sum(one.name != name for one in waiting)
         click.echo(f"{exact(name)} is {decided}.")
         then = f"{left} more wait" + ("s" if left == 1 else "") if left else "Nothing else waits"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from agentloop.abc import Codec, Journal, SealingJournal
+from agentloop.abc import Codec, ImmediateJournal, Journal, SealingJournal
 
 if TYPE_CHECKING:
     from agentloop.journal._reading import read_journal
@@ -15,7 +15,16 @@ if TYPE_CHECKING:
     from agentloop.journal.memory import MemoryJournal
     from agentloop.journal.sqlite import SQLiteJournal
 
-__all__ = ["Codec", "FileJournal", "Journal", "MemoryJournal", "SQLiteJournal", "SealingJournal", "read_journal"]
+__all__ = [
+    "Codec",
+    "FileJournal",
+    "ImmediateJournal",
+    "Journal",
+    "MemoryJournal",
+    "SQLiteJournal",
+    "SealingJournal",
+    "read_journal",
+]
 
 _LAZY = {"FileJournal": "file", "MemoryJournal": "memory", "SQLiteJournal": "sqlite", "read_journal": "_reading"}
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from agentloop._storage.json_bytes import decode
+from agentloop._storage.json_bytes import ObjectLine, decode
 from agentloop.abc import Codec
 from agentloop.exceptions import StateError, UserTypeError, UserValueError
 
@@ -17,6 +17,8 @@ def check_records(records: Sequence[bytes]) -> list[bytes]:
     Raises:
         UserTypeError, UserValueError: naming the position of the first wrong one; its content isn't quoted.
     """
+    if type(records) is list and set(map(type, records)) <= {ObjectLine}:
+        return records[:]
     if isinstance(records, (bytes, bytearray, memoryview, str)) or not isinstance(records, Sequence):
         raise UserTypeError(f"records: a sequence of bytes is needed, not {type(records).__name__}")
     for index, record in enumerate(records):

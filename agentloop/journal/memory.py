@@ -40,6 +40,16 @@ class MemoryJournal:
         self._check_open()
         self._records += added
 
+    def append_nowait(self, records: Sequence[bytes]) -> None:
+        """Append *records* without a wait. A run uses this in place of `append`, unless a subclass overrides that.
+
+        Raises:
+            UserTypeError, UserValueError, JournalError: as `append`.
+        """
+        added = check_records(records)
+        self._check_open()
+        self._records += added
+
     async def read(self) -> list[bytes]:
         """Return every record appended so far.
 

@@ -297,6 +297,8 @@ def _start_plain(live: LiveCall) -> Awaitable[Any]:
     body, bound = live.tool.body, live.arguments.bound
     assert isinstance(body, PythonBody)
     _append_start(live)
+    if (journal := live.run.tree.log.journal) is not None:
+        journal.check()  # it never waits, so the start is durable unless it has failed
     live.phase = "body"
     context = call_context(live) if body.schema.context_parameter is not None else None
     live.coro = coro = _call_plain(bound, body.fn, context)

@@ -800,7 +800,7 @@ def is_plain_run(run: LiveRun) -> bool:
         and run.settings.budget is None
         and run.settings.config.output_store is None
         and run.tree.log.spans is None
-        and run.tree.log.journal is None
+        and (run.tree.log.journal is None or run.tree.log.journal.immediate)
         and type(run.tree.effects) is LiveEffects
     )
 

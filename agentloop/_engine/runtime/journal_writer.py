@@ -21,7 +21,7 @@ Invariants: `_written` grows only when the journal has accepted a batch. A write
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import anyio
 
@@ -35,7 +35,7 @@ from agentloop._engine.runtime.backend import (
 )
 from agentloop._engine.runtime.cleanup import Cleanup
 from agentloop._engine.runtime.interrupts import uninterrupted
-from agentloop.abc import Journal
+from agentloop.abc import ImmediateJournal, Journal
 from agentloop.exceptions import JournalError
 from agentloop.records import Record
 
@@ -59,6 +59,7 @@ class JournalWriter:
         """The reason why no more is written; None while the journal works."""
         self._encode = encode
         self._header = header
+        self._append_nowait = find_append_nowait(journal)
         self._due: list[Record] = []
         self._added = 0
         self._written = 0
@@ -71,13 +72,31 @@ class JournalWriter:
     @property
     def begun(self) -> bool:
         """True once the task has taken its first step; a task cancelled natively before that never does."""
-        return self._begun
+        return self._begun or self.immediate
+
+    @property
+    def immediate(self) -> bool:
+        """True if the journal never waits: there is no task to start, and after `add` a record is durable or `error` is
+        set."""
+        return self._append_nowait is not None
+
+    def check(self) -> None:
+        """Raise what `durable` would, where records are durable at once.
+
+        Raises:
+            BaseException: the journal's error.
+        """
+        if self.error is not None:
+            raise self.error
 
     def add(self, record: Record) -> None:
-        """Add *record* to the next batch. Never waits."""
+        """Add *record* to the next batch, or append it at once. Never waits and never raises: see `error`."""
         self._due.append(record)
         self._added += 1
-        self._wake.set()
+        if self._append_nowait is None:
+            self._wake.set()
+        elif self.error is None:
+            self._write_nowait(self._append_nowait)
 
     def close(self) -> None:
         """Let the writer's task end once all records are written."""
@@ -131,31 +150,66 @@ class JournalWriter:
 
         Cancellation: raised if by a scope; a native one sets `error`.
         """
-        due, self._due = self._due, []
+        count = len(self._due)
         try:
-            lines = [self._encode(record) for record in due]
-            if self._header is not None:
-                lines.insert(0, self._header())
-            await self.journal.append(lines)
-            self._header = None
+            await self.journal.append(self._encode_due())
         except cancelled_types():
             if enclosing_cancelled():
                 raise
             uncancel_to(0)
             self.error = JournalError("a write to the journal was cancelled natively: whether it was done is unknown")
-        except JournalError as error:
-            self.error = error
         except Exception as error:
-            self.error = JournalError(f"the journal failed: {type(error).__name__}: {error}")
-            self.error.__cause__ = error
+            self.error = _as_journal_error(error)
         except BaseException as error:  # noqa: ASYNC103 - `durable` and the run raise it, in other tasks
             if is_closing(self._task):
                 raise
             self.error = error
         else:
-            self._written += len(due)
+            self._written += count
             self._report_progress()
+
+    def _write_nowait(self, append: Callable[[Sequence[bytes]], None]) -> None:
+        """Append the records due; on failure set `error` and end the run."""
+        count = len(self._due)
+        try:
+            append(self._encode_due())
+        except BaseException as error:  # noqa: ASYNC103 - raised by `durable`: the caller is in the middle of a step
+            self.error = _as_journal_error(error) if isinstance(error, Exception) else error
+            self._failed()
+        else:
+            self._written += count
+
+    def _encode_due(self) -> list[bytes]:
+        """Return the records due as lines, the journal's header before the first one, and have none due any more."""
+        due, self._due = self._due, []
+        lines = [self._encode(record) for record in due]
+        if self._header is not None:
+            lines.insert(0, self._header())
+            self._header = None  # a batch that fails is the last one
+        return lines
 
     def _report_progress(self) -> None:
         progress, self._progress = self._progress, anyio.Event()
         progress.set()
+
+
+def _as_journal_error(error: Exception) -> JournalError:
+    if isinstance(error, JournalError):
+        return error
+    failed = JournalError(f"the journal failed: {type(error).__name__}: {error}")
+    failed.__cause__ = error
+    return failed
+
+
+def find_append_nowait(journal: Journal) -> Callable[[Sequence[bytes]], None] | None:
+    """Return the method of *journal* that appends at once; None if it has none, or one that a subclass has outdated.
+
+    A subclass that overrides `append` expects to be asked for every record. So the method counts only if no class
+    nearer to the object's own defines `append` alone.
+    """
+    for cls in type(journal).__mro__:
+        if "append_nowait" in vars(cls) and isinstance(journal, ImmediateJournal):
+            return journal.append_nowait
+        if "append" in vars(cls):
+            return None
+    return None
