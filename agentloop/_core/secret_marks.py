@@ -11,7 +11,7 @@ are secret if the arguments of its call are. Marks only. Where a marked value wo
     the model                        shown as it is; a stored value that can't be read back stays withheld
 
 Values that nothing marks are not hidden, but for text in the form of a credential in the message of an error
-(`_common/error_text`), and the headers and bodies of providers' requests (`models/_http`).
+(`_common/error_text`), and the headers and bodies of providers' requests (`models/_http`, `models/_refusals`).
 """
 
 from __future__ import annotations

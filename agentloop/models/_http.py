@@ -22,13 +22,10 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 import time
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from datetime import UTC
-from email.utils import parsedate_to_datetime
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urljoin, urlsplit
@@ -38,16 +35,22 @@ import attrs
 import httpx
 
 from agentloop.exceptions import ModelBehaviorError, ModelTransportError, UserTypeError, UserValueError
+from agentloop.models._refusals import (
+    QUOTED,
+    SILENT,
+    check_headers,
+    make_redactor,
+    place_of,
+    read_error_body,
+    retry_after,
+    should_retry,
+)
 
-SILENT = "silence_timeout"
-"""Code of the error for an answer of which no more data came in time."""
 CLOSE_TIMEOUT = 2.0
-MAX_RETRY_AFTER = 3600.0
 _WRITE_TIMEOUT = 60.0
 _CLIENT_DEFAULT = {"connect": 5.0, "read": 5.0, "write": 5.0, "pool": 5.0}
 _PIECE = 65_536
 _ERROR_BODY = 65_536
-_QUOTED = 300
 _REQUEST_IDS = ("x-request-id", "request-id", "opc-request-id")
 _LOOPBACK = ("all://127.0.0.1", "all://localhost", "all://[::1]")
 
@@ -67,38 +70,6 @@ class Patience:
     silence: float | None
 
 
-# ---------------------------------------------------------------------------------------------- headers
-
-
-def retry_after(headers: Mapping[str, str], now: float) -> float | None:
-    """Return the seconds to wait that the server asks for, at most `MAX_RETRY_AFTER`; None without a valid value.
-
-    Units: *now* is wall-clock seconds since the epoch; an HTTP date is compared with it.
-    """
-    seconds = _number(headers.get("retry-after-ms"))
-    if seconds is not None:
-        seconds /= 1000
-    else:
-        seconds = _number(headers.get("retry-after"))
-    if seconds is None and (date := headers.get("retry-after")):
-        with suppress(ValueError, OverflowError):
-            when = parsedate_to_datetime(date)
-            seconds = (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp() - now
-    return None if seconds is None else min(max(seconds, 0.0), MAX_RETRY_AFTER)
-
-
-def _number(text: str | None) -> float | None:
-    try:
-        value = float(text or "")
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None
-
-
-def _should_retry(headers: Mapping[str, str]) -> bool | None:
-    return {"true": True, "false": False}.get(headers.get("x-should-retry", "").lower())
-
-
 # ---------------------------------------------------------------------------------------------- failures
 
 
@@ -113,32 +84,13 @@ def _is_http_error(error: Exception) -> bool:
 def _transport_error(error: Exception, host: str, redact: Callable[[str], str]) -> ModelTransportError:
     """Return the library's error for the HTTP client's *error*."""
     why = "it took too long" if _is_named(error, "TimeoutException") else str(error) or "the connection broke"
-    return ModelTransportError(redact(f"No answer from {host}: {why[:_QUOTED]} ({type(error).__name__})"))
+    return ModelTransportError(redact(f"No answer from {host}: {why[:QUOTED]} ({type(error).__name__})"))
 
 
 def _silence_error(host: str, seconds: float | None) -> ModelTransportError:
     return ModelTransportError(
         f"No answer from {host}: it took too long, silent for {seconds:g} s (ReadTimeout)", code=SILENT
     )
-
-
-_SECRET_NAMES = ("auth", "cookie", "key", "password", "secret", "token")
-
-
-def _make_redactor(fields: Mapping[str, str]) -> Callable[[str], str]:
-    """Return a function that masks the values of secret *fields*, known by their names, in a text."""
-    secrets: set[str] = set()
-    for name, value in fields.items():
-        if any(word in name.lower() for word in _SECRET_NAMES):
-            secrets |= {value, value.split(" ")[-1]}
-    longest_first = sorted(secrets - {""}, key=len, reverse=True)
-
-    def redact(text: str) -> str:
-        for secret in longest_first:
-            text = text.replace(secret, "***")
-        return text
-
-    return redact
 
 
 @attrs.define(eq=False)
@@ -207,7 +159,7 @@ class Reply:
         self._patience = patience
         self._response = response
         self._host = urlsplit(url).hostname or url
-        self.place = _place(url)
+        self.place = place_of(url)
         """Host and path of the request's URL."""
         self.redact = redact
         self._raw: Any = None
@@ -363,14 +315,14 @@ class HttpDriver:
             ModelTransportError: if no answer comes, or one without success.
         """
         host = urlsplit(url).hostname or url
-        outgoing = _Outgoing(url, _json(body), _check_headers(headers), dict(query) if query else None, auth)
-        redact = _make_redactor({**headers, **(query or {})})
+        outgoing = _Outgoing(url, _json(body), check_headers(headers), dict(query) if query else None, auth)
+        redact = make_redactor({**headers, **(query or {})})
         # A client with httpx's default timeouts has five seconds, less than most models need, so they are replaced.
         # Other timeouts are the application's choice and remain.
         patient = patience if self._default_timeouts() else None
         response = await self._send(outgoing, host, redact, patient)
         # What was sent has more than *headers*: the signature, and what the application's client adds.
-        redact = _make_redactor({**headers, **(query or {}), **response.request.headers})
+        redact = make_redactor({**headers, **(query or {}), **response.request.headers})
         reply = Reply(response, url, redact, patient)
         try:
             if not 200 <= reply.status < 300:
@@ -459,9 +411,9 @@ async def _read_failed_answer(reply: Reply, host: str) -> ModelTransportError:
     # The status is the main fact; a body that comes slowly or breaks must not delay it.
     with anyio.move_on_after(5.0), suppress(ModelTransportError, ModelBehaviorError):
         body, _ = await reply.read(_ERROR_BODY)
-    words, code = _error_body(body)
+    words, code = read_error_body(body)
     if 300 <= reply.status < 400:
-        place = _place(urljoin(f"//{reply.place}", reply.headers.get("location", "")))
+        place = place_of(urljoin(f"//{reply.place}", reply.headers.get("location", "")))
         said = f"{reply.content_type}, " if reply.content_type else ""
         words = f"{said}sent on from {reply.place} to {place}, where nothing is sent, as the key would go along"
         words = f"{words}.{_hint_v1(reply.place)}"
@@ -470,36 +422,13 @@ async def _read_failed_answer(reply: Reply, host: str) -> ModelTransportError:
         status=reply.status,
         code=code and reply.redact(code),
         retry_after=retry_after(reply.headers, time.time()),
-        should_retry=_should_retry(reply.headers),
+        should_retry=should_retry(reply.headers),
         request_id=reply.request_id,
     )
 
 
-def _place(url: str) -> str:
-    """Return host and path of *url*, without its query and its user, which may be secret."""
-    try:
-        parts = urlsplit(url)
-        return f"{parts.hostname or ''}{parts.path}"
-    except ValueError:
-        return "a place that is no URL"
-
-
 def _hint_v1(place: str) -> str:
     return "" if "/v1/" in place else " The base URL may lack /v1."
-
-
-def _error_body(body: bytes) -> tuple[str, str | None]:
-    """Return the message in an error's body, bounded, and its code, or None."""
-    text = body.decode("utf-8", "replace").strip()
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError):
-        data = None
-    error = data.get("error", data) if isinstance(data, dict) else None
-    if not isinstance(error, dict):
-        return (error if isinstance(error, str) else text)[:_QUOTED] or "no reason given", None
-    named = next((error[key] for key in ("code", "type") if isinstance(error.get(key), str)), None)
-    return str(error.get("message") or text)[:_QUOTED], named and named[:_QUOTED]
 
 
 def _json(body: Mapping[str, Any]) -> bytes:
@@ -515,13 +444,3 @@ def _plain(value: object) -> object:
     if isinstance(value, Mapping):
         return dict(value)
     raise TypeError(f"{type(value).__name__} has no JSON form")
-
-
-def _check_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return *headers* if they can be sent. Checked here, as the client's error would quote a value, maybe a secret."""
-    for name, value in headers.items():
-        if not isinstance(value, str):
-            raise UserTypeError(f"Header {name!r}: text is needed, not {type(value).__name__}")
-        if not value.isascii() or not value.isprintable():
-            raise UserValueError(f"Header {name!r}: its value holds characters that a header can't.")
-    return dict(headers)

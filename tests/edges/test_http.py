@@ -22,7 +22,8 @@ from agentloop.exceptions import (
 from agentloop.items import AssistantMessage, UserMessage
 from agentloop.model_events import ModelEvent, ModelRequest, ResponseDone, TextDelta
 from agentloop.models import HttpCodec, HttpModel, OpenAIChatModel
-from agentloop.models._http import MAX_RETRY_AFTER, HttpDriver, retry_after
+from agentloop.models._http import HttpDriver
+from agentloop.models._refusals import MAX_RETRY_AFTER, retry_after
 from agentloop.settings import ModelSettings
 
 KEY = "sk-very-secret-0123456789"

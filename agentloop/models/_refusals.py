@@ -1,0 +1,99 @@
+"""What a server's refusal says, whatever the transport: its headers, its body, and no secret of the request. Pure."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from datetime import UTC
+from email.utils import parsedate_to_datetime
+from urllib.parse import urlsplit
+
+from agentloop.exceptions import UserTypeError, UserValueError
+
+SILENT = "silence_timeout"
+"""Code of the error for an answer of which no more data came in time."""
+MAX_RETRY_AFTER = 3600.0
+QUOTED = 300
+"""Most characters of a server's words that a message quotes."""
+_SECRET_NAMES = ("auth", "cookie", "key", "password", "secret", "token")
+
+
+def retry_after(headers: Mapping[str, str], now: float) -> float | None:
+    """Return the seconds to wait that the server asks for, at most `MAX_RETRY_AFTER`; None without a valid value.
+
+    Units: *now* is wall-clock seconds since the epoch; an HTTP date is compared with it.
+    """
+    seconds = _number(headers.get("retry-after-ms"))
+    if seconds is not None:
+        seconds /= 1000
+    else:
+        seconds = _number(headers.get("retry-after"))
+    if seconds is None and (date := headers.get("retry-after")):
+        with suppress(ValueError, OverflowError):
+            when = parsedate_to_datetime(date)
+            seconds = (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp() - now
+    return None if seconds is None else min(max(seconds, 0.0), MAX_RETRY_AFTER)
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        value = float(text or "")
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def should_retry(headers: Mapping[str, str]) -> bool | None:
+    """Return the server's own advice on a retry, or None if it gives none."""
+    return {"true": True, "false": False}.get(headers.get("x-should-retry", "").lower())
+
+
+def make_redactor(fields: Mapping[str, str]) -> Callable[[str], str]:
+    """Return a function that masks the values of secret *fields*, known by their names, in a text."""
+    secrets: set[str] = set()
+    for name, value in fields.items():
+        if any(word in name.lower() for word in _SECRET_NAMES):
+            secrets |= {value, value.split(" ")[-1]}
+    longest_first = sorted(secrets - {""}, key=len, reverse=True)
+
+    def redact(text: str) -> str:
+        for secret in longest_first:
+            text = text.replace(secret, "***")
+        return text
+
+    return redact
+
+
+def place_of(url: str) -> str:
+    """Return host and path of *url*, without its query and its user, which may be secret."""
+    try:
+        parts = urlsplit(url)
+        return f"{parts.hostname or ''}{parts.path}"
+    except ValueError:
+        return "a place that is no URL"
+
+
+def read_error_body(body: bytes) -> tuple[str, str | None]:
+    """Return the message in an error's body, bounded, and its code, or None."""
+    text = body.decode("utf-8", "replace").strip()
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError):
+        data = None
+    error = data.get("error", data) if isinstance(data, dict) else None
+    if not isinstance(error, dict):
+        return (error if isinstance(error, str) else text)[:QUOTED] or "no reason given", None
+    named = next((error[key] for key in ("code", "type") if isinstance(error.get(key), str)), None)
+    return str(error.get("message") or text)[:QUOTED], named and named[:QUOTED]
+
+
+def check_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return *headers* if they can be sent. Checked here, as the client's error would quote a value, maybe a secret."""
+    for name, value in headers.items():
+        if not isinstance(value, str):
+            raise UserTypeError(f"Header {name!r}: text is needed, not {type(value).__name__}")
+        if not value.isascii() or not value.isprintable():
+            raise UserValueError(f"Header {name!r}: its value holds characters that a header can't.")
+    return dict(headers)
