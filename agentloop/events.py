@@ -6,7 +6,7 @@ only: does not know about streams or buffers.
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from agentloop._common.values import Value
 from agentloop.items import ApprovalRequest as ApprovalRequestItem
@@ -23,6 +23,7 @@ __all__ = [
     "CallStarted",
     "Event",
     "GuardrailSettled",
+    "HostedProgress",
     "ItemCreated",
     "RawModelEvent",
     "ReasoningDelta",
@@ -51,15 +52,17 @@ class TurnStarted(_Event, frozen=True, tag="turn_started", gc=False):
 
 
 class TextDelta(_Event, frozen=True, tag="text_delta", gc=False):
-    """A piece of the answer's text."""
+    """A piece of the answer's text. `item` is the position of its message in the answer, where that is told."""
 
     text: str
+    item: int = 0
 
 
 class ReasoningDelta(_Event, frozen=True, tag="reasoning_delta", gc=False):
-    """A piece of the model's reasoning."""
+    """A piece of the model's reasoning (`kind` is `"text"`), or of a summary of it (`"summary"`)."""
 
     text: str
+    kind: Literal["text", "summary"] = "text"
 
 
 class ArgumentsDelta(_Event, frozen=True, tag="arguments_delta", gc=False):
@@ -69,6 +72,17 @@ class ArgumentsDelta(_Event, frozen=True, tag="arguments_delta", gc=False):
     delta: str
 
     _unshown = frozenset({"delta"})  # it may be part of a secret argument: the tool isn't known yet
+
+
+class HostedProgress(_Event, frozen=True, tag="hosted_progress", gc=False):
+    """A step of a tool that the provider runs itself. `kind` is the tool's, `status` the provider's word for the step.
+
+    `id` is the id of the `HostedToolCall` that the answer will hold.
+    """
+
+    kind: str
+    status: str
+    id: str | None = None
 
 
 class RawModelEvent(_Event, frozen=True, tag="raw_model_event"):
@@ -139,6 +153,7 @@ Event: TypeAlias = (
     | TextDelta
     | ReasoningDelta
     | ArgumentsDelta
+    | HostedProgress
     | RawModelEvent
     | ItemCreated
     | CallStarted

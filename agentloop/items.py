@@ -8,7 +8,7 @@ Does not know about tools, runs or JSON.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 import msgspec
 from msgspec.structs import force_setattr
@@ -18,11 +18,16 @@ from agentloop._common.masking import MASK, masked_arguments
 from agentloop._common.values import NotedValue, Value
 
 __all__ = [
+    "Annotation",
     "ApprovalRequest",
     "AssistantMessage",
+    "Audio",
+    "Caller",
     "Compaction",
+    "ContainerFileCitation",
     "Content",
     "File",
+    "FileCitation",
     "HandoffCall",
     "HandoffOutput",
     "HostedToolCall",
@@ -38,6 +43,7 @@ __all__ = [
     "Text",
     "ToolCall",
     "ToolOutput",
+    "UrlCitation",
     "UserMessage",
     "to_items",
 ]
@@ -49,21 +55,93 @@ class _ContentPart(Value, frozen=True, tag_field="type", gc=False):
     pass
 
 
-class Text(_ContentPart, frozen=True, tag="text"):
-    """Plain text."""
+class _Citation(Value, frozen=True, kw_only=True, tag_field="type", gc=False):
+    start: int | None = None
+    end: int | None = None
 
-    text: str
 
-
-class Image(_ContentPart, frozen=True, tag="image"):
-    """An image by URL (a `data:` URL holds the bytes). `detail` is the provider's resolution hint."""
+class UrlCitation(_Citation, frozen=True, tag="url_citation"):
+    """A web page that a text refers to. `start` and `end` bound the words of the text, in characters from 0."""
 
     url: str
+    title: str | None = None
+
+
+class FileCitation(_Citation, frozen=True, tag="file_citation"):
+    """A file that a text refers to. `index` is the provider's position of the citation, in characters from 0."""
+
+    file_id: str
+    filename: str | None = None
+    index: int | None = None
+
+
+class ContainerFileCitation(_Citation, frozen=True, tag="container_file_citation"):
+    """A file in a container of a hosted tool, made there or read there, that a text refers to."""
+
+    container_id: str
+    file_id: str
+    filename: str | None = None
+
+
+Annotation: TypeAlias = UrlCitation | FileCitation | ContainerFileCitation
+
+
+class Text(_ContentPart, frozen=True, tag="text"):
+    """Plain text. `annotations` are the sources that a model's text refers to."""
+
+    text: str
+    annotations: tuple[Annotation, ...] = ()
+
+
+class _Media(_ContentPart, frozen=True, kw_only=True):
+    file_id: str | None = None
+    media_type: str | None = None
+
+    _sources: ClassVar[tuple[str, ...]] = ("url", "data", "file_id")
+
+    def __post_init__(self) -> None:
+        for name in self._sources:
+            if getattr(self, name) is not None:
+                return
+        raise UserTypeError(f"{type(self).__name__}: one of url, data and file_id is needed")
+
+
+class Image(_Media, frozen=True, tag="image"):
+    """An image by URL, by base64 `data`, or by the id of a file that the provider holds.
+
+    `media_type` is that of `data` (`"image/png"`); a `data:` URL names its own. `detail` is the provider's hint for
+    the resolution.
+
+    Raises:
+        UserTypeError: if none of the three is given.
+    """
+
+    url: str | None = None
     detail: str | None = None
+    data: str | None = None
 
 
-class File(_ContentPart, frozen=True, tag="file"):
-    """A file by base64 `data` or by `url`."""
+class Audio(_Media, frozen=True, tag="audio"):
+    """A recording by base64 `data`, by URL, or by the id of a file that the provider holds.
+
+    `media_type` is that of `data`: `"audio/wav"`, `"audio/mpeg"`.
+
+    Raises:
+        UserTypeError: if none of the three is given.
+    """
+
+    data: str | None = None
+    url: str | None = None
+
+
+class File(_Media, frozen=True, tag="file"):
+    """A file by base64 `data`, by `url`, or by the id of a file that the provider holds.
+
+    `media_type` is that of `data`; if it isn't given, the name of the file tells it.
+
+    Raises:
+        UserTypeError: if none of the three is given.
+    """
 
     data: str | None = None
     url: str | None = None
@@ -76,7 +154,7 @@ class Refusal(_ContentPart, frozen=True, tag="refusal"):
     refusal: str
 
 
-Part: TypeAlias = Text | Image | File | Refusal
+Part: TypeAlias = Text | Image | Audio | File | Refusal
 Content: TypeAlias = str | tuple[Part, ...]
 """The content of a tool output: text, or parts."""
 
@@ -84,13 +162,13 @@ Content: TypeAlias = str | tuple[Part, ...]
 def _to_parts(content: str | Part | Iterable[Part]) -> tuple[Part, ...]:
     if isinstance(content, str):
         return (Text(content),)
-    if isinstance(content, Text | Image | File | Refusal):
+    if isinstance(content, Part):
         return (content,)
     parts = tuple(content)
     for index, part in enumerate(parts):
-        if not isinstance(part, Text | Image | File | Refusal):
+        if not isinstance(part, Part):
             raise UserTypeError(
-                f"content[{index}]: a Text, Image, File or Refusal is needed, not {type(part).__name__}"
+                f"content[{index}]: a Text, Image, Audio, File or Refusal is needed, not {type(part).__name__}"
             )
     return parts
 
@@ -132,12 +210,25 @@ class _Message(_SecretItem, frozen=True):
         return "".join([part.text for part in self.content if isinstance(part, Text)])
 
 
+class Caller(Value, frozen=True, gc=False):
+    """The hosted tool whose program made a call in place of the model. `kind` is the provider's word, `id` its call."""
+
+    kind: str
+    id: str | None = None
+
+
 class _MarkedCall(NotedValue, frozen=True, kw_only=True, tag_field="type", gc=False):
+    kind: Literal["function", "custom"] = "function"
+    caller: Caller | None = None
     provider_data: JsonObject | None = None
     secret: tuple[str, ...] = ()
     secret_output: bool = False
 
     _notes = _unshown = frozenset({"secret", "secret_output"})
+
+
+class _FlaggedOutput(_SecretItem, frozen=True, kw_only=True):
+    is_error: bool = False
 
 
 class _RequiredVerdict(_Item, frozen=True, kw_only=True):
@@ -230,6 +321,9 @@ def _no_arguments() -> str:
 class ToolCall(_MarkedCall, frozen=True, tag="tool_call"):
     """The model's request to call a function. `arguments` is JSON text, exactly as the model wrote it.
 
+    A call of kind `"custom"` is one of a tool that takes free text: `arguments` is that text. `caller` is the hosted
+    tool that made the call; None if the model itself did.
+
     `secret` names the secret arguments, and `secret_output` is True if the output is secret: only the model sees these
     values. The run copies both from the tool's definition. They take no part in equality.
     """
@@ -248,6 +342,8 @@ class ToolCall(_MarkedCall, frozen=True, tag="tool_call"):
             arguments: str = "{}",
             namespace: str | None = None,
             *,
+            kind: Literal["function", "custom"] = "function",
+            caller: Caller | None = None,
             provider_data: JsonObject | None = None,
             secret: Iterable[str] = (),
             secret_output: bool = False,
@@ -260,8 +356,11 @@ class ToolCall(_MarkedCall, frozen=True, tag="tool_call"):
         return self._format({"arguments": repr(masked_arguments(self.arguments, self.secret))})
 
 
-class ToolOutput(_SecretItem, frozen=True, tag="tool_output"):
-    """The answer to one `ToolCall`: text or parts. One that is `secret` shows in no repr."""
+class ToolOutput(_FlaggedOutput, frozen=True, tag="tool_output"):
+    """The answer to one `ToolCall`: text or parts. One that is `secret` shows in no repr.
+
+    `is_error` is True if it says why the call didn't succeed.
+    """
 
     call_id: str
     output: Content
@@ -275,6 +374,7 @@ class ToolOutput(_SecretItem, frozen=True, tag="tool_output"):
             call_id: str,
             output: str | Part | Iterable[Part],
             *,
+            is_error: bool = False,
             provider_data: JsonObject | None = None,
             secret: bool = False,
         ) -> None: ...
@@ -302,11 +402,18 @@ class HandoffOutput(_ProviderItem, frozen=True, tag="handoff_output"):
 
 
 class HostedToolCall(_Item, frozen=True, tag="hosted_tool_call"):
-    """A call of a tool that the provider ran itself (web search, code interpreter …): observed, never executed here."""
+    """A call of a tool that the provider ran itself (web search, code interpreter …): observed, never executed here.
+
+    `status` is the provider's word for how it went, `output` what the tool gave, in the provider's own JSON (None if
+    it isn't shown), and `call_id` the id that the call's other items name. `data` holds the provider's other fields.
+    """
 
     kind: str
     data: JsonObject = msgspec.field(default_factory=dict)
     id: str | None = None
+    status: str | None = None
+    output: Any = None
+    call_id: str | None = None
 
 
 class ApprovalRequest(_RequiredVerdict, frozen=True, tag="approval_request"):

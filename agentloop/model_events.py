@@ -7,14 +7,14 @@ codecs, which are in `agentloop.models`.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 import msgspec
 from msgspec.structs import force_setattr
 
 from agentloop._common.errors import UserTypeError
 from agentloop._common.values import NotedValue, Value
-from agentloop.items import Item
+from agentloop.items import Item, JsonObject
 from agentloop.settings import ModelSettings
 from agentloop.usage import RequestUsage, Usage
 
@@ -72,15 +72,20 @@ class ResponseStarted(Value, frozen=True, tag_field="type", tag="response_starte
 
 
 class TextDelta(Value, frozen=True, tag_field="type", tag="text_delta", gc=False):
-    """A piece of the answer's text."""
+    """A piece of the answer's text. `item` is the position of its message in the answer, where that is told.
+
+    Some providers don't say which message a piece belongs to; its `item` is then 0.
+    """
 
     text: str
+    item: int = 0
 
 
 class ReasoningDelta(Value, frozen=True, tag_field="type", tag="reasoning_delta", gc=False):
-    """A piece of the model's reasoning, if the provider shows it."""
+    """A piece of the model's reasoning, if the provider shows it: of the reasoning itself, or of a summary of it."""
 
     text: str
+    kind: Literal["text", "summary"] = "text"
 
 
 class ArgumentsDelta(Value, frozen=True, tag_field="type", tag="arguments_delta", gc=False):
@@ -90,6 +95,17 @@ class ArgumentsDelta(Value, frozen=True, tag_field="type", tag="arguments_delta"
     delta: str
 
     _unshown = frozenset({"delta"})  # it may be part of a secret argument: the tool isn't known yet
+
+
+class HostedProgress(Value, frozen=True, tag_field="type", tag="hosted_progress", gc=False):
+    """A step of a tool that the provider runs itself. `kind` is the tool's, `status` the provider's word for the step.
+
+    `id` is the id of the `HostedToolCall` that the answer will hold.
+    """
+
+    kind: str
+    status: str
+    id: str | None = None
 
 
 class ItemDone(Value, frozen=True, tag_field="type", tag="item_done", gc=False):
@@ -112,6 +128,9 @@ class _Answer(Value, frozen=True, gc=False):
     response_id: str | None = None
     request_id: str | None = None
     finish_reason: str | None = None
+    model: str | None = None
+    service_tier: str | None = None
+    provider_data: JsonObject | None = None
 
     def __post_init__(self) -> None:
         if type(self.items) is not tuple:
@@ -127,7 +146,9 @@ class ResponseDone(_Answer, frozen=True, tag_field="type", tag="response_done"):
     """The answer is complete. `items` are all its items in order; `usage` is None if the provider gave none.
 
     `finish_reason` is the provider's reason for the end of the answer; `"length"` and `"content_filter"` mean that it
-    was cut.
+    was cut, and `"pause"` that the provider interrupted its own work and wants to be asked again. `model` is the model
+    that answered, `service_tier` the class of service that it was given, and `provider_data` what else the provider
+    says of the answer as a whole; each is None if it says nothing.
     """
 
     if TYPE_CHECKING:
@@ -139,11 +160,14 @@ class ResponseDone(_Answer, frozen=True, tag_field="type", tag="response_done"):
             response_id: str | None = None,
             request_id: str | None = None,
             finish_reason: str | None = None,
+            model: str | None = None,
+            service_tier: str | None = None,
+            provider_data: JsonObject | None = None,
         ) -> None: ...
 
 
 class ModelResponse(_Answer, frozen=True):
-    """One complete answer of a model. `usage` and `finish_reason` are None if the provider gave none."""
+    """One complete answer of a model. Its fields are those of `ResponseDone`."""
 
     if TYPE_CHECKING:
 
@@ -154,6 +178,9 @@ class ModelResponse(_Answer, frozen=True):
             response_id: str | None = None,
             request_id: str | None = None,
             finish_reason: str | None = None,
+            model: str | None = None,
+            service_tier: str | None = None,
+            provider_data: JsonObject | None = None,
         ) -> None: ...
 
     @property
@@ -161,5 +188,12 @@ class ModelResponse(_Answer, frozen=True):
         """True if a length limit or a content filter ended the answer before the model was done."""
         return self.finish_reason in ("length", "content_filter")
 
+    @property
+    def paused(self) -> bool:
+        """True if the provider interrupted its own work, to continue when it is asked again."""
+        return self.finish_reason == "pause"
 
-ModelEvent: TypeAlias = ResponseStarted | TextDelta | ReasoningDelta | ArgumentsDelta | ItemDone | Raw | ResponseDone
+
+ModelEvent: TypeAlias = (
+    ResponseStarted | TextDelta | ReasoningDelta | ArgumentsDelta | HostedProgress | ItemDone | Raw | ResponseDone
+)

@@ -12,6 +12,7 @@ __all__ = [
     "CallOutcome",
     "CancelledBy",
     "FROM_ABOVE",
+    "SUCCESSES",
     "Status",
 ]
 
@@ -19,6 +20,8 @@ Status: TypeAlias = Literal[
     "succeeded", "failed", "timed_out", "cancelled", "rejected", "replayed", "skipped", "unknown"
 ]
 CancelledBy: TypeAlias = Literal["tool", "caller", "sibling", "deadline", "parent"]
+SUCCESSES: tuple[Status, ...] = ("succeeded", "replayed")
+"""The members whose output is what the tool gave; of the others it says why there is no such output."""
 FROM_ABOVE: tuple[CancelledBy, ...] = ("parent", "deadline")
 """The members that cancel a call because its run ends: the call is due again when that run resumes."""
 

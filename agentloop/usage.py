@@ -14,6 +14,9 @@ from agentloop._common.values import NotedValue, Value
 class RequestUsage(NotedValue, frozen=True, kw_only=True, gc=False):
     """Tokens of one model request. `complete` is False when the response was cut before its last event.
 
+    `cached_tokens` were read from the provider's cache of prompts and `cache_write_tokens` written to it: both are part
+    of `input_tokens`. `reasoning_tokens` are part of `output_tokens`; `audio_tokens` are those of both directions.
+
     `raw` is a copy of the provider's own data: a count that the provider left out is absent there and 0 here.
     """
 
@@ -21,7 +24,9 @@ class RequestUsage(NotedValue, frozen=True, kw_only=True, gc=False):
     output_tokens: int = 0
     total_tokens: int = 0
     cached_tokens: int = 0
+    cache_write_tokens: int = 0
     reasoning_tokens: int = 0
+    audio_tokens: int = 0
     model: str | None = None
     complete: bool = True
     raw: Mapping[str, Any] | None = None
@@ -41,7 +46,9 @@ class Usage(Value, frozen=True, kw_only=True, gc=False):
     output_tokens: int = 0
     total_tokens: int = 0
     cached_tokens: int = 0
+    cache_write_tokens: int = 0
     reasoning_tokens: int = 0
+    audio_tokens: int = 0
     entries: tuple[RequestUsage, ...] = ()
 
     def __add__(self, other: Usage) -> Usage:
@@ -53,6 +60,8 @@ class Usage(Value, frozen=True, kw_only=True, gc=False):
             output_tokens=self.output_tokens + other.output_tokens,
             total_tokens=self.total_tokens + other.total_tokens,
             cached_tokens=self.cached_tokens + other.cached_tokens,
+            cache_write_tokens=self.cache_write_tokens + other.cache_write_tokens,
             reasoning_tokens=self.reasoning_tokens + other.reasoning_tokens,
+            audio_tokens=self.audio_tokens + other.audio_tokens,
             entries=self.entries + other.entries,
         )

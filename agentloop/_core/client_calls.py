@@ -40,11 +40,11 @@ def unanswered(items: Iterable[Item]) -> Item | None:
     """Return the first of a response's *items* whose answer neither this library nor the provider gives, or None."""
     items = tuple(items)
     answered = {
-        item.data[key]
+        answered_id
         for item in items
         if isinstance(item, OpaqueItem | HostedToolCall) and _kind(item).endswith(_OUTPUTS)
-        for key in _IDS
-        if isinstance(item.data.get(key), str)
+        for answered_id in (_call_id(item), *map(item.data.get, _IDS))
+        if isinstance(answered_id, str)
     }
     for item in items:
         if isinstance(item, ApprovalRequest):
@@ -70,8 +70,12 @@ def _kind(item: OpaqueItem | HostedToolCall) -> str:
 def _id(item: OpaqueItem | HostedToolCall) -> str | None:
     """Return the id that an output has to name: of two ids, the call's, and not the item's own."""
     own = item.id if isinstance(item, HostedToolCall) else None
-    given = item.data.get("call_id") or item.data.get("id") or own
+    given = _call_id(item) or item.data.get("call_id") or item.data.get("id") or own
     return given if isinstance(given, str) else None
+
+
+def _call_id(item: OpaqueItem | HostedToolCall) -> str | None:
+    return item.call_id if isinstance(item, HostedToolCall) else None
 
 
 def _is_call(kind: str, data: Mapping[str, Any]) -> bool:
@@ -81,6 +85,8 @@ def _is_call(kind: str, data: Mapping[str, Any]) -> bool:
 def _needs_answer(item: OpaqueItem | HostedToolCall) -> bool:
     kind, data = _kind(item), item.data
     if kind.endswith(_OUTPUTS) or any(data.get(key) is not None for key in _ANSWERS):
+        return False
+    if isinstance(item, HostedToolCall) and item.output is not None:
         return False
     if kind in _OF_THE_CLIENT or kind.endswith("_request") or isinstance(data.get("call_id"), str):
         return True

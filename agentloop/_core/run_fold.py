@@ -58,7 +58,7 @@ from agentloop.items import (
     ToolOutput,
 )
 from agentloop.model_events import ModelResponse
-from agentloop.outcomes import FROM_ABOVE, CallOutcome
+from agentloop.outcomes import FROM_ABOVE, SUCCESSES, CallOutcome
 from agentloop.settings import JsonLimits
 from agentloop.usage import RequestUsage, Usage
 
@@ -94,7 +94,9 @@ class UsageMeter:
     output_tokens: int = 0
     total_tokens: int = 0
     cached_tokens: int = 0
+    cache_write_tokens: int = 0
     reasoning_tokens: int = 0
+    audio_tokens: int = 0
     entries: list[RequestUsage] = attrs.field(factory=list)
 
     def add(self, usage: RequestUsage | None) -> None:
@@ -106,7 +108,9 @@ class UsageMeter:
         self.output_tokens += usage.output_tokens
         self.total_tokens += usage.total_tokens
         self.cached_tokens += usage.cached_tokens
+        self.cache_write_tokens += usage.cache_write_tokens
         self.reasoning_tokens += usage.reasoning_tokens
+        self.audio_tokens += usage.audio_tokens
         if usage.total_tokens or usage.input_tokens or usage.output_tokens or not usage.complete:
             self.entries.append(usage)
 
@@ -118,7 +122,9 @@ class UsageMeter:
             output_tokens=self.output_tokens,
             total_tokens=self.total_tokens,
             cached_tokens=self.cached_tokens,
+            cache_write_tokens=self.cache_write_tokens,
             reasoning_tokens=self.reasoning_tokens,
+            audio_tokens=self.audio_tokens,
             entries=tuple(self.entries),
         )
 
@@ -677,15 +683,19 @@ class RunFold:
 
     def _release_call(self, call: CallState, released: list[ToolOutput]) -> None:
         call.released = True
-        if call.outcome is not None and call.outcome.output is not None:
-            output = ToolOutput(call.call.call_id, call.outcome.output, secret=call.outcome.secret)
+        outcome = call.outcome
+        if outcome is not None and outcome.output is not None:
+            failed = outcome.status not in SUCCESSES
+            output = ToolOutput(call.call.call_id, outcome.output, is_error=failed, secret=outcome.secret)
             self.new_items.append(output)
             released.append(output)
 
     def _batch_ended(self, record: r.BatchEnded) -> None:
         for call in self.batch:
-            if call.outcome is not None and call.outcome.output is not None:
-                output = ToolOutput(call.call.call_id, call.outcome.output, secret=call.outcome.secret)
+            outcome = call.outcome
+            if outcome is not None and outcome.output is not None:
+                failed = outcome.status not in SUCCESSES
+                output = ToolOutput(call.call.call_id, outcome.output, is_error=failed, secret=outcome.secret)
                 self.history.append(output)
         self.batch_open = False
         if self.batch and self.agent not in self.tool_users:

@@ -300,7 +300,14 @@ async def _read_response(run: LiveRun, view: TurnView, request: ModelRequest, at
         raise ModelBehaviorError("The model's response ended without being done")
     # Some servers leave the last event's items empty after having sent each on its own.
     response = ModelResponse(
-        done.items or items, done.usage, done.response_id, done.request_id, finish_reason=done.finish_reason
+        done.items or items,
+        done.usage,
+        done.response_id,
+        done.request_id,
+        done.finish_reason,
+        done.model,
+        done.service_tier,
+        done.provider_data,
     )
     if response.cut:
         _check_cut(run, response)

@@ -33,6 +33,9 @@ from agentloop._storage.withholding import WithheldText, is_mark
 _ITEM_KINDS: Mapping[type, str] = {cls: str(cls.__struct_config__.tag) for cls in get_args(i.Item)}
 _MESSAGES = (i.SystemMessage, i.UserMessage, i.AssistantMessage)
 _PART_KINDS: Mapping[type, str] = {cls: str(cls.__struct_config__.tag) for cls in get_args(i.Part)}
+_ANNOTATION_KINDS: Mapping[type, str] = {cls: str(cls.__struct_config__.tag) for cls in get_args(i.Annotation)}
+_ANY: Any = Any
+_ANNOTATION: Any = i.Annotation
 _PART: Any = i.Part
 _PARTS: Any = tuple[i.Part, ...]
 _CONTENT: Any = i.Content
@@ -70,14 +73,24 @@ def item_from_json(data: Mapping[str, Any], *, path: str = "$") -> i.Item:
 
 @functools.cache  # made at first use, so that importing the package doesn't pay for it
 def _unhidden_codec() -> TypedCodec:
-    return item_forms(TypedCodec(read_object, lambda value, _context: dict(value)))[_ITEM]
+    return item_forms(TypedCodec(read_object, lambda value, _context: dict(value)), AS_IT_IS)[_ITEM]
 
 
-def item_forms(objects: TypedCodec) -> dict[Any, TypedCodec]:
-    """Return the codecs of items, parts and content, by their type hints. *objects* is the codec of provider data."""
-    known: dict[Any, TypedCodec] = {_JSON_OBJECT: objects}
+AS_IT_IS = TypedCodec(lambda value, _context: value)
+"""The codec of JSON data that is stored unchanged."""
+
+
+def item_forms(objects: TypedCodec, values: TypedCodec) -> dict[Any, TypedCodec]:
+    """Return the codecs of items, parts and content, by their type hints.
+
+    *objects* is the codec of provider data, *values* that of any other JSON a provider sent.
+    """
+    known: dict[Any, TypedCodec] = {_JSON_OBJECT: objects, _ANY: values}
+    known[i.Caller] = class_form(i.Caller, known)
+    annotations = {cls: (kind, class_form(cls, known)) for cls, kind in _ANNOTATION_KINDS.items()}
+    known[_ANNOTATION] = tagged(annotations, "type", "an object is needed whose type is that of a citation")
     parts = {cls: (kind, class_form(cls, known)) for cls, kind in _PART_KINDS.items()}
-    known[_PART] = tagged(parts, "type", "an object is needed whose type is text, image, file or refusal")
+    known[_PART] = tagged(parts, "type", "an object is needed whose type is text, image, audio, file or refusal")
     known[_PARTS] = _parts_codec(many(known[_PART]))
     known[_CONTENT] = _content_codec(known[_PARTS])
     items: dict[type, tuple[str, TypedCodec]] = {}

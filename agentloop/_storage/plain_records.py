@@ -74,7 +74,12 @@ def _check_items(items: Iterable[i.Item] | None) -> None:
     for item in items or ():
         if isinstance(item, i.ApprovalRequest):  # it holds an item that isn't one of several kinds, so without a tag
             raise _Unusual
-        _check_value(item.data if isinstance(item, _WITH_DATA) else item.provider_data)
+        if isinstance(item, _WITH_DATA):
+            _check_value(item.data)
+            if isinstance(item, i.HostedToolCall):
+                _check_value(item.output)
+        else:
+            _check_value(item.provider_data)
 
 
 _WITH_DATA = (i.HostedToolCall, i.Compaction, i.OpaqueItem)
@@ -118,8 +123,10 @@ def _run_started(record: r.RunStarted) -> r.Record:
 
 
 def _model_responded(record: r.ModelResponded) -> r.Record:
-    _check_items(record.response.items)
-    _check_usage(record.response.usage)
+    response = record.response
+    _check_items(response.items)
+    _check_usage(response.usage)
+    _check_value(response.provider_data)
     return record
 
 

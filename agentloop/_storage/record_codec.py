@@ -89,7 +89,6 @@ _SECRET_FIELDS: Mapping[type, tuple[str, ...]] = {
 }
 _SECRET_ARGUMENTS = frozenset({r.ApprovalRequested, r.VerdictGiven, r.CallStarted, r.CallSettled})
 _NOTHING: frozenset[str] = frozenset()
-_ANY: Any = Any
 _JSON_OBJECT: Any = i.JsonObject
 
 
@@ -217,8 +216,7 @@ def _read_json_object(value: Any, context: Context) -> dict[str, Any]:
 
 @functools.cache  # made at first use, so that importing the package doesn't pay for it
 def _record_codec() -> TypedCodec:
-    known = item_forms(TypedCodec(_read_json_object, value_to_json))
-    known[_ANY] = TypedCodec(read_value, value_to_json)
+    known = item_forms(TypedCodec(_read_json_object, value_to_json), TypedCodec(read_value, value_to_json))
     for cls in (RequestUsage, ModelResponse, CallOutcome):
         known[cls] = _class_codec(cls, known)
     kinds = {cls: (kind, _class_codec(cls, known)) for cls, kind in KINDS.items()}

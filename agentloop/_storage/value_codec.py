@@ -36,7 +36,7 @@ from agentloop import guardrails as g
 from agentloop import items as i
 from agentloop._common.error_text import bounded
 from agentloop._common.errors import StateError
-from agentloop._storage.item_codec import item_forms
+from agentloop._storage.item_codec import AS_IT_IS, item_forms
 from agentloop._storage.typed_codec import (
     FLAG,
     TEXT,
@@ -424,7 +424,7 @@ def _own_codecs() -> Mapping[str, TypedCodec]:
             {"input_history": items, "pre_handoff_items": items, "new_items": items, "input_items": maybe(items)},
         ),
     }
-    plain = item_forms(TypedCodec(read_object, lambda value, _context: dict(value)))
+    plain = item_forms(TypedCodec(read_object, lambda value, _context: dict(value)), AS_IT_IS)
     own = {cls: (name, object_of(cls, forms)) for cls, (name, forms) in kinds.items()}
     values = tagged(own, "type", "an object of a known type is needed")
     return {"$item": plain[_ITEM], "$part": plain[_PART], "$value": values}

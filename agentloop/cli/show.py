@@ -218,7 +218,10 @@ class JsonLines:
             self._secretive[event.path] = any(tool.secret for tool in event.agent.tools)
         may_tell = isinstance(event, ev.ArgumentsDelta) and self._secretive.get(event.path, True)
         if not may_tell and not isinstance(event, ev.RawModelEvent):
-            await self._write({"kind": type(event).__name__, **plain(event)})
+            told = plain(event)
+            if "kind" in told:  # of reasoning, or of a hosted tool
+                told["of"] = told.pop("kind")
+            await self._write({"kind": type(event).__name__, **told})
 
     async def ended(self, ending: RunSummary) -> None:
         """Write the result."""

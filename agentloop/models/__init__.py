@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from agentloop.abc import Model, ModelProvider
 from agentloop.model_events import (
     ArgumentsDelta,
+    HostedProgress,
     ItemDone,
     ModelEvent,
     ModelRequest,
@@ -33,6 +34,7 @@ __all__ = [
     "ArgumentsDelta",
     "HttpCodec",
     "Decoder",
+    "HostedProgress",
     "HttpModel",
     "ItemDone",
     "LocalModel",

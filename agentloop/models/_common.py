@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from agentloop.exceptions import UserError, UserTypeError
-from agentloop.items import Content, File, HandoffCall, Image, Part, Refusal, Text, ToolCall
+from agentloop.items import Audio, Content, File, HandoffCall, Image, Part, Refusal, Text, ToolCall
 from agentloop.model_events import ModelRequest
 from agentloop.models._codec import JsonDict
 
@@ -36,15 +36,34 @@ def _chat_part(part: Part, place: str) -> JsonDict:
     match part:
         case Text(text):
             return {"type": "text", "text": text}
-        case Image(url, detail):
-            return {"type": "image_url", "image_url": {"url": url} | ({"detail": detail} if detail else {})}
+        case Image(url, detail) if url is not None or part.data is not None:
+            found = url if url is not None else data_url(part)
+            return {"type": "image_url", "image_url": {"url": found} | ({"detail": detail} if detail else {})}
         case File(data, _, filename) if data is not None:
-            if not data.startswith("data:"):
-                kind = mimetypes.guess_type(filename or "")[0] or "application/octet-stream"
-                data = f"data:{kind};base64,{data}"
-            return {"type": "file", "file": {"file_data": data} | ({"filename": filename} if filename else {})}
+            named = {"filename": filename} if filename else {}
+            return {"type": "file", "file": {"file_data": data_url(part)} | named}
+        case File(file_id=str(file_id)):
+            return {"type": "file", "file": {"file_id": file_id}}
+        case Audio(str(data)):
+            return {"type": "input_audio", "input_audio": {"data": data, "format": audio_format(part)}}
         case _:
             raise no_form(place, part)
+
+
+def data_url(part: Image | File) -> str:
+    """Return the base64 data of *part* as a `data:` URL; data that is one already is returned unchanged."""
+    data = part.data or ""
+    if data.startswith("data:"):
+        return data
+    named = part.filename if isinstance(part, File) else None
+    usual = "image/png" if isinstance(part, Image) else "application/octet-stream"
+    return f"data:{part.media_type or mimetypes.guess_type(named or '')[0] or usual};base64,{data}"
+
+
+def audio_format(part: Audio) -> str:
+    """Return the provider's word for the format of a recording: `"mp3"` for `"audio/mpeg"`, else the media type's."""
+    kind = (part.media_type or "audio/wav").partition("/")[2].removeprefix("x-")
+    return {"mpeg": "mp3", "wave": "wav"}.get(kind, kind)
 
 
 def plain_text(parts: Iterable[Part], place: str) -> str:

@@ -31,6 +31,7 @@ from agentloop.usage import RequestUsage
 
 SCHEMA = "1"
 PARTS = ("system", "items", "tools", "handoffs", "output_schema", "settings", "tool_choice")
+_TOLD_IF_GIVEN = ("finish_reason", "model", "service_tier", "provider_data")
 REDACTED = "[redacted]"
 SHORT = 160
 
@@ -135,24 +136,27 @@ def _event_to_json(event: m.ModelEvent) -> dict[str, Any]:
     match event:
         case m.ResponseStarted(response_id):
             return {"kind": "response_started", "response_id": response_id}
-        case m.TextDelta(text):
-            return {"kind": "text_delta", "text": text}
-        case m.ReasoningDelta(text):
-            return {"kind": "reasoning_delta", "text": text}
+        case m.TextDelta(text, item):
+            return {"kind": "text_delta", "text": text, **({"item": item} if item else {})}
+        case m.ReasoningDelta(text, of):
+            return {"kind": "reasoning_delta", "text": text, **({"of": of} if of != "text" else {})}
+        case m.HostedProgress(tool, status, own):
+            return {"kind": "hosted_progress", "tool": tool, "status": status, "id": own}
         case m.ArgumentsDelta(call_id, delta):
             return {"kind": "arguments_delta", "call_id": call_id, "delta": delta}
         case m.ItemDone(item):
             return {"kind": "item_done", "item": item_to_json(item)}
         case m.Raw(data):
             return {"kind": "raw", "data": data}
-        case m.ResponseDone(items, usage, response_id, request_id, finish_reason):
+        case m.ResponseDone(items, usage, response_id, request_id):
+            more = {name: value for name in _TOLD_IF_GIVEN if (value := getattr(event, name)) is not None}
             return {
                 "kind": "response_done",
                 "items": [item_to_json(item) for item in items],
                 "usage": None if usage is None else msgspec.structs.asdict(usage),
                 "response_id": response_id,
                 "request_id": request_id,
-                **({} if finish_reason is None else {"finish_reason": finish_reason}),
+                **more,
             }
 
 
@@ -213,9 +217,11 @@ def _event_from_json(data: Mapping[str, Any], where: str) -> m.ModelEvent:
         case "response_started":
             return m.ResponseStarted(data["response_id"])
         case "text_delta":
-            return m.TextDelta(data["text"])
+            return m.TextDelta(data["text"], data.get("item", 0))
         case "reasoning_delta":
-            return m.ReasoningDelta(data["text"])
+            return m.ReasoningDelta(data["text"], data.get("of", "text"))
+        case "hosted_progress":
+            return m.HostedProgress(data["tool"], data["status"], data["id"])
         case "arguments_delta":
             return m.ArgumentsDelta(data["call_id"], data["delta"])
         case "item_done":
@@ -225,8 +231,8 @@ def _event_from_json(data: Mapping[str, Any], where: str) -> m.ModelEvent:
         case "response_done":
             items = [item_from_json(one, path=f"{where}.items[{at}]") for at, one in enumerate(data["items"])]
             usage = None if data["usage"] is None else RequestUsage(**data["usage"])
-            reason = data.get("finish_reason")
-            return m.ResponseDone(items, usage, data["response_id"], data["request_id"], reason)
+            more = [data.get(name) for name in _TOLD_IF_GIVEN]
+            return m.ResponseDone(items, usage, data["response_id"], data["request_id"], *more)
         case other:
             raise ValueError(f"no event is called {other!r}")
 

@@ -251,13 +251,14 @@ class ScriptedModel(Model):
         step = self._chunk
         match item:
             case AssistantMessage(content=content):
+                place = len(items) - 1
                 for part in content:
                     text = part.text if isinstance(part, Text) else ""
-                    yield from (TextDelta(text[at : at + step]) for at in range(0, len(text), step))
+                    yield from (TextDelta(text[at : at + step], place) for at in range(0, len(text), step))
             case ToolCall(call_id=call_id, arguments=arguments):
                 yield from (ArgumentsDelta(call_id, arguments[at : at + step]) for at in range(0, len(arguments), step))
             case Reasoning(summary=summary):
-                yield from (ReasoningDelta(text) for text in summary)
+                yield from (ReasoningDelta(text, "summary") for text in summary)
             case _:
                 pass
         yield ItemDone(item)

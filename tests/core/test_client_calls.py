@@ -47,6 +47,7 @@ ANSWERED: dict[str, Item] = {
     "web search": HostedToolCall("web_search", {"query": "x"}),
     "bare": HostedToolCall("search"),
     "hosted with output": HostedToolCall("code_interpreter_call", {"call_id": "k1", "outputs": []}),
+    "hosted with an output of its own": HostedToolCall("computer_call", {}, "cu_1", "completed", {"url": "…"}, "k1"),
     "unknown, done": opaque("web_search_call", id="ws_1", status="completed", action={"query": "x"}),
     "unknown with result": opaque("image_generation_call", id="ig_1", result="…"),
     "unknown with results": opaque("file_search_call", id="fs_1", results=[]),

@@ -25,7 +25,15 @@ from agentloop.settings import JsonLimits
 from agentloop.usage import RequestUsage, Usage
 
 LIMITS = JsonLimits()
-USAGE = RequestUsage(input_tokens=3, output_tokens=4, total_tokens=7, cached_tokens=1, reasoning_tokens=2)
+USAGE = RequestUsage(
+    input_tokens=3,
+    output_tokens=4,
+    total_tokens=7,
+    cached_tokens=1,
+    cache_write_tokens=2,
+    reasoning_tokens=2,
+    audio_tokens=1,
+)
 
 
 # -- beginning and turns
@@ -305,7 +313,18 @@ def test_usage_counts_each_request_once() -> None:
     writer.turn(usage=RequestUsage()).turn()
     usage = writer.state.usage
     assert (usage.requests, usage.input_tokens, usage.output_tokens, usage.total_tokens) == (4, 3, 4, 7)
-    assert (usage.cached_tokens, usage.reasoning_tokens) == (1, 2)
+    assert (usage.cached_tokens, usage.cache_write_tokens, usage.reasoning_tokens, usage.audio_tokens) == (1, 2, 2, 1)
+    assert usage + usage == Usage(
+        requests=8,
+        input_tokens=6,
+        output_tokens=8,
+        total_tokens=14,
+        cached_tokens=2,
+        cache_write_tokens=4,
+        reasoning_tokens=4,
+        audio_tokens=2,
+        entries=usage.entries * 2,
+    )
     assert usage.entries == (USAGE, RequestUsage(complete=False))
 
 

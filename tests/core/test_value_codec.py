@@ -339,7 +339,7 @@ def test_an_item_with_content_that_is_none_is_a_repr() -> None:
         ({"$map": [[{"a": 1}, 1]]}, "a key can't be an object @ $.$map"),
         ({"$map": [[1, 1], [1, 2]]}, "a key stands twice @ $.$map"),
         ({"$item": {"type": "tool_call", "call_id": 5, "name": "f"}}, "text is needed, not int @ $.$item.call_id"),
-        ({"$part": {"type": "tool_call"}}, "text, image, file or refusal @ $.$part"),
+        ({"$part": {"type": "tool_call"}}, "text, image, audio, file or refusal @ $.$part"),
         ({"$value": {"type": "object"}}, "an object of a known type is needed @ $.$value"),
         (
             {"$value": {"type": "model_input", "input": ["hush"], "instructions": None}},

@@ -20,15 +20,33 @@ TRICKY_OBJECTS = JSON_OBJECTS | st.fixed_dictionaries(
 )
 PROVIDER_DATA = st.none() | TRICKY_OBJECTS
 
+MAYBE_PLACE = st.none() | st.integers(0, 9)
+ANNOTATIONS = st.one_of(
+    st.builds(i.UrlCitation, TEXT, MAYBE_TEXT, start=MAYBE_PLACE, end=MAYBE_PLACE),
+    st.builds(i.FileCitation, TEXT, MAYBE_TEXT, MAYBE_PLACE),
+    st.builds(i.ContainerFileCitation, TEXT, TEXT, MAYBE_TEXT, start=MAYBE_PLACE, end=MAYBE_PLACE),
+)
+MEDIA = {"file_id": MAYBE_TEXT, "media_type": MAYBE_TEXT}
 PARTS = st.one_of(
-    st.builds(i.Text, TEXT),
-    st.builds(i.Image, TEXT, MAYBE_TEXT),
-    st.builds(i.File, MAYBE_TEXT, MAYBE_TEXT, MAYBE_TEXT),
+    st.builds(i.Text, TEXT, st.just(()) | st.lists(ANNOTATIONS, max_size=2).map(tuple)),
+    st.builds(i.Image, TEXT, MAYBE_TEXT, MAYBE_TEXT, **MEDIA),
+    st.builds(i.Audio, TEXT, MAYBE_TEXT, **MEDIA),
+    st.builds(i.File, MAYBE_TEXT, TEXT, MAYBE_TEXT, **MEDIA),
+    st.builds(i.File, file_id=TEXT),
     st.builds(i.Refusal, TEXT),
 )
 MANY_PARTS = st.lists(PARTS, max_size=3).map(tuple)
 TEXTS = st.lists(TEXT, max_size=3).map(tuple)
-TOOL_CALLS = st.builds(i.ToolCall, TEXT, TEXT, TEXT, MAYBE_TEXT, provider_data=PROVIDER_DATA)
+TOOL_CALLS = st.builds(
+    i.ToolCall,
+    TEXT,
+    TEXT,
+    TEXT,
+    MAYBE_TEXT,
+    kind=st.sampled_from(["function", "custom"]),
+    caller=st.none() | st.builds(i.Caller, TEXT, MAYBE_TEXT),
+    provider_data=PROVIDER_DATA,
+)
 
 BY_TYPE: dict[type, st.SearchStrategy[Any]] = {
     i.SystemMessage: st.builds(i.SystemMessage, MANY_PARTS, provider_data=PROVIDER_DATA),
@@ -36,10 +54,12 @@ BY_TYPE: dict[type, st.SearchStrategy[Any]] = {
     i.AssistantMessage: st.builds(i.AssistantMessage, MANY_PARTS, id=MAYBE_TEXT, provider_data=PROVIDER_DATA),
     i.Reasoning: st.builds(i.Reasoning, MAYBE_TEXT, TEXTS, TEXTS, MAYBE_TEXT, provider_data=PROVIDER_DATA),
     i.ToolCall: TOOL_CALLS,
-    i.ToolOutput: st.builds(i.ToolOutput, TEXT, TEXT | MANY_PARTS, provider_data=PROVIDER_DATA),
+    i.ToolOutput: st.builds(i.ToolOutput, TEXT, TEXT | MANY_PARTS, is_error=st.booleans(), provider_data=PROVIDER_DATA),
     i.HandoffCall: st.builds(i.HandoffCall, TEXT, TEXT, TEXT, provider_data=PROVIDER_DATA),
     i.HandoffOutput: st.builds(i.HandoffOutput, TEXT, TEXT, TEXT, TEXT, provider_data=PROVIDER_DATA),
-    i.HostedToolCall: st.builds(i.HostedToolCall, TEXT, TRICKY_OBJECTS, MAYBE_TEXT),
+    i.HostedToolCall: st.builds(
+        i.HostedToolCall, TEXT, TRICKY_OBJECTS, MAYBE_TEXT, MAYBE_TEXT, JSON_VALUES, MAYBE_TEXT
+    ),
     i.ApprovalRequest: st.builds(i.ApprovalRequest, TOOL_CALLS, TEXT, TEXTS),
     i.Compaction: st.builds(i.Compaction, TRICKY_OBJECTS),
     i.OpaqueItem: st.builds(i.OpaqueItem, TRICKY_OBJECTS),

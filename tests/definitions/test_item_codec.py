@@ -16,6 +16,8 @@ from agentloop.exceptions import StateError, UserTypeError
 from agentloop.items import (
     ITEM_TYPES,
     AssistantMessage,
+    Audio,
+    File,
     HostedToolCall,
     Image,
     Item,
@@ -62,6 +64,16 @@ def test_the_form_is_an_object_with_its_kind_and_what_differs_from_defaults() ->
     assert item_to_json(ToolOutput("c1", "done")) == {"type": "tool_output", "call_id": "c1", "output": "done"}
     assert item_to_json(HostedToolCall("web")) == {"type": "hosted_tool_call", "kind": "web"}
     assert item_to_json(OpaqueItem({"type": "tool_call"})) == {"type": "opaque_item", "data": {"type": "tool_call"}}
+
+
+def test_parts_of_a_recording_an_image_or_a_file_need_a_source() -> None:
+    """A URL, data or the id of a file that the provider holds."""
+    for kind in (Image, Audio, File):
+        with pytest.raises(UserTypeError, match=f"^{kind.__name__}: one of url, data and file_id is needed$"):
+            kind(media_type="image/png")
+        assert kind(file_id="f1").file_id == "f1"
+    with pytest.raises(StateError, match="Malformed item"):
+        item_from_json({"type": "user_message", "content": [{"type": "image", "detail": "low"}]})
 
 
 def test_an_unknown_kind_is_kept_whole() -> None:
@@ -115,8 +127,8 @@ def test_a_value_that_is_no_item_is_refused() -> None:
         ({"type": "user_message", "content": "abc"}, "an array is needed, not str @ $.content"),
         ({"type": "user_message", "content": [3]}, "an object is needed, not int @ $.content[0]"),
         ({"type": "user_message", "content": [{"type": "text"}]}, "a required field is missing @ $.content[0].text"),
-        ({"type": "user_message", "content": [{"type": "x"}]}, "text, image, file or refusal @ $.content[0]"),
-        ({"type": "user_message", "content": [{"type": []}]}, "text, image, file or refusal @ $.content[0]"),
+        ({"type": "user_message", "content": [{"type": "x"}]}, "text, image, audio, file or refusal @ $.content[0]"),
+        ({"type": "user_message", "content": [{"type": []}]}, "text, image, audio, file or refusal @ $.content[0]"),
         ({"type": "reasoning", "summary": ["a", None]}, "text is needed, not null @ $.summary[1]"),
         ({"type": "reasoning", "summary": {}}, "an array is needed, not dict @ $.summary"),
         ({"type": "tool_output", "call_id": "c", "output": 5}, "an array is needed, not int @ $.output"),

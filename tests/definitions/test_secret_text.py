@@ -68,11 +68,11 @@ def test_items_show_no_secret_and_are_equal_to_those_that_do() -> None:
     """The flags decide what is shown; they are no part of what the item says."""
     call = ToolCall("c", "f", '{"a": 1, "p": "hush"}', secret=("p",))
     assert repr(call) == (
-        """ToolCall(call_id='c', name='f', arguments='{"a": 1, "p": "[secret]"}', namespace=None, provider_data=None)"""
+        """ToolCall(call_id='c', name='f', arguments='{"a": 1, "p": "[secret]"}', namespace=None, kind='function', """
+        "caller=None, provider_data=None)"
     )
     assert call == ToolCall("c", "f", '{"a": 1, "p": "hush"}')
     assert hash(ToolCall("c", "f", secret=("p",))) == hash(ToolCall("c", "f"))
-    assert (
-        repr(ToolOutput("c", "hush", secret=True)) == "ToolOutput(call_id='c', output='[secret]', provider_data=None)"
-    )
-    assert repr(ToolOutput("c", "said")) == "ToolOutput(call_id='c', output='said', provider_data=None)"
+    masked = "ToolOutput(call_id='c', output='[secret]', provider_data=None, is_error=False)"
+    assert repr(ToolOutput("c", "hush", secret=True)) == masked
+    assert repr(ToolOutput("c", "said")) == "ToolOutput(call_id='c', output='said', provider_data=None, is_error=False)"

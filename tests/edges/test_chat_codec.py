@@ -12,6 +12,7 @@ from agentloop.exceptions import ModelBehaviorError, ModelTransportError, UserEr
 from agentloop.items import (
     ApprovalRequest,
     AssistantMessage,
+    Audio,
     Compaction,
     File,
     HandoffCall,
@@ -132,6 +133,18 @@ def test_parts_of_a_user_message_keep_their_kind() -> None:
     assert content["file"] == {"file_data": "data:application/octet-stream;base64,QQ=="}
 
 
+def test_media_by_data_and_by_id() -> None:
+    """Base64 data gets the media type that it is given; a file may be one that the provider holds."""
+    parts = (Image(data="QQ==", media_type="image/webp"), Image(data="QQ=="), File(file_id="f1"))
+    assert messages(UserMessage((*parts, Audio("QQ=="), Audio("Qg==", media_type="audio/mpeg"))))[0]["content"] == [
+        {"type": "image_url", "image_url": {"url": "data:image/webp;base64,QQ=="}},
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,QQ=="}},
+        {"type": "file", "file": {"file_id": "f1"}},
+        {"type": "input_audio", "input_audio": {"data": "QQ==", "format": "wav"}},
+        {"type": "input_audio", "input_audio": {"data": "Qg==", "format": "mp3"}},
+    ]
+
+
 @pytest.mark.parametrize("constrained", [False, True])
 @pytest.mark.parametrize(
     ("item", "named"),
@@ -141,6 +154,8 @@ def test_parts_of_a_user_message_keep_their_kind() -> None:
         (OpaqueItem({}), r"items\[1\]: OpaqueItem"),
         (ApprovalRequest(ToolCall("a", "f"), "agent"), r"items\[1\]: ApprovalRequest"),
         (UserMessage((Text("a"), File(url="http://x"))), r"items\[1\]\.content\[1\]: File"),
+        (UserMessage(Image(file_id="f1")), r"items\[1\]\.content\[0\]: Image"),
+        (UserMessage(Audio(url="http://x")), r"items\[1\]\.content\[0\]: Audio"),
         (UserMessage(Refusal("no")), r"items\[1\]\.content\[0\]: Refusal"),
         (SystemMessage(Image("u")), r"items\[1\]\.content\[0\]: Image"),
     ],

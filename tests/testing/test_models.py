@@ -26,8 +26,18 @@ from agentloop import (
     tool,
 )
 from agentloop.abc import Model
-from agentloop.items import AssistantMessage, ToolCall
-from agentloop.model_events import ModelRequest, Raw, ResponseDone, ResponseStarted, TextDelta
+from agentloop.items import AssistantMessage, Text, ToolCall, UrlCitation
+from agentloop.model_events import (
+    HostedProgress,
+    ItemDone,
+    ModelEvent,
+    ModelRequest,
+    Raw,
+    ReasoningDelta,
+    ResponseDone,
+    ResponseStarted,
+    TextDelta,
+)
 from agentloop.testing import (
     CassetteDivergence,
     FunctionModel,
@@ -377,6 +387,25 @@ def test_file_that_is_no_cassette_says_why(tmp_path: Path, text: str | None, mes
         path.write_text(text)
     with pytest.raises(StateError, match=message):
         ReplayModel(path)
+
+
+async def test_events_of_every_kind_come_back_as_they_were(tmp_path: Path) -> None:
+    """Also what an answer as a whole says, and which message a piece of text belongs to."""
+    path, item = tmp_path / "a.json", AssistantMessage((Text("b", (UrlCitation("https://x.test", start=0, end=1),)),))
+    answer: list[ModelEvent] = [
+        ResponseStarted("r1"),
+        ReasoningDelta("hm"),
+        ReasoningDelta("so", "summary"),
+        HostedProgress("web_search_call", "searching", "ws1"),
+        TextDelta("b", 2),
+        ItemDone(item),
+        ResponseDone((item,), None, "r1", "q1", "stop", "m-1", "flex", {"verbosity": "low"}),
+    ]
+    asked = ModelRequest(system=None, items=())
+    async with RecordingModel(ScriptedModel([stream_of(answer)]), path).stream(asked) as stream:
+        assert [event async for event in stream] == answer
+    async with ReplayModel(path).stream(asked) as stream:
+        assert [event async for event in stream] == answer
 
 
 async def test_tool_calls_come_back_as_they_were(tmp_path: Path) -> None:

@@ -37,10 +37,10 @@ async def test_a_response_is_played_piece_by_piece_and_item_by_item() -> None:
     thought, said, made = Reasoning(summary=("hm",)), AssistantMessage("a text"), ToolCall("c", "find", '{"q": "é"}')
     assert events == [
         ResponseStarted(),
-        ReasoningDelta("hm"),
+        ReasoningDelta("hm", "summary"),
         ItemDone(thought),
-        TextDelta("a te"),
-        TextDelta("xt"),
+        TextDelta("a te", 1),
+        TextDelta("xt", 1),
         ItemDone(said),
         ArgumentsDelta("c", '{"q"'),
         ArgumentsDelta("c", ': "é'),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
 import msgspec
 
@@ -15,7 +15,7 @@ from agentloop._common.error_text import bounded
 from agentloop._schema.function_schema import to_json_value
 from agentloop._storage.withholding import WithheldText
 from agentloop.exceptions import UserValueError
-from agentloop.items import Content, File, Image, Part, Refusal, Text
+from agentloop.items import Annotation, Content, Part, Text
 
 if TYPE_CHECKING:
     from cattrs import BaseConverter
@@ -24,7 +24,7 @@ Put: TypeAlias = Callable[[str], Awaitable[Any]]
 """Takes a text that is too long and gives a reference to it."""
 
 NO_OUTPUT = "(no output)"
-_PARTS = (Text, Image, File, Refusal)
+_PARTS = get_args(Part)
 _TEXTS = (str, WithheldText)
 
 
@@ -72,10 +72,13 @@ def _check_part(part: Part) -> Part:
     """Return *part* if its fields are texts. A tool made it, and no code has checked its fields yet.
 
     Raises:
-        TypeError: naming the field.
+        TypeError, ValueError: naming the field.
     """
     for field in msgspec.structs.fields(part):
         value = getattr(part, field.name)
+        if field.name == "annotations":
+            msgspec.convert(msgspec.to_builtins(value), tuple[Annotation, ...])
+            continue
         if not isinstance(value, str) and not (value is None and field.default is None):
             raise TypeError(f"{type(part).__name__}.{field.name}: text is needed, not {type(value).__name__}")
     return part
@@ -109,7 +112,7 @@ def cut_output(output: Content, limit: int) -> Content:
         return output
     if isinstance(output, str):
         return cut_text(output, limit)
-    return tuple(Text(cut_text(part.text, limit)) if isinstance(part, Text) else part for part in output)
+    return tuple(part.replace(text=cut_text(part.text, limit)) if isinstance(part, Text) else part for part in output)
 
 
 async def bounded_output(output: Content, limit: int | None, put: Put | None) -> Content:
@@ -120,7 +123,7 @@ async def bounded_output(output: Content, limit: int | None, put: Put | None) ->
         return await _bound_text(output, limit, put)
     parts = []
     for part in output:
-        parts.append(Text(await _bound_text(part.text, limit, put)) if isinstance(part, Text) else part)
+        parts.append(part.replace(text=await _bound_text(part.text, limit, put)) if isinstance(part, Text) else part)
     return tuple(parts)
 
 

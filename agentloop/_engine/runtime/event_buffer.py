@@ -130,11 +130,13 @@ class EventBuffer:
         """Add a model event that no record holds, of a run that this buffer `hears`."""
         # Not a `match`: its class patterns cost more than the event they would make.
         if isinstance(event, m.TextDelta):
-            self.put(ev.TextDelta(event.text, path=path, turn=turn))
+            self.put(ev.TextDelta(event.text, event.item, path=path, turn=turn))
         elif isinstance(event, m.ReasoningDelta):
-            self.put(ev.ReasoningDelta(event.text, path=path, turn=turn))
+            self.put(ev.ReasoningDelta(event.text, event.kind, path=path, turn=turn))
         elif isinstance(event, m.ArgumentsDelta):
             self.put(ev.ArgumentsDelta(event.call_id, event.delta, path=path, turn=turn))
+        elif isinstance(event, m.HostedProgress):
+            self.put(ev.HostedProgress(event.kind, event.status, event.id, path=path, turn=turn))
         elif isinstance(event, m.Raw):
             self.put(ev.RawModelEvent(event.data, path=path, turn=turn))
 

@@ -77,6 +77,9 @@ def requests_of(log: ObservedLog) -> Iterator[tuple[int, RequestUsage | None]]:
             yield n, record.usage
 
 
+_TOKENS = [name for name in RequestUsage.__struct_fields__ if name.endswith("_tokens")]
+
+
 @invariant("accounting")
 def usage_counts_each_request_once(log: ObservedLog) -> Findings:
     """The usage is the sum over all requests of the whole tree, each counted once."""
@@ -89,7 +92,7 @@ def usage_counts_each_request_once(log: ObservedLog) -> Findings:
     if data.usage.requests != len(used):
         yield broken(f"{data.usage.requests} requests counted of {len(used)}", *(n for n, _ in requests_of(log)))
     noted = [usage for usage in used if usage is not None]
-    for name in ("input_tokens", "output_tokens", "total_tokens", "cached_tokens", "reasoning_tokens"):
+    for name in _TOKENS:
         wanted = sum([getattr(usage, name) for usage in noted])
         if getattr(data.usage, name) != wanted:
             yield broken(f"{name} is {getattr(data.usage, name)}, the requests' sum is {wanted}")

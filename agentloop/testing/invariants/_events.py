@@ -14,7 +14,7 @@ from agentloop.testing.invariants._observation import ObservedLog, Path
 
 Findings = Iterator[Broken | None]
 Said = tuple[Any, ...]
-_SIGNALS = (ev.TextDelta, ev.ReasoningDelta, ev.ArgumentsDelta, ev.RawModelEvent, ev.CallProgress)
+_SIGNALS = (ev.TextDelta, ev.ReasoningDelta, ev.ArgumentsDelta, ev.HostedProgress, ev.RawModelEvent, ev.CallProgress)
 
 
 @invariant("accounting")

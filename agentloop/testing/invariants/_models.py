@@ -24,6 +24,7 @@ from agentloop.items import (
     UserMessage,
 )
 from agentloop.model_events import ModelRequest
+from agentloop.outcomes import SUCCESSES
 from agentloop.testing.invariants._invariant import HELD, Broken, broken, invariant
 from agentloop.testing.invariants._observation import ObservedLog, ObservedRun, ObservedTurn, Path
 from agentloop.testing.simulation._simulated_parts import EPOCH
@@ -109,7 +110,7 @@ def _get_number(pair: tuple[int, object]) -> int:
 # ---------------------------------------------------------------------------------------------- shown pieces
 
 
-_PIECES = {ev.TextDelta: "text", ev.ReasoningDelta: "thoughts"}
+_PIECES: dict[Any, str] = {ev.TextDelta: "text", ev.ReasoningDelta: "thoughts"}
 
 
 @invariant("accounting")
@@ -266,7 +267,12 @@ def _list_outputs(turn: ObservedTurn, n: int) -> list[Item]:
     ends = ((call, [one for at, one in call.settled if at < n]) for call in turn.calls)
     last = ((call, ended[-1].outcome) for call, ended in ends if ended)
     return [
-        ToolOutput(call.call_id, outcome.output, secret=outcome.secret)
+        ToolOutput(
+            call.call_id,
+            outcome.output,
+            is_error=outcome.status not in SUCCESSES,
+            secret=outcome.secret,
+        )
         for call, outcome in last
         if outcome.output is not None
     ]

@@ -8,7 +8,7 @@ import pytest
 
 from agentloop import Agent, RunConfig, RunState, ToolCallError, UserError, tool, tool_output_guardrail
 from agentloop.guardrails import ReplaceOutput
-from agentloop.items import Image, Text, ToolOutput
+from agentloop.items import Refusal, Text, ToolOutput, UrlCitation
 from agentloop.journal import MemoryJournal
 from agentloop.testing import ScriptedModel, call, say
 
@@ -101,9 +101,17 @@ VALUES: dict[str, Any] = {
     "a generator": lambda: (n for n in range(3)),
     "a text of another kind": lambda: WordlessText("fine"),
     "a part of something else": lambda: [Text("fine"), Text(5)],  # type: ignore[arg-type]
-    "a part of nothing": lambda: Image(None),  # type: ignore[arg-type]
+    "a part of nothing": lambda: Refusal(None),  # type: ignore[arg-type]
+    "a part with an odd source": lambda: Text("fine", (UrlCitation(5),)),  # type: ignore[arg-type]
 }
-UNWRITABLE = ("wordless", "wordless inside", "deep", "a part of something else", "a part of nothing")
+UNWRITABLE = (
+    "wordless",
+    "wordless inside",
+    "deep",
+    "a part of something else",
+    "a part of nothing",
+    "a part with an odd source",
+)
 ERRORS: dict[str, Any] = {
     "wordless": WordlessError,
     "no text": OddError,

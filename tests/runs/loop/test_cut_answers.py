@@ -10,9 +10,9 @@ from kit.watching import Watch
 from agentloop import Agent, ModelBehaviorError, RunConfig, Runner, RunState, UserTypeError, tool
 from agentloop import events as ev
 from agentloop import records as r
-from agentloop.items import AssistantMessage, Reasoning, ToolCall
-from agentloop.model_events import ResponseDone
-from agentloop.testing import ScriptedModel, respond, say
+from agentloop.items import AssistantMessage, HostedToolCall, Reasoning, ToolCall, ToolOutput
+from agentloop.model_events import HostedProgress, ReasoningDelta, ResponseDone, TextDelta
+from agentloop.testing import ScriptedModel, respond, say, stream_of
 from agentloop.usage import Usage
 
 CUT = ("length", "content_filter")
@@ -63,6 +63,51 @@ async def test_events_carry_the_finish_reason() -> None:
         events = [event async for event in stream]
     assert [event.finish_reason for event in events if isinstance(event, ev.TurnEnded)] == ["tool_calls"]
     assert [event.finish_reason for event in events if isinstance(event, ev.RunEnded)] == ["length"]
+
+
+async def test_what_an_answer_says_of_itself_stands_in_the_log(run_mode: Any) -> None:
+    """The model that answered, its class of service, and what else the provider says; also in the stored state."""
+    said, steps = AssistantMessage("Done"), ("r1", None, "stop", "m-1-today", "flex", {"verbosity": "low"})
+    agent = Agent("a", model=ScriptedModel([stream_of([ResponseDone((said,), None, *steps)])]))
+    result = await run_mode(agent, "go")
+    [response] = result.raw_responses
+    assert (response.model, response.service_tier, response.provider_data) == (
+        "m-1-today",
+        "flex",
+        {"verbosity": "low"},
+    )
+    assert RunState.from_string(agent, result.to_state().to_string()) == result.to_state()
+
+
+async def test_a_stream_shows_steps_of_hosted_tools_and_which_message_a_text_belongs_to() -> None:
+    """A text's message and the kind of reasoning come along, as the model tells them."""
+    said = (AssistantMessage("a"), HostedToolCall("web_search_call", {}, "ws1", "completed"), AssistantMessage("b"))
+    pieces = [ReasoningDelta("hm", "summary"), TextDelta("a"), HostedProgress("web_search_call", "searching", "ws1")]
+    answer = stream_of([*pieces, TextDelta("b", 2), ResponseDone(said)])
+    async with Runner.run_streamed(Agent("a", model=ScriptedModel([answer])), "go") as stream:
+        events = [event async for event in stream]
+    assert [event for event in events if isinstance(event, ev.TextDelta | ev.ReasoningDelta | ev.HostedProgress)] == [
+        ev.ReasoningDelta("hm", "summary", turn=1),
+        ev.TextDelta("a", turn=1),
+        ev.HostedProgress("web_search_call", "searching", "ws1", turn=1),
+        ev.TextDelta("b", 2, turn=1),
+    ]
+
+
+async def test_the_output_of_a_call_that_did_not_succeed_is_an_error(run_mode: Any) -> None:
+    """The model is told in the item, too, and not by its text alone."""
+
+    @tool
+    async def fail_at(n: int) -> str:
+        """Fail."""
+        raise ValueError(str(n))
+
+    steps = [respond(ToolCall("c1", "look"), ToolCall("c2", "fail_at", '{"n": 1}')), say("done")]
+    agent = Agent("a", model=ScriptedModel(steps), tools=[look, fail_at])
+    result = await run_mode(agent, "go")
+    outputs = [item for item in result.new_items if isinstance(item, ToolOutput)]
+    assert [(item.call_id, item.is_error) for item in outputs] == [("c1", False), ("c2", True)]
+    assert outputs == [item for item in agent.model.requests[1].items if isinstance(item, ToolOutput)]
 
 
 @attrs.frozen
