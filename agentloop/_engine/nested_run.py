@@ -19,13 +19,11 @@ from agentloop._core.secret_marks import secret_items
 from agentloop._engine.loop import RunSegment, execute
 from agentloop._engine.run_result import result_of
 from agentloop._engine.runtime.backend import (
-    absorb_own_cancel,
     cancelled_types,
-    cancelling,
+    capture,
     checkpoint_if_cancelled,
     is_closing,
     own_task,
-    raise_native_cancel,
     starter,
 )
 from agentloop._engine.runtime.body_result import Paused
@@ -164,28 +162,22 @@ async def _deliver_events(
     run: LiveRun, buffer: EventBuffer, give_up: Callable[[BaseException], None], on_stream: Callback
 ) -> None:
     """Pass every event to *on_stream*; its Exceptions are logged, any other BaseException ends the nested run."""
-    task = own_task()
     while (event := await buffer.take()) is not None:
-        count = cancelling()
-        try:
-            await call_user(on_stream, event)
-        except cancelled_types() as error:
-            if not absorb_own_cancel(count):
-                await raise_native_cancel(error)  # noqa: ASYNC120 - does not wait: a cancellation is pending
-                raise
-            run.redact_error(error)
-            logger.warning("on_stream cancelled itself: %s", error_summary(error))
-        except Exception as error:
-            if run.settings.redacts_errors:
-                run.redact_error(error)
-                logger.warning("on_stream failed for %s: %s", type(event).__name__, error_summary(error))
-            else:
-                logger.warning("on_stream failed for %s", type(event).__name__, exc_info=True)
-        except BaseException as error:  # noqa: ASYNC103 - raised by `_run_streamed`, outside of its group
-            if is_closing(task):
-                raise
+        captured = await capture(partial(call_user, on_stream, event))
+        error = captured.error
+        if error is None:
+            continue
+        if not isinstance(error, Exception):
             give_up(error)
-            return  # noqa: ASYNC104 - as above
+            return
+        own_cancel = captured.own_cancel
+        run.redact_error(own_cancel or error)
+        if own_cancel is not None:
+            logger.warning("on_stream cancelled itself: %s", error_summary(own_cancel))
+        elif run.settings.redacts_errors:
+            logger.warning("on_stream failed for %s: %s", type(event).__name__, error_summary(error))
+        else:
+            logger.warning("on_stream failed for %s", type(event).__name__, exc_info=error)
 
 
 def _make_budget(config: RunConfig, outer: LiveRun, state: RunFold) -> Budget | None:

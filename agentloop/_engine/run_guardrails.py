@@ -16,14 +16,9 @@ from agentloop import effects as e
 from agentloop._common.error_text import error_summary
 from agentloop._core.run_fold import keyed
 from agentloop._engine.runtime.backend import (
-    absorb_own_cancel,
     cancelled_types,
-    cancelling,
+    capture,
     checkpoint_if_cancelled,
-    is_closing,
-    own_task,
-    raise_native_cancel,
-    self_cancelled,
     starter,
     unexpected_cancellation,
 )
@@ -165,24 +160,17 @@ async def guard_first_call(run: LiveRun, guards: list[Judge], call_model: Callab
 
     async def run_one(position: int, work: Callable[[], Awaitable[None]], group: TaskGroup) -> None:
         """Do *work*; keep its error at *position* and cancel the others, or note it on the first error."""
-        task, count = own_task(), cancelling()
-        try:
-            await work()
-        except cancelled_types() as error:
-            if not absorb_own_cancel(count):
-                await raise_native_cancel(error)  # noqa: ASYNC120 - does not wait: a cancellation is pending
-                raise
-            errors[position] = self_cancelled(error)
-            group.cancel_scope.cancel()
-        except BaseException as error:  # noqa: ASYNC103 - raised again below, bare
-            if is_closing(task):
-                raise
+        captured = await capture(work)
+        error = captured.error
+        if error is None:
+            return
+        if captured.own_cancel is None:
             run.redact_error(error)
             if errors and isinstance(error, Exception) and raised_while_cancelled(error):
                 next(iter(errors.values())).add_note(f"also failed: {error_summary(error)}")
-                return  # noqa: ASYNC104 - a note on the first error
-            errors[position] = error
-            group.cancel_scope.cancel()
+                return
+        errors[position] = error
+        group.cancel_scope.cancel()
 
     try:
         async with anyio.create_task_group() as group:

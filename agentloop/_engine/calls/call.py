@@ -50,6 +50,7 @@ from agentloop._engine.calls.tool_guardrails import InputJudged, judge_input
 from agentloop._engine.runtime import body_result as end
 from agentloop._engine.runtime.backend import (
     cancelled_types,
+    capture,
     checkpoint_if_cancelled,
     in_own_task,
     is_closing,
@@ -545,17 +546,10 @@ async def _call_end_hooks(live: LiveCall, outcome: CallOutcome) -> BaseException
         for hooks in reversed(hooked):  # once one has failed, the later hooks are not called
             await resolved(hooks.on_tool_end(context, live.run.agent, live.tool, outcome))
 
-    task = own_task()
+    error: BaseException | None = None
     with live.run.cleanup.section(on_cut=lambda: live.run.cut("end hooks", live.call_id)):
-        try:
-            await in_own_task(deliver)
-        except cancelled_types():
-            raise
-        except BaseException as error:  # noqa: ASYNC103 - raised by the batch, after the call has settled
-            if is_closing(task):
-                raise
-            return error  # noqa: ASYNC104
-    return None
+        error = (await capture(partial(in_own_task, deliver))).error
+    return error
 
 
 async def _settle_cancelled(live: LiveCall) -> None:

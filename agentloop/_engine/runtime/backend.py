@@ -16,9 +16,11 @@ native ones. Three rules:
    even its `finally`. So the work of a task belongs to the code that started it until the task's first step takes it
    over, and no code may wait for a task that may never have begun.
 
-Order at each boundary that runs application code: `own_task()` and `cancelling()` before; then, for a caught
-cancellation, `absorb_own_cancel`; if that returns False, `raise_native_cancel` and a bare `raise`; for any other
-BaseException `is_closing` first, since a coroutine that is being closed may not await.
+Each boundary that runs application code and continues after its error is a `capture`, which keeps to this order:
+`own_task()` and `cancelling()` before; then, for a caught cancellation, `absorb_own_cancel`; if that returns False,
+`raise_native_cancel` and a bare `raise`; for any other BaseException `is_closing` first, since a coroutine that is
+being closed may not await. The boundaries that do more between two of these steps (of a call, of a run) keep to it,
+too.
 
 Facts: asyncio's count of a task's cancellations, the state of the scopes, and the count that `Holder` found when the
 run's block was entered. No other state of a task is stored here.
@@ -205,6 +207,41 @@ async def raise_native_cancel(cancelled: BaseException) -> None:
 
 
 @final
+class Captured:
+    """How awaited code ended: with `value`, or with `error`, an `Exception` or a graver one.
+
+    After a cancellation of the code's own, which no scope and no caller requested, `own_cancel` is that cancellation
+    and `error` the error that replaces it.
+    """
+
+    __slots__ = ("error", "own_cancel", "value")
+
+    def __init__(self, value: Any = None, error: BaseException | None = None, own_cancel: BaseException | None = None):
+        self.value = value
+        self.error = error
+        self.own_cancel = own_cancel
+
+
+async def capture(work: Callable[[], Awaitable[object]]) -> Captured:
+    """Await `work()` and return how it ended. For every place where an error is carried on as a value.
+
+    Cancellation: the run's own is raised, as the backend's class. So is the end of a coroutine that is being closed.
+    """
+    task, count = own_task(), cancelling()
+    try:
+        return Captured(await work())
+    except cancelled_types() as error:
+        if not absorb_own_cancel(count):
+            await raise_native_cancel(error)  # noqa: ASYNC120 - does not wait: a cancellation is pending
+            raise
+        return Captured(error=self_cancelled(error), own_cancel=error)
+    except BaseException as error:  # noqa: ASYNC103 - carried as a value; cancellations were raised above
+        if is_closing(task):
+            raise
+        return Captured(error=error)  # noqa: ASYNC104
+
+
+@final
 class _LazyCoroutine(Coroutine[Any, Any, None]):
     """`work(on)`, called when its task first runs: a task that never runs leaves no unawaited coroutine."""
 
@@ -320,18 +357,8 @@ class _OwnTask:
 async def _run_own_task(job: _OwnTask) -> None:
     """Do the work of *job* in the current task and store its error. Scopes' cancellations are raised."""
     job.begun = True
-    task = own_task()
     try:
-        await job.work()
-    except cancelled_types() as error:
-        if not absorb_own_cancel(0):
-            await raise_native_cancel(error)  # noqa: ASYNC120 - does not wait: a cancellation is pending
-            raise
-        job.failure = self_cancelled(error)
-    except BaseException as error:  # noqa: ASYNC103 - carried to the task that waits
-        if is_closing(task):
-            raise
-        job.failure = error
+        job.failure = (await capture(job.work)).error
     finally:
         job.done.set()
 

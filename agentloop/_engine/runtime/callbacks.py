@@ -10,14 +10,9 @@ import anyio
 
 from agentloop._common.error_text import is_fatal
 from agentloop._engine.runtime.backend import (
-    absorb_own_cancel,
     cancelled_types,
-    cancelling,
+    capture,
     checkpoint_if_cancelled,
-    is_closing,
-    own_task,
-    raise_native_cancel,
-    self_cancelled,
     starter,
     unexpected_cancellation,
 )
@@ -96,21 +91,13 @@ class _Gathering:
     @uninterrupted
     async def one(self, index: int) -> None:
         """Call one function; keep its answer, or its error, which ends the others."""
-        task, count = own_task(), cancelling()
-        try:
-            self.answers[index] = await self.questions[index]()
-        except cancelled_types() as error:
-            if not absorb_own_cancel(count):
-                await raise_native_cancel(error)  # noqa: ASYNC120 - does not wait: a cancellation is pending
-                raise
-            self.errors[index] = self_cancelled(error)
-            self.settled.set()
-        except BaseException as error:  # noqa: ASYNC103 - raised by `gather`, bare; cancellations were raised above
-            if is_closing(task):
-                raise
-            # An error from the cleanup of a question that another error cancelled is not the first error.
-            if not (self.errors and isinstance(error, Exception) and raised_while_cancelled(error)):
-                self.errors[index] = error
-            self.settled.set()
-        if len(self.answers) == len(self.questions):
-            self.settled.set()
+        captured = await capture(self.questions[index])
+        error = captured.error
+        if error is None:
+            self.answers[index] = captured.value
+            if len(self.answers) < len(self.questions):
+                return
+        # An error from the cleanup of a question that another error cancelled is not the first error.
+        elif not (self.errors and isinstance(error, Exception) and raised_while_cancelled(error)):
+            self.errors[index] = error
+        self.settled.set()
