@@ -129,9 +129,9 @@ class Runner:
             StateError: if the state can't be resumed: the run is over, or the agents don't fit it.
             JournalError: if the journal failed or belongs to another run; the run started nothing that it doesn't hold.
         """
-        stream = _stream(agent, input, options, subscribe=False)
+        stream = _stream(agent, input, options, subscribe=False, plain=True)
         async with stream:
-            await stream.finished()
+            await stream.outlast()
         return stream.result
 
     @staticmethod
@@ -191,7 +191,12 @@ class Runner:
 
 
 def _stream(
-    agent: object, given: str | Iterable[Item] | RunState, options: Mapping[str, Any], *, subscribe: bool
+    agent: object,
+    given: str | Iterable[Item] | RunState,
+    options: Mapping[str, Any],
+    *,
+    subscribe: bool,
+    plain: bool = False,
 ) -> RunStream[Any]:
     """Check *options*, the application's `RunOptions`, and return the stream of a run that has not begun."""
     if not isinstance(agent, Agent):
@@ -233,7 +238,7 @@ def _stream(
     def begin() -> LiveRun:
         return _make_run(agent, start, context, config, hooks, handlers, session)
 
-    return RunStream(begin, segment, subscribe=subscribe)
+    return RunStream(begin, segment, subscribe=subscribe, plain=plain)
 
 
 def _restore_result(agent: Agent[Any, Any], state: RunState, options: Mapping[str, Any]) -> RunResult[Any]:

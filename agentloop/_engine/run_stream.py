@@ -1,16 +1,18 @@
 """The stream: a run as its consumer holds it. A plain run is a stream whose events are not made.
 
-Knows the nursery around a run, its task, its event buffer and the ways to end it; not turns, calls or models.
+Knows the nursery of a run, its task, its event buffer and the ways to end it; not turns, calls or models.
 
 Theory. A stream is a context manager, never an async generator with a scope inside: another task closes an abandoned
 generator, and its nursery with it. The run lives in a child task, also a plain one. On asyncio a native `Task.cancel()`
 is delivered once, to one task, at any point where that task waits. Here it hits the holder, which only waits at the end
-of the block; the nursery turns it into the cancellation of a scope, which every part of the run sees alike.
+of the block; the nursery turns it into the cancellation of a scope, which every part of the run sees alike. The nursery
+is of the kind of a turn's (`turn_nursery`): on asyncio a bare task in one scope. A run inside a body of another run has
+no relay from that run's nurseries: scopes alone lead from that run to this one, so that a shield around it holds.
 
-States: made; running (`__aenter__` has started `_main`); finished (`_finished` is set: the last record is appended, the
-buffer and the journal's writer are closed); left (`__aexit__` has joined every task of the run).
+States: made; running (`__aenter__` has started `_main`); finished (`_is_over`: the last record is appended, the buffer
+and the journal's writer are closed); left (`__aexit__` has joined every task of the run).
 
-Order: `__aenter__` starts `_main`, which calls `execute`, stores its error and sets `_finished`. Meanwhile the consumer
+Order: `__aenter__` starts `_main`, which calls `execute`, stores its error and ends the stream. Meanwhile the consumer
 iterates and may call `cancel`, `cancel_call`, `approve` or `reject`. `__aexit__` stops a run that has not finished,
 joins its tasks and raises its error if that was not raised before.
 
@@ -18,7 +20,8 @@ Two ends from outside: `_stop` cancels `_scope`, the run's own outermost scope (
 instrument's BaseException, by an interrupt); the holder's cancellation reaches the run through the nursery. Both set
 the cleanup deadline first, since a shielded section under way sees neither.
 
-Facts: `_finished`, `_error`, `_error_raised`; all else of a run is in `_live`.
+Facts: `_is_over`, `_error`, `_error_raised`; all else of a run is in `_live`. `_ended` is only a signal, made for the
+first task that waits for it.
 
 Invariants: the run's error is a value until it is raised in the consumer's task, bare and once; raised in the child, it
 would arrive in a group, and a KeyboardInterrupt would tear down asyncio's loop. A cancellation ends in the run's task,
@@ -28,13 +31,13 @@ left, no task of the run is running.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from contextvars import copy_context
 from types import TracebackType
 from typing import Any, Generic, Literal, Self, final
 
 import anyio
-from anyio.abc import TaskGroup
 
 from agentloop import events as ev
 from agentloop._common.error_text import is_fatal
@@ -50,12 +53,12 @@ from agentloop._engine.runtime.backend import (
     is_closing,
     own_task,
     scope_left_open,
-    starter,
     unexpected_cancellation,
 )
 from agentloop._engine.runtime.event_buffer import EventBuffer, call_id_of
 from agentloop._engine.runtime.interrupts import protect, uninterrupted
 from agentloop._engine.runtime.live_run import LiveRun
+from agentloop._engine.runtime.turn_nursery import TurnNursery, new_group_nursery, new_nursery
 from agentloop.agents import Agent
 from agentloop.exceptions import UserError, UserValueError
 from agentloop.items import ApprovalRequest, ToolCall
@@ -63,6 +66,17 @@ from agentloop.results import RunResult
 from agentloop.state import RunState, as_text, verdict_on
 
 Start = Callable[[], LiveRun]
+
+
+@final
+class _RunTask:
+    """The run's own task in its nursery."""
+
+    __slots__ = ("live", "scope")
+
+    def __init__(self, live: LiveRun, scope: anyio.CancelScope) -> None:
+        self.live = live
+        self.scope = scope
 
 
 @final
@@ -76,16 +90,18 @@ class RunStream(Generic[OutputT]):
     error is its context.
     """
 
-    def __init__(self, start: Start, entry: RunSegment, *, subscribe: bool) -> None:
+    def __init__(self, start: Start, entry: RunSegment, *, subscribe: bool, plain: bool = False) -> None:
         self._start = start
         self._entry = entry
         self._subscribe = subscribe
-        self._group: TaskGroup | None = None
+        self._plain = plain
+        self._nursery: TurnNursery | None = None
         self._live: LiveRun | None = None
         self._events: EventBuffer | None = None
-        self._scope = anyio.CancelScope()
-        self._finished = anyio.Event()
+        self._is_over = False
+        self._ended: anyio.Event | None = None
         self._error: BaseException | None = None
+        self._has_begun = False
         self._error_raised = False
 
     @uninterrupted
@@ -95,25 +111,26 @@ class RunStream(Generic[OutputT]):
         if own_task() is None:
             protect()
         context = copy_context()
-        group = anyio.create_task_group()
+        nursery = new_nursery(self._lose_task, outermost=True) if self._plain else new_group_nursery()
         live = self._start()
         if self._subscribe:
             self._events = EventBuffer(live.state, live.settings.config.stream_buffer, live.agent_at)
             live.tree.log.events = self._events
+        self._nursery = await nursery.__aenter__()
+        self._scope = nursery.new_scope()
         self._live = live
-        self._group = await group.__aenter__()
-        context.run(current_holder.set, Holder(group.cancel_scope))
-        context.run(current_relay.set, None)  # in a body of another run: scopes alone lead from that run to this one
-        start = starter(group)
+        context.run(current_holder.set, Holder(nursery.cancel))
+        context.run(current_relay.set, nursery.relay_to_members)
         live.tree.log.on_instrument_error = self._stop
-        live.resources.spawn = lambda work, on, name: start(work, on, name, context)
-        start(self._main, live, f"agentloop run of {live.agent.name}", context)
+        live.resources.spawn = lambda work, on, name: nursery.start_shielded(work, on, name, context)
+        nursery.start(self._main, _RunTask(live, self._scope), f"agentloop run of {live.agent.name}", context)
         return self
 
     @uninterrupted
-    async def _main(self, live: LiveRun) -> None:
+    async def _main(self, main: _RunTask) -> None:
         """Run the segment in the run's own task; store its error, and close the buffer and the journal's writer."""
-        task, closing = own_task(), False
+        task, closing, live = own_task(), False, main.live
+        self._has_begun = True
         try:
             with self._scope:
                 try:
@@ -136,12 +153,25 @@ class RunStream(Generic[OutputT]):
             self._error = scope_left_open(error) or error
         finally:
             if not closing:
-                if live.tree.log.journal is not None:
-                    live.tree.log.journal.close()
-                self._finished.set()
-                if self._events is not None:
-                    self._events.close()
-                live.release_refs()
+                self._end(live)
+
+    def _end(self, live: LiveRun) -> None:
+        if live.tree.log.journal is not None:
+            live.tree.log.journal.close()
+        self._is_over = True
+        if self._ended is not None:
+            self._ended.set()
+        if self._events is not None:
+            self._events.close()
+        live.release_refs()
+        if self._nursery is not None:
+            self._nursery.ring_when_empty()
+
+    def _lose_task(self) -> None:
+        """Fail the run: other code has cancelled one of its tasks before its first step."""
+        self._error = self._error or unexpected_cancellation()
+        if not self._has_begun and self._live is not None:
+            self._end(self._live)
 
     @uninterrupted
     async def __aexit__(
@@ -162,7 +192,7 @@ class RunStream(Generic[OutputT]):
                 raise unexpected_cancellation() if self._error is None else self._error
             self._raise_fatal()
             return False
-        if not self._finished.is_set():
+        if not self._is_over:
             self._stop()
         # The group does not get the block's own exception: it would come back wrapped in a group.
         await self._join(exc)  # noqa: ASYNC102 - as above
@@ -203,11 +233,11 @@ class RunStream(Generic[OutputT]):
         Raises:
             KeyboardInterrupt: trio raised it here, bare.
         """
-        assert self._group is not None
+        assert self._nursery is not None
         interrupt = None if own_task() is not None else await self._outlast_interrupts(left_by)
         caught: bool | None = False
         try:
-            caught = await self._group.__aexit__(exc_type, left_by if exc_type is not None else None, tb)
+            caught = await self._nursery.__aexit__(exc_type, left_by if exc_type is not None else None, tb)
         except BaseExceptionGroup as errors:
             if errors.subgroup(KeyboardInterrupt) is not None:
                 interrupt = KeyboardInterrupt()
@@ -224,12 +254,14 @@ class RunStream(Generic[OutputT]):
 
         The second interrupt sets the cleanup deadline to now. (The nursery's own join would only keep it until later.)
         """
+        if self._is_over:
+            return None
         interrupts = 1 if isinstance(left_by, KeyboardInterrupt) else 0
         first: KeyboardInterrupt | None = None
         with anyio.CancelScope(shield=True):  # noqa: ASYNC912 - trio starts every task, so the run ends
-            while not self._finished.is_set():
+            while not self._is_over:
                 try:
-                    await self._finished.wait()
+                    await self.finished()
                 except KeyboardInterrupt as interrupt:
                     first = first or interrupt
                     interrupts += 1
@@ -245,7 +277,7 @@ class RunStream(Generic[OutputT]):
 
     def _begin_cleanup(self) -> None:
         """Set the cleanup deadline now: a shielded section under way doesn't see the cancellation by itself."""
-        if self._live is not None and not self._finished.is_set():
+        if self._live is not None and not self._is_over:
             self._live.cleanup.begin()
 
     def _discard(self) -> None:
@@ -255,7 +287,18 @@ class RunStream(Generic[OutputT]):
     @uninterrupted
     async def finished(self) -> None:
         """Wait until the run has ended, in any way; events stay unread. Its error is not raised here."""
-        await self._finished.wait()
+        if self._ended is None:
+            self._ended = anyio.Event()
+            if self._is_over:
+                self._ended.set()
+        await self._ended.wait()
+
+    @uninterrupted
+    async def outlast(self) -> None:
+        """Wait as `finished` does, for the holder of a plain run: in its nursery, without an event of its own."""
+        assert self._nursery is not None
+        while not self._is_over:
+            await self._nursery.wait(math.inf)
 
     def __aiter__(self) -> Self:
         return self
@@ -283,7 +326,7 @@ class RunStream(Generic[OutputT]):
         """
         if mode not in ("immediate", "after_turn"):
             raise UserValueError(f"cancel: 'immediate' or 'after_turn' is needed, not {mode!r}")
-        if self._live is None or self._finished.is_set():
+        if self._live is None or self._is_over:
             return
         if mode == "immediate":
             self._stop()
@@ -296,7 +339,7 @@ class RunStream(Generic[OutputT]):
 
         A queued call never starts. The tool's failure policy decides which output the model gets.
         """
-        if self._live is None or self._finished.is_set():
+        if self._live is None or self._is_over:
             return False
         path, call_id = call_id_of(call)
         return self._live.cancel_call(path, call_id, reason)
@@ -318,7 +361,7 @@ class RunStream(Generic[OutputT]):
 
     @uninterrupted
     def _give_verdict(self, call: ApprovalRequest | str, **verdict: Any) -> None:
-        if self._live is None or self._finished.is_set():
+        if self._live is None or self._is_over:
             raise UserError("the run is not under way: decide on its state")
         live = self._live
         converter = live.settings.config.converter
@@ -331,7 +374,7 @@ class RunStream(Generic[OutputT]):
     @property
     def is_complete(self) -> bool:
         """True once the run has ended, in any way."""
-        return self._finished.is_set()
+        return self._is_over
 
     @property
     def error(self) -> BaseException | None:
@@ -373,6 +416,6 @@ class RunStream(Generic[OutputT]):
         """
         if self._error is not None:
             raise self._error
-        if self._live is None or not self._finished.is_set() or self._live.state.ended is None:
+        if self._live is None or not self._is_over or self._live.state.ended is None:
             raise UserError("the run has not ended yet")
         return result_of(self._live)

@@ -146,18 +146,18 @@ class Holder:
     there are no native cancellations, so `is_leaving` is always False.
     """
 
-    __slots__ = ("_count", "_scope", "_task")
+    __slots__ = ("_cancel", "_count", "_task")
 
-    def __init__(self, scope: anyio.CancelScope) -> None:
-        self._scope = scope
+    def __init__(self, cancel: Callable[[], None]) -> None:
+        self._cancel = cancel
         self._task = own_task()
         self._count = self._task.cancelling() if self._task is not None else 0
 
     def is_leaving(self) -> bool:
-        """Tell whether the holder is cancelled natively. If so, the run's scope is cancelled in this same step."""
+        """Tell whether the holder is cancelled natively. If so, the run is cancelled in this same step."""
         if self._task is None or self._task.cancelling() <= self._count:
             return False
-        self._scope.cancel()
+        self._cancel()
         return True
 
 

@@ -1,4 +1,4 @@
-"""Turn nurseries: the tasks of one turn's calls, which one owner waits for, and which are cancelled with their owner.
+"""Nurseries: the tasks of one turn's calls, or of one run, which one owner waits for and which end with their owner.
 
 Knows tasks, scopes and their owner; not calls, records or limits. On trio it is trio's own nursery. On asyncio it is
 bare tasks: anyio's group makes a handle, an event, a coroutine and a scope for each task, which together cost three
@@ -12,7 +12,10 @@ its cancellation is level-triggered, shields hold, and its tasks are cancelled w
 * The owner learns of its cancellation one scheduler pass late. Its count of cancellations rises at once. So all code
   that asks whether the run is cancelled relays first (`backend.enclosing_cancelled`), and gets the same answer in the
   same pass as in a nursery.
-* Nested runs have nurseries in members of the outer one. Relaying passes through all levels in one step.
+* A plain run's task is a member of a nursery of its caller's, and the nurseries of its turns, and of the runs nested in
+  its calls, are in members of that one. Relaying passes through all levels in one step.
+* The owner does nothing else but wait for its members. So a streamed run, whose block is the application's, is in a
+  group of anyio's, whose scope is around the block as well (`new_group_nursery`).
 * A member has one scope at a time: `member.scope`, made by `new_scope` before its start and by `settling` for the rest
   of its task.
 * A body sees the deadline around the owner as it was when the nursery was made, by a scope that shows it. The owner
@@ -63,7 +66,7 @@ Work: TypeAlias = Callable[[MemberT], Coroutine[Any, Any, None]]
 
 
 class TurnNursery(Protocol):
-    """The tasks of one turn's calls. Made, entered and waited in by its owner's task; members are started by any."""
+    """The tasks of one turn's calls, or of one run. Entered and waited in by its owner's task; any starts members."""
 
     now: Callable[[], float]
     """Returns the time on the loop's clock."""
@@ -96,8 +99,16 @@ class TurnNursery(Protocol):
         """Start a task named *name* that does `work(member)`, in a copy of *context*. `member.scope` is set before."""
         ...
 
+    def start_shielded(self, work: Work[Any], on: Any, name: str, context: Context) -> None:
+        """Start a task named *name* that does `work(on)`, in a copy of *context*. It shields itself."""
+        ...
+
     def settling(self, member: Member) -> AbstractContextManager[object]:
         """Return the scope for the rest of the member's task, once `member.scope` has been left."""
+        ...
+
+    def cancel(self) -> None:
+        """Cancel all members."""
         ...
 
     def is_bounded(self) -> bool:
@@ -121,8 +132,8 @@ class TurnNursery(Protocol):
         ...
 
 
-def new_nursery(on_lost: Callable[[], None]) -> TurnNursery:
-    """Return a nursery for the current task.
+def new_nursery(on_lost: Callable[[], None], *, outermost: bool = False) -> TurnNursery:
+    """Return a nursery for the current task. It is within the nursery around it, unless it is the *outermost* of a run.
 
     *on_lost* is called if a member was cancelled natively before its first step: its work was never begun. The other
     members are then being cancelled.
@@ -132,7 +143,16 @@ def new_nursery(on_lost: Callable[[], None]) -> TurnNursery:
         return _TrioNursery()
     if has_task_factory() or (shown := find_scope_class()) is None:
         return _AnyioNursery()
-    return _BareTasks(task, shown, on_lost)
+    return _BareTasks(task, shown, on_lost, cast("_BareTasks | None", None if outermost else current_relay.get()))
+
+
+def new_group_nursery() -> TurnNursery:
+    """Return a nursery for the current task that has a group's scope around its block, for an owner that does more.
+
+    The owner of a nursery of bare tasks may do nothing else but wait for them: a cancellation of a scope within the
+    owner's own work would look like the owner's. And members end with a scope around the owner even if it goes on.
+    """
+    return _TrioNursery() if own_task() is None else _AnyioNursery()
 
 
 @cache
@@ -188,20 +208,23 @@ class _BareTasks:
         "now",
     )
 
-    def __init__(self, owner: Task, scope_class: type[Any], on_lost: Callable[[], None]) -> None:
+    def __init__(
+        self, owner: Task, scope_class: type[Any], on_lost: Callable[[], None], outer: _BareTasks | None
+    ) -> None:
         self.ended = False
         """True once the members' scopes are cancelled."""
         self._owner = owner
         self._loop = owner.get_loop()
         self.now = self._loop.time
         self._count = owner.cancelling()
-        self._members: dict[Task, Member] = {}
+        self._members: dict[Task, Member | None] = {}
+        """Members by task; None for one that shields itself."""
         self._wakeup: Future | None = None
         self._on_lost = on_lost
         self._error: BaseException | None = None
         self._scope_class = scope_class
         self._shown = anyio.current_effective_deadline()
-        self._outer = cast("_BareTasks | None", current_relay.get())
+        self._outer = outer
         self._inner: set[_BareTasks] = set()
 
     @property
@@ -221,7 +244,7 @@ class _BareTasks:
             if error is not None:
                 if is_closing(self._owner):
                     return
-                self._cancel()
+                self.cancel()
             if self._members:
                 with anyio.CancelScope(shield=error is not None) as scope:  # noqa: ASYNC912 - there is a member to wait for
                     while self._members:
@@ -229,7 +252,7 @@ class _BareTasks:
                             await self.wait(math.inf)  # noqa: ASYNC102 - shielded; the members are being cancelled
                         except cancelled_types() as cancelled:  # noqa: ASYNC103 - raised below, once all have ended
                             scope.shield = True
-                            self._cancel()
+                            self.cancel()
                             leaving = leaving or cancelled
             elif self._wakeup is None:
                 await anyio.lowlevel.cancel_shielded_checkpoint()  # as other nurseries do: a turn always waits once
@@ -258,6 +281,11 @@ class _BareTasks:
         self._members[task] = member
         task.add_done_callback(self._forget)
 
+    def start_shielded(self, work: Work[Any], on: Any, name: str, context: Context) -> None:
+        task = self._loop.create_task(work(on), name=name, context=context.copy())
+        self._members[task] = None
+        task.add_done_callback(self._forget)
+
     def settling(self, member: Member) -> AbstractContextManager[object]:
         member.scope = scope = self.new_scope()
         if self.ended:
@@ -265,9 +293,8 @@ class _BareTasks:
         return scope
 
     def is_bounded(self) -> bool:
-        if self._outer is not None:
-            self.relay()
-        return self.ended or self._shown < math.inf or self._owner.cancelling() > self._count
+        self.relay()
+        return self.ended or self._shown < math.inf
 
     def is_ending(self) -> bool:
         self.relay()
@@ -275,12 +302,14 @@ class _BareTasks:
 
     def relay(self) -> None:
         """Cancel the members if the owner is cancelled. For all code in a member that asks about cancellation."""
-        if self.ended:
-            return
-        if self._outer is not None:
-            self._outer.relay()
-        if self._owner.cancelling() > self._count:
-            self._cancel()
+        outermost: _BareTasks | None = None
+        nursery: _BareTasks | None = self
+        while nursery is not None and not nursery.ended:
+            if nursery._owner.cancelling() > nursery._count:
+                outermost = nursery
+            nursery = nursery._outer
+        if outermost is not None:
+            outermost.cancel()
 
     def ring(self) -> None:
         wakeup = self._wakeup
@@ -308,25 +337,26 @@ class _BareTasks:
         would be a quarter of the cost of cancelling a call.
         """
         if wakeup.cancelled():
-            self._cancel()
+            self.cancel()
 
-    def _cancel(self) -> None:
+    def cancel(self) -> None:
         if not self.ended:
             self.ended = True
             for member in list(self._members.values()):
-                member.scope.cancel()
+                if member is not None:
+                    member.scope.cancel()
             for inner in list(self._inner):
-                inner._cancel()
+                inner.cancel()
 
     def _forget(self, task: Task) -> None:
         del self._members[task]
         if task.cancelled():
             if not self.ended:
-                self._cancel()
+                self.cancel()
                 self._on_lost()
         elif (error := task.exception()) is not None:
             self._error = self._error or error
-            self._cancel()
+            self.cancel()
         if not self._members:
             self.ring()
 
@@ -358,6 +388,12 @@ class _Grouped:
 
     def start(self, work: Work[MemberT], member: MemberT, name: str, context: Context) -> None:
         self._start(work, member, name, context)
+
+    def start_shielded(self, work: Work[Any], on: Any, name: str, context: Context) -> None:
+        self._start(work, on, name, context)
+
+    def cancel(self) -> None:
+        self._group.cancel_scope.cancel()
 
     def settling(self, member: Member) -> AbstractContextManager[object]:
         return nullcontext()

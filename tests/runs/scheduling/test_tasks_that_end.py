@@ -264,3 +264,42 @@ async def test_cancellation_made_up_by_an_instrument_is_logged(
     result = await run_mode(agent_of(work, calls=[call("work")]), "go", run_config=RunConfig(instruments=(watch,)))
     assert result.final_output == "done"
     assert len([record for record in caplog.records if "failed in on_record" in record.message]) == 1
+
+
+@pytest.mark.scenario("RP-05")
+@pytest.mark.backends("asyncio")
+async def test_run_whose_task_is_cancelled_before_it_begins_fails(run_mode: Any) -> None:
+    """A stranger cancels the run's own task before its first step: the caller gets an error, and does not wait."""
+    asyncio.get_running_loop().call_soon(cancel_tasks, "agentloop run")
+    agent = Agent("a", model=ScriptedModel([say("done")]))
+    with pytest.raises(UserError, match="cancelled by other code"):
+        await run_mode(agent, "go")
+
+
+class Opened(ScriptedModel):
+    """A model that has to be entered, which takes a step."""
+
+    entered = False
+    is_open = False  # type: ignore[assignment]
+
+    async def __aenter__(self) -> Any:
+        self.entered = True
+        return self
+
+
+@pytest.mark.scenario("RP-05")
+@pytest.mark.backends("asyncio")
+async def test_run_whose_resource_loses_its_task_fails(run_mode: Any) -> None:
+    """A stranger cancels the task that would have entered the model: the run that waits for the model ends."""
+
+    class Stranger(Watch):
+        def on_record(self, record: Any) -> None:
+            super().on_record(record)
+            if isinstance(record, r.RunStarted):  # the task is made in this step, and begins after the callback
+                asyncio.get_running_loop().call_soon(cancel_tasks, "agentloop resource")
+
+    watch, model = Stranger(), Opened([say("done")])
+    with pytest.raises(UserError, match="cancelled by other code"):
+        await run_mode(Agent("a", model=model), "go", run_config=RunConfig(instruments=(watch,)))
+    assert not model.entered
+    assert watch.end == "cancelled"
