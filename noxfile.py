@@ -302,6 +302,13 @@ def types(session: nox.Session) -> None:
 
 
 @nox.session
+def vendors(session: nox.Session) -> None:
+    """Compare the codecs with the vendors' own Python clients: requests by their types, answers by their reading."""
+    session.install(".[test,vendors]")
+    session.run("pytest", "tests/edges/test_vendor_types.py", *session.posargs)
+
+
+@nox.session
 def docs(session: nox.Session) -> None:
     """Build the documentation into build/docs; a warning is an error."""
     session.install(".[docs,test]")

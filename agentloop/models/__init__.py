@@ -27,10 +27,12 @@ from agentloop.model_events import (
 if TYPE_CHECKING:
     from agentloop.models._codec import Decoder, HttpCodec, Vendor
     from agentloop.models._http_model import HttpModel
+    from agentloop.models.anthropic import AnthropicModel
     from agentloop.models.local import LocalModel
     from agentloop.models.openai_chat import OpenAIChatModel
 
 __all__ = [
+    "AnthropicModel",
     "ArgumentsDelta",
     "HttpCodec",
     "Decoder",
@@ -54,6 +56,7 @@ __all__ = [
 ]
 
 _LAZY = {
+    "AnthropicModel": "anthropic",
     "HttpCodec": "_codec",
     "Decoder": "_codec",
     "HttpModel": "_http_model",

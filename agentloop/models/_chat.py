@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from functools import cached_property
 from typing import Any
 
 import attrs
@@ -55,14 +54,13 @@ from agentloop.models._codec import (
     without_none,
 )
 from agentloop.models._common import (
+    CallIds,
     chat_content,
     chosen_name,
     made_call_id,
     no_form,
     output_text,
     plain_text,
-    renamed_call_id,
-    taken_call_ids,
     tool_choice,
 )
 from agentloop.settings import ModelSettings
@@ -229,12 +227,12 @@ def _assistant(item: AssistantMessage, place: str) -> JsonDict:
 
 @attrs.define
 class _PartialCall:
+    number: int
+    """Its number among the calls of the response, from 1."""
     index: object
     id: str | None
     name: str
     arguments: list[str] = attrs.field(factory=list)
-    known_as: str | None = None
-    """The id that the run uses for it."""
 
     @property
     def text(self) -> str:
@@ -250,7 +248,7 @@ class ChatDecoder:
 
     def __init__(self, request: ModelRequest, *, constrained: bool = False) -> None:
         self.done = False
-        self._request = request
+        self._ids = CallIds(request)
         self._constrained = _constrained.CallText() if constrained and _constrained.offered(request) else None
         self._constrained_id = made_call_id(request, "local") if self._constrained else ""
         self._started = False
@@ -353,7 +351,7 @@ class ChatDecoder:
         given_id = read_text(part.get("id"), "id") or None
         call = self._find_call(part.get("index"), given_id, name)
         if call is None:
-            call = _PartialCall(part.get("index"), given_id, name)
+            call = _PartialCall(len(self._calls) + 1, part.get("index"), given_id, name)
             self._calls.append(call)
         elif name and not call.name:
             call.name = name
@@ -361,25 +359,12 @@ class ChatDecoder:
             call.id = given_id
         if piece := _argument_text(function.get("arguments")):
             call.arguments.append(piece)
-            yield ArgumentsDelta(self._call_id(call, len(self._calls)), piece)
+            yield ArgumentsDelta(self._call_id(call), piece)
 
-    @cached_property
-    def _taken(self) -> frozenset[str]:
-        return taken_call_ids(self._request)  # most responses have no call
-
-    def _call_id(self, call: _PartialCall, number: int) -> str:
-        """Return the run's id for *call*: the server's, or a generated one if that is missing or already used.
-
-        Some servers number the calls of each response from the same start.
-        """
-        if call.known_as is None:
-            if call.id is None:
-                call.id = call.known_as = made_call_id(self._request, "call", number)
-            elif call.id in self._taken:
-                call.known_as = renamed_call_id(self._request, call.id, self._taken)
-            else:
-                call.known_as = call.id
-        return call.known_as
+    def _call_id(self, call: _PartialCall) -> str:
+        """Return the run's id for *call*. A call without one gets it at its first piece, and keeps it."""
+        known_as, call.id = self._ids.assign(call.id, call.number)
+        return known_as
 
     def _find_call(self, index: object, given_id: str | None, name: str) -> _PartialCall | None:
         """Return the call that a part continues, or None if it begins one."""
@@ -404,7 +389,7 @@ class ChatDecoder:
 
     def _items(self, cut: bool) -> Iterator[Item]:
         said = self._said(cut)
-        calls = [self._tool_call(call, number, cut) for number, call in enumerate(self._calls, 1)]
+        calls = [self._tool_call(call, cut) for call in self._calls]
         if self._constrained is not None and not self._refusal and not calls:
             calls = self._constrained_call(self._constrained, cut)
         # Reasoning belongs to the item after it, and isn't kept alone.
@@ -423,12 +408,12 @@ class ChatDecoder:
             parts.append(Refusal(refusal))
         return tuple(parts)
 
-    def _tool_call(self, call: _PartialCall, number: int, cut: bool) -> ToolCall:
+    def _tool_call(self, call: _PartialCall, cut: bool) -> ToolCall:
         if not call.name:
             raise ModelBehaviorError("The response calls a function without naming it.")
         if cut and not is_json(call.text):
             raise ModelBehaviorError(f"The response was cut ({self._finish_reason}) within a call of {call.name!r}.")
-        call_id = self._call_id(call, number)
+        call_id = self._call_id(call)
         wire = None if call.id == call_id else {WIRE_ID: call.id}
         return ToolCall(call_id, call.name, call.text or "{}", provider_data=wire)
 

@@ -1,4 +1,4 @@
-"""Helpers of the Chat Completions codec and its constrained mode: contents, tool choice, generated call ids.
+"""Helpers of several codecs: contents, tool choice, generated call ids.
 
 Pure; does not know about HTTP.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import mimetypes
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from typing import Any
 
 from agentloop.exceptions import UserError, UserTypeError
@@ -15,9 +16,9 @@ from agentloop.model_events import ModelRequest
 from agentloop.models._codec import JsonDict
 
 
-def no_form(place: str, what: object) -> UserError:
-    """Return the error for *what*, a part of the request at *place* that Chat Completions can't express."""
-    return UserError(f"{place}: {type(what).__name__} has no form in Chat Completions.")
+def no_form(place: str, what: object, interface: str = "Chat Completions") -> UserError:
+    """Return the error for *what*, a part of the request at *place* that *interface* can't express."""
+    return UserError(f"{place}: {type(what).__name__} has no form in {interface}.")
 
 
 def chat_content(parts: Iterable[Part], place: str) -> str | list[JsonDict]:
@@ -55,9 +56,14 @@ def data_url(part: Image | File) -> str:
     data = part.data or ""
     if data.startswith("data:"):
         return data
+    return f"data:{media_type(part)};base64,{data}"
+
+
+def media_type(part: Image | File) -> str:
+    """Return the media type of the data of *part*: the given one, else what the file's name tells."""
     named = part.filename if isinstance(part, File) else None
     usual = "image/png" if isinstance(part, Image) else "application/octet-stream"
-    return f"data:{part.media_type or mimetypes.guess_type(named or '')[0] or usual};base64,{data}"
+    return part.media_type or mimetypes.guess_type(named or "")[0] or usual
 
 
 def audio_format(part: Audio) -> str:
@@ -102,7 +108,7 @@ def tool_choice(request: ModelRequest) -> str | Mapping[str, Any] | None:
     return request.tool_choice if request.tool_choice is not None else request.settings.tool_choice
 
 
-def chosen_name(choice: str | Mapping[str, Any] | None) -> str | None:
+def chosen_name(choice: str | Mapping[str, Any] | None, interface: str = "Chat Completions") -> str | None:
     """Return the name of the function that *choice* forces, or None if it forces none.
 
     Raises:
@@ -117,7 +123,7 @@ def chosen_name(choice: str | Mapping[str, Any] | None) -> str | None:
         case {"type": "function", "name": str(name)} | {"type": "function", "function": {"name": str(name)}}:
             return name
         case {"type": kind}:
-            raise UserError(f"tool_choice: {kind!r} has no form in Chat Completions.")
+            raise UserError(f"tool_choice: {kind!r} has no form in {interface}.")
         case _:
             raise UserTypeError(f"tool_choice: a string or a mapping with a type is needed, not {choice!r}")
 
@@ -144,6 +150,33 @@ def _find_free_id(request: ModelRequest, made: str, taken: frozenset[str]) -> st
         again += 1
         made = f"{base}.{again}"
     return made
+
+
+class CallIds:
+    """The run's ids for the calls of one response: the provider's, or generated where that is missing or used already.
+
+    Some servers number the calls of each response from the same start. Owned by one decoder.
+    """
+
+    def __init__(self, request: ModelRequest) -> None:
+        self._request = request
+        self._known: dict[int, tuple[str, str]] = {}
+
+    @cached_property
+    def _taken(self) -> frozenset[str]:
+        return taken_call_ids(self._request)  # most responses have no call
+
+    def assign(self, given: str | None, number: int) -> tuple[str, str]:
+        """Return the run's id and the provider's id for call *number* of the response, the same whenever asked."""
+        if number not in self._known:
+            if given is None:
+                made = made_call_id(self._request, "call", number)
+                self._known[number] = made, made
+            elif given in self._taken:
+                self._known[number] = renamed_call_id(self._request, given, self._taken), given
+            else:
+                self._known[number] = given, given
+        return self._known[number]
 
 
 def taken_call_ids(request: ModelRequest) -> frozenset[str]:

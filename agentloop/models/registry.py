@@ -1,6 +1,7 @@
 """Model strings: the model for `provider:name`, and the owner of models that several runs share.
 
 * `openai-chat:NAME`: the vendor's Chat Completions, or the server that OPENAI_BASE_URL names
+* `anthropic:NAME`: Anthropic's Messages, or the server that ANTHROPIC_BASE_URL names
 * `local:NAME`, `local:`: the model that runs on this machine
 * `URL#NAME`: any OpenAI-compatible server, by its base URL: `http://127.0.0.1:8080/v1#qwen`. `URL:NAME` means the
   same if the URL has a path, and a URL alone names the model `default`, for servers with a single model.
@@ -23,6 +24,7 @@ from agentloop.exceptions import UserError, UserTypeError, UserValueError
 
 _PREFIXES = {
     "openai-chat": "agentloop.models.openai_chat",
+    "anthropic": "agentloop.models.anthropic",
     "local": "agentloop.models.local",
 }
 """Prefix -> module; its `model_by_name(name, *, http_client)` returns the model."""

@@ -1,12 +1,12 @@
 """The Chat Completions codec: what is sent, and what is understood."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from typing import Any
 
-import attrs
 import jsonschema
 import pytest
+from edges.definition import Definition
 
 from agentloop.exceptions import ModelBehaviorError, ModelTransportError, UserError, UserTypeError, UserValueError
 from agentloop.items import (
@@ -45,18 +45,6 @@ from agentloop.models._chat import ChatDecoder, _usage, encode
 from agentloop.models._sse import SSEDecoder
 from agentloop.settings import ModelSettings
 from agentloop.usage import RequestUsage
-
-
-@attrs.frozen
-class Definition:
-    """The part of a tool or handoff that a model is shown."""
-
-    name: str
-    description: str = "Does it."
-    params_json_schema: Mapping[str, Any] = attrs.Factory(lambda: {"type": "object", "properties": {}})
-    strict_mode: bool = True
-    namespace: str | None = None
-    examples: Sequence[tuple[str, Mapping[str, Any]]] = ()
 
 
 def ask(*items: Item, **fields: Any) -> ModelRequest:

@@ -29,7 +29,7 @@ from agentloop.model_events import (
     ResponseStarted,
     TextDelta,
 )
-from agentloop.models import OpenAIChatModel
+from agentloop.models import AnthropicModel, OpenAIChatModel
 from agentloop.testing import FunctionModel, RecordingModel, ReplayModel, ScriptedModel, call, fail, say, wait
 from agentloop.testing.conformance import ModelConformance
 from agentloop.usage import RequestUsage
@@ -165,7 +165,16 @@ SPEECH = [
     b'data: {"call": ["c1", "look", "{\\"a\\": 1}"]}\n\n',
     b'data: {"seeds": 3}\n\n',
 ]
-ANSWERS_BY_PATH = {"chat": WHOLE, "parrot": SPEECH}
+MESSAGE = [
+    b'data: {"type": "message_start", "message": {"id": "r"}}\n\n'
+    b'data: {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": "Hel"}}\n\n',
+    b'data: {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "lo"}}\n\n',
+    b'data: {"type": "content_block_start", "index": 1,'
+    b' "content_block": {"type": "tool_use", "id": "c1", "name": "look", "input": {"a": 1}}}\n\n',
+    b'data: {"type": "message_delta", "delta": {"stop_reason": "tool_use"}, "usage": {"output_tokens": 2}}\n\n',
+    b'data: {"type": "message_stop"}\n\n',
+]
+ANSWERS_BY_PATH = {"chat": WHOLE, "messages": MESSAGE, "parrot": SPEECH}
 """Each format's pieces of one whole answer; the first one shows output."""
 
 
@@ -289,6 +298,17 @@ class TestOpenAIChatModel(HttpConformance):
     def make_http_model(self, base_url: str) -> Model:
         """Return a chat model."""
         return OpenAIChatModel("m", base_url=base_url)
+
+
+@pytest.mark.real_clock
+class TestAnthropicModel(HttpConformance):
+    """Anthropic Messages."""
+
+    form = "messages"
+
+    def make_http_model(self, base_url: str) -> Model:
+        """Return a model of messages."""
+        return AnthropicModel("m", base_url=base_url)
 
 
 @pytest.mark.real_clock

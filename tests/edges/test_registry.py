@@ -14,14 +14,14 @@ import agentloop.models
 from agentloop import Agent
 from agentloop.abc import Model
 from agentloop.exceptions import UserError, UserTypeError, UserValueError
-from agentloop.models import LocalModel, OpenAIChatModel, registry
+from agentloop.models import AnthropicModel, LocalModel, OpenAIChatModel, registry
 from agentloop.models._shared import Shared
 from agentloop.models.registry import Providers, resolve_model
 
 
 @pytest.fixture(autouse=True)
 def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL"):
+    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "ANTHROPIC_API_KEY", "ANTHROPIC_BASE_URL"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -55,6 +55,13 @@ def test_an_agent_is_defined_with_a_model_before_any_event_loop_runs(model: Mode
     assert Agent(name="a", model=model).model is model
 
 
+def test_the_messages_interface_has_its_prefix() -> None:
+    """The vendor's own service is the default."""
+    model = resolve_model("anthropic:claude-x")
+    assert isinstance(model, AnthropicModel)
+    assert (model.base_url, model.name) == ("https://api.anthropic.com", "claude-x")
+
+
 def test_a_query_in_the_url_goes_with_every_request() -> None:
     """Some servers want their version there."""
     model = resolve_model("http://h/v1?version=2#m")
@@ -82,7 +89,7 @@ def test_a_given_client_is_used() -> None:
 @pytest.mark.parametrize(
     ("text", "match"),
     [
-        ("openai-chta:m", r"Did you mean 'openai-chat:'\?.*openai-chat:NAME, local:NAME, URL#NAME"),
+        ("openai-chta:m", r"Did you mean 'openai-chat:'\?.*openai-chat:NAME, anthropic:NAME, local:NAME, URL#NAME"),
         ("gpt-x", "'gpt-x' is no known.*did you mean 'openai-chat:gpt-x'.*openai-chat:NAME"),
         ("local", "Did you mean 'local:'"),
         ("", "''"),

@@ -1,0 +1,313 @@
+"""The Anthropic Messages codec, requests: a request to its JSON body. Pure; `_messages_answer` reads the response.
+
+An interface of messages that are made of blocks. A request's items become blocks, and successive blocks of one role
+share a message: all results of a turn's calls are in one message of the user, before its other blocks.
+
+An item keeps the parts of a block that have no form for other providers: a thought's signature, a text's citations, the
+call and the result of a tool that the provider runs. They go back unchanged, and only to this interface.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from base64 import b64decode
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, TypeAlias
+
+from agentloop.exceptions import UserError
+from agentloop.items import (
+    AssistantMessage,
+    Content,
+    File,
+    HandoffCall,
+    HandoffOutput,
+    HostedToolCall,
+    Image,
+    Item,
+    OpaqueItem,
+    Part,
+    Reasoning,
+    Refusal,
+    SystemMessage,
+    Text,
+    ToolCall,
+    ToolOutput,
+    UserMessage,
+)
+from agentloop.model_events import (
+    ModelRequest,
+    OutputSchema,
+    ToolDefinition,
+)
+from agentloop.models._codec import (
+    JsonDict,
+    add_extras,
+    without_none,
+)
+from agentloop.models._common import chosen_name, data_url, no_form, tool_choice
+
+INTERFACE = "Anthropic Messages"
+OutputMode: TypeAlias = Literal["format", "tool"]
+BLOCK = "messages_block"
+"""Key in a reasoning item's `provider_data` of the type of its block."""
+WIRE_ID = "messages_call_id"
+"""Key in a call's `provider_data` of the provider's own id, if the run uses another id for the call."""
+CITATIONS = "messages_citations"
+"""Key in a message's `provider_data` of its texts' citations as they came: a list for each text."""
+RESULT = "result"
+"""Key in the data of a hosted tool's call of the block with its result."""
+_OUTPUT_TOOL = "Give the final answer."
+
+# ---------------------------------------------------------------------------------------------- request
+
+
+def encode(request: ModelRequest, model_name: str, *, max_tokens: int, output_mode: OutputMode = "format") -> JsonDict:
+    """Return the body that sends *request* to *model_name*.
+
+    `max_tokens` is sent where the settings have none, since the interface requires it. With the output mode `"tool"`
+    the final answer is the input of a tool that the model must call, for models without structured outputs. Settings
+    that have no field here are left out, as they don't change the question.
+
+    Raises:
+        UserError: for a part that the interface can't express; names its place in the request.
+        UserTypeError: if `extra_args` holds a field that is already set.
+    """
+    for name in ("previous_response_id", "conversation_id", "prompt"):
+        if getattr(request, name) is not None:
+            raise UserError(f"{name}: {INTERFACE} keeps nothing on the server to refer to.")
+    settings = request.settings
+    messages = _MessageList()
+    system = messages.add_all(request)
+    output = request.output_schema
+    reasoning = dict(settings.reasoning or {})
+    effort = reasoning.pop("effort", None)
+    described = output is not None and output_mode == "format"
+    body: JsonDict = without_none(
+        {
+            "model": model_name,
+            "max_tokens": settings.max_tokens or max_tokens,
+            "system": "\n\n".join(system) or None,
+            "messages": messages.done,
+            "temperature": settings.temperature,
+            "top_p": settings.top_p,
+            "thinking": _thinking(reasoning, effort),
+            "output_config": without_none(
+                {
+                    "effort": _EFFORTS.get(effort, effort),
+                    "format": {"type": "json_schema", "schema": dict(output.schema)} if output and described else None,
+                }
+            )
+            or None,
+            "metadata": without_none({"user_id": (settings.metadata or {}).get("user_id")}) or None,
+        }
+    )
+    forced = output if output is not None and not described else None
+    return add_extras(body | _tool_fields(request, forced) | {"stream": True}, settings)
+
+
+_EFFORTS = {"minimal": "low", "none": None}
+"""Words of other interfaces for the effort, in the words of this one."""
+
+
+def _thinking(reasoning: Mapping[str, Any], effort: object) -> JsonDict | None:
+    if effort == "none":
+        return {"type": "disabled"}
+    # The summary is a matter of other interfaces.
+    fields = {name: value for name, value in reasoning.items() if name != "summary" and value is not None}
+    return {"type": "enabled" if "budget_tokens" in fields else "adaptive"} | fields if fields else None
+
+
+def _tool_fields(request: ModelRequest, forced: OutputSchema | None) -> JsonDict:
+    tools = [_tool(tool) for tool in (*request.tools, *request.handoffs)]
+    choice = _tool_choice(request)
+    if forced is not None:
+        if choice is None or choice["type"] == "auto":
+            choice = {"type": "any"} if tools else {"type": "tool", "name": forced.name}
+        tools.append({"name": forced.name, "description": _OUTPUT_TOOL, "input_schema": dict(forced.schema)})
+    if not tools:
+        return {}
+    parallel = request.settings.parallel_tool_calls
+    if parallel is not None and (choice is None or choice["type"] != "none"):
+        choice = {"type": "auto"} | (choice or {}) | {"disable_parallel_tool_use": not parallel}
+    return {"tools": tools} | ({} if choice is None else {"tool_choice": choice})
+
+
+def _tool(tool: ToolDefinition) -> JsonDict:
+    if tool.namespace is not None:
+        raise UserError(f"Tool {tool.name!r}: {INTERFACE} has no namespaces, and it is in {tool.namespace!r}.")
+    return {"name": tool.name, "description": tool.description, "input_schema": dict(tool.params_json_schema)}
+
+
+def _tool_choice(request: ModelRequest) -> JsonDict | None:
+    choice = tool_choice(request)
+    if isinstance(choice, Mapping) and choice.get("type") in ("auto", "any", "none", "tool"):
+        return dict(choice)
+    if (name := chosen_name(choice, INTERFACE)) is not None:
+        return {"type": "tool", "name": name}
+    return None if choice is None else {"type": "any" if choice == "required" else choice}
+
+
+class _MessageList:
+    """Collects messages; successive blocks of one role share one."""
+
+    def __init__(self) -> None:
+        self.done: list[JsonDict] = []
+        self._wire_ids: dict[str, str] = {}  # the provider's id by the run's, where the two differ
+
+    def add_all(self, request: ModelRequest) -> list[str]:
+        """Add the request's items. Return the texts for the system field: the interface has one, at the beginning."""
+        system = [request.system] if request.system else []
+        for index, item in enumerate(request.items):
+            place = f"items[{index}]"
+            if isinstance(item, SystemMessage) and not self.done:
+                system.append(item.text)
+            else:
+                self._add(item, place)
+        return system
+
+    def _add(self, item: Item, place: str) -> None:
+        match item:
+            case SystemMessage() | UserMessage():
+                self._extend("user", _blocks(item.content, f"{place}.content"))
+            case AssistantMessage():
+                self._extend("assistant", _said_blocks(item, f"{place}.content"))
+            case ToolCall() | HandoffCall():
+                call_id = self._wire_ids[item.call_id] = _wire_id(item)
+                block = {"type": "tool_use", "id": call_id, "name": item.name, "input": _input(item.arguments)}
+                if isinstance(item, ToolCall) and item.caller is not None:
+                    block["caller"] = {"type": item.caller.kind, "tool_id": item.caller.id}
+                self._extend("assistant", [block])
+            case ToolOutput() | HandoffOutput():
+                self._add_result(item, place)
+            case Reasoning():
+                self._extend("assistant", _thinking_blocks(item))
+            case HostedToolCall() if _is_own_block(item.data):
+                block = {name: value for name, value in item.data.items() if name != RESULT}
+                self._extend("assistant", [block, *([item.data[RESULT]] if RESULT in item.data else ())])
+            case OpaqueItem() if _is_own_block(item.data):
+                self._extend("assistant", [dict(item.data)])
+            case _:
+                raise no_form(place, item, INTERFACE)
+
+    def _add_result(self, item: ToolOutput | HandoffOutput, place: str) -> None:
+        call_id = self._wire_ids.get(item.call_id) or _clean_id(item.call_id)
+        block: JsonDict = {"type": "tool_result", "tool_use_id": call_id}
+        if content := _result_content(item.output, place):
+            block["content"] = content
+        if isinstance(item, ToolOutput) and item.is_error:
+            block["is_error"] = True
+        message = self._message("user")
+        # Results come before the other blocks of their message.
+        results = sum(other["type"] == "tool_result" for other in message["content"])
+        message["content"].insert(results, block)
+
+    def _extend(self, role: str, blocks: Iterable[JsonDict]) -> None:
+        for block in blocks:
+            self._message(role)["content"].append(block)
+
+    def _message(self, role: str) -> JsonDict:
+        if not self.done or self.done[-1]["role"] != role:
+            self.done.append({"role": role, "content": []})
+        return self.done[-1]
+
+
+def _wire_id(item: ToolCall | HandoffCall) -> str:
+    data = item.provider_data
+    given = data.get(WIRE_ID) if isinstance(data, Mapping) else None
+    return given if isinstance(given, str) else _clean_id(item.call_id)
+
+
+def _clean_id(call_id: str) -> str:
+    """Return *call_id* in the characters that the interface allows: another provider's may have more."""
+    return re.sub(r"[^a-zA-Z0-9_-]", "_", call_id)
+
+
+def _input(arguments: str) -> JsonDict:
+    try:
+        value = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        value = arguments
+    # Arguments that are no object were refused by the run; the interface takes objects only.
+    return value if isinstance(value, dict) else {"arguments": value}
+
+
+def _said_blocks(item: AssistantMessage, place: str) -> list[JsonDict]:
+    """Return the blocks of a message of the model, each text with the citations that it came with."""
+    if foreign := [part for part in item.content if not isinstance(part, Text | Refusal)]:
+        raise no_form(place, foreign[0], INTERFACE)
+    cited: Sequence[Any] = (item.provider_data or {}).get(CITATIONS) or ()
+    parts = [part for part in item.content if isinstance(part, Text)]
+    blocks = _blocks(item.content, place)
+    if len(cited) == len(parts) == len(blocks):
+        blocks = [block | ({"citations": each} if each else {}) for block, each in zip(blocks, cited, strict=True)]
+    return blocks
+
+
+def _thinking_blocks(item: Reasoning) -> list[JsonDict]:
+    match (item.provider_data or {}).get(BLOCK):
+        case "thinking":
+            return [{"type": "thinking", "thinking": "".join(item.content), "signature": item.encrypted or ""}]
+        case "redacted_thinking":
+            return [{"type": "redacted_thinking", "data": item.encrypted or ""}]
+        case _:
+            return []  # another provider's, whose signature means nothing here
+
+
+def _is_own_block(data: Mapping[str, Any]) -> bool:
+    kind = data.get("type")
+    return isinstance(kind, str) and (kind in _OWN_BLOCKS or kind.endswith("_tool_result"))
+
+
+_OWN_BLOCKS = ("server_tool_use", "container_upload", "mcp_tool_use", "compaction")
+"""Types of blocks of the provider's own tools, beside their results."""
+
+
+def _result_content(output: Content, place: str) -> str | list[JsonDict]:
+    return output if isinstance(output, str) else _blocks(output, f"{place}.output")
+
+
+def _blocks(parts: Iterable[Part], place: str) -> list[JsonDict]:
+    """Return the blocks of *parts*. The interface refuses an empty text, so there is no block for one."""
+    return [_block(part, f"{place}[{index}]") for index, part in enumerate(parts) if not _is_empty(part)]
+
+
+def _is_empty(part: Part) -> bool:
+    return isinstance(part, Text) and not part.text
+
+
+def _block(part: Part, place: str) -> JsonDict:
+    match part:
+        case Text():
+            return {"type": "text", "text": part.text}
+        case Refusal():
+            return {"type": "text", "text": part.refusal}
+        case Image():
+            return {"type": "image", "source": _source(part, place)}
+        case File():
+            return {"type": "document", "source": _source(part, place)} | without_none({"title": part.filename})
+        case _:
+            raise no_form(place, part, INTERFACE)
+
+
+def _source(part: Image | File, place: str) -> JsonDict:
+    if part.file_id is not None:
+        return {"type": "file", "file_id": part.file_id}
+    url = part.url if part.data is None else data_url(part)
+    if url is None or not url.startswith("data:"):
+        return {"type": "url", "url": url}
+    head, _, data = url.removeprefix("data:").partition(",")
+    if not head.endswith(";base64"):
+        raise UserError(f"{place}: {INTERFACE} takes data URLs in base64 only.")
+    kind = head.removesuffix(";base64").partition(";")[0]
+    if isinstance(part, File) and kind.startswith("text/"):
+        # Documents in base64 are PDFs; a text is sent as text.
+        return {"type": "text", "media_type": "text/plain", "data": _decode_text(data, place)}
+    return {"type": "base64", "media_type": kind, "data": data}
+
+
+def _decode_text(data: str, place: str) -> str:
+    try:
+        return b64decode(data, validate=True).decode()
+    except ValueError:
+        raise UserError(f"{place}: the file isn't a text in base64 and UTF-8.") from None

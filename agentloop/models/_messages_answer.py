@@ -1,0 +1,420 @@
+"""The Anthropic Messages codec, responses: the events of a response to model events. Pure.
+
+A response's blocks become items in their order, at its end: successive texts share a message, and the result of a tool
+that the provider runs joins its call.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import attrs
+
+from agentloop.exceptions import ModelBehaviorError, ModelTransportError
+from agentloop.items import (
+    Annotation,
+    AssistantMessage,
+    Caller,
+    FileCitation,
+    HostedToolCall,
+    Item,
+    OpaqueItem,
+    Reasoning,
+    Refusal,
+    Text,
+    ToolCall,
+    UrlCitation,
+)
+from agentloop.model_events import (
+    ArgumentsDelta,
+    ItemDone,
+    ModelEvent,
+    ModelRequest,
+    Raw,
+    ReasoningDelta,
+    ResponseDone,
+    ResponseStarted,
+    TextDelta,
+)
+from agentloop.models._codec import (
+    QUOTED,
+    JsonDict,
+    broken_answer_error,
+    is_json,
+    parse_object,
+    read_count,
+    read_objects,
+    read_text,
+    without_none,
+)
+from agentloop.models._common import CallIds
+from agentloop.models._messages import BLOCK, CITATIONS, RESULT, WIRE_ID, OutputMode
+from agentloop.usage import RequestUsage
+
+_FINISH_REASONS = {
+    "end_turn": "stop",
+    "stop_sequence": "stop",
+    "max_tokens": "length",
+    "model_context_window_exceeded": "length",
+    "tool_use": "tool_calls",
+    "pause_turn": "pause",
+    "refusal": "refusal",
+}
+"""The provider's reasons for the end of an answer, in the words that runs know."""
+
+_STATUS = {
+    "invalid_request_error": 400,
+    "authentication_error": 401,
+    "billing_error": 402,
+    "permission_error": 403,
+    "not_found_error": 404,
+    "conflict_error": 409,
+    "request_too_large": 413,
+    "rate_limit_error": 429,
+    "api_error": 500,
+    "timeout_error": 504,
+    "overloaded_error": 529,
+}
+"""The status with which an error outside of a stream would come: it decides whether a retry may help."""
+
+
+@attrs.define(eq=False)
+class _BlockRead:
+    """One block of the response while it comes."""
+
+    start: Mapping[str, Any]
+    kind: str
+    number: int = 0
+    """The number of the call among those of the response, from 1."""
+    text: list[str] = attrs.field(factory=list)
+    signature: list[str] = attrs.field(factory=list)
+    citations: list[Any] = attrs.field(factory=list)
+
+    @property
+    def joined(self) -> str:
+        return "".join(self.text)
+
+
+class MessagesDecoder:
+    """Turns the events of one response into model events. Use: `feed` each event's data, then `finish` once.
+
+    Owned by the call that reads the response. `done` is True once `message_stop` has come: nothing of use follows.
+    """
+
+    def __init__(self, request: ModelRequest, *, output_mode: OutputMode = "format") -> None:
+        self.done = False
+        self.shown = False
+        """True once a part of the answer was returned to the caller."""
+        output = request.output_schema
+        self._output_tool = output.name if output is not None and output_mode == "tool" else None
+        self._ids = CallIds(request)
+        self._blocks: dict[object, _BlockRead] = {}
+        self._calls = 0
+        self._id: str | None = None
+        self._model: str | None = None
+        self._usage: JsonDict = {}
+        self._stop_reason: str | None = None
+        self._explanation: str | None = None
+        self._told: JsonDict = {}
+
+    def feed(self, data: str) -> list[ModelEvent]:
+        """Return the model events of one event's *data*.
+
+        Raises:
+            ModelBehaviorError: if *data* breaks the protocol, or reports an error in the middle of an answer.
+            ModelTransportError: if *data* reports an error instead of an answer.
+        """
+        data = data.strip()
+        if self.done or not data:
+            return []
+        event = parse_object(data, "An event of the response")
+        _raise_error(event, shown=self.shown)
+        events = list(self._take(event))
+        self.shown = self.shown or any(isinstance(one, _SHOWN) for one in events)
+        return events
+
+    def feed_answer(self, answer: Mapping[str, Any]) -> list[ModelEvent]:
+        """Return the model events of a whole response that was not streamed."""
+        _raise_error(answer, shown=False)
+        events = [*self._start(answer), Raw(answer)]
+        for index, block in enumerate(read_objects(answer.get("content"), "content")):
+            events += self._start_block(index, block)
+        self._end(answer, answer.get("usage"))
+        self.done = True
+        return events
+
+    def finish(self, request_id: str | None = None) -> list[ModelEvent]:
+        """Return the last events, with `ResponseDone` at the end. Call it once, after the end of the response.
+
+        Raises:
+            ModelBehaviorError: if the response was cut: its last event didn't come, or the token limit left nothing
+                usable or half a call.
+        """
+        if not self.done or self._stop_reason is None:
+            raise ModelBehaviorError("The response ended before it was complete.")
+        reason = _FINISH_REASONS.get(self._stop_reason, self._stop_reason)
+        items = tuple(self._refused() if reason == "refusal" else self._items(reason == "length"))
+        if reason == "length" and not items:
+            raise ModelBehaviorError(f"The response was cut ({self._stop_reason}) before anything usable came.")
+        usage = _read_usage(self._usage, self._model) if self._usage else None
+        return [*map(ItemDone, items), self._done(items, usage, request_id, reason)]
+
+    def _done(
+        self, items: tuple[Item, ...], usage: RequestUsage | None, request_id: str | None, reason: str
+    ) -> ResponseDone:
+        tier = _read_optional(self._usage.get("service_tier"))
+        return ResponseDone(items, usage, self._id, request_id, reason, self._model, tier, self._told or None)
+
+    # Events.
+
+    def _take(self, event: Mapping[str, Any]) -> Iterator[ModelEvent]:
+        kind = event.get("type")
+        if kind == "message_start":
+            message = _read_object(event.get("message"), "message")
+            yield from self._start(message)
+        yield Raw(event)
+        match kind:
+            case "content_block_start":
+                yield from self._start_block(event.get("index"), _read_object(event.get("content_block"), "block"))
+            case "content_block_delta":
+                yield from self._continue_block(event)
+            case "message_delta":
+                self._end(_read_object(event.get("delta"), "delta"), event.get("usage"))
+            case "message_stop":
+                self.done = True
+            case _:  # pings, ends of blocks, and events of a later version
+                pass
+
+    def _start(self, message: Mapping[str, Any]) -> list[ModelEvent]:
+        self._id, self._model = _read_optional(message.get("id")), _read_optional(message.get("model"))
+        self._count(message.get("usage"))
+        return [ResponseStarted(self._id)]
+
+    def _end(self, delta: Mapping[str, Any], usage: object) -> None:
+        if isinstance(reason := delta.get("stop_reason"), str):
+            self._stop_reason = reason
+        self._told |= without_none({name: delta.get(name) for name in _TOLD})
+        details = delta.get("stop_details")
+        if isinstance(details, Mapping) and isinstance(words := details.get("explanation"), str):
+            self._explanation = words
+        self._count(usage)
+
+    def _count(self, usage: object) -> None:
+        """Note *usage*: its counts are cumulative, and later ones replace those that they know."""
+        if isinstance(usage, Mapping):
+            self._usage |= without_none(usage)
+
+    def _start_block(self, index: object, start: Mapping[str, Any]) -> Iterator[ModelEvent]:
+        block = self._blocks[index] = _BlockRead(start, str(start.get("type")))
+        match block.kind:
+            case "text":
+                yield from self._add(block, read_text(start.get("text"), "text"))
+                block.citations.extend(start.get("citations") or ())
+            case "thinking":
+                yield from self._add(block, read_text(start.get("thinking"), "thinking"))
+                block.signature.append(read_text(start.get("signature"), "signature"))
+            case "tool_use":
+                self._calls += 1
+                block.number = self._calls
+                if given := start.get("input"):  # whole: the response isn't streamed
+                    yield from self._add(block, json.dumps(given))
+
+    def _continue_block(self, event: Mapping[str, Any]) -> Iterator[ModelEvent]:
+        block = self._blocks.get(event.get("index"))
+        if block is None:
+            raise ModelBehaviorError("The response continues a block that it never began.")
+        delta = _read_object(event.get("delta"), "delta")
+        match delta.get("type"):
+            case "text_delta":
+                yield from self._add(block, read_text(delta.get("text"), "text"))
+            case "thinking_delta":
+                yield from self._add(block, read_text(delta.get("thinking"), "thinking"))
+            case "input_json_delta":
+                yield from self._add(block, read_text(delta.get("partial_json"), "input"))
+            case "signature_delta":
+                block.signature.append(read_text(delta.get("signature"), "signature"))
+            case "citations_delta":
+                block.citations.append(delta.get("citation"))
+
+    def _add(self, block: _BlockRead, text: str) -> Iterator[ModelEvent]:
+        if not text:
+            return
+        block.text.append(text)
+        match block.kind:
+            case "text":
+                yield TextDelta(text)
+            case "thinking":
+                yield ReasoningDelta(text)
+            case "tool_use":
+                if self._is_output(block):
+                    yield TextDelta(text)
+                else:
+                    yield ArgumentsDelta(self._call_ids(block)[0], text)
+
+    def _is_output(self, block: _BlockRead) -> bool:
+        """Tell whether *block* is the call whose input is the final output."""
+        return self._output_tool is not None and block.start.get("name") == self._output_tool
+
+    def _call_ids(self, block: _BlockRead) -> tuple[str, str]:
+        """Return the run's id and the provider's id for a call."""
+        given = block.start.get("id")
+        return self._ids.assign(given if isinstance(given, str) and given else None, block.number)
+
+    # Items.
+
+    def _items(self, cut: bool) -> list[Item]:
+        items: list[Item] = []
+        said: list[_BlockRead] = []
+        for block in self._blocks.values():
+            if block.kind == "text" or self._is_output(block):
+                if block.joined.strip() or (block.text and not cut):
+                    said.append(block)
+                continue
+            items += _message(said)
+            said = []
+            if not _add_result(items, block):
+                items.append(self._item(block, cut))
+        items += _message(said)
+        while items and isinstance(items[-1], Reasoning):
+            items.pop()  # reasoning belongs to the item after it, and isn't kept alone
+        return items
+
+    def _item(self, block: _BlockRead, cut: bool) -> Item:
+        match block.kind:
+            case "tool_use":
+                return self._call(block, cut)
+            case "thinking":
+                content = (block.joined,) if block.text else ()
+                signature = "".join(block.signature) or None
+                return Reasoning(content=content, encrypted=signature, provider_data={BLOCK: block.kind})
+            case "redacted_thinking":
+                data = read_text(block.start.get("data"), "data")
+                return Reasoning(encrypted=data, provider_data={BLOCK: block.kind})
+            case "server_tool_use" | "mcp_tool_use":
+                return _hosted_call(block)
+            case _:
+                return OpaqueItem(block.start)
+
+    def _call(self, block: _BlockRead, cut: bool) -> ToolCall:
+        name = block.start.get("name")
+        if not isinstance(name, str) or not name:
+            raise ModelBehaviorError("The response calls a function without naming it.")
+        if cut and not is_json(block.joined):
+            raise ModelBehaviorError(f"The response was cut ({self._stop_reason}) within a call of {name!r}.")
+        call_id, given = self._call_ids(block)
+        wire = None if call_id == given else {WIRE_ID: given}
+        caller = _read_caller(block.start.get("caller"))
+        return ToolCall(call_id, name, block.joined or "{}", caller=caller, provider_data=wire)
+
+    def _refused(self) -> Iterator[Item]:
+        """Yield the message of a refused answer. Its calls aren't run, since the provider took the answer back."""
+        text = "".join(block.joined for block in self._blocks.values() if block.kind == "text")
+        refusal = Refusal(self._explanation or "The provider ended the answer by a refusal.")
+        yield AssistantMessage([Text(text), refusal] if text else [refusal])
+
+
+_TOLD = ("stop_sequence", "stop_details", "container")
+"""Fields of the response as a whole that have no place but its `provider_data`."""
+_SHOWN = (TextDelta, ReasoningDelta, ArgumentsDelta)
+
+
+def _message(blocks: list[_BlockRead]) -> list[Item]:
+    if not blocks:
+        return []
+    parts = [Text(block.joined, tuple(_annotations(block))) for block in blocks]
+    cited = [block.citations for block in blocks]
+    return [AssistantMessage(parts, provider_data={CITATIONS: cited} if any(cited) else None)]
+
+
+def _annotations(block: _BlockRead) -> Iterator[Annotation]:
+    """Yield the citations of a text that have a form for every provider: those of pages and of files."""
+    for citation in block.citations:
+        match citation:
+            case {"type": "web_search_result_location", "url": str(url), **fields}:
+                title = fields.get("title")
+                yield UrlCitation(
+                    url=url, title=title if isinstance(title, str) else None, end=len(block.joined), start=0
+                )
+            case {"file_id": str(file_id), **fields}:
+                yield FileCitation(file_id=file_id, filename=_read_optional(fields.get("document_title")))
+
+
+def _add_result(items: list[Item], block: _BlockRead) -> bool:
+    """Add the result in *block* to the call of a hosted tool that it answers. Return False if it is no such result."""
+    used = block.start.get("tool_use_id")
+    if not block.kind.endswith("_tool_result") or not isinstance(used, str):
+        return False
+    for index, item in enumerate(items):
+        if isinstance(item, HostedToolCall) and item.id == used:
+            content = block.start.get("content")
+            failed = isinstance(content, Mapping) and str(content.get("type")).endswith("_error")
+            data = {**item.data, RESULT: dict(block.start)}
+            items[index] = item.replace(data=data, output=content, status="failed" if failed else "completed")
+            return True
+    return False
+
+
+def _read_caller(caller: object) -> Caller | None:
+    """Return the hosted tool that made a call; None if the model itself did."""
+    match caller:
+        case {"type": str(kind), "tool_id": str(id)}:
+            return Caller(kind, id)
+        case _:
+            return None
+
+
+def _hosted_call(block: _BlockRead) -> HostedToolCall:
+    data = dict(block.start)
+    if block.text and is_json(block.joined):
+        data["input"] = json.loads(block.joined)
+    call_id = _read_optional(data.get("id"))
+    return HostedToolCall(str(data.get("name")), data, call_id, call_id=call_id)
+
+
+def _read_optional(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _read_object(value: object, what: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ModelBehaviorError(f"The response's {what} isn't an object: {str(value)[:QUOTED]!r}")
+    return value
+
+
+def _raise_error(event: Mapping[str, Any], *, shown: bool) -> None:
+    """Raise the error that *event* reports, if it does."""
+    if event.get("type") != "error":
+        return
+    if shown:
+        # The caller has seen the beginning of an answer, so a retry is possible only if there was none.
+        raise broken_answer_error(event)
+    error = event.get("error")
+    details: Mapping[str, Any] = error if isinstance(error, Mapping) else {}
+    code = _read_optional(details.get("type"))
+    words = str(details.get("message") or "no reason given")[:QUOTED]
+    raise ModelTransportError(
+        f"The server answered with an error: {words}",
+        status=_STATUS.get(code or ""),
+        code=code,
+        request_id=_read_optional(event.get("request_id")),
+    )
+
+
+def _read_usage(data: Mapping[str, Any], model: str | None) -> RequestUsage:
+    # The input is counted in three parts; cached tokens are a part of the input elsewhere.
+    cached = read_count(data, "cache_read_input_tokens")
+    written = read_count(data, "cache_creation_input_tokens")
+    spent = read_count(data, "input_tokens") + cached + written
+    made = read_count(data, "output_tokens")
+    return RequestUsage(
+        raw=data,
+        input_tokens=spent,
+        output_tokens=made,
+        total_tokens=spent + made,
+        cached_tokens=cached,
+        cache_write_tokens=written,
+        reasoning_tokens=read_count(data.get("output_tokens_details"), "thinking_tokens"),
+        model=model,
+    )

@@ -1,0 +1,327 @@
+"""The vendors' own Python clients as an independent judge: their types of requests, and what they read.
+
+Needs the extra `vendors`; without a client its tests are skipped.
+"""
+
+import functools
+import json
+import random
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import attrs
+import pytest
+from edges.definition import Definition
+from edges.test_messages_codec import WHOLE, begin, end, more, stop, wire
+
+from agentloop.items import (
+    AssistantMessage,
+    HandoffCall,
+    HandoffOutput,
+    Image,
+    Item,
+    Reasoning,
+    Refusal,
+    SystemMessage,
+    Text,
+    ToolCall,
+    ToolOutput,
+    UserMessage,
+)
+from agentloop.model_events import ModelEvent, ModelRequest, OutputSchema, Raw, ResponseDone
+from agentloop.models import _chat, _messages, _messages_answer
+from agentloop.models._sse import SSEDecoder
+from agentloop.settings import ModelSettings
+
+pydantic = pytest.importorskip("pydantic")
+
+CASES = 1_000
+REQUEST = ModelRequest(system=None, items=(UserMessage("Hi"),))
+
+# ---------------------------------------------------------------------------------------------- requests
+
+
+def _content(random: random.Random) -> list[Any]:
+    parts = [Text("look"), Text("für dich"), Image("data:image/png;base64,AAAA"), Image("https://h/x.png", "low")]
+    return [parts[0], *random.sample(parts, random.randrange(3))]
+
+
+def _turns(random: random.Random) -> Iterator[Item]:
+    """Yield a conversation as runs make them: each call has its output, before anything else is said."""
+    for turn in range(random.randrange(1, 5)):
+        yield UserMessage(_content(random))
+        if random.random() < 0.3:
+            yield Reasoning(content=("hm",), encrypted="c2ln", provider_data={_messages.BLOCK: "thinking"})
+        if random.random() < 0.5:
+            yield AssistantMessage([Text("I see."), *([Refusal("no")] if random.random() < 0.2 else [])])
+        calls = [f"c{turn}_{number}" for number in range(random.randrange(4))]
+        for call in calls:
+            handoff = random.random() < 0.2
+            yield HandoffCall(call, "move") if handoff else ToolCall(call, "look", '{"x": [1, null]}')
+        for call in calls:
+            if random.random() < 0.2:
+                yield HandoffOutput(call, "moved", "a", "b")
+            else:
+                yield ToolOutput(call, random.choice(["", "found", (Text("a"), Text("b"))]))
+        if random.random() < 0.1:
+            yield SystemMessage("Mind it.")
+        yield AssistantMessage("Done.")
+
+
+def make_request(seed: int) -> ModelRequest:
+    """Return a request as a run might make it, the same for the same *seed*."""
+    rnd = random.Random(seed)
+
+    def maybe(*values: Any) -> Any:
+        return rnd.choice([None, None, *values])
+
+    settings = ModelSettings(
+        temperature=maybe(0.0, 0.7),
+        top_p=maybe(0.9),
+        max_tokens=maybe(100),
+        parallel_tool_calls=maybe(True, False),
+        reasoning=maybe({"effort": "low"}),
+        verbosity=maybe("low"),
+        store=maybe(True, False),
+        metadata=maybe({"user_id": "u"}),
+    )
+    tools = [Definition("look"), Definition("now")][: rnd.randrange(3)]
+    return ModelRequest(
+        system=maybe("Be brief."),
+        items=[*_turns(rnd), UserMessage("And?")],
+        tools=tools,
+        handoffs=[Definition("move")][: rnd.randrange(2)],
+        tool_choice=maybe("auto", "required", "none", "look") if tools else None,
+        output_schema=maybe(OutputSchema(name="final_output", schema={"type": "object", "properties": {}})),
+        settings=settings,
+    )
+
+
+def unknown_keys(value: object, hint: Any, place: str = "body") -> list[str]:
+    """Return the places of keys of *value* that no typed dict in *hint* has: pydantic lets those pass."""
+    hint = _bare(hint)
+    if isinstance(value, list):
+        return [bad for i, each in enumerate(value) for bad in unknown_keys(each, _element(hint), f"{place}[{i}]")]
+    members = [
+        member for member in _members(hint) if hasattr(member, "__required_keys__")
+    ]  # also those of typing_extensions
+    if not isinstance(value, Mapping) or not members:
+        return []
+    tried = []
+    for member in members:
+        hints = _hints(member)
+        found = [f"{place}.{key}" for key in value.keys() - hints.keys()]
+        literal = [
+            f"{place}.{key}: {value[key]!r}"
+            for key, each in hints.items()
+            if key in value
+            and typing.get_origin(_bare(each)) is typing.Literal
+            and value[key] not in typing.get_args(_bare(each))
+        ]
+        if not found and not literal:
+            found = [
+                bad
+                for key, each in hints.items()
+                if key in value
+                for bad in unknown_keys(value[key], each, f"{place}.{key}")
+            ]
+        tried.append(found + literal)
+    return min(tried, key=len)
+
+
+@functools.cache
+def _hints(typed_dict: Any) -> dict[str, Any]:
+    return typing.get_type_hints(typed_dict)
+
+
+def _bare(hint: Any) -> Any:
+    while typing.get_origin(hint) in (typing.Annotated, typing.Required, typing.NotRequired):
+        hint = typing.get_args(hint)[0]
+    return hint
+
+
+def _members(hint: Any) -> list[Any]:
+    hint = _bare(hint)
+    if typing.get_origin(hint) is typing.Union or type(hint).__name__ == "UnionType":
+        return [member for each in typing.get_args(hint) for member in _members(each)]
+    return [hint]
+
+
+def _element(hint: Any) -> Any:
+    elements = [typing.get_args(member)[0] for member in _members(hint) if typing.get_args(member)]
+    elements = [each for each in elements if not isinstance(each, str)]
+    return typing.Union[tuple(elements)] if elements else Any  # noqa: UP007 - of a tuple that is known at run time
+
+
+def check_requests(hint: Any, encode: Any) -> None:
+    """Require that the bodies of generated requests are valid for the vendor's type, without an unknown key."""
+    adapter = pydantic.TypeAdapter(hint)
+    for seed in range(CASES):
+        body = json.loads(json.dumps(encode(make_request(seed)), default=dict))
+        adapter.validate_python(body)
+        assert unknown_keys(body, hint) == [], f"seed {seed}"
+
+
+@pytest.mark.slow
+def test_requests_of_chat_completions_are_what_the_vendor_declares() -> None:
+    """Whatever a run asks for, the body is valid by the vendor's types and has no field that they lack."""
+    params = pytest.importorskip("openai.types.chat.completion_create_params")
+
+    def encode(request: ModelRequest) -> Any:
+        return _chat.encode(request, "gpt", max_tokens_field="max_completion_tokens")
+
+    check_requests(params.CompletionCreateParamsStreaming, encode)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["format", "tool"])
+def test_requests_of_messages_are_what_the_vendor_declares(mode: Any) -> None:
+    """Whatever a run asks for, the body is valid by the vendor's types and has no field that they lack.
+
+    The types are those of the interface's newest version, which has no sampling settings.
+    """
+    params = pytest.importorskip("anthropic.types.message_create_params")
+
+    def encode(request: ModelRequest) -> Any:
+        settings = attrs.evolve(request.settings, temperature=None, top_p=None)
+        return _messages.encode(request.replace(settings=settings), "claude", max_tokens=100, output_mode=mode)
+
+    check_requests(params.MessageCreateParamsStreaming, encode)
+
+
+def test_an_unknown_key_is_found_wherever_it_is() -> None:
+    """The check would be none without this."""
+    params = pytest.importorskip("anthropic.types.message_create_params")
+    body = _messages.encode(REQUEST, "claude", max_tokens=100)
+    body["messages"][0]["content"][0]["odd"] = 1
+    strange = body | {"strange": 1}
+    assert unknown_keys(strange, params.MessageCreateParamsStreaming) == ["body.strange"]
+    assert unknown_keys(body, params.MessageCreateParamsStreaming) == ["body.messages[0].content[0].odd"]
+
+
+# ---------------------------------------------------------------------------------------------- responses
+
+
+def _read(decoder: Any, data: bytes) -> list[ModelEvent]:
+    events = [event for one in SSEDecoder().feed(data) for event in decoder.feed(one.data)]
+    return [*events, *decoder.finish()]
+
+
+def test_a_stream_of_messages_reads_as_the_vendors_client_reads_it() -> None:
+    """The same bytes, in the vendor's client and here: equal texts, thoughts, calls, usage and end."""
+    anthropic = pytest.importorskip("anthropic")
+    import httpx2
+
+    def answer(request: Any) -> Any:
+        return httpx2.Response(200, headers={"content-type": "text/event-stream"}, content=wire(WHOLE))
+
+    transport = httpx2.MockTransport(answer)
+    client = anthropic.Anthropic(api_key="k", http_client=httpx2.Client(transport=transport))
+    with client, client.messages.stream(model="m", max_tokens=9, messages=[]) as stream:
+        theirs = stream.get_final_message()
+    done = _read(_messages_answer.MessagesDecoder(REQUEST), wire(WHOLE))[-1]
+    assert isinstance(done, ResponseDone)
+    texts = [block.text for block in theirs.content if block.type == "text"]
+    assert [item.text for item in done.items if isinstance(item, AssistantMessage)] == texts
+    calls = [(block.id, block.name, block.input or {}) for block in theirs.content if block.type == "tool_use"]
+    ours = [(item.call_id, item.name, json.loads(item.arguments)) for item in done.items if isinstance(item, ToolCall)]
+    assert ours == calls
+    thoughts = [(block.thinking, block.signature) for block in theirs.content if block.type == "thinking"]
+    reasoning = [item for item in done.items if isinstance(item, Reasoning) and item.content]
+    assert [("".join(item.content), item.encrypted) for item in reasoning] == thoughts
+    assert done.usage is not None
+    assert done.usage.output_tokens == theirs.usage.output_tokens
+    assert done.usage.cached_tokens == theirs.usage.cache_read_input_tokens
+    assert (done.response_id, theirs.stop_reason, done.finish_reason) == (theirs.id, "tool_use", "tool_calls")
+
+
+CHUNKS = [
+    {"role": "assistant", "content": ""},
+    {"content": "Hel"},
+    {"content": "lo"},
+    {"tool_calls": [{"index": 0, "id": "c1", "type": "function", "function": {"name": "look", "arguments": ""}}]},
+    {"tool_calls": [{"index": 0, "function": {"arguments": '{"where": '}}]},
+    {"tool_calls": [{"index": 0, "function": {"arguments": '"here"}'}}]},
+    {"tool_calls": [{"index": 1, "id": "c2", "type": "function", "function": {"name": "now", "arguments": "{}"}}]},
+]
+
+
+def _chat_bytes() -> bytes:
+    base = {"id": "r", "object": "chat.completion.chunk", "created": 1, "model": "gpt-x"}
+    choices = [{"index": 0, "delta": delta, "finish_reason": None} for delta in CHUNKS]
+    choices.append({"index": 0, "delta": {}, "finish_reason": "tool_calls"})
+    usage = {
+        "prompt_tokens": 9,
+        "completion_tokens": 5,
+        "total_tokens": 14,
+        "prompt_tokens_details": {"cached_tokens": 4},
+        "completion_tokens_details": {"reasoning_tokens": 2},
+    }
+    chunks = [base | {"choices": [choice]} for choice in choices] + [base | {"choices": [], "usage": usage}]
+    return b"".join(b"data: " + json.dumps(chunk).encode() + b"\n\n" for chunk in chunks) + b"data: [DONE]\n\n"
+
+
+def test_a_stream_of_chat_completions_reads_as_the_vendors_client_reads_it() -> None:
+    """The same bytes, in the vendor's client and here: equal text, calls, usage and end."""
+    openai = pytest.importorskip("openai")
+    import httpx2
+
+    def answer(request: Any) -> Any:
+        return httpx2.Response(200, headers={"content-type": "text/event-stream"}, content=_chat_bytes())
+
+    transport = httpx2.MockTransport(answer)
+    client = openai.OpenAI(api_key="k", http_client=httpx2.Client(transport=transport))
+    options = {"include_usage": True}
+    with client, client.chat.completions.stream(model="m", messages=[], stream_options=options) as stream:
+        theirs = stream.get_final_completion()
+    done = _read(_chat.ChatDecoder(REQUEST), _chat_bytes())[-1]
+    assert isinstance(done, ResponseDone)
+    [choice] = theirs.choices
+    message, *calls = done.items
+    assert isinstance(message, AssistantMessage)
+    assert message.text == choice.message.content
+    assert [(call.call_id, call.name, call.arguments) for call in calls if isinstance(call, ToolCall)] == [
+        (call.id, call.function.name, call.function.arguments) for call in choice.message.tool_calls
+    ]
+    assert done.finish_reason == choice.finish_reason
+    assert done.usage is not None
+    assert done.usage.input_tokens == theirs.usage.prompt_tokens
+    assert done.usage.output_tokens == theirs.usage.completion_tokens
+    assert done.usage.cached_tokens == theirs.usage.prompt_tokens_details.cached_tokens
+    assert done.usage.reasoning_tokens == theirs.usage.completion_tokens_details.reasoning_tokens
+
+
+@pytest.mark.scenario("WR-03")
+def test_every_member_of_the_vendors_unions_of_messages_is_read_or_passes() -> None:
+    """Events, deltas and blocks are listed from the vendor's types, so a new one is met here first."""
+    types = pytest.importorskip("anthropic.types")
+    kinds = {_literal(member, "type") for member in _members(types.RawMessageStreamEvent)}
+    assert kinds <= {
+        "message_start",
+        "message_delta",
+        "message_stop",
+        *(f"content_block_{x}" for x in ("start", "delta", "stop")),
+    }
+    blocks = sorted(_literal(member, "type") for member in _members(types.ContentBlock))
+    deltas = sorted(_literal(member, "type") for member in _members(types.RawContentBlockDelta))
+    assert len(blocks) > 5
+    for kind in blocks:
+        events = [WHOLE[0], begin(0, type=kind, id="x", name="n", data="d", content=[]), stop(0)]
+        events += [begin(1, type="text", text="Hi"), *end("end_turn")]
+        decoded = _read(_messages_answer.MessagesDecoder(REQUEST), wire(events))
+        done = decoded[-1]
+        assert isinstance(done, ResponseDone)
+        assert len(done.items) == (1 if kind == "text" else 2), kind
+        assert sum(isinstance(event, Raw) for event in decoded) == len(events)
+        # What the provider made itself goes back to it unchanged.
+        body = _messages.encode(REQUEST.replace(items=done.items), "m", max_tokens=9)
+        assert body["messages"][0]["content"][0]["type"] == ("text" if kind == "text" else kind)
+    for kind in deltas:
+        events = [WHOLE[0], begin(0, type="text", text="Hi"), more(0, type=kind), *end("end_turn")]
+        assert isinstance(_read(_messages_answer.MessagesDecoder(REQUEST), wire(events))[-1], ResponseDone)
+
+
+def _literal(model: Any, name: str) -> str:
+    [value] = typing.get_args(_bare(model).model_fields[name].annotation)
+    return str(value)
