@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agentloop._engine.run_stream import RunStream
-from agentloop._schema.json_schema import JsonSchema
-from agentloop._schema.output_schema import OutputType
-from agentloop._storage.signing import SealKey
 from agentloop.abc import Instrument
 from agentloop.agents import Agent
 from agentloop.budget import UsageLimits
-from agentloop.conditions import Condition, MaxTurns, TextMention, TokenLimit, ToolCalled
 from agentloop.config import ErrorHandlerData, ErrorHandlerResult, ModelInputData, RunConfig, ToolErrorArgs
 from agentloop.context import RunContext, ToolContext
 from agentloop.exceptions import (
@@ -79,9 +75,15 @@ from agentloop.settings import (
     ToolExecution,
 )
 from agentloop.spans import Span, Trace, current_span, trace
-from agentloop.state import RunState
 from agentloop.tools import FunctionTool, StopAtTools, ToolResult, ToolsToFinalOutput, default_tool_error_function, tool
 from agentloop.usage import RequestUsage, Usage
+
+if TYPE_CHECKING:
+    from agentloop._schema.json_schema import JsonSchema
+    from agentloop._schema.output_schema import OutputType
+    from agentloop._storage.signing import SealKey
+    from agentloop.conditions import Condition, MaxTurns, TextMention, TokenLimit, ToolCalled
+    from agentloop.state import RunState
 
 __version__ = "0.1.0"
 
@@ -97,16 +99,27 @@ _SUBMODULES = (
     "sessions",
     "testing",
 )
+_LAZY = {
+    **dict.fromkeys(("Condition", "MaxTurns", "TextMention", "TokenLimit", "ToolCalled"), "conditions"),
+    "JsonSchema": "_schema.json_schema",
+    "OutputType": "_schema.output_schema",
+    "RunState": "state",
+    "SealKey": "_storage.signing",
+}
+"""By name: the module of a class that only some runs need, imported at its first use."""
 
 
 def __getattr__(name: str) -> Any:
     if name in _SUBMODULES:
         return import_module(f"agentloop.{name}")
+    if name in _LAZY:
+        value = globals()[name] = getattr(import_module(f"agentloop.{_LAZY[name]}"), name)
+        return value
     raise AttributeError(f"module 'agentloop' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_SUBMODULES})
+    return sorted({*globals(), *_SUBMODULES, *_LAZY})
 
 
 __all__ = [

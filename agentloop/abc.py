@@ -13,6 +13,7 @@ from typing import Any, Protocol, Self, runtime_checkable
 
 import attrs
 
+from agentloop._common.values import Value
 from agentloop.effects import Effect
 from agentloop.items import Item, ToolCall
 from agentloop.model_events import ModelEvent, ModelRequest
@@ -243,8 +244,7 @@ class Effects(Protocol):
         ...
 
 
-@attrs.frozen(kw_only=True)
-class StillRunning:
+class StillRunning(Value, frozen=True, kw_only=True):
     """A call that outlives its run's cleanup deadline.
 
     `age` is the seconds since its body started, or since the call was admitted if its body never started. `stack` is

@@ -17,8 +17,6 @@ from agentloop._common.errors import UserError, UserTypeError
 from agentloop._common.misplaced import takes_options
 from agentloop._common.naming import snake_case
 from agentloop._common.type_parameters import ContextT, OutputT
-from agentloop._schema.function_schema import FunctionSchema, function_schema
-from agentloop._schema.output_schema import OutputType, TypedOutput, output_schema, typed_output
 from agentloop.abc import Model, Session
 from agentloop.config import RunConfig, check_run_config
 from agentloop.context import Callback
@@ -34,6 +32,10 @@ from agentloop.tools import (
     ToolUseBehavior,
     default_tool_error_function,
 )
+
+if TYPE_CHECKING:
+    from agentloop._schema.function_schema import FunctionSchema
+    from agentloop._schema.output_schema import OutputType, TypedOutput
 
 OtherT = TypeVar("OtherT")
 
@@ -52,13 +54,29 @@ _NO_SETTINGS = ModelSettings()
 
 def _output_type(_agent: Agent[Any, Any], attribute: attrs.Attribute[Any], value: object) -> None:
     try:
-        output_schema(value)
+        _read_output_type(value)
     except UserError as error:
         raise UserTypeError(f"Agent.{attribute.name}: {error}") from error
 
 
+def _read_output_type(output_type: object) -> TypedOutput | None:
+    if output_type is None or output_type is str:  # text, which needs no schema
+        return None
+    from agentloop._schema.output_schema import output_schema
+
+    return output_schema(output_type)
+
+
+def _read_parameters(parameters: object, name: str) -> TypedOutput:
+    from agentloop._schema.output_schema import typed_output
+
+    return typed_output(parameters, what=f"Arguments of tool {name}")
+
+
 @lru_cache(256)
 def _make_tool_schema(name: str) -> FunctionSchema:
+    from agentloop._schema.function_schema import function_schema
+
     return function_schema(_ask, name=name, context_types=CONTEXT_TYPES)
 
 
@@ -220,7 +238,7 @@ class Agent(Generic[ContextT, OutputT]):
     def typed_output(self) -> TypedOutput | None:
         """Return the schema and parser of the final output; None for text. Made once for each `output_type`."""
         if self._typed is None or self._typed[0] is not self.output_type:
-            self._typed = (self.output_type, output_schema(self.output_type))
+            self._typed = (self.output_type, _read_output_type(self.output_type))
         return self._typed[1]
 
     @overload
@@ -305,7 +323,7 @@ class Agent(Generic[ContextT, OutputT]):
         name = tool_name or snake_case(self.name)
         schema = _make_tool_schema(name)
         try:
-            typed = None if parameters is None else typed_output(parameters, what=f"Arguments of tool {name}")
+            typed = None if parameters is None else _read_parameters(parameters, name)
         except UserError as error:
             raise UserTypeError(f"parameters of tool {name!r}: {error}") from error
         return FunctionTool(

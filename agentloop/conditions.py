@@ -18,14 +18,14 @@ import attrs
 from agentloop._common.checks import FIELDS
 from agentloop._common.errors import UserTypeError
 from agentloop._common.naming import takes
+from agentloop._common.values import Value
 from agentloop.context import RunContext
 
 PredicateFunction: TypeAlias = Callable[[RunContext[Any]], bool | Awaitable[bool]]
 Answers: TypeAlias = Mapping[PredicateFunction, bool]
 
 
-@attrs.frozen(kw_only=True)
-class ConditionView:
+class ConditionView(Value, frozen=True, kw_only=True):
     """A frozen view of a run for its conditions.
 
     Attributes:
@@ -44,8 +44,7 @@ class ConditionView:
 
 
 @final
-@attrs.frozen
-class Fired:
+class Fired(Value, frozen=True):
     """The proof that a condition holds.
 
     `condition` is the part that decided it: for `&` all members, for `|` the first true one. The text of this object

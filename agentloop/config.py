@@ -14,9 +14,9 @@ import attrs
 from agentloop._common.checks import FIELDS, NAMES, fits, has, is_a, optional
 from agentloop._common.errors import RunProgress, UserTypeError
 from agentloop._common.misplaced import takes_options
+from agentloop._common.values import Value
 from agentloop.abc import Effects, Instrument, Model, ModelProvider, OutputStore
 from agentloop.budget import Amount, UsageLimits
-from agentloop.conditions import Condition, PredicateFunction, as_condition
 from agentloop.guardrails import InputGuardrail, OutputGuardrail
 from agentloop.handoffs import HandoffInputData, nesting
 from agentloop.items import Item
@@ -27,9 +27,10 @@ from agentloop.usage import RequestUsage
 if TYPE_CHECKING:
     from cattrs import BaseConverter
 
+    from agentloop.conditions import Condition, PredicateFunction
 
-@attrs.frozen(kw_only=True)
-class ToolErrorArgs:
+
+class ToolErrorArgs(Value, frozen=True, kw_only=True):
     """The argument of a `tool_error_formatter`: the kind of text, the call, and the text it may replace."""
 
     kind: Literal["tool_not_found", "approval_rejected"]
@@ -58,8 +59,7 @@ class ErrorHandlerData:
     context: Any = attrs.field(default=None, repr=False)
 
 
-@attrs.frozen
-class ErrorHandlerResult:
+class ErrorHandlerResult(Value, frozen=True):
     """An error handler's final output in place of the error; `include_in_history` keeps it in the history."""
 
     final_output: Any
@@ -83,6 +83,8 @@ def _is_instrument(value: object) -> bool:
 
 
 def _condition(_config: RunConfig, attribute: attrs.Attribute[Any], value: Any) -> None:
+    from agentloop.conditions import as_condition
+
     try:
         as_condition(value)
     except UserTypeError as error:

@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, Literal, TypeAlias
 
-import attrs
+from agentloop._common.values import Value
 
 Do: TypeAlias = Callable[[], Awaitable[Any]]
 
 
-@attrs.frozen
-class CallModel:
+class CallModel(Value, frozen=True):
     """One attempt of a model call."""
 
     path: tuple[str, ...]
@@ -25,8 +24,7 @@ class CallModel:
     do: Do
 
 
-@attrs.frozen
-class CallTool:
+class CallTool(Value, frozen=True):
     """One attempt of a call's body."""
 
     path: tuple[str, ...]
@@ -35,8 +33,7 @@ class CallTool:
     do: Do
 
 
-@attrs.frozen
-class Guard:
+class Guard(Value, frozen=True):
     """One call of a guardrail function. `call_id` is set for the two tool stages, else None."""
 
     path: tuple[str, ...]
@@ -46,8 +43,7 @@ class Guard:
     do: Do
 
 
-@attrs.frozen
-class CallCallback:
+class CallCallback(Value, frozen=True):
     """One call of an application's callback: `is_enabled`, instructions, an error text, a filter …"""
 
     path: tuple[str, ...]
@@ -56,41 +52,35 @@ class CallCallback:
     do: Do
 
 
-@attrs.frozen
-class LoadSession:
+class LoadSession(Value, frozen=True):
     """One read of the session's items."""
 
     path: tuple[str, ...]
     do: Do
 
 
-@attrs.frozen
-class SaveSession:
+class SaveSession(Value, frozen=True):
     """One write of a turn's items to the session."""
 
     path: tuple[str, ...]
     do: Do
 
 
-@attrs.frozen
-class Sleep:
+class Sleep(Value, frozen=True):
     """A wait of `seconds` seconds."""
 
     seconds: float
 
 
-@attrs.frozen
-class Now:
+class Now(Value, frozen=True):
     """A look at the wall clock; the result is in seconds."""
 
 
-@attrs.frozen
-class NewId:
+class NewId(Value, frozen=True):
     """A fresh id."""
 
 
-@attrs.frozen
-class Random:
+class Random(Value, frozen=True):
     """A random number in [0, 1)."""
 
 

@@ -12,42 +12,38 @@ import attrs
 
 from agentloop._common.checks import FIELDS
 from agentloop._common.masking import MASK, masked_repr
+from agentloop._common.values import Value
 from agentloop.context import Callback, ToolContext
 from agentloop.items import Content, ToolCall
 
 
-@attrs.frozen
-class Allow:
+class Allow(Value, frozen=True):
     """Allow it: the verdict of a guardrail, or the decision of a policy, without an objection."""
 
     output_info: Any = None
 
 
-@attrs.frozen
-class RejectContent:
+class RejectContent(Value, frozen=True):
     """Reject it: the model receives *message* in place of the tool's output."""
 
     message: str
     output_info: Any = None
 
 
-@attrs.frozen
-class RaiseException:
+class RaiseException(Value, frozen=True):
     """Reject it and end the run with the tripwire error."""
 
     output_info: Any = None
 
 
-@attrs.frozen
-class Rewrite:
+class Rewrite(Value, frozen=True):
     """Run the call with *arguments* instead: a new identity, which policies and later guardrails check again."""
 
     arguments: Mapping[str, Any]
     output_info: Any = None
 
 
-@attrs.frozen
-class ReplaceOutput:
+class ReplaceOutput(Value, frozen=True):
     """Use *value* in place of the tool's own value, everywhere."""
 
     value: Any
@@ -58,8 +54,7 @@ ToolInputVerdict: TypeAlias = Allow | RejectContent | RaiseException | Rewrite
 ToolOutputVerdict: TypeAlias = Allow | RejectContent | RaiseException | ReplaceOutput
 
 
-@attrs.frozen(kw_only=True, repr=False)
-class ToolGuardrailResult:
+class ToolGuardrailResult(Value, frozen=True, kw_only=True):
     """One verdict of a tool guardrail. `guardrail` is the guardrail (it has a `name`), `duration` is in seconds."""
 
     guardrail: Any
@@ -69,11 +64,10 @@ class ToolGuardrailResult:
 
     def __repr__(self) -> str:
         hidden = self.call.secret or self.call.secret_output
-        return masked_repr(self, {"output": f"<{type(self.output).__name__}>"} if hidden else {})
+        return self._format({"output": f"<{type(self.output).__name__}>"} if hidden else {})
 
 
-@attrs.frozen
-class GuardrailFunctionOutput:
+class GuardrailFunctionOutput(Value, frozen=True):
     """The answer of an input or output guardrail: any value in `output_info`; `tripwire_triggered` stops the run."""
 
     output_info: Any = None
@@ -107,8 +101,7 @@ class OutputGuardrailResult:
     agent_output: Any = attrs.field(default=None, repr=False)
 
 
-@attrs.frozen(kw_only=True, repr=False)
-class ToolInputData:
+class ToolInputData(Value, frozen=True, kw_only=True):
     """The argument of a tool input guardrail. `arguments` is None if the model's text doesn't parse."""
 
     context: ToolContext[Any]
@@ -117,11 +110,10 @@ class ToolInputData:
     arguments: dict[str, Any] | None
 
     def __repr__(self) -> str:
-        return masked_repr(self, {"arguments": repr(MASK)} if self.tool.secret else {})
+        return self._format({"arguments": repr(MASK)} if self.tool.secret else {})
 
 
-@attrs.frozen(kw_only=True, repr=False)
-class ToolOutputData:
+class ToolOutputData(Value, frozen=True, kw_only=True):
     """The argument of a tool output guardrail: the Python `value`, and the `output` that the model would see."""
 
     context: ToolContext[Any]
@@ -135,7 +127,7 @@ class ToolOutputData:
         masks = {"arguments": repr(MASK)} if self.tool.secret else {}
         if self.tool.secret_output:
             masks |= {"value": repr(MASK), "output": repr(MASK)}
-        return masked_repr(self, masks)
+        return self._format(masks)
 
 
 def _name_of(fn: Callback) -> str:

@@ -13,13 +13,14 @@ import attrs
 from agentloop._common.checks import FIELDS, Fields, Validator, fits, optional
 from agentloop._common.errors import UserTypeError, UserValueError
 from agentloop._common.naming import snake_case, takes
-from agentloop._schema.output_schema import TypedOutput, typed_output
 from agentloop.context import Callback, RunContext
 from agentloop.items import Item
 from agentloop.settings import JsonLimits
 
 if TYPE_CHECKING:
     from cattrs import BaseConverter
+
+    from agentloop._schema.output_schema import TypedOutput
 
 EMPTY_SCHEMA: Mapping[str, Any] = {"type": "object", "properties": {}, "required": [], "additionalProperties": False}
 
@@ -89,6 +90,8 @@ class Handoff:
                 raise UserValueError(
                     f"handoff to {self.agent!r}: input_type needs on_handoff, which is given the input"
                 )
+            from agentloop._schema.output_schema import typed_output
+
             object.__setattr__(self, "_typed", typed_output(self.input_type, what=f"The input of handoff {self.name}"))
         wanted = 1 if self.input_type is None else 2
         if self.on_handoff is not None and not takes(self.on_handoff, wanted):

@@ -17,6 +17,7 @@ import attrs
 
 from agentloop._common.checks import NAMES, check, check_count, check_seconds
 from agentloop._common.errors import UserError, UserTypeError
+from agentloop._common.values import Value
 
 
 class Limit:
@@ -93,8 +94,7 @@ class LoopBinding:
             self.loop, self.alive, self.changed = loop, alive, changed
 
 
-@attrs.frozen(kw_only=True)
-class CapacityStatistics:
+class CapacityStatistics(Value, frozen=True, kw_only=True):
     """`tokens_in_use` of `total_tokens` (None: no limit), and the `peak` of use so far."""
 
     tokens_in_use: int
@@ -156,8 +156,7 @@ class OrderedCapacity(Capacity):
     ordered = True
 
 
-@attrs.frozen(kw_only=True)
-class RateStatistics:
+class RateStatistics(Value, frozen=True, kw_only=True):
     """`started_in_window` calls of the `count` allowed per `per` seconds, as of the last check or start."""
 
     started_in_window: int

@@ -8,24 +8,21 @@ from __future__ import annotations
 from collections.abc import Awaitable, Mapping
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
-import attrs
-
-from agentloop._common.masking import MASK, masked_repr
+from agentloop._common.masking import MASK
+from agentloop._common.values import Value
 from agentloop.context import RunContext
 from agentloop.guardrails import Allow
 from agentloop.items import ToolCall
 from agentloop.tools import FunctionTool
 
 
-@attrs.frozen
-class Ask:
+class Ask(Value, frozen=True):
     """The call needs an approval. `reason` is shown to the person or program that decides."""
 
     reason: str | None = None
 
 
-@attrs.frozen
-class Deny:
+class Deny(Value, frozen=True):
     """The call must not run, and no approval changes that; the model receives *message*."""
 
     message: str | None = None
@@ -34,8 +31,7 @@ class Deny:
 Decision: TypeAlias = Allow | Ask | Deny
 
 
-@attrs.frozen(kw_only=True, repr=False)
-class PendingCall:
+class PendingCall(Value, frozen=True, kw_only=True):
     """A call before its decision: the argument of `Policy.decide`.
 
     Attributes:
@@ -55,7 +51,7 @@ class PendingCall:
     path: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        return masked_repr(self, {"arguments": repr(MASK)} if self.call.secret else {})
+        return self._format({"arguments": repr(MASK)} if self.call.secret else {})
 
 
 @runtime_checkable

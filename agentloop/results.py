@@ -16,8 +16,10 @@ from agentloop.guardrails import InputGuardrailResult, OutputGuardrailResult, To
 from agentloop.items import ApprovalRequest, Item
 from agentloop.model_events import ModelResponse
 from agentloop.records import Record, RunEnded
-from agentloop.state import RunState
 from agentloop.usage import Usage
+
+if TYPE_CHECKING:
+    from agentloop.state import RunState
 
 AsT = TypeVar("AsT")
 

@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from types import EllipsisType
-from typing import Any, Generic, Literal, TypedDict, Unpack, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, TypeGuard, Unpack, cast
 
 import anyio
 import anyio.lowlevel
@@ -21,10 +21,7 @@ from agentloop._common.misplaced import function_takes_options
 from agentloop._common.type_parameters import ContextT, OutputT
 from agentloop._core.agent_graph import AgentGraph
 from agentloop._core.run_fold import RunFold
-from agentloop._engine.journal_opening import journal_opener
-from agentloop._engine.loop import RunSegment
-from agentloop._engine.nested_run import run_nested
-from agentloop._engine.resume import StartingPoint, resume_from
+from agentloop._engine.loop import RunSegment, StartingPoint
 from agentloop._engine.run_result import result_of
 from agentloop._engine.run_stream import RunStream
 from agentloop._engine.runtime.cleanup import Cleanup
@@ -40,24 +37,28 @@ from agentloop._engine.runtime.live_run import (
 )
 from agentloop._engine.runtime.log import Log
 from agentloop._engine.runtime.resources import Resources
-from agentloop._engine.runtime.session_progress import SessionProgress
 from agentloop._engine.runtime.threads import Threads
 from agentloop.abc import Instrument, Journal, Model, Session
 from agentloop.agents import Agent
 from agentloop.budget import Budget
-from agentloop.conditions import as_condition
 from agentloop.config import ErrorHandler, RunConfig, check_run_config
 from agentloop.context import RunContext
 from agentloop.effects import NewId
 from agentloop.exceptions import UserError, UserTypeError, UserValueError
 from agentloop.hooks import AgentHooks, RunHooks
-from agentloop.items import Item, to_items
-from agentloop.models.registry import Providers
+from agentloop.items import Item, ToolCall, to_items
 from agentloop.results import RunResult
 from agentloop.runtime import current_runtime
 from agentloop.spans import Span, Trace, current_trace
-from agentloop.state import RunState
-from agentloop.tracing import SpanFold
+
+if TYPE_CHECKING:
+    from agentloop._core.plan import Arguments
+    from agentloop._engine.runtime.session_progress import SessionProgress
+    from agentloop.conditions import Condition, PredicateFunction
+    from agentloop.models.registry import Providers
+    from agentloop.state import RunState
+    from agentloop.tools import AgentCall
+    from agentloop.tracing import SpanFold
 
 logger: logging.Logger = logging.getLogger("agentloop")
 
@@ -164,6 +165,8 @@ class Runner:
             StateError: if the run has failed for good, or the agents don't fit it.
             JournalError: if the journal is empty or broken.
         """
+        from agentloop.state import RunState
+
         state = await RunState.from_journal(agent, journal)
         if state.status == "completed":
             return _restore_result(agent, state, options)
@@ -216,29 +219,44 @@ def _stream(
     config = _USUAL if options.get("run_config") is None else check_run_config(options["run_config"])
     handlers = _check_handlers(options.get("error_handlers"))
     kept = _kept(options)
-    if isinstance(given, RunState):
+    if _is_state(given):
+        from agentloop._engine.resume import resume_from
+
         start = resume_from(given, agent, kept)
         context = context if context is not None else given.context
         items, usual_turns = None, start.fold.max_turns
     else:
         start = StartingPoint(RunFold(limits=config.json_limits), agent, kept)
-        items, usual_turns = to_items(given), DEFAULT_MAX_TURNS
+        items, usual_turns = to_items(cast("str | Iterable[Item]", given)), DEFAULT_MAX_TURNS
     if session is not None and start.server is not None:
         raise UserError("a session and a conversation that the provider keeps can't be used together: choose one")
 
+    open_journal: Callable[[LiveRun], Awaitable[None]] | None = None
+    if journal is not None:
+        from agentloop._engine.journal_opening import journal_opener
+
+        open_journal = journal_opener(journal, start)
     segment = RunSegment(
         items,
         usual_turns if max_turns is ... else max_turns,
         config.timeout,
         start.changed,
         _trace_opener(config),
-        None if journal is None else journal_opener(journal, start),
+        open_journal,
     )
 
     def begin() -> LiveRun:
         return _make_run(agent, start, context, config, hooks, handlers, session)
 
     return RunStream(begin, segment, subscribe=subscribe, plain=plain)
+
+
+def _is_state(given: object) -> TypeGuard[RunState]:
+    if isinstance(given, str):  # which most inputs are: then the class isn't needed
+        return False
+    from agentloop.state import RunState
+
+    return isinstance(given, RunState)
 
 
 def _restore_result(agent: Agent[Any, Any], state: RunState, options: Mapping[str, Any]) -> RunResult[Any]:
@@ -311,17 +329,17 @@ def _make_run(
         shared=shared,
         resources=resources,
         resolve_model=resolve_model,
-        nest=run_nested,
+        nest=_run_nested,
     )
     settings = RunSettings(
         config=config,
         threads=Threads(config.tool_execution.max_threads, runtime.threads if runtime else shared.threads),
         hooks=hooks,
         error_handlers=handlers,
-        session=SessionProgress.of(session, start.fold) if session is not None else None,
+        session=_follow_session(session, start.fold) if session is not None else None,
         server=start.server,
         budget=Budget.of(config.limits, start.fold.records) if config.limits is not None else None,
-        stop_when=as_condition(config.stop_when) if config.stop_when is not None else None,
+        stop_when=_read_condition(config.stop_when) if config.stop_when is not None else None,
     )
     return LiveRun(
         tree=tree,
@@ -332,6 +350,24 @@ def _make_run(
         cleanup=Cleanup(config.tool_execution.cleanup_grace),
         resources=resources,
     )
+
+
+def _follow_session(session: Session, fold: RunFold) -> SessionProgress:
+    from agentloop._engine.runtime.session_progress import SessionProgress
+
+    return SessionProgress.of(session, fold)
+
+
+def _read_condition(given: Condition | PredicateFunction) -> Condition:
+    from agentloop.conditions import as_condition
+
+    return as_condition(given)
+
+
+def _run_nested(outer: LiveRun, call: ToolCall, arguments: Arguments, body: AgentCall) -> Awaitable[Any]:
+    from agentloop._engine.nested_run import run_nested
+
+    return run_nested(outer, call, arguments, body)
 
 
 def _trace_opener(config: RunConfig) -> Callable[[LiveRun], Awaitable[Trace]] | None:
@@ -367,6 +403,8 @@ def _trace_opener(config: RunConfig) -> Callable[[LiveRun], Awaitable[Trace]] | 
 
 
 def _spans(run: LiveRun, trace: Trace, config: RunConfig, *, own: bool, begun: bool) -> SpanFold:
+    from agentloop.tracing import SpanFold
+
     tell = run.tree.log.tell
 
     def started(span: Span) -> None:
@@ -397,6 +435,8 @@ async def resolve_model(run: LiveRun, given: object) -> Model:
         runtime = current_runtime()
         if runtime is not None:
             return await runtime.providers.open(given)
+        from agentloop.models.registry import Providers
+
         providers: Providers = await run.tree.resources.get(Providers)
         return await providers.open(given)
     # `isinstance` with a protocol is slow; a class that inherits from it is found in the MRO.

@@ -9,14 +9,16 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from agentloop._common.checks import check_count
 from agentloop._engine.runtime.live_run import DEFAULT_MAX_THREADS, loop_state
 from agentloop._engine.runtime.threads import Threads
-from agentloop.models.registry import Providers
+
+if TYPE_CHECKING:
+    from agentloop.models.registry import Providers
 
 
 @attrs.frozen(eq=False, kw_only=True)
@@ -44,6 +46,8 @@ async def open_runtime(*, http_client: Any = None, max_threads: int = DEFAULT_MA
         max_threads: The number of worker threads that the sync tools of all runs inside may hold at once, abandoned
             threads counted.
     """
+    from agentloop.models.registry import Providers  # most runs have models of the application's
+
     check_count("max_threads", max_threads)
     async with Providers(http_client=http_client) as providers:
         runtime = Runtime(providers=providers, threads=Threads(max_threads, loop_state().threads))

@@ -13,6 +13,7 @@ from attrs.validators import and_, ge
 
 from agentloop._common.checks import FIELDS, NAMES, either, is_a, is_finite, optional
 from agentloop._common.misplaced import takes_options
+from agentloop._common.values import Value
 
 __all__ = [
     "JsonLimits",
@@ -35,8 +36,7 @@ class JsonLimits:
     max_digits: int | None = attrs.field(default=1_000, validator=optional(NAMES.count()))
 
 
-@attrs.frozen(kw_only=True)
-class RetryAdvice:
+class RetryAdvice(Value, frozen=True, kw_only=True):
     """The advice of a failed model request on a retry.
 
     Attributes:
@@ -50,8 +50,7 @@ class RetryAdvice:
     reason: str = ""
 
 
-@attrs.frozen(kw_only=True)
-class RetryContext:
+class RetryContext(Value, frozen=True, kw_only=True):
     """The argument of a retry policy: the error of attempt number *attempt* (from 1), and the advice from it."""
 
     error: BaseException

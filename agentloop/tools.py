@@ -10,7 +10,19 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, Concatenate, Generic, Literal, Protocol, TypeAlias, TypedDict, Unpack, cast, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    Literal,
+    Protocol,
+    TypeAlias,
+    TypedDict,
+    Unpack,
+    cast,
+    overload,
+)
 
 import attrs
 from attrs.validators import and_, matches_re
@@ -18,16 +30,19 @@ from attrs.validators import and_, matches_re
 from agentloop._common.checks import FIELDS, Fields, fits, has, is_a, optional
 from agentloop._common.error_text import error_summary, is_redacted
 from agentloop._common.errors import ModelBehaviorError, UserTypeError, UserValueError
-from agentloop._common.masking import ALL_ARGUMENTS, MASK, masked_repr
+from agentloop._common.masking import ALL_ARGUMENTS, MASK
 from agentloop._common.type_parameters import BodyP, ContextT, ContextT_contra
-from agentloop._schema.function_schema import FunctionSchema, function_schema
+from agentloop._common.values import Value
 from agentloop._schema.json_text import parse_object
-from agentloop._schema.output_schema import TypedOutput
 from agentloop.context import Callback, RunContext, ToolContext
 from agentloop.guardrails import ToolInputGuardrail, ToolOutputGuardrail
 from agentloop.items import Content, ToolCall
 from agentloop.limits import Capacity, Limit, Rate
 from agentloop.settings import JsonLimits
+
+if TYPE_CHECKING:
+    from agentloop._schema.function_schema import FunctionSchema
+    from agentloop._schema.output_schema import TypedOutput
 
 logger: logging.Logger = logging.getLogger("agentloop")
 
@@ -47,16 +62,14 @@ def default_tool_error_function(ctx: RunContext[Any], error: Exception) -> str:
     return f"Tool {name} failed with: {error_summary(error)}"
 
 
-@attrs.frozen
-class PythonBody:
+class PythonBody(Value, frozen=True):
     """A decorated Python function and the schema made from its signature."""
 
     fn: Callable[..., Any]
     schema: FunctionSchema
 
 
-@attrs.frozen
-class RawBody:
+class RawBody(Value, frozen=True):
     """A function of the call's context and its JSON text. The function itself has to check the text."""
 
     fn: Callable[[ToolContext[Any], str], Any | Awaitable[Any]]
@@ -318,6 +331,8 @@ def _tool_from(fn: Callable[..., Any], options: ToolOptions) -> FunctionTool[Any
     fields: dict[str, Any] = {**options}
     name, description = fields.pop("name", None), fields.pop("description", None)
     strict = fields.get("strict_mode", True)
+    from agentloop._schema.function_schema import function_schema
+
     schema = function_schema(fn, name=name, description=description, strict=strict, context_types=CONTEXT_TYPES)
     if description is None and not schema.description:
         _warn_of_no_description(fn, schema.name)
@@ -420,16 +435,14 @@ class StopAtTools:
     )
 
 
-@attrs.frozen(kw_only=True)
-class ToolsToFinalOutput:
+class ToolsToFinalOutput(Value, frozen=True, kw_only=True):
     """The result of a callable `tool_use_behavior`: if `is_final`, the run ends with `output`."""
 
     is_final: bool
     output: Any = None
 
 
-@attrs.frozen(kw_only=True, repr=False)
-class ToolResult:
+class ToolResult(Value, frozen=True, kw_only=True):
     """One settled call in the `results` of a callable `tool_use_behavior`: Python `value` and the model's `output`."""
 
     tool: FunctionTool | None
@@ -439,7 +452,7 @@ class ToolResult:
 
     def __repr__(self) -> str:
         masks = {"value": repr(MASK), "output": repr(MASK)} if self.call.secret_output else {}
-        return masked_repr(self, masks)
+        return self._format(masks)
 
 
 ToolUseBehavior: TypeAlias = Literal["run_llm_again", "stop_on_first_tool"] | StopAtTools | Callback

@@ -15,6 +15,7 @@ import attrs
 from attrs import validators as v
 
 from agentloop._common.errors import UserTypeError, UserValueError
+from agentloop._common.values import Value
 
 Validator: TypeAlias = Callable[[Any, "attrs.Attribute[Any]", Any], Any]
 """Called with the instance, the attribute and the value."""
@@ -47,8 +48,7 @@ def by_name(_instance: object, name: str) -> str:
     return name
 
 
-@attrs.frozen
-class _Named:
+class _Named(Value, frozen=True):
     name: str
 
 
@@ -60,8 +60,7 @@ def _named(name: str) -> Any:
     return _Named(name)
 
 
-@attrs.frozen
-class _Worded:
+class _Worded(Value, frozen=True):
     """A validator whose refusals are errors of ours."""
 
     validator: Validator
@@ -110,8 +109,7 @@ def has(*methods: str) -> Validator:
 
 
 @final
-@attrs.frozen
-class Fields:
+class Fields(Value, frozen=True):
     """Makes validators of fields, whose messages name a field as *place* does."""
 
     place: Place = by_class

@@ -1,6 +1,7 @@
 """The base of the values that a log is made of: records, items, outcomes, usage, and the events of models and runs.
 
-The values of a plan and the results of bodies, which are made for each call, have the same base.
+The values of a plan, the results of bodies, actions, effects and verdicts, which are made for each turn or call, have
+the same base; so have other small values that aren't checked, since a class of attrs costs 0.5 ms at the import.
 
 They are `msgspec.Struct`s: built three to five times faster than frozen attrs classes, imported ten times faster, and
 stored by msgspec itself. Fields at their default are left out of the stored form, and unknown ones are refused. What

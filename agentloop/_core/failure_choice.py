@@ -10,17 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal, TypeAlias
 
-import attrs
-
 from agentloop import exceptions
 from agentloop._common.error_text import error_summary, is_fatal, summary_parts
+from agentloop._common.values import Value
 from agentloop.exceptions import AgentLoopError, ToolCancelledError, ToolOutputGuardrailTripwireTriggered
 
 Rank: TypeAlias = tuple[int, int, int]
 
 
-@attrs.frozen(kw_only=True)
-class Failure:
+class Failure(Value, frozen=True, kw_only=True):
     """One call's failure that the tool's policy says to raise."""
 
     index: int

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, TypeAlias
 
-import attrs
-
+from agentloop._common.values import Value
 from agentloop._core.client_calls import is_call
 from agentloop._core.run_fold import CallState, RunFold
 from agentloop._core.turn_view import TurnView
@@ -25,26 +24,22 @@ from agentloop.records import RunEnded
 from agentloop.tools import StopAtTools
 
 
-@attrs.define
-class RequestModel:
+class RequestModel(Value, frozen=True):
     """Begin the next turn, unless it has begun already, and call the model."""
 
 
-@attrs.define
-class Settle:
+class Settle(Value, frozen=True):
     """Plan the response's due calls, run them, accept their outputs."""
 
 
-@attrs.define
-class Transfer:
+class Transfer(Value, frozen=True):
     """Perform the handoff *call*; the *ignored* ones get an answer and no effect."""
 
     call: HandoffCall
     ignored: tuple[HandoffCall, ...]
 
 
-@attrs.define
-class CheckOutput:
+class CheckOutput(Value, frozen=True):
     """Check *output*, the candidate for the final output, then finish with it.
 
     `made_by` is the id of the call that gave it; None if it is the model's message.
@@ -54,20 +49,17 @@ class CheckOutput:
     made_by: str | None = None
 
 
-@attrs.define
-class AskBehavior:
+class AskBehavior(Value, frozen=True):
     """Call the application's `tool_use_behavior`, which decides whether the calls' outputs end the run."""
 
 
-@attrs.define
-class Finish:
+class Finish(Value, frozen=True):
     """Return from the run with the outcome in *end*."""
 
     end: RunEnded
 
 
-@attrs.define
-class GiveUp:
+class GiveUp(Value, frozen=True):
     """End the run with an error. `handler` names the error handler that may give a final output instead.
 
     The action doesn't hold the error: the error's traceback holds frames that hold the action.
@@ -82,13 +74,11 @@ class GiveUp:
         return (MaxTurnsExceeded if self.handler == "max_turns" else ModelRefusalError)(self.cause)
 
 
-@attrs.define
-class Pause:
+class Pause(Value, frozen=True):
     """Pause the run: every due call waits for a verdict."""
 
 
-@attrs.define
-class Prepare:
+class Prepare(Value, frozen=True):
     """Rebuild the turn view of a run resumed in the middle of a turn: the model has already answered."""
 
 

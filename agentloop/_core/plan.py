@@ -36,7 +36,6 @@ from agentloop._common.values import Value
 from agentloop._core.call_identity import NearNames, find_tool
 from agentloop._core.run_fold import CallState, RunFold
 from agentloop._core.turn_view import TurnView
-from agentloop._schema.function_schema import BoundArguments
 from agentloop._schema.json_text import canonical, parse_object, quote
 from agentloop._storage.withholding import Withheld, missing_secrets
 from agentloop.exceptions import ModelBehaviorError, StateError, ToolCallError
@@ -48,6 +47,8 @@ from agentloop.tools import AgentCall, FunctionTool, PythonBody
 
 if TYPE_CHECKING:
     from cattrs import BaseConverter
+
+    from agentloop._schema.function_schema import BoundArguments
 
 
 class Arguments(Value, frozen=True, kw_only=True):

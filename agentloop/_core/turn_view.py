@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from agentloop._schema.output_schema import TypedOutput
 from agentloop.agents import Agent
 from agentloop.exceptions import ModelBehaviorError
 from agentloop.handoffs import Handoff
 from agentloop.items import Item
 from agentloop.settings import ModelSettings
 from agentloop.tools import FunctionTool
+
+if TYPE_CHECKING:
+    from agentloop._schema.output_schema import TypedOutput
 
 
 @attrs.define(kw_only=True, eq=False)

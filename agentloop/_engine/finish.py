@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
-import attrs
 
 from agentloop._common.error_text import error_summary, is_fatal
+from agentloop._common.values import Value
 from agentloop._core.history import valid_history
 from agentloop._core.machine import AskBehavior, CheckOutput, GiveUp, next_action
 from agentloop._engine.runtime.backend import (
@@ -26,19 +26,19 @@ from agentloop._engine.runtime.backend import (
     wait_out_cancellations,
 )
 from agentloop._engine.runtime.callbacks import resolved
-from agentloop._engine.runtime.journal_writer import JournalWriter
 from agentloop._engine.runtime.live_run import LiveRun
-from agentloop._engine.session_writer import save_items
 from agentloop.exceptions import RunTimeout
 from agentloop.hooks import RunHooks, RunOutcome
 from agentloop.items import AssistantMessage, Item, Reasoning
 from agentloop.records import RunEnded, RunStatus
 
+if TYPE_CHECKING:
+    from agentloop._engine.runtime.journal_writer import JournalWriter
+
 GOES_ON = ("interrupted", "cancelled", "stopped")
 
 
-@attrs.frozen
-class FinishedRun:
+class FinishedRun(Value, frozen=True):
     """The end of a run segment: its status, with the output or the error."""
 
     status: RunStatus
@@ -50,6 +50,8 @@ class FinishedRun:
 async def save(run: LiveRun) -> None:
     """Write the items that the run has added to its session, if it has one. Shielded up to the cleanup deadline."""
     if run.settings.session is not None:
+        from agentloop._engine.session_writer import save_items
+
         await save_items(run, run.settings.session)
 
 
@@ -70,6 +72,8 @@ async def _save_rest(run: LiveRun, error: BaseException | None) -> None:
     session = run.settings.session
     if session is None or not run.state.run_id or session.failed:
         return
+    from agentloop._engine.session_writer import save_items
+
     # Read the log, not the error: a run that is cancelled in the moment in which a guardrail trips ends as cancelled.
     tripped = run.state.tripped.stage if run.state.tripped is not None else None
     if tripped == "input":

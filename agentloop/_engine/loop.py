@@ -31,12 +31,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from functools import partial
-from typing import assert_never
+from typing import TYPE_CHECKING, Any, assert_never
 
 import anyio
 import attrs
 
 from agentloop._common.error_text import is_fatal, leaves
+from agentloop._common.values import Value
 from agentloop._core.machine import (
     AskBehavior,
     CheckOutput,
@@ -53,7 +54,6 @@ from agentloop._core.machine import (
 from agentloop._core.turn_view import TurnView
 from agentloop._engine.final_output import accept, ask_behavior, give_up
 from agentloop._engine.finish import FinishedRun, save_turn, wind_up
-from agentloop._engine.handoff import begin_agent, transfer
 from agentloop._engine.model_call import call_model
 from agentloop._engine.prepare_turn import prepare_turn
 from agentloop._engine.run_guardrails import guarded, guards_missing, input_guardrails
@@ -69,14 +69,19 @@ from agentloop._engine.runtime.backend import (
     self_cancelled,
 )
 from agentloop._engine.runtime.live_run import LiveRun
-from agentloop._engine.session_writer import load_session
 from agentloop._engine.turn_calls import plan_turn, settle
-from agentloop._engine.turn_end import check_loop, find_stop_condition
 from agentloop.effects import NewId
 from agentloop.exceptions import RunTimeout, StateError
 from agentloop.items import Item
 from agentloop.records import GraphChanged, RunResumed, RunStarted, TurnStarted
 from agentloop.spans import Trace
+
+if TYPE_CHECKING:
+    from agentloop._core.agent_graph import AgentGraph
+    from agentloop._core.run_fold import RunFold
+    from agentloop._engine.runtime.live_run import ServerConversation
+    from agentloop.agents import Agent
+    from agentloop.state import RunState
 
 
 async def drive(run: LiveRun) -> FinishedRun:
@@ -103,6 +108,8 @@ async def drive(run: LiveRun) -> FinishedRun:
                 await settle(run, view, await plan_turn(run, view))
                 await save_turn(run)
             case Transfer():
+                from agentloop._engine.handoff import transfer
+
                 await transfer(run, await _ensure_view(run), action)
                 await save_turn(run)
             case Prepare():
@@ -132,11 +139,15 @@ async def _check_turn_end(run: LiveRun) -> FinishedRun | None:
         if not run.state.turn_open:  # else it began in an earlier run segment, which has checked the turn before
             condition, limit = run.settings.stop_when, run.settings.config.loop_detection
             if condition is not None and run.state.turn > run.last_stopped_turn:
+                from agentloop._engine.turn_end import find_stop_condition
+
                 found = await find_stop_condition(run, condition)
                 if found is not None:
                     await checkpoint_if_cancelled()
                     return FinishedRun("stopped", stop_reason=str(found))
             if limit is not None and run.state.warned_in != run.state.turn:
+                from agentloop._engine.turn_end import check_loop
+
                 check_loop(run, limit)
         if run.tree.log.events is not None:
             await run.tree.log.events.room()
@@ -170,8 +181,23 @@ async def _begin_turn(run: LiveRun) -> TurnView:
     return view
 
 
-@attrs.frozen
-class RunSegment:
+@attrs.define(eq=False)
+class StartingPoint:
+    """The log so far, the agent at work, and the conversation that a provider keeps.
+
+    Made once per run segment. `changed` describes the differences of the agents from those the run began with, unless
+    the log has them already.
+    """
+
+    fold: RunFold
+    agent: Agent[Any, Any]
+    server: ServerConversation | None = None
+    graph: AgentGraph | None = None
+    changed: tuple[str, ...] = ()
+    state: RunState | None = None
+
+
+class RunSegment(Value, frozen=True):
     """The start of one run segment, a start or a resume."""
 
     given: tuple[Item, ...] | None
@@ -280,11 +306,15 @@ async def _begin(run: LiveRun, given: tuple[Item, ...], max_turns: int | None, t
     )
     try:
         if run.settings.session is not None:
+            from agentloop._engine.session_writer import load_session
+
             own, shown = await load_session(run, run.settings.session, given)
             started = started.replace(input=own, shown=shown)
     finally:
         run.append(started)  # the first record, also if loading the session fails
     if run.settings.hooks is not None or run.agent.hooks is not None:
+        from agentloop._engine.handoff import begin_agent
+
         await checkpoint_if_cancelled()
         await begin_agent(run)
 

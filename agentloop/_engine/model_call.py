@@ -21,7 +21,6 @@ from agentloop import model_events as m
 from agentloop._common.digests import digestible
 from agentloop._common.error_text import error_summary
 from agentloop._core.call_identity import find_tool
-from agentloop._core.retry import effective_settings, may_retry, next_delay, retry_advice
 from agentloop._core.turn_view import TurnView
 from agentloop._engine.runtime.backend import cancelled_types, checkpoint_if_cancelled
 from agentloop._engine.runtime.callbacks import call_user, resolved
@@ -133,6 +132,8 @@ def _make_failed_record(run: LiveRun, error: Exception, attempt: _Attempt) -> Mo
 
 async def _choose_retry_delay(run: LiveRun, request: ModelRequest, error: Exception, attempt: _Attempt) -> float | None:
     """Return the seconds to wait before the next attempt, or None if the error is final."""
+    from agentloop._core.retry import effective_settings, may_retry, next_delay, retry_advice
+
     settings = effective_settings(request.settings.retry, error)
     stateful = request.previous_response_id is not None or request.conversation_id is not None
     context = RetryContext(error=error, attempt=attempt.number, advice=retry_advice(error, stateful=stateful))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from operator import is_
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 
@@ -19,13 +19,15 @@ from agentloop._core.turn_view import Definitions, TurnView
 from agentloop._engine.runtime.backend import checkpoint_if_cancelled
 from agentloop._engine.runtime.callbacks import call_user, gather
 from agentloop._engine.runtime.live_run import LiveRun
-from agentloop._schema.output_schema import TypedOutput
 from agentloop.agents import settings_for
 from agentloop.context import Callback
 from agentloop.exceptions import ModelTimeoutError, ModelTransportError, UserError, UserTypeError
 from agentloop.handoffs import Handoff, target_of
 from agentloop.settings import ModelSettings
 from agentloop.tools import FunctionTool, PythonBody
+
+if TYPE_CHECKING:
+    from agentloop._schema.output_schema import TypedOutput
 
 logger = logging.getLogger("agentloop")
 

@@ -9,32 +9,15 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-import attrs
-
 from agentloop._core.agent_graph import AgentGraph
 from agentloop._core.run_fold import RunFold
+from agentloop._engine.loop import StartingPoint
 from agentloop._engine.runtime.live_run import ServerConversation
 from agentloop.agents import Agent
 from agentloop.records import GraphChanged
 from agentloop.state import RunState, check_goes_on, check_graph
 
 logger = logging.getLogger("agentloop")
-
-
-@attrs.define(eq=False)
-class StartingPoint:
-    """The log so far, the agent at work, and the conversation that a provider keeps.
-
-    Made once per run segment. `changed` describes the differences of the agents from those the run began with, unless
-    the log has them already.
-    """
-
-    fold: RunFold
-    agent: Agent[Any, Any]
-    server: ServerConversation | None = None
-    graph: AgentGraph | None = None
-    changed: tuple[str, ...] = ()
-    state: RunState | None = None
 
 
 def resume_from(state: RunState, root: Agent[Any, Any], kept: ServerConversation | None) -> StartingPoint:

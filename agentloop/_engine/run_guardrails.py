@@ -6,14 +6,14 @@ Appends verdicts and raises tripwires; does not know about the consequences for 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import attrs
-from anyio.abc import TaskGroup
 
 from agentloop import effects as e
 from agentloop._common.error_text import error_summary
+from agentloop._common.values import Value
 from agentloop._core.run_fold import keyed
 from agentloop._engine.runtime.backend import (
     cancelled_types,
@@ -40,6 +40,9 @@ from agentloop.guardrails import (
 )
 from agentloop.items import Item
 from agentloop.records import GuardrailSettled
+
+if TYPE_CHECKING:
+    from anyio.abc import TaskGroup
 
 
 async def _run_guardrail(run: LiveRun, stage: Any, index: int, guardrail: Any, *args: Any) -> tuple[Any, float]:
@@ -75,8 +78,7 @@ def input_guardrails(run: LiveRun) -> list[InputGuardrail]:
     return [*run.settings.config.input_guardrails, *run.agent.input_guardrails]
 
 
-@attrs.frozen
-class Judge:
+class Judge(Value, frozen=True):
     """An input guardrail that still has to judge: its index in declaration order, and among those of its name."""
 
     index: int
@@ -236,4 +238,4 @@ async def judge_final_output(run: LiveRun, output: Any, *, withheld: str | None 
 
 
 def _withhold_output(result: OutputGuardrailResult, withheld: str) -> OutputGuardrailResult:
-    return attrs.evolve(result, agent_output=withheld, output=attrs.evolve(result.output, output_info=None))
+    return attrs.evolve(result, agent_output=withheld, output=result.output.replace(output_info=None))

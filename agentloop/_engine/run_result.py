@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agentloop import events as ev
 from agentloop._core.history import valid_history
 from agentloop._core.run_fold import RunFold
 from agentloop._engine.runtime.live_run import LiveRun
-from agentloop._engine.stored_guardrail_results import restored_result
 from agentloop.exceptions import AgentLoopError
 from agentloop.results import RunData, RunResult
-from agentloop.state import RunState
+
+if TYPE_CHECKING:
+    from agentloop.state import RunState
 
 
 def _collect_calls(state: RunFold) -> tuple[ev.CallSettled, ...]:
@@ -34,6 +35,8 @@ def _collect_guardrail_results(run: LiveRun) -> dict[str, Any]:
         return _NO_GUARDRAIL_RESULTS
     by_stage: dict[str, list[Any]] = {"input": [], "output": [], "tool_input": [], "tool_output": []}
     positions = {call_id: position for position, call_id in enumerate(state.calls)}
+    from agentloop._engine.stored_guardrail_results import restored_result
+
     for record in sorted(state.guardrails, key=lambda settled: positions.get(settled.call_id or "", settled.index)):
         by_stage[record.stage].append(record.result if record.result is not None else restored_result(run, record))
     return {f"{stage}_guardrail_results": tuple(results) for stage, results in by_stage.items()}
@@ -77,6 +80,11 @@ def result_of(run: LiveRun) -> RunResult[Any]:
             "_history": valid_history(state.history),
         }
 
+    def to_state() -> RunState:
+        from agentloop.state import RunState
+
+        return RunState.of(agent, tree, context, converter)
+
     result = RunResult._of(
         make_rest,
         final_output=end.final_output,
@@ -84,7 +92,7 @@ def result_of(run: LiveRun) -> RunResult[Any]:
         stop_reason=end.stop_reason,
         last_agent=run.agent,
         context=context,
-        _state=lambda: RunState.of(agent, tree, context, converter),
+        _state=to_state,
         **_collect_guardrail_results(run),
     )
     if run.parent is not None:

@@ -35,7 +35,7 @@ import math
 from collections.abc import Callable, Mapping
 from contextvars import copy_context
 from types import TracebackType
-from typing import Any, Generic, Literal, Self, final
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, final
 
 import anyio
 
@@ -63,7 +63,9 @@ from agentloop.agents import Agent
 from agentloop.exceptions import UserError, UserValueError
 from agentloop.items import ApprovalRequest, ToolCall
 from agentloop.results import RunResult
-from agentloop.state import RunState, as_text, verdict_on
+
+if TYPE_CHECKING:
+    from agentloop.state import RunState
 
 Start = Callable[[], LiveRun]
 
@@ -351,22 +353,37 @@ class RunStream(Generic[OutputT]):
 
         A verdict that comes before the rest of the turn is done saves the pause.
         """
-        self._give_verdict(
-            call, approved=True, arguments=None if arguments is None else as_text(arguments), always=always
-        )
+        self._give_verdict(call, approved=True, arguments=arguments, always=always)
 
     def reject(self, call: ApprovalRequest | str, *, message: str | None = None, always: bool = False) -> None:
         """Reject a call that waits, while the run is under way: as `RunState.reject`."""
         self._give_verdict(call, approved=False, message=message, always=always)
 
     @uninterrupted
-    def _give_verdict(self, call: ApprovalRequest | str, **verdict: Any) -> None:
+    def _give_verdict(
+        self,
+        call: ApprovalRequest | str,
+        *,
+        arguments: str | Mapping[str, Any] | None = None,
+        **verdict: Any,
+    ) -> None:
+        from agentloop.state import as_text, verdict_on
+
+        text = None if arguments is None else as_text(arguments)
         if self._live is None or self._is_over:
             raise UserError("the run is not under way: decide on its state")
         live = self._live
         converter = live.settings.config.converter
         live.append(
-            verdict_on(live.tree.log.state, call, live.tree.graph, live.tree.asking, converter=converter, **verdict)
+            verdict_on(
+                live.tree.log.state,
+                call,
+                live.tree.graph,
+                live.tree.asking,
+                converter=converter,
+                arguments=text,
+                **verdict,
+            )
         )
 
     # -- the run so far
@@ -402,6 +419,8 @@ class RunStream(Generic[OutputT]):
         """
         if self._live is None:
             raise UserError("the run has not started")
+        from agentloop.state import RunState
+
         live = self._live
         converter = live.settings.config.converter
         return RunState.of(live.tree.graph.root, live.tree.log.state, live.context.context, converter)

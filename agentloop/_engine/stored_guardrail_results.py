@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import attrs
-
+from agentloop._common.values import Value
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.guardrails import (
     Allow,
@@ -22,8 +21,7 @@ from agentloop.items import ToolCall
 from agentloop.records import GuardrailSettled
 
 
-@attrs.frozen
-class RestoredGuardrail:
+class RestoredGuardrail(Value, frozen=True):
     """Replaces a guardrail that a restored log names and the agent at work does not have."""
 
     name: str

@@ -10,7 +10,7 @@ import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-import attrs
+from agentloop._common.values import Value
 
 _PARAMETERS = {"args", "arguments", "parameters", "params", "other parameters", "keyword args", "keyword arguments"}
 _SECTIONS = _PARAMETERS | {
@@ -24,8 +24,7 @@ _SPHINX_FIELD = re.compile(r":(\w+)\b([^:]*):\s*(.*)")
 _SPHINX_PARAMETER = {"param", "parameter", "arg", "argument", "key", "keyword", "kwarg"}
 
 
-@attrs.frozen
-class Documented:
+class Documented(Value, frozen=True):
     """The content of a docstring.
 
     `description` is the text outside of sections. `parameters` maps a name (without stars) to its text on one line.

@@ -20,7 +20,7 @@ import attrs
 import msgspec
 
 from agentloop._common.errors import ModelBehaviorError, UserTypeError
-from agentloop._common.values import NotedValue
+from agentloop._common.values import NotedValue, Value
 from agentloop._schema.conversion import Conversion, conversion_of, each_fault, find_faults
 from agentloop._schema.docstrings import read_docstring
 from agentloop._schema.json_schema import (
@@ -54,8 +54,7 @@ _EMPTY = inspect.Parameter.empty
 _OPTIONAL: Any = typing.Optional  # a hint made at run time may be no operand of `|`
 
 
-@attrs.frozen(kw_only=True)
-class _Parameter:
+class _Parameter(Value, frozen=True, kw_only=True):
     """One parameter that the model fills. `hint` is for msgspec; a pydantic `adapter` decides instead if there is one.
 
     A `*args` parameter is a list with the default `()`.
@@ -82,7 +81,7 @@ class _Parameter:
         """Return this parameter with values converted by *conversion*, if it decides on the type."""
         if self.adapter is not None or not conversion.decides(self.hint):
             return self
-        return attrs.evolve(self, conversion=conversion)
+        return self.replace(conversion=conversion)
 
     def structure(self, value: Any) -> Any:
         """Return the value of this parameter for a JSON value. Any exception means that the value doesn't fit."""
@@ -99,8 +98,7 @@ class _Parameter:
         return to_json_value(value if self.conversion is None else self.conversion.unstructure(value, self.hint))
 
 
-@attrs.frozen(kw_only=True, eq=False)
-class _Binder:
+class _Binder(Value, frozen=True, kw_only=True, eq=False):
     """The prepared binding of one function's arguments. Immutable, made once per function."""
 
     tool: str
@@ -464,8 +462,7 @@ def _adapt(binder: _Binder, converter: BaseConverter) -> _Binder:
     """Return *binder* with the parameters converted by *converter* that it decides on."""
     conversion = conversion_of(converter)
     parameters = tuple(parameter.using(conversion) for parameter in binder.parameters)
-    return attrs.evolve(
-        binder,
+    return binder.replace(
         parameters=parameters,
         extra=None if binder.extra is None else binder.extra.using(conversion),
         struct=_struct(binder.tool, parameters),

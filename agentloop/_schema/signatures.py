@@ -14,15 +14,13 @@ import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import attrs
-
 from agentloop._common.errors import UserTypeError
+from agentloop._common.values import Value
 
 _UNIONS = (typing.Union, types.UnionType)
 
 
-@attrs.frozen
-class Signature:
+class Signature(Value, frozen=True):
     """The signature of a callable.
 
     `parameters`: those that a caller may pass, without the context, annotations resolved. `taken`: names that a layer

@@ -18,6 +18,7 @@ import attrs
 
 from agentloop._common.errors import StateError
 from agentloop._common.masking import replace_arguments, replaced, select_spans, spans_of
+from agentloop._common.values import Value
 from agentloop._storage.json_bytes import decode, encode
 from agentloop.items import ToolCall
 
@@ -65,8 +66,7 @@ def is_mark(data: object) -> TypeGuard[Mapping[str, str]]:
     return mark in MARKS and isinstance(text, str)
 
 
-@attrs.frozen
-class Secrets:
+class Secrets(Value, frozen=True):
     """The hiding of secrets in stored data: sealed by *codec*; without one only their digests are kept.
 
     *converter* writes the application's own types in stored values, secret or not.

@@ -10,21 +10,21 @@ import pytest
 from agentloop import events as e
 from agentloop import items as i
 from agentloop import model_events as m
+from agentloop import outcomes as o
 from agentloop import records as r
+from agentloop import usage as u
 from agentloop._common.values import Value, field_names
-from agentloop.outcomes import CallOutcome
-from agentloop.usage import RequestUsage, Usage
 
 HELLO = i.UserMessage("hello")
-SETTLED = r.CallSettled((), 1, 2.0, "c1", "pay", CallOutcome(status="succeeded", output="ok"))
+SETTLED = r.CallSettled((), 1, 2.0, "c1", "pay", o.CallOutcome(status="succeeded", output="ok"))
 VALUES: list[Any] = [
     HELLO,
     i.ToolCall("c1", "pay", "{}"),
     i.ToolOutput("c1", "ok"),
     SETTLED,
     r.RunEnded((), 1, 2.0, "completed"),
-    RequestUsage(input_tokens=1, raw={"a": [1]}),
-    Usage(requests=1, entries=(RequestUsage(),)),
+    u.RequestUsage(input_tokens=1, raw={"a": [1]}),
+    u.Usage(requests=1, entries=(u.RequestUsage(),)),
     m.ResponseDone((HELLO,)),
     e.TextDelta("t", turn=2),
 ]
@@ -65,12 +65,13 @@ def test_notes_take_no_part_in_equality_and_stay_out_of_reprs() -> None:
     assert (noted, hash(noted)) == (SETTLED, hash(SETTLED))
     assert "s3cret" not in repr(noted)
     assert "[secret]" in repr(noted)
-    assert RequestUsage(raw={"a": 1}) == RequestUsage()
+    assert u.RequestUsage(raw={"a": 1}) == u.RequestUsage()
 
 
 def test_only_what_can_hold_an_object_of_the_application_is_tracked_by_the_collector() -> None:
-    """The rest is made by the hundred in a turn; the collector would visit it in vain. No plan is part of a log."""
-    public = [cls for cls in _classes_below(Value) if "._" not in f"{cls.__module__}.{cls.__name__}"]
+    """The rest is made by the hundred in a turn; the collector would visit it in vain. Verdicts are part of no log."""
+    logged = {module.__name__ for module in (e, i, m, o, r, u)}
+    public = [cls for cls in _classes_below(Value) if cls.__module__ in logged and not cls.__name__.startswith("_")]
     assert {cls.__name__ for cls in public if cls.__struct_config__.gc} == {
         *("CallOutcome", "OutputSchema", "ModelRequest", "Raw"),
         *("GuardrailSettled", "BodyEnded", "CallSettled", "CallbackReturned", "RunEnded"),

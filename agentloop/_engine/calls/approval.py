@@ -11,9 +11,8 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
-import attrs
-
 from agentloop._common.error_text import REDACTED, error_summary, redact_message
+from agentloop._common.values import Value
 from agentloop._core.call_identity import arguments_digest
 from agentloop._core.plan import Answer, Arguments, AwaitVerdict, Disposition, Execute, Plan, PlanEntry, read_arguments
 from agentloop._core.run_fold import CallState
@@ -31,8 +30,7 @@ from agentloop.tools import FunctionTool
 logger = logging.getLogger("agentloop")
 
 
-@attrs.frozen
-class _ApprovalWanted:
+class _ApprovalWanted(Value, frozen=True):
     """The names of the policies that want an approval, and their reasons."""
 
     policies: str

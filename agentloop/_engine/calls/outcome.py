@@ -8,11 +8,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import attrs
-
 from agentloop._common.error_text import REDACTED, error_summary, is_fatal, message_of, summary_parts, tool_failure
+from agentloop._common.values import Value
 from agentloop._core.failure_choice import Failure, class_of_summary
-from agentloop._engine.calls.failure_log import log_failure
 from agentloop._engine.calls.output_text import UnwritableValue, bounded_output, render
 from agentloop._engine.calls.scheduler import LiveCall, sibling_cancelled_text
 from agentloop._engine.calls.tool_context import call_context
@@ -33,8 +31,7 @@ from agentloop.records import BodyEnded
 from agentloop.tools import default_tool_error_function
 
 
-@attrs.frozen
-class Converted:
+class Converted(Value, frozen=True):
     """An outcome, and the failure to raise if the tool's policy is to raise."""
 
     outcome: CallOutcome
@@ -208,6 +205,8 @@ async def _convert_and_log_failure(live: LiveCall, error: Exception, *, run_guar
     """Do as `_convert_failure`; log *error* if it becomes an output, since only the model would see it then."""
     failed = await _convert_failure(live, "failed", error, run_guardrails=run_guardrails)
     if failed.failure is None:
+        from agentloop._engine.calls.failure_log import log_failure
+
         log_failure(live, error)
     return failed
 

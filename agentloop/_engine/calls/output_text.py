@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 import msgspec
 
 from agentloop._common.error_text import bounded
-from agentloop._schema.function_schema import to_json_value
 from agentloop._storage.withholding import WithheldText
 from agentloop.exceptions import UserValueError
 from agentloop.items import Annotation, Content, Part, Text
@@ -60,6 +59,8 @@ def _render_value(value: Any, converter: BaseConverter | None) -> Content:
         return tuple(map(_check_part, value))
     if isinstance(value, BaseException):
         return f"{type(value).__name__}({value})"
+    from agentloop._schema.function_schema import to_json_value
+
     try:
         if converter is not None:
             value = converter.unstructure(value)

@@ -51,7 +51,6 @@ from agentloop._core.admission import Ticket
 from agentloop._core.failure_choice import Failure, choose
 from agentloop._core.plan import Answer, Arguments, AwaitVerdict, Deliver, Disposition, Execute, Plan, PlanEntry, Replay
 from agentloop._engine.calls.output_text import cut_output
-from agentloop._engine.calls.stacks import stack_of
 from agentloop._engine.runtime.backend import (
     cancelled_types,
     current_relay,
@@ -735,6 +734,8 @@ class Batch:
         now = anyio.current_time()
         if deadline is None or now < max(deadline, self._report_next):
             return  # woken early, or before the next report is due
+        from agentloop._engine.calls.stacks import stack_of
+
         self._report_next = now + 1.0
         for live in self.calls:
             if live.is_unstarted:

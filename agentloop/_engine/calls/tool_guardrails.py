@@ -12,6 +12,7 @@ import anyio
 import attrs
 
 from agentloop import effects as e
+from agentloop._common.values import Value
 from agentloop._core.plan import Arguments, PlanEntry
 from agentloop._engine.calls.output_text import render
 from agentloop._engine.calls.scheduler import LiveCall
@@ -47,8 +48,7 @@ _VERDICTS: dict[str, tuple[type[Any], ...]] = {
 }
 
 
-@attrs.frozen(kw_only=True)
-class InputJudged:
+class InputJudged(Value, frozen=True, kw_only=True):
     """The judgement of the input guardrails: a refusal, a tripwire, rewritten arguments (JSON text), or none."""
 
     refusal: CallOutcome | None = None
@@ -56,8 +56,7 @@ class InputJudged:
     arguments: str | None = None
 
 
-@attrs.frozen(kw_only=True)
-class OutputJudged:
+class OutputJudged(Value, frozen=True, kw_only=True):
     """The judgement of the output guardrails. With `message` the output is refused; else `value` is to be used."""
 
     value: Any = None

@@ -37,7 +37,6 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, final
 
 import anyio
 import anyio.lowlevel
-from anyio.abc import TaskGroup
 from anyio.lowlevel import EventLoopToken
 
 from agentloop._common.error_text import leaves
@@ -46,6 +45,7 @@ from agentloop.exceptions import UserError
 
 if TYPE_CHECKING:
     import trio
+    from anyio.abc import TaskGroup
 
 
 Task: TypeAlias = asyncio.Task[Any]

@@ -11,7 +11,7 @@ import threading
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import anyio
 import anyio.lowlevel
@@ -20,6 +20,7 @@ from anyio.lowlevel import EventLoopToken
 
 from agentloop import effects as e
 from agentloop._common.error_text import error_summary, redact_message
+from agentloop._common.values import Value
 from agentloop._core.agent_graph import AgentGraph
 from agentloop._core.history import HistoryView
 from agentloop._core.plan import Arguments
@@ -31,12 +32,10 @@ from agentloop._engine.runtime.dispatcher import Dispatcher
 from agentloop._engine.runtime.interrupts import interruptible
 from agentloop._engine.runtime.log import Log
 from agentloop._engine.runtime.resources import Resources
-from agentloop._engine.runtime.session_progress import SessionProgress
 from agentloop._engine.runtime.threads import Threads
 from agentloop.abc import Effects, LateResult, Model, StillRunning
 from agentloop.agents import Agent
 from agentloop.budget import Budget
-from agentloop.conditions import Condition
 from agentloop.config import Price, RunConfig
 from agentloop.context import Callback, RunContext
 from agentloop.exceptions import UsageLimitExceeded
@@ -45,6 +44,10 @@ from agentloop.items import Item, ToolCall
 from agentloop.records import ApprovalRequested, CallbackReturned, CleanupCut, Record
 from agentloop.tools import AgentCall
 from agentloop.usage import Usage
+
+if TYPE_CHECKING:
+    from agentloop._engine.runtime.session_progress import SessionProgress
+    from agentloop.conditions import Condition
 
 logger = logging.getLogger("agentloop")
 
@@ -119,8 +122,7 @@ def seconds_to_deadline() -> float | None:
     return left if left != float("inf") else None
 
 
-@attrs.frozen(eq=False)
-class RunServicesView:
+class RunServicesView(Value, frozen=True, eq=False):
     """The services of a run for its contexts (`agentloop.context.RunServices`); `fold` is the one of the whole tree.
 
     A separate object, not the run itself, which holds the context: if both held each other, every object of a finished

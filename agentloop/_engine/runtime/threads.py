@@ -77,7 +77,7 @@ class _Waiter:
     name: str
     inside: tuple[ThreadSlot, ...]
     """The slots of the sync bodies that this call is part of, outermost first."""
-    woken: anyio.Event = attrs.field(factory=anyio.Event)
+    woken: anyio.Event = attrs.field(factory=lambda: anyio.Event())
     place: ThreadSlot | None = None
     refusal: str | None = None
 

@@ -187,7 +187,7 @@ class _SegmentReplay:
         """
         stream, effects = begin(), self.effects
         self.stream = stream
-        stream._entry = attrs.evolve(stream._entry, open_trace=self._find_trace())
+        stream._entry = stream._entry.replace(open_trace=self._find_trace())
         # Each segment has a loop of its own, but the rates of tools count starts over all segments: the clock of this
         # loop must begin at the recorded distance.
         await anyio.sleep(max(0.0, effects.records[self.entry.start].at - effects.records[0].at))

@@ -189,7 +189,7 @@ class RecordedAgents:
         if tool.name in self._effects.recorded.hidden:
             body = RawBody(_refuse_body)  # the digests in place of its secrets needn't fit the schema
         elif isinstance(body, PythonBody):
-            body = attrs.evolve(body, fn=_refuse_body)
+            body = body.replace(fn=_refuse_body)
         elif isinstance(body, AgentCall):
             body = attrs.evolve(
                 body,
