@@ -28,12 +28,14 @@ if TYPE_CHECKING:
     from agentloop.models._codec import Decoder, HttpCodec, Vendor
     from agentloop.models._http_model import HttpModel
     from agentloop.models.anthropic import AnthropicModel
+    from agentloop.models.fallback import FallbackModel
     from agentloop.models.local import LocalModel
     from agentloop.models.openai_chat import OpenAIChatModel
 
 __all__ = [
     "AnthropicModel",
     "ArgumentsDelta",
+    "FallbackModel",
     "HttpCodec",
     "Decoder",
     "HostedProgress",
@@ -57,6 +59,7 @@ __all__ = [
 
 _LAZY = {
     "AnthropicModel": "anthropic",
+    "FallbackModel": "fallback",
     "HttpCodec": "_codec",
     "Decoder": "_codec",
     "HttpModel": "_http_model",

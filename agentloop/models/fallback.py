@@ -1,0 +1,323 @@
+"""`FallbackModel`: several models in order, the next of which is asked where one fails.
+
+One request, as the members see it: a member is asked, and its events are held back until the first one that shows
+output. A failure before that is the member's, and the next member is asked; the held events are dropped. From the first
+output on the answer is this member's: a later failure is raised, since the consumer may have seen the beginning.
+
+A breaker for each member remembers failures, in three states: closed (the member is asked), open (it isn't, until its
+time is over), half-open (one request tries it, others don't). If no member may be asked, all are, in their order: a
+breaker must not cause an outage of its own.
+
+Does not know about runs. A run counts the whole as one request, and its own retries ask all members again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from types import EllipsisType, TracebackType
+from typing import Any, Literal, Self
+
+import anyio
+import attrs
+from anyio.lowlevel import checkpoint, current_token
+
+from agentloop._common.checks import check_count, check_seconds
+from agentloop.abc import Model
+from agentloop.exceptions import ModelBehaviorError, ModelTransportError, UserError, UserTypeError
+from agentloop.model_events import ModelEvent, ModelRequest, Raw, ResponseDone, ResponseStarted
+from agentloop.models.registry import resolve_model
+from agentloop.settings import ModelSettings
+
+logger: logging.Logger = logging.getLogger("agentloop")
+
+TIMED_OUT = "first_output_timeout"
+"""Code of the error for a member that showed no output in time."""
+_FAULTS_OF_THE_REQUEST = frozenset({400, 413, 422})
+_SHOWS_NOTHING = (ResponseStarted, Raw)
+
+
+def may_fall_back(error: Exception) -> bool:
+    """Tell whether another model may do better, by the class of *error*.
+
+    True for a model that wasn't reached, answered with an error (except the statuses 400, 413 and 422, which find the
+    fault in the request), or broke its protocol; False for everything else.
+    """
+    if isinstance(error, ModelTransportError):
+        return error.status not in _FAULTS_OF_THE_REQUEST
+    return isinstance(error, ModelBehaviorError)
+
+
+class FallbackModel(Model):
+    """The models *members*, asked in this order until one answers.
+
+    A member that fails, or shows no output for `first_output_timeout` seconds, is followed by the next one, if
+    `fall_back_on` returns True for its error (`may_fall_back`: errors of transport and of protocol). Nothing of the
+    failed answer is shown. Once a member has shown output, its error is raised. If all fail, the last error is raised,
+    with the others as notes. None = no limit beyond the member's own; not given: 60 seconds, or None where
+    `ModelSettings.reasoning` requests effort.
+
+    After `failures` failures in a row a member is left out for `cooldown` seconds, or for as long as it asks to be;
+    then one request tries it again. `clock` returns seconds that only increase.
+
+    The response's `model` names who answered, and `provider_data["fallback"]` has the members that failed or were left
+    out before; a warning is logged for each failure. Members are models or model strings. Entering enters all of them.
+    State that a provider keeps (`previous_response_id`, `conversation_id`) is refused, as the other members don't have
+    it.
+    """
+
+    def __init__(
+        self,
+        members: Iterable[Model | str],
+        *,
+        first_output_timeout: float | EllipsisType | None = ...,
+        failures: int = 3,
+        cooldown: float = 30.0,
+        fall_back_on: Callable[[Exception], bool] = may_fall_back,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        models = [resolve_model(member) if isinstance(member, str) else member for member in members]
+        if not models:
+            raise UserError("FallbackModel: at least one model is needed")
+        for index, model in enumerate(models):
+            if not isinstance(model, Model):
+                raise UserTypeError(
+                    f"members[{index}]: a Model or a model string is needed, not {type(model).__name__}"
+                )
+        check_count("failures", failures)
+        self.first_output_timeout = first_output_timeout
+        if first_output_timeout is not ...:
+            check_seconds("first_output_timeout", first_output_timeout)
+        cooldown = check_seconds("cooldown", cooldown) or 0.0
+        self._fall_back_on = fall_back_on
+        self._members = [_FallbackMember(model, _Breaker(failures, cooldown, clock)) for model in models]
+        self._entered: dict[object, list[AsyncExitStack]] = {}
+        self.holds_resources = any(model.holds_resources for model in models)
+
+    def __repr__(self) -> str:
+        return f"FallbackModel([{', '.join(repr(member.model) for member in self._members)}])"
+
+    @property
+    def name(self) -> str:
+        """The name of the first member. The usage of each answer names the model that gave it."""
+        return self._members[0].name
+
+    @property
+    def members(self) -> tuple[Model, ...]:
+        """The models, in order."""
+        return tuple(member.model for member in self._members)
+
+    @property
+    def breakers(self) -> tuple[Literal["closed", "open", "half-open"], ...]:
+        """The state of each member's breaker, in order."""
+        return tuple(member.breaker.state for member in self._members)
+
+    @property
+    def is_open(self) -> bool:
+        """True if every member can be called now."""
+        return all(member.model.is_open for member in self._members)
+
+    @property
+    def default_settings(self) -> ModelSettings:
+        """Those of the first member."""
+        return self._members[0].model.default_settings
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            for member in self._members:
+                await stack.enter_async_context(member.model)
+            self._entered.setdefault(current_token().native_token, []).append(stack.pop_all())
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        token = current_token().native_token
+        stack = self._entered[token].pop()
+        if not self._entered[token]:
+            del self._entered[token]
+        await stack.__aexit__(exc_type, exc, tb)  # noqa: ASYNC102 - the members' own shields hold
+
+    def stream(self, request: ModelRequest) -> AbstractAsyncContextManager[AsyncIterator[ModelEvent]]:
+        """Ask the members in order. Entering waits for the first output of the one that answers.
+
+        Raises:
+            UserError: if the request continues state that one provider keeps.
+            ModelTransportError, ModelBehaviorError: the last member's, if none answers, or that of the member that has
+                shown output.
+        """
+        return self._stream(request)
+
+    @asynccontextmanager
+    async def _stream(self, request: ModelRequest) -> AsyncIterator[AsyncIterator[ModelEvent]]:
+        for name in ("previous_response_id", "conversation_id"):
+            if getattr(request, name) is not None:
+                raise UserError(f"{name}: {self!r} can't continue a conversation that one of its providers keeps.")
+        async with AsyncExitStack() as stack:
+            yield await self._find_answer(stack, request)
+
+    async def _find_answer(self, stack: AsyncExitStack, request: ModelRequest) -> _MemberAnswer:
+        """Return the answer of the first member that shows output. *stack* closes it."""
+        admitted = [member for member in self._members if member.breaker.admits()] or self._members
+        told: list[dict[str, Any]] = []
+        errors: list[Exception] = []
+        for member in self._members:
+            if member not in admitted:
+                told.append({"model": member.name, "skipped": True})
+                continue
+            async with AsyncExitStack() as attempt:
+                attempt.callback(member.breaker.begin())
+                try:
+                    answer = await self._begin_answer(attempt, member, request)
+                except Exception as error:
+                    if not self._fall_back_on(error):
+                        raise
+                    member.breaker.note_failure(error)
+                    errors.append(error)
+                    told.append({"model": member.name, "error": f"{type(error).__name__}: {error}"})
+                    logger.warning("model %s failed before its first output: %s", member.name, error)
+                    continue
+                answer.told = told
+                await stack.enter_async_context(attempt.pop_all())
+                return answer
+        last = errors.pop()
+        for earlier in errors:
+            last.add_note(f"Before it another model failed: {type(earlier).__name__}: {earlier}")
+        raise last
+
+    async def _begin_answer(
+        self, attempt: AsyncExitStack, member: _FallbackMember, request: ModelRequest
+    ) -> _MemberAnswer:
+        """Return the answer of *member* once it shows output; *attempt* closes it."""
+        limit = self.first_output_timeout
+        if limit is ...:
+            limit = None if (request.settings.reasoning or {}).get("effort") else 60.0
+        # One scope around the member's whole answer, so that scopes inside of it nest; its limit ends with the first
+        # output.
+        scope = anyio.CancelScope(deadline=float("inf") if limit is None else anyio.current_time() + limit)
+        async with AsyncExitStack() as opened:
+            opened.enter_context(scope)
+            events = await opened.enter_async_context(member.model.stream(request))
+            answer = _MemberAnswer(member, events)
+            await answer.read_to_output()
+            scope.deadline = float("inf")
+            if scope.cancel_called:  # on the way to the output, too late to be delivered in it
+                await checkpoint()
+            await attempt.enter_async_context(opened.pop_all())
+            return answer
+        raise ModelTransportError(
+            f"No answer from {member.name}: it took too long, no output for {limit:g} s", code=TIMED_OUT
+        )
+
+
+@attrs.define(eq=False)
+class _Breaker:
+    """The memory of one member's failures. Changed by the requests to it, in any event loop."""
+
+    limit: int
+    cooldown: float
+    clock: Callable[[], float]
+    failures: int = 0
+    """Failures since the last answer."""
+    open_until: float = 0.0
+    """On the clock; the breaker is open before, and half-open from then on until a request succeeds."""
+    trying: bool = False
+    """True while a request tries a half-open member."""
+
+    @property
+    def state(self) -> Literal["closed", "open", "half-open"]:
+        if not self.open_until:
+            return "closed"
+        return "open" if self.clock() < self.open_until else "half-open"
+
+    def admits(self) -> bool:
+        """Tell whether the member may be asked now."""
+        state = self.state
+        return state == "closed" or (state == "half-open" and not self.trying)
+
+    def begin(self) -> Callable[[], None]:
+        """Note that the member is asked. Return the function that notes the end of that."""
+        if self.state == "closed":
+            return _do_nothing
+        self.trying = True
+        return self._end_trial
+
+    def _end_trial(self) -> None:
+        self.trying = False
+
+    def note_success(self) -> None:
+        self.failures, self.open_until = 0, 0.0
+
+    def note_failure(self, error: Exception) -> None:
+        self.failures += 1
+        wait = getattr(error, "retry_after", None) or 0.0
+        if wait or self.open_until or self.failures >= self.limit:
+            self.open_until = self.clock() + max(wait, self.cooldown if self.failures >= self.limit else 0.0)
+
+
+def _do_nothing() -> None:
+    pass
+
+
+@attrs.frozen(eq=False)
+class _FallbackMember:
+    model: Model
+    breaker: _Breaker
+
+    @property
+    def name(self) -> str:
+        return str(getattr(self.model, "name", None) or type(self.model).__name__)
+
+
+class _MemberAnswer:
+    """The events of one member's answer: those held back, then the others as they come. Owned by one `_stream`."""
+
+    def __init__(self, member: _FallbackMember, events: AsyncIterator[ModelEvent]) -> None:
+        self._member = member
+        self._events = events
+        self._held: deque[ModelEvent] = deque()
+        self.told: list[dict[str, Any]] = []
+        """The members before this one that failed or were left out."""
+
+    async def read_to_output(self) -> None:
+        """Read until an event shows output.
+
+        Raises:
+            ModelBehaviorError: if the answer ends before it is done.
+        """
+        while True:
+            event = await anext(self._events, None)
+            if event is None:
+                raise ModelBehaviorError("The model's response ended without being done")
+            self._held.append(event)
+            if not isinstance(event, _SHOWS_NOTHING):
+                return
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> ModelEvent:
+        if self._held:
+            return self._finish(self._held.popleft())
+        try:
+            return self._finish(await anext(self._events))
+        except (ModelTransportError, ModelBehaviorError) as error:
+            self._member.breaker.note_failure(error)
+            raise
+
+    def _finish(self, event: ModelEvent) -> ModelEvent:
+        """Return *event*; the last one says who answered, and who didn't before."""
+        if not isinstance(event, ResponseDone):
+            return event
+        self._member.breaker.note_success()
+        name = event.model or self._member.name
+        usage = event.usage
+        if usage is not None and usage.model is None:
+            usage = usage.replace(model=name)
+        data: Mapping[str, Any] | None = event.provider_data
+        if self.told:
+            data = {**(data or {}), "fallback": self.told}
+        return event.replace(model=name, usage=usage, provider_data=data)
