@@ -66,16 +66,26 @@ from agentloop.results import RunData, RunResult
 from agentloop.run import ResumeOptions, Runner, RunOptions
 from agentloop.runtime import Runtime, open_runtime
 from agentloop.settings import (
+    CachePolicy,
     JsonLimits,
     ModelRetrySettings,
     ModelSettings,
+    Prompt,
     RetryAdvice,
     RetryContext,
     SessionSettings,
     ToolExecution,
 )
 from agentloop.spans import Span, Trace, current_span, trace
-from agentloop.tools import FunctionTool, StopAtTools, ToolResult, ToolsToFinalOutput, default_tool_error_function, tool
+from agentloop.tools import (
+    FunctionTool,
+    HostedTool,
+    StopAtTools,
+    ToolResult,
+    ToolsToFinalOutput,
+    default_tool_error_function,
+    tool,
+)
 from agentloop.usage import RequestUsage, Usage
 
 if TYPE_CHECKING:
@@ -128,6 +138,7 @@ __all__ = [
     "AgentLoopError",
     "Allow",
     "Ask",
+    "CachePolicy",
     "CallOutcome",
     "Capacity",
     "Condition",
@@ -138,6 +149,7 @@ __all__ = [
     "GuardrailFunctionOutput",
     "Handoff",
     "HandoffInputData",
+    "HostedTool",
     "InputGuardrail",
     "InputGuardrailResult",
     "InputGuardrailTripwireTriggered",
@@ -160,6 +172,7 @@ __all__ = [
     "OutputType",
     "PendingCall",
     "Policy",
+    "Prompt",
     "RaiseException",
     "Rate",
     "RejectContent",

@@ -23,11 +23,12 @@ from agentloop.context import Callback
 from agentloop.guardrails import InputGuardrail, OutputGuardrail, ToolInputGuardrail, ToolOutputGuardrail
 from agentloop.handoffs import Handoff
 from agentloop.hooks import AgentHooks
-from agentloop.settings import ModelSettings
+from agentloop.settings import ModelSettings, Prompt
 from agentloop.tools import (
     CONTEXT_TYPES,
     AgentCall,
     FunctionTool,
+    HostedTool,
     StopAtTools,
     ToolUseBehavior,
     default_tool_error_function,
@@ -50,6 +51,11 @@ def _ask(input: str) -> str:  # its docstring is data: the schema that models se
 
 
 _NO_SETTINGS = ModelSettings()
+
+
+@fits
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(part, str) for part in value)
 
 
 def _output_type(_agent: Agent[Any, Any], attribute: attrs.Attribute[Any], value: object) -> None:
@@ -99,7 +105,8 @@ class AgentOptions(TypedDict, total=False):
     `tools` and `output_type` are parameters of their own, because the agent's type follows from them.
     """
 
-    instructions: str | Callback | None
+    instructions: str | Sequence[str] | Callback | None
+    prompt: Prompt | None
     handoff_description: str | None
     model: str | Model | None
     model_settings: ModelSettings
@@ -122,10 +129,12 @@ class Agent(Generic[ContextT, OutputT]):
 
     Attributes:
         name: The name of the agent in logs and for other agents.
-        instructions: The system prompt, or a callable of `(ctx, agent)`, called every turn, that returns it.
+        instructions: The system prompt; in several texts, where a provider may keep the first ones (`CachePolicy`); or
+            a callable of `(ctx, agent)`, called every turn, that returns either.
+        prompt: A prompt that the provider has stored, used with the instructions or in place of them.
         model: A model, or a model string such as `"openai-chat:NAME"` or `"local:"`.
         model_settings: Settings of the model's requests; the model's own defaults if not given.
-        tools: The tools that the model may call.
+        tools: The tools that the model may call: functions, and tools that its provider runs itself (`HostedTool`).
         handoff_description: The purpose of this agent, for the models of other agents.
         handoffs: Agents, or `Handoff`s, to which the model may give the conversation.
         input_guardrails: Checks of the input of a run that starts with this agent.
@@ -141,11 +150,12 @@ class Agent(Generic[ContextT, OutputT]):
     """
 
     name: str = attrs.field(validator=FIELDS.words())
-    instructions: str | Callback | None = attrs.field(
+    instructions: str | Sequence[str] | Callback | None = attrs.field(
         default=None,
         kw_only=True,
-        validator=optional(FIELDS.needs("text or a callable is needed", is_a(str, Callable))),
+        validator=optional(FIELDS.needs("text, texts or a callable is needed", either(is_a(str, Callable), _is_texts))),
     )
+    prompt: Prompt | None = attrs.field(default=None, kw_only=True, validator=optional(FIELDS.a(Prompt)))
     handoff_description: str | None = attrs.field(default=None, kw_only=True, validator=optional(FIELDS.text()))
     model: str | Model | None = attrs.field(
         default=None, kw_only=True, validator=optional(FIELDS.needs("a model or its name is needed", is_a(str, Model)))
@@ -155,8 +165,8 @@ class Agent(Generic[ContextT, OutputT]):
         kw_only=True,
         validator=FIELDS.a(ModelSettings),
     )
-    tools: Sequence[FunctionTool[ContextT]] = attrs.field(
-        factory=list, kw_only=True, validator=FIELDS.each("a tool (made by @tool)", is_a(FunctionTool))
+    tools: Sequence[FunctionTool[ContextT] | HostedTool] = attrs.field(
+        factory=list, kw_only=True, validator=FIELDS.each("a tool (made by @tool)", is_a(FunctionTool, HostedTool))
     )
     handoffs: Sequence[Agent[Any, Any] | Handoff] = attrs.field(
         factory=list,
@@ -208,7 +218,7 @@ class Agent(Generic[ContextT, OutputT]):
             self: Agent[ContextT, str],  # pyright: ignore[reportInvalidTypeVarUse]  # `Agent[App, str](tools=…)` needs it
             name: str,
             *,
-            tools: Sequence[FunctionTool[ContextT] | FunctionTool[object]],
+            tools: Sequence[FunctionTool[ContextT] | FunctionTool[object] | HostedTool],
             output_type: None = None,
             **options: Unpack[AgentOptions],
         ) -> None: ...
@@ -217,7 +227,7 @@ class Agent(Generic[ContextT, OutputT]):
             self,
             name: str,
             *,
-            tools: Sequence[FunctionTool[ContextT] | FunctionTool[object]] = ...,
+            tools: Sequence[FunctionTool[ContextT] | FunctionTool[object] | HostedTool] = ...,
             output_type: type[OutputT] | OutputType[OutputT],
             **options: Unpack[AgentOptions],
         ) -> None: ...
@@ -226,7 +236,7 @@ class Agent(Generic[ContextT, OutputT]):
             self,
             name: str,
             *,
-            tools: Sequence[FunctionTool[ContextT] | FunctionTool[object]] = ...,
+            tools: Sequence[FunctionTool[ContextT] | FunctionTool[object] | HostedTool] = ...,
             output_type: object,
             **options: Unpack[AgentOptions],
         ) -> None: ...
@@ -234,6 +244,11 @@ class Agent(Generic[ContextT, OutputT]):
 
     def __repr__(self) -> str:
         return f"<Agent {self.name!r}>"
+
+    @property
+    def functions(self) -> list[FunctionTool[ContextT]]:
+        """The tools that a run of this agent runs itself: `tools` without those of the provider."""
+        return [tool for tool in self.tools if isinstance(tool, FunctionTool)]
 
     def typed_output(self) -> TypedOutput | None:
         """Return the schema and parser of the final output; None for text. Made once for each `output_type`."""

@@ -6,7 +6,7 @@ Definitions only: the engine performs a handoff. May not import `agents`, which 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
@@ -129,6 +129,31 @@ class Handoff:
     @property
     def examples(self) -> Sequence[tuple[str, Mapping[str, Any]]]:
         """Empty: handoffs have no examples. Part of `ToolDefinition`."""
+        return ()
+
+    @property
+    def kind(self) -> Literal["function", "custom"]:
+        """`"function"`: a handoff's input is JSON. Part of `ToolDefinition`."""
+        return "function"
+
+    @property
+    def format(self) -> Mapping[str, Any] | None:
+        """None: the input is no free text. Part of `ToolDefinition`."""
+        return None
+
+    @property
+    def defer_loading(self) -> bool:
+        """False: the model is always shown a handoff. Part of `ToolDefinition`."""
+        return False
+
+    @property
+    def output_schema(self) -> Mapping[str, Any] | None:
+        """None: a handoff gives no value. Part of `ToolDefinition`."""
+        return None
+
+    @property
+    def allowed_callers(self) -> Sequence[str]:
+        """Empty: the model itself hands over. Part of `ToolDefinition`."""
         return ()
 
     def read(self, text: str, limits: JsonLimits, converter: BaseConverter | None = None) -> Any:

@@ -227,7 +227,8 @@ class _MarkedCall(NotedValue, frozen=True, kw_only=True, tag_field="type", gc=Fa
     _notes = _unshown = frozenset({"secret", "secret_output"})
 
 
-class _FlaggedOutput(_SecretItem, frozen=True, kw_only=True):
+class _MarkedOutput(_SecretItem, frozen=True, kw_only=True):
+    kind: Literal["function", "custom"] = "function"
     is_error: bool = False
 
 
@@ -356,10 +357,10 @@ class ToolCall(_MarkedCall, frozen=True, tag="tool_call"):
         return self._format({"arguments": repr(masked_arguments(self.arguments, self.secret))})
 
 
-class ToolOutput(_FlaggedOutput, frozen=True, tag="tool_output"):
+class ToolOutput(_MarkedOutput, frozen=True, tag="tool_output"):
     """The answer to one `ToolCall`: text or parts. One that is `secret` shows in no repr.
 
-    `is_error` is True if it says why the call didn't succeed.
+    `kind` is that of the call. `is_error` is True if the output says why the call didn't succeed.
     """
 
     call_id: str
@@ -374,6 +375,7 @@ class ToolOutput(_FlaggedOutput, frozen=True, tag="tool_output"):
             call_id: str,
             output: str | Part | Iterable[Part],
             *,
+            kind: Literal["function", "custom"] = "function",
             is_error: bool = False,
             provider_data: JsonObject | None = None,
             secret: bool = False,

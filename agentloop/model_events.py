@@ -15,7 +15,7 @@ from msgspec.structs import force_setattr
 from agentloop._common.errors import UserTypeError
 from agentloop._common.values import NotedValue, Value
 from agentloop.items import Item, JsonObject
-from agentloop.settings import ModelSettings
+from agentloop.settings import CachePolicy, ModelSettings, Prompt
 from agentloop.usage import RequestUsage, Usage
 
 
@@ -34,6 +34,25 @@ class ToolDefinition(Protocol):
     def namespace(self) -> str | None: ...
     @property
     def examples(self) -> Any: ...  # (request, arguments) pairs; Any: pyright takes a converter for the value's type
+    @property
+    def kind(self) -> Literal["function", "custom"]: ...
+    @property
+    def format(self) -> Mapping[str, Any] | None: ...
+    @property
+    def defer_loading(self) -> bool: ...
+    @property
+    def output_schema(self) -> Mapping[str, Any] | None: ...
+    @property
+    def allowed_callers(self) -> Any: ...  # names; Any for the same reason
+
+
+class HostedToolDefinition(Protocol):
+    """The part of a hosted tool that a codec reads. `HostedTool` satisfies it."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def config(self) -> Mapping[str, Any]: ...
 
 
 class OutputSchema(Value, frozen=True, kw_only=True):
@@ -45,24 +64,42 @@ class OutputSchema(Value, frozen=True, kw_only=True):
 
 
 class ModelRequest(NotedValue, frozen=True, kw_only=True):
-    """One request to a model. `turn`, `path` and `call_ids` locate it in its run; providers don't send them."""
+    """One request to a model. `turn`, `path` and `call_ids` locate it in its run; providers don't send them.
+
+    `instructions` are the parts of `system`, where the agent gives them in parts: `system` is their text, joined by
+    blank lines. `hosted` are the tools that the provider runs itself. `cache` and `include` are those of `settings`.
+
+    A model that can't express a part of the request raises `UserError` before it sends anything.
+    """
 
     system: str | None
     items: Sequence[Item]
+    instructions: tuple[str, ...] = ()
     tools: Sequence[ToolDefinition] = ()
     handoffs: Sequence[ToolDefinition] = ()
+    hosted: Sequence[HostedToolDefinition] = ()
     output_schema: OutputSchema | None = None
     settings: ModelSettings = msgspec.field(default_factory=ModelSettings)
     tool_choice: str | Mapping[str, Any] | None = None
     previous_response_id: str | None = None
     conversation_id: str | None = None
-    prompt: Any = None
+    prompt: Prompt | None = None
     turn: int = 1
     path: tuple[str, ...] = ()
     call_ids: Collection[str] = ()
     """The ids of the run's calls so far, also of calls that a filter removed from `items`."""
 
     _notes = _unshown = frozenset({"call_ids"})
+
+    @property
+    def cache(self) -> CachePolicy | None:
+        """What the provider may keep of this request's beginning."""
+        return self.settings.cache
+
+    @property
+    def include(self) -> Sequence[str]:
+        """What the answer should hold beyond the usual, in the provider's words."""
+        return self.settings.include or ()
 
 
 class ResponseStarted(Value, frozen=True, tag_field="type", tag="response_started", gc=False):

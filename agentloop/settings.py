@@ -11,14 +11,16 @@ from typing import Any, Literal, TypeAlias
 import attrs
 from attrs.validators import and_, ge
 
-from agentloop._common.checks import FIELDS, NAMES, either, is_a, is_finite, optional
+from agentloop._common.checks import FIELDS, NAMES, either, fits, is_a, is_finite, optional
 from agentloop._common.misplaced import takes_options
 from agentloop._common.values import Value
 
 __all__ = [
+    "CachePolicy",
     "JsonLimits",
     "ModelRetrySettings",
     "ModelSettings",
+    "Prompt",
     "RetryAdvice",
     "RetryContext",
     "RetryPolicy",
@@ -88,6 +90,45 @@ class ModelRetrySettings:
     policy: RetryPolicy | None = attrs.field(default=None, validator=optional(FIELDS.function()))
 
 
+_BREAKPOINTS = ("tools", "instructions", "items")
+
+
+@attrs.frozen(kw_only=True)
+class CachePolicy:
+    """What a provider may keep of a prompt, so that a later request with the same beginning costs less.
+
+    Models whose provider doesn't know a field leave it out: a cache changes no answer.
+
+    Attributes:
+        key: Text that requests with the same beginning have in common, so that they reach the same cache.
+        ttl: The time that a beginning is kept at least, in the provider's words: `"5m"`, `"30m"`, `"1h"`.
+        retention: The time that it is kept at most, in the provider's words: `"in_memory"`, `"24h"`.
+        breakpoints: Ends of beginnings that are worth keeping: `"tools"`, `"instructions"` (after each part of them but
+            the last) and `"items"` (after the newest item).
+    """
+
+    key: str | None = attrs.field(default=None, validator=optional(FIELDS.text()))
+    ttl: str | None = attrs.field(default=None, validator=optional(FIELDS.text()))
+    retention: str | None = attrs.field(default=None, validator=optional(FIELDS.text()))
+    breakpoints: Sequence[Literal["tools", "instructions", "items"]] = attrs.field(
+        default=(),
+        validator=FIELDS.each("tools, instructions or items", fits(lambda member: member in _BREAKPOINTS)),
+    )
+
+
+@attrs.frozen
+class Prompt:
+    """A prompt that the provider has stored: its id there, a version, and the values of its variables.
+
+    The values are texts, or parts of `agentloop.items` (an image, a file). Models whose provider stores no prompts
+    raise `UserError` before the request.
+    """
+
+    id: str = attrs.field(validator=FIELDS.words())
+    version: str | None = attrs.field(default=None, kw_only=True, validator=optional(FIELDS.text()))
+    variables: Mapping[str, Any] = attrs.field(factory=dict, kw_only=True, validator=FIELDS.mapping())
+
+
 @takes_options("Agent(…, model_settings=ModelSettings(OPTION=…))")
 @attrs.frozen(kw_only=True)
 class ModelSettings:
@@ -107,6 +148,9 @@ class ModelSettings:
     store: bool | None = attrs.field(default=None, validator=optional(FIELDS.flag()))
     metadata: Mapping[str, str] | None = attrs.field(default=None, validator=optional(FIELDS.mapping()))
     include: Sequence[str] | None = attrs.field(default=None, validator=optional(FIELDS.texts()))
+    top_logprobs: int | None = attrs.field(default=None, validator=optional(NAMES.count(0)))
+    service_tier: str | None = attrs.field(default=None, validator=optional(FIELDS.text()))
+    cache: CachePolicy | None = attrs.field(default=None, validator=optional(FIELDS.a(CachePolicy)))
     timeout: float | None = attrs.field(default=None, validator=optional(NAMES.seconds()))
     """Seconds for one attempt of a request."""
     retry: ModelRetrySettings | None = attrs.field(default=None, validator=optional(FIELDS.a(ModelRetrySettings)))

@@ -377,7 +377,7 @@ def verdict_on(
         if arguments_digest(call.call.arguments, inner.limits) != arguments_digest(shown, inner.limits):
             raise StateError(f"the interruption of call {call_id!r} has other arguments than the call that waits")
     if (edited := verdict.get("arguments")) is not None:
-        _check_edited(edited, state.call, graph.find(request.agent), inner.limits, converter)
+        verdict["arguments"] = _check_edited(edited, state.call, graph.find(request.agent), inner.limits, converter)
     return r.VerdictGiven(
         path, inner.turn, time.time(), call_id, request.agent, request.tool, request.digest, **verdict
     )
@@ -389,14 +389,18 @@ def _check_edited(
     agent: Agent[Any, Any] | None,
     limits: JsonLimits,
     converter: BaseConverter | None,
-) -> None:
-    tools = {tool.lookup_key: tool for tool in agent.tools} if agent is not None else {}
+) -> str:
+    """Return the arguments given with a verdict as the call's tool takes them: a custom tool its free text."""
+    tools = {tool.lookup_key: tool for tool in agent.functions} if agent is not None else {}
     tool = find_tool(tools, call.name, call.namespace)
     if tool is None:  # its source is resolved only within a run, where planning checks the arguments
-        return
+        return text
+    if tool.kind == "custom":
+        text = tool.write_arguments(parse_object(text, limits, tool=tool.name, quoted=not tool.secret))
     fault = read_arguments(tool, text, limits, converter).fault
     if fault is not None:
         raise UserError(f"the arguments given for call {call.call_id!r} don't fit: {fault}")
+    return text
 
 
 def _locate_call(fold: RunFold, call: ApprovalRequest | ToolCall | str, asking: Asking) -> tuple[tuple[str, ...], str]:

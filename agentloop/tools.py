@@ -7,6 +7,7 @@ agents: an agent used as a tool is a body like others (`AgentCall`).
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -129,6 +130,22 @@ def _to_limits(value: Any) -> tuple[Any, ...]:
     return (value,) if isinstance(value, Limit) else _to_tuple(value)
 
 
+@attrs.frozen
+class HostedTool:
+    """A tool that the model's provider runs itself: web search, file search, a code interpreter, image generation, MCP.
+
+    It stands in `Agent.tools` beside the functions. Its calls come back as `HostedToolCall` items. A model whose
+    provider doesn't know it raises `UserError` before the first request.
+
+    Attributes:
+        kind: The provider's name of the tool: `"web_search"`, `"code_interpreter"`.
+        config: Its options, in the provider's own form: `{"container": {"type": "auto"}}`.
+    """
+
+    kind: str = attrs.field(validator=FIELDS.words())
+    config: Mapping[str, Any] = attrs.field(factory=dict, validator=FIELDS.mapping())
+
+
 @attrs.frozen(eq=False, kw_only=True)
 class FunctionTool(Generic[ContextT_contra]):
     """One tool. Made by `tool`, `Agent.as_tool`, or by hand with `on_invoke_tool`.
@@ -196,6 +213,16 @@ class FunctionTool(Generic[ContextT_contra]):
     abandon_on_cancel: bool = attrs.field(default=False, repr=False, validator=_TOOL.flag("a bool is needed"))
     namespace: str | None = attrs.field(default=None, validator=optional(_TOOL.text()))
     defer_loading: bool = attrs.field(default=False, repr=False, validator=_TOOL.flag("a bool is needed"))
+    kind: Literal["function", "custom"] = attrs.field(
+        default="function", repr=False, validator=_TOOL.one_of("function", "custom")
+    )
+    format: Mapping[str, Any] | None = attrs.field(default=None, repr=False, validator=optional(_TOOL.mapping()))
+    output_schema: Mapping[str, Any] | None = attrs.field(
+        default=None, repr=False, validator=optional(_TOOL.mapping("a JSON schema, as a mapping, is needed"))
+    )
+    allowed_callers: tuple[str, ...] = attrs.field(
+        default=(), converter=_to_names, repr=False, validator=_TOOL.each("a kind of caller", is_a(str))
+    )
     examples: tuple[tuple[str, Mapping[str, Any]], ...] = attrs.field(
         default=(),
         converter=_to_examples,
@@ -222,6 +249,8 @@ class FunctionTool(Generic[ContextT_contra]):
         if isinstance(self.body, PythonBody) and self.body.schema.extra_parameter in self.secret:
             # The keys of a secret `**kwargs` mix with the names of the other arguments, so all arguments are secret.
             object.__setattr__(self, "secret", (ALL_ARGUMENTS,))
+        if self.kind == "custom":
+            self._check_custom()
         if isinstance(self.body, AgentCall) and self.capacity:
             raise UserValueError(
                 f"tool {self.name!r}: an agent tool holds a slot of its own turn only; give the capacity to the tools "
@@ -232,6 +261,14 @@ class FunctionTool(Generic[ContextT_contra]):
         elif self.abandon_on_cancel:
             raise UserValueError(f"tool {self.name!r}: abandon_on_cancel is for sync functions")
 
+    def _check_custom(self) -> None:
+        parameters = self.params_json_schema.get("properties", {})
+        one_text = len(parameters) == 1 and next(iter(parameters.values())).get("type") == "string"
+        if isinstance(self.body, AgentCall) or (isinstance(self.body, PythonBody) and not one_text):
+            raise UserTypeError(f"tool {self.name!r}: kind='custom' is for a function of one text")
+        if self.secret:
+            object.__setattr__(self, "secret", (ALL_ARGUMENTS,))  # its text is no object with arguments by name
+
     def _check_thread(self) -> None:
         for field in ("timeout", "idle_timeout"):
             if getattr(self, field) is not None and not self.abandon_on_cancel:
@@ -239,6 +276,24 @@ class FunctionTool(Generic[ContextT_contra]):
                     f"tool {self.name!r}: {field}: a sync function can't be stopped; with abandon_on_cancel=True its "
                     "thread is left to end by itself"
                 )
+
+    @property
+    def text_parameter(self) -> str:
+        """The name by which guardrails and policies get the free text of a custom tool; `"input"` for a raw body."""
+        return next(iter(self.params_json_schema.get("properties", ())), "input")
+
+    def write_arguments(self, arguments: Mapping[str, Any]) -> str:
+        """Return *arguments* as the text of a call: JSON, or the free text of a custom tool.
+
+        Raises:
+            UserTypeError: if they aren't the one text of a custom tool.
+        """
+        if self.kind == "function":
+            return json.dumps(arguments, ensure_ascii=False)
+        text = arguments.get(self.text_parameter)
+        if not isinstance(text, str) or len(arguments) != 1:
+            raise UserTypeError(f"tool {self.name!r}: {self.text_parameter!r} alone is needed, as text")
+        return text
 
     @property
     def runs_in_thread(self) -> bool:
@@ -274,7 +329,9 @@ class FunctionTool(Generic[ContextT_contra]):
         if not isinstance(self.body, PythonBody):
             raise UserTypeError(f"tool {self.name!r} runs only inside a run")
         converter = None if ctx.run_config is None else ctx.run_config.converter
-        bound = self.body.schema.bind(parse_object(json_text, JsonLimits(), tool=self.name), converter)
+        custom = self.kind == "custom"
+        parsed = {self.text_parameter: json_text} if custom else parse_object(json_text, JsonLimits(), tool=self.name)
+        bound = self.body.schema.bind(parsed, converter)
         result = bound.call(self.body.fn, ctx)
         return await result if self.body.schema.is_async else result
 
@@ -302,6 +359,10 @@ class ToolOptions(TypedDict, total=False):
     abandon_on_cancel: bool
     namespace: str | None
     defer_loading: bool
+    kind: Literal["function", "custom"]
+    format: Mapping[str, Any] | None
+    output_schema: Mapping[str, Any] | None
+    allowed_callers: Sequence[str]
     examples: Sequence[tuple[str, Mapping[str, Any]]]
     secret: Sequence[str]
     secret_output: bool
@@ -397,6 +458,10 @@ def tool(fn: Callable[..., Any] | None = None, /, **options: Unpack[ToolOptions]
         abandon_on_cancel: For sync functions: True to leave the thread running when its call is cancelled.
         namespace: The namespace of the tool; the model calls it as a member of that namespace.
         defer_loading: True if the provider shows the tool only after a search.
+        kind: `"custom"` for a tool that takes free text in place of JSON: a function of one `str`.
+        format: The grammar of a custom tool's text, in the provider's form; None = any text.
+        output_schema: The JSON schema of the output's JSON, for providers that run programs over outputs.
+        allowed_callers: Who may call, in the provider's words (`"direct"`, `"programmatic"`); empty: the model alone.
         examples: `(request, arguments)` pairs, shown to small models.
         secret: Names of arguments whose values appear in no log, span, repr or error text, and in a journal or state
             only sealed by its codec, or as digests. An error of such a call shows its type alone, `TYPE([redacted])`.

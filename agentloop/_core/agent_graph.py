@@ -21,7 +21,7 @@ from agentloop.tools import AgentCall, FunctionTool
 def _neighbours(agent: Agent[Any, Any]) -> Iterator[Agent[Any, Any]]:
     for entry in agent.handoffs:
         yield target_of(entry).agent
-    for tool in agent.tools:
+    for tool in agent.functions:
         if isinstance(tool.body, AgentCall):
             yield tool.body.agent
 
@@ -48,7 +48,7 @@ def _digest_of_parts(agent: Agent[Any, Any]) -> str:
             agent.instructions if isinstance(agent.instructions, str) else None,
             agent.handoff_description,
             agent.model if isinstance(agent.model, str) else None,
-            sorted(tool.lookup_key for tool in agent.tools),
+            sorted(tool.lookup_key for tool in agent.functions),
             sorted(target_of(entry).name for entry in agent.handoffs),
         ]
     )[:8]
@@ -127,7 +127,7 @@ class AgentGraph:
             "root": self.key(self.root),
             "agents": {
                 key: {
-                    "tools": {tool.lookup_key: _describe_tool(tool) for tool in agent.tools},
+                    "tools": {tool.lookup_key: _describe_tool(tool) for tool in agent.functions},
                     "handoffs": {target_of(entry).name: self.key(target_of(entry).agent) for entry in agent.handoffs},
                 }
                 for key, agent in agents.items()

@@ -162,10 +162,13 @@ def read_arguments(
 
 
 def _parse_and_bind(tool: FunctionTool, text: str, limits: JsonLimits, converter: BaseConverter | None) -> Arguments:
-    try:
-        parsed = parse_object(text, limits, tool=tool.name, quoted=not tool.secret)
-    except ModelBehaviorError as fault:
-        return Arguments(text=text, fault=fault)
+    if tool.kind == "custom":
+        parsed = {tool.text_parameter: text}
+    else:
+        try:
+            parsed = parse_object(text, limits, tool=tool.name, quoted=not tool.secret)
+        except ModelBehaviorError as fault:
+            return Arguments(text=text, fault=fault)
     body = tool.body
     if not isinstance(body, _WITH_SCHEMA):
         receipt = f"{tool.lookup_key} {canonical(parsed)}" if tool.idempotent else None

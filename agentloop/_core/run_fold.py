@@ -556,7 +556,7 @@ class RunFold:
                 self.handoffs_due.append(item)
         self.response = kept
         self.batch_open = bool(self.batch)
-        if not self.batch and not self.handoffs_due:
+        if not self.batch and not self.handoffs_due and not response.paused:
             self._check_progress(response.items, kept)
         else:
             self.only_repeats = 0
@@ -685,8 +685,8 @@ class RunFold:
         call.released = True
         outcome = call.outcome
         if outcome is not None and outcome.output is not None:
-            failed = outcome.status not in SUCCESSES
-            output = ToolOutput(call.call.call_id, outcome.output, is_error=failed, secret=outcome.secret)
+            made, failed = call.call, outcome.status not in SUCCESSES
+            output = ToolOutput(made.call_id, outcome.output, kind=made.kind, is_error=failed, secret=outcome.secret)
             self.new_items.append(output)
             released.append(output)
 
@@ -694,8 +694,10 @@ class RunFold:
         for call in self.batch:
             outcome = call.outcome
             if outcome is not None and outcome.output is not None:
-                failed = outcome.status not in SUCCESSES
-                output = ToolOutput(call.call.call_id, outcome.output, is_error=failed, secret=outcome.secret)
+                made, failed = call.call, outcome.status not in SUCCESSES
+                output = ToolOutput(
+                    made.call_id, outcome.output, kind=made.kind, is_error=failed, secret=outcome.secret
+                )
                 self.history.append(output)
         self.batch_open = False
         if self.batch and self.agent not in self.tool_users:

@@ -12,7 +12,7 @@ from agentloop.exceptions import ModelBehaviorError
 from agentloop.handoffs import Handoff
 from agentloop.items import Item
 from agentloop.settings import ModelSettings
-from agentloop.tools import FunctionTool
+from agentloop.tools import FunctionTool, HostedTool
 
 if TYPE_CHECKING:
     from agentloop._schema.output_schema import TypedOutput
@@ -24,6 +24,7 @@ class Definitions:
 
     Attributes:
         tools: Enabled tools in declaration order, collisions resolved.
+        hosted: The tools that the provider runs itself, in declaration order.
         by_key: The same tools by lookup key.
         disabled: The agent's tools that are not enabled, by lookup key.
         settings: Model settings after every overlay; in a view, with the tool choice of its turn.
@@ -34,6 +35,7 @@ class Definitions:
     """
 
     tools: tuple[FunctionTool, ...]
+    hosted: tuple[HostedTool, ...] = ()
     by_key: Mapping[str, FunctionTool]
     disabled: Mapping[str, FunctionTool] = attrs.field(factory=dict)
     settings: ModelSettings
@@ -54,12 +56,14 @@ class TurnView(Definitions):
     Attributes:
         agent: The caller's agent object.
         system: The resolved instructions.
+        instructions: Their parts, if they come in several.
         model: The model, as the engine resolved it.
         input: The items in the request to the model (the history at the turn's start).
     """
 
     agent: Agent[Any, Any]
     system: str | None
+    instructions: tuple[str, ...] = ()
     model: Any
     input: Sequence[Item] = ()
 

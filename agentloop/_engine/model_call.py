@@ -173,8 +173,11 @@ def _make_request(run: LiveRun, view: TurnView) -> ModelRequest:
         items=view.input if server is None else view.input[server.sent :],
         previous_response_id=server.previous_response_id if server is not None else None,
         conversation_id=server.conversation_id if server is not None else None,
+        instructions=view.instructions,
         tools=view.tools,
         handoffs=view.handoffs,
+        hosted=view.hosted,
+        prompt=view.agent.prompt,
         output_schema=view.output.schema if view.output is not None else None,
         settings=view.settings,
         tool_choice=view.settings.tool_choice,
@@ -194,7 +197,8 @@ async def _filter_request(run: LiveRun, chosen: ModelInputFilter, request: Model
     )
     if not isinstance(filtered, ModelInputData):
         raise UserTypeError(f"call_model_input_filter must return ModelInputData, not {filtered!r}")
-    return request.replace(items=_keep_latest_outputs(to_items(filtered.input)), system=filtered.instructions)
+    changed = {} if filtered.instructions == request.system else {"system": filtered.instructions, "instructions": ()}
+    return request.replace(items=_keep_latest_outputs(to_items(filtered.input)), **changed)
 
 
 def _keep_latest_outputs(items: tuple[Item, ...]) -> tuple[Item, ...]:
@@ -216,7 +220,7 @@ def _classify_items(run: LiveRun, view: TurnView, items: tuple[Item, ...]) -> tu
     if not [item for item in items if isinstance(item, ToolCall)]:
         return items
     # Made at most once, when a call needs it: a response may hold any number of unknown names.
-    every = cache(lambda: [{tool.lookup_key: tool for tool in agent.tools} for agent in run.tree.graph.agents()])
+    every = cache(lambda: [{tool.lookup_key: tool for tool in agent.functions} for agent in run.tree.graph.agents()])
     made = tuple([_classify_call(view, item, every) if isinstance(item, ToolCall) else item for item in items])
     return items if all(map(is_, made, items)) else made
 

@@ -23,11 +23,11 @@ from agentloop.agents import settings_for
 from agentloop.context import Callback
 from agentloop.exceptions import ModelTimeoutError, ModelTransportError, UserError, UserTypeError
 from agentloop.handoffs import Handoff, target_of
-from agentloop.settings import ModelSettings
-from agentloop.tools import FunctionTool, PythonBody
+from agentloop.settings import ModelSettings, Prompt
+from agentloop.tools import FunctionTool, HostedTool, PythonBody
 
 if TYPE_CHECKING:
-    from agentloop._schema.output_schema import TypedOutput
+    pass
 
 logger = logging.getLogger("agentloop")
 
@@ -45,7 +45,7 @@ async def prepare_turn(run: LiveRun, *, answered: bool = False) -> TurnView:
         Exception: the error of an application's callable.
     """
     agent = run.agent
-    parts, prepared, system = _list_parts(run), agent._prepared, agent.instructions
+    parts, prepared, given = _list_parts(run), agent._prepared, agent.instructions
     if prepared is not None and len(prepared[0]) == len(parts) and all(map(is_, prepared[0], parts)):
         common: Definitions = prepared[1]
     else:
@@ -53,11 +53,16 @@ async def prepare_turn(run: LiveRun, *, answered: bool = False) -> TurnView:
     settings, shown = common.settings, common.shown
     if settings.tool_choice is not None and agent.reset_tool_choice and run.agent_key in run.state.tool_users:
         settings = attrs.evolve(settings, tool_choice=None)  # this agent has obeyed it
-        shown = _format_shown(common.tools, common.handoffs, common.output, settings)
+        shown = _format_shown(common, settings, agent.prompt)
+    if callable(given):
+        given = await _call_instructions(run, given)
+    several = given is not None and not isinstance(given, str)
     return TurnView(
         agent=agent,
-        system=system if system is None or isinstance(system, str) else await _call_instructions(run, system),
+        system="\n\n".join(given) if several else given,  # type: ignore[arg-type]  # as `several` says
+        instructions=tuple(given) if several else (),  # type: ignore[arg-type]
         tools=common.tools,
+        hosted=common.hosted,
         by_key=common.by_key,
         disabled=common.disabled,
         handoffs=common.handoffs,
@@ -82,6 +87,7 @@ def _list_parts(run: LiveRun) -> tuple[object, ...]:
         agent.model,
         agent.model_settings,
         agent.output_type,
+        agent.prompt,
         *agent.tools,
     )
     if agent.handoffs:
@@ -98,7 +104,7 @@ async def _resolve_definitions(run: LiveRun, parts: tuple[object, ...]) -> Defin
     """
     await checkpoint_if_cancelled()  # the application isn't asked any more in a run that has been cancelled
     agent = run.agent
-    declared, targets = list(agent.tools), [target_of(entry) for entry in agent.handoffs]
+    declared, targets = agent.functions, [target_of(entry) for entry in agent.handoffs]
     enabled = await _filter_enabled(run, declared)
     handoffs = tuple(await _filter_enabled(run, targets))
     by_key = _index_tools(run, enabled)
@@ -113,6 +119,7 @@ async def _resolve_definitions(run: LiveRun, parts: tuple[object, ...]) -> Defin
             tool.body.schema.check_converter(converter)
     made = Definitions(
         tools=tools,
+        hosted=tuple(tool for tool in agent.tools if isinstance(tool, HostedTool)),
         by_key=by_key,
         disabled={} if len(enabled) == len(declared) else _index_disabled(declared, enabled),
         handoffs=handoffs,
@@ -120,8 +127,8 @@ async def _resolve_definitions(run: LiveRun, parts: tuple[object, ...]) -> Defin
         output=output,
         tool_names=tuple(tool.qualified_name for tool in tools),
         handoff_names=tuple(handoff.name for handoff in handoffs),
-        shown=_format_shown(tools, handoffs, output, settings),
     )
+    made.shown = _format_shown(made, settings, agent.prompt)
     lasts = len(tools) == len(declared) and all(map(_is_fixed, declared)) and all(map(_is_fixed, targets))
     agent._prepared = (parts, made) if lasts else None
     return made
@@ -131,18 +138,23 @@ def _is_fixed(one: FunctionTool | Handoff) -> bool:
     return one.is_enabled is True
 
 
-def _format_shown(
-    tools: Sequence[FunctionTool], handoffs: Sequence[Handoff], output: TypedOutput | None, settings: ModelSettings
-) -> bytes:
-    """Return the end of a JSON array, whose first members are the items and the instructions."""
-    return digestible(
-        [
-            [[tool.name, tool.namespace, tool.description, tool.params_json_schema] for tool in tools],
-            [[handoff.name, handoff.description, handoff.params_json_schema] for handoff in handoffs],
-            output.schema if output is not None else None,
-            settings if settings.retry is None else attrs.evolve(settings, retry=None),
-        ]
-    )[1:]
+def _format_shown(made: Definitions, settings: ModelSettings, prompt: Prompt | None) -> bytes:
+    """Return the end of a JSON array, whose first members are the items and the instructions.
+
+    What isn't given isn't in it, so that a request's digest stays the same when a release adds a setting.
+    """
+    shown: list[Any] = [
+        [[tool.name, tool.namespace, tool.description, tool.params_json_schema] for tool in made.tools],
+        [[handoff.name, handoff.description, handoff.params_json_schema] for handoff in made.handoffs],
+        made.output.schema if made.output is not None else None,
+        {name: value for name in _SHOWN if (value := getattr(settings, name)) is not None},
+    ]
+    if made.hosted or prompt is not None:
+        shown += [made.hosted, prompt]
+    return digestible(shown)[1:]
+
+
+_SHOWN = tuple(field.name for field in attrs.fields(ModelSettings) if field.name != "retry")
 
 
 def _find_earlier_input(run: LiveRun) -> HistoryView:
@@ -185,16 +197,21 @@ def _index_disabled(declared: list[FunctionTool], enabled: list[FunctionTool]) -
     return {tool.lookup_key: tool for tool in declared if id(tool) not in on}
 
 
-async def _call_instructions(run: LiveRun, instructions: Callback) -> str | None:
+async def _call_instructions(run: LiveRun, instructions: Callback) -> Any:
+    """Return the result of the application's callable: text, texts or None."""
     await checkpoint_if_cancelled()  # as above
     if not takes(instructions, 2):
         raise UserTypeError(f"Agent.instructions of {run.agent.name!r}: a callable of (ctx, agent) is needed")
     text = await run.call_callback(
         "instructions", str(run.state.turn), lambda: call_user(instructions, run.context, run.agent)
     )
-    if text is not None and not isinstance(text, str):
+    if text is not None and not isinstance(text, str) and not _is_texts(text):
         raise UserTypeError(f"Agent.instructions of {run.agent.name!r} must return text, not {text!r}")
     return text
+
+
+def _is_texts(value: object) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(part, str) for part in value)
 
 
 async def ask_enabled(run: LiveRun, tools: Sequence[FunctionTool | Handoff]) -> list[bool]:

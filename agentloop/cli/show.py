@@ -215,7 +215,7 @@ class JsonLines:
         Other events have the content of those.
         """
         if isinstance(event, ev.AgentUpdated):
-            self._secretive[event.path] = any(tool.secret for tool in event.agent.tools)
+            self._secretive[event.path] = any(tool.secret for tool in event.agent.functions)
         may_tell = isinstance(event, ev.ArgumentsDelta) and self._secretive.get(event.path, True)
         if not may_tell and not isinstance(event, ev.RawModelEvent):
             told = plain(event)

@@ -61,6 +61,7 @@ from agentloop.models._common import (
     no_form,
     output_text,
     plain_text,
+    refuse_tools,
     tool_choice,
 )
 from agentloop.settings import ModelSettings
@@ -103,6 +104,7 @@ def encode(
 
 
 def _refuse_server_state(request: ModelRequest) -> None:
+    refuse_tools(request, "Chat Completions")
     for name in ("previous_response_id", "conversation_id", "prompt"):
         if getattr(request, name) is not None:
             raise UserError(f"{name}: Chat Completions keeps nothing on the server to refer to.")

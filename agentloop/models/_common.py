@@ -128,6 +128,20 @@ def chosen_name(choice: str | Mapping[str, Any] | None, interface: str = "Chat C
             raise UserTypeError(f"tool_choice: a string or a mapping with a type is needed, not {choice!r}")
 
 
+def refuse_tools(request: ModelRequest, interface: str) -> None:
+    """Refuse the kinds of tools that *interface* doesn't have: those of the provider, and those of free text.
+
+    Raises:
+        UserError: naming them.
+    """
+    if request.hosted:
+        kinds = ", ".join(sorted({tool.kind for tool in request.hosted}))
+        raise UserError(f"tools: hosted tools have no form in {interface}, and the agent has {kinds}.")
+    for tool in request.tools:
+        if tool.kind == "custom":
+            raise UserError(f"Tool {tool.name!r}: a custom tool has no form in {interface}.")
+
+
 def made_call_id(request: ModelRequest, prefix: str, number: int = 0) -> str:
     """Return an id for a call without one: the same for equal requests, and not yet in the conversation.
 

@@ -45,7 +45,7 @@ from agentloop.models._codec import (
     add_extras,
     without_none,
 )
-from agentloop.models._common import chosen_name, data_url, no_form, tool_choice
+from agentloop.models._common import chosen_name, data_url, no_form, refuse_tools, tool_choice
 
 INTERFACE = "Anthropic Messages"
 OutputMode: TypeAlias = Literal["format", "tool"]
@@ -76,6 +76,7 @@ def encode(request: ModelRequest, model_name: str, *, max_tokens: int, output_mo
     for name in ("previous_response_id", "conversation_id", "prompt"):
         if getattr(request, name) is not None:
             raise UserError(f"{name}: {INTERFACE} keeps nothing on the server to refer to.")
+    refuse_tools(request, INTERFACE)
     settings = request.settings
     messages = _MessageList()
     system = messages.add_all(request)

@@ -30,7 +30,7 @@ from agentloop.exceptions import (
 from agentloop.usage import RequestUsage
 
 SCHEMA = "1"
-PARTS = ("system", "items", "tools", "handoffs", "output_schema", "settings", "tool_choice")
+PARTS = ("system", "items", "tools", "handoffs", "hosted", "prompt", "output_schema", "settings", "tool_choice")
 _TOLD_IF_GIVEN = ("finish_reason", "model", "service_tier", "provider_data")
 REDACTED = "[redacted]"
 SHORT = 160
@@ -119,6 +119,10 @@ def request_to_json(request: m.ModelRequest) -> dict[str, Any]:
         "settings": settings,
         "tool_choice": request.tool_choice,
     }
+    if request.hosted:
+        data["hosted"] = [{"kind": tool.kind, "config": tool.config} for tool in request.hosted]
+    if request.prompt is not None:
+        data["prompt"] = attrs.asdict(request.prompt)
     plain: dict[str, Any] = json.loads(json.dumps(data, default=repr))
     return plain
 

@@ -106,7 +106,7 @@ class _Orphans:
         live = _get_live_run(watched.stream)
         watched.agent = live.agent.name
         for agent in agents_of(live.agent):
-            for tool in agent.tools:
+            for tool in agent.functions:
                 self.capacities.update((id(limit), limit) for limit in tool.capacity if isinstance(limit, Capacity))
 
     def ended(self, watched: _Watched) -> None:

@@ -37,13 +37,14 @@ PARTS = st.one_of(
 )
 MANY_PARTS = st.lists(PARTS, max_size=3).map(tuple)
 TEXTS = st.lists(TEXT, max_size=3).map(tuple)
+KINDS = st.sampled_from(["function", "custom"])
 TOOL_CALLS = st.builds(
     i.ToolCall,
     TEXT,
     TEXT,
     TEXT,
     MAYBE_TEXT,
-    kind=st.sampled_from(["function", "custom"]),
+    kind=KINDS,
     caller=st.none() | st.builds(i.Caller, TEXT, MAYBE_TEXT),
     provider_data=PROVIDER_DATA,
 )
@@ -54,7 +55,9 @@ BY_TYPE: dict[type, st.SearchStrategy[Any]] = {
     i.AssistantMessage: st.builds(i.AssistantMessage, MANY_PARTS, id=MAYBE_TEXT, provider_data=PROVIDER_DATA),
     i.Reasoning: st.builds(i.Reasoning, MAYBE_TEXT, TEXTS, TEXTS, MAYBE_TEXT, provider_data=PROVIDER_DATA),
     i.ToolCall: TOOL_CALLS,
-    i.ToolOutput: st.builds(i.ToolOutput, TEXT, TEXT | MANY_PARTS, is_error=st.booleans(), provider_data=PROVIDER_DATA),
+    i.ToolOutput: st.builds(
+        i.ToolOutput, TEXT, TEXT | MANY_PARTS, kind=KINDS, is_error=st.booleans(), provider_data=PROVIDER_DATA
+    ),
     i.HandoffCall: st.builds(i.HandoffCall, TEXT, TEXT, TEXT, provider_data=PROVIDER_DATA),
     i.HandoffOutput: st.builds(i.HandoffOutput, TEXT, TEXT, TEXT, TEXT, provider_data=PROVIDER_DATA),
     i.HostedToolCall: st.builds(

@@ -73,6 +73,9 @@ def test_items_show_no_secret_and_are_equal_to_those_that_do() -> None:
     )
     assert call == ToolCall("c", "f", '{"a": 1, "p": "hush"}')
     assert hash(ToolCall("c", "f", secret=("p",))) == hash(ToolCall("c", "f"))
-    masked = "ToolOutput(call_id='c', output='[secret]', provider_data=None, is_error=False)"
+    masked = "ToolOutput(call_id='c', output='[secret]', provider_data=None, kind='function', is_error=False)"
     assert repr(ToolOutput("c", "hush", secret=True)) == masked
-    assert repr(ToolOutput("c", "said")) == "ToolOutput(call_id='c', output='said', provider_data=None, is_error=False)"
+    assert (
+        repr(ToolOutput("c", "said"))
+        == "ToolOutput(call_id='c', output='said', provider_data=None, kind='function', is_error=False)"
+    )

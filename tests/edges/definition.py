@@ -1,7 +1,7 @@
 """A tool or handoff as codecs see it."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 
@@ -16,3 +16,8 @@ class Definition:
     strict_mode: bool = True
     namespace: str | None = None
     examples: Sequence[tuple[str, Mapping[str, Any]]] = ()
+    kind: Literal["function", "custom"] = "function"
+    format: Mapping[str, Any] | None = None
+    defer_loading: bool = False
+    output_schema: Mapping[str, Any] | None = None
+    allowed_callers: Sequence[str] = ()

@@ -44,6 +44,7 @@ from agentloop.model_events import (
 from agentloop.models._chat import ChatDecoder, _usage, encode
 from agentloop.models._sse import SSEDecoder
 from agentloop.settings import ModelSettings
+from agentloop.tools import HostedTool
 from agentloop.usage import RequestUsage
 
 
@@ -165,6 +166,17 @@ def test_state_on_the_server_is_refused(field: str) -> None:
     """The protocol has no id to chain to, and ignoring the setting would lose the conversation."""
     with pytest.raises(UserError, match=field):
         encode(ask(**{field: "x"}), "m")
+
+
+def test_hosted_and_custom_tools_are_refused() -> None:
+    """A model that never hears of a tool can't use it."""
+    with pytest.raises(
+        UserError,
+        match=r"Chat Completions, and the agent has file_search, web_search\.$",
+    ):
+        encode(ask(hosted=[HostedTool("web_search"), HostedTool("file_search")]), "m")
+    with pytest.raises(UserError, match="Tool 'f': a custom tool has no form in Chat Completions"):
+        encode(ask(tools=[Definition("f", kind="custom")]), "m")
 
 
 def test_tools_and_handoffs_are_sent_as_functions() -> None:

@@ -5,7 +5,6 @@ Does not change the call or its arguments: returns a judgement that the caller a
 
 from __future__ import annotations
 
-import json
 from typing import Any, Literal
 
 import anyio
@@ -167,7 +166,7 @@ async def judge_input(live: LiveCall | _UnapprovedCall, context: ToolContext[Any
                 )
             case Rewrite(arguments):
                 parsed = dict(arguments)
-                rewritten = json.dumps(parsed, ensure_ascii=False)
+                rewritten = live.tool.write_arguments(parsed)
     return InputJudged(arguments=rewritten)
 
 

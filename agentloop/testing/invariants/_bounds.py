@@ -73,7 +73,7 @@ def _begins_turns_without_await(log: ObservedLog, run: ObservedRun) -> bool:
     An `is_enabled` function is awaited there; other runs of the tree may then use up a limit.
     """
     agents = [log.agent_named(turn.agent) for turn in run.turns]
-    return all(agent is None or all(isinstance(one.is_enabled, bool) for one in agent.tools) for agent in agents)
+    return all(agent is None or all(isinstance(one.is_enabled, bool) for one in agent.functions) for agent in agents)
 
 
 def _check_calls(log: ObservedLog, path: Path, limits: UsageLimits) -> Findings:

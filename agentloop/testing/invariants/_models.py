@@ -270,6 +270,7 @@ def _list_outputs(turn: ObservedTurn, n: int) -> list[Item]:
         ToolOutput(
             call.call_id,
             outcome.output,
+            kind=call.call.kind,
             is_error=outcome.status not in SUCCESSES,
             secret=outcome.secret,
         )

@@ -539,11 +539,11 @@ def agents_of(agent: Agent[Any, Any] | None) -> list[Agent[Any, Any]]:
             continue
         found.append(one)
         todo.extend(target_of(entry).agent for entry in one.handoffs)
-        todo.extend(tool.body.agent for tool in one.tools if isinstance(tool.body, AgentCall))
+        todo.extend(tool.body.agent for tool in one.functions if isinstance(tool.body, AgentCall))
     return found
 
 
 def definitions_of(agent: Agent[Any, Any] | None) -> dict[tuple[str, str], FunctionTool]:
     """Return the tools of all reachable agents by agent's and tool's (qualified) name; the later of two equal names."""
     agents: Iterable[Agent[Any, Any]] = agents_of(agent)
-    return {(one.name, tool.qualified_name): tool for one in agents for tool in one.tools}
+    return {(one.name, tool.qualified_name): tool for one in agents for tool in one.functions}

@@ -158,7 +158,7 @@ class RecordedAgents:
             found = self._agents[id(given)] = given.clone(
                 model=model, model_settings=given.model_settings, hooks=self._hooks, tools=[], handoffs=[]
             )
-            found.tools = [self._copy_tool(tool) for tool in given.tools]
+            found.tools = [self._copy_tool(tool) if isinstance(tool, FunctionTool) else tool for tool in given.tools]
             found.handoffs = [self._copy_handoff(entry) for entry in given.handoffs]
         return found
 

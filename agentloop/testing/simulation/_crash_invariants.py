@@ -168,7 +168,7 @@ def _tools(run: CrashRun) -> Tools:
                 at_work[record.path] = record.agent
             elif isinstance(record, r.CallStarted):
                 agent = graph.find(at_work.get(record.path, ""))
-                tools = agent.tools if agent is not None else []
+                tools = agent.functions if agent is not None else []
                 named = (tool for tool in tools if record.tool in (tool.name, tool.qualified_name))
                 found[_name(record)] = next(named, None)
     return found

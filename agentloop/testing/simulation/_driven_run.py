@@ -130,7 +130,7 @@ class SimulatedRun:
         """Yield every capacity that a tool of the tree holds, once."""
         known: set[int] = set()
         for agent in agents_of(self.agent):
-            for tool in agent.tools:
+            for tool in agent.functions:
                 for limit in tool.capacity:
                     if isinstance(limit, Capacity) and id(limit) not in known:
                         known.add(id(limit))
@@ -153,7 +153,7 @@ def simulate(
     scheduler.is_off = lambda: bool(driven.switching.dropped)
     with ExitStack() as stack:
         if driven.switching.wanted:
-            tools = [tool.body for agent in agents_of(driven.agent) for tool in agent.tools]
+            tools = [tool.body for agent in agents_of(driven.agent) for tool in agent.functions]
             count_as_own([body.fn for body in tools if isinstance(body, PythonBody)])
             stack.enter_context(monitored())
             stack.callback(driven.switching.close)

@@ -378,6 +378,6 @@ def agents_of(agent: Agent[Any, Any]) -> list[Agent[Any, Any]]:
         if any(one is known for known in found):
             continue
         found.append(one)
-        unseen += [tool.body.agent for tool in one.tools if isinstance(tool.body, AgentCall)]
+        unseen += [tool.body.agent for tool in one.functions if isinstance(tool.body, AgentCall)]
         unseen += [target_of(entry).agent for entry in one.handoffs]
     return found

@@ -236,7 +236,7 @@ class _Writer:
     ) -> tuple[list[Any], Agent[Any, Any] | None]:
         chance = self.chance
         pieces: list[Any] = [reason("hm")] if chance.one_in(5) else []
-        tools = [one for one in agent.tools if depth < 2 or not isinstance(one.body, AgentCall)]
+        tools = [one for one in agent.functions if depth < 2 or not isinstance(one.body, AgentCall)]
         aside = 4  # one of this many responses hands over
         if self.kind.wanted is not None:
             own = [one for one in tools if one.name == self.kind.wanted]
@@ -436,7 +436,7 @@ def _reach_the_rest(
         AssertionError: if a tool's body still did not run; its text names all such tools.
     """
     made = agent if isinstance(agent, Agent) else agent()
-    names = {tool.name for one in agents_of(made) for tool in one.tools if tool.is_enabled is not False}
+    names = {tool.name for one in agents_of(made) for tool in one.functions if tool.is_enabled is not False}
     models = attrs.evolve(kinds["models"], malformed=False)
     for name in sorted(names - reach.ran):
         found = strategy(agent, **{**kinds, "models": attrs.evolve(models, wanted=name)})

@@ -44,7 +44,8 @@ from agentloop.testing import ScriptedModel, call, respond, say
 
 WRONG: dict[str, list[Any]] = {
     "name": [5, None, ""],
-    "instructions": [5, ["text"]],
+    "instructions": [5, [5], {"text": 1}],
+    "prompt": [5, "pmpt_1"],
     "handoff_description": [5],
     "model": [5, object()],
     "model_settings": [None, {"temperature": 1}, "text"],

@@ -528,7 +528,7 @@ async def test_a_call_in_flight_when_the_process_died_is_told_as_unknown(run_mod
     text = "Tool 'pay' was interrupted when the run stopped; whether it took effect is unknown."
     assert read_shown_outputs(agent) == {"p": text}
     assert [record.attempt for record in find_records(done, r.CallSettled)] == [2]
-    assert done.new_items[1] == ToolOutput("p", text)
+    assert done.new_items[1] == ToolOutput("p", text, is_error=True)
 
 
 @pytest.mark.parametrize("ready", [True, False])

@@ -346,7 +346,7 @@ async def test_failing_turn_leaves_earlier_turns_and_its_own_complete_pairs(run_
     saved = await session.get_items()
     assert text_of(saved) == ["go", "c1", "=c1", "(hm)", "d1", "(hm)", "d2", "=d1", "=d2"]
     assert saved[-1] == ToolOutput(
-        "d2", "Tool 'never' was cancelled because another call failed; it did not fail itself."
+        "d2", "Tool 'never' was cancelled because another call failed; it did not fail itself.", is_error=True
     )
     assert raised.value.run_data is not None
     assert list(raised.value.run_data.new_items) == saved[1:]
