@@ -30,12 +30,14 @@ if TYPE_CHECKING:
     from agentloop.models.anthropic import AnthropicModel
     from agentloop.models.fallback import FallbackModel
     from agentloop.models.local import LocalModel
-    from agentloop.models.openai_chat import OpenAIChatModel
+    from agentloop.models.oci import OCIModel
+    from agentloop.models.openai_chat import GeminiModel, OpenAIChatModel
 
 __all__ = [
     "AnthropicModel",
     "ArgumentsDelta",
     "FallbackModel",
+    "GeminiModel",
     "HttpCodec",
     "Decoder",
     "HostedProgress",
@@ -46,6 +48,7 @@ __all__ = [
     "ModelEvent",
     "ModelProvider",
     "ModelRequest",
+    "OCIModel",
     "OpenAIChatModel",
     "OutputSchema",
     "Raw",
@@ -60,10 +63,12 @@ __all__ = [
 _LAZY = {
     "AnthropicModel": "anthropic",
     "FallbackModel": "fallback",
+    "GeminiModel": "openai_chat",
     "HttpCodec": "_codec",
     "Decoder": "_codec",
     "HttpModel": "_http_model",
     "LocalModel": "local",
+    "OCIModel": "oci",
     "OpenAIChatModel": "openai_chat",
     "Vendor": "_codec",
 }

@@ -13,6 +13,7 @@ import attrs
 
 from agentloop.exceptions import ModelBehaviorError, UserError
 from agentloop.items import (
+    Annotation,
     AssistantMessage,
     HandoffCall,
     HandoffOutput,
@@ -24,6 +25,7 @@ from agentloop.items import (
     Text,
     ToolCall,
     ToolOutput,
+    UrlCitation,
     UserMessage,
 )
 from agentloop.model_events import (
@@ -67,6 +69,8 @@ from agentloop.models._common import (
 from agentloop.settings import ModelSettings
 from agentloop.usage import RequestUsage
 
+EXTRA = "chat_extra_content"
+"""Key in a call's `provider_data` of the field `extra_content` that it came with."""
 WIRE_ID = "chat_call_id"
 """Key in a call's `provider_data` of the server's own id, if the run uses another id for the call."""
 
@@ -80,11 +84,15 @@ def encode(
     constrained: bool = False,
     stream: bool = True,
     max_tokens_field: str = "max_tokens",
+    extra_content: bool = False,
+    replay_reasoning: bool = False,
 ) -> JsonDict:
     """Return the body that sends *request* to *model_name*.
 
     `truncation`, `include`, and `reasoning` except its effort have no field here and are left out, as they don't change
-    the question. `extra_body` overrides fields of the result.
+    the question. `extra_body` overrides fields of the result. With *extra_content*, a call that came with such a field
+    goes back with it: a vendor's signature of the thought behind it. With *replay_reasoning*, reasoning goes back as
+    `reasoning_content`.
 
     Raises:
         UserError: for a part that Chat Completions can't express; names its place in the request.
@@ -95,7 +103,7 @@ def encode(
     if constrained:
         body |= _constrained_fields(request)
     else:
-        body["messages"] = _messages(request)
+        body["messages"] = _messages(request, _Messages(extra_content, replay_reasoning))
         body |= _tool_fields(request) | _format_fields(request.output_schema)
     body |= _setting_fields(request.settings, max_tokens_field)
     if stream:
@@ -169,8 +177,11 @@ def _setting_fields(settings: ModelSettings, max_tokens_field: str) -> JsonDict:
 class _Messages:
     """Collects messages. Successive calls, and the text before them, share one assistant message."""
 
-    def __init__(self) -> None:
+    def __init__(self, extra_content: bool, replay_reasoning: bool) -> None:
         self.done: list[JsonDict] = []
+        self._extra_content = extra_content
+        self._replay_reasoning = replay_reasoning
+        self._thoughts: JsonDict = {}  # a field of the next assistant message
         self._wire_ids: dict[str, str] = {}  # the server's id by the run's, for calls where the two differ
         self._open: JsonDict | None = None  # the assistant message to which following calls are added
 
@@ -181,8 +192,7 @@ class _Messages:
             case UserMessage():
                 self._append({"role": "user", "content": chat_content(item.content, place)})
             case AssistantMessage():
-                self._append(_assistant(item, place))
-                self._open = self.done[-1]
+                self._append_assistant(_assistant(item, place))
             case ToolCall() | HandoffCall():
                 self._call(item)
             case ToolOutput() | HandoffOutput():
@@ -190,7 +200,8 @@ class _Messages:
                 call_id = self._wire_ids.get(item.call_id, item.call_id)
                 self._append({"role": "tool", "tool_call_id": call_id, "content": text})
             case Reasoning():
-                pass
+                if self._replay_reasoning and item.content:
+                    self._thoughts = {"reasoning_content": "".join(item.content)}
             case _:
                 raise no_form(place, item)
 
@@ -198,19 +209,27 @@ class _Messages:
         self.done.append(message)
         self._open = None
 
+    def _append_assistant(self, message: JsonDict) -> JsonDict:
+        self._append(message := message | self._thoughts)
+        self._thoughts, self._open = {}, message
+        return message
+
     def _call(self, item: ToolCall | HandoffCall) -> None:
-        if self._open is None:
-            self._append({"role": "assistant", "content": None})
-            self._open = self.done[-1]
+        message = self._open or self._append_assistant({"role": "assistant", "content": None})
         call_id = item.call_id
         if isinstance(item.provider_data, Mapping) and isinstance(wire_id := item.provider_data.get(WIRE_ID), str):
             call_id = self._wire_ids[item.call_id] = wire_id
-        function = {"name": item.name, "arguments": item.arguments or "{}"}
-        self._open.setdefault("tool_calls", []).append({"id": call_id, "type": "function", "function": function})
+        call: JsonDict = {"id": call_id, "type": "function"}
+        if isinstance(item, ToolCall) and item.kind == "custom":
+            call |= {"type": "custom", "custom": {"name": item.name, "input": item.arguments}}
+        else:
+            call["function"] = {"name": item.name, "arguments": item.arguments or "{}"}
+        if self._extra_content and (extra := (item.provider_data or {}).get(EXTRA)):
+            call["extra_content"] = extra
+        message.setdefault("tool_calls", []).append(call)
 
 
-def _messages(request: ModelRequest) -> list[JsonDict]:
-    messages = _Messages()
+def _messages(request: ModelRequest, messages: _Messages) -> list[JsonDict]:
     if request.system:
         messages.add(SystemMessage(request.system), "system")
     for index, item in enumerate(request.items):
@@ -235,6 +254,10 @@ class _PartialCall:
     id: str | None
     name: str
     arguments: list[str] = attrs.field(factory=list)
+    custom: bool = False
+    """True if its arguments are free text."""
+    extra: object = None
+    """The vendor's own part of it."""
 
     @property
     def text(self) -> str:
@@ -264,6 +287,8 @@ class ChatDecoder:
         self._calls: list[_PartialCall] = []
         self._usage: Mapping[str, Any] | None = None
         self._finish_reason: str | None = None
+        self._service_tier: str | None = None
+        self._annotations: list[Annotation] = []
 
     def feed(self, data: str) -> list[ModelEvent]:
         """Return the model events of one event's *data*.
@@ -290,6 +315,8 @@ class ChatDecoder:
             self._id = answer["id"]
         if isinstance(answer.get("model"), str):
             self._model = answer["model"]
+        if isinstance(answer.get("service_tier"), str):
+            self._service_tier = answer["service_tier"]
         if not self._started:
             self._started = True
             events.append(ResponseStarted(self._id))
@@ -317,7 +344,8 @@ class ChatDecoder:
         if cut and not items:
             raise ModelBehaviorError(f"The response was cut ({self._finish_reason}) before anything usable came.")
         usage = None if self._usage is None else _usage(self._usage, self._model)
-        return [*map(ItemDone, items), ResponseDone(items, usage, self._id, request_id, self._finish_reason)]
+        done = ResponseDone(items, usage, self._id, request_id, self._finish_reason, self._model, self._service_tier)
+        return [*map(ItemDone, items), done]
 
     def _choice(self, choice: Mapping[str, Any]) -> Iterator[ModelEvent]:
         delta = choice.get("delta") or choice.get("message") or {}
@@ -332,6 +360,8 @@ class ChatDecoder:
             self._refusal.append(refusal)
         if text := read_text(delta.get("content"), "content"):
             yield from self._content(text)
+        for annotation in read_objects(delta.get("annotations"), "annotations"):
+            self._annotations.extend(_citations(annotation))
         for part in read_objects(delta.get("tool_calls"), "tool_calls"):
             yield from self._call_part(part)
 
@@ -346,7 +376,7 @@ class ChatDecoder:
     # out the index, repeat id and name in every part, give all parallel calls index 0, or send arguments as an object.
 
     def _call_part(self, part: Mapping[str, Any]) -> Iterator[ModelEvent]:
-        function = part.get("function") or {}
+        function = part.get("function") or part.get("custom") or {}
         if not isinstance(function, Mapping):
             raise ModelBehaviorError(f"A call's function isn't an object: {str(function)[:QUOTED]!r}")
         name = read_text(function.get("name"), "name")
@@ -359,7 +389,9 @@ class ChatDecoder:
             call.name = name
         if call.id is None:
             call.id = given_id
-        if piece := _argument_text(function.get("arguments")):
+        call.custom = call.custom or part.get("type") == "custom"
+        call.extra = part.get("extra_content") or call.extra
+        if piece := _argument_text(function.get("arguments") or function.get("input")):
             call.arguments.append(piece)
             yield ArgumentsDelta(self._call_id(call), piece)
 
@@ -405,7 +437,7 @@ class ChatDecoder:
         text, refusal = "".join(self._text), "".join(self._refusal)
         parts: list[Part] = []
         if text.strip() or (text and not cut):
-            parts.append(Text(text))
+            parts.append(Text(text, tuple(self._annotations)))
         if refusal:
             parts.append(Refusal(refusal))
         return tuple(parts)
@@ -413,11 +445,14 @@ class ChatDecoder:
     def _tool_call(self, call: _PartialCall, cut: bool) -> ToolCall:
         if not call.name:
             raise ModelBehaviorError("The response calls a function without naming it.")
-        if cut and not is_json(call.text):
+        whole = call is not self._calls[-1] if call.custom else is_json(call.text)
+        if cut and not whole:
             raise ModelBehaviorError(f"The response was cut ({self._finish_reason}) within a call of {call.name!r}.")
         call_id = self._call_id(call)
-        wire = None if call.id == call_id else {WIRE_ID: call.id}
-        return ToolCall(call_id, call.name, call.text or "{}", provider_data=wire)
+        kept = without_none({WIRE_ID: None if call.id == call_id else call.id, EXTRA: call.extra})
+        if call.custom:
+            return ToolCall(call_id, call.name, call.text, kind="custom", provider_data=kept or None)
+        return ToolCall(call_id, call.name, call.text or "{}", provider_data=kept or None)
 
     def _constrained_call(self, answer: _constrained.CallText, cut: bool) -> list[ToolCall]:
         if cut and answer.empty:
@@ -437,14 +472,30 @@ def _argument_text(value: object) -> str:
     return json.dumps(value) if isinstance(value, dict | list) else read_text(value, "arguments")
 
 
+def _citations(data: Mapping[str, Any]) -> Iterator[Annotation]:
+    """Yield the citation in *data*, if it is of a known kind."""
+    match data:
+        case {"type": "url_citation", "url_citation": {"url": str(url), **fields}}:
+            start, end, title = fields.get("start_index"), fields.get("end_index"), fields.get("title")
+            yield UrlCitation(
+                url=url,
+                title=title if isinstance(title, str) else None,
+                start=start if isinstance(start, int) else None,
+                end=end if isinstance(end, int) else None,
+            )
+
+
 def _usage(data: Mapping[str, Any], model: str | None) -> RequestUsage:
     spent, made = read_count(data, "prompt_tokens"), read_count(data, "completion_tokens")
+    read, written = data.get("prompt_tokens_details"), data.get("completion_tokens_details")
     return RequestUsage(
         raw=data,
         input_tokens=spent,
         output_tokens=made,
         total_tokens=read_count(data, "total_tokens") or spent + made,
-        cached_tokens=read_count(data.get("prompt_tokens_details"), "cached_tokens"),
-        reasoning_tokens=read_count(data.get("completion_tokens_details"), "reasoning_tokens"),
+        cached_tokens=read_count(read, "cached_tokens"),
+        cache_write_tokens=read_count(read, "cache_write_tokens"),
+        audio_tokens=read_count(read, "audio_tokens") + read_count(written, "audio_tokens"),
+        reasoning_tokens=read_count(written, "reasoning_tokens"),
         model=model,
     )

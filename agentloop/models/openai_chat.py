@@ -1,18 +1,44 @@
-"""`OpenAIChatModel`: models behind the Chat Completions interface, of the vendor and of many other servers.
+"""`OpenAIChatModel` and `GeminiModel`: models behind the Chat Completions interface, of its vendor and of many servers.
 
 Says which codec (`_chat`) and which vendor an `HttpModel` gets. Does not know about HTTP.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import EllipsisType
-from typing import Any
+from typing import Any, ClassVar
 
 from agentloop.models._chat import ChatDecoder, encode
-from agentloop.models._codec import HttpCodec
+from agentloop.models._codec import HttpCodec, Vendor
 from agentloop.models._http_model import HttpModel
 from agentloop.models._openai import OPENAI, make_headers
+
+GEMINI = Vendor(url="https://generativelanguage.googleapis.com/v1beta/openai", key_variable="GEMINI_API_KEY")
+
+
+def make_chat_codec(
+    headers: Callable[[str | None], Mapping[str, str]],
+    *,
+    max_tokens_field: str = "max_tokens",
+    constrained: bool = False,
+    extra_content: bool = False,
+    replay_reasoning: bool = False,
+) -> HttpCodec:
+    """Return the codec of Chat Completions. With *extra_content*, calls go back with the vendor's own part of them."""
+    return HttpCodec(
+        path="/chat/completions",
+        headers=headers,
+        encode=partial(
+            encode,
+            constrained=constrained,
+            max_tokens_field=max_tokens_field,
+            extra_content=extra_content,
+            replay_reasoning=replay_reasoning,
+        ),
+        decoder=partial(ChatDecoder, constrained=constrained),
+    )
 
 
 class OpenAIChatModel(HttpModel):
@@ -21,8 +47,11 @@ class OpenAIChatModel(HttpModel):
     `base_url` is the argument, else OPENAI_BASE_URL, else the vendor's. Without `api_key` the key in OPENAI_API_KEY is
     used, but only for the vendor or the server that OPENAI_BASE_URL names; other servers get no key. `constrained=True`
     lets small models call tools: one call per turn, forced into a schema (the tool choice `"none"` gives a text
-    answer). Everything else is as in `HttpModel`.
+    answer). `replay_reasoning=True` sends earlier reasoning back as `reasoning_content`, for servers that want it.
+    Everything else is as in `HttpModel`.
     """
+
+    _home: ClassVar[Vendor] = OPENAI
 
     def __init__(
         self,
@@ -33,24 +62,26 @@ class OpenAIChatModel(HttpModel):
         auth: Any = None,
         http_client: Any = None,
         constrained: bool = False,
+        replay_reasoning: bool = False,
         organization: str | None = None,
         project: str | None = None,
         connect_timeout: float | None = 10.0,
         silence_timeout: float | None = 60.0,
         first_output_timeout: float | EllipsisType | None = ...,
     ) -> None:
-        # The vendor's newer models refuse the old name of the field; other servers may not know the new one.
-        limit = "max_completion_tokens" if OPENAI.is_at(OPENAI.find_url(base_url)) else "max_tokens"
-        codec = HttpCodec(
-            path="/chat/completions",
-            headers=partial(make_headers, organization=organization, project=project),
-            encode=partial(encode, constrained=constrained, max_tokens_field=limit),
-            decoder=partial(ChatDecoder, constrained=constrained),
+        url = self._home.find_url(base_url)
+        codec = make_chat_codec(
+            partial(make_headers, organization=organization, project=project),
+            # The vendor's newer models refuse the old name of the field; other servers may not know the new one.
+            max_tokens_field="max_completion_tokens" if OPENAI.is_at(url) else "max_tokens",
+            constrained=constrained,
+            extra_content=GEMINI.is_at(url),
+            replay_reasoning=replay_reasoning,
         )
         super().__init__(
             name,
             codec,
-            vendor=OPENAI,
+            vendor=self._home,
             base_url=base_url,
             api_key=api_key,
             auth=auth,
@@ -62,6 +93,20 @@ class OpenAIChatModel(HttpModel):
         self.constrained = constrained
 
 
+class GeminiModel(OpenAIChatModel):
+    """A Gemini model behind its vendor's Chat Completions interface, with the key in GEMINI_API_KEY.
+
+    The signatures of thoughts, which come with calls, go back with them. Everything else is as in `OpenAIChatModel`.
+    """
+
+    _home: ClassVar[Vendor] = GEMINI
+
+
 def model_by_name(name: str, *, http_client: Any = None) -> OpenAIChatModel:
     """Return the model for the model string `openai-chat:NAME`."""
     return OpenAIChatModel(name, http_client=http_client)
+
+
+def gemini_by_name(name: str, *, http_client: Any = None) -> GeminiModel:
+    """Return the model for the model string `gemini:NAME`."""
+    return GeminiModel(name, http_client=http_client)

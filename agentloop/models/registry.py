@@ -2,15 +2,20 @@
 
 * `openai-chat:NAME`: the vendor's Chat Completions, or the server that OPENAI_BASE_URL names
 * `anthropic:NAME`: Anthropic's Messages, or the server that ANTHROPIC_BASE_URL names
+* `gemini:NAME`: Gemini behind its vendor's Chat Completions
+* `oci:NAME`: a model of Oracle's cloud
 * `local:NAME`, `local:`: the model that runs on this machine
 * `URL#NAME`: any OpenAI-compatible server, by its base URL: `http://127.0.0.1:8080/v1#qwen`. `URL:NAME` means the
   same if the URL has a path, and a URL alone names the model `default`, for servers with a single model.
 
-A provider's module is imported when one of its models is first needed. Does not know about runs.
+Other prefixes come from installed packages: an entry point of the group `agentloop.models`, named like the prefix, is a
+function `(name, *, http_client) -> Model`. A provider's module is imported when one of its models is first needed. Does
+not know about runs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 from types import TracebackType
 from typing import Any, Self
@@ -23,11 +28,15 @@ from agentloop.abc import Model
 from agentloop.exceptions import UserError, UserTypeError, UserValueError
 
 _PREFIXES = {
-    "openai-chat": "agentloop.models.openai_chat",
-    "anthropic": "agentloop.models.anthropic",
-    "local": "agentloop.models.local",
+    "openai-chat": "agentloop.models.openai_chat:model_by_name",
+    "anthropic": "agentloop.models.anthropic:model_by_name",
+    "gemini": "agentloop.models.openai_chat:gemini_by_name",
+    "oci": "agentloop.models.oci:model_by_name",
+    "local": "agentloop.models.local:model_by_name",
 }
-"""Prefix -> module; its `model_by_name(name, *, http_client)` returns the model."""
+"""Prefix -> module and function; the function `(name, *, http_client)` returns the model."""
+ENTRY_POINTS = "agentloop.models"
+"""The group of entry points that bring more prefixes."""
 _URL_MODULE = "agentloop.models.openai_chat"
 
 
@@ -47,16 +56,30 @@ def resolve_model(name: str, *, http_client: Any = None) -> Model:
         options: dict[str, Any] = {"base_url": base_url}
     else:
         prefix, colon, model_name = name.partition(":")
-        module = _PREFIXES.get(prefix)
-        if module is None or not colon:
+        found = _find_maker(prefix) if colon else None
+        if found is None:
             raise UserValueError(_format_unknown(name, prefix))
-        make, options = import_module(module).model_by_name, {}
+        make, options = found, {}
     try:
         model: Model = make(model_name, http_client=http_client, **options)
     except UserValueError as error:
         # The provider's error names one of its own arguments, which the author of a model string doesn't know.
         raise UserValueError(f"model {_quote_name(name)!r}: {error}") from None
     return model
+
+
+def _find_maker(prefix: str) -> Callable[..., Model] | None:
+    """Return the function for *prefix*, of the library or of an installed package; None if there is none."""
+    if place := _PREFIXES.get(prefix):
+        module, _, function = place.partition(":")
+        make: Callable[..., Model] = getattr(import_module(module), function)
+        return make
+    from importlib.metadata import entry_points  # reads the disk, for prefixes from elsewhere alone
+
+    for point in entry_points(group=ENTRY_POINTS, name=prefix):
+        make = point.load()
+        return make
+    return None
 
 
 def _quote_name(name: str) -> str:
@@ -67,10 +90,13 @@ def _quote_name(name: str) -> str:
 def _format_unknown(name: str, prefix: str) -> str:
     if (name := _quote_name(name)) == "…":
         prefix = name
-    known = ", ".join(f"{known}:NAME" for known in _PREFIXES)
+    from importlib.metadata import entry_points  # as in `_find_maker`
+
+    prefixes = [*_PREFIXES, *sorted(entry_points(group=ENTRY_POINTS).names)]
+    known = ", ".join(f"{known}:NAME" for known in prefixes)
     import difflib  # for this text alone
 
-    near = difflib.get_close_matches(prefix, _PREFIXES, n=1)
+    near = difflib.get_close_matches(prefix, prefixes, n=1)
     advice = f" Did you mean {near[0] + ':'!r}?" if near else ""
     if not near and ":" not in name and name != "…":
         advice = f" It begins with a provider: did you mean {f'{next(iter(_PREFIXES))}:{name}'!r}?"

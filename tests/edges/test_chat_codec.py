@@ -27,6 +27,7 @@ from agentloop.items import (
     Text,
     ToolCall,
     ToolOutput,
+    UrlCitation,
     UserMessage,
 )
 from agentloop.model_events import (
@@ -346,6 +347,25 @@ def test_a_recorded_response_cut_at_every_byte_gives_the_same_events(payload: st
         assert decode([data[:cut], data[cut:]]) == whole
 
 
+@pytest.mark.scenario("WR-02")
+@pytest.mark.parametrize("payload", [TEXT, CALLS])
+def test_a_response_that_ends_at_any_byte_is_whole_or_an_error(payload: str) -> None:
+    """Some servers end without their last event; the reason for the end is before it, and an answer needs that."""
+    data = payload.encode()
+    whole = decode([data])[-1]
+    assert isinstance(whole, ResponseDone)
+    errors = 0
+    for cut in range(len(data)):
+        try:
+            done = decode([data[:cut]])[-1]
+        except ModelBehaviorError:
+            errors += 1
+        else:
+            assert isinstance(done, ResponseDone)
+            assert (done.items, done.finish_reason) == (whole.items, whole.finish_reason)
+    assert errors > len(data) / 2
+
+
 def test_text_comes_as_deltas_then_one_message_then_the_end() -> None:
     """The end has the usage of the last chunk, whose choices are empty."""
     events = [event for event in decode([TEXT.encode()]) if not isinstance(event, Raw)]
@@ -358,13 +378,14 @@ def test_text_comes_as_deltas_then_one_message_then_the_end() -> None:
         TextDelta("Grüß"),
         TextDelta(" dich 🎉"),
         ItemDone(message),
-        ResponseDone((message,), usage, "r1", "req-1", "stop"),
+        ResponseDone((message,), usage, "r1", "req-1", "stop", "m-1"),
     ]
 
 
 def test_calls_come_in_order_after_reasoning_and_text() -> None:
     """Arguments are joined by index; the end is understood without [DONE]."""
     events = [event for event in decode([CALLS.encode()]) if not isinstance(event, Raw)]
+    usage = RequestUsage(input_tokens=3, total_tokens=3, model="m-1")
     made: tuple[Item, ...] = (
         Reasoning(content=("two cities",)),
         AssistantMessage("Looking."),
@@ -380,7 +401,7 @@ def test_calls_come_in_order_after_reasoning_and_text() -> None:
         ArgumentsDelta("c1", '"Kyōto"}'),
         ArgumentsDelta("c2", '{"city":"Oslo"}'),
         *map(ItemDone, made),
-        ResponseDone(made, RequestUsage(input_tokens=3, total_tokens=3, model="m-1"), "r1", "req-1", "tool_calls"),
+        ResponseDone(made, usage, "r1", "req-1", "tool_calls", "m-1"),
     ]
 
 
@@ -389,7 +410,7 @@ def test_every_chunk_also_comes_raw_and_nothing_after_done_counts() -> None:
     first, last = chunk({"content": "a"}), chunk(finish="stop")
     events = decode([(stream_text(first, last) + stream_text(chunk({"content": "late"}))).encode()])
     assert [event.data for event in events if isinstance(event, Raw)] == [first, last]
-    assert events[-1] == ResponseDone((AssistantMessage("a"),), None, "r1", "req-1", "stop")
+    assert events[-1] == ResponseDone((AssistantMessage("a"),), None, "r1", "req-1", "stop", "m-1")
 
 
 @pytest.mark.parametrize(
@@ -552,7 +573,7 @@ def test_an_empty_event_and_a_chunk_of_an_unknown_kind_pass() -> None:
     assert decoder.feed(json.dumps(news)) == [ResponseStarted(None), Raw(news)]
     decoder.feed(json.dumps(chunk({"content": "a"}, finish="stop")))
     assert decoder.finish()[-1] == ResponseDone(
-        (AssistantMessage("a"),), RequestUsage(model="m-1"), "r1", finish_reason="stop"
+        (AssistantMessage("a"),), RequestUsage(model="m-1"), "r1", finish_reason="stop", model="m-1"
     )
 
 
@@ -754,6 +775,74 @@ def test_constrained_mode_takes_refusals_real_calls_and_plain_text_as_they_come(
 
 
 @pytest.mark.scenario("US-13")
+# ---------------------------------------------------------------------------------------------- what some servers add
+
+
+def whole(message: dict[str, Any], finish: str = "stop", **fields: Any) -> ResponseDone:
+    """Return the end of a response that was not streamed."""
+    decoder = ChatDecoder(ask())
+    decoder.feed_answer({"choices": [{"index": 0, "message": message, "finish_reason": finish}]} | fields)
+    done = decoder.finish()[-1]
+    assert isinstance(done, ResponseDone)
+    return done
+
+
+@pytest.mark.scenario("WR-15")
+def test_citations_tier_and_model_of_a_response_are_kept() -> None:
+    """Kinds of citations that have no form here stay in the raw event."""
+    cited = {"url": "https://h", "title": "H", "start_index": 0, "end_index": 2}
+    annotations = [{"type": "url_citation", "url_citation": cited}, {"type": "odd"}]
+    usage = {
+        "prompt_tokens": 3,
+        "prompt_tokens_details": {"cached_tokens": 1, "cache_write_tokens": 2, "audio_tokens": 1},
+        "completion_tokens_details": {"audio_tokens": 4},
+    }
+    done = whole({"content": "Hi", "annotations": annotations}, model="gpt-x", service_tier="flex", usage=usage)
+    citation = UrlCitation(url="https://h", title="H", start=0, end=2)
+    assert done.items == (AssistantMessage([Text("Hi", (citation,))]),)
+    assert (done.model, done.service_tier) == ("gpt-x", "flex")
+    assert done.usage is not None
+    assert (done.usage.cached_tokens, done.usage.cache_write_tokens, done.usage.audio_tokens) == (1, 2, 5)
+
+
+@pytest.mark.scenario("WR-08")
+def test_a_call_in_free_text_is_kept_as_it_is() -> None:
+    """Its text is no JSON, and goes back as it came."""
+    call = {"id": "c", "type": "custom", "custom": {"name": "sql", "input": "SELECT 1"}}
+    [item] = whole({"tool_calls": [call]}, "tool_calls").items
+    assert item == ToolCall("c", "sql", "SELECT 1", kind="custom")
+    assert messages(item)[0]["tool_calls"] == [call]
+    with pytest.raises(ModelBehaviorError, match="within a call of 'sql'"):
+        whole({"tool_calls": [call]}, "length")
+
+
+@pytest.mark.scenario("WR-04")
+def test_a_thoughts_signature_goes_back_with_its_call_to_the_vendor_that_made_it() -> None:
+    """Other servers would refuse the field."""
+    extra = {"google": {"thought_signature": "c2ln"}}
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}, "extra_content": extra}
+    [item] = whole({"tool_calls": [call]}, "tool_calls").items
+    assert messages(item, extra_content=True)[0]["tool_calls"] == [call]
+    assert "extra_content" not in messages(item)[0]["tool_calls"][0]
+
+
+@pytest.mark.scenario("WR-04")
+def test_reasoning_goes_back_where_the_server_wants_it() -> None:
+    """It belongs to the message, or the calls, after it."""
+    items = [
+        UserMessage("Hi"),
+        Reasoning(content=("hm", "!")),
+        ToolCall("a", "f"),
+        ToolOutput("a", "1"),
+        Reasoning(content=("so",)),
+        AssistantMessage("1"),
+        AssistantMessage("2"),
+    ]
+    sent = messages(*items, replay_reasoning=True)
+    assert [message.get("reasoning_content") for message in sent] == [None, "hm!", None, "so", None]
+    assert all("reasoning_content" not in message for message in messages(*items))
+
+
 def test_usage_keeps_a_detached_copy_of_what_the_server_said() -> None:
     """A field that the server left out is absent in the copy; the counts say 0."""
     said: dict[str, Any] = {"prompt_tokens": 3, "completion_tokens_details": {"x": 1}}

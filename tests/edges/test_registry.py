@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -14,7 +15,7 @@ import agentloop.models
 from agentloop import Agent
 from agentloop.abc import Model
 from agentloop.exceptions import UserError, UserTypeError, UserValueError
-from agentloop.models import AnthropicModel, LocalModel, OpenAIChatModel, registry
+from agentloop.models import AnthropicModel, GeminiModel, HttpModel, LocalModel, OpenAIChatModel, registry
 from agentloop.models._shared import Shared
 from agentloop.models.registry import Providers, resolve_model
 
@@ -55,6 +56,30 @@ def test_an_agent_is_defined_with_a_model_before_any_event_loop_runs(model: Mode
     assert Agent(name="a", model=model).model is model
 
 
+def test_gemini_has_its_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is behind its vendor's Chat Completions, with a key of its own."""
+    monkeypatch.setenv("GEMINI_API_KEY", "g-key")
+    monkeypatch.setenv("OPENAI_API_KEY", "o-key")
+    model = resolve_model("gemini:gemini-x")
+    assert isinstance(model, GeminiModel)
+    assert model.base_url == "https://generativelanguage.googleapis.com/v1beta/openai"
+    assert model._headers["authorization"] == "Bearer g-key"
+
+
+def test_an_installed_package_brings_a_prefix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its entry point is the function that makes the model; the list of prefixes has it."""
+    info = tmp_path / "parrots-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: parrots\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[agentloop.models]\nparrot = edges.parrot:make_parrot\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    model = resolve_model("parrot:polly")
+    assert isinstance(model, HttpModel)
+    assert (model.name, model.base_url) == ("polly", "https://api.parrot.test/v1")
+    with pytest.raises(UserValueError, match=r"Did you mean 'parrot:'.*parrot:NAME"):
+        resolve_model("parot:polly")
+
+
 def test_the_messages_interface_has_its_prefix() -> None:
     """The vendor's own service is the default."""
     model = resolve_model("anthropic:claude-x")
@@ -89,7 +114,10 @@ def test_a_given_client_is_used() -> None:
 @pytest.mark.parametrize(
     ("text", "match"),
     [
-        ("openai-chta:m", r"Did you mean 'openai-chat:'\?.*openai-chat:NAME, anthropic:NAME, local:NAME, URL#NAME"),
+        (
+            "openai-chta:m",
+            r"Did you mean 'openai-chat:'\?.*openai-chat:NAME, anthropic:NAME, .*oci:NAME, local:NAME, URL#NAME",
+        ),
         ("gpt-x", "'gpt-x' is no known.*did you mean 'openai-chat:gpt-x'.*openai-chat:NAME"),
         ("local", "Did you mean 'local:'"),
         ("", "''"),
