@@ -217,7 +217,7 @@ def _stream(
     if journal is not None and not isinstance(journal, Journal):
         raise UserTypeError(f"journal: a Journal is needed, not {journal!r}")
     config = _USUAL if options.get("run_config") is None else check_run_config(options["run_config"])
-    handlers = _check_handlers(options.get("error_handlers"))
+    handlers = {} if options.get("error_handlers") is None else _check_handlers(options["error_handlers"])
     kept = _kept(options)
     if _is_state(given):
         from agentloop._engine.resume import resume_from
@@ -241,7 +241,7 @@ def _stream(
         usual_turns if max_turns is ... else max_turns,
         config.timeout,
         start.changed,
-        _trace_opener(config),
+        None if not config.instruments else _trace_opener(config),
         open_journal,
     )
 
@@ -288,9 +288,7 @@ def _kept(options: Mapping[str, Any]) -> ServerConversation | None:
     return ServerConversation(conversation_id=conversation_id, previous_response_id=previous_response_id)
 
 
-def _check_handlers(handlers: Mapping[str, ErrorHandler] | None) -> Mapping[str, ErrorHandler]:
-    if handlers is None:
-        return {}
+def _check_handlers(handlers: Mapping[str, ErrorHandler]) -> Mapping[str, ErrorHandler]:
     check("error_handlers", NAMES.needs("a mapping of callables by name is needed", is_a(Mapping)), handlers)
     for name, handler in handlers.items():
         if name not in HANDLERS:
@@ -313,8 +311,9 @@ def _make_run(
     runtime = current_runtime()
     effects = config.effects or _LIVE
     log = Log(start.fold, tuple(config.instruments))
-    log.wall = getattr(effects, "wall", time.time)
-    log.expect = getattr(effects, "expect", None)
+    if effects is not _LIVE:
+        log.wall = getattr(effects, "wall", time.time)
+        log.expect = getattr(effects, "expect", None)
     begun = start.fold.started
     run_context: RunContext[Any] = RunContext(
         context=context,
@@ -333,7 +332,9 @@ def _make_run(
     )
     settings = RunSettings(
         config=config,
-        threads=Threads(config.tool_execution.max_threads, runtime.threads if runtime else shared.threads),
+        make_threads=functools.partial(
+            Threads, config.tool_execution.max_threads, runtime.threads if runtime else shared.threads
+        ),
         hooks=hooks,
         error_handlers=handlers,
         session=_follow_session(session, start.fold) if session is not None else None,
@@ -343,6 +344,7 @@ def _make_run(
     )
     return LiveRun(
         tree=tree,
+        append=log.append,
         settings=settings,
         state=start.fold,
         agent=start.agent,
@@ -375,7 +377,7 @@ def _trace_opener(config: RunConfig) -> Callable[[LiveRun], Awaitable[Trace]] | 
 
     Without one no span is made at all, so that a run pays nothing for them.
     """
-    if config.tracing_disabled or not config.instruments:
+    if config.tracing_disabled:
         return None
     watched = ("on_span_start", "on_span_end", "on_trace_start", "on_trace_end")
     wanted = any(
@@ -439,10 +441,9 @@ async def resolve_model(run: LiveRun, given: object) -> Model:
 
         providers: Providers = await run.tree.resources.get(Providers)
         return await providers.open(given)
-    # `isinstance` with a protocol is slow; a class that inherits from it is found in the MRO.
-    if Model not in type(given).__mro__ and not isinstance(given, Model):
+    if not isinstance(given, Model):
         raise UserTypeError(f"model: a Model or a model string is needed, not {given!r}")
-    model = cast(Model, given)
+    model = given
     if model.is_open:
         return model
     if model.holds_resources:

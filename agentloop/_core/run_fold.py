@@ -35,6 +35,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import attrs
@@ -200,11 +201,11 @@ _CALLS = (ToolCall, HandoffCall)
 _MAY_HOLD_SECRETS = OF_CALLS | {r.RunEnded}
 
 
-_MAY_BRING_SECRETS: dict[type, Callable[[Any], bool]] = {
+_MAY_BRING_SECRETS: dict[type, Callable[[Any], Any]] = {
     r.RunStarted: lambda record: bring_secrets(record.input),
     r.InputAdded: lambda record: bring_secrets(record.items),
     r.ModelResponded: lambda record: bring_secrets(record.response.items),
-    r.CallSettled: lambda record: bool(record.outcome.secret),
+    r.CallSettled: attrgetter("outcome.secret"),
 }
 
 
@@ -425,7 +426,7 @@ class RunFold:
         """Append *record* and fold it, in one synchronous step. Return it as appended: with its `secret` flags set."""
         kind = type(record)
         if not self.holds_secrets and kind in _MAY_BRING_SECRETS:
-            self.holds_secrets = _MAY_BRING_SECRETS[kind](record)
+            self.holds_secrets = bool(_MAY_BRING_SECRETS[kind](record))
         if self.holds_secrets and kind in _MAY_HOLD_SECRETS:
             record = self._set_secret(record)
         self.records.append(record)

@@ -67,7 +67,8 @@ async def _check_output(run: LiveRun, output: Any, made_by: str | None = None) -
     if run.settings.config.output_guardrails or agent.output_guardrails:
         await _judge(run, output, made_by)
     await checkpoint_if_cancelled()  # the last one: from here on the output is accepted
-    await save(run)
+    if run.settings.session is not None:
+        await save(run)
     return output
 
 

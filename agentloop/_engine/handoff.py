@@ -100,7 +100,7 @@ async def _choose_shown(run: LiveRun, handoff: Handoff, handed: HandedOff) -> tu
         return None
     if run.settings.server is not None:
         if "nest_handoff_history" not in run.tree.warned:
-            run.tree.warned.add("nest_handoff_history")
+            run.tree.warned["nest_handoff_history"] = None
             logger.warning("the provider keeps the conversation: nest_handoff_history has no effect")
         return None
     return "nested_history", nest_history([*run.state.history, *answers], DEFAULT_WRAPPER if nest is True else nest)

@@ -61,14 +61,13 @@ from agentloop._engine.run_result import attach_run_data
 from agentloop._engine.runtime.backend import (
     absorb_own_cancel,
     cancelled_types,
-    cancelling,
     checkpoint_if_cancelled,
     is_closing,
-    own_task,
+    own_task_and_count,
     raise_native_cancel,
     self_cancelled,
 )
-from agentloop._engine.runtime.live_run import LiveRun
+from agentloop._engine.runtime.live_run import LiveEffects, LiveRun, new_id
 from agentloop._engine.turn_calls import plan_turn, settle
 from agentloop.effects import NewId
 from agentloop.exceptions import RunTimeout, StateError
@@ -96,7 +95,7 @@ async def drive(run: LiveRun) -> FinishedRun:
             action = await ask_behavior(run) or turn_or_give_up(run.state)
         match action:
             case RequestModel():
-                if (ended := await _check_turn_end(run)) is not None:
+                if _may_stop(run) and (ended := await _check_turn_end(run)) is not None:
                     return ended
                 view = await _begin_turn(run)
                 if run.state.input_guards_due and (guards := guards_missing(run)):
@@ -133,6 +132,13 @@ async def _ensure_view(run: LiveRun) -> TurnView:
     return run.turn.view
 
 
+def _may_stop(run: LiveRun) -> bool:
+    """Tell whether `_check_turn_end` has something to check: in a plain run it mostly hasn't."""
+    settings = run.settings
+    watched = settings.stop_when is not None or settings.config.loop_detection is not None
+    return watched or run.stop_after_turn or run.tree.log.events is not None
+
+
 async def _check_turn_end(run: LiveRun) -> FinishedRun | None:
     """Return the end of the run if it stops between two turns, else None. Waits for a slow consumer of the stream."""
     if not run.stop_after_turn:
@@ -162,7 +168,8 @@ async def _begin_turn(run: LiveRun) -> TurnView:
         UsageLimitExceeded: a budget is spent.
         StateError: the run's secret input is not available.
     """
-    run.check_request()
+    if run.settings.budget is not None or run.parent is not None:
+        run.check_request()
     if run.state.gaps:
         raise StateError(
             f"run {run.context.run_id} needs its secret input, which was stored as digests, or sealed by a codec that "
@@ -173,9 +180,8 @@ async def _begin_turn(run: LiveRun) -> TurnView:
     path, turn, at = run.here()
     if not run.state.turn_open:  # else the turn began in an earlier run segment, and got no answer
         turn += 1
-    guards = [] if run.state.input_accepted else input_guardrails(run)
-    judges = tuple([guard.name for guard in guards])
-    run.append(TurnStarted(path, turn, at, run.agent_key, view.tool_names, view.handoff_names, judges))
+    judges = () if run.state.input_accepted else tuple([guard.name for guard in input_guardrails(run)])
+    run.append(TurnStarted(path, turn, at, run.tree.graph.key(run.agent), view.tool_names, view.handoff_names, judges))
     if run.tree.log.journal is not None:
         await run.tree.log.journal.durable()
     return view
@@ -228,7 +234,7 @@ async def execute(run: LiveRun, segment: RunSegment) -> FinishedRun:
         run.scope = anyio.CancelScope()
     if run.scope is not None and segment.timeout is not None:
         run.scope.deadline = anyio.current_time() + segment.timeout
-    task, count = own_task(), cancelling()
+    task, count = own_task_and_count()
     ended: FinishedRun | None = None
     try:
         with run.scope or _UNBOUNDED:
@@ -287,7 +293,8 @@ async def _enter(run: LiveRun, segment: RunSegment) -> None:
 async def _begin(run: LiveRun, given: tuple[Item, ...], max_turns: int | None, trace: Trace | None) -> None:
     """Append `RunStarted`, with the session's items loaded, and call the start hooks of the first agent."""
     if not run.context.run_id:
-        run.context.run_id = await run.tree.effects.perform(NewId())
+        effects = run.tree.effects
+        run.context.run_id = new_id() if type(effects) is LiveEffects else await effects.perform(NewId())
     path, _, at = run.here()
     server = run.settings.server
     started = RunStarted(

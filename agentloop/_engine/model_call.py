@@ -282,7 +282,9 @@ async def _read_response(run: LiveRun, view: TurnView, request: ModelRequest, at
     items: list[Item] = []
     path, turn, events = run.state.path, run.state.turn, run.tree.log.events
     # Fixed for the whole response: buffers of this run exist before it starts and until it has ended.
-    audience = [buffer for buffer in run.tree.log.buffers() if buffer.hears(path)]
+    log = run.tree.log
+    heard = events is not None or log.listeners
+    audience = [buffer for buffer in log.buffers() if buffer.hears(path)] if heard else []
     held = run.turn.guards_settled if audience and run.settings.config.hold_text_until_guarded else None
     async with view.model.stream(request) as stream:
         async for event in stream:

@@ -196,14 +196,17 @@ def _make_nested_run(outer: LiveRun, call: ToolCall, body: AgentCall, config: Ru
     if state is None:
         state = outer.state.nested[call_id] = RunFold((*outer.path, call_id), limits=config.json_limits)
     agent = body.agent if state.started is None else outer.tree.graph.get(state.agent)
-    threads = outer.settings.threads
-    if config is not outer.settings.config:
-        threads = Threads(config.tool_execution.max_threads, outer.settings.threads)
+    around = outer.settings
+
+    def make_threads() -> Threads:
+        own = config is not around.config
+        return Threads(config.tool_execution.max_threads, around.threads) if own else around.threads
+
     # An inherited condition is the outer run's: it is checked between that run's turns.
     stop_when = config.stop_when if body.run_config is not None else None
     settings = RunSettings(
         config=config,
-        threads=threads,
+        make_threads=make_threads,
         session=SessionProgress.of(body.session, state) if body.session is not None else None,
         budget=_make_budget(config, outer, state) if body.run_config is not None else outer.settings.budget,
         stop_when=as_condition(stop_when) if stop_when is not None else None,
@@ -211,6 +214,7 @@ def _make_nested_run(outer: LiveRun, call: ToolCall, body: AgentCall, config: Ru
     )
     run = LiveRun(
         tree=outer.tree,
+        append=outer.append,
         settings=settings,
         state=state,
         agent=agent,

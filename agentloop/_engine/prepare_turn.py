@@ -19,6 +19,7 @@ from agentloop._core.turn_view import Definitions, TurnView
 from agentloop._engine.runtime.backend import checkpoint_if_cancelled
 from agentloop._engine.runtime.callbacks import call_user, gather
 from agentloop._engine.runtime.live_run import LiveRun
+from agentloop.abc import Model
 from agentloop.agents import settings_for
 from agentloop.context import Callback
 from agentloop.exceptions import ModelTimeoutError, ModelTransportError, UserError, UserTypeError
@@ -71,7 +72,7 @@ async def prepare_turn(run: LiveRun, *, answered: bool = False) -> TurnView:
         tool_names=common.tool_names,
         handoff_names=common.handoff_names,
         shown=shown,
-        model=await _resolve_model(run),
+        model=_find_open_model(run) or await _resolve_model(run),
         input=HistoryView(run.state.history) if not answered else _find_earlier_input(run),
     )
 
@@ -188,7 +189,7 @@ def _find_shadowed_tools(run: LiveRun, handoffs: Sequence[Handoff], by_key: dict
 
 def _warn_once(run: LiveRun, key: str, text: str) -> None:
     if key not in run.tree.warned:
-        run.tree.warned.add(key)
+        run.tree.warned[key] = None
         logger.warning("%s", text)
 
 
@@ -246,6 +247,16 @@ def _index_tools(run: LiveRun, tools: list[FunctionTool]) -> dict[str, FunctionT
             _warn_once(run, tool.lookup_key, f"{text}; the last is used")
         by_key[tool.lookup_key] = tool
     return by_key
+
+
+def _find_open_model(run: LiveRun) -> Model | None:
+    """Return the model of the agent at work if it is a model that is open: then nobody has to be asked or awaited."""
+    given: Any = run.settings.config.model if run.settings.config.model is not None else run.agent.model
+    # `isinstance` with a protocol is slow; a class that inherits from it is found in the MRO.
+    if Model in type(given).__mro__ and given.is_open:
+        model: Model = given
+        return model
+    return None
 
 
 async def _resolve_model(run: LiveRun) -> Any:

@@ -31,8 +31,6 @@ _NO_GUARDRAIL_RESULTS: dict[str, Any] = {
 def _collect_guardrail_results(run: LiveRun) -> dict[str, Any]:
     """Return the results of guardrails by field: the run's in declaration order, those of calls in model order."""
     state = run.state
-    if not state.guardrails:
-        return _NO_GUARDRAIL_RESULTS
     by_stage: dict[str, list[Any]] = {"input": [], "output": [], "tool_input": [], "tool_output": []}
     positions = {call_id: position for position, call_id in enumerate(state.calls)}
     from agentloop._engine.stored_guardrail_results import restored_result
@@ -60,7 +58,7 @@ def run_data_of(run: LiveRun) -> RunData:
         last_agent=run.agent,
         context=run.context.context,
         **_collect_fields(run.state, run.tree.log.state),
-        **_collect_guardrail_results(run),
+        **(_collect_guardrail_results(run) if run.state.guardrails else _NO_GUARDRAIL_RESULTS),
     )
 
 
@@ -71,10 +69,12 @@ def result_of(run: LiveRun) -> RunResult[Any]:
     # Taken out first, so that a stored result holds the run's data and not the run.
     agent, state, tree, context = run.tree.graph.root, run.state, run.tree.log.state, run.context.context
     converter = run.settings.config.converter
+    judged = _collect_guardrail_results(run) if run.state.guardrails else _NO_GUARDRAIL_RESULTS
 
     def make_rest() -> dict[str, Any]:
         return {
             **_collect_fields(state, tree),
+            **judged,
             "last_response_id": state.last_response_id,
             "interruptions": tuple(state.interruptions()),
             "_history": valid_history(state.history),
@@ -93,7 +93,6 @@ def result_of(run: LiveRun) -> RunResult[Any]:
         last_agent=run.agent,
         context=context,
         _state=to_state,
-        **_collect_guardrail_results(run),
     )
     if run.parent is not None:
         result._complete()  # the tree's usage is to be that of this moment

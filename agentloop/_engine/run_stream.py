@@ -92,6 +92,23 @@ class RunStream(Generic[OutputT]):
     error is its context.
     """
 
+    __slots__ = (
+        "__weakref__",
+        "_ended",
+        "_entry",
+        "_error",
+        "_error_raised",
+        "_events",
+        "_has_begun",
+        "_is_over",
+        "_live",
+        "_nursery",
+        "_plain",
+        "_scope",
+        "_start",
+        "_subscribe",
+    )
+
     def __init__(self, start: Start, entry: RunSegment, *, subscribe: bool, plain: bool = False) -> None:
         self._start = start
         self._entry = entry
@@ -167,7 +184,7 @@ class RunStream(Generic[OutputT]):
             self._events.close()
         live.release_refs()
         if self._nursery is not None:
-            self._nursery.ring_when_empty()
+            self._nursery.leave()
 
     def _lose_task(self) -> None:
         """Fail the run: other code has cancelled one of its tasks before its first step."""

@@ -118,6 +118,12 @@ def own_task() -> asyncio.Task[object] | None:
         return None
 
 
+def own_task_and_count() -> tuple[asyncio.Task[object] | None, int]:
+    """Return `own_task()` and `cancelling()`."""
+    task = own_task()
+    return task, task.cancelling() if task is not None else 0
+
+
 def has_task_factory() -> bool:
     """Tell whether the running asyncio loop makes its tasks by a function of the application."""
     return asyncio.get_running_loop().get_task_factory() is not None

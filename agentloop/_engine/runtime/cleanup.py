@@ -21,6 +21,8 @@ class Cleanup:
     no deadline. A nested run's deadline is never later than the outer run's.
     """
 
+    __slots__ = ("_begun", "_outer", "_own", "_sections", "grace")
+
     def __init__(self, grace: float, outer: Cleanup | None = None) -> None:
         self.grace = grace
         self._outer = outer

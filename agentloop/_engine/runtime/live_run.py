@@ -11,6 +11,7 @@ import threading
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import anyio
@@ -69,11 +70,16 @@ class LiveEffects:
             case e.Now():
                 return time.time()
             case e.NewId():
-                return os.urandom(16).hex()
+                return new_id()
             case e.Random():
                 return uuid.uuid4().int / 2**128
             case _:
                 return await effect.do()
+
+
+def new_id() -> str:
+    """Return a new id, as the live effects do: the run's own is made without the coroutine of `perform`."""
+    return os.urandom(16).hex()
 
 
 @attrs.define(eq=False)
@@ -175,7 +181,7 @@ class RunTree:
     """The nested runs, by path."""
     asking: dict[tuple[tuple[str, ...], str], ApprovalRequested] = attrs.field(factory=dict)
     """Possible requests for approval, of calls whose policies or callbacks still run."""
-    warned: set[str] = attrs.field(factory=set)
+    warned: dict[str, None] = attrs.field(factory=dict)
     """Keys of the warnings that were logged already: each is logged once."""
 
 
@@ -184,7 +190,7 @@ class RunSettings:
     """The settings of one run. No field is assigned anew after the run has been made."""
 
     config: RunConfig
-    threads: Threads
+    make_threads: Callable[[], Threads]
     hooks: RunHooks | None = None
     error_handlers: Mapping[str, Callback] = attrs.field(factory=dict)
     session: SessionProgress | None = None
@@ -194,6 +200,11 @@ class RunSettings:
     stop_when: Condition | None = None
     redacts_errors: bool = False
     """True if no text may show the message of an error of this run: it is nested in a call with secret arguments."""
+
+    @cached_property
+    def threads(self) -> Threads:
+        """The worker threads of the run, made at first use: most runs have no sync body."""
+        return self.make_threads()
 
 
 @attrs.define(eq=False)
@@ -214,6 +225,8 @@ class LiveRun:
     """
 
     tree: RunTree
+    append: Callable[[Record], None]
+    """Append a record to the log of the tree; never waits. The log's own method: there are several records a turn."""
     settings: RunSettings
     state: RunFold
     agent: Agent[Any, Any]
@@ -263,10 +276,6 @@ class LiveRun:
     def here(self) -> tuple[tuple[str, ...], int, float]:
         """Return the first fields of every record: path, turn and wall-clock time."""
         return self.state.path, self.state.turn, self.tree.log.wall()
-
-    def append(self, record: Record) -> None:
-        """Append *record* to the log of the tree. Never waits."""
-        self.tree.log.append(record)
 
     def check_request(self) -> None:
         """Check that every budget that has to pay for one more model request allows it.

@@ -28,6 +28,20 @@ class Log:
     Owned by the root run; every run of the tree appends to it, on one event loop.
     """
 
+    __slots__ = (
+        "_instruments",
+        "_warned",
+        "events",
+        "expect",
+        "instrument_error",
+        "journal",
+        "listeners",
+        "on_instrument_error",
+        "spans",
+        "state",
+        "wall",
+    )
+
     def __init__(self, state: RunFold, instruments: tuple[Instrument, ...]) -> None:
         self.state = state
         self.events: EventBuffer | None = None
@@ -44,7 +58,7 @@ class Log:
         self.on_instrument_error: Callable[[], None] | None = None
         """The function that ends the run after an instrument has broken it. Set while the run is under way."""
         self._instruments = instruments
-        self._warned: set[int] = set()
+        self._warned: tuple[int, ...] = ()
 
     def append(self, record: Record) -> None:
         """Append *record*: fold it, then pass it to the journal, the instruments, the spans and the event buffers.
@@ -87,7 +101,7 @@ class Log:
                 if not isinstance(error, (Exception, *cancelled_types())):
                     self._break(error)
                 elif id(instrument) not in self._warned:
-                    self._warned.add(id(instrument))
+                    self._warned += (id(instrument),)
                     logger.warning("instrument %r failed in %s", instrument, method, exc_info=True)
 
     def _break(self, error: BaseException) -> None:

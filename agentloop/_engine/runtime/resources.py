@@ -72,6 +72,8 @@ async def _host(held: _HeldResource) -> None:
 class Resources:
     """The resources of one run; owned by it. *outer* starts the tasks that hold those of a nested run."""
 
+    __slots__ = ("_closed", "_held", "spawn")
+
     def __init__(self, outer: Resources | None = None) -> None:
         self.spawn: Callable[[Work, Any, str], None] | None = outer.spawn if outer is not None else None
         """The function that starts a task `work(on)`, by name, which outlives the run's bodies. Set when the run's

@@ -123,6 +123,10 @@ class TurnNursery(Protocol):
         """Wake the owner, if it waits."""
         ...
 
+    def leave(self) -> None:
+        """Let the owner go on without the current task, a member's, in its last step."""
+        ...
+
     def ring_when_empty(self) -> None:
         """Wake the owner, which only needs to leave the nursery: at once, or when the members' tasks have ended."""
         ...
@@ -316,6 +320,11 @@ class _BareTasks:
         if wakeup is not None and not wakeup.done() and not self._loop.is_closed():
             wakeup.set_result(None)
 
+    def leave(self) -> None:
+        # A pass of the loop earlier than the callback of the task's end: that is 3 µs of a run of one turn.
+        self._members.pop(cast(Task, own_task()), None)
+        self.ring_when_empty()
+
     def ring_when_empty(self) -> None:
         if not self._members:
             self.ring()
@@ -349,7 +358,8 @@ class _BareTasks:
                 inner.cancel()
 
     def _forget(self, task: Task) -> None:
-        del self._members[task]
+        if self._members.pop(task, self) is self:
+            return  # it has left
         if task.cancelled():
             if not self.ended:
                 self.cancel()
@@ -407,7 +417,7 @@ class _Grouped:
     def ring(self) -> None:
         self._wakeup.ring()
 
-    ring_when_empty = ring
+    ring_when_empty = leave = ring
 
     async def wait(self, until: float) -> None:
         if until == math.inf:
