@@ -8,11 +8,13 @@ from typing import Any
 import attrs
 import msgspec
 
+_ENCODER = msgspec.json.Encoder(enc_hook=repr, order="deterministic")
+
 
 def digestible(value: Any) -> bytes:
     """Return *value* as bytes for a digest: JSON, attrs objects and Structs as JSON, anything else as its `repr`."""
     try:
-        return msgspec.json.encode(value, enc_hook=repr, order="deterministic")
+        return _ENCODER.encode(value)
     except UnicodeEncodeError:  # half a surrogate pair, which models and tools may produce
         return json.dumps(value, default=_plain, sort_keys=True).encode()
 

@@ -82,6 +82,8 @@ class CallState:
     cut: CallOutcome | None = None
     """The outcome from an earlier run segment that was cancelled from outside; the call is due again."""
     released: bool = False
+    item: ToolOutput | None = None
+    """The output as an item of the run, once it is released."""
     approval: r.ApprovalRequested | None = None
     verdict: r.VerdictGiven | None = None
 
@@ -415,7 +417,7 @@ class RunFold:
         if self._digest is None:
             self._digest = hashlib.sha256()
         for item in self.history[self._digested :]:
-            self._digest.update(digestible([type(item).__name__, item]))
+            self._digest.update(digestible((type(item).__name__, item)))
         self._digested = len(self.history)
         text: str = self._digest.hexdigest()
         return text[:32]
@@ -518,7 +520,7 @@ class RunFold:
         # Calls that the caller or a deadline cut are due again, in the same batch, so releasing starts again.
         for call in self.batch:
             if call.outcome is not None and call.outcome.cancelled_by in FROM_ABOVE:
-                call.cut, call.outcome, call.released = call.outcome, None, False
+                call.cut, call.outcome, call.released, call.item = call.outcome, None, False, None
         self.released, self.released_late = 0, None
         self._release()
 
@@ -688,18 +690,14 @@ class RunFold:
         if outcome is not None and outcome.output is not None:
             made, failed = call.call, outcome.status not in SUCCESSES
             output = ToolOutput(made.call_id, outcome.output, kind=made.kind, is_error=failed, secret=outcome.secret)
+            call.item = output
             self.new_items.append(output)
             released.append(output)
 
     def _batch_ended(self, record: r.BatchEnded) -> None:
         for call in self.batch:
-            outcome = call.outcome
-            if outcome is not None and outcome.output is not None:
-                made, failed = call.call, outcome.status not in SUCCESSES
-                output = ToolOutput(
-                    made.call_id, outcome.output, kind=made.kind, is_error=failed, secret=outcome.secret
-                )
-                self.history.append(output)
+            if call.item is not None:
+                self.history.append(call.item)
         self.batch_open = False
         if self.batch and self.agent not in self.tool_users:
             self.tool_users |= {self.agent}

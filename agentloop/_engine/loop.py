@@ -101,7 +101,7 @@ async def drive(run: LiveRun) -> FinishedRun:
                 if run.state.input_guards_due and (guards := guards_missing(run)):
                     await guarded(run, guards, partial(call_model, run, view))
                 else:
-                    await call_model(run, view)
+                    await call_model(run, view, checked=True)
             case Settle():
                 view = await _ensure_view(run)
                 await settle(run, view, await plan_turn(run, view))
@@ -164,6 +164,8 @@ async def _check_turn_end(run: LiveRun) -> FinishedRun | None:
 async def _begin_turn(run: LiveRun) -> TurnView:
     """Check budget and secrets, prepare the turn, append `TurnStarted` and wait until it is durable; return the view.
 
+    The last thing done before it returns that may wait, or that calls the application, is followed by a checkpoint.
+
     Raises:
         UsageLimitExceeded: a budget is spent.
         StateError: the run's secret input is not available.
@@ -182,8 +184,11 @@ async def _begin_turn(run: LiveRun) -> TurnView:
         turn += 1
     judges = () if run.state.input_accepted else tuple([guard.name for guard in input_guardrails(run)])
     run.append(TurnStarted(path, turn, at, run.tree.graph.key(run.agent), view.tool_names, view.handoff_names, judges))
-    if run.tree.log.journal is not None:
-        await run.tree.log.journal.durable()
+    log = run.tree.log
+    if log.journal is not None:
+        await log.journal.durable()
+    if log.journal is not None or log.is_watched:
+        await checkpoint_if_cancelled()
     return view
 
 

@@ -9,7 +9,7 @@ import hashlib
 import logging
 import math
 from collections.abc import Awaitable, Callable, Coroutine
-from functools import cache, partial
+from functools import partial
 from operator import is_
 from typing import Any
 
@@ -41,8 +41,8 @@ logger = logging.getLogger("agentloop")
 _SHOWS_NOTHING = (m.ResponseStarted, m.Raw, m.ResponseDone)
 
 
-async def call_model(run: LiveRun, view: TurnView) -> None:
-    """Request the turn's response from the model and append it.
+async def call_model(run: LiveRun, view: TurnView, *, checked: bool = False) -> None:
+    """Request the turn's response from the model and append it. *checked*: the last thing done was a checkpoint.
 
     Cancellation: the response is closed before the cancellation continues; the request still counts in the usage.
 
@@ -52,10 +52,14 @@ async def call_model(run: LiveRun, view: TurnView) -> None:
     request = _make_request(run, view)
     if run.settings.config.call_model_input_filter is not None:
         request = await _filter_request(run, run.settings.config.call_model_input_filter, request)
+        checked = False
     run.context.turn_input = request.items
     for hooks in (run.settings.hooks, run.agent.hooks):
         if hooks is not None:
             await resolved(hooks.on_llm_start(run.context, run.agent, request.system, request.items))
+            checked = False
+    if not checked:
+        await checkpoint_if_cancelled()  # a request that is never made must not be counted
     response = await _request_response(run, view, request)
     items = _classify_items(run, view, response.items)
     if items is not response.items:
@@ -94,7 +98,6 @@ async def _request_response(run: LiveRun, view: TurnView, request: ModelRequest)
     """
     attempt = _Attempt(1)
     while True:
-        await checkpoint_if_cancelled()  # a request that is never made must not be counted
         run.append(ModelRequested(*run.here(), _digest_request(run, view, request), attempt.number))
         try:
             return await _begin_attempt(run, view, request, attempt)
@@ -110,6 +113,7 @@ async def _request_response(run: LiveRun, view: TurnView, request: ModelRequest)
                 raise
         await run.tree.effects.perform(e.Sleep(delay))
         run.check_request()
+        await checkpoint_if_cancelled()  # as before the first attempt
         attempt = _Attempt(attempt.number + 1)
 
 
@@ -219,19 +223,21 @@ def _classify_items(run: LiveRun, view: TurnView, items: tuple[Item, ...]) -> tu
     """Return a response's items with calls of handoffs as `HandoffCall`, and other calls with their secrets marked."""
     if not [item for item in items if isinstance(item, ToolCall)]:
         return items
-    # Made at most once, when a call needs it: a response may hold any number of unknown names.
-    every = cache(lambda: [{tool.lookup_key: tool for tool in agent.functions} for agent in run.tree.graph.agents()])
-    made = tuple([_classify_call(view, item, every) if isinstance(item, ToolCall) else item for item in items])
+    others: list[dict[str, FunctionTool]] = []
+    made = tuple([_classify_call(run, view, item, others) if isinstance(item, ToolCall) else item for item in items])
     return items if all(map(is_, made, items)) else made
 
 
-def _classify_call(view: TurnView, call: ToolCall, every: Callable[[], list[dict[str, FunctionTool]]]) -> Item:
+def _classify_call(run: LiveRun, view: TurnView, call: ToolCall, others: list[dict[str, FunctionTool]]) -> Item:
+    """Return *call* as `_classify_items` says. *others* gets all agents' tools by key, once a call needs them."""
     if call.namespace is None and call.name in view.handoff_names:
         return HandoffCall(call.call_id, call.name, call.arguments, provider_data=call.provider_data)
     tool = find_tool(view.by_key, call.name, call.namespace)
     if tool is None:
         # A tool that isn't shown now, or is another agent's: its call won't run but is in the log, so mark its secrets.
-        known = [find_tool(tools, call.name, call.namespace) for tools in every()]
+        if not others:  # once for the response: it may hold any number of unknown names
+            others += [{tool.lookup_key: tool for tool in agent.functions} for agent in run.tree.graph.agents()]
+        known = [find_tool(tools, call.name, call.namespace) for tools in others]
         secret = frozenset().union(*(one.secret for one in known if one is not None))
         return call.replace(secret=secret) if secret else call
     if not (tool.secret or tool.secret_output):

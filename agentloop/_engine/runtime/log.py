@@ -82,6 +82,11 @@ class Log:
         for listener in self.listeners:
             listener.record(record)
 
+    @property
+    def is_watched(self) -> bool:
+        """True if code that may cancel the run is called with each record: instruments, or a replay."""
+        return bool(self._instruments) or self.expect is not None
+
     def buffers(self) -> list[EventBuffer]:
         """Return the buffers that take signals; empty where there are none, so that no signal need be made."""
         return self.listeners if self.events is None else [self.events, *self.listeners]

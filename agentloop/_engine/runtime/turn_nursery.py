@@ -229,7 +229,7 @@ class _BareTasks:
         self._scope_class = scope_class
         self._shown = anyio.current_effective_deadline()
         self._outer = outer
-        self._inner: set[_BareTasks] = set()
+        self._inner: dict[_BareTasks, None] | None = None
 
     @property
     def relay_to_members(self) -> Relay | None:
@@ -237,7 +237,8 @@ class _BareTasks:
 
     async def __aenter__(self) -> Self:
         if self._outer is not None:
-            self._outer._inner.add(self)
+            self._outer._inner = inner = self._outer._inner or {}
+            inner[self] = None
         return self
 
     async def __aexit__(
@@ -267,7 +268,7 @@ class _BareTasks:
         finally:
             self.ended = True  # a copy of the context, in which a member's child asks, may outlive the nursery
             if self._outer is not None:
-                self._outer._inner.discard(self)
+                (self._outer._inner or {}).pop(self, None)
             del self._owner, self._on_lost, self._error
             del error, leaving  # else: error, its traceback, this frame, error
 
@@ -354,7 +355,7 @@ class _BareTasks:
             for member in list(self._members.values()):
                 if member is not None:
                     member.scope.cancel()
-            for inner in list(self._inner):
+            for inner in tuple(self._inner or ()):
                 inner.cancel()
 
     def _forget(self, task: Task) -> None:
