@@ -44,7 +44,7 @@ from agentloop._core.plan import read_arguments
 from agentloop._engine.calls.approval import denial
 from agentloop._engine.calls.cancelled_by import cancelled_result, decide_end
 from agentloop._engine.calls.outcome import Converted, convert, raisable, record_body_end
-from agentloop._engine.calls.scheduler import LiveCall, sibling_cancelled_text
+from agentloop._engine.calls.scheduler import BodyRun, LiveCall, Timer
 from agentloop._engine.calls.tool_context import call_context
 from agentloop._engine.calls.tool_guardrails import InputJudged, judge_input
 from agentloop._engine.runtime import body_result as end
@@ -65,7 +65,7 @@ from agentloop._engine.runtime.interrupts import interruptible, uninterrupted
 from agentloop.context import ToolContext
 from agentloop.exceptions import EarlierFailure
 from agentloop.outcomes import CallOutcome
-from agentloop.records import CallStarted
+from agentloop.records import BodyEnded, CallStarted
 from agentloop.spans import set_current_span
 from agentloop.tools import AgentCall, PythonBody, RawBody
 
@@ -88,7 +88,8 @@ async def run_call(live: LiveCall) -> None:
     failure: Failure | None = None
     try:
         try:
-            result = _restore_result(live) if live.body is not None else await _run_in_scope(live, task)
+            body = live.earlier.body
+            result = await _run_in_scope(live, task) if body is None else _restore_result(live, body)
             done = _settle_at_once(live, result)
         except BaseException as error:  # noqa: ASYNC103 - no cancellation: those are results
             if is_closing(task):
@@ -97,7 +98,7 @@ async def run_call(live: LiveCall) -> None:
         if isinstance(result, end.RunEnding):
             if anyio.current_effective_deadline() > -math.inf:
                 uncancel_to(0)  # no scope is around a bare task now, so what is counted is the body's own
-            await _settle_cancelled(live)  # shielded inside: it needs no scope, which would be cancelled anyway
+            await _settle_cancelled(live, result.error)  # shielded inside: a scope would be cancelled anyway
         elif not done:
             with live.batch.nursery.settling(live):
                 await _settle_by(live, result, task)
@@ -153,11 +154,9 @@ async def _check_in_time() -> None:
             await checkpoint_if_cancelled()
 
 
-def _restore_result(live: LiveCall) -> end.Ending:
+def _restore_result(live: LiveCall, body: BodyEnded) -> end.Ending:
     """Return the body result that an earlier run segment recorded; it ended before the call had settled."""
-    body = live.body
-    assert body is not None
-    live.body_finished = True
+    live.body = BodyRun(None, finished=True)
     if body.failed:
         # A fatal error is no output of the body: the tool's failure policy must not answer it.
         error = EarlierFailure(body.error or "the body failed", fatal=body.fatal)
@@ -210,9 +209,10 @@ async def _run_in_scope(live: LiveCall, task: object) -> end.Ending:
         live.redact_error(result.error)
     if isinstance(result, end.Returned) and live.tool.secret_output:
         live.gave_secret = True
-    late = live.timeout_at < math.inf and anyio.current_time() >= live.timeout_at
-    if live.phase == "body":
-        live.body_ended_at = live.run.tree.log.wall()
+    body, late = live.body, False
+    if body is not None and live.phase == "body":
+        late = body.timer is not None and anyio.current_time() >= body.timer.ends_at
+        body.ended_at = live.run.tree.log.wall()
         settles_now = isinstance(result, end.Returned) and not late and (live.plain or _settles_with_body(live))
         if isinstance(result, _UNCANCELLED) and not settles_now:
             record_body_end(live, result)
@@ -228,11 +228,11 @@ async def _prepare_body(live: LiveCall) -> end.Ending | None:
     run, tool = live.run, live.tool
     if live.cause is not None:
         return cancelled_result(live)
-    if live.announced:
+    if live.earlier.announced:
         return None
-    if live.cost_error is not None:
-        raise live.cost_error
-    if live.over_budget:
+    if live.charge is not None and live.charge.error is not None:
+        raise live.charge.error
+    if live.charge is not None and live.charge.reservation is None:
         text = f"Tool '{tool.name}' was not started: the run's budget is spent."
         return end.Refused(CallOutcome(status="skipped", output=text, ended_at=run.tree.log.wall()))
     if not (_is_exposed(live) and (tool.is_enabled is True or await _check_enabled(live))):
@@ -302,7 +302,9 @@ def _start_plain(live: LiveCall) -> Awaitable[Any]:
         journal.check()  # it never waits, so the start is durable unless it has failed
     live.phase = "body"
     context = call_context(live) if body.schema.context_parameter is not None else None
-    live.coro = coro = _call_plain(bound, body.fn, context)
+    coro = _call_plain(bound, body.fn, context)
+    if live.body is not None:
+        live.body.coro = coro
     return coro
 
 
@@ -316,28 +318,31 @@ async def _run_body(live: LiveCall) -> end.Ending:
     """Do steps 10 to 12: record the start, call the start hooks, run the body."""
     run, context = live.run, call_context(live)
     try:
-        if live.announced:
-            live.started_at, live.started_clock = run.tree.log.wall(), live.batch.nursery.now()
+        if live.earlier.announced:
+            body = live.body = BodyRun(run.tree.log.wall())
+            live.clock = live.batch.nursery.now()
         else:
-            _append_start(live)
+            body = _append_start(live)
             await _announce_start(live, context)
         live.phase = "body"
-        _start_timeouts(live)
+        body.timer = _start_timer(live)
         do = _make_body_function(live, context)
-        live.coro = run.tree.effects.perform(e.CallTool(run.path, live.call_id, live.attempt, do))
-        value = await live.coro
+        body.coro = run.tree.effects.perform(e.CallTool(run.path, live.call_id, live.earlier.attempt, do))
+        value = await body.coro
     finally:
-        live.coro = None
+        if live.body is not None:
+            live.body.coro = None
         if live.place is not None and live.place.ident is None:
             run.settings.threads.give_back(live.place)  # no thread has come to it
     return value if isinstance(value, end.Paused) else end.Returned(value)
 
 
-def _append_start(live: LiveCall) -> None:
+def _append_start(live: LiveCall) -> BodyRun:
     """Do step 10: append `CallStarted`, and spend the budget reserved for the call."""
-    run, reserved = live.run, live.reservation
+    run, reserved = live.run, None if live.charge is None else live.charge.reservation
     path, turn, at = run.here()
-    live.started_at, live.started_clock = at, live.batch.nursery.now()
+    body = live.body = BodyRun(at)
+    live.clock = live.batch.nursery.now()
     run.append(
         CallStarted(
             path,
@@ -346,8 +351,8 @@ def _append_start(live: LiveCall) -> None:
             live.call_id,
             live.tool.name,
             live.arguments.text,
-            attempt=live.attempt,
-            queued_at=live.queued_at,
+            attempt=live.earlier.attempt,
+            queued_at=live.batch.queued_at,
             waited_for=live.ticket.waited_for if live.ticket is not None else (),
             idempotency_key=idempotency_key(run.tree.log.state.run_id, path, live.call_id),
             cost=f"{reserved.cost:f}" if reserved is not None and reserved.cost else None,
@@ -355,6 +360,7 @@ def _append_start(live: LiveCall) -> None:
     )
     if reserved is not None and run.settings.budget is not None:
         run.settings.budget.spend(reserved)
+    return body
 
 
 async def _announce_start(live: LiveCall, context: ToolContext[Any]) -> None:
@@ -376,18 +382,14 @@ async def _call_start_hooks(live: LiveCall, context: ToolContext[Any]) -> None:
             await resolved(hooks.on_tool_start(context, live.run.agent, live.tool))
 
 
-def _start_timeouts(live: LiveCall) -> None:
-    """Start the clocks of `timeout` and `idle_timeout`; they cover the body alone, not waiting or start hooks."""
-    tool = live.tool
-    if tool.timeout is None and tool.idle_timeout is None:
-        return
+def _start_timer(live: LiveCall) -> Timer | None:
+    """Start the clocks of `timeout` and `idle_timeout`, if the tool has one; not before the start hooks have run."""
+    limits = [seconds for seconds in (live.tool.timeout, live.tool.idle_timeout) if seconds is not None]
+    if not limits:
+        return None
     now = anyio.current_time()
-    live.idle_since = live.body_clock = now
-    live.timeout_at = now + tool.timeout if tool.timeout is not None else math.inf
-    if tool.idle_timeout is not None:
-        live.timeout_at = min(live.timeout_at, now + tool.idle_timeout)
-    if live.timeout_at < math.inf:
-        live.scope.deadline = live.timeout_at
+    live.scope.deadline = now + min(limits)
+    return Timer(now, now, live.scope.deadline)
 
 
 def _make_body_function(live: LiveCall, context: ToolContext[Any]) -> Callable[[], Any]:
@@ -427,7 +429,8 @@ async def _call_in_thread(live: LiveCall, body: PythonBody, context: ToolContext
             place, lambda: bound.call(body.fn, context), abandon=live.tool.abandon_on_cancel, late=late
         )
     finally:
-        live.abandoned = place.abandoned
+        if live.body is not None:
+            live.body.abandoned = place.abandoned
     return await resolved(value)
 
 
@@ -465,9 +468,7 @@ async def _settle(live: LiveCall, result: end.Ending) -> None:
         await _finish(live, await convert(live, result))
         return
     # A sibling's failure gives this a deadline; a cancelled parent ends it at once.
-    text = sibling_cancelled_text(live.tool.name)
-    cut = Converted(CallOutcome(status="cancelled", cancelled_by="sibling", output=text))
-    converted = cut
+    converted = cut = Converted(live.cut("sibling"))
     with live.run.cleanup.section(shield=False, on_cut=lambda: live.run.cut("post-invoke", live.call_id)):
         converted = await convert(live, result)
     if converted is cut:
@@ -505,8 +506,7 @@ def _converts_without_waiting(live: LiveCall) -> bool:
 
 async def _finish(live: LiveCall, converted: Converted) -> None:
     """Do steps 16 and 17: call the end hooks, settle. Only the cleanup deadline cuts the hooks."""
-    outcome, failure = converted.outcome, converted.failure
-    outcome = _fill_outcome(live, outcome)
+    outcome, failure = _fill_outcome(live, converted.outcome), converted.failure
     hook_error = await _call_end_hooks(live, outcome) if live.hooked else None
     if hook_error is not None:
         failed = _make_failure(live, hook_error, "post")
@@ -517,18 +517,19 @@ async def _finish(live: LiveCall, converted: Converted) -> None:
 def _fill_outcome(live: LiveCall, outcome: CallOutcome) -> CallOutcome:
     """Return *outcome* with the fields that the call knows: times, cleanup, secrecy and `body_finished`."""
     # Every field by hand: `replace`, which looks each field up by its name, costs three times as much.
+    body = live.body
     return CallOutcome(
         status=outcome.status,
         output=outcome.output,
         value=outcome.value,
-        error=outcome.error if outcome.error is not None else live.error,
+        error=outcome.error,
         cancelled_by=outcome.cancelled_by,
         reason=outcome.reason,
-        body_finished=live.body_finished,
-        abandoned=live.abandoned,
+        body_finished=body is not None and body.finished,
+        abandoned=body is not None and body.abandoned,
         custom_data=outcome.custom_data,
         cleanup=live.cleanup,
-        started_at=live.started_at,
+        started_at=None if body is None else body.started_at,
         ended_at=live.run.tree.log.wall(),
         secret=outcome.secret or live.run.state.gives_secret(live.entry.call),
     )
@@ -552,21 +553,22 @@ async def _call_end_hooks(live: LiveCall, outcome: CallOutcome) -> BaseException
     return error
 
 
-async def _settle_cancelled(live: LiveCall) -> None:
-    """Settle the call as cancelled by its parent or the deadline, if it hasn't settled: the run around it is ending."""
+async def _settle_cancelled(live: LiveCall, error: BaseException | None = None) -> None:
+    """Settle the call as cancelled by its parent or the deadline, if it hasn't settled: the run around it is ending.
+
+    *error* is that of the body's cleanup, if it had one.
+    """
     run = live.run
     run.cleanup.begin()
     if live.phase == "settled":
         return
-    by = await find_cancel_source(run)
-    outcome = CallOutcome(status="cancelled", cancelled_by=by)
-    outcome = _fill_outcome(live, outcome)
-    error: BaseException | None = None
+    outcome = _fill_outcome(live, live.cut(await find_cancel_source(run)).replace(error=error))
+    failed: BaseException | None = None
     try:
-        error = await _call_end_hooks(live, outcome) if live.hooked else None
+        failed = await _call_end_hooks(live, outcome) if live.hooked else None
     finally:  # also when the hooks are cut: the owner waits until the call has settled
         if not live.batch.closed:
-            live.batch.settle(live, outcome, None if error is None else _make_failure(live, error, "post"))
+            live.batch.settle(live, outcome, None if failed is None else _make_failure(live, failed, "post"))
 
 
 async def _settle_failed(live: LiveCall, error: BaseException) -> None:

@@ -1,20 +1,7 @@
-"""The decision who cancelled a call, where several causes meet: the rules behind `CallOutcome.cancelled_by`.
+"""The decision who cancelled a call, where several causes meet once its body has ended: `CallOutcome.cancelled_by`.
 
-    cause                        before the body      in the body          after the body
-    the body itself              -                    "tool"               - (taken back: the body left it behind)
-    `cancel_call`                "caller"             "caller"             refused: the body has had its effect
-    a sibling's failure          "sibling"            "sibling"            "sibling", if its settling is cut
-    the tool's own timeout       -                    status "timed_out"   -
-    the run's deadline           "deadline"           "deadline"           "deadline", if its settling is cut
-    any other end of the run     "parent"             "parent"             "parent", if its settling is cut
-
-Precedence: the end of the run, then a sibling's failure, then `cancel_call`, then the timeout, then the body. But a
-body that returned a value in time keeps it, also if a cancellation was requested in the same step.
-
-Where each is noticed: a body's own cancellation in `runtime/body_result.py` (`classify`); `cancel_call` and siblings
-in `scheduler.py` (`LiveCall.cancel` keeps the graver cause, `Batch.stop` settles calls that never started); the
-deadline or another end of the run in `runtime/cancel_source.py`. This module chooses among them once the body has
-ended.
+The graver cause ends the call: `_core/call_cuts.py` has the order, and what becomes of the call by each. But a body
+that returned a value in time keeps it, also if a cancellation was requested in the same step.
 """
 
 from __future__ import annotations
@@ -34,17 +21,19 @@ def decide_end(live: LiveCall, result: end.Ending | None, *, late: bool) -> end.
     """
     ours = live.scope.cancel_called or late  # read before the question below, which may cancel the scope
     ending = (ours or not isinstance(result, end.Returned)) and live.batch.nursery.is_ending()
-    if live.timeout_at < math.inf:
+    body = live.body if live.phase == "body" else None
+    if body is not None and body.timer is not None:
         live.scope.deadline = math.inf
+    error: BaseException | None = None
     if isinstance(result, end.Raised) and (ours or ending) and _is_cleanup_error(result):
-        live.error = result.error
-        live.report_late(error=result.error)
-        result = None
-    live.body_finished = live.phase == "body" and isinstance(result, _COMPLETE)
+        error, result = result.error, None
+        live.report_late(error=error)
+    if body is not None:
+        body.finished = isinstance(result, _COMPLETE)
     if result is None and ending:
-        return end.RunEnding()
+        return end.RunEnding(error)
     if result is None or (isinstance(result, end.Cancelled) and ours):
-        return cancelled_result(live)
+        return cancelled_result(live, error)
     if isinstance(result, end.Returned) and late:
         live.report_late(value=result.value)
         return cancelled_result(live)
@@ -56,12 +45,16 @@ def _is_cleanup_error(result: end.Raised) -> bool:
     return isinstance(result.error, Exception) and end.raised_while_cancelled(result.error)
 
 
-def cancelled_result(live: LiveCall) -> end.Ending:
-    """Return the body result of a call whose own scope was cancelled, by its cause, or by a timeout without one."""
+def cancelled_result(live: LiveCall, error: BaseException | None = None) -> end.Ending:
+    """Return the body result of a call whose own scope was cancelled, by its cause, or by a timeout without one.
+
+    *error* is that of the body's cleanup, if it had one.
+    """
     if live.cause == "sibling":
-        return end.Cancelled("sibling", "another call failed")
+        return end.Cancelled("sibling", "another call failed", error)
     if live.cause == "caller":
         return end.Cancelled("caller", live.reason or "cancelled by the application")
-    tool = live.tool
-    idle = tool.idle_timeout is not None and live.timeout_at >= live.idle_since + tool.idle_timeout
-    return end.TimedOut(tool.idle_timeout if idle and tool.idle_timeout is not None else tool.timeout or 0.0)
+    idle, timer = live.tool.idle_timeout, None if live.body is None else live.body.timer
+    if idle is not None and timer is not None and timer.ends_at >= timer.idle_since + idle:
+        return end.TimedOut(idle)
+    return end.TimedOut(live.tool.timeout or 0.0)

@@ -10,9 +10,10 @@ from typing import Any
 
 from agentloop._common.error_text import REDACTED, error_summary, is_fatal, message_of, summary_parts, tool_failure
 from agentloop._common.values import Value
+from agentloop._core.call_cuts import CUTS
 from agentloop._core.failure_choice import Failure, class_of_summary
 from agentloop._engine.calls.output_text import UnwritableValue, bounded_output, render
-from agentloop._engine.calls.scheduler import LiveCall, sibling_cancelled_text
+from agentloop._engine.calls.scheduler import LiveCall
 from agentloop._engine.calls.tool_context import call_context
 from agentloop._engine.calls.tool_guardrails import judge_output
 from agentloop._engine.runtime import body_result as end
@@ -57,7 +58,7 @@ def raisable(live: LiveCall, error: BaseException) -> BaseException:
 
 def record_body_end(live: LiveCall, result: end.Returned | end.Raised) -> None:
     """Append `BodyEnded`, so that a resumed run continues after the body. Called before anything that may wait."""
-    where, attempt = live.run.here(), live.attempt
+    where, attempt = live.run.here(), live.earlier.attempt
     if isinstance(result, end.Raised):
         error, fatal = error_summary(result.error), is_fatal(result.error)
         record = BodyEnded(*where, live.call_id, failed=True, error=error, attempt=attempt, fatal=fatal)
@@ -86,16 +87,16 @@ async def convert(live: LiveCall, ending: end.Ending) -> Converted:
             return await _convert_failure(live, "failed", error, run_guardrails=False)
         case end.TimedOut(seconds):
             return await _convert_timeout(live, seconds)
-        case end.Cancelled("sibling"):
-            text = sibling_cancelled_text(live.tool.name)
-            return Converted(CallOutcome(status="cancelled", cancelled_by="sibling", output=text, error=live.error))
-        case end.Cancelled(by, reason):
+        case end.Cancelled(by, reason, of_cleanup):
+            cut = CUTS[by, "body"]
+            if cut is None or cut.policy is None:
+                return Converted(live.cut(by).replace(error=of_cleanup))
             if live.redacts_errors:
                 reason = REDACTED
             error = ToolCancelledError(reason, tool=live.tool.name, call=live.entry.call)
-            started = live.started_at is not None
+            started = live.body is not None
             return await _convert_failure(
-                live, "cancelled", error, run_guardrails=started, cancelled_by=by, reason=reason
+                live, cut.status, error, run_guardrails=started, cancelled_by=cut.by, reason=reason
             )
         case _:
             raise AssertionError(f"{ending!r} has no outcome")

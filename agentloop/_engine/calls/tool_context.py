@@ -45,13 +45,13 @@ class ToolContextServices:
 
     def _report(self, progress: float, total: float | None, message: str | None) -> None:
         live = self._live
-        if live.phase != "body":
+        if live.phase != "body" or live.body is None:
             return  # an abandoned thread: its call has an outcome already
-        idle = live.tool.idle_timeout
-        if idle is not None and live.started_at is not None:
-            live.idle_since = anyio.current_time()
-            whole = live.body_clock + live.tool.timeout if live.tool.timeout is not None else math.inf
-            live.timeout_at = live.scope.deadline = min(whole, live.idle_since + idle)
+        idle, timer = live.tool.idle_timeout, live.body.timer
+        if idle is not None and timer is not None:
+            timer.idle_since = anyio.current_time()
+            whole = timer.began + live.tool.timeout if live.tool.timeout is not None else math.inf
+            timer.ends_at = live.scope.deadline = min(whole, timer.idle_since + idle)
         run = live.run
         for buffer in run.tree.log.buffers():
             event = CallProgress(live.entry.call, progress, total, message, path=run.path, turn=run.state.turn)

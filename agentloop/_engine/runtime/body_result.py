@@ -45,6 +45,8 @@ class Cancelled(Value, frozen=True):
 
     by: Literal["tool", "caller", "sibling"]
     reason: str
+    error: BaseException | None = None
+    """The error of the body's cleanup."""
 
 
 class Paused(Value, frozen=True):
@@ -62,7 +64,9 @@ class Deferred(Value, frozen=True):
 
 
 class RunEnding(Value, frozen=True):
-    """The run around the call is being cancelled, and with it the call."""
+    """The run around the call is being cancelled, and with it the call; *error* is that of the body's cleanup."""
+
+    error: BaseException | None = None
 
 
 class Unconverted(Value, frozen=True):

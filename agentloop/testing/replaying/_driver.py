@@ -358,7 +358,7 @@ class _SegmentReplay:
         started, ended = settled.outcome.started_at, settled.body_ended_at
         if live.timeout_at == math.inf or started is None or ended is None:
             return bool(live.timeout_at < math.inf)
-        return bool(ended - started >= live.timeout_at - live.body_clock)
+        return bool(ended - started >= live.timeout_at - live.body.timer.began)
 
     def _end_others(self, first: Call) -> None:
         """End the calls that timed out in the same pass of the loop as *first*.

@@ -222,7 +222,7 @@ class ReplayEffects(ReplayLog):
         if outcome.status != "rejected" or live is None or outcome.started_at is None or settled.body_ended_at is None:
             return outcome.status == "timed_out"
         seconds: float = settled.body_ended_at - outcome.started_at
-        return bool(seconds >= live.timeout_at - live.body_clock)
+        return bool(seconds >= live.timeout_at - live.body.timer.began)
 
     def _pass_time_limit(self, call: Call) -> None:
         """Let time pass up to the timeout of a call whose body ended after it."""

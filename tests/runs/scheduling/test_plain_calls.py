@@ -1,7 +1,7 @@
 """A plain call skips steps that it doesn't have: its log is the one that the general way makes."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import anyio
@@ -165,10 +165,15 @@ async def test_log_is_the_same_with_all_steps(turn: str, cap: int | None, monkey
 
 
 async def test_calls_of_a_run_that_is_watched_are_not_plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hooks and a journal have to be waited for at the start of each call."""
+    """Hooks, and a journal that may wait, have to be waited for at the start of each call."""
+
+    class WaitingJournal(MemoryJournal):
+        async def append(self, records: Sequence[bytes]) -> None:
+            await super().append(records)
+
     asked: list[Any] = []
     monkeypatch.setattr(scheduler, "is_plain_tool", lambda tool: asked.append(tool) or True)
     model = [[call("text", {"n": 1}, "c0")], say("done")]
-    for options in ({"hooks": RunHooks()}, {"journal": MemoryJournal()}, {}):
+    for options in ({"hooks": RunHooks()}, {"journal": WaitingJournal()}, {}):
         await Runner.run(Agent("a", model=ScriptedModel(list(model)), tools=TOOLS), "go", **options)
         assert bool(asked) is not bool(options)

@@ -1,0 +1,123 @@
+"""Every cell of the table of who ends a call early, in a run: the cause meets the call at the stage."""
+
+from typing import Any
+
+import anyio
+import attrs
+import pytest
+from kit.agents import configure_run, make_agent
+from kit.watching import Watch
+
+from agentloop import (
+    Agent,
+    AgentHooks,
+    Allow,
+    RunConfig,
+    Runner,
+    RunTimeout,
+    ToolCallError,
+    ToolContext,
+    tool,
+    tool_output_guardrail,
+)
+from agentloop._core.call_cuts import CUTS, Cause, Cut, Stage
+from agentloop.testing import call
+
+SHORT = 0.02
+"""Seconds of every limit of time."""
+
+
+@attrs.define(eq=False)
+class Held:
+    """A call that is held at one stage, where *cause* meets it."""
+
+    cause: Cause
+    stage: Stage
+    cut: Cut | None
+    reached: anyio.Event = attrs.field(factory=anyio.Event, init=False)
+
+    async def pass_stage(self, stage: Stage) -> None:
+        """Hold the call if it is at its stage: until it is cut, or, if it isn't to be cut, past every limit of time."""
+        if stage == self.stage and not self.reached.is_set():  # a policy's text is judged too
+            self.reached.set()
+            if self.cause == "tool":
+                await leak_cancellation()
+            await anyio.sleep(60 if self.cut is not None else 3 * SHORT)
+
+    def make_agent(self) -> Agent[Any, Any]:
+        """Return an agent that calls the held tool, and beside it one that makes the cause."""
+
+        class Hooks(AgentHooks):
+            async def on_tool_start(hooks, ctx: Any, agent: Any, started: Any) -> None:
+                if started.name == "victim":
+                    await self.pass_stage("before")
+
+        @tool_output_guardrail
+        async def judge(data: Any) -> Any:
+            await self.pass_stage("after")
+            return Allow()
+
+        @tool(
+            timeout=SHORT if self.cause == "timeout" else None,
+            failure_error_function=lambda ctx, error: "told by the failure policy",
+            timeout_error_function=lambda ctx, error: "told by the timeout policy",
+            tool_output_guardrails=[judge] if self.stage == "after" else [],
+        )
+        async def victim() -> str:
+            await self.pass_stage("body")
+            return "done"
+
+        @tool(failure_error_function=None)
+        async def trigger(ctx: ToolContext[Any]) -> bool:
+            await self.reached.wait()
+            if self.cause == "sibling":
+                raise ValueError("a sibling's failure")
+            return self.cause == "caller" and ctx.cancel_call("v", "not needed")
+
+        return make_agent([victim, trigger], [call("victim", {}, "v"), call("trigger", {}, "t")], hooks=Hooks())
+
+
+async def leak_cancellation() -> None:
+    """Let the cancellation of an inner scope out of it, which both backends allow."""
+    kept: BaseException | None = None
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        try:
+            await anyio.sleep(60)
+        except BaseException as error:
+            kept = error
+            raise
+    assert kept is not None
+    raise kept
+
+
+@pytest.mark.parametrize(("cause", "stage"), CUTS)
+async def test_a_cause_ends_a_call_as_the_table_says(cause: Cause, stage: Stage) -> None:
+    """Status, source and the policy that was asked are those of the cell; without a cut the call succeeds."""
+    cut = CUTS[cause, stage]
+    held, watch = Held(cause, stage, cut), Watch()
+    limited = RunConfig(timeout=SHORT if cause == "deadline" else None)
+    config = configure_run(watch, config=limited, cleanup_grace=SHORT)
+    raised: BaseException | None = None
+
+    async def run() -> None:
+        nonlocal raised
+        try:
+            await Runner.run(held.make_agent(), "go", run_config=config)
+        except (ToolCallError, RunTimeout) as error:
+            raised = error
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(run)
+        if cause == "parent":
+            await held.reached.wait()
+            group.cancel_scope.cancel()
+    outcome = watch.outcome("v")
+    if cut is None:
+        assert (outcome.status, outcome.output) == ("succeeded", "done")
+        return
+    policies = {"failure": "told by the failure policy", "timeout": "told by the timeout policy"}
+    told = policies[cut.policy] if cut.policy is not None else cut.output("victim")
+    assert (outcome.status, outcome.cancelled_by, outcome.output) == (cut.status, cut.by, told)
+    assert outcome.body_finished is (stage == "after" or (cause, stage) == ("tool", "body"))
+    assert type(raised) is {"sibling": ToolCallError, "deadline": RunTimeout}.get(cause, type(None))
