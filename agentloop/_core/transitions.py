@@ -19,12 +19,14 @@ Phases of a call: `new`, `asked` (a verdict was requested), `started`, `returned
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from collections.abc import Callable
+from typing import Any, Literal, TypeAlias
 
 from agentloop import records as r
 from agentloop._core.run_fold import CallState, RunFold
 
 RunPhase: TypeAlias = Literal["unstarted", "between", "model", "calls", "handoff", "ended"]
+_CallRecord: TypeAlias = r.ApprovalRequested | r.VerdictGiven | r.CallStarted | r.BodyEnded | r.CallSettled
 CallPhase: TypeAlias = Literal["new", "asked", "started", "returned", "settled", "released"]
 
 _MODEL: tuple[RunPhase, ...] = ("model",)
@@ -100,26 +102,39 @@ def check_next(root: RunFold, record: r.Record) -> None:
     Raises:
         ValueError: it may not; names the phase of the run or the call, and what the record lacks.
     """
-    if len(record.path) > _MAX_DEPTH:
-        raise ValueError(f"agent tools nest deeper than {_MAX_DEPTH}")
-    fold = root.at(record.path)
-    if fold is None:
-        outer = root.at(record.path[:-1])
-        if not isinstance(record, r.RunStarted) or outer is None or outer.started is None:
-            raise ValueError("its run has not started")
-        return
-    kind, phase = type(record), run_phase(fold)
+    path, kind = record.path, type(record)
+    if path == root.path:  # as most are
+        fold = root
+    else:
+        if len(path) > _MAX_DEPTH:
+            raise ValueError(f"agent tools nest deeper than {_MAX_DEPTH}")
+        found = root.at(path)
+        if found is None:
+            outer = root.at(path[:-1])
+            if kind is not r.RunStarted or outer is None or outer.started is None:
+                raise ValueError("its run has not started")
+            return
+        fold = found
+    phase = run_phase(fold)
     if phase not in OF_RUNS[kind]:
         raise ValueError(_WRONG_RUN_PHASE[phase])
-    if kind in OF_CALLS:
-        _check_call(fold, record)
-    elif isinstance(record, r.TurnStarted):
-        if record.turn != fold.turn + (not fold.turn_open):
-            raise ValueError(f"turn {record.turn} follows turn {fold.turn}")
-    elif isinstance(record, r.BatchEnded):
-        if not all(call.released for call in fold.batch):
-            raise ValueError("not all calls of the batch have been released")
-    elif isinstance(record, r.HandedOff) and all(call.call_id != record.call_id for call in fold.handoffs_due):
+    check = _CHECKS.get(kind)
+    if check is not None:
+        check(fold, record)
+
+
+def _check_turn(fold: RunFold, record: r.TurnStarted) -> None:
+    if record.turn != fold.turn + (not fold.turn_open):
+        raise ValueError(f"turn {record.turn} follows turn {fold.turn}")
+
+
+def _check_batch(fold: RunFold, _record: r.BatchEnded) -> None:
+    if not all(call.released for call in fold.batch):
+        raise ValueError("not all calls of the batch have been released")
+
+
+def _check_handoff(fold: RunFold, record: r.HandedOff) -> None:
+    if all(call.call_id != record.call_id for call in fold.handoffs_due):
         raise ValueError(f"no handoff {record.call_id!r} is due")
 
 
@@ -133,22 +148,47 @@ _WRONG_RUN_PHASE: dict[RunPhase, str] = {
 }
 
 
-def _check_call(fold: RunFold, record: r.Record) -> None:
-    """Check a record of a call against the call's phase, and the number of its attempt.
+def _check_call(fold: RunFold, record: _CallRecord) -> CallState:
+    """Return the call of *record*, whose phase it fits.
 
     Raises:
-        ValueError: it doesn't fit.
+        ValueError: the model has not requested the call, or it is in another phase.
     """
-    call_id: str = record.call_id  # type: ignore[union-attr,assignment]  # all kinds of `OF_CALLS` name their call
-    call = fold.calls.get(call_id)
+    call = fold.calls.get(record.call_id)
     if call is None:
-        raise ValueError(f"the model has requested no call {call_id!r}")
+        raise ValueError(f"the model has requested no call {record.call_id!r}")
     phase = call_phase(call)
     if phase not in OF_CALLS[type(record)]:
-        raise ValueError(f"call {call_id!r} is {phase}")
-    if isinstance(record, r.CallSettled) and record.body_ended_at is not None and not call.attempt:
-        raise ValueError(f"the body of call {call_id!r} has not begun")
-    if isinstance(record, r.BodyEnded) and record.attempt != call.attempt:
-        raise ValueError(f"attempt {record.attempt} of call {call_id!r} ends, not {call.attempt}")
-    if isinstance(record, r.CallStarted) and record.attempt != call.attempt + 1:
-        raise ValueError(f"attempt {record.attempt} of call {call_id!r} follows attempt {call.attempt}")
+        raise ValueError(f"call {record.call_id!r} is {phase}")
+    return call
+
+
+def _check_start(fold: RunFold, record: r.CallStarted) -> None:
+    call = _check_call(fold, record)
+    if record.attempt != call.attempt + 1:
+        raise ValueError(f"attempt {record.attempt} of call {record.call_id!r} follows attempt {call.attempt}")
+
+
+def _check_body(fold: RunFold, record: r.BodyEnded) -> None:
+    call = _check_call(fold, record)
+    if record.attempt != call.attempt:
+        raise ValueError(f"attempt {record.attempt} of call {record.call_id!r} ends, not {call.attempt}")
+
+
+def _check_settled(fold: RunFold, record: r.CallSettled) -> None:
+    call = _check_call(fold, record)
+    if record.body_ended_at is not None and not call.attempt:
+        raise ValueError(f"the body of call {record.call_id!r} has not begun")
+
+
+_CHECKS: dict[type, Callable[[RunFold, Any], object]] = {
+    r.TurnStarted: _check_turn,
+    r.ApprovalRequested: _check_call,
+    r.VerdictGiven: _check_call,
+    r.CallStarted: _check_start,
+    r.BodyEnded: _check_body,
+    r.CallSettled: _check_settled,
+    r.BatchEnded: _check_batch,
+    r.HandedOff: _check_handoff,
+}
+"""By kind: what a record must fit besides the phase of its run."""

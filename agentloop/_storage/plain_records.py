@@ -19,6 +19,7 @@ from agentloop import records as r
 from agentloop.usage import RequestUsage
 
 _ENCODE = msgspec.json.Encoder(order="sorted").encode
+_replace = msgspec.structs.replace
 _DECODE = msgspec.json.Decoder(r.Record).decode
 _DECODE_ALL = msgspec.json.Decoder(list[r.Record]).decode
 
@@ -53,18 +54,31 @@ def read_plain_line(line: bytes) -> r.Record | None:
     """Return the record of *line*, or None if it is left to `record_codec`."""
     try:
         record: r.Record = _DECODE(line)
+        return record if _is_plain(line) and _is_stored(record) and _ENCODE(record) == line else None
     except (ValueError, RecursionError):
         return None
-    return record if plain_line(record) == line else None
 
 
 def read_plain_lines(lines: bytes) -> list[r.Record] | None:
     """Return the records of a JSON array, or None if one is left to `record_codec`."""
     try:
         records: list[r.Record] = _DECODE_ALL(lines)
+        return records if _is_plain(lines) and all(map(_is_stored, records)) and _ENCODE(records) == lines else None
     except (ValueError, RecursionError):
         return None
-    return records if plain_lines(records) == lines else None
+
+
+def _is_plain(text: bytes) -> bool:
+    """Tell whether *text* has no secret, no mark and no item without a tag. A search sees what a walk over all values
+    would see, for a tenth of its time; what it sees too much is only read more slowly."""
+    return not (b'"secret' in text or b'"$' in text or b'"approval_request"' in text)
+
+
+def _is_stored(record: r.Record) -> bool:
+    """Tell whether *record*, just read, has no field that lives in a process alone."""
+    if isinstance(record, r.CallSettled):
+        return record.outcome.value is None and record.outcome.error is None
+    return not isinstance(record, r.GuardrailSettled) or record.result is None
 
 
 # -- records as they are stored: without what lives in this process alone
@@ -91,9 +105,8 @@ def _check_usage(usage: RequestUsage | None) -> None:
 
 
 def _check_times(*times: float | None) -> None:
-    for time in times:
-        if time is not None and not math.isfinite(time):
-            raise _Unusual
+    if not math.isfinite(sum([time for time in times if time is not None])):
+        raise _Unusual
 
 
 def _check_value(value: object) -> None:
@@ -155,11 +168,12 @@ def _call_started(record: r.CallStarted) -> r.Record:
 
 def _call_settled(record: r.CallSettled) -> r.Record:
     outcome = record.outcome
-    _check_value(outcome.custom_data)
+    if outcome.custom_data is not None:
+        _check_value(outcome.custom_data)
     _check_times(record.body_ended_at, outcome.started_at, outcome.ended_at)
     if outcome.value is None and outcome.error is None:
         return record
-    return record.replace(outcome=outcome.replace(value=None, error=None))
+    return _replace(record, outcome=_replace(outcome, value=None, error=None))
 
 
 def _body_ended(record: r.BodyEnded) -> r.Record:

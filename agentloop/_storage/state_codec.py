@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("agentloop")
 
+_split = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _FIELDS = {"schema", "library", "graph", "context", "records", "seal"}
 
 
@@ -138,7 +139,7 @@ def text_to_data(text: str) -> Any:
         raise UserTypeError(f"text: a state's text is needed, not {type(text).__name__}")
     whole = text.encode("utf-8", "surrogatepass")
     try:
-        parts = {name: bytes(part) for name, part in msgspec.json.decode(whole, type=dict[str, msgspec.Raw]).items()}
+        parts = {name: bytes(part) for name, part in _split(whole).items()}
     except (ValueError, RecursionError):
         return decode(whole)  # which says what is wrong
     plain = "records" in parts and "seal" not in parts and parts.get("schema") == encode(SCHEMA_VERSION)
