@@ -91,6 +91,7 @@ from agentloop.usage import RequestUsage, Usage
 if TYPE_CHECKING:
     from agentloop._schema.json_schema import JsonSchema
     from agentloop._schema.output_schema import OutputType
+    from agentloop._storage.public_json import item_from_json, record_from_json, to_json
     from agentloop._storage.signing import SealKey
     from agentloop.conditions import Condition, MaxTurns, TextMention, TokenLimit, ToolCalled
     from agentloop.state import RunState
@@ -113,10 +114,11 @@ _LAZY = {
     **dict.fromkeys(("Condition", "MaxTurns", "TextMention", "TokenLimit", "ToolCalled"), "conditions"),
     "JsonSchema": "_schema.json_schema",
     "OutputType": "_schema.output_schema",
+    **dict.fromkeys(("item_from_json", "record_from_json", "to_json"), "_storage.public_json"),
     "RunState": "state",
     "SealKey": "_storage.signing",
 }
-"""By name: the module of a class that only some runs need, imported at its first use."""
+"""By name: the module of a class or function that only some runs need, imported at its first use."""
 
 
 def __getattr__(name: str) -> Any:
@@ -231,8 +233,11 @@ __all__ = [
     "default_tool_error_function",
     "handoff",
     "input_guardrail",
+    "item_from_json",
     "open_runtime",
     "output_guardrail",
+    "record_from_json",
+    "to_json",
     "tool",
     "tool_input_guardrail",
     "tool_output_guardrail",

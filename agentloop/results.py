@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import attrs
@@ -19,9 +19,14 @@ from agentloop.records import Record, RunEnded
 from agentloop.usage import Usage
 
 if TYPE_CHECKING:
+    from cattrs import BaseConverter
+
+    from agentloop.abc import Codec
     from agentloop.state import RunState
 
 AsT = TypeVar("AsT")
+
+_GUARDRAIL_FIELDS = tuple(f"{stage}_guardrail_results" for stage in ("input", "output", "tool_input", "tool_output"))
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -40,6 +45,35 @@ class RunData:
     tool_input_guardrail_results: tuple[ToolGuardrailResult, ...] = ()
     tool_output_guardrail_results: tuple[ToolGuardrailResult, ...] = ()
     records: Sequence[Record] = attrs.field(default=(), repr=False)
+
+    def to_json(self, *, codec: Codec | None = None, converter: BaseConverter | None = None) -> dict[str, Any]:
+        """Return the data as a new dict of JSON's own types, without `context` and `records`.
+
+        The last agent is written by its name, and each other part as `agentloop.to_json` writes it: secrets are sealed
+        by *codec* or replaced by digests, *converter* writes values of the application's types. `agentloop.to_json`
+        writes each of the `records`, and `RunResult.to_state` stores a run to resume it.
+        """
+        from agentloop._storage.public_json import guardrail_result_to_json, to_json
+        from agentloop._storage.withholding import Secrets
+
+        secrets = Secrets(codec, converter)
+
+        def write(values: Iterable[object]) -> list[Any]:
+            return [to_json(value, codec=codec, converter=converter) for value in values]
+
+        guardrails = {
+            name: [guardrail_result_to_json(result, secrets) for result in getattr(self, name)]
+            for name in _GUARDRAIL_FIELDS
+        }
+        return {
+            "input": write(self.input),
+            "new_items": write(self.new_items),
+            "raw_responses": write(self.raw_responses),
+            "last_agent": self.last_agent.name,
+            "usage": to_json(self.usage),
+            "calls": write(self.calls),
+            **guardrails,
+        }
 
 
 @attrs.frozen(kw_only=True, eq=False, repr=False)
@@ -98,9 +132,33 @@ class RunResult(RunData, Generic[OutputT]):
         object.__setattr__(self, "_rest", None)
 
     def __repr__(self) -> str:
+        return masked_repr(self, {"final_output": repr(MASK)} if self._is_secret else {})
+
+    @property
+    def _is_secret(self) -> bool:
         last = self.records[-1] if self.records else None
-        secret = isinstance(last, RunEnded) and last.secret
-        return masked_repr(self, {"final_output": repr(MASK)} if secret else {})
+        return isinstance(last, RunEnded) and last.secret
+
+    def to_json(self, *, codec: Codec | None = None, converter: BaseConverter | None = None) -> dict[str, Any]:
+        """Return the result as a new dict of JSON's own types: as `RunData.to_json`, with the fields of a result.
+
+        A final output that a secret tool has made is hidden as its output is.
+        """
+        from agentloop._storage.record_codec import item_to_json_hidden
+        from agentloop._storage.value_codec import value_to_json
+        from agentloop._storage.withholding import Secrets
+
+        secrets = Secrets(codec, converter)
+        output = value_to_json(self.final_output, secrets)
+        return {
+            "status": self.status,
+            "final_output": secrets.hidden(output) if self._is_secret else output,
+            "stop_reason": self.stop_reason,
+            "finish_reason": self.finish_reason,
+            "last_response_id": self.last_response_id,
+            "interruptions": [item_to_json_hidden(request, secrets) for request in self.interruptions],
+            **super().to_json(codec=codec, converter=converter),
+        }
 
     @property
     def finish_reason(self) -> str | None:

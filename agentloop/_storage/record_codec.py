@@ -89,6 +89,8 @@ _SECRET_FIELDS: Mapping[type, tuple[str, ...]] = {
 }
 _SECRET_ARGUMENTS = frozenset({r.ApprovalRequested, r.VerdictGiven, r.CallStarted, r.CallSettled})
 _NOTHING: frozenset[str] = frozenset()
+_ITEM: Any = i.Item
+_RECORD: Any = r.Record
 _JSON_OBJECT: Any = i.JsonObject
 
 
@@ -100,7 +102,34 @@ def record_to_json(record: r.Record, secrets: Secrets | None = None) -> dict[str
     """
     if type(record) not in KINDS:
         raise UserTypeError(f"a record is needed, not {type(record).__name__}")
-    written: dict[str, Any] = _record_codec().written(record, secrets or DIGESTS)
+    return _written(_RECORD, record, secrets or DIGESTS)
+
+
+def item_to_json_hidden(item: i.Item, secrets: Secrets | None) -> dict[str, Any]:
+    """Return *item* as a new JSON object. *secrets* hides its secret values; with None they are in the clear."""
+    return _written(_ITEM, item, secrets)
+
+
+def reveal_item(data: Mapping[str, Any], secrets: Secrets) -> i.Item:
+    """Return the item that was written as *data*, its secrets revealed by *secrets*.
+
+    Raises:
+        StateError: naming the first places that don't fit. Values aren't quoted.
+    """
+    try:
+        item: i.Item = _codecs()[_ITEM].read(data, secrets)
+        return item
+    except Exception as error:
+        raise StateError(f"Malformed item: {fault_text(error, '$')}") from None
+
+
+def value_part_to_json(part: CallOutcome | ModelResponse | RequestUsage, secrets: Secrets) -> dict[str, Any]:
+    """Return a part of records as a new JSON object, as it is inside them."""
+    return _written(type(part), part, secrets)
+
+
+def _written(hint: Any, value: Any, secrets: Secrets | None) -> dict[str, Any]:
+    written: dict[str, Any] = _codecs()[hint].written(value, secrets)
     return written
 
 
@@ -114,7 +143,7 @@ def record_from_json(data: Mapping[str, Any], *, path: str = "$", secrets: Secre
             field that is missing or unknown. Values aren't quoted.
     """
     try:
-        record: r.Record = _record_codec().read(data, secrets or DIGESTS)
+        record: r.Record = _codecs()[_RECORD].read(data, secrets or DIGESTS)
         return record
     except Exception as error:
         raise StateError(f"Malformed record: {fault_text(error, path)}") from None
@@ -215,12 +244,14 @@ def _read_json_object(value: Any, context: Context) -> dict[str, Any]:
 
 
 @functools.cache  # made at first use, so that importing the package doesn't pay for it
-def _record_codec() -> TypedCodec:
+def _codecs() -> Mapping[Any, TypedCodec]:
+    """Return the codecs of records, items and the parts of both, by their type hints."""
     known = item_forms(TypedCodec(_read_json_object, value_to_json), TypedCodec(read_value, value_to_json))
     for cls in (RequestUsage, ModelResponse, CallOutcome):
         known[cls] = _class_codec(cls, known)
     kinds = {cls: (kind, _class_codec(cls, known)) for cls, kind in KINDS.items()}
-    return tagged(kinds, "kind", "an object of a known kind of record is needed")
+    known[_RECORD] = tagged(kinds, "kind", "an object of a known kind of record is needed")
+    return known
 
 
 def _class_codec(cls: type, known: Mapping[Any, TypedCodec]) -> TypedCodec:

@@ -16,6 +16,7 @@ from typing import Any, Self
 import anyio.lowlevel
 
 from agentloop._engine.runtime.callbacks import resolved
+from agentloop._storage.model_codec import request_to_json
 from agentloop.abc import Model
 from agentloop.exceptions import AgentLoopError, UserTypeError
 from agentloop.items import ITEM_TYPES
@@ -243,7 +244,7 @@ class ReplayModel(Model):
                 break
         else:
             raise self._refuse_unrecorded(request)
-        asked = self._redactor.redacted(tapes.request_to_json(request))
+        asked = self._redactor.redacted(request_to_json(request))
         found = tuple(
             (place, recorded, now)
             for place, recorded, now in tapes.differences(taken.request, asked)

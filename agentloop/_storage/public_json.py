@@ -1,0 +1,143 @@
+"""The public JSON form of values: records, items, events of runs and models, outcomes, usage, requests, errors.
+
+A record and an item have their stored form, so that they can be read again. An event is a view of records: it has the
+fields of its class, with the forms of what it holds; agents and guardrails are written by name. Values marked secret
+are hidden as in the stored form. Does not know about results, files or streams.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, get_args
+
+import msgspec
+
+from agentloop import events as ev
+from agentloop import items as i
+from agentloop import model_events as m
+from agentloop._common.errors import AgentLoopError, UserTypeError
+from agentloop._storage.model_codec import model_error_to_json, model_event_to_json, request_to_json
+from agentloop._storage.record_codec import KINDS, item_to_json_hidden, record_to_json, reveal_item, value_part_to_json
+from agentloop._storage.record_codec import record_from_json as _read_record
+from agentloop._storage.value_codec import value_to_json
+from agentloop._storage.withholding import Secrets
+from agentloop.abc import Codec
+from agentloop.guardrails import InputGuardrailResult, OutputGuardrailResult, ToolGuardrailResult
+from agentloop.model_events import ModelResponse
+from agentloop.outcomes import CallOutcome
+from agentloop.records import Record
+from agentloop.usage import RequestUsage, Usage
+
+if TYPE_CHECKING:
+    from cattrs import BaseConverter
+
+GuardrailResult = InputGuardrailResult | OutputGuardrailResult | ToolGuardrailResult
+_EVENTS = get_args(ev.Event)
+_MODEL_EVENTS = get_args(m.ModelEvent)
+_LEFT_OUT = frozenset({"path", "turn", "delta"})
+_PARTS = (CallOutcome, ModelResponse, RequestUsage)
+
+
+def to_json(value: object, *, codec: Codec | None = None, converter: BaseConverter | None = None) -> dict[str, Any]:
+    """Return *value* as a new dict of JSON's own types.
+
+    Args:
+        value: A record or an item, in the form in which it is stored: `record_from_json` and `item_from_json` read it.
+            An event of a run, with its kind under `type`, its `path` and `turn`; agents and guardrails are named, and
+            the text of an `ArgumentsDelta` is left out, since it may be a part of a secret. A `CallOutcome`, `Usage`,
+            `RequestUsage`, `ModelResponse`, `ModelRequest`, an event of a model, or an error of the library. Fields at
+            their default are left out of the stored forms. A `RunResult` has a `to_json` of its own.
+        codec: The codec that seals values marked secret; without it each is replaced by its digest,
+            `{"$digest": HEX}`.
+        converter: The application's own cattrs converter, which writes values of the application's types.
+
+    Raises:
+        UserTypeError: if *value* is none of these.
+        StateError: if *codec* fails.
+    """
+    secrets = Secrets(codec, converter)
+    given: Any = value
+    cls = type(given)
+    writer: Callable[[Any, Secrets], dict[str, Any]]
+    if cls in KINDS:
+        writer = record_to_json
+    elif cls in i.ITEM_TYPES:
+        writer = item_to_json_hidden
+    elif cls in _EVENTS:
+        writer = _event_to_json
+    elif cls in _MODEL_EVENTS:
+        writer = model_event_to_json
+    elif cls in _PARTS:
+        writer = value_part_to_json
+    elif cls is m.ModelRequest:
+        writer = request_to_json
+    elif cls is Usage:
+        writer = _usage_to_json
+    elif isinstance(given, AgentLoopError):
+        return model_error_to_json(given)
+    else:
+        raise UserTypeError(f"to_json: a record, an item, an event or such a value is needed, not {cls.__name__}")
+    return writer(given, secrets)
+
+
+def record_from_json(data: Mapping[str, Any], *, codec: Codec | None = None) -> Record:
+    """Return the record that `to_json` has written as *data*, equal to the original.
+
+    *codec* opens sealed secrets; without it, and where only a digest was kept, a placeholder is in their place.
+
+    Raises:
+        StateError: naming the first places that don't fit: an unknown kind, a value of the wrong type, a field that is
+            missing or unknown, a secret that *codec* can't open. Values aren't quoted.
+    """
+    return _read_record(data, secrets=Secrets(codec))
+
+
+def item_from_json(data: Mapping[str, Any], *, codec: Codec | None = None) -> i.Item:
+    """Return the item that `to_json` has written as *data*, equal to the original.
+
+    A `type` unknown here gives an `OpaqueItem` that holds *data* whole. *codec* opens sealed secrets; without it, and
+    where only a digest was kept, a placeholder is in their place.
+
+    Raises:
+        StateError: naming the first places that don't fit, as `record_from_json`.
+    """
+    return reveal_item(data, Secrets(codec))
+
+
+def _usage_to_json(usage: Usage, secrets: Secrets) -> dict[str, Any]:
+    counts = {name: count for name, count in msgspec.structs.asdict(usage).items() if name != "entries"}
+    return {**counts, "entries": [value_part_to_json(entry, secrets) for entry in usage.entries]}
+
+
+def _event_to_json(event: ev.Event, secrets: Secrets) -> dict[str, Any]:
+    written = {"type": event.__struct_config__.tag, "path": list(event.path), "turn": event.turn}
+    if isinstance(event, ev.AgentUpdated):
+        return {**written, "agent": event.agent.name}
+    for name in event.__struct_fields__:
+        value = getattr(event, name)
+        if name not in _LEFT_OUT and value is not None:
+            written[name] = _member_to_json(value, secrets)
+    return written
+
+
+def _member_to_json(value: Any, secrets: Secrets) -> Any:
+    if type(value) in i.ITEM_TYPES:
+        return item_to_json_hidden(value, secrets)
+    if isinstance(value, CallOutcome):
+        return value_part_to_json(value, secrets)
+    if isinstance(value, GuardrailResult):
+        return guardrail_result_to_json(value, secrets)
+    return value_to_json(value, secrets)
+
+
+def guardrail_result_to_json(result: GuardrailResult, secrets: Secrets) -> dict[str, Any]:
+    """Return a guardrail's result: the name, the seconds, the answer, and the call of a tool guardrail."""
+    written: dict[str, Any] = {"guardrail": result.guardrail.name, "duration": result.duration}
+    output = value_to_json(result.output, secrets)
+    if isinstance(result, ToolGuardrailResult):
+        written["call"] = item_to_json_hidden(result.call, secrets)
+        secret = bool(result.call.secret or result.call.secret_output)
+    else:
+        secret = isinstance(result, InputGuardrailResult) and result.secret
+    written["output"] = secrets.hidden(output) if secret else output
+    return written
