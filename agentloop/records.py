@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias
 
+from agentloop._common.digests import idempotency_key
 from agentloop._common.masking import masked_arguments
 from agentloop._common.values import NotedValue, Value
 from agentloop.items import Item
@@ -217,9 +218,15 @@ class CallStarted(_CallRecord, frozen=True, tag="call_started"):
     attempt: int = 1
     queued_at: float | None = None
     waited_for: tuple[str, ...] = ()
-    idempotency_key: str | None = None
     cost: str | None = None
     """The cost of the call, counted against the run's cost limit, as a decimal number."""
+
+    def idempotency_key(self, run_id: str) -> str:
+        """Return the key that the body received as `ToolContext.idempotency_key`; *run_id* is that of the whole run.
+
+        It follows from the run, the path and the call, so that it is the same for every attempt; no log stores it.
+        """
+        return idempotency_key(run_id, self.path, self.call_id)
 
 
 class BodyEnded(_ValueRecord, frozen=True, tag="body_ended"):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import heapq
 import itertools
-import json
 from collections.abc import Iterable, Mapping
 
 from agentloop._schema.json_text import canonical_arguments
@@ -90,12 +89,3 @@ class NearNames:
 def _letter_pairs(name: str) -> frozenset[str]:
     """Return the pairs of neighbouring letters of *name*, its beginning and end counted as letters."""
     return frozenset(map(str.__add__, f" {name}", f"{name} "))
-
-
-def idempotency_key(run_id: str, path: tuple[str, ...], call_id: str) -> str:
-    """Return a key that is equal for all attempts of one call of one run, and differs for every other call."""
-    parts = (run_id, *path, call_id)
-    text = "\x00".join(parts)
-    if text.count("\x00") >= len(parts):  # an id holds a separator: without this two calls could share a text
-        text = "\x00" + json.dumps(parts)
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]

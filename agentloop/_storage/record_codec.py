@@ -51,11 +51,18 @@ RecordUpgrade: TypeAlias = Callable[[dict[str, Any]], dict[str, Any] | None]
 def _upgrade_record_from_1(data: dict[str, Any]) -> dict[str, Any] | None:
     """Return a record of schema 1 as one of schema 2, or None if schema 2 has no such record.
 
-    Schema 2 adds fields that may be missing. That an output is released follows from the other records.
+    Schema 2 adds fields that may be missing. That an output is released follows from the other records, and a call's
+    idempotency key from its place.
     """
-    if data.get("kind") == "item_released":
-        return None
-    return {**data, "schema": "1"} if data.get("kind") == "run_started" else data
+    match data.get("kind"):
+        case "item_released":
+            return None
+        case "run_started":
+            return {**data, "schema": "1"}
+        case "call_started":
+            return {name: value for name, value in data.items() if name != "idempotency_key"}
+        case _:
+            return data
 
 
 def _upgrade_from_1(data: dict[str, Any]) -> dict[str, Any]:

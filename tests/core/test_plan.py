@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentloop import Agent, FunctionTool, ModelBehaviorError, tool
-from agentloop._core.call_identity import NearNames, find_tool, idempotency_key, same_invocation
+from agentloop._common.digests import idempotency_key
+from agentloop._core.call_identity import NearNames, find_tool, same_invocation
 from agentloop._core.plan import (
     Answer,
     Execute,

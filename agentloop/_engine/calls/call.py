@@ -38,7 +38,7 @@ import anyio
 
 from agentloop import effects as e
 from agentloop._common.error_text import is_fatal
-from agentloop._core.call_identity import find_tool, idempotency_key
+from agentloop._core.call_identity import find_tool
 from agentloop._core.failure_choice import Failure
 from agentloop._core.plan import read_arguments
 from agentloop._engine.calls.approval import denial
@@ -354,7 +354,6 @@ def _append_start(live: LiveCall) -> BodyRun:
             attempt=live.earlier.attempt,
             queued_at=live.batch.queued_at,
             waited_for=live.ticket.waited_for if live.ticket is not None else (),
-            idempotency_key=idempotency_key(run.tree.log.state.run_id, path, live.call_id),
             cost=f"{reserved.cost:f}" if reserved is not None and reserved.cost else None,
         )
     )

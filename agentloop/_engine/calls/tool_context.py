@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 from anyio.lowlevel import checkpoint
 
-from agentloop._core.call_identity import idempotency_key
+from agentloop._common.digests import idempotency_key
 from agentloop._core.plan import Arguments
 from agentloop._engine.calls.scheduler import LiveCall
 from agentloop._engine.runtime.interrupts import uninterrupted

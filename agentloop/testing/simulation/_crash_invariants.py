@@ -39,7 +39,7 @@ def sound(run: CrashRun, *, same_end: bool = True) -> None:
         _check_before_crash(run, tools, number)
     _check_bodies_ran_once(run, tools)
     _check_settled_once(run)
-    _check_idempotency_keys(run)
+    _check_run_id(run)
     for items in _histories(run):
         _check_history(items)
     _check_unknown_calls(run)
@@ -118,14 +118,15 @@ def _is_final(ended: r.BodyEnded | r.CallSettled) -> bool:
     return isinstance(ended, r.BodyEnded) or ended.outcome.cancelled_by not in FROM_ABOVE
 
 
-def _check_idempotency_keys(run: CrashRun) -> None:
-    """Assert that all attempts of a call have one idempotency key."""
-    keys: dict[Name, set[str | None]] = {}
-    for record in run.records:
-        if isinstance(record, r.CallStarted):
-            keys.setdefault(_name(record), set()).add(record.idempotency_key)
-    several = [name for name, found in keys.items() if len(found) > 1]
-    assert not several, f"calls whose attempts have several idempotency keys: {shown(several)}"
+def _check_run_id(run: CrashRun) -> None:
+    """Assert that all processes have one run id, from which the idempotency keys of all attempts of a call follow."""
+    found = {
+        record.run_id
+        for process in run.processes
+        for record in process.records
+        if isinstance(record, r.RunStarted) and not record.path
+    }
+    assert len(found) <= 1, f"a run whose processes have several run ids: {sorted(found)}"
 
 
 def _check_unknown_calls(run: CrashRun) -> None:

@@ -17,7 +17,6 @@ _CHANCE = {
     "body_ended_at",
     "started_at",
     "ended_at",
-    "idempotency_key",
     "waited_for",
     "digest",
     "result",

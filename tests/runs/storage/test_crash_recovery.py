@@ -262,7 +262,8 @@ async def test_what_may_be_run_again_is_with_the_same_key(options: Any) -> None:
     done = await Runner.resume(worker(ran, **options), journal)
     assert ran == [key, key]
     assert read_statuses(done) == ["succeeded"]
-    assert [(record.attempt, record.idempotency_key) for record in find_records(done, r.CallStarted)] == [
+    run_id = done.to_state().fold.run_id
+    assert [(record.attempt, record.idempotency_key(run_id)) for record in find_records(done, r.CallStarted)] == [
         (1, key),
         (2, key),
     ]
