@@ -62,6 +62,7 @@ from agentloop._engine.runtime.backend import (
 from agentloop._engine.runtime.callbacks import call_user, resolved
 from agentloop._engine.runtime.cancel_source import find_cancel_source
 from agentloop._engine.runtime.interrupts import interruptible, uninterrupted
+from agentloop._schema.function_schema import BoundArguments
 from agentloop.context import ToolContext
 from agentloop.exceptions import EarlierFailure
 from agentloop.outcomes import CallOutcome
@@ -184,7 +185,7 @@ async def _run_in_scope(live: LiveCall, task: object) -> end.Ending:
                 if nursery.is_bounded():
                     await _check_in_time()
                 if live.plain and live.cause is None and _is_exposed(live):
-                    result = end.Returned(await _start_plain(live))
+                    result = end.Returned(await _start_plain(live, task))
                 else:
                     result = await _prepare_body(live) or await _run_body(live)
             except BaseException as error:  # noqa: ASYNC103 - the call boundary: it classifies every error
@@ -290,28 +291,31 @@ async def _run_input_guardrails(live: LiveCall) -> end.Ending | None:
     return None
 
 
-def _start_plain(live: LiveCall) -> Awaitable[Any]:
-    """Do steps 10 to 12 of a plain call: record the start and return the body under way.
+def _start_plain(live: LiveCall, task: object) -> Awaitable[Any]:
+    """Do steps 10 to 12 of a plain call: record the start and return the body under way, in *task* (None on trio).
 
     The same as `_run_body`, without the steps that a plain call doesn't have.
     """
     body, bound = live.tool.body, live.arguments.bound
     assert isinstance(body, PythonBody)
+    assert bound is not None
     _append_start(live)
     if (journal := live.run.tree.log.journal) is not None:
         journal.check()  # it never waits, so the start is durable unless it has failed
     live.phase = "body"
     context = call_context(live) if body.schema.context_parameter is not None else None
-    coro = _call_plain(bound, body.fn, context)
-    if live.body is not None:
-        live.body.coro = coro
-    return coro
+    if task is None:
+        live.coro = coro = _call_plain(bound, body.fn, context)
+        return coro
+    # No interrupt tears code on asyncio, so the body needs no frame of ours around it: 0.7 µs of a call in a batch.
+    value = bound.call(body.fn, context)
+    live.coro = value = value if isinstance(value, CoroutineType) or inspect.isawaitable(value) else resolved(value)
+    return value
 
 
 @interruptible
-async def _call_plain(bound: Any, fn: Callable[..., Any], context: ToolContext[Any] | None) -> Any:
-    value = bound.call(fn, context)
-    return await value if isinstance(value, CoroutineType) or inspect.isawaitable(value) else value
+async def _call_plain(bound: BoundArguments, fn: Callable[..., Any], context: ToolContext[Any] | None) -> Any:
+    return await resolved(bound.call(fn, context))
 
 
 async def _run_body(live: LiveCall) -> end.Ending:
@@ -327,11 +331,10 @@ async def _run_body(live: LiveCall) -> end.Ending:
         live.phase = "body"
         body.timer = _start_timer(live)
         do = _make_body_function(live, context)
-        body.coro = run.tree.effects.perform(e.CallTool(run.path, live.call_id, live.earlier.attempt, do))
-        value = await body.coro
+        live.coro = run.tree.effects.perform(e.CallTool(run.path, live.call_id, live.earlier.attempt, do))
+        value = await live.coro
     finally:
-        if live.body is not None:
-            live.body.coro = None
+        live.coro = None
         if live.place is not None and live.place.ident is None:
             run.settings.threads.give_back(live.place)  # no thread has come to it
     return value if isinstance(value, end.Paused) else end.Returned(value)
