@@ -171,6 +171,26 @@ def add_extras(body: JsonDict, settings: ModelSettings) -> JsonDict:
     return body | extra | dict(settings.extra_body or {})
 
 
+def encode_json(body: Mapping[str, Any]) -> bytes:
+    """Return *body* as JSON.
+
+    Raises:
+        UserTypeError, UserValueError: if it has no JSON form.
+    """
+    try:
+        return json.dumps(body, allow_nan=False, separators=(",", ":"), default=_plain).encode()
+    except (TypeError, RecursionError) as error:
+        raise UserTypeError(f"The request can't be written as JSON: {error}") from None
+    except ValueError as error:
+        raise UserValueError(f"The request can't be written as JSON: {error}") from None
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"{type(value).__name__} has no JSON form")
+
+
 # ---------------------------------------------------------------------------------------------- answers
 
 

@@ -21,7 +21,6 @@ or query field; redirects are not followed, since they would get the key.
 from __future__ import annotations
 
 import functools
-import json
 import time
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
@@ -34,7 +33,8 @@ import anyio
 import attrs
 import httpx
 
-from agentloop.exceptions import ModelBehaviorError, ModelTransportError, UserTypeError, UserValueError
+from agentloop.exceptions import ModelBehaviorError, ModelTransportError
+from agentloop.models._codec import encode_json
 from agentloop.models._refusals import (
     QUOTED,
     SILENT,
@@ -315,7 +315,7 @@ class HttpDriver:
             ModelTransportError: if no answer comes, or one without success.
         """
         host = urlsplit(url).hostname or url
-        outgoing = _Outgoing(url, _json(body), check_headers(headers), dict(query) if query else None, auth)
+        outgoing = _Outgoing(url, encode_json(body), check_headers(headers), dict(query) if query else None, auth)
         redact = make_redactor({**headers, **(query or {})})
         # A client with httpx's default timeouts has five seconds, less than most models need, so they are replaced.
         # Other timeouts are the application's choice and remain.
@@ -429,18 +429,3 @@ async def _read_failed_answer(reply: Reply, host: str) -> ModelTransportError:
 
 def _hint_v1(place: str) -> str:
     return "" if "/v1/" in place else " The base URL may lack /v1."
-
-
-def _json(body: Mapping[str, Any]) -> bytes:
-    try:
-        return json.dumps(body, allow_nan=False, separators=(",", ":"), default=_plain).encode()
-    except (TypeError, RecursionError) as error:
-        raise UserTypeError(f"The request can't be written as JSON: {error}") from None
-    except ValueError as error:
-        raise UserValueError(f"The request can't be written as JSON: {error}") from None
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, Mapping):
-        return dict(value)
-    raise TypeError(f"{type(value).__name__} has no JSON form")

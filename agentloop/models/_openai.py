@@ -9,11 +9,14 @@ OPENAI = Vendor(url="https://api.openai.com/v1", key_variable="OPENAI_API_KEY", 
 
 def make_headers(key: str | None, *, organization: str | None = None, project: str | None = None) -> dict[str, str]:
     """Return the headers of a request with *key*."""
+    posted = {"accept": "text/event-stream", "accept-encoding": "gzip", "content-type": "application/json"}
+    return posted | name_account(key, organization=organization, project=project)
+
+
+def name_account(key: str | None, *, organization: str | None = None, project: str | None = None) -> dict[str, str]:
+    """Return the headers that say whose request it is."""
     return without_none(
         {
-            "accept": "text/event-stream",
-            "accept-encoding": "gzip",
-            "content-type": "application/json",
             "authorization": f"Bearer {key}" if key else None,
             "openai-organization": organization or None,
             "openai-project": project or None,

@@ -1,4 +1,4 @@
-"""What a server's refusal says, whatever the transport: its headers, its body, and no secret of the request. Pure."""
+"""Reads the refusals of servers, over any transport: their headers and bodies, without secrets of the request. Pure."""
 
 from __future__ import annotations
 
