@@ -305,7 +305,7 @@ def types(session: nox.Session) -> None:
 def vendors(session: nox.Session) -> None:
     """Compare the codecs with the vendors' own Python clients: requests by their types, answers by their reading."""
     session.install(".[test,vendors]")
-    session.run("pytest", "tests/edges/test_vendor_types.py", *session.posargs)
+    session.run("pytest", "tests/edges/test_vendor_types.py", "tests/edges/test_realtime_types.py", *session.posargs)
 
 
 @nox.session

@@ -210,7 +210,7 @@ def test_the_package_imports_only_what_it_declares(graph: dict[str, set[str]]) -
     Type checkers bring the types of `typing_extensions` along; it is never imported where code runs.
     """
     declared = {"anyio", "attr", "attrs", "cattrs", "httpx", "msgspec", "sniffio"}
-    extras = {"trio", "xllamacpp", "cryptography", "click", "rich", "pydantic", "pytest", "hypothesis"}
+    extras = {"trio", "xllamacpp", "cryptography", "click", "rich", "pydantic", "pytest", "hypothesis", "websockets"}
     for_types = {"typing_extensions"}
     outside = set().union(*map(_tops, graph.values())) - {"agentloop"} - set(sys.stdlib_module_names)
     assert outside <= declared | extras | for_types

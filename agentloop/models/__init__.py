@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from agentloop.models.local import LocalModel
     from agentloop.models.oci import OCIModel
     from agentloop.models.openai_chat import GeminiModel, OpenAIChatModel
+    from agentloop.models.realtime import RealtimeModel
 
 __all__ = [
     "AnthropicModel",
@@ -52,6 +53,7 @@ __all__ = [
     "OpenAIChatModel",
     "OutputSchema",
     "Raw",
+    "RealtimeModel",
     "ReasoningDelta",
     "ResponseDone",
     "ResponseStarted",
@@ -70,6 +72,7 @@ _LAZY = {
     "LocalModel": "local",
     "OCIModel": "oci",
     "OpenAIChatModel": "openai_chat",
+    "RealtimeModel": "realtime",
     "Vendor": "_codec",
 }
 

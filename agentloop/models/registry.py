@@ -4,6 +4,7 @@
 * `anthropic:NAME`: Anthropic's Messages, or the server that ANTHROPIC_BASE_URL names
 * `gemini:NAME`: Gemini behind its vendor's Chat Completions
 * `oci:NAME`: a model of Oracle's cloud
+* `openai-realtime:NAME`: the vendor's Realtime interface in text, or that of the server that OPENAI_BASE_URL names
 * `local:NAME`, `local:`: the model that runs on this machine
 * `URL#NAME`: any OpenAI-compatible server, by its base URL: `http://127.0.0.1:8080/v1#qwen`. `URL:NAME` means the
   same if the URL has a path, and a URL alone names the model `default`, for servers with a single model.
@@ -32,6 +33,7 @@ _PREFIXES = {
     "anthropic": "agentloop.models.anthropic:model_by_name",
     "gemini": "agentloop.models.openai_chat:gemini_by_name",
     "oci": "agentloop.models.oci:model_by_name",
+    "openai-realtime": "agentloop.models.realtime:model_by_name",
     "local": "agentloop.models.local:model_by_name",
 }
 """Prefix -> module and function; the function `(name, *, http_client)` returns the model."""

@@ -5,7 +5,7 @@ import select
 import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -16,6 +16,7 @@ import anyio.to_thread
 import pytest
 from anyio.lowlevel import checkpoint, current_token
 from edges import parrot
+from edges import realtime_server as realtime
 from edges.parrot import make_parrot
 
 from agentloop.abc import Model
@@ -29,7 +30,7 @@ from agentloop.model_events import (
     ResponseStarted,
     TextDelta,
 )
-from agentloop.models import AnthropicModel, OpenAIChatModel
+from agentloop.models import AnthropicModel, OpenAIChatModel, RealtimeModel
 from agentloop.testing import FunctionModel, RecordingModel, ReplayModel, ScriptedModel, call, fail, say, wait
 from agentloop.testing.conformance import ModelConformance
 from agentloop.usage import RequestUsage
@@ -309,6 +310,47 @@ class TestAnthropicModel(HttpConformance):
     def make_http_model(self, base_url: str) -> Model:
         """Return a model of messages."""
         return AnthropicModel("m", base_url=base_url)
+
+
+CALL_OF_TALK = realtime.Call("look", '{"a": 1}', "c1")
+SCRIPTS: dict[str, realtime.Script] = {
+    "whole": lambda talk: (realtime.Say(("Hel", "lo")), CALL_OF_TALK),
+    "failing": lambda talk: (realtime.Say(("Hel",)), realtime.Drop()),
+    "endless": lambda talk: (realtime.Say(("Hel",)), realtime.Stall()),
+}
+
+
+@pytest.fixture(scope="module")
+def realtime_servers() -> Iterator[dict[str, realtime.RealtimeServer]]:
+    """A running server of each script."""
+    with ExitStack() as stack:
+        yield {kind: stack.enter_context(realtime.realtime_server(script)) for kind, script in SCRIPTS.items()}
+
+
+@pytest.mark.real_clock
+class TestRealtimeModel(ModelConformance):
+    """A realtime interface: an answer is closed once the server has ended it."""
+
+    @pytest.fixture(autouse=True)
+    def _servers(self, realtime_servers: dict[str, realtime.RealtimeServer]) -> None:
+        self.servers = realtime_servers
+
+    def make_model(self) -> Model:
+        """Return a model that the server answers."""
+        return RealtimeModel("m", base_url=self.servers["whole"].url)
+
+    def make_failing_model(self) -> Model:
+        """Return a model whose connection breaks."""
+        return RealtimeModel("m", base_url=self.servers["failing"].url)
+
+    def make_stalled_model(self) -> Model:
+        """Return a model that the server lets wait."""
+        return RealtimeModel("m", base_url=self.servers["endless"].url)
+
+    async def all_closed(self) -> None:
+        """Ask the servers."""
+        for server in self.servers.values():
+            await anyio.to_thread.run_sync(server.wait_idle)
 
 
 @pytest.mark.real_clock

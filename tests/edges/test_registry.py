@@ -15,7 +15,15 @@ import agentloop.models
 from agentloop import Agent
 from agentloop.abc import Model
 from agentloop.exceptions import UserError, UserTypeError, UserValueError
-from agentloop.models import AnthropicModel, GeminiModel, HttpModel, LocalModel, OpenAIChatModel, registry
+from agentloop.models import (
+    AnthropicModel,
+    GeminiModel,
+    HttpModel,
+    LocalModel,
+    OpenAIChatModel,
+    RealtimeModel,
+    registry,
+)
 from agentloop.models._shared import Shared
 from agentloop.models.registry import Providers, resolve_model
 
@@ -87,6 +95,13 @@ def test_the_messages_interface_has_its_prefix() -> None:
     assert (model.base_url, model.name) == ("https://api.anthropic.com", "claude-x")
 
 
+def test_the_realtime_interface_has_its_prefix() -> None:
+    """The vendor's own service is the default; an HTTP client has no part in it."""
+    model = resolve_model("openai-realtime:gpt-realtime-2", http_client=object())
+    assert isinstance(model, RealtimeModel)
+    assert (model.base_url, model.name) == ("https://api.openai.com/v1", "gpt-realtime-2")
+
+
 def test_a_query_in_the_url_goes_with_every_request() -> None:
     """Some servers want their version there."""
     model = resolve_model("http://h/v1?version=2#m")
@@ -116,7 +131,7 @@ def test_a_given_client_is_used() -> None:
     [
         (
             "openai-chta:m",
-            r"Did you mean 'openai-chat:'\?.*openai-chat:NAME, anthropic:NAME, .*oci:NAME, local:NAME, URL#NAME",
+            r"Did you mean 'openai-chat:'\?.*openai-chat:NAME, anthropic:NAME, .*realtime:NAME, local:NAME, URL#NAME",
         ),
         ("gpt-x", "'gpt-x' is no known.*did you mean 'openai-chat:gpt-x'.*openai-chat:NAME"),
         ("local", "Did you mean 'local:'"),

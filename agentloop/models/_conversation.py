@@ -1,0 +1,198 @@
+"""The conversation that a realtime server keeps, as its client knows it: the items it has, and what to send next. Pure.
+
+Theory. The server appends items to one conversation per session, and answers from all of them. A request of a run has
+the whole history (or, with `previous_response_id`, what is new after a response). So three lists have to agree: the
+history, the server's, and the entries here. An entry is an item that the history and the server both have, or that is
+about to be sent. The first `settled` entries were part of a complete exchange: the last of them is a complete answer.
+After that come entries of an exchange that was left or failed.
+
+`find_overlap` says how much of a request the server has already; None means that it is another conversation's request.
+`adopt` makes the entries those of the request; `take_events` then gives the events that the server lacks. `answer` and
+`leave` end the exchange: with a complete answer, or with what the server had said until it was left.
+
+What the server has and the history lacks (an item of an exchange that was left, an answer that was cut) depends on who
+knows the conversation best. A whole history does: such items are deleted on the server, which then has the history and
+no more; so a conversation can serve any run with an equal history, and nothing of one run shows in another. A request
+that names a response leaves the memory to the server: the items stay there, and each call among them gets an output
+that says that it was not run, as a server refuses a call without one.
+
+A session ends with its connection, for most servers. A new session has no items: `begin_session` marks all entries as
+not sent, and `take_events` gives them all, once. A server that continues the session says so by its id: then only what
+it has not acknowledged is given.
+
+Invariants: an item is sent at most once in a session; nothing changes if `adopt` raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import count
+from typing import Any
+
+import attrs
+
+from agentloop.exceptions import UserError
+from agentloop.items import Item
+from agentloop.model_events import ModelRequest
+from agentloop.models._codec import JsonDict
+from agentloop.models._realtime import encode_create, encode_item, encode_output, has_form
+
+NOT_RUN = "This call was not run: the answer that it is part of was interrupted."
+"""The output of a call in an answer that was left."""
+
+
+@attrs.define(eq=False)
+class _Entry:
+    item: Item
+    wire: JsonDict
+    id: str
+    """The item's id on the server."""
+    sent: bool = False
+    """True once the server has it in this session, or it is on its way there."""
+    acknowledged: bool = False
+
+
+@attrs.define(eq=False)
+class Conversation:
+    """One conversation. Owned and mutated by the line that carries it."""
+
+    last_response_id: str | None = None
+    """The id of the last complete answer."""
+    response_ids: set[str | None] = attrs.field(factory=set)
+    """The ids of the session's responses that have ended, or were left."""
+    _session_id: str | None = None
+    _told: JsonDict | None = None
+    """The session's configuration, as it was sent last."""
+    _entries: list[_Entry] = attrs.field(factory=list)
+    _settled: int = 0
+    _excess: list[str] = attrs.field(factory=list)
+    """The ids of items that the server has and the history lacks."""
+    _unpaired: list[str] = attrs.field(factory=list)
+    """The ids of the calls among those."""
+    _wire_ids: dict[str, str] = attrs.field(factory=dict)
+    _numbers: Iterator[int] = attrs.field(factory=lambda: count(1))
+
+    def find_overlap(self, request: ModelRequest) -> int | None:
+        """Return how many entries *request* continues; None if it doesn't continue this conversation."""
+        if request.previous_response_id is not None:
+            return len(self._entries) if request.previous_response_id == self.last_response_id else None
+        found = self._count_equal(_sendable(request), 0)
+        return found if found >= max(self._settled, 1) else None
+
+    def _count_equal(self, items: Sequence[Item], start: int) -> int:
+        """Return how many *items* equal the entries from *start* on, one by one."""
+        found = 0
+        for entry, item in zip(self._entries[start:], items, strict=False):
+            if entry.item is not item:
+                if entry.wire != self._try_encode(item):
+                    break
+                entry.item = item  # the same object comes with the next request
+            found += 1
+        return found
+
+    def _try_encode(self, item: Item) -> JsonDict | None:
+        try:
+            return encode_item(item, dict(self._wire_ids))  # a copy: the item may be of another conversation
+        except UserError:
+            return None  # `adopt` raises it
+
+    def adopt(self, request: ModelRequest) -> None:
+        """Make the entries those of *request*, which continues this conversation or is its first.
+
+        Raises:
+            UserError: if a new item has no form in this interface; then nothing has changed.
+        """
+        items = _sendable(request)
+        if request.previous_response_id is None:
+            kept = self._count_equal(items, 0)
+            new = items[kept:]
+        else:
+            kept, loose = len(self._entries), len(self._entries) - self._settled
+            # A resumed run asks again with what it had sent before it was interrupted.
+            new = items[loose:] if self._count_equal(items, self._settled) == loose else items
+        wires = [encode_item(item, self._wire_ids) for item in new]
+        self._excess += [entry.id for entry in self._entries[kept:] if entry.sent]
+        self._entries[kept:] = [_Entry(item, wire, self._new_id()) for item, wire in zip(new, wires, strict=True)]
+
+    def _new_id(self) -> str:
+        return f"item_{next(self._numbers)}"
+
+    def can_tell(self, session: JsonDict) -> bool:
+        """Tell whether an update can make *session* the configuration: it can't remove a field."""
+        return self._told is None or self._told.keys() <= session.keys()
+
+    def take_events(self, request: ModelRequest, session: JsonDict) -> list[JsonDict]:
+        """Return the events that ask for the answer to *request*, which was adopted, in a session that is *session*.
+
+        They count as sent from then on.
+        """
+        events: list[JsonDict] = []
+        if session != self._told:
+            events.append({"type": "session.update", "session": session})
+            self._told = session
+        if request.previous_response_id is None:
+            events += [{"type": "conversation.item.delete", "item_id": id} for id in self._excess]
+            self._excess.clear()
+        else:
+            for call_id in self._unpaired:
+                self._excess.append(id := self._new_id())
+                events.append(_make_creation(id, encode_output(call_id, NOT_RUN)))
+        self._unpaired.clear()
+        for entry in self._entries:
+            if not entry.sent:
+                entry.sent = True
+                events.append(_make_creation(entry.id, entry.wire))
+        return [*events, encode_create(request)]
+
+    def acknowledge(self, item_id: object) -> None:
+        """Note that the server has the item."""
+        for entry in reversed(self._entries):
+            if entry.id == item_id:
+                entry.acknowledged = True
+                break
+
+    def answer(
+        self,
+        response_id: str | None,
+        items: Iterable[tuple[Item, str | None]],
+        output: Iterable[Mapping[str, Any]],
+    ) -> None:
+        """Note a complete answer: its *items* with their ids on the server, of all of the server's *output*."""
+        self.last_response_id = response_id
+        self.response_ids.add(response_id)
+        known = set()
+        for item, id in items:
+            known.add(id)
+            wire = encode_item(item, self._wire_ids)
+            self._entries.append(_Entry(item, wire, id or self._new_id(), sent=True, acknowledged=True))
+        self._settled = len(self._entries)
+        self._excess += [id for each in output if isinstance(id := each.get("id"), str) and id not in known]
+
+    def leave(self, response_id: str | None, output: Iterable[Mapping[str, Any]]) -> None:
+        """Note *output*, what the server had said in an answer that was left or broken off."""
+        self.response_ids.add(response_id)
+        for item in output:
+            if isinstance(id := item.get("id"), str):
+                self._excess.append(id)
+            if item.get("type") == "function_call" and isinstance(call_id := item.get("call_id"), str):
+                self._unpaired.append(call_id)
+
+    def begin_session(self, session_id: str | None) -> None:
+        """Note that a connection is open, to the session of that id: the one before, or one without any item."""
+        self._told = None
+        continued = session_id is not None and session_id == self._session_id
+        self._session_id = session_id
+        for entry in self._entries:
+            entry.sent = entry.acknowledged = continued and entry.acknowledged
+        if not continued:
+            self.response_ids.clear()
+            self._excess.clear()
+            self._unpaired.clear()
+
+
+def _sendable(request: ModelRequest) -> list[Item]:
+    return [item for item in request.items if has_form(item)]
+
+
+def _make_creation(item_id: str, wire: JsonDict) -> JsonDict:
+    return {"type": "conversation.item.create", "item": {"id": item_id, **wire}}
