@@ -28,7 +28,6 @@ Facts are in `LiveCall`: `phase` is the step, `begun` says who settles the call,
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Awaitable, Callable
 from functools import partial
 from types import CoroutineType
@@ -97,8 +96,7 @@ async def run_call(live: LiveCall) -> None:
                 raise
             result, done = end.Unconverted(error), False
         if isinstance(result, end.RunEnding):
-            if anyio.current_effective_deadline() > -math.inf:
-                uncancel_to(0)  # no scope is around a bare task now, so what is counted is the body's own
+            live.batch.nursery.uncancel()
             await _settle_cancelled(live, result.error)  # shielded inside: a scope would be cancelled anyway
         elif not done:
             with live.batch.nursery.settling(live):
@@ -189,6 +187,8 @@ async def _run_in_scope(live: LiveCall, task: object) -> end.Ending:
                 else:
                     result = await _prepare_body(live) or await _run_body(live)
             except BaseException as error:  # noqa: ASYNC103 - the call boundary: it classifies every error
+                if isinstance(error, cancelled_types()) and nursery.is_ending():
+                    raise  # as `classify` would find with more effort
                 result = end.classify(error)
                 if result is None or is_closing(task):
                     raise
@@ -564,7 +564,7 @@ async def _settle_cancelled(live: LiveCall, error: BaseException | None = None) 
     run.cleanup.begin()
     if live.phase == "settled":
         return
-    outcome = _fill_outcome(live, live.cut(await find_cancel_source(run)).replace(error=error))
+    outcome = live.cut(await find_cancel_source(run), error)
     failed: BaseException | None = None
     try:
         failed = await _call_end_hooks(live, outcome) if live.hooked else None

@@ -90,7 +90,7 @@ async def convert(live: LiveCall, ending: end.Ending) -> Converted:
         case end.Cancelled(by, reason, of_cleanup):
             cut = CUTS[by, "body"]
             if cut is None or cut.policy is None:
-                return Converted(live.cut(by).replace(error=of_cleanup))
+                return Converted(live.cut(by, of_cleanup))
             if live.redacts_errors:
                 reason = REDACTED
             error = ToolCancelledError(reason, tool=live.tool.name, call=live.entry.call)

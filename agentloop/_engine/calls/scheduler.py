@@ -246,17 +246,21 @@ class LiveCall(msgspec.Struct, eq=False):
             self.scope.cancel()
         return True
 
-    def cut(self, cause: Cause) -> CallOutcome:
-        """Return the outcome of this call if *cause* ends it now."""
+    def cut(self, cause: Cause, error: BaseException | None = None) -> CallOutcome:
+        """Return the outcome of this call if *cause* ends it now; *error* is that of its body's cleanup."""
         cut, body = CUTS[cause, STAGES[self.phase]], self.body
         assert cut is not None
         return CallOutcome(
             status=cut.status,
             cancelled_by=cut.by,
             output=cut.output(self.tool.name),
+            error=error,
             body_finished=body is not None and body.finished,
+            abandoned=body is not None and body.abandoned,
+            cleanup=self.cleanup,
             started_at=None if body is None else body.started_at,
             ended_at=self.run.tree.log.wall(),
+            secret=self.run.state.gives_secret(self.entry.call),
         )
 
     @property

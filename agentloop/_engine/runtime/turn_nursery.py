@@ -51,6 +51,7 @@ from agentloop._engine.runtime.backend import (
     new_wakeup,
     own_task,
     starter,
+    uncancel_to,
 )
 
 
@@ -113,6 +114,10 @@ class TurnNursery(Protocol):
 
     def is_bounded(self) -> bool:
         """Tell whether a deadline or a cancellation around the owner may end the current task, a member's."""
+        ...
+
+    def uncancel(self) -> None:
+        """Take back the native cancellations of the current task, a member's that has left its scope."""
         ...
 
     def is_ending(self) -> bool:
@@ -304,6 +309,9 @@ class _BareTasks:
         self.relay()
         return self.ended or self._shown < math.inf
 
+    def uncancel(self) -> None:
+        uncancel_to(0)  # no scope is around a bare task
+
     def is_ending(self) -> bool:
         self.relay()
         return self.ended
@@ -414,6 +422,10 @@ class _Grouped:
 
     def is_bounded(self) -> bool:
         return anyio.current_effective_deadline() < math.inf
+
+    def uncancel(self) -> None:
+        if anyio.current_effective_deadline() > -math.inf:  # else the group's scope has counted them
+            uncancel_to(0)
 
     def is_ending(self) -> bool:
         return enclosing_cancelled()
