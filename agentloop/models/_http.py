@@ -32,6 +32,7 @@ from urllib.parse import urljoin, urlsplit
 import anyio
 import attrs
 import httpx
+from anyio.lowlevel import checkpoint
 
 from agentloop.exceptions import ModelBehaviorError, ModelTransportError
 from agentloop.models._codec import encode_json
@@ -124,20 +125,27 @@ class _Plain:
 
 
 class _Gzip:
-    """Unpacks in pieces of a bounded size, so that a small body can't become huge in a single step."""
+    """Unpacks in pieces of a bounded size, so that a small body can't become huge in a single step.
+
+    A body may have several members, one behind the other, and zeros behind the last (RFC 1952; gzip's own tools).
+    """
 
     def __init__(self) -> None:
         self._inflate = zlib.decompressobj(wbits=31)
 
     def feed(self, data: bytes) -> Iterable[bytes]:
         while data:
+            if self._inflate.eof:
+                data = data.lstrip(b"\0")
+                self._inflate = zlib.decompressobj(wbits=31)
             try:
                 piece = self._inflate.decompress(data, _PIECE)
             except zlib.error:
                 raise ModelBehaviorError("The response's body isn't the gzip it says it is.") from None
             if piece:
                 yield piece
-            data = self._inflate.unconsumed_tail
+            # At the end of a member zlib leaves the other attribute as it was before.
+            data = self._inflate.unused_data if self._inflate.eof else self._inflate.unconsumed_tail
 
 
 def _make_unpacker(encoding: str) -> _Plain | _Gzip:
@@ -165,6 +173,7 @@ class Reply:
         self._raw: Any = None
         self._unpack: _Plain | _Gzip = _Plain()
         self._unpacked: Iterator[bytes] = iter(())
+        self._repeated = False  # whether a piece of the same data was returned before
         self._ended = False
         self.complete = False
         """True once the reader needs no more bytes, set by the reader; only then the rest is drained."""
@@ -181,7 +190,8 @@ class Reply:
     async def receive(self) -> bytes:
         """Return the next piece of the unpacked body, at most a few tens of kilobytes; `b""` at its end.
 
-        A checkpoint only if it has to wait for the connection.
+        A checkpoint, except for the first piece of data that the connection had ready: a small body that unpacks into a
+        huge one must not keep the event loop from other tasks.
 
         Raises:
             ModelTransportError: if the connection breaks, or no more data comes in time.
@@ -190,8 +200,12 @@ class Reply:
         while not self._ended:
             piece: bytes = next(self._unpacked, b"")
             if piece:
+                if self._repeated:
+                    await checkpoint()
+                self._repeated = True
                 return piece
             self._unpacked = iter(await self._next_raw())
+            self._repeated = False
         return b""
 
     async def _next_raw(self) -> Iterable[bytes]:

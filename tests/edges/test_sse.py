@@ -94,3 +94,35 @@ def test_what_exceeds_a_bound_is_an_error(stream: bytes, bound: str) -> None:
 def test_bounds_count_one_event_at_a_time() -> None:
     """Many small events pass a bound that one large one would exceed."""
     assert len(decode([b"data: aaaaaaaaa\n\n" * 50], max_event=20, max_line=20)) == 50
+
+
+@pytest.mark.parametrize("noise", [b": ping\n", b":\n", b"\n", b"\r", b": ping\n\n", b":" + b"x" * 900 + b"\n"])
+def test_noise_costs_no_more_than_events(noise: bytes) -> None:
+    """A stream of comments and blank lines takes no more steps than one of short events of the same size."""
+    assert _count_lines(noise) < _count_lines(b'data: {"choices": [{"delta": {"content": "hello"}}]}\n\n') / 10
+
+
+def _count_lines(block: bytes) -> int:
+    """Return the number of lines that the decoder looks at one by one in a stream of *block*s."""
+    seen = 0
+
+    class Counting(SSEDecoder):
+        def _take(self, line: bytes) -> ServerSentEvent | None:
+            nonlocal seen
+            seen += 1
+            return super()._take(line)
+
+    decoder = Counting()
+    stream = block * (2_000_000 // len(block))
+    for start in range(0, len(stream), 65_536):
+        decoder.feed(stream[start : start + 65_536])
+    return seen
+
+
+def test_a_comment_longer_than_a_line_may_be_is_an_error_too() -> None:
+    """Comments are dropped together, but not before they are measured."""
+    for stream in (b":" * 101 + b"\n", b"data: a\n\n:" + b"x" * 100 + b"\n\n", b"\n" * 90 + b":" * 102 + b"\n"):
+        with pytest.raises(ModelBehaviorError, match="100 bytes"):
+            decode([stream], max_line=100)
+        with pytest.raises(ModelBehaviorError, match="100 bytes"):
+            decode([bytes([byte]) for byte in stream], max_line=100)

@@ -247,7 +247,7 @@ CHUNKS = [
 ]
 
 
-def _chat_bytes() -> bytes:
+def chat_bytes() -> bytes:
     base = {"id": "r", "object": "chat.completion.chunk", "created": 1, "model": "gpt-x"}
     choices = [{"index": 0, "delta": delta, "finish_reason": None} for delta in CHUNKS]
     choices.append({"index": 0, "delta": {}, "finish_reason": "tool_calls"})
@@ -268,14 +268,14 @@ def test_a_stream_of_chat_completions_reads_as_the_vendors_client_reads_it() -> 
     import httpx2
 
     def answer(request: Any) -> Any:
-        return httpx2.Response(200, headers={"content-type": "text/event-stream"}, content=_chat_bytes())
+        return httpx2.Response(200, headers={"content-type": "text/event-stream"}, content=chat_bytes())
 
     transport = httpx2.MockTransport(answer)
     client = openai.OpenAI(api_key="k", http_client=httpx2.Client(transport=transport))
     options = {"include_usage": True}
     with client, client.chat.completions.stream(model="m", messages=[], stream_options=options) as stream:
         theirs = stream.get_final_completion()
-    done = _read(_chat.ChatDecoder(REQUEST), _chat_bytes())[-1]
+    done = _read(_chat.ChatDecoder(REQUEST), chat_bytes())[-1]
     assert isinstance(done, ResponseDone)
     [choice] = theirs.choices
     message, *calls = done.items
