@@ -84,19 +84,19 @@ def _is_stored(record: r.Record) -> bool:
 # -- records as they are stored: without what lives in this process alone
 
 
-def _check_items(items: Iterable[i.Item] | None) -> None:
-    for item in items or ():
-        if isinstance(item, i.ApprovalRequest):  # it holds an item that isn't one of several kinds, so without a tag
+def _check_items(items: Iterable[i.Item]) -> None:
+    for item in items:
+        kind = type(item)
+        if kind is i.ApprovalRequest:  # it holds an item that isn't one of several kinds, so without a tag
             raise _Unusual
-        if isinstance(item, _WITH_DATA):
-            _check_value(item.data)
-            if isinstance(item, i.HostedToolCall):
-                _check_value(item.output)
-        else:
-            _check_value(item.provider_data)
+        data = item.data if kind in _WITH_DATA else item.provider_data  # type: ignore[union-attr]  # as the kind says
+        if data is not None:
+            _check_value(data)
+        if kind is i.HostedToolCall:
+            _check_value(item.output)  # type: ignore[union-attr]  # as the kind says
 
 
-_WITH_DATA = (i.HostedToolCall, i.Compaction, i.OpaqueItem)
+_WITH_DATA = frozenset({i.HostedToolCall, i.Compaction, i.OpaqueItem})
 
 
 def _check_usage(usage: RequestUsage | None) -> None:
@@ -104,8 +104,8 @@ def _check_usage(usage: RequestUsage | None) -> None:
         _check_value(usage.raw)
 
 
-def _check_times(*times: float | None) -> None:
-    if not math.isfinite(sum([time for time in times if time is not None])):
+def _check_time(time: float | None) -> None:
+    if time is not None and not math.isfinite(time):
         raise _Unusual
 
 
@@ -131,7 +131,7 @@ def _check_value(value: object) -> None:
 
 def _run_started(record: r.RunStarted) -> r.Record:
     _check_items(record.input)
-    _check_items(record.shown)
+    _check_items(record.shown or ())
     return record
 
 
@@ -145,7 +145,7 @@ def _model_responded(record: r.ModelResponded) -> r.Record:
 
 def _model_failed(record: r.ModelFailed) -> r.Record:
     _check_usage(record.usage)
-    _check_times(record.retry_after)
+    _check_time(record.retry_after)
     return record
 
 
@@ -157,12 +157,12 @@ def _items_given(record: r.HistoryReplaced | r.InputAdded) -> r.Record:
 def _guardrail_settled(record: r.GuardrailSettled) -> r.Record:
     _check_value(record.info)
     _check_value(record.detail)
-    _check_times(record.duration)
+    _check_time(record.duration)
     return record if record.result is None else record.replace(result=None)
 
 
 def _call_started(record: r.CallStarted) -> r.Record:
-    _check_times(record.queued_at)
+    _check_time(record.queued_at)
     return record
 
 
@@ -170,7 +170,9 @@ def _call_settled(record: r.CallSettled) -> r.Record:
     outcome = record.outcome
     if outcome.custom_data is not None:
         _check_value(outcome.custom_data)
-    _check_times(record.body_ended_at, outcome.started_at, outcome.ended_at)
+    _check_time(record.body_ended_at)
+    _check_time(outcome.started_at)
+    _check_time(outcome.ended_at)
     if outcome.value is None and outcome.error is None:
         return record
     return _replace(record, outcome=_replace(outcome, value=None, error=None))

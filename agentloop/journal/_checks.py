@@ -10,6 +10,8 @@ from agentloop._storage.json_bytes import ObjectLine, decode
 from agentloop.abc import Codec
 from agentloop.exceptions import StateError, UserTypeError, UserValueError
 
+_OBJECT_LINES = frozenset({ObjectLine})
+
 
 def check_records(records: Sequence[bytes]) -> list[bytes]:
     """Return *records* as a list, if each is the JSON text of one object on one line.
@@ -17,7 +19,7 @@ def check_records(records: Sequence[bytes]) -> list[bytes]:
     Raises:
         UserTypeError, UserValueError: naming the position of the first wrong one; its content isn't quoted.
     """
-    if type(records) is list and set(map(type, records)) <= {ObjectLine}:
+    if type(records) is list and _OBJECT_LINES.issuperset(map(type, records)):
         return records[:]
     if isinstance(records, (bytes, bytearray, memoryview, str)) or not isinstance(records, Sequence):
         raise UserTypeError(f"records: a sequence of bytes is needed, not {type(records).__name__}")

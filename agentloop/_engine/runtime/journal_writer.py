@@ -91,12 +91,12 @@ class JournalWriter:
 
     def add(self, record: Record) -> None:
         """Add *record* to the next batch, or append it at once. Never waits and never raises: see `error`."""
-        self._due.append(record)
         self._added += 1
         if self._append_nowait is None:
+            self._due.append(record)
             self._wake.set()
         elif self.error is None:
-            self._write_nowait(self._append_nowait)
+            self._write_nowait(self._append_nowait, record)
 
     def close(self) -> None:
         """Let the writer's task end once all records are written."""
@@ -150,9 +150,9 @@ class JournalWriter:
 
         Cancellation: raised if by a scope; a native one sets `error`.
         """
-        count = len(self._due)
+        due, self._due = self._due, []
         try:
-            await self.journal.append(self._encode_due())
+            await self.journal.append(self._make_lines(due))
         except cancelled_types():
             if enclosing_cancelled():
                 raise
@@ -165,24 +165,22 @@ class JournalWriter:
                 raise
             self.error = error
         else:
-            self._written += count
+            self._written += len(due)
             self._report_progress()
 
-    def _write_nowait(self, append: Callable[[Sequence[bytes]], None]) -> None:
-        """Append the records due; on failure set `error` and end the run."""
-        count = len(self._due)
+    def _write_nowait(self, append: Callable[[Sequence[bytes]], None], record: Record) -> None:
+        """Append *record*; on failure set `error` and end the run."""
         try:
-            append(self._encode_due())
+            append(self._make_lines((record,)))
         except BaseException as error:  # noqa: ASYNC103 - raised by `durable`: the caller is in the middle of a step
             self.error = _as_journal_error(error) if isinstance(error, Exception) else error
             self._failed()
         else:
-            self._written += count
+            self._written += 1
 
-    def _encode_due(self) -> list[bytes]:
-        """Return the records due as lines, the journal's header before the first one, and have none due any more."""
-        due, self._due = self._due, []
-        lines = [self._encode(record) for record in due]
+    def _make_lines(self, records: Sequence[Record]) -> list[bytes]:
+        """Return *records* as lines, with the journal's header before the first one that it gets."""
+        lines = list(map(self._encode, records))
         if self._header is not None:
             lines.insert(0, self._header())
             self._header = None  # a batch that fails is the last one
