@@ -43,7 +43,7 @@ def retry_advice(error: BaseException, *, stateful: bool = False) -> RetryAdvice
     *stateful*: the request continues state that the provider keeps. Sent twice it may act twice, so a retry is advised
     only if the answer proves that nothing was done.
     """
-    after = _clamp(error.retry_after) if isinstance(error, ModelTransportError) else None
+    after = clamp(error.retry_after) if isinstance(error, ModelTransportError) else None
     retryable, reason = _advise(error)
     if retryable and stateful and getattr(error, "code", None) != _LOCKED:
         retryable, reason = False, f"{reason}, but the request is stateful: a second one may act twice"
@@ -65,7 +65,8 @@ def _advise(error: BaseException) -> tuple[bool, str]:
     return False, "not a matter of transport"
 
 
-def _clamp(seconds: float | None) -> float | None:
+def clamp(seconds: float | None) -> float | None:
+    """Return a server's wish for a wait in the range that a retry respects; None if it is no number."""
     if seconds is None or math.isnan(seconds):
         return None
     return min(max(seconds, 0.0), MAX_RETRY_AFTER)

@@ -39,6 +39,7 @@ from agentloop.usage import RequestUsage
 logger = logging.getLogger("agentloop")
 
 _SHOWS_NOTHING = (m.ResponseStarted, m.Raw, m.ResponseDone)
+_COUNTS = tuple(name for name in RequestUsage.__struct_fields__ if name not in ("model", "complete", "raw"))
 
 
 async def call_model(run: LiveRun, view: TurnView, *, checked: bool = False) -> None:
@@ -125,11 +126,14 @@ def _make_failed_record(run: LiveRun, error: Exception, attempt: _Attempt) -> Mo
         return failed.replace(error_kind="timeout")
     if not isinstance(error, ModelTransportError):
         return failed
+    from agentloop._core.retry import clamp
+
+    after = error.retry_after
     return failed.replace(
         error_kind="transport",
         status=error.status,
         code=error.code,
-        retry_after=error.retry_after,
+        retry_after=after if after is None or math.isfinite(after) else clamp(after),  # a log's times are finite
         should_retry=error.should_retry,
     )
 
@@ -311,6 +315,8 @@ async def _read_response(run: LiveRun, view: TurnView, request: ModelRequest, at
                 await _wait_untimed(attempt, events.room)
     if done is None:
         raise ModelBehaviorError("The model's response ended without being done")
+    if done.usage is not None:
+        _check_counts(done.usage)
     # Some servers leave the last event's items empty after having sent each on its own.
     response = ModelResponse(
         done.items or items,
@@ -325,6 +331,17 @@ async def _read_response(run: LiveRun, view: TurnView, request: ModelRequest, at
     if response.cut:
         _check_cut(run, response)
     return response
+
+
+def _check_counts(usage: RequestUsage) -> None:
+    """Check that each count fits 64 bits, as every reader of the log's JSON understands.
+
+    Raises:
+        ModelBehaviorError: names the first count that doesn't.
+    """
+    for name in _COUNTS:
+        if not -(2**63) <= getattr(usage, name) < 2**63:
+            raise ModelBehaviorError(f"The response's usage.{name} doesn't fit 64 bits")
 
 
 def _check_cut(run: LiveRun, response: ModelResponse) -> None:
