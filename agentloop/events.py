@@ -52,7 +52,7 @@ class TurnStarted(_Event, frozen=True, tag="turn_started", gc=False):
 
 
 class TextDelta(_Event, frozen=True, tag="text_delta", gc=False):
-    """A piece of the answer's text. `item` is the position of its message in the answer, where that is told."""
+    """A piece of the answer's text. `item` is the position of its message in the answer, 0 where unknown."""
 
     text: str
     item: int = 0

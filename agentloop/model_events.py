@@ -93,12 +93,12 @@ class ModelRequest(NotedValue, frozen=True, kw_only=True):
 
     @property
     def cache(self) -> CachePolicy | None:
-        """What the provider may keep of this request's beginning."""
+        """The policy for the provider's cache of prompts."""
         return self.settings.cache
 
     @property
     def include(self) -> Sequence[str]:
-        """What the answer should hold beyond the usual, in the provider's words."""
+        """The names of what the answer should hold beyond the usual, in the provider's words."""
         return self.settings.include or ()
 
 
@@ -109,10 +109,7 @@ class ResponseStarted(Value, frozen=True, tag_field="type", tag="response_starte
 
 
 class TextDelta(Value, frozen=True, tag_field="type", tag="text_delta", gc=False):
-    """A piece of the answer's text. `item` is the position of its message in the answer, where that is told.
-
-    Some providers don't say which message a piece belongs to; its `item` is then 0.
-    """
+    """A piece of the answer's text. `item` is the position of its message in the answer, 0 where unknown."""
 
     text: str
     item: int = 0
@@ -159,7 +156,7 @@ class Raw(Value, frozen=True, tag_field="type", tag="raw"):
     _unshown = frozenset({"data"})
 
 
-class _Answer(Value, frozen=True, gc=False):
+class _Response(Value, frozen=True, gc=False):
     items: tuple[Item, ...]
     usage: RequestUsage | None = None
     response_id: str | None = None
@@ -179,7 +176,7 @@ class _Answer(Value, frozen=True, gc=False):
             )
 
 
-class ResponseDone(_Answer, frozen=True, tag_field="type", tag="response_done"):
+class ResponseDone(_Response, frozen=True, tag_field="type", tag="response_done"):
     """The answer is complete. `items` are all its items in order; `usage` is None if the provider gave none.
 
     `finish_reason` is the provider's reason for the end of the answer; `"length"` and `"content_filter"` mean that it
@@ -203,7 +200,7 @@ class ResponseDone(_Answer, frozen=True, tag_field="type", tag="response_done"):
         ) -> None: ...
 
 
-class ModelResponse(_Answer, frozen=True):
+class ModelResponse(_Response, frozen=True):
     """One complete answer of a model. Its fields are those of `ResponseDone`."""
 
     if TYPE_CHECKING:

@@ -95,7 +95,7 @@ _BREAKPOINTS = ("tools", "instructions", "items")
 
 @attrs.frozen(kw_only=True)
 class CachePolicy:
-    """What a provider may keep of a prompt, so that a later request with the same beginning costs less.
+    """The parts of a prompt that a provider keeps, so that a later request with the same beginning costs less.
 
     Models whose provider doesn't know a field leave it out: a cache changes no answer.
 

@@ -134,7 +134,7 @@ def _to_limits(value: Any) -> tuple[Any, ...]:
 class HostedTool:
     """A tool that the model's provider runs itself: web search, file search, a code interpreter, image generation, MCP.
 
-    It stands in `Agent.tools` beside the functions. Its calls come back as `HostedToolCall` items. A model whose
+    It is in `Agent.tools`, beside the functions. Its calls come back as `HostedToolCall` items. A model whose
     provider doesn't know it raises `UserError` before the first request.
 
     Attributes:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from agentloop.models.local import LocalModel
     from agentloop.models.oci import OCIModel
     from agentloop.models.openai_chat import GeminiModel, OpenAIChatModel
+    from agentloop.models.openai_responses import OpenAIResponsesModel
     from agentloop.models.realtime import RealtimeModel
 
 __all__ = [
@@ -51,6 +52,7 @@ __all__ = [
     "ModelRequest",
     "OCIModel",
     "OpenAIChatModel",
+    "OpenAIResponsesModel",
     "OutputSchema",
     "Raw",
     "RealtimeModel",
@@ -72,6 +74,7 @@ _LAZY = {
     "LocalModel": "local",
     "OCIModel": "oci",
     "OpenAIChatModel": "openai_chat",
+    "OpenAIResponsesModel": "openai_responses",
     "RealtimeModel": "realtime",
     "Vendor": "_codec",
 }

@@ -1,6 +1,7 @@
 """Model strings: the model for `provider:name`, and the owner of models that several runs share.
 
 * `openai-chat:NAME`: the vendor's Chat Completions, or the server that OPENAI_BASE_URL names
+* `openai:NAME`: the vendor's Responses, or the server that OPENAI_BASE_URL names
 * `anthropic:NAME`: Anthropic's Messages, or the server that ANTHROPIC_BASE_URL names
 * `gemini:NAME`: Gemini behind its vendor's Chat Completions
 * `oci:NAME`: a model of Oracle's cloud
@@ -30,6 +31,7 @@ from agentloop.exceptions import UserError, UserTypeError, UserValueError
 
 _PREFIXES = {
     "openai-chat": "agentloop.models.openai_chat:model_by_name",
+    "openai": "agentloop.models.openai_responses:model_by_name",
     "anthropic": "agentloop.models.anthropic:model_by_name",
     "gemini": "agentloop.models.openai_chat:gemini_by_name",
     "oci": "agentloop.models.oci:model_by_name",

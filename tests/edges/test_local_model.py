@@ -1,40 +1,29 @@
 """The local model: a real child process, a real answer, and nothing left behind."""
 
 import hashlib
+import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import anyio
 import anyio.lowlevel
-import attrs
 import pytest
+from edges.definition import Definition
 
 from agentloop.exceptions import ModelTransportError, UserError, UserTypeError, UserValueError
-from agentloop.items import ToolCall, UserMessage
-from agentloop.model_events import ArgumentsDelta, ModelEvent, ModelRequest, ResponseDone
-from agentloop.models import LocalModel, _install, local
+from agentloop.items import AssistantMessage, ToolCall, UserMessage
+from agentloop.model_events import ArgumentsDelta, ModelEvent, ModelRequest, OutputSchema, ResponseDone, TextDelta
+from agentloop.models import LocalModel, OpenAIResponsesModel, _install, local
+from agentloop.settings import ModelSettings
 
 needs_model = pytest.mark.local_model
 real = pytest.mark.real_clock
 slow = pytest.mark.slow
-
-
-@attrs.frozen
-class Definition:
-    """The part of a tool that a model is shown."""
-
-    name: str
-    description: str
-    params_json_schema: Mapping[str, Any]
-    examples: Sequence[tuple[str, Mapping[str, Any]]]
-    strict_mode: bool = True
-    namespace: str | None = None
 
 
 NUMBER = {"type": "number"}
@@ -47,7 +36,7 @@ ADD = Definition(
         "required": ["a", "b"],
         "additionalProperties": False,
     },
-    [("What is 3 plus 7?", {"a": 3, "b": 7}), ("Sum 12 and 30", {"a": 12, "b": 30})],
+    examples=[("What is 3 plus 7?", {"a": 3, "b": 7}), ("Sum 12 and 30", {"a": 12, "b": 30})],
 )
 
 
@@ -110,6 +99,57 @@ async def _assert_valid_call(model: LocalModel) -> None:
     assert done.usage is not None
     assert done.usage.output_tokens > 0
     assert done.usage.model == "smollm2-135m"
+
+
+async def read_text(model: OpenAIResponsesModel, request: ModelRequest) -> tuple[str, ResponseDone]:
+    """Return the text that a whole answer streams, and its end."""
+    async with model.stream(request) as stream:
+        events = [event async for event in stream]
+    done = events[-1]
+    assert isinstance(done, ResponseDone)
+    [message] = done.items
+    assert isinstance(message, AssistantMessage)
+    pieces = [event.text for event in events if isinstance(event, TextDelta)]
+    assert message.text == "".join(pieces)
+    assert len(pieces) > 1
+    return message.text, done
+
+
+@needs_model
+@real
+@slow
+@pytest.mark.scenario("WR-03")
+async def test_the_local_server_is_a_peer_of_the_responses_interface() -> None:
+    """Plain, with the answer before sent back, constrained, two at once, and cut in a stream."""
+    async with LocalModel(n_parallel=2) as local_model:
+        child = local_model._children.current()
+        assert child is not None
+        async with OpenAIResponsesModel(local_model.name, base_url=child.model.base_url) as model:
+            limit = ModelSettings(max_tokens=40, temperature=0.0)
+            first = ModelRequest(system="Be brief.", items=(UserMessage("Say hello."),), settings=limit)
+            _, done = await read_text(model, first)
+            assert done.usage is not None
+            assert done.usage.output_tokens > 0
+            assert (done.model, done.finish_reason) == (local_model.name, "stop")
+            assert done.response_id
+            await read_text(model, first.replace(items=(*first.items, *done.items, UserMessage("Again."))))
+            schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+            # This server overlooks the interface's own field for it, and has one that all of its interfaces share.
+            constrained = ModelSettings(max_tokens=40, temperature=0.0, extra_body={"json_schema": schema})
+            typed = first.replace(output_schema=OutputSchema(name="n", schema=schema), settings=constrained)
+            text, _ = await read_text(model, typed)
+            assert isinstance(json.loads(text)["n"], int)
+            async with anyio.create_task_group() as two:
+                two.start_soon(read_text, model, first)
+                two.start_soon(read_text, model, first)
+            with anyio.CancelScope() as scope:
+                async with model.stream(ask("Tell me a very long story.")) as events:
+                    async for event in events:
+                        if isinstance(event, TextDelta):
+                            scope.cancel()
+            assert scope.cancelled_caught
+            with anyio.fail_after(20):
+                await read_text(model, first)
 
 
 @needs_model

@@ -18,6 +18,8 @@ from anyio.lowlevel import checkpoint, current_token
 from edges import parrot
 from edges import realtime_server as realtime
 from edges.parrot import make_parrot
+from edges.responses_fixture import make_stream
+from edges.responses_fixture import wire as write_events
 
 from agentloop.abc import Model
 from agentloop.exceptions import ModelTransportError
@@ -30,7 +32,7 @@ from agentloop.model_events import (
     ResponseStarted,
     TextDelta,
 )
-from agentloop.models import AnthropicModel, OpenAIChatModel, RealtimeModel
+from agentloop.models import AnthropicModel, OpenAIChatModel, OpenAIResponsesModel, RealtimeModel
 from agentloop.testing import FunctionModel, RecordingModel, ReplayModel, ScriptedModel, call, fail, say, wait
 from agentloop.testing.conformance import ModelConformance
 from agentloop.usage import RequestUsage
@@ -175,7 +177,15 @@ MESSAGE = [
     b'data: {"type": "message_delta", "delta": {"stop_reason": "tool_use"}, "usage": {"output_tokens": 2}}\n\n',
     b'data: {"type": "message_stop"}\n\n',
 ]
-ANSWERS_BY_PATH = {"chat": WHOLE, "messages": MESSAGE, "parrot": SPEECH}
+EVENTS = make_stream(
+    [
+        {"type": "message", "id": "m", "content": [{"type": "output_text", "text": "Hello, here"}]},
+        {"type": "function_call", "id": "f", "call_id": "c1", "name": "look", "arguments": '{"a": 1}'},
+    ]
+)
+SHOWN = next(at for at, event in enumerate(EVENTS) if event["type"].endswith(".delta")) + 1
+RESPONSE = [write_events(EVENTS[:SHOWN]), write_events(EVENTS[SHOWN:])]
+ANSWERS_BY_PATH = {"chat": WHOLE, "responses": RESPONSE, "messages": MESSAGE, "parrot": SPEECH}
 """Each format's pieces of one whole answer; the first one shows output."""
 
 
@@ -299,6 +309,17 @@ class TestOpenAIChatModel(HttpConformance):
     def make_http_model(self, base_url: str) -> Model:
         """Return a chat model."""
         return OpenAIChatModel("m", base_url=base_url)
+
+
+@pytest.mark.real_clock
+class TestOpenAIResponsesModel(HttpConformance):
+    """Responses."""
+
+    form = "responses"
+
+    def make_http_model(self, base_url: str) -> Model:
+        """Return a model of responses."""
+        return OpenAIResponsesModel("m", base_url=base_url)
 
 
 @pytest.mark.real_clock

@@ -21,6 +21,7 @@ from agentloop.models import (
     HttpModel,
     LocalModel,
     OpenAIChatModel,
+    OpenAIResponsesModel,
     RealtimeModel,
     registry,
 )
@@ -88,6 +89,13 @@ def test_an_installed_package_brings_a_prefix(tmp_path: Path, monkeypatch: pytes
         resolve_model("parot:polly")
 
 
+def test_the_responses_interface_has_its_prefix() -> None:
+    """The vendor's own service is the default."""
+    model = resolve_model("openai:gpt-x")
+    assert isinstance(model, OpenAIResponsesModel)
+    assert (model.base_url, model.name) == ("https://api.openai.com/v1", "gpt-x")
+
+
 def test_the_messages_interface_has_its_prefix() -> None:
     """The vendor's own service is the default."""
     model = resolve_model("anthropic:claude-x")
@@ -131,7 +139,7 @@ def test_a_given_client_is_used() -> None:
     [
         (
             "openai-chta:m",
-            r"Did you mean 'openai-chat:'\?.*openai-chat:NAME, anthropic:NAME, .*realtime:NAME, local:NAME, URL#NAME",
+            r"Did you mean 'openai-chat:'\?.*openai-chat:NAME, openai:NAME, .*realtime:NAME, local:NAME, URL#NAME",
         ),
         ("gpt-x", "'gpt-x' is no known.*did you mean 'openai-chat:gpt-x'.*openai-chat:NAME"),
         ("local", "Did you mean 'local:'"),

@@ -13,14 +13,19 @@ from typing import Any
 import attrs
 import pytest
 from edges.definition import Definition
+from edges.responses_fixture import make_stream
+from edges.responses_fixture import wire as write_events
 from edges.test_messages_codec import WHOLE, begin, end, more, stop, wire
+from edges.test_responses_codec import ITEMS
 
 from agentloop.items import (
     AssistantMessage,
+    File,
     HandoffCall,
     HandoffOutput,
     Image,
     Item,
+    OpaqueItem,
     Reasoning,
     Refusal,
     SystemMessage,
@@ -29,10 +34,23 @@ from agentloop.items import (
     ToolOutput,
     UserMessage,
 )
-from agentloop.model_events import ModelEvent, ModelRequest, OutputSchema, Raw, ResponseDone
-from agentloop.models import _chat, _messages, _messages_answer
+from agentloop.model_events import (
+    ArgumentsDelta,
+    HostedProgress,
+    ItemDone,
+    ModelEvent,
+    ModelRequest,
+    OutputSchema,
+    Raw,
+    ReasoningDelta,
+    ResponseDone,
+    ResponseStarted,
+    TextDelta,
+)
+from agentloop.models import _chat, _messages, _messages_answer, _responses, _responses_request
 from agentloop.models._sse import SSEDecoder
-from agentloop.settings import ModelSettings
+from agentloop.settings import CachePolicy, ModelSettings, Prompt
+from agentloop.tools import HostedTool
 
 pydantic = pytest.importorskip("pydantic")
 
@@ -154,11 +172,11 @@ def _element(hint: Any) -> Any:
     return typing.Union[tuple(elements)] if elements else Any  # noqa: UP007 - of a tuple that is known at run time
 
 
-def check_requests(hint: Any, encode: Any) -> None:
+def check_requests(hint: Any, encode: Any, make: Any = make_request) -> None:
     """Require that the bodies of generated requests are valid for the vendor's type, without an unknown key."""
     adapter = pydantic.TypeAdapter(hint)
     for seed in range(CASES):
-        body = json.loads(json.dumps(encode(make_request(seed)), default=dict))
+        body = json.loads(json.dumps(encode(make(seed)), default=dict))
         adapter.validate_python(body)
         assert unknown_keys(body, hint) == [], f"seed {seed}"
 
@@ -188,6 +206,56 @@ def test_requests_of_messages_are_what_the_vendor_declares(mode: Any) -> None:
         return _messages.encode(request.replace(settings=settings), "claude", max_tokens=100, output_mode=mode)
 
     check_requests(params.MessageCreateParamsStreaming, encode)
+
+
+def make_responses_request(seed: int) -> ModelRequest:
+    """Return a request with what this interface has beyond the others."""
+    rnd = random.Random(seed)
+
+    def maybe(*values: Any) -> Any:
+        return rnd.choice([None, None, *values])
+
+    request = make_request(seed)
+    # The vendor's types know no reasoning by another provider, and it is never sent.
+    own = [item for item in request.items if not isinstance(item, Reasoning)]
+    came = rnd.sample(ITEMS, rnd.randrange(len(ITEMS)))
+    items = [*own, *came, UserMessage((Text("a"), File("QQ==", filename="a.pdf")))]
+    tools = [
+        *request.tools,
+        Definition("late", namespace="n", defer_loading=True, output_schema={"type": "string"}),
+        Definition("shout", kind="custom", format={"type": "text"}, allowed_callers=("direct",)),
+    ]
+    hosted = [HostedTool("web_search"), HostedTool("code_interpreter", {"container": {"type": "auto"}})]
+    metadata = request.settings.metadata
+    return request.replace(
+        items=items,
+        tools=rnd.sample(tools, rnd.randrange(len(tools) + 1)),
+        hosted=rnd.sample(hosted, rnd.randrange(3)),
+        tool_choice=maybe("auto", "required", "none", "shout"),
+        instructions=("Be brief.", "It is Monday.") if rnd.random() < 0.5 else (),
+        prompt=maybe(Prompt("p", version="1", variables={"x": "y", "face": Image(file_id="f")})),
+        previous_response_id=maybe("resp_0"),
+        settings=attrs.evolve(
+            request.settings,
+            metadata=metadata,
+            include=maybe(["web_search_call.results"]),
+            truncation=maybe("auto"),
+            top_logprobs=maybe(2),
+            service_tier=maybe("flex"),
+            cache=maybe(CachePolicy(key="k", ttl="30m", retention="24h", breakpoints=("instructions", "items"))),
+        ),
+    )
+
+
+@pytest.mark.slow
+def test_requests_of_responses_are_what_the_vendor_declares() -> None:
+    """Whatever a run asks for, the body is valid by the vendor's types and has no field that they lack."""
+    params = pytest.importorskip("openai.types.responses.response_create_params")
+
+    def encode(request: ModelRequest) -> Any:
+        return _responses_request.encode(request, "gpt")
+
+    check_requests(params.ResponseCreateParamsStreaming, encode, make_responses_request)
 
 
 def test_an_unknown_key_is_found_wherever_it_is() -> None:
@@ -290,6 +358,86 @@ def test_a_stream_of_chat_completions_reads_as_the_vendors_client_reads_it() -> 
     assert done.usage.output_tokens == theirs.usage.completion_tokens
     assert done.usage.cached_tokens == theirs.usage.prompt_tokens_details.cached_tokens
     assert done.usage.reasoning_tokens == theirs.usage.completion_tokens_details.reasoning_tokens
+
+
+def test_a_stream_of_responses_reads_as_the_vendors_client_reads_it() -> None:
+    """The same bytes, in the vendor's client and here: equal pieces, items, usage and end."""
+    openai = pytest.importorskip("openai")
+    import httpx2
+
+    def answer(request: Any) -> Any:
+        return httpx2.Response(200, headers={"content-type": "text/event-stream"}, content=write_events(make_stream()))
+
+    transport = httpx2.MockTransport(answer)
+    client = openai.OpenAI(api_key="k", http_client=httpx2.Client(transport=transport))
+    with client, client.responses.create(model="m", input="Hi", stream=True) as stream:
+        events = list(stream)
+    theirs = events[-1].response
+    ours = _read(_responses.ResponsesDecoder(REQUEST), write_events(make_stream()))
+    done = ours[-1]
+    assert isinstance(done, ResponseDone)
+    assert [event.data["type"] for event in ours if isinstance(event, Raw)] == [event.type for event in events]
+    texts = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert [event.text for event in ours if isinstance(event, TextDelta)] == texts
+    assert "".join(texts) == theirs.output_text
+    # Each item goes back as the client would send it back: without what it only tells.
+    sent = _responses_request.encode(REQUEST.replace(items=done.items), "m")["input"]
+    for item, one in zip(theirs.output, sent, strict=True):
+        dumped = item.model_dump(mode="json", by_alias=True, exclude_unset=True)
+        for part in dumped.get("content") or ():
+            part.pop("logprobs", None)
+        assert json.loads(json.dumps(one, default=dict)) == dumped
+    assert done.usage is not None
+    assert done.usage.input_tokens == theirs.usage.input_tokens
+    assert done.usage.output_tokens == theirs.usage.output_tokens
+    assert done.usage.total_tokens == theirs.usage.total_tokens
+    assert done.usage.cached_tokens == theirs.usage.input_tokens_details.cached_tokens
+    assert done.usage.cache_write_tokens == theirs.usage.input_tokens_details.cache_write_tokens
+    assert done.usage.reasoning_tokens == theirs.usage.output_tokens_details.reasoning_tokens
+    assert (done.response_id, done.model, done.service_tier) == (theirs.id, theirs.model, theirs.service_tier)
+
+
+_TERMINAL = ("response.completed", "response.failed", "response.incomplete", "error")
+
+
+@pytest.mark.scenario("WR-03")
+def test_every_member_of_the_vendors_unions_of_responses_is_read_or_passes() -> None:
+    """Events and items are listed from the vendor's types, so a new one is met here first."""
+    types = pytest.importorskip("openai.types.responses")
+    kinds = sorted(_literal(member, "type") for member in _members(types.ResponseStreamEvent))
+    assert len(kinds) > 50
+    for kind in set(kinds) - set(_TERMINAL):
+        decoder = _responses.ResponsesDecoder(REQUEST)
+        event = {"type": kind, "output_index": 0, "item_id": "x", "delta": "d", "item": {"type": "hologram"}}
+        events = decoder.feed(json.dumps(event))
+        assert Raw(event) in events
+        shown = [type(one) for one in events if not isinstance(one, Raw | ResponseStarted)]
+        step = [HostedProgress] if kind.endswith(_STEPS) and kind.count(".") == 2 else []
+        assert shown == _SHOWN.get(kind, step), kind
+    items = sorted(_literal(member, "type") for member in _members(types.ResponseOutputItem))
+    assert len(items) > 20
+    for kind in items:
+        data = {"type": kind, "id": "x", "call_id": "c", "name": "n", "status": "completed"}
+        decoder = _responses.ResponsesDecoder(REQUEST)
+        response = {"status": "completed", "output": [data]}
+        done = [*decoder.feed(json.dumps({"type": "response.completed", "response": response})), *decoder.finish()][-1]
+        assert isinstance(done, ResponseDone)
+        [item] = done.items
+        assert not isinstance(item, OpaqueItem) or kind in ("function_call_output", "custom_tool_call_output"), kind
+        # It goes back to the provider as what it was.
+        sent = _responses_request.encode(REQUEST.replace(items=[item, AssistantMessage("x")]), "m")["input"]
+        assert sent[0]["type"] == kind
+
+
+_STEPS = (".in_progress", ".searching", ".interpreting", ".generating", ".compacting", ".completed", ".failed")
+_SHOWN: Mapping[str, list[Any]] = {
+    "response.output_text.delta": [TextDelta],
+    "response.function_call_arguments.delta": [ArgumentsDelta],
+    "response.custom_tool_call_input.delta": [ArgumentsDelta],
+    "response.reasoning_summary_text.delta": [ReasoningDelta],
+    "response.reasoning_text.delta": [ReasoningDelta],
+    "response.output_item.done": [ItemDone],
+}
 
 
 @pytest.mark.scenario("WR-03")

@@ -1,0 +1,265 @@
+"""The Responses codec, inbound: the events of one answer to model events. Pure.
+
+Theory. The answer is a list of items, each identified by its position (`output_index`); events of its pieces also name
+its id. `response.output_item.done` gives a whole item, and the terminal event gives all of them once more: that list is
+the answer, unless the server leaves it empty. Pieces that a server doesn't send (some send only whole items) are made
+from the whole item, so that the pieces a consumer is shown always make up the answer.
+
+States: nothing has come, the answer has begun (`ResponseStarted` was given), it is over (`done`: a terminal event has
+come). Every event of the server is also given as `Raw`; one of a kind unknown here is nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from agentloop.exceptions import ModelBehaviorError
+from agentloop.items import AssistantMessage, Item, Reasoning, Text, ToolCall
+from agentloop.model_events import (
+    ArgumentsDelta,
+    HostedProgress,
+    ItemDone,
+    ModelEvent,
+    ModelRequest,
+    Raw,
+    ReasoningDelta,
+    ResponseDone,
+    ResponseStarted,
+    TextDelta,
+)
+from agentloop.models._codec import (
+    JsonDict,
+    broken_answer_error,
+    is_json,
+    parse_object,
+    read_count,
+    read_objects,
+    read_text,
+    server_error,
+)
+from agentloop.models._common import CallIds
+from agentloop.models._responses_items import read_item
+from agentloop.usage import RequestUsage
+
+_TERMINAL = ("response.completed", "response.incomplete", "response.failed")
+_STEPS = ("in_progress", "searching", "interpreting", "generating", "compacting", "calling", "completed", "failed")
+_CUT = {"max_output_tokens": "length", "max_tokens": "length", "content_filter": "content_filter"}
+"""The provider's reasons for an incomplete answer, and the finish reasons that they mean."""
+_TOLD = ("conversation", "metadata", "moderation", "prompt_cache_diagnostics", "tool_usage")
+"""Fields of the answer as a whole that its `provider_data` keeps."""
+_ARGUMENTS = ("response.function_call_arguments.delta", "response.custom_tool_call_input.delta")
+
+
+class ResponsesDecoder:
+    """Turns the events of one answer into model events. Use: `feed` each event's data, then `finish` once.
+
+    Owned by the call that reads the answer. *request* serves only to generate call ids if the server gives none.
+    """
+
+    def __init__(self, request: ModelRequest) -> None:
+        self.done = False
+        """True once the answer's terminal event has come."""
+        self.shown = False
+        """True once a part of the answer was returned to the caller."""
+        self._started = False
+        self._response: Mapping[str, Any] = {}
+        self._came: dict[int, Mapping[str, Any]] = {}
+        """The whole items, as they came, by position."""
+        self._items: dict[int, Item] = {}
+        self._call_ids = CallIds(request)
+        self._places: dict[str, int] = {}
+        """Positions by the items' own ids."""
+        self._pieces: set[tuple[int, str]] = set()
+        """Positions of items, and the kinds of their pieces that were given."""
+        self._finish_reason = ""
+
+    def feed(self, data: str) -> list[ModelEvent]:
+        """Return the model events of one event's *data*.
+
+        Raises:
+            ModelBehaviorError: if *data* is no event, or the server reports an error in the middle of an answer.
+            ModelTransportError: if the server reports an error instead of an answer.
+        """
+        data = data.strip()
+        if self.done or not data or data == "[DONE]":
+            return []
+        return self._note(self._events(parse_object(data, "An event of the response")))
+
+    def feed_answer(self, answer: Mapping[str, Any]) -> list[ModelEvent]:
+        """Return the model events of a whole answer that was not streamed, except the last one."""
+        if answer.get("object") != "response" and (answer.get("error") or answer.get("type") == "error"):
+            raise server_error(answer)
+        status = answer.get("status")
+        if f"response.{status}" not in _TERMINAL:
+            raise ModelBehaviorError(f"The response isn't over, its status is {str(status)[:40]!r}.")
+        return self._note(self._events({"type": f"response.{status}", "response": answer}, whole=answer))
+
+    def _note(self, events: Iterator[ModelEvent]) -> list[ModelEvent]:
+        found = list(events)
+        self.shown = self.shown or any(not isinstance(event, ResponseStarted | Raw) for event in found)
+        return found
+
+    def finish(self, request_id: str | None = None) -> list[ModelEvent]:
+        """Return the answer's last event, `ResponseDone`. Call it once, after the end of the answer.
+
+        Raises:
+            ModelBehaviorError: if no terminal event has come.
+        """
+        if not self.done:
+            raise ModelBehaviorError("The response ended before it was complete.")
+        response, items = self._response, tuple(item for _, item in sorted(self._items.items()))
+        usage, model, tier = response.get("usage"), _text(response, "model"), _text(response, "service_tier")
+        told = {name: response[name] for name in _TOLD if response.get(name)}
+        found = None if not isinstance(usage, Mapping) else read_usage(usage, model)
+        own = _text(response, "id")
+        return [ResponseDone(items, found, own, request_id, self._finish_reason, model, tier, told or None)]
+
+    # -- one event
+
+    def _events(self, event: JsonDict, *, whole: Mapping[str, Any] | None = None) -> Iterator[ModelEvent]:
+        kind = read_text(event.get("type"), "type")
+        if kind in ("error", "response.error") or (not kind and event.get("error")):
+            raise broken_answer_error(event) if self.shown else server_error(event)
+        response = event.get("response")
+        if isinstance(response, Mapping):
+            self._response = response
+        if not self._started:
+            self._started = True
+            yield ResponseStarted(_text(self._response, "id"))
+        yield Raw(event if whole is None else whole)
+        if kind in _TERMINAL:
+            yield from self._end(kind)
+        elif kind == "response.output_item.added":
+            self._begin_item(event)
+        elif kind == "response.output_item.done":
+            yield from self._end_item(self._place(event), _object(event, "item"))
+        elif kind.endswith(".delta"):
+            yield from self._delta(kind, event)
+        else:
+            yield from self._step(kind, event)
+
+    def _place(self, event: Mapping[str, Any]) -> int:
+        """Return the position of an event's item; by the item's id if the server doesn't tell it."""
+        place = event.get("output_index")
+        if isinstance(place, int) and not isinstance(place, bool):
+            return place
+        return self._places.get(_text(event, "item_id") or "", len(self._items))
+
+    def _begin_item(self, event: Mapping[str, Any]) -> None:
+        place, item = self._place(event), _object(event, "item")
+        if isinstance(item.get("id"), str):
+            self._places[item["id"]] = place
+        if item.get("type") in ("function_call", "custom_tool_call"):
+            self._call_ids.assign(_text(item, "call_id") or _text(item, "id"), place + 1)
+
+    def _delta(self, kind: str, event: Mapping[str, Any]) -> Iterator[ModelEvent]:
+        place, text = self._place(event), event.get("delta")
+        if not isinstance(text, str) or not text:
+            return
+        if kind == "response.output_text.delta":
+            self._pieces.add((place, "text"))
+            yield TextDelta(text, place)
+        elif kind in _ARGUMENTS:
+            self._pieces.add((place, "arguments"))
+            yield ArgumentsDelta(self._call_ids.assign(None, place + 1)[0], text)
+        elif kind == "response.reasoning_summary_text.delta":
+            self._pieces.add((place, "summary"))
+            yield ReasoningDelta(text, "summary")
+        elif kind == "response.reasoning_text.delta":
+            self._pieces.add((place, "reasoning"))
+            yield ReasoningDelta(text)
+
+    def _step(self, kind: str, event: Mapping[str, Any]) -> Iterator[ModelEvent]:
+        """Give the step of a hosted tool: `response.TOOL.STEP`."""
+        _, _, rest = kind.partition("response.")
+        tool, dot, step = rest.partition(".")
+        if dot and step in _STEPS:
+            yield HostedProgress(tool, step, _text(event, "item_id"))
+
+    # -- items
+
+    def _end_item(self, place: int, data: Mapping[str, Any]) -> Iterator[ModelEvent]:
+        item = read_item(data, lambda given: self._call_ids.assign(given, place + 1))
+        self._came[place], self._items[place] = data, item
+        yield from self._missing_pieces(place, item)
+        yield ItemDone(item)
+
+    def _missing_pieces(self, place: int, item: Item) -> Iterator[ModelEvent]:
+        match item:
+            case AssistantMessage() if (place, "text") not in self._pieces:
+                yield from (
+                    TextDelta(part.text, place) for part in item.content if isinstance(part, Text) and part.text
+                )
+            case ToolCall() if (place, "arguments") not in self._pieces:
+                yield ArgumentsDelta(item.call_id, item.arguments)
+            case Reasoning():
+                if (place, "summary") not in self._pieces:
+                    yield from (ReasoningDelta(text, "summary") for text in item.summary if text)
+                if (place, "reasoning") not in self._pieces:
+                    yield from (ReasoningDelta(text) for text in item.content if text)
+
+    # -- the end
+
+    def _end(self, kind: str) -> Iterator[ModelEvent]:
+        self.done = True
+        response = self._response
+        if kind == "response.failed":
+            error = {"error": response.get("error") or {"message": "The response failed."}}
+            raise broken_answer_error(error) if self.shown else server_error(error)
+        details = response.get("incomplete_details")
+        why = details.get("reason") if isinstance(details, Mapping) else None
+        cut = kind == "response.incomplete"
+        for place, data in enumerate(read_objects(response.get("output"), "output")):
+            if cut and place not in self._items and _is_unfinished(data):
+                continue  # the item that the limit cut
+            if self._came.get(place) != data:
+                known = place in self._items
+                events = list(self._end_item(place, data))
+                yield from () if known else events  # its events were given; the list has the last word on its content
+        if cut:
+            self._check_cut(str(why or "no reason given"))
+        calls = any(isinstance(item, ToolCall) for item in self._items.values())
+        self._finish_reason = _CUT.get(str(why), str(why or "incomplete")) if cut else "tool_calls" if calls else "stop"
+
+    def _check_cut(self, why: str) -> None:
+        half = [item for item in self._items.values() if isinstance(item, ToolCall) and not is_json(item.arguments)]
+        for item in half:
+            if item.kind == "function":
+                raise ModelBehaviorError(f"The response was cut ({why}) within a call of {item.name!r}.")
+        if not any(not isinstance(item, Reasoning) for item in self._items.values()):
+            raise ModelBehaviorError(f"The response was cut ({why}) before anything usable came.")
+
+
+def _is_unfinished(data: Mapping[str, Any]) -> bool:
+    """Tell whether an item of a cut answer is of no use: a call's half is no call."""
+    return data.get("type") in ("function_call", "custom_tool_call") and data.get("status") != "completed"
+
+
+def _object(event: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = event.get(name)
+    if not isinstance(found, Mapping):
+        raise ModelBehaviorError(f"An event of the response has no {name}.")
+    return found
+
+
+def _text(data: Mapping[str, Any], name: str) -> str | None:
+    value = data.get(name)
+    return value if isinstance(value, str) else None
+
+
+def read_usage(data: Mapping[str, Any], model: str | None) -> RequestUsage:
+    """Return the use that an answer tells; a detail that is missing or null counts 0."""
+    spent, made = read_count(data, "input_tokens"), read_count(data, "output_tokens")
+    given, taken = data.get("input_tokens_details"), data.get("output_tokens_details")
+    return RequestUsage(
+        raw=data,
+        input_tokens=spent,
+        output_tokens=made,
+        total_tokens=read_count(data, "total_tokens") or spent + made,
+        cached_tokens=read_count(given, "cached_tokens"),
+        cache_write_tokens=read_count(given, "cache_write_tokens"),
+        reasoning_tokens=read_count(taken, "reasoning_tokens"),
+        audio_tokens=read_count(given, "audio_tokens") + read_count(taken, "audio_tokens"),
+        model=model,
+    )

@@ -1,0 +1,397 @@
+"""The items of the Responses interface: ours to its JSON, and back. Pure.
+
+An item that came from this interface holds what has no field of its own under `WIRE` in its `provider_data`, and goes
+back as it came; what came from elsewhere goes without its id, and reasoning from elsewhere isn't sent at all. Does not
+know about requests and answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from agentloop.exceptions import ModelBehaviorError
+from agentloop.items import (
+    Annotation,
+    AssistantMessage,
+    Caller,
+    Compaction,
+    ContainerFileCitation,
+    Content,
+    File,
+    FileCitation,
+    HandoffCall,
+    HandoffOutput,
+    HostedToolCall,
+    Image,
+    Item,
+    JsonObject,
+    OpaqueItem,
+    Part,
+    Reasoning,
+    Refusal,
+    SystemMessage,
+    Text,
+    ToolCall,
+    ToolOutput,
+    UrlCitation,
+    UserMessage,
+)
+from agentloop.models._codec import JsonDict, read_objects, read_text, without_none
+from agentloop.models._common import data_url, no_form
+
+INTERFACE = "the Responses interface"
+WIRE = "responses"
+"""Key in an item's `provider_data` of the fields that only this interface has; it marks the items that came from it."""
+HOSTED = {
+    "additional_tools": None,
+    "apply_patch_call": None,
+    "apply_patch_call_output": "output",
+    "code_interpreter_call": "outputs",
+    "computer_call": None,
+    "computer_call_output": "output",
+    "file_search_call": "results",
+    "image_generation_call": "result",
+    "local_shell_call": None,
+    "local_shell_call_output": "output",
+    "mcp_approval_request": None,
+    "mcp_approval_response": None,
+    "mcp_call": "output",
+    "mcp_list_tools": "tools",
+    "program": None,
+    "program_output": "result",
+    "shell_call": None,
+    "shell_call_output": "output",
+    "tool_search_call": None,
+    "tool_search_output": "tools",
+    "web_search_call": None,
+}
+"""Kinds of items of tools that the provider runs, or asks the client to run, each with the field of what the tool gave;
+None: it has none."""
+_OF_THE_MODEL = (AssistantMessage, ToolCall, HandoffCall, HostedToolCall, OpaqueItem)
+
+
+def write_items(items: Sequence[Item]) -> Iterator[JsonDict]:
+    """Yield the JSON of a request's *items*.
+
+    Raises:
+        UserError: for an item or part that has no form here; names its place.
+    """
+    calls: dict[str, ToolCall | HandoffCall] = {}
+    for index, item in enumerate(items):
+        place = f"items[{index}]"
+        match item:
+            case SystemMessage():
+                yield {"role": "system", "content": _content(item.content, place)}
+            case UserMessage():
+                yield {"role": "user", "content": _content(item.content, place)}
+            case AssistantMessage():
+                yield _message(item, place)
+            case ToolCall() | HandoffCall():
+                calls[item.call_id] = item
+                yield _call(item)
+            case ToolOutput() | HandoffOutput():
+                yield _output(item, calls.get(item.call_id))
+            case Reasoning():
+                # The provider refuses a reasoning without the item that came of it.
+                wire = _wire(item)
+                if wire is not None and _leads_on(items, index):
+                    yield _reasoning(item, wire)
+            case HostedToolCall() if item.kind in HOSTED:
+                yield _hosted(item)
+            case Compaction(data) | OpaqueItem(data) if isinstance(data.get("type"), str):
+                yield _as_it_came(data)
+            case _:
+                raise no_form(place, item, INTERFACE)
+
+
+def _wire(item: Item) -> JsonObject | None:
+    """Return what only this interface knows of *item*; None if the item came from elsewhere."""
+    data = getattr(item, "provider_data", None)
+    wire = data.get(WIRE) if isinstance(data, Mapping) else None
+    return wire if isinstance(wire, Mapping) else None
+
+
+def _leads_on(items: Sequence[Item], index: int) -> bool:
+    follower = next((item for item in items[index + 1 :] if not isinstance(item, Reasoning)), None)
+    return isinstance(follower, _OF_THE_MODEL)
+
+
+def _as_it_came(data: Mapping[str, Any]) -> JsonDict:
+    return {name: value for name, value in data.items() if name != "created_by"}
+
+
+def _message(item: AssistantMessage, place: str) -> JsonDict:
+    wire = _wire(item)
+    if wire is None or item.id is None:
+        # The form for the model's own parts wants the id that the provider gave.
+        said = [part.refusal if isinstance(part, Refusal) else part for part in item.content]
+        return {
+            "role": "assistant",
+            "content": "".join(part if isinstance(part, str) else _word(part, place) for part in said),
+        }
+    content = wire.get("content")
+    if content is None or read_parts(content) != item.content:  # else what it holds beyond the parts goes back, too
+        content = [_output_part(part, f"{place}.content[{n}]") for n, part in enumerate(item.content)]
+    more = {name: value for name, value in wire.items() if name not in ("content", "id", "role", "type")}
+    return {"type": "message", "role": "assistant", "status": "completed", **more, "id": item.id, "content": content}
+
+
+def _word(part: Part, place: str) -> str:
+    if not isinstance(part, Text):
+        raise no_form(place, part, INTERFACE)
+    return part.text
+
+
+def _output_part(part: Part, place: str) -> JsonDict:
+    match part:
+        case Text():
+            annotations = [_annotation(one) for one in part.annotations]
+            return {"type": "output_text", "text": part.text, "annotations": annotations}
+        case Refusal():
+            return {"type": "refusal", "refusal": part.refusal}
+        case _:
+            raise no_form(place, part, INTERFACE)
+
+
+def _annotation(one: UrlCitation | FileCitation | ContainerFileCitation) -> JsonDict:
+    match one:
+        case UrlCitation():
+            bounds = {"start_index": one.start or 0, "end_index": one.end or 0}
+            return {"type": "url_citation", "url": one.url, "title": one.title or "", **bounds}
+        case FileCitation():
+            name = {"filename": one.filename or "", "index": one.index or 0}
+            return {"type": "file_citation", "file_id": one.file_id, **name}
+        case _:
+            bounds = {"start_index": one.start or 0, "end_index": one.end or 0}
+            name = {"file_id": one.file_id, "filename": one.filename or ""}
+            return {"type": "container_file_citation", "container_id": one.container_id, **name, **bounds}
+
+
+def _call(item: ToolCall | HandoffCall) -> JsonDict:
+    wire = _wire(item) or {}
+    call_id = wire.get("call_id", item.call_id)
+    if isinstance(item, ToolCall) and item.kind == "custom":
+        sent: JsonDict = {"type": "custom_tool_call", "call_id": call_id, "name": item.name, "input": item.arguments}
+    else:
+        arguments = item.arguments or "{}"
+        sent = {"type": "function_call", "call_id": call_id, "name": item.name, "arguments": arguments}
+    if isinstance(item, ToolCall):
+        sent |= without_none({"namespace": item.namespace, "caller": _caller(item)})
+    return sent | {name: value for name, value in wire.items() if name not in sent}
+
+
+def _caller(call: ToolCall) -> JsonDict | None:
+    if call.caller is None:
+        return None
+    return {"type": call.caller.kind} | ({} if call.caller.id is None else {"caller_id": call.caller.id})
+
+
+def _output(item: ToolOutput | HandoffOutput, call: ToolCall | HandoffCall | None) -> JsonDict:
+    wire = None if call is None else _wire(call)
+    custom = isinstance(item, ToolOutput) and item.kind == "custom"
+    caller = _caller(call) if isinstance(call, ToolCall) else None
+    return {
+        "type": "custom_tool_call_output" if custom else "function_call_output",
+        "call_id": (wire or {}).get("call_id", item.call_id),
+        "output": _output_content(item.output),
+        **({} if caller is None else {"caller": caller}),
+    }
+
+
+def _output_content(output: Content) -> str | list[JsonDict]:
+    if isinstance(output, str):
+        return output
+    return [_shown_part(part) for part in output]
+
+
+def _shown_part(part: Part) -> JsonDict:
+    """Return a part of a tool's output. A mark replaces a part that can't be shown, so that the model knows of it."""
+    if isinstance(part, Image | File | Text):
+        return input_part(part, "")
+    return input_text(part.refusal if isinstance(part, Refusal) else f"[{type(part).__name__.lower()} omitted]")
+
+
+def _reasoning(item: Reasoning, wire: JsonObject) -> JsonDict:
+    sent: JsonDict = {"type": "reasoning", "summary": [{"type": "summary_text", "text": text} for text in item.summary]}
+    if item.id is not None:
+        sent["id"] = item.id
+    if item.content:
+        sent["content"] = [{"type": "reasoning_text", "text": text} for text in item.content]
+    if item.encrypted is not None:
+        sent["encrypted_content"] = item.encrypted
+    return sent | {name: value for name, value in wire.items() if name not in sent}
+
+
+def _hosted(item: HostedToolCall) -> JsonDict:
+    answer = HOSTED[item.kind]
+    sent = {"type": item.kind, "id": item.id, "status": item.status, "call_id": item.call_id}
+    if answer is not None and item.output is not None:
+        sent[answer] = item.output
+    return _as_it_came({**item.data, **without_none(sent)})
+
+
+def _content(parts: Iterable[Part], place: str) -> str | list[JsonDict]:
+    parts = tuple(parts)
+    if len(parts) == 1 and isinstance(parts[0], Text):
+        return parts[0].text
+    return [input_part(part, f"{place}.content[{index}]") for index, part in enumerate(parts)]
+
+
+def input_text(text: str) -> JsonDict:
+    """Return the JSON of a text that isn't the model's."""
+    return {"type": "input_text", "text": text}
+
+
+def input_part(part: Part, place: str) -> JsonDict:
+    """Return the JSON of a part that isn't the model's.
+
+    Raises:
+        UserError: for a part that has no form here; names *place*.
+    """
+    match part:
+        case Text():
+            return input_text(part.text)
+        case Image():
+            url = part.url if part.url is not None else data_url(part) if part.data is not None else None
+            source = {"image_url": url} if url is not None else {"file_id": part.file_id}
+            return {"type": "input_image", "detail": part.detail or "auto", **source}
+        case File():
+            name = without_none({"filename": part.filename})
+            if part.data is not None:
+                return {"type": "input_file", "file_data": data_url(part), **name}
+            source = {"file_id": part.file_id} if part.url is None else {"file_url": part.url}
+            return {"type": "input_file", **source, **name}
+        case _:
+            raise no_form(place, part, INTERFACE)
+
+
+# ---------------------------------------------------------------------------------------------- back
+
+
+def read_item(data: Mapping[str, Any], make_call_id: Callable[[str | None], tuple[str, str]]) -> Item:
+    """Return the item in *data*; one of a kind unknown here is an `OpaqueItem`.
+
+    *make_call_id* takes the server's id of a call, or None, and returns the run's and the server's.
+
+    Raises:
+        ModelBehaviorError: if *data* breaks the rules of its kind.
+    """
+    match data.get("type"):
+        case "message" if data.get("role", "assistant") == "assistant":
+            return _read_message(data)
+        case "function_call" | "custom_tool_call":
+            return _read_call(data, make_call_id)
+        case "reasoning":
+            return _read_reasoning(data)
+        case "compaction":
+            return Compaction(dict(data))
+        case str(kind) if kind in HOSTED:
+            return _read_hosted(kind, data)
+        case _:
+            return OpaqueItem(dict(data))
+
+
+def _marked(data: Mapping[str, Any], known: tuple[str, ...], more: Mapping[str, Any] | None = None) -> JsonDict:
+    """Return the provider data of an item: the fields of *data* that no field of the item holds."""
+    rest = {name: value for name, value in data.items() if name not in known and name != "type" and value is not None}
+    return {WIRE: rest | dict(more or {})}
+
+
+def _id(data: Mapping[str, Any]) -> str | None:
+    found = data.get("id")
+    return found if isinstance(found, str) and found else None
+
+
+def _read_message(data: Mapping[str, Any]) -> AssistantMessage:
+    content = read_objects(data.get("content"), "content")
+    parts = read_parts(content)
+    said = [_output_part(part, "") for part in parts]
+    # What the parts have no room for (probabilities, sources of new kinds) stays with the message.
+    lost = {} if all(map(_equals, said, content)) and len(said) == len(content) else {"content": list(content)}
+    return AssistantMessage(parts, id=_id(data), provider_data=_marked(data, ("id", "role", "content"), lost))
+
+
+def _equals(written: JsonDict, came: Mapping[str, Any]) -> bool:
+    return written == {
+        name: value for name, value in came.items() if value is not None and (value or name != "logprobs")
+    }
+
+
+def read_parts(content: Iterable[Mapping[str, Any]]) -> tuple[Part, ...]:
+    """Return the parts of a message of the model that are known here."""
+    parts: list[Part] = []
+    for part in content:
+        match part.get("type"):
+            case "output_text":
+                found = (_read_annotation(one) for one in read_objects(part.get("annotations"), "annotations"))
+                annotations = tuple(one for one in found if one is not None)
+                parts.append(Text(read_text(part.get("text"), "text"), annotations))
+            case "refusal":
+                parts.append(Refusal(read_text(part.get("refusal"), "refusal")))
+    return tuple(parts)
+
+
+def _read_annotation(data: Mapping[str, Any]) -> Annotation | None:
+    bounds = {"start": _whole(data, "start_index"), "end": _whole(data, "end_index")}
+    match data:
+        case {"type": "url_citation", "url": str(url)}:
+            return UrlCitation(url=url, title=_text(data, "title"), **bounds)
+        case {"type": "file_citation", "file_id": str(file_id)}:
+            return FileCitation(file_id=file_id, filename=_text(data, "filename"), index=_whole(data, "index"))
+        case {"type": "container_file_citation", "container_id": str(container), "file_id": str(file_id)}:
+            name = _text(data, "filename")
+            return ContainerFileCitation(container_id=container, file_id=file_id, filename=name, **bounds)
+        case _:
+            return None
+
+
+def _text(data: Mapping[str, Any], name: str) -> str | None:
+    value = data.get(name)
+    return value if isinstance(value, str) else None
+
+
+def _whole(data: Mapping[str, Any], name: str) -> int | None:
+    value = data.get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _read_call(data: Mapping[str, Any], make_call_id: Callable[[str | None], tuple[str, str]]) -> ToolCall:
+    name = read_text(data.get("name"), "name")
+    if not name:
+        raise ModelBehaviorError("The response calls a function without naming it.")
+    custom = data.get("type") == "custom_tool_call"
+    call_id, given = make_call_id(read_text(data.get("call_id") or data.get("id"), "call_id") or None)
+    caller = data.get("caller")
+    known = ("call_id", "name", "arguments", "input", "namespace", "caller")
+    return ToolCall(
+        call_id,
+        name,
+        read_text(data.get("input"), "input") if custom else read_text(data.get("arguments"), "arguments") or "{}",
+        read_text(data.get("namespace"), "namespace") or None,
+        kind="custom" if custom else "function",
+        caller=_read_caller(caller) if isinstance(caller, Mapping) else None,
+        provider_data=_marked(data, known, None if call_id == given else {"call_id": given}),
+    )
+
+
+def _read_caller(data: Mapping[str, Any]) -> Caller:
+    return Caller(read_text(data.get("type"), "caller"), _text(data, "caller_id"))
+
+
+def _read_reasoning(data: Mapping[str, Any]) -> Reasoning:
+    return Reasoning(
+        _id(data),
+        [read_text(part.get("text"), "summary") for part in read_objects(data.get("summary"), "summary")],
+        [read_text(part.get("text"), "reasoning") for part in read_objects(data.get("content"), "reasoning")],
+        read_text(data.get("encrypted_content"), "reasoning") or None,
+        provider_data=_marked(data, ("id", "summary", "content", "encrypted_content")),
+    )
+
+
+def _read_hosted(kind: str, data: Mapping[str, Any]) -> HostedToolCall:
+    answer = HOSTED[kind]
+    texts = {name: data[name] for name in ("id", "status", "call_id") if isinstance(data.get(name), str)}
+    rest = {name: value for name, value in data.items() if name not in texts and name not in ("type", answer)}
+    output = None if answer is None else data.get(answer)
+    return HostedToolCall(kind, rest, texts.get("id"), texts.get("status"), output, texts.get("call_id"))

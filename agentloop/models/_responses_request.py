@@ -1,0 +1,210 @@
+"""The Responses codec, outbound: a request to its JSON body. Pure.
+
+Does not know how items are written (`_responses_items`), nor about answers (`_responses`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agentloop.exceptions import UserTypeError
+from agentloop.model_events import ModelRequest, OutputSchema, ToolDefinition
+from agentloop.models._codec import JsonDict, add_extras, without_none
+from agentloop.models._common import tool_choice
+from agentloop.models._responses_items import input_part, input_text, write_items
+from agentloop.settings import CachePolicy, ModelSettings, Prompt
+
+_BREAKPOINT = {"prompt_cache_breakpoint": {"mode": "explicit"}}
+_ENCRYPTED = "reasoning.encrypted_content"
+_LOGPROBS = "message.output_text.logprobs"
+
+
+def encode(request: ModelRequest, model_name: str) -> JsonDict:
+    """Return the body that sends *request* to *model_name*, to be answered as a stream.
+
+    `extra_body` overrides fields of the result. Without the provider's store (`ModelSettings.store=False`) the answer's
+    reasoning is asked for in its encrypted form, since no later request could refer to it.
+
+    Raises:
+        UserError: for a part that the interface can't express; names its place in the request.
+        UserTypeError: if `extra_args` holds a field that is already set.
+    """
+    settings = request.settings
+    body: JsonDict = {"model": model_name}
+    body |= _input_fields(request)
+    body |= _tool_fields(request)
+    body |= _text_fields(request.output_schema, settings)
+    body |= _setting_fields(settings)
+    body |= without_none(
+        {
+            "previous_response_id": request.previous_response_id,
+            "conversation": request.conversation_id,
+            "prompt": None if request.prompt is None else _prompt(request.prompt),
+            "include": _include(request) or None,
+        }
+    )
+    body |= _cache_fields(request.cache)
+    body["stream"] = True
+    return add_extras(body, settings)
+
+
+def _setting_fields(settings: ModelSettings) -> JsonDict:
+    return without_none(
+        {
+            "reasoning": settings.reasoning,
+            "temperature": settings.temperature,
+            "top_p": settings.top_p,
+            "max_output_tokens": settings.max_tokens,
+            "truncation": settings.truncation,
+            "store": settings.store,
+            "metadata": settings.metadata,
+            "top_logprobs": settings.top_logprobs,
+            "service_tier": settings.service_tier,
+        }
+    )
+
+
+def _text_fields(output: OutputSchema | None, settings: ModelSettings) -> JsonDict:
+    text: JsonDict = {}
+    if output is not None:
+        schema = {"name": output.name, "schema": dict(output.schema), "strict": output.strict}
+        text["format"] = {"type": "json_schema", **schema}
+    if settings.verbosity is not None:
+        text["verbosity"] = settings.verbosity
+    return {"text": text} if text else {}
+
+
+def _include(request: ModelRequest) -> list[str]:
+    found = [*request.include]
+    if request.settings.store is False:
+        found.append(_ENCRYPTED)
+    if request.settings.top_logprobs is not None:
+        found.append(_LOGPROBS)
+    return list(dict.fromkeys(found))
+
+
+def _prompt(prompt: Prompt) -> JsonDict:
+    variables = {
+        name: value if isinstance(value, str) else input_part(value, f"prompt.variables[{name!r}]")
+        for name, value in prompt.variables.items()
+    }
+    return without_none({"id": prompt.id, "version": prompt.version, "variables": variables or None})
+
+
+def _cache_fields(policy: CachePolicy | None) -> JsonDict:
+    if policy is None:
+        return {}
+    options = without_none({"ttl": policy.ttl, "mode": "explicit" if set(policy.breakpoints) - {"tools"} else None})
+    return without_none(
+        {
+            "prompt_cache_key": policy.key,
+            "prompt_cache_retention": policy.retention,
+            "prompt_cache_options": options or None,
+        }
+    )
+
+
+# ---------------------------------------------------------------------------------------------- tools
+
+
+def _tool_fields(request: ModelRequest) -> JsonDict:
+    tools = _tools(request)
+    if not tools:
+        return {}
+    fields: JsonDict = {"tools": tools}
+    choice = tool_choice(request)
+    if choice is not None:
+        fields["tool_choice"] = _choice(choice, request)
+    if request.settings.parallel_tool_calls is not None:
+        fields["parallel_tool_calls"] = request.settings.parallel_tool_calls
+    return fields
+
+
+def _tools(request: ModelRequest) -> list[JsonDict]:
+    tools: list[JsonDict] = []
+    spaces: dict[str, list[JsonDict]] = {}
+    deferred = False
+    for tool in request.tools:
+        deferred = deferred or tool.defer_loading
+        if tool.namespace is None:
+            tools.append(_tool(tool))
+            continue
+        if tool.namespace not in spaces:
+            members = spaces[tool.namespace] = []
+            about = f"Tools of {tool.namespace}."
+            tools.append({"type": "namespace", "name": tool.namespace, "description": about, "tools": members})
+        spaces[tool.namespace].append(_tool(tool))
+    tools += map(_tool, request.handoffs)
+    tools += ({"type": tool.kind, **tool.config} for tool in request.hosted)
+    if deferred and not any(tool["type"] == "tool_search" for tool in tools):
+        tools.append({"type": "tool_search"})  # without it no deferred tool is ever found
+    return tools
+
+
+def _tool(tool: ToolDefinition) -> JsonDict:
+    described: JsonDict = {"type": tool.kind, "name": tool.name, "description": tool.description}
+    if tool.kind == "custom":
+        described |= without_none({"format": tool.format})
+    else:
+        described |= {"parameters": tool.params_json_schema, "strict": tool.strict_mode}
+        described |= without_none({"output_schema": tool.output_schema})
+    if tool.defer_loading:
+        described["defer_loading"] = True
+    if tool.allowed_callers:
+        described["allowed_callers"] = list(tool.allowed_callers)
+    return described
+
+
+def _choice(choice: str | Mapping[str, Any], request: ModelRequest) -> str | JsonDict:
+    match choice:
+        case "auto" | "required" | "none":
+            return choice
+        case str():
+            if any(tool.kind == choice for tool in request.hosted) and not _is_named(choice, request):
+                return {"type": choice}
+            custom = any(tool.name == choice and tool.kind == "custom" for tool in request.tools)
+            return {"type": "custom" if custom else "function", "name": choice}
+        case {"type": "function", "function": {"name": str(name)}}:
+            return {"type": "function", "name": name}
+        case {"type": str()}:
+            return dict(choice)
+        case _:
+            raise UserTypeError(f"tool_choice: a string or a mapping with a type is needed, not {choice!r}")
+
+
+def _is_named(name: str, request: ModelRequest) -> bool:
+    return any(tool.name == name for tool in (*request.tools, *request.handoffs))
+
+
+# ---------------------------------------------------------------------------------------------- input
+
+
+def _input_fields(request: ModelRequest) -> JsonDict:
+    """Return the instructions and the items.
+
+    Instructions in parts, with a point of the cache after each but the last, are a message: the field for instructions
+    takes one text.
+    """
+    policy, fields = request.cache, {}
+    points: Sequence[str] = () if policy is None else policy.breakpoints
+    items = list(write_items(request.items))
+    if "instructions" in points and len(request.instructions) > 1:
+        *kept, last = [input_text(text) for text in request.instructions]
+        items.insert(0, {"role": "developer", "content": [*(part | _BREAKPOINT for part in kept), last]})
+    elif request.system:
+        fields["instructions"] = request.system
+    if "items" in points:
+        _mark_newest(items)
+    return {**fields, "input": items}
+
+
+def _mark_newest(items: list[JsonDict]) -> None:
+    """End a beginning that is worth keeping after the newest message of a user."""
+    for item in reversed(items):
+        if item.get("role") == "user":
+            content = item["content"]
+            parts = [input_text(content)] if isinstance(content, str) else content
+            if parts:
+                item["content"] = [*parts[:-1], parts[-1] | _BREAKPOINT]
+                return
