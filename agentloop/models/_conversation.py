@@ -26,7 +26,7 @@ Invariants: an item is sent at most once in a session; nothing changes if `adopt
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import count
+from itertools import count, islice
 from typing import Any
 
 import attrs
@@ -72,17 +72,20 @@ class Conversation:
     _wire_ids: dict[str, str] = attrs.field(factory=dict)
     _numbers: Iterator[int] = attrs.field(factory=lambda: count(1))
 
-    def find_overlap(self, request: ModelRequest) -> int | None:
-        """Return how many entries *request* continues; None if it doesn't continue this conversation."""
+    def find_overlap(self, request: ModelRequest, items: Sequence[Item]) -> int | None:
+        """Return how many entries *request* continues; None if it doesn't continue this conversation.
+
+        *items* are the request's, as `sendable_items` returns them: once for all conversations that are asked.
+        """
         if request.previous_response_id is not None:
             return len(self._entries) if request.previous_response_id == self.last_response_id else None
-        found = self._count_equal(_sendable(request), 0)
+        found = self._count_equal(items, 0)
         return found if found >= max(self._settled, 1) else None
 
     def _count_equal(self, items: Sequence[Item], start: int) -> int:
         """Return how many *items* equal the entries from *start* on, one by one."""
         found = 0
-        for entry, item in zip(self._entries[start:], items, strict=False):
+        for entry, item in zip(islice(self._entries, start, None), items, strict=False):
             if entry.item is not item:
                 if entry.wire != self._try_encode(item):
                     break
@@ -96,13 +99,12 @@ class Conversation:
         except UserError:
             return None  # `adopt` raises it
 
-    def adopt(self, request: ModelRequest) -> None:
+    def adopt(self, request: ModelRequest, items: Sequence[Item]) -> None:
         """Make the entries those of *request*, which continues this conversation or is its first.
 
         Raises:
             UserError: if a new item has no form in this interface; then nothing has changed.
         """
-        items = _sendable(request)
         if request.previous_response_id is None:
             kept = self._count_equal(items, 0)
             new = items[kept:]
@@ -190,7 +192,8 @@ class Conversation:
             self._unpaired.clear()
 
 
-def _sendable(request: ModelRequest) -> list[Item]:
+def sendable_items(request: ModelRequest) -> list[Item]:
+    """Return the items of *request* that have a form in this interface, or that it refuses."""
     return [item for item in request.items if has_form(item)]
 
 

@@ -158,6 +158,8 @@ class Line:
         session = event.get("session")
         if event.get("type") != "session.created" or not isinstance(session, Mapping):
             raise ModelBehaviorError(f"{self._socket.place} doesn't begin with session.created.")
+        if isinstance(model := session.get("model"), str):
+            self.model = model  # the server may know it by a longer name
         session_id = session.get("id")
         self.conversation.begin_session(session_id if isinstance(session_id, str) else None)
 

@@ -20,6 +20,7 @@ from agentloop.abc import Model
 from agentloop.exceptions import UserError, UserTypeError, UserValueError
 from agentloop.model_events import ModelEvent, ModelRequest
 from agentloop.models._codec import check_key, split_url
+from agentloop.models._conversation import sendable_items
 from agentloop.models._line import MAX_MESSAGE, AnswerEvents, Line, LineTimeouts, Target
 from agentloop.models._openai import OPENAI, name_account
 from agentloop.models._realtime import encode_session
@@ -154,8 +155,10 @@ class RealtimeModel(Model):
             answer = await line.ask(request, session, target, self._timeouts(request))
             yield answer
         finally:
-            await line.leave(answer)  # noqa: ASYNC102 - shielded inside
-            await lines.give_back(line)  # noqa: ASYNC102 - shielded inside
+            try:
+                await line.leave(answer)  # noqa: ASYNC102 - shielded inside
+            finally:  # a native cancellation passes through shields
+                await lines.give_back(line)  # noqa: ASYNC102 - shielded inside
 
     def _target(self, request: ModelRequest) -> Target:
         settings = request.settings
@@ -201,7 +204,8 @@ class _LinePool:
         Raises:
             UserError: if an item has no form in this interface, or no conversation ended with the response named.
         """
-        found = [(overlap, line) for line in self._free if (overlap := line.conversation.find_overlap(request))]
+        items = sendable_items(request)
+        found = [(overlap, line) for line in self._free if (overlap := line.conversation.find_overlap(request, items))]
         line = max(found, key=lambda each: each[0])[1] if found else None
         if line is None:
             if request.previous_response_id is not None:
@@ -210,7 +214,7 @@ class _LinePool:
                     "A conversation lives as long as its model is entered; give the whole history instead."
                 )
             line = Line(self._model.open_connection, self._model.name)
-        line.conversation.adopt(request)
+        line.conversation.adopt(request, items)
         if line in self._free:
             self._free.remove(line)
         return line

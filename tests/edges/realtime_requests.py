@@ -1,4 +1,4 @@
-"""Hypothesis strategies for requests of realtime sessions."""
+"""Requests of realtime sessions: Hypothesis strategies, and how a conversation takes a request."""
 
 from hypothesis import strategies as st
 
@@ -17,6 +17,7 @@ from agentloop.items import (
     UserMessage,
 )
 from agentloop.model_events import ModelRequest
+from agentloop.models._conversation import Conversation, sendable_items
 
 
 @tool
@@ -63,3 +64,11 @@ requests = st.builds(
     settings=settings_,
     prompt=st.none() | st.builds(Prompt, st.just("p"), version=st.none() | st.just("1"), variables=st.just({"a": "b"})),
 )
+
+
+def adopt(conversation: Conversation, request: ModelRequest) -> None:
+    conversation.adopt(request, sendable_items(request))
+
+
+def find_overlap(conversation: Conversation, request: ModelRequest) -> int | None:
+    return conversation.find_overlap(request, sendable_items(request))

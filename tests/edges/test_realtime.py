@@ -21,6 +21,7 @@ from anyio.lowlevel import checkpoint
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from edges.realtime_requests import adopt
 from edges.realtime_server import (
     GOODBYE,
     Call,
@@ -116,6 +117,7 @@ def created(talk: Talk) -> list[str]:
 # ---------------------------------------------------------------------------------------------- what is sent
 
 
+@pytest.mark.scenario("WR-13")
 async def test_the_view_is_told_when_it_changes_and_each_item_is_sent_once(anyio_backend: Any) -> None:
     """Three turns with another view before the third need two updates of the session, and each item once."""
     with realtime_server(echo) as server:
@@ -270,6 +272,7 @@ async def test_call_ids_that_a_server_uses_again_are_told_apart(anyio_backend: A
 # ---------------------------------------------------------------------------------------------- leaving
 
 
+@pytest.mark.scenario("WR-13")
 async def test_leaving_an_answer_cancels_it_and_the_next_turn_works(anyio_backend: Any) -> None:
     """One `response.cancel` is sent; what the history lacks is deleted, and the next answer is whole."""
     script = in_turn(HELLO, (Say(("Once ", "upon ", "a ")), Stall()), HELLO)
@@ -419,6 +422,7 @@ async def test_connections_that_are_too_many_are_closed(anyio_backend: Any) -> N
     assert created(server.talks[3]) == ["a", "I heard a", "again"]
 
 
+@pytest.mark.scenario("WR-14")
 async def test_a_reconnect_sends_everything_once_in_a_new_session(anyio_backend: Any) -> None:
     """A connection that ended between two requests is replaced, without an error, and the conversation sent again."""
 
@@ -434,10 +438,12 @@ async def test_a_reconnect_sends_everything_once_in_a_new_session(anyio_backend:
             second = await Runner.run(agent, [*first.to_input_list(), UserMessage("two")])
     assert second.final_output == "I heard two"
     assert second.usage.requests == 1
+    assert second.raw_responses[0].model == "scripted"
     assert created(server.talks[1]) == ["one", "I heard one", "two"]
     assert server.talks[1].kinds().count("session.update") == 1
 
 
+@pytest.mark.scenario("WR-14")
 async def test_a_reconnect_to_the_same_session_sends_what_wasnt_acknowledged(anyio_backend: Any) -> None:
     """A server that continues a session says so by its id; then only what it may not have is sent, once."""
     with realtime_server(echo, session_id="sess_kept") as server:
@@ -515,7 +521,7 @@ async def test_a_connection_that_was_long_unused_is_checked(alive: bool, anyio_b
         items: list[Item] = [UserMessage("one")]
         for _ in range(2):
             request = ModelRequest(system=None, items=items)
-            line.conversation.adopt(request)
+            adopt(line.conversation, request)
             answer = await line.ask(request, encode_session(request), target, timeouts)
             items += [event async for event in answer][-1].items  # type: ignore[union-attr]
             await line.leave(answer)

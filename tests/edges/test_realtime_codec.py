@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from edges.realtime_requests import apart, items, weather
+from edges.realtime_requests import adopt, apart, find_overlap, items, weather
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,7 +37,7 @@ def test_a_servers_conversation_is_the_history_and_no_more(first: list[Item], se
     server: dict[str, Any] = {}
     for history in (first, second, first, first + second):
         request = ModelRequest(system=None, items=history)
-        conversation.adopt(request)
+        adopt(conversation, request)
         for event in conversation.take_events(request, encode_session(request)):
             match event:
                 case {"type": "conversation.item.create", "item": {"id": id, **wire}}:
@@ -47,20 +47,20 @@ def test_a_servers_conversation_is_the_history_and_no_more(first: list[Item], se
                     del server[id]
         expected = [encode_item(item, {}) for item in history if not isinstance(item, Reasoning)]
         assert list(server.values()) == expected
-        assert conversation.find_overlap(request) == (len(expected) or None)
+        assert find_overlap(conversation, request) == (len(expected) or None)
 
 
 def test_calls_of_an_answer_that_was_left_get_an_output() -> None:
     """Where the server has the memory: each call is paired by its own id; items without an id can't be deleted."""
     conversation = Conversation()
     conversation.begin_session("s")
-    conversation.adopt(REQUEST)
+    adopt(conversation, REQUEST)
     conversation.take_events(REQUEST, {})
     conversation.answer("r1", [(AssistantMessage("Hello"), None)], [{"type": "message"}])
     call = {"type": "function_call", "call_id": "c"}
     conversation.leave("r2", [call, {"type": "message", "id": "half"}])
     memory = ModelRequest(system=None, items=[UserMessage("more")], previous_response_id="r1")
-    conversation.adopt(memory)
+    adopt(conversation, memory)
     first, *_ = conversation.take_events(memory, {})
     assert first["item"] == {"id": "item_4", "type": "function_call_output", "call_id": "c", "output": NOT_RUN}
     assert conversation.response_ids == {"r1", "r2"}
@@ -103,9 +103,9 @@ def test_items_without_a_form_are_refused(item: Item, words: str) -> None:
     """So are items, before anything is changed."""
     conversation = Conversation()
     with pytest.raises(UserError, match=words):
-        conversation.adopt(ModelRequest(system=None, items=[UserMessage("Hi"), item]))
-    conversation.adopt(REQUEST)
-    assert conversation.find_overlap(ModelRequest(system=None, items=[item])) is None
+        adopt(conversation, ModelRequest(system=None, items=[UserMessage("Hi"), item]))
+    adopt(conversation, REQUEST)
+    assert find_overlap(conversation, ModelRequest(system=None, items=[item])) is None
 
 
 def test_more_fields_are_added_once() -> None:

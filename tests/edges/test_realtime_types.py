@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import pydantic
 import pytest
-from edges.realtime_requests import requests
+from edges.realtime_requests import adopt, requests
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -78,6 +78,7 @@ def check_sent(event: Mapping[str, Any]) -> None:
     assert list(unknown_keys(parsed)) == []
 
 
+@pytest.mark.scenario("WR-03")
 @pytest.mark.parametrize("kind", SERVER_EVENTS)
 def test_every_event_of_the_server_is_taken(kind: str) -> None:
     """Every member of the vendor's union is decoded, or shown as it is; none is an error but the errors."""
@@ -99,7 +100,7 @@ def test_what_is_sent_is_valid_by_the_vendors_types(asked: list[ModelRequest], l
     conversation = Conversation()
     conversation.begin_session("s")
     for number, request in enumerate(asked):
-        conversation.adopt(request)
+        adopt(conversation, request)
         for event in conversation.take_events(request, encode_session(request)):
             check_sent({**event, "event_id": "e"})
         if left:
@@ -107,7 +108,7 @@ def test_what_is_sent_is_valid_by_the_vendors_types(asked: list[ModelRequest], l
             conversation.leave("s", [half])
             conversation.last_response_id = "r"
             memory = request.replace(previous_response_id="r")
-            conversation.adopt(memory)
+            adopt(conversation, memory)
             for event in conversation.take_events(memory, encode_session(memory)):
                 check_sent(event)
 
