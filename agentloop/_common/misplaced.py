@@ -51,9 +51,11 @@ def _telling(function: FunctionT, name: str, written: str | None, unpacked: type
     if written is not None:
         _places[name] = (signature, written)
 
+    known = frozenset(signature.parameters) if unpacked is not None else None
+
     @functools.wraps(function)
     def tell(*args: Any, **options: Any) -> Any:
-        if unpacked is not None and not options.keys() <= signature.parameters.keys():
+        if known is not None and not known.issuperset(options):
             _check(signature, name, args, options)  # the function itself would take it
         try:
             return function(*args, **options)

@@ -66,7 +66,8 @@ async def _check_output(run: LiveRun, output: Any, made_by: str | None = None) -
         await resolved(run.settings.hooks.on_agent_end(run.context, agent, output))
     if run.settings.config.output_guardrails or agent.output_guardrails:
         await _judge(run, output, made_by)
-    await checkpoint_if_cancelled()  # the last one: from here on the output is accepted
+    if run.may_be_cancelled():
+        await checkpoint_if_cancelled()  # the last one: from here on the output is accepted
     if run.settings.session is not None:
         await save(run)
     return output

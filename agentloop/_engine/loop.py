@@ -178,7 +178,8 @@ async def _begin_turn(run: LiveRun) -> TurnView:
             "isn't given"
         )
     view = run.turn.view = await prepare_turn(run)
-    await checkpoint_if_cancelled()  # a shielded section before this may have hidden the end of the run
+    if run.may_be_cancelled():
+        await checkpoint_if_cancelled()  # a shielded section before this may have hidden the end of the run
     path, turn, at = run.here()
     if not run.state.turn_open:  # else the turn began in an earlier run segment, and got no answer
         turn += 1

@@ -140,6 +140,8 @@ class RunStream(Generic[OutputT]):
         self._live = live
         context.run(current_holder.set, Holder(nursery.cancel))
         context.run(current_relay.set, nursery.relay_to_members)
+        if nursery.is_cut is not None:
+            live.own_scope, live.is_cut = self._scope, nursery.is_cut
         live.tree.log.on_instrument_error = self._stop
         live.resources.spawn = lambda work, on, name: nursery.start_shielded(work, on, name, context)
         nursery.start(self._main, _RunTask(live, self._scope), f"agentloop run of {live.agent.name}", context)

@@ -108,7 +108,8 @@ async def settle(run: LiveRun, view: TurnView, plan: Plan) -> None:
         if events is not None:
             events.on_room.pop(batch.room, None)
         batch.forget()
-    await checkpoint_if_cancelled()
+    if run.may_be_cancelled():
+        await checkpoint_if_cancelled()
     if batch.stopped in ("parent", "deadline"):
         # The nursery ended by itself: anyio cancels a nursery if one of its tasks is cancelled natively.
         raise unexpected_cancellation()

@@ -116,6 +116,8 @@ async def run_call(live: LiveCall) -> None:
                 live.batch.fail(failure)
             if live.holds_permit or not live.plain:
                 live.release_all()
+    if live.batch.is_settled:
+        live.batch.nursery.leave()
 
 
 async def _settle_by(live: LiveCall, result: end.Ending, task: object) -> None:

@@ -314,6 +314,11 @@ class Batch:
         self._build(plan, sequential)
         self.pump = self._choose_dispatcher()
 
+    @property
+    def is_settled(self) -> bool:
+        """True once no call of the batch is unsettled but those that are paused."""
+        return self._unsettled == 0
+
     @cached_property
     def conversation(self) -> Sequence[Item]:
         """The run's conversation, made once for all calls of the batch, at first use."""
