@@ -36,7 +36,7 @@ from agentloop._storage.record_codec import (
 from agentloop._storage.signing import Keys, check_seal, make_seal
 from agentloop._storage.value_codec import value_from_json, value_to_json
 from agentloop._storage.withholding import Secrets
-from agentloop.abc import Codec, Journal, SealingJournal
+from agentloop.abc import Codec, Journal
 
 if TYPE_CHECKING:
     from cattrs import BaseConverter
@@ -237,18 +237,17 @@ def _check_graph(data: object) -> Mapping[str, Any] | None:
 # -- journals
 
 
-def header(run_id: str, graph: Mapping[str, Any], *, sealed: bool) -> bytes:
+def header(run_id: str, graph: Mapping[str, Any], *, sealed: bool) -> ObjectLine:
     """Return the first line of a run's journal."""
-    return encode(
-        {
-            "kind": "header",
-            "schema": SCHEMA_VERSION,
-            "library": library_version(),
-            "run_id": run_id,
-            "graph": graph,
-            "redaction": "sealed" if sealed else "digests",
-        }
-    )
+    head = {
+        "kind": "header",
+        "schema": SCHEMA_VERSION,
+        "library": library_version(),
+        "run_id": run_id,
+        "graph": graph,
+        "redaction": "sealed" if sealed else "digests",
+    }
+    return ObjectLine(encode(head))
 
 
 def line_encoder(codec: Codec | None, converter: BaseConverter | None = None) -> Callable[[r.Record], ObjectLine]:
@@ -310,7 +309,8 @@ def read_lines(lines: Iterable[bytes], codec: Codec | None) -> JournalContents:
 
 def codec_of(journal: Journal) -> Codec | None:
     """Return the codec that seals the secrets of *journal*'s run, or None."""
-    return journal.codec if isinstance(journal, SealingJournal) else None
+    codec: Codec | None = getattr(journal, "codec", None)  # `SealingJournal` adds no more
+    return codec
 
 
 async def journal_lines(journal: Journal) -> list[bytes]:

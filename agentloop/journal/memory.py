@@ -8,12 +8,12 @@ from typing import Self
 
 from anyio.lowlevel import checkpoint
 
-from agentloop.abc import Codec
+from agentloop.abc import Codec, ImmediateJournal
 from agentloop.exceptions import JournalError
 from agentloop.journal._checks import check_codec, check_records
 
 
-class MemoryJournal:
+class MemoryJournal(ImmediateJournal):  # by inheritance: `isinstance` with a protocol asks for each method
     """A journal that exists as long as its object. For one event loop at a time; not thread-safe.
 
     Nothing is durable here: the records are lost with the process.

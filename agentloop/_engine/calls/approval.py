@@ -16,7 +16,6 @@ from agentloop._common.values import Value
 from agentloop._core.call_identity import arguments_digest
 from agentloop._core.plan import Answer, Arguments, AwaitVerdict, Disposition, Execute, Plan, PlanEntry, read_arguments
 from agentloop._core.run_fold import CallState
-from agentloop._engine.calls.tool_guardrails import judge_before_approval
 from agentloop._engine.runtime.callbacks import call_user, gather
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop._storage.withholding import WithheldText
@@ -107,6 +106,8 @@ async def _choose_disposition(run: LiveRun, entry: PlanEntry, tool: FunctionTool
     if verdict is None and config.tool_execution.pre_approval_tool_input_guardrails:
         if wanted is None and tool.needs_approval is False:
             return Execute(arguments)
+        from agentloop._engine.calls.tool_guardrails import judge_before_approval
+
         judged = await judge_before_approval(run, entry, tool, arguments)
         if isinstance(judged, CallOutcome):
             return Answer(judged)

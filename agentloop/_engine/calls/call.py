@@ -45,7 +45,6 @@ from agentloop._engine.calls.cancelled_by import cancelled_result, decide_end
 from agentloop._engine.calls.outcome import Converted, convert, raisable, record_body_end
 from agentloop._engine.calls.scheduler import BodyRun, LiveCall, Timer
 from agentloop._engine.calls.tool_context import call_context
-from agentloop._engine.calls.tool_guardrails import InputJudged, judge_input
 from agentloop._engine.runtime import body_result as end
 from agentloop._engine.runtime.backend import (
     cancelled_types,
@@ -276,7 +275,9 @@ async def _run_input_guardrails(live: LiveCall) -> end.Ending | None:
 
     Rewritten arguments are parsed again and pass the policies again; an equal call may have answered them already.
     """
-    judged: InputJudged = await judge_input(live, call_context(live))
+    from agentloop._engine.calls.tool_guardrails import judge_input
+
+    judged = await judge_input(live, call_context(live))
     if judged.refusal is not None:
         return end.Refused(judged.refusal)
     if judged.tripwire is not None:

@@ -15,7 +15,6 @@ from agentloop._core.failure_choice import Failure, class_of_summary
 from agentloop._engine.calls.output_text import UnwritableValue, bounded_output, render
 from agentloop._engine.calls.scheduler import LiveCall
 from agentloop._engine.calls.tool_context import call_context
-from agentloop._engine.calls.tool_guardrails import judge_output
 from agentloop._engine.runtime import body_result as end
 from agentloop._engine.runtime.callbacks import call_user
 from agentloop.exceptions import (
@@ -136,6 +135,8 @@ async def _convert_value(live: LiveCall, value: Any) -> Converted:
 async def _run_output_guardrails(live: LiveCall, outcome: CallOutcome) -> Converted:
     """Do steps 14 and 15 for an outcome that has an output: run the output guardrails, then bound the output."""
     if live.tool.tool_output_guardrails:
+        from agentloop._engine.calls.tool_guardrails import judge_output
+
         assert outcome.output is not None
         try:
             judged = await judge_output(live, outcome.value, outcome.output)

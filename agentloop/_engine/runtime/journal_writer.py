@@ -22,6 +22,7 @@ Invariants: `_written` grows only when the journal has accepted a batch. A write
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import anyio
 
@@ -206,8 +207,8 @@ def find_append_nowait(journal: Journal) -> Callable[[Sequence[bytes]], None] | 
     nearer to the object's own defines `append` alone.
     """
     for cls in type(journal).__mro__:
-        if "append_nowait" in vars(cls) and isinstance(journal, ImmediateJournal):
-            return journal.append_nowait
+        if vars(cls).get("append_nowait") is not None:
+            return cast(ImmediateJournal, journal).append_nowait
         if "append" in vars(cls):
             return None
     return None
