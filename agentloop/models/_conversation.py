@@ -31,8 +31,7 @@ from typing import Any
 
 import attrs
 
-from agentloop.exceptions import UserError
-from agentloop.items import Item
+from agentloop.items import HandoffCall, Item
 from agentloop.model_events import ModelRequest
 from agentloop.models._codec import JsonDict
 from agentloop.models._realtime import encode_create, encode_item, encode_output, has_form
@@ -87,17 +86,16 @@ class Conversation:
         found = 0
         for entry, item in zip(islice(self._entries, start, None), items, strict=False):
             if entry.item is not item:
-                if entry.wire != self._try_encode(item):
+                if entry.item != item and not self._is_handoff(entry, item):
                     break
                 entry.item = item  # the same object comes with the next request
             found += 1
         return found
 
-    def _try_encode(self, item: Item) -> JsonDict | None:
-        try:
-            return encode_item(item, dict(self._wire_ids))  # a copy: the item may be of another conversation
-        except UserError:
-            return None  # `adopt` raises it
+    def _is_handoff(self, entry: _Entry, item: Item) -> bool:
+        """Tell whether *item* is the call of *entry*, which the run has found to be a handoff."""
+        # With a copy of the ids, as the item may be of another conversation.
+        return isinstance(item, HandoffCall) and entry.wire == encode_item(item, dict(self._wire_ids))
 
     def adopt(self, request: ModelRequest, items: Sequence[Item]) -> None:
         """Make the entries those of *request*, which continues this conversation or is its first.

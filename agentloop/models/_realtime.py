@@ -275,41 +275,42 @@ class RealtimeDecoder:
             reason = {"message": f"it was {status} ({details.get('reason') or 'no reason given'})"}
             event = {"error": details.get("error") or reason}
             raise broken_answer_error(event) if self.shown else session_error(event)
-        finish_reason = str(status or "completed")
+        cut: str | None = None
         if status == "incomplete":
             reason_given = str(details.get("reason") or "incomplete")
-            finish_reason = _FINISH_REASONS.get(reason_given, reason_given)
+            cut = _FINISH_REASONS.get(reason_given, reason_given)
         for each in self.output:
-            if (item := self._make_item(each, finish_reason)) is not None:
+            if (item := self._make_item(each, cut)) is not None:
                 self.items.append((item, each["id"] if isinstance(each.get("id"), str) else None))
         items = [item for item, _ in self.items]
+        called = any(isinstance(item, ToolCall) for item in items)
         usage = self._response.get("usage")
         yield from map(ItemDone, items)
         yield ResponseDone(
             items,
             make_usage(usage, self._model) if isinstance(usage, Mapping) else None,
             self.response_id,
-            finish_reason=finish_reason,
+            finish_reason=cut or ("tool_calls" if called else "stop"),
             model=self._model,
         )
 
-    def _make_item(self, item: Mapping[str, Any], finish_reason: str) -> Item | None:
+    def _make_item(self, item: Mapping[str, Any], cut: str | None) -> Item | None:
         match item.get("type"):
             case "message":
                 parts = read_objects(item.get("content"), "content")
                 text = "".join(read_text(part.get("text") or part.get("transcript"), "text") for part in parts)
                 return AssistantMessage(text) if text else None
             case "function_call":
-                return self._make_call(item, finish_reason)
+                return self._make_call(item, cut)
             case _:
                 return None
 
-    def _make_call(self, item: Mapping[str, Any], finish_reason: str) -> ToolCall:
+    def _make_call(self, item: Mapping[str, Any], cut: str | None) -> ToolCall:
         name, arguments = read_text(item.get("name"), "name"), read_text(item.get("arguments"), "arguments")
         if not name:
             raise ModelBehaviorError("The response calls a function without naming it.")
-        if finish_reason != "completed" and not is_json(arguments):
-            raise ModelBehaviorError(f"The response was cut ({finish_reason}) within a call of {name!r}.")
+        if cut is not None and not is_json(arguments):
+            raise ModelBehaviorError(f"The response was cut ({cut}) within a call of {name!r}.")
         known_as, wire_id = self._assign_id(item, item.get("id"))
         wire = None if wire_id == known_as else {WIRE_ID: wire_id}
         return ToolCall(known_as, name, arguments or "{}", provider_data=wire)

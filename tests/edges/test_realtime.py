@@ -220,7 +220,7 @@ async def test_settings_are_part_of_the_session(anyio_backend: Any) -> None:
         async with make_model(server, organization="org", project="proj") as model:
             await answer(model, UserMessage("Hi"), settings=settings, tools=[weather])
             plain = await answer(model, UserMessage("Hi"))
-    assert plain.finish_reason == "completed"
+    assert plain.finish_reason == "stop"
     first, second = server.talks  # the headers differ
     assert first.session["max_output_tokens"] == 7
     assert first.session["tool_choice"] == {"type": "function", "name": "weather"}

@@ -156,7 +156,7 @@ def test_an_answer_is_decoded() -> None:
             input_tokens=10, output_tokens=5, total_tokens=15, cached_tokens=4, audio_tokens=3, model="m", raw=usage
         ),
         "r",
-        finish_reason="completed",
+        finish_reason="tool_calls",
         model="m",
     )
 
@@ -165,7 +165,7 @@ def test_an_answer_is_decoded_from_its_last_event_alone() -> None:
     """A server that only tells the end; spoken words are taken by their transcript, an empty message is none."""
     spoken = {"type": "message", "content": [{"type": "output_audio", "transcript": "Hi"}]}
     found = decode(done(spoken, {"type": "message", "content": None}, usage=None))
-    assert found[-1] == ResponseDone([AssistantMessage("Hi")], None, "r", finish_reason="completed", model="m")
+    assert found[-1] == ResponseDone([AssistantMessage("Hi")], None, "r", finish_reason="stop", model="m")
 
 
 def test_calls_without_an_id_get_one() -> None:
