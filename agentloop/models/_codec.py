@@ -26,9 +26,9 @@ QUOTED = 200
 class Decoder(Protocol):
     """Turns one answer into model events. The call that reads the answer makes it, and owns it.
 
-    Use: `feed` with the data of each server-sent event, or `feed_answer` once if the server doesn't stream; then
-    `finish` once. Any of them may raise `ModelBehaviorError` for an answer that breaks the interface's rules, and
-    `ModelTransportError` for an error that the server reports instead of an answer.
+    `feed` takes the data of each server-sent event, or `feed_answer` the whole answer if the server doesn't stream;
+    then `finish` is called once. Any of them may raise `ModelBehaviorError` for an answer that breaks the interface's
+    rules, and `ModelTransportError` for an error that the server reports instead of an answer.
     """
 
     @property
