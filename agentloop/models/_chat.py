@@ -171,6 +171,10 @@ def _setting_fields(settings: ModelSettings, max_tokens_field: str) -> JsonDict:
         "store": settings.store,
         "metadata": settings.metadata,
     }
+    if settings.cache is not None:
+        options = {"ttl": settings.cache.ttl} if settings.cache.ttl else None
+        given |= {"prompt_cache_key": settings.cache.key, "prompt_cache_retention": settings.cache.retention}
+        given["prompt_cache_options"] = options
     return without_none(given)
 
 

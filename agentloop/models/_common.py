@@ -12,7 +12,7 @@ from typing import Any
 
 from agentloop.exceptions import UserError, UserTypeError
 from agentloop.items import Audio, Content, File, HandoffCall, Image, Part, Refusal, Text, ToolCall
-from agentloop.model_events import ModelRequest
+from agentloop.model_events import ModelRequest, ToolDefinition
 from agentloop.models._codec import JsonDict
 
 
@@ -138,8 +138,17 @@ def refuse_tools(request: ModelRequest, interface: str) -> None:
         kinds = ", ".join(sorted({tool.kind for tool in request.hosted}))
         raise UserError(f"tools: hosted tools have no form in {interface}, and the agent has {kinds}.")
     for tool in request.tools:
-        if tool.kind == "custom":
-            raise UserError(f"Tool {tool.name!r}: a custom tool has no form in {interface}.")
+        refuse_custom(tool, interface)
+
+
+def refuse_custom(tool: ToolDefinition, interface: str) -> None:
+    """Refuse a tool of free text, which *interface* doesn't have.
+
+    Raises:
+        UserError: naming it.
+    """
+    if tool.kind == "custom":
+        raise UserError(f"Tool {tool.name!r}: a custom tool has no form in {interface}.")
 
 
 def made_call_id(request: ModelRequest, prefix: str, number: int = 0) -> str:

@@ -36,6 +36,7 @@ from agentloop.items import (
     UserMessage,
 )
 from agentloop.model_events import (
+    HostedToolDefinition,
     ModelRequest,
     OutputSchema,
     ToolDefinition,
@@ -45,7 +46,7 @@ from agentloop.models._codec import (
     add_extras,
     without_none,
 )
-from agentloop.models._common import chosen_name, data_url, no_form, refuse_tools, tool_choice
+from agentloop.models._common import chosen_name, data_url, no_form, refuse_custom, tool_choice
 
 INTERFACE = "Anthropic Messages"
 OutputMode: TypeAlias = Literal["format", "tool"]
@@ -76,10 +77,14 @@ def encode(request: ModelRequest, model_name: str, *, max_tokens: int, output_mo
     for name in ("previous_response_id", "conversation_id", "prompt"):
         if getattr(request, name) is not None:
             raise UserError(f"{name}: {INTERFACE} keeps nothing on the server to refer to.")
-    refuse_tools(request, INTERFACE)
+    for tool in request.tools:
+        refuse_custom(tool, INTERFACE)
     settings = request.settings
     messages = _MessageList()
     system = messages.add_all(request)
+    mark = _cache_mark(request, "items")
+    if mark and messages.done:
+        messages.done[-1]["content"][-1] |= mark
     output = request.output_schema
     reasoning = dict(settings.reasoning or {})
     effort = reasoning.pop("effort", None)
@@ -88,7 +93,7 @@ def encode(request: ModelRequest, model_name: str, *, max_tokens: int, output_mo
         {
             "model": model_name,
             "max_tokens": settings.max_tokens or max_tokens,
-            "system": "\n\n".join(system) or None,
+            "system": _system(request, system) or None,
             "messages": messages.done,
             "temperature": settings.temperature,
             "top_p": settings.top_p,
@@ -107,6 +112,24 @@ def encode(request: ModelRequest, model_name: str, *, max_tokens: int, output_mo
     return add_extras(body | _tool_fields(request, forced) | {"stream": True}, settings)
 
 
+def _cache_mark(request: ModelRequest, place: str) -> JsonDict:
+    """Return the field that marks the end of a beginning worth keeping, if the policy has one at *place*."""
+    policy = request.cache
+    if policy is None or place not in policy.breakpoints:
+        return {}
+    return {"cache_control": {"type": "ephemeral"} | ({"ttl": policy.ttl} if policy.ttl else {})}
+
+
+def _system(request: ModelRequest, texts: Sequence[str]) -> str | list[JsonDict]:
+    """Return the instructions: one text, or a block for each part if a cache is to keep the parts before the last."""
+    mark = _cache_mark(request, "instructions")
+    if not mark:
+        return "\n\n".join(texts)
+    parts = [*request.instructions, *texts[1:]] if request.instructions else list(texts)
+    kept = max(len(parts) - 1, 1)
+    return [{"type": "text", "text": part} | (mark if n < kept else {}) for n, part in enumerate(parts)]
+
+
 _EFFORTS = {"minimal": "low", "none": None}
 """Words of other interfaces for the effort, in the words of this one."""
 
@@ -120,7 +143,7 @@ def _thinking(reasoning: Mapping[str, Any], effort: object) -> JsonDict | None:
 
 
 def _tool_fields(request: ModelRequest, forced: OutputSchema | None) -> JsonDict:
-    tools = [_tool(tool) for tool in (*request.tools, *request.handoffs)]
+    tools = [_tool(tool) for tool in (*request.tools, *request.handoffs)] + [_hosted(tool) for tool in request.hosted]
     choice = _tool_choice(request)
     if forced is not None:
         if choice is None or choice["type"] == "auto":
@@ -128,6 +151,7 @@ def _tool_fields(request: ModelRequest, forced: OutputSchema | None) -> JsonDict
         tools.append({"name": forced.name, "description": _OUTPUT_TOOL, "input_schema": dict(forced.schema)})
     if not tools:
         return {}
+    tools[-1] |= _cache_mark(request, "tools")
     parallel = request.settings.parallel_tool_calls
     if parallel is not None and (choice is None or choice["type"] != "none"):
         choice = {"type": "auto"} | (choice or {}) | {"disable_parallel_tool_use": not parallel}
@@ -137,7 +161,18 @@ def _tool_fields(request: ModelRequest, forced: OutputSchema | None) -> JsonDict
 def _tool(tool: ToolDefinition) -> JsonDict:
     if tool.namespace is not None:
         raise UserError(f"Tool {tool.name!r}: {INTERFACE} has no namespaces, and it is in {tool.namespace!r}.")
-    return {"name": tool.name, "description": tool.description, "input_schema": dict(tool.params_json_schema)}
+    described = {"name": tool.name, "description": tool.description, "input_schema": dict(tool.params_json_schema)}
+    return described | ({"defer_loading": True} if tool.defer_loading else {})
+
+
+def _hosted(tool: HostedToolDefinition) -> JsonDict:
+    """Return a tool that the provider runs. Its kinds are names with the date of their version."""
+    name, _, date = tool.kind.rpartition("_")
+    if not name or len(date) != 8 or not date.isdigit():
+        raise UserError(
+            f"tools: {tool.kind!r} is no tool of {INTERFACE}; its tools are named with a date: 'web_search_20250305'."
+        )
+    return {"type": tool.kind, "name": name} | dict(tool.config)
 
 
 def _tool_choice(request: ModelRequest) -> JsonDict | None:

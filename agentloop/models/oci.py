@@ -16,13 +16,14 @@ from email.utils import formatdate
 from functools import partial
 from pathlib import Path
 from types import EllipsisType
-from typing import Any
+from typing import Any, Literal
 
 from agentloop.exceptions import UserError, UserValueError
 from agentloop.models._codec import read_variable
 from agentloop.models._http_model import HttpModel
 from agentloop.models._openai import make_headers
 from agentloop.models.openai_chat import make_chat_codec
+from agentloop.models.openai_responses import make_responses_codec
 
 _URL = "https://inference.generativeai.{region}.oci.oraclecloud.com/openai/v1"
 _SIGNED = ("date", "(request-target)", "host", "content-length", "content-type", "x-content-sha256")
@@ -42,7 +43,8 @@ class OCIModel(HttpModel):
       for its user or, if it has a `security_token_file`, for that session.
     * `config_file` or OCI_CONFIG_FILE (`~/.oci/config`), `profile` or OCI_CLI_PROFILE (`DEFAULT`).
 
-    `project` is the id of a project there. Everything else is as in `HttpModel`.
+    `project` is the id of a project there. `interface` is that of the endpoint: Responses, or Chat Completions for the
+    models that lack it. Everything else is as in `HttpModel`.
 
     Raises:
         UserError: if the region or credentials are missing, or the key can't be read.
@@ -55,6 +57,7 @@ class OCIModel(HttpModel):
         region: str | None = None,
         compartment: str | None = None,
         project: str | None = None,
+        interface: Literal["responses", "chat"] = "responses",
         base_url: str | None = None,
         api_key: str | None = None,
         config_file: str | os.PathLike[str] | None = None,
@@ -74,11 +77,12 @@ class OCIModel(HttpModel):
         if not region and not base_url:
             raise UserError(f"OCIModel({name!r}): no region. Give `region`, or set OCI_REGION.")
         compartment = compartment or read_variable("OCI_COMPARTMENT_ID") or found.get("tenancy")
+        if interface not in ("responses", "chat"):
+            raise UserValueError(f'interface: "responses" or "chat" is needed, not {interface!r}')
+        make_codec = make_responses_codec if interface == "responses" else make_chat_codec
         super().__init__(
             name,
-            make_chat_codec(
-                partial(_make_headers, compartment=compartment, project=project), max_tokens_field="max_tokens"
-            ),
+            make_codec(partial(_make_headers, compartment=compartment, project=project)),
             base_url=base_url or _URL.format(region=_check_region(region)),
             api_key=key,
             auth=None if key else RequestSigner.from_profile(found, place=f"{file}, profile {chosen}"),

@@ -5,6 +5,7 @@ Says which codec (`_responses_request`, `_responses`) and which vendor an `HttpM
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import EllipsisType
 from typing import Any
@@ -14,6 +15,11 @@ from agentloop.models._http_model import HttpModel
 from agentloop.models._openai import OPENAI, make_headers
 from agentloop.models._responses import ResponsesDecoder
 from agentloop.models._responses_request import encode
+
+
+def make_responses_codec(headers: Callable[[str | None], Mapping[str, str]]) -> HttpCodec:
+    """Return the codec of Responses."""
+    return HttpCodec(path="/responses", headers=headers, encode=encode, decoder=ResponsesDecoder)
 
 
 class OpenAIResponsesModel(HttpModel):
@@ -39,15 +45,9 @@ class OpenAIResponsesModel(HttpModel):
         silence_timeout: float | None = 60.0,
         first_output_timeout: float | EllipsisType | None = ...,
     ) -> None:
-        codec = HttpCodec(
-            path="/responses",
-            headers=partial(make_headers, organization=organization, project=project),
-            encode=encode,
-            decoder=ResponsesDecoder,
-        )
         super().__init__(
             name,
-            codec,
+            make_responses_codec(partial(make_headers, organization=organization, project=project)),
             vendor=OPENAI,
             base_url=base_url,
             api_key=api_key,

@@ -44,7 +44,7 @@ from agentloop.model_events import (
 )
 from agentloop.models._chat import ChatDecoder, _usage, encode
 from agentloop.models._sse import SSEDecoder
-from agentloop.settings import ModelSettings
+from agentloop.settings import CachePolicy, ModelSettings
 from agentloop.tools import HostedTool
 from agentloop.usage import RequestUsage
 
@@ -775,6 +775,18 @@ def test_constrained_mode_takes_refusals_real_calls_and_plain_text_as_they_come(
 
 
 @pytest.mark.scenario("US-13")
+def test_a_cache_policy_has_its_fields() -> None:
+    """Breakpoints have none here."""
+    policy = CachePolicy(key="k", ttl="30m", retention="24h", breakpoints=["tools"])
+    sent = encode(ask(settings=ModelSettings(cache=policy)), "m")
+    assert sent == encode(ask(), "m") | {
+        "prompt_cache_key": "k",
+        "prompt_cache_retention": "24h",
+        "prompt_cache_options": {"ttl": "30m"},
+    }
+    assert encode(ask(settings=ModelSettings(cache=CachePolicy())), "m") == encode(ask(), "m")
+
+
 # ---------------------------------------------------------------------------------------------- what some servers add
 
 

@@ -53,7 +53,8 @@ from agentloop.models import AnthropicModel
 from agentloop.models._messages import BLOCK, CITATIONS, RESULT, WIRE_ID, encode
 from agentloop.models._messages_answer import MessagesDecoder
 from agentloop.models._sse import SSEDecoder
-from agentloop.settings import ModelSettings
+from agentloop.settings import CachePolicy, ModelSettings
+from agentloop.tools import HostedTool
 
 KEY = "sk-ant-secret-0123456789"
 
@@ -240,6 +241,33 @@ def test_tool_choice_has_its_form_here(choice: Any, parallel: bool | None, sent:
     ]
     assert fields.get("tool_choice") == sent
     assert "tool_choice" not in body(tool_choice=choice)
+
+
+@pytest.mark.scenario("WR-06")
+def test_a_tool_of_the_provider_is_named_with_its_date() -> None:
+    """Other providers' tools, and tools of free text, are refused before the request."""
+    hosted = HostedTool("web_search_20250305", {"max_uses": 3})
+    assert body(hosted=[hosted])["tools"] == [{"type": "web_search_20250305", "name": "web_search", "max_uses": 3}]
+    for kind in ("web_search", "web_search_preview", "_20250305"):
+        with pytest.raises(UserError, match="named with a date"):
+            body(hosted=[HostedTool(kind)])
+    with pytest.raises(UserError, match="custom tool"):
+        body(tools=[Definition("sql", kind="custom")])
+    assert body(tools=[Definition("look", defer_loading=True)])["tools"][0]["defer_loading"] is True
+
+
+def test_a_cache_policy_marks_the_ends_of_what_is_worth_keeping() -> None:
+    """Instructions in parts are marked after each part but the last, which may change."""
+    policy = CachePolicy(ttl="1h", breakpoints=["tools", "instructions", "items"])
+    mark = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+    settings = ModelSettings(cache=policy)
+    sent = body(system="A\n\nB", instructions=("A", "B"), tools=[LOOK, Definition("now")], settings=settings)
+    assert sent["system"] == [said("A") | mark, said("B")]
+    assert ["cache_control" in tool for tool in sent["tools"]] == [False, True]
+    assert sent["messages"] == [{"role": "user", "content": [said("Hi") | mark]}]
+    short = ModelSettings(cache=CachePolicy(breakpoints=["instructions"]))
+    assert body(system="A", settings=short)["system"] == [said("A") | {"cache_control": {"type": "ephemeral"}}]
+    assert body(settings=ModelSettings(cache=CachePolicy(key="k"))) == body()
 
 
 def test_a_tool_that_the_interface_lacks_is_refused() -> None:

@@ -15,7 +15,9 @@ from agentloop.models.oci import RequestSigner, read_profile
 from agentloop.models.registry import resolve_model
 
 REQUEST = ModelRequest(system=None, items=(UserMessage("Hi, für dich"),))
-ANSWER = b'data: {"choices": [{"index": 0, "delta": {"content": "Hi"}, "finish_reason": "stop"}]}\n\ndata: [DONE]\n\n'
+CHAT = b'data: {"choices": [{"index": 0, "delta": {"content": "Hi"}, "finish_reason": "stop"}]}\n\ndata: [DONE]\n\n'
+RESPONSE = {"id": "r", "status": "completed", "output": []}
+RESPONSES = b'data: {"type": "response.completed", "response": %s}\n\n' % json.dumps(RESPONSE).encode()
 TENANCY = "ocid1.tenancy.oc1..t"
 
 
@@ -67,7 +69,9 @@ def client(seen: list[httpx.Request]) -> httpx.AsyncClient:
     def handle(request: httpx.Request) -> httpx.Response:
         seen.append(request)
         headers = {"content-type": "text/event-stream", "opc-request-id": "opc-1"}
-        return httpx.Response(200, headers=headers, content=ANSWER)
+        return httpx.Response(
+            200, headers=headers, content=CHAT if request.url.path.endswith("completions") else RESPONSES
+        )
 
     return httpx.AsyncClient(transport=httpx.MockTransport(handle))
 
@@ -84,7 +88,7 @@ async def test_a_request_is_signed_as_the_clouds_own_signer_signs_it(tmp_path: P
     assert done.request_id == "opc-1"
     [request] = seen
     host = "inference.generativeai.us-chicago-1.oci.oraclecloud.com"
-    assert str(request.url) == f"https://{host}/openai/v1/chat/completions"
+    assert str(request.url) == f"https://{host}/openai/v1/responses"
     assert json.loads(request.content)["model"] == "openai.gpt-5.5"
     assert request.headers["compartmentid"] == request.headers["opc-compartment-id"] == TENANCY
 
@@ -147,7 +151,8 @@ async def test_a_key_of_the_service_needs_no_profile(monkeypatch: pytest.MonkeyP
     wanted = {"authorization": "Bearer sk-oci", "compartmentid": "ocid1.compartment", "openai-project": "ocid1.project"}
     assert {name: request.headers[name] for name in wanted} == wanted
     monkeypatch.delenv("OCI_COMPARTMENT_ID")
-    await send(OCIModel("m", base_url="https://proxy.test/v1", http_client=client(seen)))
+    await send(OCIModel("m", base_url="https://proxy.test/v1", interface="chat", http_client=client(seen)))
+    assert [request.url.path.rpartition("v1")[2] for request in seen] == ["/responses", "/chat/completions"]
     assert seen[1].url.host == "proxy.test"
     assert "compartmentid" not in seen[1].headers
 
@@ -160,6 +165,8 @@ def test_what_is_missing_is_said_without_secrets(tmp_path: Path, monkeypatch: py
         OCIModel("m", api_key="k")
     with pytest.raises(UserError, match="no profile 'other'"):
         OCIModel("m", api_key="k", region="r", profile="other")
+    with pytest.raises(UserValueError, match="interface"):
+        OCIModel("m", api_key="k", region="r", interface="odd")  # type: ignore[arg-type,unused-ignore]
     with pytest.raises(UserValueError, match="region"):
         OCIModel("m", api_key="k", region="evil.test/x")
     file = write_profile(tmp_path, b"-----BEGIN nonsense s3cret", user=None)
