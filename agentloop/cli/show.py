@@ -218,10 +218,7 @@ class JsonLines:
             self._secretive[event.path] = any(tool.secret for tool in event.agent.functions)
         may_tell = isinstance(event, ev.ArgumentsDelta) and self._secretive.get(event.path, True)
         if not may_tell and not isinstance(event, ev.RawModelEvent):
-            told = plain(event)
-            if "kind" in told:  # of reasoning, or of a hosted tool
-                told["of"] = told.pop("kind")
-            await self._write({"kind": type(event).__name__, **told})
+            await self._write(_with_kind(event, plain(event)))
 
     async def ended(self, ending: RunSummary) -> None:
         """Write the result."""
@@ -300,7 +297,7 @@ def plain(value: Any) -> Any:
     names = field_names(type(value))
     if names is not None:
         fields = {name: plain(getattr(value, name)) for name in names if name not in _LEFT_OUT}
-        return {"kind": type(value).__name__, **fields} if isinstance(value, ITEM_TYPES) else fields
+        return _with_kind(value, fields) if isinstance(value, ITEM_TYPES) else fields
     if isinstance(value, BaseException):
         return error_summary(value)
     if isinstance(value, list | tuple):
@@ -308,6 +305,11 @@ def plain(value: Any) -> Any:
     if value is not None and not isinstance(value, str | int | float | Mapping):
         return type(value).__name__
     return _to_plain_json(value)
+
+
+def _with_kind(value: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return *fields* with the class of *value* as `kind`; a kind of its own (a hosted tool's, a call's) is `of`."""
+    return {"kind": type(value).__name__, **{"of" if name == "kind" else name: of for name, of in fields.items()}}
 
 
 def _mask_secrets(value: Any) -> Any:

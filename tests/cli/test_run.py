@@ -57,6 +57,8 @@ def test_json_gives_one_object_a_line_and_the_result_last(invoke: Invoke, agent:
         "name": "double",
         "arguments": '{"number": 21}',
         "namespace": None,
+        "of": "function",
+        "caller": None,
     }
     assert (settled["outcome"]["status"], settled["outcome"]["output"]) == ("succeeded", "42")
     assert "value" not in settled["outcome"]

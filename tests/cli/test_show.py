@@ -13,7 +13,7 @@ from agentloop.cli import errors
 from agentloop.cli.saved_run import RunSummary, summary_of
 from agentloop.cli.show import JsonLines, Narrator, duration, json_line, plain, result_json, text_of
 from agentloop.cli.streams import Output
-from agentloop.items import Image, Text, ToolCall
+from agentloop.items import HostedToolCall, Image, Text, ToolCall
 from agentloop.testing import ScriptedModel, say
 
 pytestmark = [pytest.mark.anyio]
@@ -137,6 +137,19 @@ async def test_json_writes_one_result_whatever_follows(anyio_backend: object) ->
     show.cancelled()
     assert [json.loads(line)["status"] for line in out.getvalue().splitlines()] == ["completed"]
     assert err.getvalue() == "Error: RuntimeError: late\n"
+
+
+def test_json_has_the_class_as_kind_and_a_kind_of_the_value_s_own_beside_it() -> None:
+    """Items and events may be of a kind of their own."""
+    assert plain(HostedToolCall("web_search_call", {"a": 1}, "ws1")) == {
+        "kind": "HostedToolCall",
+        "of": "web_search_call",
+        "data": {"a": 1},
+        "id": "ws1",
+        "status": None,
+        "output": None,
+        "call_id": None,
+    }
 
 
 @pytest.mark.backends("asyncio")
