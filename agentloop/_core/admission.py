@@ -51,14 +51,14 @@ from heapq import heappop, heappush
 from typing import Any
 
 import attrs
+import msgspec
 
 from agentloop.limits import Limit
 
 PATIENCE = 32
 
 
-@attrs.define(eq=False)
-class Ticket:
+class Ticket(msgspec.Struct, eq=False):
     """A request to start, made by `owner`; `seq` is its position in the arrival order. Mutated by its `Admission`."""
 
     limits: tuple[Limit, ...]
@@ -71,8 +71,9 @@ class Ticket:
     keeps_capacity: bool = False
     """True while tokens of all its limits are kept for it, and not only those of rule 3."""
     waiting: bool = False
-    _lane: _Lane | None = attrs.field(default=None, init=False)
-    _passed_by: int = attrs.field(default=-1, init=False)
+    lane: _Lane | None = None
+    passed_by: int = -1
+    """Position of the ticket that passed it last."""
 
 
 @attrs.define(eq=False)
@@ -156,7 +157,7 @@ class Admission:
                 continue
             ticket.waiting = False
             self._waiting -= 1
-            lane = ticket._lane
+            lane = ticket.lane
             if lane is not None:
                 self._forget(ticket, release_kept=True)
                 if lane.tickets[0] is ticket:
@@ -240,7 +241,7 @@ class Admission:
         ticket.waiting = False
         self._waiting -= 1
         started.append(ticket)
-        lane = ticket._lane
+        lane = ticket.lane
         if lane is not None:
             self._forget(ticket, release_kept=False)
             self._next_head(lane)
@@ -313,7 +314,7 @@ class Admission:
         return line if line is not None and line.admission is self else None
 
     def _remember(self, ticket: Ticket, lane: _Lane) -> None:
-        ticket._lane = lane
+        ticket.lane = lane
         for limit in ticket.limits:
             line = self._line(limit)
             if line is None:
@@ -349,8 +350,8 @@ class Admission:
         for seq, other in line.patient.items():
             if seq > ticket.seq:
                 break
-            if other._passed_by != ticket.seq:  # else counted at another limit that both want
-                other._passed_by = ticket.seq
+            if other.passed_by != ticket.seq:  # else counted at another limit that both want
+                other.passed_by = ticket.seq
                 other.passed += 1
                 if other.passed >= PATIENCE:
                     spent.append(other)
@@ -361,7 +362,7 @@ class Admission:
 
     def _look_again(self, ticket: Ticket) -> None:
         """Choose the line and the kept tokens of *ticket* again, if it is the waiting head of its lane."""
-        lane = ticket._lane
+        lane = ticket.lane
         if lane is None or lane.line is None or lane.tickets[0] is not ticket:
             return
         # No order of starts is known in which it lacks nothing: its line would be marked, and `admit` would check it.

@@ -88,6 +88,7 @@ async def settle(run: LiveRun, view: TurnView, plan: Plan) -> None:
     """
     sequential = (run.settings.config.tool_execution.mode or run.agent.tool_execution) == "sequential"
     batch = Batch(run, plan, run_call, sequential=sequential, context=copy_context())
+    del plan  # two objects for each call, which the collector would count while the bodies run
     events = run.tree.log.events
     if events is not None:
         events.on_room[batch.room] = None

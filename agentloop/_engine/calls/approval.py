@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from agentloop._common.error_text import REDACTED, error_summary, redact_message
 from agentloop._common.values import Value
 from agentloop._core.call_identity import arguments_digest
@@ -21,6 +23,7 @@ from agentloop._engine.runtime.live_run import LiveRun
 from agentloop._storage.withholding import WithheldText
 from agentloop.exceptions import UserTypeError
 from agentloop.guardrails import Allow
+from agentloop.items import ToolCall
 from agentloop.outcomes import CallOutcome
 from agentloop.policies import Ask, Decision, Deny, PendingCall
 from agentloop.records import ApprovalRequested, VerdictGiven
@@ -70,7 +73,7 @@ def _needs_decision(run: LiveRun, tool: FunctionTool) -> bool:
 
 async def _decide_entry(run: LiveRun, entry: PlanEntry, tool: FunctionTool, planned: Execute) -> Disposition:
     try:
-        return await _choose_disposition(run, entry, tool, planned)
+        return await _Decision(run, entry.call, tool, run.state.calls[entry.call.call_id], planned.arguments).make()
     except Exception as error:
         if run.redacts_errors_of(entry.call):
             redact_message(error)
@@ -79,58 +82,140 @@ async def _decide_entry(run: LiveRun, entry: PlanEntry, tool: FunctionTool, plan
         run.tree.asking.pop((run.path, entry.call.call_id), None)
 
 
-async def _choose_disposition(run: LiveRun, entry: PlanEntry, tool: FunctionTool, planned: Execute) -> Disposition:
-    """Return the disposition of one call: run it, answer it with a refusal, or wait for a verdict.
+class _Decision(msgspec.Struct, eq=False):
+    """The decision about one call under way: its arguments as they are now, and the verdict that applies to them.
 
-    The order: policies, then the verdict that applies, then the guardrails before an approval, then `needs_approval`. A
-    verdict may come while any of them runs, so it is looked up again after each.
+    A verdict may come while a policy, a guardrail or `needs_approval` runs, so it is looked up again after each.
     """
-    state, config = run.state.calls[entry.call.call_id], run.settings.config
-    arguments = planned.arguments
-    request = state.approval
-    if request is not None and request.arguments is not None:
-        arguments = read_arguments(tool, request.arguments, config.json_limits, config.converter)
-    verdict = _find_verdict(run, state, tool, arguments)
-    if verdict is not None and verdict.approved and verdict.arguments is not None:
-        arguments = read_arguments(tool, verdict.arguments, config.json_limits, config.converter)
-    asking = run.tree.asking
-    if verdict is None:
-        asking[run.path, entry.call.call_id] = _make_request(run, entry, tool, arguments)
-    decision = await _run_policies(run, entry, tool, arguments)
-    if isinstance(decision, Deny):
-        return _make_denial(run, entry, tool, decision)
-    verdict = verdict or _find_verdict(run, state, tool, arguments)
-    if verdict is None and _matches_request(run, state, tool, arguments):
-        return AwaitVerdict(arguments)  # requested in an earlier run segment, and no verdict was given
-    wanted = decision if isinstance(decision, _ApprovalWanted) else None
-    if verdict is None and config.tool_execution.pre_approval_tool_input_guardrails:
-        if wanted is None and tool.needs_approval is False:
-            return Execute(arguments)
+
+    run: LiveRun
+    call: ToolCall
+    tool: FunctionTool
+    state: CallState
+    arguments: Arguments
+    verdict: VerdictGiven | None = None
+    wanted: _ApprovalWanted | None = None
+
+    async def make(self) -> Disposition:
+        """Return the disposition of the call: run it, answer it with a refusal, or wait for a verdict.
+
+        The order: policies, then the verdict that applies, then the guardrails before an approval, `needs_approval`.
+        """
+        self._take_earlier_arguments()
+        if (refused := await self._run_policies()) is not None:
+            return refused
+        if not self._has_verdict():
+            if self._is_requested():
+                return AwaitVerdict(self.arguments)  # requested in an earlier run segment, and no verdict was given
+            if self.run.settings.config.tool_execution.pre_approval_tool_input_guardrails:
+                if self.wanted is None and self.tool.needs_approval is False:
+                    return Execute(self.arguments)
+                if (refused := await self._run_guardrails()) is not None:
+                    return refused
+        if not self._has_verdict():
+            needed = self.wanted is not None or await self._needs_approval()
+            if not self._has_verdict() and needed:
+                return AwaitVerdict(self.arguments, self._make_request())
+        if self.verdict is not None and not self.verdict.approved:
+            return _make_refusal(self.verdict.message, self.tool, "approval")
+        return Execute(self.arguments)
+
+    def _take_earlier_arguments(self) -> None:
+        """Continue with the arguments that were shown to the approver, or that the approver gave."""
+        request = self.state.approval
+        if request is not None and request.arguments is not None:
+            self._read_arguments(request.arguments)
+        verdict = self.verdict = self._find_verdict()
+        if verdict is not None and verdict.approved and verdict.arguments is not None:
+            self._read_arguments(verdict.arguments)
+
+    def _read_arguments(self, text: str) -> None:
+        config = self.run.settings.config
+        self.arguments = read_arguments(self.tool, text, config.json_limits, config.converter)
+
+    async def _run_policies(self) -> Answer | None:
+        """Run the policies on the arguments; return the refusal if one denies them, else keep what they want."""
+        if self.verdict is None:
+            self.run.tree.asking[self.run.path, self.call.call_id] = self._make_request()
+        decision = await _run_policies(self.run, self.call, self.tool, self.arguments)
+        if isinstance(decision, Deny):
+            return _make_denial(self.run, self.call, self.tool, decision)
+        self.wanted = decision if isinstance(decision, _ApprovalWanted) else None
+        return None
+
+    async def _run_guardrails(self) -> Answer | None:
+        """Run the input guardrails, and the policies again on arguments that they rewrite; return a refusal, or None.
+
+        Other arguments are another invocation: decisions on the first ones don't apply to it.
+        """
         from agentloop._engine.calls.tool_guardrails import judge_before_approval
 
-        judged = await judge_before_approval(run, entry, tool, arguments)
+        judged = await judge_before_approval(self.run, self.call, self.tool, self.arguments)
         if isinstance(judged, CallOutcome):
             return Answer(judged)
-        if judged is not None:
-            # Other arguments are another invocation: decisions on the first ones do not apply to it.
-            arguments = read_arguments(tool, judged, config.json_limits, config.converter)
-            asking[run.path, entry.call.call_id] = _make_request(run, entry, tool, arguments)
-            decision = await _run_policies(run, entry, tool, arguments)
-            if isinstance(decision, Deny):
-                return _make_denial(run, entry, tool, decision)
-            wanted = decision if isinstance(decision, _ApprovalWanted) else None
-    verdict = verdict or _find_verdict(run, state, tool, arguments)
-    if verdict is None:
-        needed = wanted is not None or await _check_needs_approval(run, entry, tool, arguments)
-        verdict = _find_verdict(run, state, tool, arguments)  # given while a policy or `needs_approval` ran
-        if verdict is None and needed:
-            return AwaitVerdict(arguments, _make_request(run, entry, tool, arguments, wanted))
-    if verdict is not None and not verdict.approved:
-        return _make_refusal(verdict.message, tool, "approval")
-    return Execute(arguments)
+        if judged is None:
+            return None
+        self._read_arguments(judged)
+        self.wanted = None
+        return await self._run_policies()
+
+    async def _needs_approval(self) -> bool:
+        run, needs, parsed, call_id = self.run, self.tool.needs_approval, self.arguments.parsed, self.call.call_id
+        if isinstance(needs, bool):
+            return needs
+        if parsed is None:
+            return True  # a callable can't judge arguments that don't parse
+        return bool(
+            await run.call_callback("needs_approval", call_id, lambda: call_user(needs, run.context, parsed, call_id))
+        )
+
+    def _make_request(self) -> ApprovalRequested:
+        wanted, text = self.wanted, self.arguments.text
+        return ApprovalRequested(
+            *self.run.here(),
+            self.call.call_id,
+            *self._key(),
+            arguments_digest(text, self.run.settings.config.json_limits),
+            arguments=text if text != self.call.arguments else None,
+            policy=wanted.policies if wanted is not None else None,
+            reason=wanted.reason if wanted is not None else None,
+        )
+
+    def _key(self) -> tuple[str, str]:
+        return self.run.agent_key, self.tool.lookup_key
+
+    def _digest(self) -> str:
+        """Return the digest of the arguments; for a text with withheld parts, the one that the log still has."""
+        request, text = self.state.approval, self.arguments.text
+        if request is not None and isinstance(text, WithheldText):
+            return request.digest
+        return arguments_digest(text, self.run.settings.config.json_limits)
+
+    def _is_requested(self) -> bool:
+        """Tell whether the recorded request for approval equals the one that would be made now."""
+        request = self.state.approval
+        return request is not None and (request.agent, request.tool, request.digest) == (*self._key(), self._digest())
+
+    def _has_verdict(self) -> bool:
+        """Tell whether a verdict applies: one for just this call, or for all of the agent's calls to the tool."""
+        if self.verdict is None:
+            self.verdict = self._find_verdict()
+        return self.verdict is not None
+
+    def _find_verdict(self) -> VerdictGiven | None:
+        given, key = self.state.verdict, self._key()
+        if given is not None and (given.agent, given.tool) == key:
+            digest, limits = self._digest(), self.run.settings.config.json_limits
+            if digest == given.digest:
+                return given
+            if given.arguments is not None and arguments_digest(given.arguments, limits) == digest:
+                return given
+        sticky = self.run.state.sticky.get(key)
+        # Edited arguments apply only to the one call they were given for.
+        return sticky if sticky is None or sticky.arguments is None else sticky.replace(arguments=None)
 
 
-async def denial(run: LiveRun, entry: PlanEntry, tool: FunctionTool, arguments: Arguments) -> CallOutcome | None:
+async def denial(run: LiveRun, call: ToolCall, tool: FunctionTool, arguments: Arguments) -> CallOutcome | None:
     """Return the outcome of a call if a policy denies the *arguments* that a guardrail has rewritten; else None.
 
     A policy that only wants an approval has no effect here: the call has passed its approval, and the guardrail that
@@ -138,13 +223,13 @@ async def denial(run: LiveRun, entry: PlanEntry, tool: FunctionTool, arguments: 
     """
     if not run.settings.config.policies:
         return None
-    decision = await _run_policies(run, entry, tool, arguments)
-    return _make_denial(run, entry, tool, decision).outcome if isinstance(decision, Deny) else None
+    decision = await _run_policies(run, call, tool, arguments)
+    return _make_denial(run, call, tool, decision).outcome if isinstance(decision, Deny) else None
 
 
-def _make_denial(run: LiveRun, entry: PlanEntry, tool: FunctionTool, denial: Deny) -> Answer:
+def _make_denial(run: LiveRun, call: ToolCall, tool: FunctionTool, denial: Deny) -> Answer:
     # A policy sees the arguments, so its message may repeat them: only the model receives it.
-    secret = denial.message is not None and run.redacts_errors_of(entry.call)
+    secret = denial.message is not None and run.redacts_errors_of(call)
     return _make_refusal(denial.message, tool, "policy", secret=secret)
 
 
@@ -154,67 +239,8 @@ def _make_refusal(message: str | None, tool: FunctionTool, by: str, *, secret: b
     return Answer(outcome, kind="approval_rejected" if message is None and by == "approval" else None)
 
 
-def _digest_arguments(run: LiveRun, request: ApprovalRequested | None, arguments: Arguments) -> str:
-    """Return the digest of the call's arguments; for a text with withheld parts, the one that the log still has."""
-    if request is not None and isinstance(arguments.text, WithheldText):
-        return request.digest
-    return arguments_digest(arguments.text, run.settings.config.json_limits)
-
-
-def _make_request(
-    run: LiveRun, entry: PlanEntry, tool: FunctionTool, arguments: Arguments, wanted: _ApprovalWanted | None = None
-) -> ApprovalRequested:
-    return ApprovalRequested(
-        *run.here(),
-        entry.call.call_id,
-        run.agent_key,
-        tool.lookup_key,
-        arguments_digest(arguments.text, run.settings.config.json_limits),
-        arguments=arguments.text if arguments.text != entry.call.arguments else None,
-        policy=wanted.policies if wanted is not None else None,
-        reason=wanted.reason if wanted is not None else None,
-    )
-
-
-def _matches_request(run: LiveRun, state: CallState, tool: FunctionTool, arguments: Arguments) -> bool:
-    """Tell whether the recorded request for approval of *state* equals the one that would be made now."""
-    request = state.approval
-    return request is not None and (request.agent, request.tool, request.digest) == (
-        run.agent_key,
-        tool.lookup_key,
-        _digest_arguments(run, request, arguments),
-    )
-
-
-def _find_verdict(run: LiveRun, state: CallState, tool: FunctionTool, arguments: Arguments) -> VerdictGiven | None:
-    """Return the verdict that applies: given for just this call, or for all of the agent's calls to the tool."""
-    given = state.verdict
-    key = (run.agent_key, tool.lookup_key)
-    if given is not None and (given.agent, given.tool) == key:
-        digest = _digest_arguments(run, state.approval, arguments)
-        limits = run.settings.config.json_limits
-        edited = given.arguments is not None and arguments_digest(given.arguments, limits) == digest
-        if given.digest == digest or edited:
-            return given
-    sticky = run.state.sticky.get(key)
-    # Edited arguments apply only to the one call they were given for.
-    return sticky if sticky is None or sticky.arguments is None else sticky.replace(arguments=None)
-
-
-async def _check_needs_approval(run: LiveRun, entry: PlanEntry, tool: FunctionTool, arguments: Arguments) -> bool:
-    needs = tool.needs_approval
-    if isinstance(needs, bool):
-        return needs
-    if arguments.parsed is None:
-        return True  # a callable can't judge arguments that don't parse
-    parsed, call_id = arguments.parsed, entry.call.call_id
-    return bool(
-        await run.call_callback("needs_approval", call_id, lambda: call_user(needs, run.context, parsed, call_id))
-    )
-
-
 async def _run_policies(
-    run: LiveRun, entry: PlanEntry, tool: FunctionTool, arguments: Arguments
+    run: LiveRun, call: ToolCall, tool: FunctionTool, arguments: Arguments
 ) -> Allow | Deny | _ApprovalWanted:
     """Run all policies and return the strictest decision: the first denial, else all wishes for an approval joined.
 
@@ -225,14 +251,14 @@ async def _run_policies(
     reasons: list[str] = []
     for index, policy in enumerate(run.settings.config.policies):
         pending = PendingCall(
-            call=entry.call,
+            call=call,
             tool=tool,
             agent=run.agent,
             arguments=arguments.parsed,
             context=run.context,
             path=run.path,
         )
-        decision = await _run_policy(run, f"{entry.call.call_id}:{index}", policy, pending)
+        decision = await _run_policy(run, f"{call.call_id}:{index}", policy, pending)
         if isinstance(decision, Deny):
             denied = denied or decision
         elif isinstance(decision, Ask):

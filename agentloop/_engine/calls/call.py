@@ -258,7 +258,7 @@ async def _prepare_body(live: LiveCall) -> end.Ending | None:
 
 def _is_exposed(live: LiveCall) -> bool:
     """Tell whether the turn still has the tool (step 8): it may have been removed while the call waited."""
-    view, call = live.run.turn.view, live.entry.call
+    view, call = live.run.turn.view, live.call
     return view is None or find_tool(view.by_key, call.name, call.namespace) is live.tool
 
 
@@ -285,7 +285,7 @@ async def _run_input_guardrails(live: LiveCall) -> end.Ending | None:
     if judged.arguments is not None:
         config = live.run.settings.config
         rewritten = read_arguments(live.tool, judged.arguments, config.json_limits, config.converter)
-        if (denied := await denial(live.run, live.entry, live.tool, rewritten)) is not None:
+        if (denied := await denial(live.run, live.call, live.tool, rewritten)) is not None:
             return end.Refused(denied.replace(ended_at=live.run.tree.log.wall()))
         await checkpoint_if_cancelled()  # a call that is being cancelled must not return to waiting
         if not live.batch.rekey(live, rewritten):
@@ -408,7 +408,7 @@ def _make_body_function(live: LiveCall, context: ToolContext[Any]) -> Callable[[
         case RawBody(fn):
             return partial(call_user, fn, context, live.arguments.text)
         case AgentCall() as body:
-            return partial(live.run.tree.nest, live.run, live.entry.call, live.arguments, body)
+            return partial(live.run.tree.nest, live.run, live.call, live.arguments, body)
         case None:  # pragma: no cover - a FunctionTool always has a body once it is made
             raise AssertionError
 
@@ -536,7 +536,7 @@ def _fill_outcome(live: LiveCall, outcome: CallOutcome) -> CallOutcome:
         cleanup=live.cleanup,
         started_at=None if body is None else body.started_at,
         ended_at=live.run.tree.log.wall(),
-        secret=outcome.secret or live.run.state.gives_secret(live.entry.call),
+        secret=outcome.secret or live.run.state.gives_secret(live.call),
     )
 
 
@@ -589,4 +589,4 @@ async def _settle_failed(live: LiveCall, error: BaseException) -> None:
 
 def _make_failure(live: LiveCall, error: BaseException, phase: Any) -> Failure:
     live.redact_error(error)
-    return Failure(index=live.entry.index, error=raisable(live, error), phase=phase)
+    return Failure(index=live.index, error=raisable(live, error), phase=phase)

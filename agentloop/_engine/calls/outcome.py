@@ -50,7 +50,7 @@ def raisable(live: LiveCall, error: BaseException) -> BaseException:
     else:
         kind, message = type(error).__name__, message_of(error)
     name = live.tool.name
-    failure = ToolCallError(tool_failure(name, kind, message), tool=name, call=live.entry.call)
+    failure = ToolCallError(tool_failure(name, kind, message), tool=name, call=live.call)
     failure.__cause__ = error
     return failure
 
@@ -92,7 +92,7 @@ async def convert(live: LiveCall, ending: end.Ending) -> Converted:
                 return Converted(live.cut(by, of_cleanup))
             if live.redacts_errors:
                 reason = REDACTED
-            error = ToolCancelledError(reason, tool=live.tool.name, call=live.entry.call)
+            error = ToolCancelledError(reason, tool=live.tool.name, call=live.call)
             started = live.body is not None
             return await _convert_failure(
                 live, cut.status, error, run_guardrails=started, cancelled_by=cut.by, reason=reason
@@ -102,7 +102,7 @@ async def convert(live: LiveCall, ending: end.Ending) -> Converted:
 
 
 def _convert_raised(live: LiveCall, outcome: CallOutcome, error: BaseException) -> Converted:
-    failure = Failure(index=live.entry.index, error=raisable(live, error), phase="body")
+    failure = Failure(index=live.index, error=raisable(live, error), phase="body")
     if isinstance(failure.error, ToolCallError) and failure.error.outcome is None:
         failure.error.outcome = outcome
     return Converted(outcome, failure)
@@ -146,7 +146,7 @@ async def _run_output_guardrails(live: LiveCall, outcome: CallOutcome) -> Conver
             return await _convert_and_log_failure(live, error, run_guardrails=False)
         if judged.tripwire is not None:
             failed = CallOutcome(status="failed", error=judged.tripwire)
-            return Converted(failed, Failure(index=live.entry.index, error=judged.tripwire, phase="post"))
+            return Converted(failed, Failure(index=live.index, error=judged.tripwire, phase="post"))
         if judged.message is not None:
             # No part of the tool's value may survive a rejection.
             reason, secret = "output guardrail", live.redacts_errors
@@ -171,7 +171,7 @@ def _make_put(live: LiveCall) -> Callable[[str], Awaitable[Any]] | None:
         return None
 
     async def put(text: str) -> Any:
-        call = live.entry.call
+        call = live.call
         return await live.run.call_callback(
             "output_store", live.call_id, lambda: call_user(store.put, call, text), record_answer=False
         )

@@ -67,7 +67,7 @@ from agentloop._engine.runtime.turn_nursery import new_nursery
 from agentloop.abc import LateResult, StillRunning
 from agentloop.budget import Budget, Reservation
 from agentloop.context import ToolContext
-from agentloop.items import Item
+from agentloop.items import Item, ToolCall
 from agentloop.limits import Capacity, Limit, OrderedCapacity
 from agentloop.outcomes import CallOutcome
 from agentloop.records import BodyEnded, CallSettled
@@ -130,7 +130,7 @@ class Charge(Value, frozen=True):
 
 
 class LiveCall(msgspec.Struct, eq=False):
-    """One call of a batch, from its plan entry to its outcome.
+    """One call of a batch, from its plan to its outcome. (It doesn't hold its plan entry: a batch outlives its plan.)
 
     Owned by its batch; mutated by the batch and, from `begun` on, by the call's task. Any code on the loop may call
     `cancel`. What one part of a call alone has is in an object of that part, which does not exist before: `ticket` of a
@@ -141,7 +141,9 @@ class LiveCall(msgspec.Struct, eq=False):
 
     run: LiveRun
     batch: Batch
-    entry: PlanEntry
+    index: int
+    """Position of the call in model order."""
+    call: ToolCall
     call_id: str
     tool: FunctionTool
     arguments: Arguments
@@ -181,7 +183,7 @@ class LiveCall(msgspec.Struct, eq=False):
     @property
     def redacts_errors(self) -> bool:
         """Tell whether errors of the call, and texts that the application makes of it, may repeat a secret."""
-        return self.gave_secret or self.run.redacts_errors_of(self.entry.call)
+        return self.gave_secret or self.run.redacts_errors_of(self.call)
 
     def redact_error(self, error: BaseException) -> None:
         """Hide the message of *error* in every text, if it may repeat a secret."""
@@ -209,7 +211,7 @@ class LiveCall(msgspec.Struct, eq=False):
         """Report to instruments what the body gave after its outcome was decided."""
         if error is not None:
             self.redact_error(error)
-        self.run.report_late(LateResult(path=self.run.path, call=self.entry.call, value=value, error=error))
+        self.run.report_late(LateResult(path=self.run.path, call=self.call, value=value, error=error))
 
     def release_permit(self) -> None:
         """Give back the limits and an unspent reservation; the next call may start in this same step."""
@@ -260,7 +262,7 @@ class LiveCall(msgspec.Struct, eq=False):
             cleanup=self.cleanup,
             started_at=None if body is None else body.started_at,
             ended_at=self.run.tree.log.wall(),
-            secret=self.run.state.gives_secret(self.entry.call),
+            secret=self.run.state.gives_secret(self.call),
         )
 
     @property
@@ -366,7 +368,7 @@ class Batch:
     def _add_call(
         self, entry: PlanEntry, tool: FunctionTool, base: tuple[Limit, ...], groups: dict[str, Limit]
     ) -> LiveCall:
-        disposition = entry.disposition
+        call, disposition = entry.call, entry.disposition
         assert isinstance(disposition, _RUNNING)
         limits = (*base, *tool.capacity)
         if tool.serial is not None:
@@ -375,7 +377,7 @@ class Batch:
         plain = self._runs_plain(tool) and is_plain_start(disposition)
         if len(limits) > 1:
             limits = tuple(dict.fromkeys(limits))
-        live = LiveCall(self.run, self, entry, entry.call.call_id, tool, disposition.arguments, limits, plain)
+        live = LiveCall(self.run, self, entry.index, call, call.call_id, tool, disposition.arguments, limits, plain)
         if not plain:
             self._restore_earlier(live, disposition)
         self.calls.append(live)
@@ -410,7 +412,7 @@ class Batch:
             for limit in live.tool.capacity:
                 bound = True
                 limit.binding.bind(limit, shared, shared.loop_lives, shared.pump.pump)
-        return shared.pump if bound else Dispatcher()
+        return shared.pump if bound else Dispatcher(self.nursery.now)
 
     # -- running
 
@@ -536,10 +538,10 @@ class Batch:
         Synchronous, so that a finished effect is never lost to a cancellation.
         """
         body = live.body
-        rewritten = live.arguments.text != live.entry.call.arguments
+        rewritten = live.arguments.text != live.call.arguments
         # Made before anything changes: if it fails, the call is still unsettled and its task settles it as failed.
         record = self._make_record(
-            live.entry,
+            live.call,
             live.tool.name,
             outcome,
             body_ended_at=None if body is None else body.ended_at,
@@ -571,15 +573,15 @@ class Batch:
     def answer(self, entry: PlanEntry, outcome: CallOutcome) -> None:
         """Settle a call that the plan answers without running it."""
         assert isinstance(entry.disposition, Answer)
-        self._append(self._make_record(entry, entry.call.name, outcome, attempt=entry.disposition.attempt))
+        self._append(self._make_record(entry.call, entry.call.name, outcome, attempt=entry.disposition.attempt))
 
-    def _make_record(self, entry: PlanEntry, tool: str, outcome: CallOutcome, **fields: Any) -> CallSettled:
+    def _make_record(self, call: ToolCall, tool: str, outcome: CallOutcome, **fields: Any) -> CallSettled:
         # Outputs of bodies were cut before. This cuts texts of the library, and the application's own texts.
         output, limit = outcome.output, self.execution.max_output_chars
         if output is not None and limit is not None and not (type(output) is str and len(output) <= limit):
             outcome = outcome.replace(output=cut_output(output, limit))
         error = None if outcome.error is None else error_summary(outcome.error)
-        return CallSettled(*self.run.here(), entry.call.call_id, tool, outcome, error=error, **fields)
+        return CallSettled(*self.run.here(), call.call_id, tool, outcome, error=error, **fields)
 
     def _append(self, record: CallSettled) -> None:
         self.run.append(record)
@@ -685,7 +687,7 @@ class Batch:
         if ending:
             run.cleanup.begin()
         elif failure is None:
-            failure = Failure(index=live.entry.index, error=unexpected_cancellation(), phase="body")
+            failure = Failure(index=live.index, error=unexpected_cancellation(), phase="body")
         try:
             outcome = live.cut(cancel_source(run) if ending else "parent")
             if not ending and outcome.started_at is not None:
@@ -695,7 +697,7 @@ class Batch:
             if live.phase != "settled":
                 live.phase = "settled"
                 self._unsettled -= 1
-            self.fail(failure or Failure(index=live.entry.index, error=error, phase="post"))
+            self.fail(failure or Failure(index=live.index, error=error, phase="post"))
         live.release_all()
 
     def _settle_unstarted(self) -> None:
@@ -795,7 +797,7 @@ class Batch:
                 self.run.report_still_running(
                     StillRunning(
                         path=self.run.path,
-                        call=live.entry.call,
+                        call=live.call,
                         age=now - live.clock,
                         stack=stack_of(live.coro, live.place),
                     )

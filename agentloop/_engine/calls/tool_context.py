@@ -54,7 +54,7 @@ class ToolContextServices:
             timer.ends_at = live.scope.deadline = min(whole, timer.idle_since + idle)
         run = live.run
         for buffer in run.tree.log.buffers():
-            event = CallProgress(live.entry.call, progress, total, message, path=run.path, turn=run.state.turn)
+            event = CallProgress(live.call, progress, total, message, path=run.path, turn=run.state.turn)
             buffer.progress(event)
 
     @contextmanager
@@ -93,7 +93,7 @@ def call_context(live: LiveCall) -> ToolContext[Any]:
     """Return the context of a running call, with its services; it is made at first use, as few bodies take one."""
     if live.context is None:
         live.context = tool_context(
-            live.run, live.entry.call, live.tool, live.arguments, live.batch.conversation, ToolContextServices(live)
+            live.run, live.call, live.tool, live.arguments, live.batch.conversation, ToolContextServices(live)
         )
     return live.context
 

@@ -12,7 +12,7 @@ import attrs
 
 from agentloop import effects as e
 from agentloop._common.values import Value
-from agentloop._core.plan import Arguments, PlanEntry
+from agentloop._core.plan import Arguments
 from agentloop._engine.calls.output_text import render
 from agentloop._engine.calls.scheduler import LiveCall
 from agentloop._engine.calls.tool_context import call_context, tool_context
@@ -36,7 +36,7 @@ from agentloop.guardrails import (
     ToolOutputData,
     ToolOutputGuardrail,
 )
-from agentloop.items import Content
+from agentloop.items import Content, ToolCall
 from agentloop.outcomes import CallOutcome
 from agentloop.records import GuardrailSettled
 from agentloop.tools import FunctionTool
@@ -69,17 +69,17 @@ class _UnapprovedCall:
     """A call that the guardrails judge before its approval: it has no `LiveCall` yet."""
 
     run: LiveRun
-    entry: PlanEntry
+    call: ToolCall
     tool: FunctionTool
     arguments: Arguments
 
     @property
     def call_id(self) -> str:
-        return self.entry.call.call_id
+        return self.call.call_id
 
 
 async def judge_before_approval(
-    run: LiveRun, entry: PlanEntry, tool: FunctionTool, arguments: Arguments
+    run: LiveRun, call: ToolCall, tool: FunctionTool, arguments: Arguments
 ) -> CallOutcome | str | None:
     """Run the input guardrails on a call that waits for approval; return a refusal, rewritten arguments, or None.
 
@@ -88,8 +88,8 @@ async def judge_before_approval(
     Raises:
         ToolInputGuardrailTripwireTriggered: if one trips.
     """
-    context = tool_context(run, entry.call, tool, arguments, run.conversation)
-    judged = await judge_input(_UnapprovedCall(run, entry, tool, arguments), context)
+    context = tool_context(run, call, tool, arguments, run.conversation)
+    judged = await judge_input(_UnapprovedCall(run, call, tool, arguments), context)
     if judged.tripwire is not None:
         raise judged.tripwire
     return judged.refusal if judged.refusal is not None else judged.arguments
@@ -115,7 +115,7 @@ async def _run_guardrail(
         needed = ", ".join(kind.__name__ for kind in _VERDICTS[stage])
         raise UserTypeError(f"guardrail {guardrail.name!r} must return one of {needed}, not {verdict!r}")
     duration = anyio.current_time() - began
-    result = ToolGuardrailResult(guardrail=guardrail, output=verdict, duration=duration, call=live.entry.call)
+    result = ToolGuardrailResult(guardrail=guardrail, output=verdict, duration=duration, call=live.call)
     run.append(
         GuardrailSettled(
             *run.here(),
@@ -155,7 +155,7 @@ async def judge_input(live: LiveCall | _UnapprovedCall, context: ToolContext[Any
         match result.output:
             case RejectContent(message):
                 reason = f"input guardrail {guardrail.name}"
-                secret = live.run.redacts_errors_of(live.entry.call)
+                secret = live.run.redacts_errors_of(live.call)
                 return InputJudged(refusal=CallOutcome(status="rejected", output=message, reason=reason, secret=secret))
             case RaiseException():
                 return InputJudged(
