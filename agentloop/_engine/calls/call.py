@@ -31,7 +31,7 @@ import inspect
 from collections.abc import Awaitable, Callable
 from functools import partial
 from types import CoroutineType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
@@ -60,13 +60,15 @@ from agentloop._engine.runtime.backend import (
 from agentloop._engine.runtime.callbacks import call_user, resolved
 from agentloop._engine.runtime.cancel_source import find_cancel_source
 from agentloop._engine.runtime.interrupts import interruptible, uninterrupted
-from agentloop._schema.function_schema import BoundArguments
 from agentloop.context import ToolContext
 from agentloop.exceptions import EarlierFailure
 from agentloop.outcomes import CallOutcome
 from agentloop.records import BodyEnded, CallStarted
 from agentloop.spans import set_current_span
 from agentloop.tools import AgentCall, PythonBody, RawBody
+
+if TYPE_CHECKING:
+    from agentloop._schema.function_schema import BoundArguments
 
 _PASSES_TO_DEADLINE = 4
 _UNSETTLED = ("starting", "body", "post")
