@@ -54,7 +54,7 @@ def read_plain_line(line: bytes) -> r.Record | None:
     """Return the record of *line*, or None if it is left to `record_codec`."""
     try:
         record: r.Record = _DECODE(line)
-        return record if _is_plain(line) and _is_stored(record) and _ENCODE(record) == line else None
+        return record if _is_plain(line) and _are_stored((record,)) and _ENCODE(record) == line else None
     except (ValueError, RecursionError):
         return None
 
@@ -63,7 +63,7 @@ def read_plain_lines(lines: bytes) -> list[r.Record] | None:
     """Return the records of a JSON array, or None if one is left to `record_codec`."""
     try:
         records: list[r.Record] = _DECODE_ALL(lines)
-        return records if _is_plain(lines) and all(map(_is_stored, records)) and _ENCODE(records) == lines else None
+        return records if _is_plain(lines) and _are_stored(records) and _ENCODE(records) == lines else None
     except (ValueError, RecursionError):
         return None
 
@@ -71,14 +71,21 @@ def read_plain_lines(lines: bytes) -> list[r.Record] | None:
 def _is_plain(text: bytes) -> bool:
     """Tell whether *text* has no secret, no mark and no item without a tag. A search sees what a walk over all values
     would see, for a tenth of its time; what it sees too much is only read more slowly."""
-    return not (b'"secret' in text or b'"$' in text or b'"approval_request"' in text)
+    marked = b"$" in text and b'"$' in text  # one character is found 30 times faster than two
+    return not (marked or b'"secret' in text or b'"approval_request"' in text)
 
 
-def _is_stored(record: r.Record) -> bool:
-    """Tell whether *record*, just read, has no field that lives in a process alone."""
-    if isinstance(record, r.CallSettled):
-        return record.outcome.value is None and record.outcome.error is None
-    return not isinstance(record, r.GuardrailSettled) or record.result is None
+def _are_stored(records: Iterable[r.Record]) -> bool:
+    """Tell whether *records*, just read, have no field that lives in a process alone."""
+    for record in records:
+        kind = type(record)
+        if kind is r.CallSettled:
+            outcome = record.outcome  # type: ignore[union-attr]  # as its kind says
+            if outcome.value is not None or outcome.error is not None:
+                return False
+        elif kind is r.GuardrailSettled and record.result is not None:  # type: ignore[union-attr]  # as its kind says
+            return False
+    return True
 
 
 # -- records as they are stored: without what lives in this process alone
