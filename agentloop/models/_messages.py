@@ -51,7 +51,7 @@ from agentloop.models._common import chosen_name, data_url, no_form, refuse_cust
 INTERFACE = "Anthropic Messages"
 OutputMode: TypeAlias = Literal["format", "tool"]
 BLOCK = "messages_block"
-"""Key in a reasoning item's `provider_data` of the type of its block."""
+"""Key in a reasoning item's `provider_data`, and in an opaque item's data, of the type of its block."""
 WIRE_ID = "messages_call_id"
 """Key in a call's `provider_data` of the provider's own id, if the run uses another id for the call."""
 CITATIONS = "messages_citations"
@@ -222,7 +222,7 @@ class _MessageList:
                 block = {name: value for name, value in item.data.items() if name != RESULT}
                 self._extend("assistant", [block, *([item.data[RESULT]] if RESULT in item.data else ())])
             case OpaqueItem() if _is_own_block(item.data):
-                self._extend("assistant", [dict(item.data)])
+                self._extend("assistant", [{name: value for name, value in item.data.items() if name != BLOCK}])
             case _:
                 raise no_form(place, item, INTERFACE)
 
@@ -291,12 +291,11 @@ def _thinking_blocks(item: Reasoning) -> list[JsonDict]:
 
 
 def _is_own_block(data: Mapping[str, Any]) -> bool:
-    kind = data.get("type")
-    return isinstance(kind, str) and (kind in _OWN_BLOCKS or kind.endswith("_tool_result"))
+    return BLOCK in data or data.get("type") in _OWN_BLOCKS
 
 
-_OWN_BLOCKS = ("server_tool_use", "container_upload", "mcp_tool_use", "compaction")
-"""Types of blocks of the provider's own tools, beside their results."""
+_OWN_BLOCKS = ("server_tool_use", "mcp_tool_use")
+"""Types of the calls of tools that this provider runs. Other blocks without a form are marked with their type."""
 
 
 def _result_content(output: Content, place: str) -> str | list[JsonDict]:

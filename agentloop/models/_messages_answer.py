@@ -110,7 +110,7 @@ class MessagesDecoder:
         output = request.output_schema
         self._output_tool = output.name if output is not None and output_mode == "tool" else None
         self._ids = CallIds(request)
-        self._blocks: dict[object, _BlockRead] = {}
+        self._blocks: dict[int | None, _BlockRead] = {}
         self._calls = 0
         self._id: str | None = None
         self._model: str | None = None
@@ -207,11 +207,11 @@ class MessagesDecoder:
             self._usage |= without_none(usage)
 
     def _start_block(self, index: object, start: Mapping[str, Any]) -> Iterator[ModelEvent]:
-        block = self._blocks[index] = _BlockRead(start, str(start.get("type")))
+        block = self._blocks[_read_index(index)] = _BlockRead(start, str(start.get("type")))
         match block.kind:
             case "text":
                 yield from self._add(block, read_text(start.get("text"), "text"))
-                block.citations.extend(start.get("citations") or ())
+                block.citations.extend(read_objects(start.get("citations"), "citations"))
             case "thinking":
                 yield from self._add(block, read_text(start.get("thinking"), "thinking"))
                 block.signature.append(read_text(start.get("signature"), "signature"))
@@ -222,7 +222,7 @@ class MessagesDecoder:
                     yield from self._add(block, json.dumps(given))
 
     def _continue_block(self, event: Mapping[str, Any]) -> Iterator[ModelEvent]:
-        block = self._blocks.get(event.get("index"))
+        block = self._blocks.get(_read_index(event.get("index")))
         if block is None:
             raise ModelBehaviorError("The response continues a block that it never began.")
         delta = _read_object(event.get("delta"), "delta")
@@ -236,7 +236,7 @@ class MessagesDecoder:
             case "signature_delta":
                 block.signature.append(read_text(delta.get("signature"), "signature"))
             case "citations_delta":
-                block.citations.append(delta.get("citation"))
+                block.citations.extend(read_objects([delta["citation"]] if "citation" in delta else None, "citations"))
 
     def _add(self, block: _BlockRead, text: str) -> Iterator[ModelEvent]:
         if not text:
@@ -295,7 +295,7 @@ class MessagesDecoder:
             case "server_tool_use" | "mcp_tool_use":
                 return _hosted_call(block)
             case _:
-                return OpaqueItem(block.start)
+                return OpaqueItem({**block.start, BLOCK: block.kind})
 
     def _call(self, block: _BlockRead, cut: bool) -> ToolCall:
         name = block.start.get("name")
@@ -375,6 +375,13 @@ def _hosted_call(block: _BlockRead) -> HostedToolCall:
 
 def _read_optional(value: object) -> str | None:
     return value if isinstance(value, str) else None
+
+
+def _read_index(value: object) -> int | None:
+    """Return the place of a block in the response; a server with a single block may leave it out."""
+    if value is not None and not isinstance(value, int):
+        raise ModelBehaviorError(f"The index of a block isn't a number: {str(value)[:QUOTED]!r}")
+    return value
 
 
 def _read_object(value: object, what: str) -> Mapping[str, Any]:

@@ -1,6 +1,7 @@
 """The Anthropic Messages codec and `AnthropicModel`: what is sent, and what is understood."""
 
 import json
+import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -567,11 +568,13 @@ def test_an_unknown_event_or_block_passes() -> None:
     """A later version may have more."""
     events = [START, {"type": "news"}, begin(0, type="odd", x=1), more(0, type="odd_delta"), *end("end_turn")]
     assert Raw({"type": "news"}) in decode(wire(events))
-    assert read(events).items == (OpaqueItem({"type": "odd", "x": 1}),)
+    items = read(events).items
+    assert items == (OpaqueItem({"type": "odd", "x": 1, BLOCK: "odd"}),)
+    assert messages(*items)[0]["content"] == [{"type": "odd", "x": 1}]
     strange = {"type": "x_tool_result", "tool_use_id": "never"}
     use = begin(0, type="server_tool_use", id="s", name="web_search", input={})
     items = read([START, use, begin(1, **strange), *end("end_turn")]).items
-    assert items[1:] == (OpaqueItem(strange),)
+    assert items[1:] == (OpaqueItem(strange | {BLOCK: "x_tool_result"}),)
     assert MessagesDecoder(ask()).feed("  ") == []
 
 
@@ -719,3 +722,71 @@ def test_a_definition_that_cannot_work_is_refused() -> None:
         AnthropicModel("m", output_mode="odd")  # type: ignore[arg-type,unused-ignore]
     with pytest.raises(UserValueError, match="max_tokens"):
         AnthropicModel("m", max_tokens=0)
+
+
+# ---------------------------------------------------------------------------------------------- anything at all
+
+
+STRANGE: list[Any] = [None, True, 0, -1, 0.5, "", "a", "\ud800", [], {}, [1], [{}], {"type": "text"}, 1 << 70]
+
+
+class Chaos:
+    """Answers whose parts are right four times of five."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+
+    def maybe(self, value: Any) -> Any:
+        return value if self.random.random() < 0.8 else self.random.choice(STRANGE)
+
+    def block(self) -> Any:
+        kinds = ["text", "thinking", "redacted_thinking", "tool_use", "server_tool_use", "web_search_tool_result", "x"]
+        fields = {"type": self.random.choice(kinds), "text": "t", "thinking": "t", "signature": "s", "id": "i"}
+        page = {"type": "web_search_result_location", "url": self.maybe("u"), "title": self.maybe("t")}
+        fields |= {"name": "n", "input": {"a": 1}, "citations": [page], "tool_use_id": "i", "content": [], "data": "d"}
+        fields |= {"caller": {"type": "c", "tool_id": "s"}}
+        return {name: self.maybe(value) for name, value in fields.items()}
+
+    def event(self) -> Any:
+        kinds = ["message_start", "content_block_start", "content_block_delta", "message_delta", "ping", "x", "error"]
+        deltas = ["text_delta", "input_json_delta", "thinking_delta", "signature_delta", "citations_delta"]
+        delta = {"type": self.random.choice(deltas), "text": "t", "partial_json": '{"a', "thinking": "t"}
+        delta |= {"signature": "s", "citation": {}, "stop_reason": "end_turn", "stop_details": {}}
+        usage = {name: self.maybe(3) for name in ("input_tokens", "output_tokens", "service_tier")}
+        fields = {
+            "type": self.random.choices(kinds, [3, 6, 6, 2, 1, 1, 0.1])[0],
+            "index": self.random.randrange(2),
+            "message": {"id": self.maybe("m"), "model": self.maybe("x"), "usage": self.maybe(usage)},
+            "content_block": self.block(),
+            "delta": {name: self.maybe(value) for name, value in delta.items()},
+            "usage": usage,
+            "error": {"type": "overloaded_error", "message": self.maybe("m")},
+        }
+        return {name: self.maybe(value) for name, value in fields.items()}
+
+
+@pytest.mark.slow
+def test_whatever_comes_is_an_answer_that_goes_back_or_a_typed_error() -> None:
+    """Four thousand answers of right and wrong parts, streamed and plain, in both modes."""
+    whole = 0
+    for seed in range(4_000):
+        chaos = Chaos(seed)
+        mode = chaos.random.choice(["format", "tool"])
+        schema = OutputSchema(name="n", schema={}) if chaos.random.random() < 0.3 else None
+        decoder = MessagesDecoder(ask(output_schema=schema), output_mode=mode)
+        try:
+            if seed % 5:
+                for _ in range(chaos.random.randrange(8)):
+                    decoder.feed(json.dumps(chaos.event()))
+                for event in end(chaos.random.choice(["end_turn", "max_tokens", "refusal"])):
+                    decoder.feed(json.dumps(event))
+            else:
+                blocks = [chaos.maybe(chaos.block()) for _ in range(chaos.random.randrange(3))]
+                decoder.feed_answer(chaos.event() | {"content": chaos.maybe(blocks), "stop_reason": "end_turn"})
+            done = decoder.finish()[-1]
+        except (ModelBehaviorError, ModelTransportError):
+            continue
+        assert isinstance(done, ResponseDone)
+        whole += 1
+        json.dumps(body(*done.items), default=dict)
+    assert whole > 500
