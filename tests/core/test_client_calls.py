@@ -40,10 +40,14 @@ DEMANDING: dict[str, Item] = {
     "tool use": opaque("tool_use", id="t1", name="grep", input={}),
     "request for approval": opaque("mcp_approval_request", id="a1", name="delete"),
     "hosted request for approval": HostedToolCall("mcp_approval_request", {"name": "delete"}, "a1"),
+    "tool search of the client": HostedToolCall(
+        "tool_search_call", {"execution": "client", "arguments": {}}, "ts_1", "completed", None, "k1"
+    ),
     "interruption": ApprovalRequest(ToolCall("c", "f"), "guide"),
     "no answer yet": opaque("computer_call", call_id="k1", output=None),
 }
 ANSWERED: dict[str, Item] = {
+    "tool search of the provider": HostedToolCall("tool_search_call", {"execution": "server"}, "ts_1"),
     "web search": HostedToolCall("web_search", {"query": "x"}),
     "bare": HostedToolCall("search"),
     "hosted with output": HostedToolCall("code_interpreter_call", {"call_id": "k1", "outputs": []}),
@@ -106,6 +110,10 @@ def test_other_items_demand_nothing(item: Item) -> None:
         [opaque("shell_call", call_id="k1"), opaque("shell_call_output", call_id="k1", output="x")],
         [opaque("server_tool_use", id="t1"), opaque("web_search_tool_result", tool_use_id="t1")],
         [HostedToolCall("shell_call", {"call_id": "k1"}), HostedToolCall("shell_call_output", {"call_id": "k1"})],
+        [
+            HostedToolCall("shell_call", {}, "sh_1", "completed", None, "k1"),
+            HostedToolCall("shell_call_output", {}, "so_1", "completed", [{"stdout": "x"}], "k1"),
+        ],
         [opaque("mcp_approval_request", id="a1"), opaque("mcp_approval_response", approval_request_id="a1")],
     ],
 )
@@ -138,6 +146,7 @@ def test_a_demand_is_named_by_its_kind_and_id() -> None:
     """The name has the id that an output would need, cut to a length; a demand without an id is named by its kind."""
     assert named(DEMANDING["computer"]) == "'computer_call' with id 'k1'"
     assert named(DEMANDING["computer as hosted"]) == "'computer_call' with id 'cu_1'"
+    assert named(HostedToolCall("shell_call", {}, "sh_1", call_id="k1")) == "'shell_call' with id 'k1'"
     assert named(DEMANDING["computer without ids"]) == "'computer_call'"
     assert named(DEMANDING["interruption"]) == "ApprovalRequest"
     assert len(named(opaque("x" * 5_000 + "_call", call_id="y" * 5_000))) < 200

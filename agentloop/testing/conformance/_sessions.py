@@ -30,8 +30,12 @@ from agentloop.abc import ReplaceableSession, Session
 from agentloop.exceptions import SessionConflict
 from agentloop.items import (
     AssistantMessage,
+    Audio,
+    Caller,
     Compaction,
+    ContainerFileCitation,
     File,
+    FileCitation,
     HandoffCall,
     HandoffOutput,
     HostedToolCall,
@@ -44,6 +48,7 @@ from agentloop.items import (
     Text,
     ToolCall,
     ToolOutput,
+    UrlCitation,
     UserMessage,
 )
 from agentloop.testing.conformance._parts import STEPS, cancelled_after
@@ -53,17 +58,31 @@ Change: TypeAlias = Callable[[], Awaitable[Any]]
 ONE_OF_EACH: tuple[Item, ...] = (
     SystemMessage("Be kind."),
     UserMessage([Text("hi"), Image("https://example.test/a.png", "low"), File(data="aGk=", filename="a.txt")]),
+    UserMessage([Audio("UklGRg==", media_type="audio/wav"), Image(file_id="f1"), Image(data="aGk=")]),
     UserMessage("same"),
     UserMessage("same"),
     Reasoning(id="r1", summary=("hm",), content=("so",), encrypted="x=="),
     ToolCall("c1", "f", '{"a": 1,  "b": "\\u00fc"}', "space", provider_data={"id": "x", "n": [1, None, {"k": True}]}),
     ToolOutput("c1", '日本 \U0001f600 \x00 " \\ \n'),
+    ToolCall("c3", "g", "free text", kind="custom", caller=Caller("program", "p1")),
+    ToolOutput("c3", (Text("no"),), kind="custom", is_error=True),
     HandoffCall("c2", "transfer_to_b"),
     HandoffOutput("c2", "There you are.", "a", "b"),
     HostedToolCall("web_search", {"query": "x"}, "h1"),
+    HostedToolCall("mcp_call", {"name": "n"}, "h2", "completed", {"found": [1, None]}, "k1"),
     Compaction({"summary": "before"}),
     OpaqueItem({"type": "hologram", "depth": 3.5}),
     AssistantMessage([Text("done"), Refusal("not that")], id="m1"),
+    AssistantMessage(
+        Text(
+            "cited",
+            (
+                UrlCitation(url="https://example.test", title="T", start=0, end=5),
+                FileCitation(file_id="f1", index=2),
+                ContainerFileCitation(container_id="k1", file_id="f2", filename="b.csv"),
+            ),
+        )
+    ),
     UserMessage("long " * 50_000),
 )
 
