@@ -118,7 +118,7 @@ def _find_candidate(state: RunFold, view: TurnView) -> CheckOutput | AskBehavior
         return _candidate_from_tools(state.batch, view.agent.tool_use_behavior, typed=view.output is not None)
     if state.only_repeats:
         return None  # the model repeated calls that have outputs: it gets another turn with the same outputs
-    if state.responses and state.responses[-1].paused:
+    if state.responses and state.responses[-1].finish_reason == "pause":
         return None  # the provider interrupted its own work, and continues when it is asked again
     response = state.response or ()
     messages = [item for item in response if isinstance(item, AssistantMessage)]

@@ -559,7 +559,7 @@ class RunFold:
                 self.handoffs_due.append(item)
         self.response = kept
         self.batch_open = bool(self.batch)
-        if not self.batch and not self.handoffs_due and not response.paused:
+        if not self.batch and not self.handoffs_due and response.finish_reason != "pause":
             self._check_progress(response.items, kept)
         else:
             self.only_repeats = 0

@@ -111,7 +111,7 @@ async def _resolve_definitions(run: LiveRun, parts: tuple[object, ...]) -> Defin
     by_key = _index_tools(run, enabled)
     taken = _find_shadowed_tools(run, handoffs, by_key)
     by_key = {key: tool for key, tool in by_key.items() if key not in taken}
-    tools = tuple(tool for tool in enabled if by_key.get(tool.lookup_key) is tool)
+    tools = tuple([tool for tool in enabled if by_key.get(tool.lookup_key) is tool])
     settings, output, converter = _resolve_settings(run), agent.typed_output(), run.settings.config.converter
     if output is not None:
         output = output.using(converter)
@@ -120,14 +120,14 @@ async def _resolve_definitions(run: LiveRun, parts: tuple[object, ...]) -> Defin
             tool.body.schema.check_converter(converter)
     made = Definitions(
         tools=tools,
-        hosted=tuple(tool for tool in agent.tools if isinstance(tool, HostedTool)),
+        hosted=tuple([tool for tool in agent.tools if isinstance(tool, HostedTool)]),
         by_key=by_key,
         disabled={} if len(enabled) == len(declared) else _index_disabled(declared, enabled),
         handoffs=handoffs,
         settings=settings,
         output=output,
-        tool_names=tuple(tool.qualified_name for tool in tools),
-        handoff_names=tuple(handoff.name for handoff in handoffs),
+        tool_names=tuple([tool.qualified_name for tool in tools]),
+        handoff_names=tuple([handoff.name for handoff in handoffs]),
     )
     made.shown = _format_shown(made, settings, agent.prompt)
     lasts = len(tools) == len(declared) and all(map(_is_fixed, declared)) and all(map(_is_fixed, targets))

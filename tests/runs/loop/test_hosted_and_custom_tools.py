@@ -237,6 +237,7 @@ async def test_a_paused_answer_is_asked_for_again(run_mode: Any) -> None:
     result = await run_mode(Agent("a", model=model), "go")
     assert result.final_output == "done"
     assert [len(request.items) for request in model.requests] == [1, 3, 4]
+    assert [response.paused for response in result.raw_responses] == [True, True, False]
     assert json.loads(result.to_state().to_string())
 
 
