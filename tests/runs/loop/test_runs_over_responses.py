@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from agentloop import Agent, HostedTool, ModelRetrySettings, ModelSettings, Runner, UserError, tool
+from agentloop import Agent, HostedTool, ModelRetrySettings, ModelSettings, Runner, UserError, handoff, tool
 from agentloop.items import HostedToolCall, Reasoning, ToolOutput
 from agentloop.models import OpenAIChatModel, OpenAIResponsesModel
 from agentloop.sessions import MemorySession
@@ -120,6 +120,22 @@ async def test_a_kept_conversation_has_no_session_and_needs_a_provider_that_keep
     with pytest.raises(UserError, match="hosted tools have no form in Chat Completions"):
         await Runner.run(Agent("a", model=chat, tools=[HostedTool("web_search")]), "go")
     assert server.bodies == []
+
+
+async def test_a_handoff_is_a_function_to_the_model(run_mode: Any) -> None:
+    """Its call goes back with the id that the server gave it, and its output is one of a function."""
+    move = {"type": "function_call", "id": "fc_9", "call_id": "call_9", "name": "transfer_to_b", "arguments": "{}"}
+    server = Server([[move], ANSWER])
+    target = handoff(Agent("b", model=server.agent().model), nest_handoff_history=False)
+    result = await run_mode(server.agent(handoffs=[target]), "go")
+    assert (result.final_output, result.last_agent.name) == ("done", "b")
+    *_, shown, hosted = server.bodies[0]["tools"]
+    assert (shown["type"], shown["name"], shown["strict"]) == ("function", "transfer_to_b", True)
+    assert hosted == {"type": "web_search"}
+    assert (target.kind, target.format) == ("function", None)
+    _, sent, output = server.inputs[1]
+    assert sent == move
+    assert (output["type"], output["call_id"]) == ("function_call_output", "call_9")
 
 
 async def test_the_pieces_that_a_stream_shows_make_up_the_answer() -> None:
