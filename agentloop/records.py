@@ -27,7 +27,9 @@ __all__ = [
     "BodyEnded",
     "CallSettled",
     "CallStarted",
+    "CancelRequested",
     "CleanupCut",
+    "DeadlinePassed",
     "GraphChanged",
     "GuardrailSettled",
     "HandedOff",
@@ -315,6 +317,20 @@ class CallbackReturned(_ValueRecord, frozen=True, tag="answered"):
     _notes = _unshown = frozenset({"answer", "secret"})
 
 
+class CancelRequested(_Record, frozen=True, tag="cancel_requested"):
+    """A cancellation from outside was requested: of the call *call_id*, or of the whole run.
+
+    Of a call it is appended as `cancel_call` accepts it, and of a run where a part of the run first notices it: the
+    caller cancels a scope or a task around the run, and neither notifies the run.
+    """
+
+    call_id: str | None = None
+
+
+class DeadlinePassed(_Record, frozen=True, tag="deadline_passed"):
+    """The run's own timeout (`RunConfig.timeout`) passed, and a part of the run noticed it."""
+
+
 class CleanupCut(_Record, frozen=True, tag="cleanup_cut"):
     """A section of cleanup was cut at the run's cleanup deadline."""
 
@@ -361,6 +377,8 @@ Record: TypeAlias = (
     | InputAdded
     | SessionSaved
     | CallbackReturned
+    | CancelRequested
+    | DeadlinePassed
     | CleanupCut
     | GraphChanged
     | RunEnded

@@ -53,6 +53,8 @@ OF_RUNS: dict[type, tuple[RunPhase, ...]] = {
     r.InputAdded: ("between", "model", "ended"),
     r.SessionSaved: _UNDER_WAY,
     r.CallbackReturned: _UNDER_WAY,
+    r.CancelRequested: _UNDER_WAY,
+    r.DeadlinePassed: _UNDER_WAY,
     r.CleanupCut: _UNDER_WAY,
     r.GraphChanged: _STARTED,
     r.RunEnded: _UNDER_WAY,

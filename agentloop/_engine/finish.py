@@ -26,6 +26,7 @@ from agentloop._engine.runtime.backend import (
     wait_out_cancellations,
 )
 from agentloop._engine.runtime.callbacks import resolved
+from agentloop._engine.runtime.cancel_source import record_end
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.exceptions import RunTimeout
 from agentloop.hooks import RunHooks, RunOutcome
@@ -117,6 +118,7 @@ async def wind_up(run: LiveRun, ended: FinishedRun) -> BaseException | None:
     Cancellation: the steps are shielded, up to the cleanup deadline; the journal's writer has deadlines of its own.
     """
     if ended.error is not None:
+        record_end(run)
         run.cleanup.begin()
     elif (
         run.scope is not None and run.scope.deadline < math.inf

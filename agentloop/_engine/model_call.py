@@ -24,6 +24,7 @@ from agentloop._core.call_identity import find_tool
 from agentloop._core.turn_view import TurnView
 from agentloop._engine.runtime.backend import cancelled_types, checkpoint_if_cancelled
 from agentloop._engine.runtime.callbacks import call_user, resolved
+from agentloop._engine.runtime.cancel_source import record_end
 from agentloop._engine.runtime.interrupts import interruptible
 from agentloop._engine.runtime.live_run import LiveEffects, LiveRun, seconds_to_deadline
 from agentloop.budget import Budget, to_amount
@@ -103,6 +104,7 @@ async def _request_response(run: LiveRun, view: TurnView, request: ModelRequest)
         try:
             return await _begin_attempt(run, view, request, attempt)
         except cancelled_types():
+            record_end(run)
             run.append(ModelFailed(*run.here(), "cancelled", attempt.number, usage=RequestUsage(complete=False)))
             raise
         except Exception as error:

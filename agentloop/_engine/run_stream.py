@@ -55,6 +55,7 @@ from agentloop._engine.runtime.backend import (
     scope_left_open,
     unexpected_cancellation,
 )
+from agentloop._engine.runtime.cancel_source import record_end
 from agentloop._engine.runtime.event_buffer import EventBuffer, call_id_of
 from agentloop._engine.runtime.interrupts import protect, uninterrupted
 from agentloop._engine.runtime.live_run import LiveRun
@@ -137,7 +138,7 @@ class RunStream(Generic[OutputT]):
             live.tree.log.events = self._events
         self._nursery = await nursery.__aenter__()
         self._scope = nursery.new_scope()
-        self._live = live
+        self._live, live.holder_scope = live, self._scope
         context.run(current_holder.set, Holder(nursery.cancel))
         context.run(current_relay.set, nursery.relay_to_members)
         if nursery.is_cut is not None:
@@ -292,13 +293,16 @@ class RunStream(Generic[OutputT]):
         return first
 
     def _stop(self) -> None:
-        self._begin_cleanup()
+        if self._live is not None and not self._is_over:
+            self._live.cleanup.begin()
         self._scope.cancel()  # first: a task that waits for room must not continue as if there were room
         self._discard()
+        self._begin_cleanup()
 
     def _begin_cleanup(self) -> None:
         """Set the cleanup deadline now: a shielded section under way doesn't see the cancellation by itself."""
         if self._live is not None and not self._is_over:
+            record_end(self._live)
             self._live.cleanup.begin()
 
     def _discard(self) -> None:

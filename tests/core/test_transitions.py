@@ -59,6 +59,8 @@ RECORDS: tuple[r.Record, ...] = (
     r.InputAdded(*AT, ()),
     r.SessionSaved(*AT, 0),
     r.CallbackReturned(*AT, "what", "key"),
+    r.CancelRequested(*AT),
+    r.DeadlinePassed(*AT),
     r.CleanupCut(*AT, "section"),
     r.GraphChanged(*AT, ()),
     r.RunEnded(*AT, "failed"),

@@ -578,6 +578,7 @@ PLANTED: dict[str, Plant] = {
         lambda e: put(e, len(e.records) - 1, r.BatchEnded((), 1, 0.0)),
     ),
     "a_cancelled_run_says_so": (cancelled, lambda e: change(e, len(e.records) - 1, status="failed")),
+    "ends_from_outside_are_recorded": (cancelled, lambda e: drop(e, find(e, r.CancelRequested))),
     "an_end_from_above_has_a_cause": (cancelled, _completed),
     "the_end_comes_within_grace": (cancelled, lambda e: attrs.evolve(e, ended_at=1000.0)),
     "cleanup_is_awaited": (

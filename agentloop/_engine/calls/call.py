@@ -58,7 +58,7 @@ from agentloop._engine.runtime.backend import (
     uncancel_to,
 )
 from agentloop._engine.runtime.callbacks import call_user, resolved
-from agentloop._engine.runtime.cancel_source import find_cancel_source
+from agentloop._engine.runtime.cancel_source import find_cancel_source, record_end
 from agentloop._engine.runtime.interrupts import interruptible, uninterrupted
 from agentloop.context import ToolContext
 from agentloop.exceptions import EarlierFailure
@@ -211,6 +211,8 @@ async def _run_in_scope(live: LiveCall, task: object) -> end.Ending:
         return result
     if isinstance(result, end.Raised):
         live.redact_error(result.error)
+        if nursery.is_ending():
+            record_end(live.run)
     if isinstance(result, end.Returned) and live.tool.secret_output:
         live.gave_secret = True
     body, late = live.body, False

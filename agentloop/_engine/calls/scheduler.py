@@ -181,6 +181,11 @@ class LiveCall(msgspec.Struct, eq=False):
         return self.phase == "starting" and not self.begun
 
     @property
+    def is_cancellable(self) -> bool:
+        """Tell whether the call has not ended and was not cancelled before."""
+        return self.cause is None and self.phase not in ("post", "settled", "paused")
+
+    @property
     def redacts_errors(self) -> bool:
         """Tell whether errors of the call, and texts that the application makes of it, may repeat a secret."""
         return self.gave_secret or self.run.redacts_errors_of(self.call)

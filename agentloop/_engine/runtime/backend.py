@@ -109,7 +109,7 @@ def cancelled_outside(scope: anyio.CancelScope) -> bool:
     try:
         if own_task() is not None:
             return bool(scope._parent_cancellation_is_visible_to_us)  # type: ignore[attr-defined]
-        status = scope._CancelScope__original._cancel_status  # type: ignore[attr-defined]
+        status = getattr(scope, "_CancelScope__original", scope)._cancel_status  # type: ignore[attr-defined]
         return bool(status.parent_cancellation_is_visible_to_us)
     except AttributeError:  # pragma: no cover - a version with other internals than the tested ones
         return False

@@ -9,8 +9,9 @@ from typing import Literal
 
 import anyio
 
-from agentloop._engine.runtime.backend import cancelled_outside, loop_is_left
+from agentloop._engine.runtime.backend import cancelled_outside, enclosing_cancelled, loop_is_left
 from agentloop._engine.runtime.live_run import LiveRun
+from agentloop.records import CancelRequested, DeadlinePassed
 
 
 def cancel_source(run: LiveRun) -> Literal["parent", "deadline"]:
@@ -18,6 +19,7 @@ def cancel_source(run: LiveRun) -> Literal["parent", "deadline"]:
 
     The caller has precedence: a deadline that passes at the same time as the caller's cancellation has ended nothing.
     """
+    record_end(run)
     if run.ended_by is None:
         scope = _find_cancelled_scope(run)
         journal = run.tree.log.journal
@@ -25,6 +27,27 @@ def cancel_source(run: LiveRun) -> Literal["parent", "deadline"]:
         by_deadline = by_deadline and (journal is None or journal.error is None)
         run.ended_by = "deadline" if by_deadline else "parent"
     return run.ended_by
+
+
+def record_end(run: LiveRun) -> None:
+    """Append `CancelRequested` or `DeadlinePassed` for the outermost run, if it was ended from outside and isn't over.
+
+    Every part of a run that notices a cancellation calls this; only the first call appends.
+    """
+    while run.parent is not None:
+        run = run.parent
+    if run.cancel_recorded or run.state.started is None or run.state.ended is not None:
+        return
+    holder, journal = run.holder_scope, run.tree.log.journal
+    enclosing_cancelled()  # a cancellation of the holder reaches the scopes of bare tasks where it is asked for
+    if loop_is_left() or (holder is not None and (holder.cancel_called or cancelled_outside(holder))):
+        run.cancel_recorded = True
+        run.append(CancelRequested(*run.here()))
+    elif run.deadline_recorded or run.scope is None or not run.scope.cancel_called:
+        return
+    elif journal is None or journal.error is None:
+        run.deadline_recorded = True
+        run.append(DeadlinePassed(*run.here()))
 
 
 async def find_cancel_source(run: LiveRun) -> Literal["parent", "deadline"]:

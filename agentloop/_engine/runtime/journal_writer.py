@@ -38,7 +38,11 @@ from agentloop._engine.runtime.cleanup import Cleanup
 from agentloop._engine.runtime.interrupts import uninterrupted
 from agentloop.abc import ImmediateJournal, Journal
 from agentloop.exceptions import JournalError
-from agentloop.records import Record
+from agentloop.records import CancelRequested, DeadlinePassed, Record
+
+_CARRIED = (CancelRequested, DeadlinePassed)
+"""Kinds of records that wait for the next one: a write that begins as the run is cancelled has the grace alone, and a
+body that blocks the loop in its cleanup would use it up."""
 
 Encode = Callable[[Record], bytes]
 Header = Callable[[], bytes]
@@ -95,7 +99,8 @@ class JournalWriter:
         self._added += 1
         if self._append_nowait is None:
             self._due.append(record)
-            self._wake.set()
+            if type(record) not in _CARRIED:
+                self._wake.set()
         elif self.error is None:
             self._write_nowait(self._append_nowait, record)
 
@@ -115,6 +120,7 @@ class JournalWriter:
         while self._written < wanted:
             if self.error is not None:
                 raise self.error
+            self._wake.set()
             await self._progress.wait()
 
     @uninterrupted

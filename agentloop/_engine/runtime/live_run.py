@@ -43,7 +43,7 @@ from agentloop.context import Callback, RunContext
 from agentloop.exceptions import UsageLimitExceeded
 from agentloop.hooks import RunHooks
 from agentloop.items import Item, ToolCall
-from agentloop.records import ApprovalRequested, CallbackReturned, CleanupCut, Record
+from agentloop.records import ApprovalRequested, CallbackReturned, CancelRequested, CleanupCut, Record
 from agentloop.tools import AgentCall
 from agentloop.usage import Usage
 
@@ -163,6 +163,11 @@ class RunServicesView(Value, frozen=True, eq=False):
 class Cancellable(Protocol):
     """A live call, as far as the run knows about it."""
 
+    @property
+    def is_cancellable(self) -> bool:
+        """Tell whether the call has not ended and was not cancelled before."""
+        ...
+
     def cancel(self, cause: Literal["caller"], reason: str | None = None) -> bool:
         """Cancel the call unless its body has ended; return False if it has."""
         ...
@@ -259,6 +264,12 @@ class LiveRun:
     stop_after_turn: bool = False
     last_stopped_turn: int = 0
     """The last turn after which `stop_when` has stopped a run segment: it doesn't do so twice after one turn."""
+    holder_scope: anyio.CancelScope | None = None
+    """The scope around the whole run, which the run's holder cancels; of the outermost run alone."""
+    cancel_recorded: bool = False
+    """True once the log of the tree has the run's cancellation; of the outermost run alone."""
+    deadline_recorded: bool = False
+    """True once the log of the tree says that the run's deadline has passed; of the outermost run alone."""
     ended_by: Literal["parent", "deadline"] | None = None
     """The source of the run's cancellation, once `cancel_source` has decided it."""
 
@@ -396,11 +407,15 @@ class LiveRun:
 
     def _cancel_call(self, path: tuple[str, ...], call_id: str, reason: str | None) -> bool:
         live = self.tree.calls.get((path, call_id))
-        if live is not None:
-            return live.cancel("caller", reason)
         state = self.tree.log.state.at(path)
+        if live is not None:
+            if live.is_cancellable and state is not None:
+                self.append(CancelRequested(path, state.turn, self.tree.log.wall(), call_id))
+            return live.cancel("caller", reason)
         waiting = state.calls.get(call_id) if state is not None else None
         if state is None or waiting is None or waiting.outcome is not None or state.ended is not None:
             return False
-        self.tree.cancel_requests.setdefault((path, call_id), reason)
+        if (path, call_id) not in self.tree.cancel_requests:
+            self.append(CancelRequested(path, state.turn, self.tree.log.wall(), call_id))
+            self.tree.cancel_requests[path, call_id] = reason
         return True

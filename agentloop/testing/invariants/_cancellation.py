@@ -176,6 +176,27 @@ def an_end_from_above_has_a_cause(log: ObservedLog) -> Findings:
 
 
 @invariant("cancellation")
+def ends_from_outside_are_recorded(log: ObservedLog) -> Findings:
+    """A call that its caller, the run's caller or the run's deadline ended settles after the record of that cause."""
+    causes = [(n, one) for n, one in enumerate(log.records) if isinstance(one, r.CancelRequested | r.DeadlinePassed)]
+    for call in log.calls.values():
+        for n, record in call.settled:
+            by, where = record.outcome.cancelled_by, (call.path, call.call_id)
+            if by == "caller":
+                found = [at for at, one in causes if (one.path, getattr(one, "call_id", None)) == where]
+            elif by == "deadline" and not call.path:
+                found = [at for at, one in causes if isinstance(one, r.DeadlinePassed)]
+            elif by == "parent" and log.observation.cancellation is not None and log.observation.faultless:
+                found = [at for at, one in causes if getattr(one, "call_id", None) is None]
+            else:
+                continue
+            if not any(at < n for at in found):
+                yield broken(f"call {call.call_id} was ended by the {by}, and no record before says so", n)
+            else:
+                yield HELD
+
+
+@invariant("cancellation")
 def who_ended_it_is_told(log: ObservedLog) -> Findings:
     """A call that the timeout of the run ended is recorded as ended by the deadline; one that the caller ended, by the
     parent.

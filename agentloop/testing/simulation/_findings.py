@@ -108,9 +108,12 @@ def outranks(error: BaseException | None) -> bool:
     return error is not None and not isinstance(error, BaseExceptionGroup) and is_fatal(error)
 
 
+_LAST_STEPS = {r.RunEnded, r.CleanupCut, r.SessionSaved, r.CancelRequested, r.DeadlinePassed}
+
+
 def ended_before(records: Sequence[r.Record], mark: int) -> bool:
     """Return True if the end of the run was decided before record *mark*: the rest only carries it out."""
-    return {type(one) for one in records[mark:]} <= {r.RunEnded, r.CleanupCut, r.SessionSaved}
+    return {type(one) for one in records[mark:]} <= _LAST_STEPS
 
 
 def has_its_end(records: Sequence[r.Record]) -> bool:

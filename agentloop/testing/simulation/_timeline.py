@@ -70,6 +70,10 @@ def _describe_record(record: r.Record) -> str:
             return f"{source} hands over to {target}"
         case r.SessionSaved(count=count):
             return f"{count} items are in the session"
+        case r.CancelRequested(call_id=call_id):
+            return f"{call_id or 'the run'} is cancelled"
+        case r.DeadlinePassed():
+            return "the run's deadline has passed"
         case r.CleanupCut(section=section, call_id=call_id):
             return f"cleanup was cut: {section} {call_id or ''}"
         case r.RunEnded(status=status, error=error):

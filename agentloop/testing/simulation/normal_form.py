@@ -39,10 +39,11 @@ _PHASES: dict[type, int] = {
 def normal(records: Iterable[r.Record]) -> list[dict[str, Any]]:
     """Return *records* in normal form: equal for runs that differ only in backend, streaming and timing.
 
-    Ids, times and digests are removed. The records of one batch are sorted by path, call (in model order) and phase;
-    guardrail results of one call keep their order.
+    Ids, times and digests are removed, and the records of requested cancellations and passed deadlines: which part of a
+    run notices them first depends on the backend. The records of one batch are sorted by path, call (in model order) and
+    phase; guardrail results of one call keep their order.
     """
-    records = [record for record in records if not _is_draw(record)]
+    records = [record for record in records if not _is_of_timing(record)]
     index: dict[tuple[tuple[str, ...], str], int] = {}
     for record in records:
         if isinstance(record, r.ModelResponded):
@@ -80,8 +81,10 @@ def _sort_callbacks(records: Iterable[r.Record]) -> list[r.Record]:
     return done
 
 
-def _is_draw(record: r.Record) -> bool:
-    return isinstance(record, r.CallbackReturned) and record.what.startswith(_DRAW)
+def _is_of_timing(record: r.Record) -> bool:
+    if isinstance(record, r.CallbackReturned):
+        return record.what.startswith(_DRAW)
+    return isinstance(record, r.CancelRequested | r.DeadlinePassed)
 
 
 def _of_batch(record: r.Record) -> bool:
