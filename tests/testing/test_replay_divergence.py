@@ -177,8 +177,7 @@ CASES: dict[str, tuple[Any, Any, Any, Any, tuple[type[Any], dict[str, Any]], str
     ),
     "no more dedup": (
         *(shop(), SAME, shop(only("price", idempotent=False)), SAME),
-        # At this record the replay comes to the start of the second call, or first to the receipt: both say it.
-        *((r.CallSettled, {"call_id": "c3"}), ("CallSettled", "CallStarted"), ("another policy",)),
+        *((r.CallSettled, {"call_id": "c3"}), "CallSettled", ("`receipt` was", "`idempotent`", "another policy")),
     ),
     "dedup": (
         *(shop(), SAME, shop(only("weigh", idempotent=True)), SAME),
@@ -231,8 +230,7 @@ def test_a_change_is_reported_at_its_record_in_words(name: str) -> None:
     divergence = caught.value
     assert divergence.n == first(records, kind, **fields), str(divergence)
     assert divergence.wanted == records[divergence.n]
-    got = None if divergence.got is None else type(divergence.got).__name__
-    assert got in came if isinstance(came, tuple) else got == came, str(divergence)
+    assert came == (None if divergence.got is None else type(divergence.got).__name__), str(divergence)
     assert f"record {divergence.n}:" in str(divergence)
     for part in words:
         assert part in str(divergence)

@@ -4,10 +4,15 @@ Theory of operation. `ReplayLog` is the part of the effects (`_effects.ReplayEff
 and waits. It does not know what an effect is or how it is answered, nor what the driver does at a quiet point.
 
 The engine appends a record; the log of the run passes it to `expect`. If it equals the due record in all that a replay
-can know, `_accept` keeps it with the recorded times and advances `cursor`; then the effects that completed right before
-the next record, by the timing hypothesis (`way`), are released at once. All others are released by the driver when
-every task waits. If the record differs, the replay has diverged: `diverge` and `end` release everything and stop the
-run. A record that the caller or a body appended (a verdict, an input, a cut cleanup) is inserted as recorded.
+can know, `_accept` keeps it with the recorded times, advances `cursor`, and releases the effects that completed before
+the next record: what the log doesn't hold back happens at once. The driver releases the rest when every task waits. If
+the record differs, the replay has diverged: `diverge` and `end` release everything and stop the run. A record that the
+caller or a body appended (a verdict, an input, a cut cleanup) is inserted as recorded.
+
+Cancellations and deadlines are records, and the replay follows them: it causes each when its record is due. In the
+recorded run, tasks may have been late, so that they had not yet done what they were about to do. So everything a run
+does without waiting is held back until the log shows it: admission by `count_admissible`, the first step of a call by
+`before_step`, the end of a batch by `_does_nothing_more`.
 
 Effects wait in three forms, each shielded against cancellation while it waits for a record:
 
@@ -22,8 +27,7 @@ Effects wait in three forms, each shielded against cancellation while it waits f
 The loop calls `before_step` before each step of a task, and `choose` to select the next task.
 
 Facts: `cursor`, `appended`, `over`, `divergence`, and the waiting effects (`waiting`, `pending`, `bodies`). Indices,
-which `enter` makes from the recorded segment: `outside` and `ended_calls`, used up in the replay, `bodies_over` and
-`queued`.
+which `enter` makes from the recorded segment: `ended_calls`, used up in the replay, `bodies_over` and `queued`.
 
 Invariants: until `over`, `appended` has one record for each record before `cursor`. The cursor moves in `_accept` and
 `enter` only. A released index stays released (`_released`), and an answer is given once (`_claimed`). Time moves
@@ -34,6 +38,7 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -45,7 +50,6 @@ from agentloop._engine.runtime.live_run import loop_state
 from agentloop.exceptions import ReplayDivergence
 from agentloop.outcomes import FROM_ABOVE
 from agentloop.testing.replaying._recorded import Call, Leniency, Path, RecordedRun, RecordedSegment, call_of, compared
-from agentloop.testing.replaying._timing import SLACK, Way, Ways
 from agentloop.testing.replaying._words import explained
 from agentloop.testing.simulation._asyncio_loop import DeterministicLoop
 from agentloop.testing.simulation.event_loop import waiting
@@ -53,12 +57,13 @@ from agentloop.testing.simulation.event_loop import waiting
 if TYPE_CHECKING:
     from agentloop._engine.runtime.log import Log
 
+SLACK = 0.005
+"""Seconds by which a record may be later than its cause: the loop was busy."""
 CLEARLY = 0.01
-"""A timer counts as earlier than a record if it was due more than this many seconds before the record."""
+"""Seconds between two records in which something else must have taken the time."""
 BEFORE_TIMERS = 1e-6
 """Distance in seconds at which the clock stops before a timer that isn't due yet."""
 _HOOKS = ("end hooks", "on_run_end")
-_OF_DEFINITIONS = (r.RunStarted, r.RunResumed, r.TurnStarted, r.ModelRequested)
 CUT_OFF = (*FROM_ABOVE, "sibling")
 
 
@@ -122,17 +127,14 @@ class ReplayLog:
     One for each attempt. The tasks of the replayed run and the driver change it, all on one loop.
     """
 
-    def __init__(self, recorded: RecordedRun, ways: Ways) -> None:
+    def __init__(self, recorded: RecordedRun) -> None:
         self.recorded = recorded
-        self.ways = ways
         self.records = recorded.records
         self.entry: RecordedSegment = recorded.entries[0]
         self.cursor = 0
         """Number of the due record."""
         self.appended: list[r.Record] = []
         self.divergence: ReplayDivergence | None = None
-        self.firm = False
-        """True if the divergence comes from the definitions of the agents: no other timing can avoid it."""
         self.over = False
         """True once nothing is compared any more: the replay has diverged, or the log ends here."""
         self.log: Log | None = None
@@ -154,27 +156,18 @@ class ReplayLog:
         self.standins: set[Path] = set()
         self._inserting = False
         self._clock_offset = 0.0
-        self.outside: dict[int, str] = {}
-        """By number of the first record that shows it, the cause that ended the run from outside."""
-        self.end_from_outside: Callable[[str], None] = lambda by: None
+        self.cause_end: Callable[[], None] = lambda: None
+        """Callback of the driver: causes the cancellation or the deadline of the due record."""
         self.ended_calls: dict[int, list[Call]] = {}
-        """By number of the first record that shows it, the calls that were ended from outside."""
+        """By number of the first record that shows it, the calls that timed out."""
         self.bodies_over: dict[Call, int] = {}
         """By call, number of the first record after the end of a body whose end has no record."""
         self.queued: dict[tuple[Path, int], tuple[int, float]] = {}
         """By turn, number of the first record after its calls were queued, and the time of queueing."""
-        self.quiet_at = -1
-        """Number of the record that was due at the last moment when every task waited."""
         self.end_call: Callable[[Call], Any] = lambda call: None
-        self._steps = 0
         self.stirred = False
         """True if `before_step` changed something before the current step: then not every task waits any more."""
         self.references: dict[Call, list[str]] = {}
-
-    @property
-    def way(self) -> Way:
-        """The timing hypothesis for the time up to the due record."""
-        return self.ways.at(self.cursor)
 
     # -- segments and time
 
@@ -186,12 +179,9 @@ class ReplayLog:
         self.unheld = set()
         self.ends_held = set()
         self.cursor = entry.start
-        self.outside = self.recorded.ended_from_outside(entry)
-        self.ended_calls = self.recorded.calls_ended_from_outside(entry)
+        self.ended_calls = self.recorded.calls_timed_out(entry)
         self.bodies_over = self.recorded.bodies_over(entry)
         self.queued = self.recorded.batches_queued(entry)
-        self.quiet_at = -1
-        self._steps = 0
         self._clock_offset = self.records[entry.start].at - anyio.current_time()
 
     def wall(self) -> float:
@@ -202,33 +192,26 @@ class ReplayLog:
         """Return the seconds from now on the clock to the recorded time of record *index*; negative if it is past."""
         return self.records[index].at - self._clock_offset - anyio.current_time()
 
-    def hurry_on(self, until: float = math.inf) -> bool:
-        """Let time pass up to the due record, or to *until* if that is earlier, past timers too.
-
-        Return False if no time passed.
-        """
-        seconds = min(self.ahead(self.cursor), until - self._clock_offset - anyio.current_time())
+    def hurry_on(self) -> bool:
+        """Let time pass up to the due record, past timers too. Return False if no time passed."""
+        seconds = self.ahead(self.cursor)
         if seconds <= 0:
             return False
         pass_time(seconds)
         loop_state().pump.pump()  # on a real loop another run may have dispatched waiting calls at this moment
         return True
 
-    def come_up(self, at: float | None = None) -> bool:
+    def come_up(self, at: float | None = None) -> None:
         """Let time pass up to the due record, or to the time *at*, but not up to the next timer.
 
         A record counts as earlier than a timer of about the same time, since it was written a little after its event.
-        Return False if a timer has to run before the record.
         """
         seconds = self.ahead(self.cursor) if at is None else at - self._clock_offset - anyio.current_time()
         timer = waiting().next_timer()
         if timer is not None:
-            if self.way.through_timers and timer < seconds - CLEARLY:
-                return False
             seconds = min(seconds, timer - BEFORE_TIMERS)
         if seconds > 0:
             pass_time(seconds)
-        return True
 
     @property
     def due(self) -> r.Record | None:
@@ -256,7 +239,6 @@ class ReplayLog:
             if isinstance(record, r.CleanupCut) and record.section in _HOOKS:
                 return None  # the recorded run had no such hooks, or they had returned
             if not isinstance(wanted, r.VerdictGiven | r.InputAdded | r.GraphChanged | r.CleanupCut):
-                self.firm = type(wanted) is type(record) and isinstance(wanted, _OF_DEFINITIONS)
                 self.diverge(record, explained(wanted, record, difference))
                 return record
             self.insert()
@@ -282,20 +264,100 @@ class ReplayLog:
             self.skip_end_hooks(record.path, record.call_id)
         if self._is_stopped_by_caller():
             self.turn_is_over()
-        self._steps = 0
-        if self.way.hurry:
-            self.hurry_on(min((at for place, at in self.queued.values() if place == self.cursor), default=math.inf))
-        if self.cursor in self.outside and self.ahead(self.cursor) <= self.way.at_once and not self.way.delay:
-            self.end_from_outside(self.outside.pop(self.cursor))
-        if self.ahead(self.cursor) <= SLACK or self._may_complete_now():
-            self.end_calls()
-        if self._may_complete_now():
-            self.release_bodies()
-            self.release()
+        self.end_calls()
+        self.release_bodies()
+        self.release()
         return record
 
+    def is_end_due(self) -> bool:
+        """Tell whether the due record is of a cancellation or a deadline, which the driver causes."""
+        return isinstance(self.due, r.CancelRequested | r.DeadlinePassed)
+
+    def cause_end_at_once(self) -> None:
+        """Cause the due cancellation right after the record before it, if it came soon after that."""
+        if not self.over and self.is_expiry_due() and self._gap() <= SLACK:
+            self.hurry_on()
+        while not self.over and self.is_end_due() and self.cursor not in self.waiting:
+            settling = isinstance(self.records[self.cursor - 1], r.CallSettled) and self._gap() <= SLACK
+            if not settling and not self._does_nothing_more():
+                break
+            cursor = self.cursor
+            self.come_up()
+            self.cause_end()
+            if self.cursor == cursor:
+                break
+
+    def _gap(self) -> float:
+        """Return the seconds between the last record and the due one."""
+        return self.records[self.cursor].at - self.records[self.cursor - 1].at if self.cursor else 0.0
+
+    def _does_nothing_more(self) -> bool:
+        """Tell whether the run of the last record does nothing more: it would continue without waiting for the log."""
+        following = self.next_of_run(self.records[self.cursor - 1].path)
+        found: Any = None if following is None else self.records[self.skip_last_steps(following)]
+        if isinstance(found, r.RunEnded):
+            return found.status == "cancelled" or (found.error or "").startswith("RunTimeout(")
+        return found is None
+
+    def skip_last_steps(self, index: int) -> int:
+        """Return the number of the first record of its run from *index* on that isn't of the last steps of a run."""
+        found = index
+        while isinstance(self.records[found], r.SessionSaved | r.CleanupCut):
+            following = self.recorded.first(self.recorded.paths[self.records[found].path], found + 1, self.entry.stop)
+            if following is None:
+                return index
+            found = following
+        return found
+
+    def before_end(self, index: int, start: int | None = None) -> int:
+        """Return *index*, or the number of the first record from *start* on of an end of the run, if that is earlier.
+
+        *start* is by default the due record.
+        """
+        for place in range(self.cursor if start is None else start, index):
+            record = self.records[place]
+            if isinstance(record, r.DeadlinePassed) or (
+                isinstance(record, r.CancelRequested) and record.call_id is None
+            ):
+                return place
+        return index
+
+    def is_expiry_due(self) -> bool:
+        """Tell whether the due record settles a call that waited too long: its timer may have been late."""
+        return _has_expired(self.due)
+
+    def count_admissible(self, path: Path, turn: int) -> float:
+        """Return how many calls of this turn may be admitted after the last appended record.
+
+        Infinity if the log shows that one more began; else the number of those that were admitted, and cancelled before
+        their first step.
+        """
+        calls, places = self.recorded.calls, self.recorded.paths.get(path, [])
+
+        def has_started(call_id: str, before: int) -> bool:
+            return any(isinstance(self.records[at], r.CallStarted) for at in calls[path, call_id] if at < before)
+
+        state = self.log.state.at(path) if self.log is not None else None
+        order = {call.call.call_id: index for index, call in enumerate(state.batch)} if state is not None else {}
+        if self.over or any(has_started(one, self.entry.start) for one in order if (path, one) in calls):
+            return math.inf  # calls of an earlier run segment continue without a second start
+        latest = unbegun = 0
+        for place in places[bisect_left(places, self.cursor) : bisect_left(places, self.entry.stop)]:
+            record: Any = self.records[place]
+            if record.turn != turn or call_of(record) is None or _has_expired(record):
+                continue
+            if not isinstance(record, r.CallSettled) or record.outcome.status != "cancelled":
+                if not isinstance(record, r.CallSettled) or not has_started(record.call_id, self.cursor):
+                    return math.inf
+            elif not has_started(record.call_id, self.cursor):
+                # Waiting calls are settled in model order: one that comes after a later one had been admitted.
+                index = order.get(record.call_id, 0)
+                unbegun += index < latest
+                latest = max(latest, index)
+        return unbegun
+
     def end_calls(self) -> bool:
-        """End the calls that were ended from outside before the due record. Return True if any call was ended."""
+        """End the calls that timed out before the due record. Return True if any call was ended."""
         ended = False
         for place in [place for place in self.ended_calls if place <= self.cursor]:
             due = self.ended_calls.pop(place)
@@ -304,12 +366,6 @@ class ReplayLog:
                 self.ended_calls[place] = left
             ended = ended or len(left) < len(due)
         return ended
-
-    def _may_complete_now(self) -> bool:
-        """Tell whether an effect may complete now, before every task waits: the timing hypothesis decides (`calm`)."""
-        if self.quiet_at == self.cursor or self.cursor == self.entry.start:
-            return True
-        return self.records[self.cursor].at - self.records[self.cursor - 1].at <= self.way.calm
 
     def _is_stopped_by_caller(self) -> bool:
         """Tell whether the caller has stopped the run after its turn: only its last steps follow in the log."""
@@ -378,7 +434,9 @@ class ReplayLog:
         """Tell whether record *index* was due or is due now; with *in_time*, let the clock reach it first."""
         if index != self.cursor:
             return index < self.cursor
-        return self._may_complete_now() and (not in_time or self.come_up())
+        if in_time:
+            self.come_up()
+        return True
 
     async def body_over(self, path: Path, call_id: str, what: str) -> None:
         """Act as a body that has ended: wait until the next record of its call is due.
@@ -402,7 +460,7 @@ class ReplayLog:
         self.skip_end_hooks(path, call_id)
 
     def _is_body_due(self, index: int) -> bool:
-        return index < self.cursor or (index == self.cursor and self._may_complete_now())
+        return index <= self.cursor
 
     def release_bodies(self) -> bool:
         """Release the bodies that had ended before the due record. Return True if there were any."""
@@ -486,7 +544,7 @@ class ReplayLog:
         except anyio.get_cancelled_exc_class():
             index = self.next_of_run(path) if call_id is None else self._find_next_of_cancelled(path, call_id)
             if index is not None:
-                await self.until(index, what)  # noqa: ASYNC102 - shielded, and released when the replay is over
+                await self.until(self.before_end(index), what)  # noqa: ASYNC102 - shielded, and released in the end
             raise
         finally:
             self.pending.remove(pending)
@@ -551,16 +609,27 @@ class ReplayLog:
 
         The loop calls this before each step.
         """
-        self._steps += 1
         self.stirred = False
+        call = _task_of(task) if not self.over and self.is_end_due() else None
+        if call and not self._begins(call):
+            self.stirred = True
+            self.cause_end()
         if not self.over and isinstance(self.due, r.CleanupCut) and self.due.section == "ctx.cleanup":
             self.stirred = True
             self.insert()  # a body appended it; bodies don't run here, and nothing else gives its moment
-            if self._may_complete_now():
-                self.release()
-        if self.way.delay and self._steps > self.way.delay and self.cursor in self.outside and not self.over:
-            self.stirred = True
-            self.end_from_outside(self.outside.pop(self.cursor))
+            self.release()
+
+    def _begins(self, key: str) -> bool:
+        """Tell whether the call of the task with this key has begun, or does so after the due record."""
+        for call, places in self.recorded.calls.items():
+            if "/".join((*call[0], call[1])) == key:
+                live = self.live_call(call)
+                if live is None or live.phase != "starting" or live.begun:
+                    return True
+                following = self.recorded.first(places, self.cursor, self.entry.stop)
+                found: Any = None if following is None else self.records[following]
+                return not isinstance(found, r.CallSettled) or found.outcome.status != "cancelled"
+        return True
 
     def choose(self, labels: Sequence[str]) -> int:
         """Return the index of the ready task that runs next: the one whose record is due, if it is ready."""
@@ -580,10 +649,13 @@ class ReplayLog:
                 # The owner of the batch, a task of the run, cancels the siblings of a failed call: it runs first.
                 by_owner = isinstance(wanted, r.CallSettled) and wanted.outcome.cancelled_by == "sibling"
                 keys.insert(1 if by_owner else 0, "/".join((*call[0], call[1])))
+            if isinstance(self.records[self.cursor - 1], r.CallSettled) and self._gap() > SLACK:
+                # Long enough for the owners of all batches around it to cancel the siblings of a failed call.
+                keys[:0] = ["/".join(wanted.path[:depth]) for depth in range(len(wanted.path) + (call is not None))]
             for key in keys:
                 if key in tasks:
                     return tasks.index(key)
-        return self.way.turn % len(labels)
+        return 0
 
 
 def pass_time(seconds: float) -> None:
@@ -595,7 +667,20 @@ def pass_time(seconds: float) -> None:
         loop.clock.now += seconds
 
 
+def _has_expired(record: r.Record | None) -> bool:
+    """Tell whether *record* settles a call that had waited in the queue for too long."""
+    if not isinstance(record, r.CallSettled) or record.outcome.status != "skipped":
+        return False
+    return "no capacity within" in str(record.outcome.output)
+
+
 _TASK = re.compile(r"agentloop (?:run of .*|call (?P<name>\S+) (?P<key>.*))#\d+\Z", re.DOTALL)
+
+
+def _task_of(task: Any) -> str | None:
+    """Return the key of *task*, of either backend, if it is a call's."""
+    name = task.get_name() if hasattr(task, "get_name") else getattr(task, "name", "")
+    return task_key(f"{name}#0")
 
 
 def task_key(label: str) -> str | None:

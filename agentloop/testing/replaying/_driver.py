@@ -3,19 +3,19 @@
 Theory of operation. A replay is a run of the real engine with three parts exchanged: effects are answered from the log
 (`_effects.ReplayEffects`), agents have no code of the application (`_recorded_agents`), and the event loop is the
 deterministic one of `testing.simulation`, on which time passes only when the replay lets it. The driver knows these
-parts; it does not compare records (`_comparison` does) and does not choose timing hypotheses (`_timing` does).
+parts; it does not compare records (`_comparison` does).
 
-One attempt replays the segments one after the other, each on a new loop. In a segment:
+The segments are replayed one after the other, each on a new loop. In a segment:
 
 1. `_SegmentReplay.play` sets the clock, calls `ReplayLog.enter`, enters the run's stream, connects the log and the
    callbacks, and starts `_drive`.
 2. The run's tasks take their steps. An effect waits until its record is due; an appended record passes
    `ReplayLog.expect`, which compares it with the due one and advances the cursor.
 3. Whenever every task waits, `_drive` calls `_advance`. It looks at the due record and takes one step, the first
-   that is possible: end calls that were ended from outside; finish bodies; let time pass, if the hypothesis says so;
-   release the effects that wait for the record; end the run from outside; insert a record of the caller; release a
-   guardrail out of order; let time pass up to the record of a cut cleanup, or insert it; cause the record (fail or
-   cancel an effect, or jump to the next timer). If no step is possible the replay has diverged.
+   that is possible: end calls that timed out; finish bodies; let time pass for a call that waited too long; release
+   the effects that wait for the record; cause the cancellation or the deadline that the record tells; insert a record
+   of the caller; release a guardrail out of order; let time pass up to the record of a cut cleanup, or insert it; cause
+   the record (fail or cancel an effect, or jump to the next timer). If no step is possible the replay has diverged.
 4. The segment ends when the log has no more records in it, or on the first divergence: `effects.over` is true then.
 
 State: the position in the log, and the effects that wait, are facts of `ReplayLog`. Here `result` and `error` are the
@@ -24,9 +24,6 @@ outcome of the last segment, and `_jumps` counts the jumps of time since the rec
 Invariants: no code of the application runs. `_advance` takes one step at a time, since each step may make tasks ready,
 and their records must come before the next step. A replay ends: every step releases an effect, appends a record, ends a
 call or lets time pass, and `_MOST_JUMPS` bounds the jumps at one record.
-
-Why a search: the log does not record the moments between its records. If an attempt diverges, `Replaying.run` repeats
-it with another timing hypothesis (`_timing.search`), and reports the divergence of the attempt that came furthest.
 """
 
 from __future__ import annotations
@@ -41,21 +38,20 @@ import attrs
 
 from agentloop import records as r
 from agentloop._engine.run_stream import RunStream
+from agentloop._engine.runtime.cancel_source import record_end
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.agents import Agent
 from agentloop.config import RunConfig
-from agentloop.exceptions import ReplayDivergence
 from agentloop.limits import Rate
 from agentloop.results import RunResult
 from agentloop.run import HANDLERS, RunOptions, _stream
 from agentloop.spans import Trace
 from agentloop.state import RunState
-from agentloop.testing.replaying._comparison import CLEARLY, CUT_OFF, Pending, pass_time
+from agentloop.testing.replaying._comparison import CLEARLY, CUT_OFF, SLACK, Pending
 from agentloop.testing.replaying._effects import Consumer, ReplayEffects
 from agentloop.testing.replaying._recorded import Call, Path, RecordedRun, RecordedSegment, call_of
 from agentloop.testing.replaying._recorded_agents import ClosedSession, HooksOfRuns, RecordedAgents
 from agentloop.testing.replaying._recorded_errors import rebuilt
-from agentloop.testing.replaying._timing import SLACK, Tried, Ways, search
 from agentloop.testing.replaying._words import stuck
 from agentloop.testing.simulation.event_loop import Backend, Deadlock, run_deterministic, waiting
 
@@ -81,34 +77,12 @@ class Replaying:
     error: BaseException | None = None
 
     def run(self, backend: Backend) -> ReplayEffects:
-        """Replay every run segment, and return the effects of the successful attempt: they hold the appended records.
-
-        The log does not say when things happened between two records. If that matters, an attempt with another timing
-        hypothesis may come further.
+        """Replay every run segment, and return the effects: they hold the appended records.
 
         Raises:
-            ReplayDivergence: of the attempt that came furthest.
+            ReplayDivergence: at the first record that differs.
         """
-        attempts: list[ReplayEffects] = []
-
-        def attempt(ways: Ways) -> Tried | None:
-            effects = ReplayEffects(self.recorded, ways)
-            attempts[:] = [effects]
-            try:
-                self._run(effects, backend)
-            except ReplayDivergence as divergence:
-                return Tried(ways, divergence, effects.firm)
-            return None
-
-        divergence = search(attempt, len(self.recorded.records), ended=self._has_ends_from_outside())
-        if divergence is not None:
-            raise divergence
-        return attempts[0]
-
-    def _has_ends_from_outside(self) -> bool:
-        return any(map(self.recorded.ended_from_outside, self.recorded.entries))
-
-    def _run(self, effects: ReplayEffects, backend: Backend) -> None:
+        effects = ReplayEffects(self.recorded)
         copies = RecordedAgents(effects)
         agent, config = copies.agent(self.agent), copies.config(self.config)
         for entry in self.recorded.entries:
@@ -133,6 +107,7 @@ class Replaying:
                 raise effects.divergence
             if entry.ended:
                 self.result, self.error = one.result, one.error
+        return effects
 
     def _open_stream(
         self, agent: Agent[Any, Any], config: RunConfig, entry: RecordedSegment, effects: ReplayEffects
@@ -201,7 +176,7 @@ class _SegmentReplay:
                         effects.log = live.tree.log
                         live.tree.log.events = Consumer(effects, live)
                         effects.stop, effects.turn_is_over = stream._stop, lambda: stream.cancel("after_turn")
-                        effects.end_from_outside = self._end_from_outside
+                        effects.cause_end = self._cause_end
                         effects.live_call = live.tree.calls.get
                         effects.end_call = self._end_call
                         group.start_soon(self._drive, name="agentloop replay")
@@ -251,19 +226,24 @@ class _SegmentReplay:
     async def _advance(self) -> None:
         effects = self.effects
         wanted = effects.due
+        if (scope := self.stream._live.scope) is not None:
+            scope.deadline = math.inf  # the log tells when it passed
         if wanted is None:
             return await anyio.sleep_forever()  # the run has ended
         if effects.stirred:
             return None
-        effects.quiet_at = effects.cursor
-        if effects.end_calls() or effects.release_bodies() or self._pass_time_by_hypothesis():
+        if effects.end_calls() or effects.release_bodies() or (effects.is_expiry_due() and effects.hurry_on()):
             pass
         elif effects.cursor in effects.waiting:
-            await self._reach_due_time()
+            effects.come_up()
             effects.release()
-        elif effects.cursor in effects.outside:
-            await self._reach_due_time()
-            self._end_from_outside(effects.outside.pop(effects.cursor))
+        elif self._ends_while_loading(wanted):
+            self._end_run(effects.records[effects.cursor + 1])
+        elif effects.is_end_due():
+            effects.come_up()
+            self._cause_end()
+            if effects.due is wanted:
+                effects.diverge(None, stuck(wanted, self.held()))
         elif isinstance(wanted, r.VerdictGiven | r.InputAdded | r.GraphChanged):
             effects.insert()
         elif isinstance(wanted, r.GuardrailSettled) and effects.release_next(
@@ -276,23 +256,6 @@ class _SegmentReplay:
         elif not self._cause_record(wanted):
             effects.diverge(None, stuck(wanted, self.held()))
         return None
-
-    def _pass_time_by_hypothesis(self) -> bool:
-        """Let time pass up to the due record, if the timing hypothesis says so. Return True if time passed."""
-        effects = self.effects
-        if effects.way.hurry:
-            return effects.hurry_on()
-        seconds = effects.ahead(effects.cursor)
-        if not effects.way.late or seconds <= 0:
-            return False
-        pass_time(seconds)
-        return True
-
-    async def _reach_due_time(self) -> None:
-        """Wait until the clock has reached the time of the due record; timers that are due before it run first."""
-        while not self.effects.over and not self.effects.come_up():
-            waiting().jump()
-            await waiting().all_blocked()
 
     def _jump_to_next_timer(self) -> bool:
         """Let time pass up to the next timer, or release an effect that others wait for.
@@ -334,31 +297,17 @@ class _SegmentReplay:
         return any(self._end_call(call) for _, call in ending)
 
     def _end_call(self, call: Call) -> bool:
-        """End a call as the log shows: cancelled by its caller, or cut by its timeout. Return False if neither."""
+        """End a call that its timeout cut, as the log shows. Return False if something else ended it."""
         settled, live = self.effects.settled(*call), self.stream._live.tree.calls.get(call)
         if settled is None or live is None or live.phase != "body" or live.scope.cancel_called:
             return False
-        if settled.outcome.cancelled_by == "caller":
-            return bool(self.stream._live.cancel_call(*call, settled.outcome.reason))
-        if settled.outcome.status == "timed_out" and live.timeout_at < math.inf:
-            live.scope.cancel()
-            self._end_others(call)
-            return True
-        if settled.outcome.status == "timed_out" or settled.outcome.cancelled_by is not None:
+        # Without a cause, a guardrail has judged the output since: the outcome no longer shows the timeout.
+        if settled.outcome.cancelled_by is not None or live.timeout_at == math.inf:
             return False
-        if not self._took_too_long(settled, live):
-            # A guardrail has judged the output since: the outcome no longer shows who ended the body.
-            return bool(self.stream._live.cancel_call(*call, None))
-        if live.timeout_at < math.inf:
-            live.scope.cancel()
-            return True
-        return False
-
-    def _took_too_long(self, settled: r.CallSettled, live: Any) -> bool:
-        started, ended = settled.outcome.started_at, settled.body_ended_at
-        if live.timeout_at == math.inf or started is None or ended is None:
-            return bool(live.timeout_at < math.inf)
-        return bool(ended - started >= live.timeout_at - live.body.timer.began)
+        live.scope.cancel()
+        if settled.outcome.status == "timed_out":
+            self._end_others(call)
+        return True
 
     def _end_others(self, first: Call) -> None:
         """End the calls that timed out in the same pass of the loop as *first*.
@@ -408,24 +357,12 @@ class _SegmentReplay:
             by = None  # the call was cut later; the due guardrail judges the earlier end of its body
         if by in CUT_OFF:
             return None
-        live = self.stream._live.tree.calls.get(call)
         if settled.outcome.status == "timed_out" and self._end_call(call):
             return True
-        if by == "caller" or (by is None and live is not None and not self._ran_out_of_time(live, settled)):
-            return self.stream._live.cancel_call(*call, settled.outcome.reason) or None
         pending = self._find_raising(*call)
         if settled.outcome.status == "failed" and settled.error is not None and self._fail(pending, settled.error):
             return True
         return self._jump_to_next_timer() or None
-
-    def _ran_out_of_time(self, live: Any, settled: r.CallSettled) -> bool:
-        """Tell whether its own time limit cut a body whose outcome doesn't say so."""
-        if settled.outcome.status == "timed_out" or not any(
-            one.cancelled and (one.path, one.call_id) == (settled.path, settled.call_id) for one in self.effects.pending
-        ):
-            return True
-        left: float = live.timeout_at - anyio.current_time()
-        return left <= self.effects.ahead(self.effects.cursor) + SLACK
 
     def _cause_end_of_run(self, path: Path) -> bool | None:
         """End the run at *path* as it was ended. Return None if the cause must be sought in the call around it."""
@@ -439,13 +376,33 @@ class _SegmentReplay:
                 return True
         return None
 
-    def _end_from_outside(self, by: str) -> None:
-        """Cancel the run as its caller did (*by* is `"parent"`), or as its timeout did."""
+    def _cause_end(self) -> None:
+        """Cancel the run or the call that the due record names, or let the run's deadline pass."""
+        wanted: Any = self.effects.due
+        if isinstance(wanted, r.DeadlinePassed) or wanted.call_id is None:
+            self._end_run(wanted)
+            return
+        settled = self.effects.settled(wanted.path, wanted.call_id)
+        reason = None if settled is None else settled.outcome.reason
+        self.stream._live.cancel_call(wanted.path, wanted.call_id, reason)
+
+    def _end_run(self, record: r.Record) -> None:
+        """Cancel the run, or let its deadline pass, as *record* tells."""
         live = self.stream._live
-        if by == "parent":
+        if isinstance(record, r.CancelRequested):
             self.stream._stop()
         elif live.settings.config.timeout is not None:
             live.scope.cancel()
+            record_end(live)
+
+    def _ends_while_loading(self, wanted: r.Record) -> bool:
+        """Tell whether the run was ended while it loaded its session, before its first record."""
+        effects = self.effects
+        if effects.cursor != self.entry.start or not isinstance(wanted, r.RunStarted) or wanted.shown is not None:
+            return False
+        following = effects.records[effects.cursor + 1] if effects.cursor + 1 < self.entry.stop else None
+        ended = isinstance(following, r.CancelRequested | r.DeadlinePassed)
+        return ended and effects.recorded.has_session and not self.stream._scope.cancel_called
 
     def _find_raising(self, path: Path, call_id: str | None) -> list[Pending]:
         """Return the first effect of a call, or of a run, that may have raised: a list of one, or an empty one."""

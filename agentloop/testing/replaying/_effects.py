@@ -19,8 +19,10 @@ from agentloop import guardrails as g
 from agentloop import records as r
 from agentloop._core.failure_choice import class_of_summary
 from agentloop._engine.calls.output_text import render
+from agentloop._engine.runtime.body_result import Paused
 from agentloop._engine.runtime.event_buffer import EventBuffer
 from agentloop._schema.json_text import parse_object
+from agentloop.limits import Limit
 from agentloop.settings import JsonLimits
 from agentloop.testing.replaying._callbacks import answered, is_told_elsewhere, told_elsewhere
 from agentloop.testing.replaying._comparison import BEFORE_TIMERS, CLEARLY, ReplayLog, pass_time, task_key
@@ -134,6 +136,7 @@ class ReplayEffects(ReplayLog):
     async def _call_tool(self, effect: e.CallTool) -> Any:
         path, call_id = effect.path, effect.call_id
         self.hold_end(path, call_id)
+        self._stop_timeouts(path, call_id)
         nested = (*path, call_id)
         if nested in self.recorded.paths:
             begins = self.next_of_run(nested)
@@ -153,6 +156,14 @@ class ReplayEffects(ReplayLog):
             return self.value_of_outcome(found)
         return await self._play_cut_body(path, call_id, found, what)
 
+    def _stop_timeouts(self, path: Path, call_id: str) -> None:
+        """Stop the timeouts of a call whose body ended in time: the log doesn't tell when the body began."""
+        settled, live = self.settled(path, call_id), self.live_call((path, call_id))
+        if live is None or settled is None or not settled.outcome.body_finished:
+            return
+        if settled.outcome.status != "timed_out" and live.timeout_at < math.inf:
+            live.timeout_at = live.scope.deadline = math.inf
+
     async def _play_nested_run(self, effect: e.CallTool) -> Any:
         """Replay the run of an agent tool like its parent, and end when the body of the call had ended."""
         path, call_id = effect.path, effect.call_id
@@ -164,11 +175,11 @@ class ReplayEffects(ReplayLog):
             # Shielded, and released when the replay is over.
             await self._end_stream(path, call_id)  # noqa: ASYNC102, ASYNC120 - as said
             raise
-        await self._end_stream(path, call_id)
+        await self._end_stream(path, call_id, paused=isinstance(value, Paused))
         self.drop_end_hooks(path, call_id)
         return value
 
-    async def _end_stream(self, path: Path, call_id: str) -> None:
+    async def _end_stream(self, path: Path, call_id: str, *, paused: bool = False) -> None:
         """Wait until the end of an agent tool's body is due: its `on_stream` may have waited over the last events.
 
         Cancellation: the wait is shielded. Not a checkpoint where the body ended together with its run.
@@ -177,6 +188,10 @@ class ReplayEffects(ReplayLog):
         found: Any = None if index is None else self.records[index]
         returned = isinstance(found, r.CallSettled) and found.outcome.status == "succeeded"
         if index is None or not (returned or isinstance(found, r.BodyEnded)):
+            settled: Any = found if isinstance(found, r.CallSettled) and not found.outcome.body_finished else None
+            timed_out = settled is not None and settled.outcome.status == "timed_out"
+            if timed_out or (settled is not None and not paused and settled.error is None):
+                await self.cut_off(path, call_id, "on_stream", cancelled=True)
             return
         if index != self.cursor or self.records[index].at - self.records[index - 1].at > CLEARLY:
             await self.until(index, "on_stream")
@@ -335,14 +350,21 @@ class ReplayEffects(ReplayLog):
             BaseException: the recorded error of a hook, if it ended the run.
         """
         index = self.find(object, path, lambda record: not _is_input_guardrail(record))
-        if index is None or self._ends_from_outside(index):
+        if index is None:
             await self.cut_off(path, None, "a hook")
-        if _is_skipped(self.records[index]):
+        end = self.skip_last_steps(index)
+        if self._ends_from_outside(end) and self.before_end(end, index) == end:
+            await self.cut_off(path, None, "a hook")
+        if _is_unstarted(self.records[index]) and not self._has_started(index):
             return  # its call had waited in the queue until then, so the hook had returned long before
         place, at = self.queued.get((path, self.records[index].turn), (index, 0.0))
         if place < index and isinstance(self.records[index], r.CallStarted | r.GuardrailSettled | r.CallSettled):
             await self.until(place, "a hook", in_time=False)  # the calls were queued then: the hook had returned
             self.come_up(at)
+            return
+        before_end = self.before_end(index)
+        if before_end < index:  # it had returned before the run was ended, since the run did more
+            await self.until(before_end, "a hook", in_time=False)
             return
         record = await self.known(index, "a hook", in_time=False)  # a later step may have taken the time
         if (
@@ -352,12 +374,24 @@ class ReplayEffects(ReplayLog):
         ):
             raise rebuilt(record.error or "")
 
+    def _has_started(self, index: int) -> bool:
+        settled: Any = self.records[index]
+        places = self.recorded.calls[settled.path, settled.call_id]
+        return any(isinstance(self.records[place], r.CallStarted) for place in places if place < index)
+
+    def current_run(self) -> tuple[Path, int]:
+        """Return the path and the turn of the run that the current task drives."""
+        assert self.log is not None
+        key = task_key(f"{anyio.get_current_task().name}#0") or ""
+        path = next((path for path in self.recorded.paths if "/".join(path) == key), ())
+        state = self.log.state.at(path)
+        return path, 0 if state is None else state.turn
+
     async def begin_turn(self) -> None:
         """Wait until the next turn of the current run is due: its consumer may have been slow to read events."""
-        key = task_key(f"{anyio.get_current_task().name}#0") or ""
-        path = next((path for path in self.recorded.paths if "/".join(path) == key), None)
-        index = None if path is None else self.find(object, path, lambda record: not _is_input_guardrail(record))
-        if path is None or index is None:
+        path, _ = self.current_run()
+        index = self.find(object, path, lambda record: not _is_input_guardrail(record))
+        if index is None:
             return
         if self._ends_from_outside(index):
             await self.cut_off(path, None, "the consumer")
@@ -380,6 +414,28 @@ class ReplayEffects(ReplayLog):
         await self.until(index, "on_tool_end", in_time=False)
 
 
+class _Gate(Limit):
+    """Admits calls of one turn as long as the log shows that one more was admitted. Owned by the turn's batch."""
+
+    freed_by_calls = False
+
+    def __init__(self, effects: ReplayEffects, path: Path, turn: int) -> None:
+        self._effects, self._path, self._turn = effects, path, turn
+        self._last = 0
+
+    def free(self, now: float) -> float:
+        """Return how many calls may start."""
+        return self._effects.count_admissible(self._path, self._turn) - self._last
+
+    def take(self, now: float) -> None:
+        """Count the calls that begin no step any more."""
+        if self._effects.count_admissible(self._path, self._turn) < math.inf:
+            self._last += 1
+
+    def give(self) -> None:
+        """Do nothing: the log counts."""
+
+
 class Consumer(EventBuffer):
     """Replaces the reader of the run's events: a turn begins when its record is due, as with a slow reader."""
 
@@ -387,11 +443,13 @@ class Consumer(EventBuffer):
         super().__init__(live.state, None, live.agent_at)
         self._effects = effects
 
-    def new_gate(self) -> None:
-        """Return no gate: the record of a call's start gives the time of its admission."""
+    def new_gate(self) -> Limit:
+        """Return a gate that admits the calls of a turn only as the log does: a slow consumer may have held them."""
+        return _Gate(self._effects, *self._effects.current_run())
 
     def record(self, record: r.Record) -> None:
-        """Ignore *record*: nothing reads events in a replay."""
+        """Cause the cancellation that is due after *record*: it is folded now. Nothing reads events in a replay."""
+        self._effects.cause_end_at_once()
 
     async def room(self) -> None:
         """Wait until the next turn of the run is due. Not a checkpoint, but raises a pending cancellation."""
@@ -405,8 +463,8 @@ def _is_late(outcome: Any) -> bool:
     return bool(outcome.status == "timed_out" or by_caller)
 
 
-def _is_skipped(record: r.Record) -> bool:
-    return isinstance(record, r.CallSettled) and record.outcome.status == "skipped"
+def _is_unstarted(record: r.Record) -> bool:
+    return isinstance(record, r.CallSettled) and record.outcome.status in ("skipped", "cancelled")
 
 
 def _is_input_guardrail(record: r.Record) -> bool:

@@ -20,14 +20,13 @@ from agentloop import records as r
 from agentloop._storage.record_codec import record_to_json
 from agentloop._storage.withholding import missing_secrets
 from agentloop.items import ToolCall
-from agentloop.outcomes import FROM_ABOVE
 
 Path: TypeAlias = tuple[str, ...]
 Call: TypeAlias = tuple[Path, str]
 
 OF_CALL = (r.CallStarted, r.BodyEnded, r.CallSettled, r.GuardrailSettled, r.CleanupCut)
 """Kinds of records that a call's own task appends, if they name a call."""
-FROM_OUTSIDE = (r.VerdictGiven, r.InputAdded, r.GraphChanged)
+FROM_OUTSIDE = (r.VerdictGiven, r.InputAdded, r.GraphChanged, r.CancelRequested, r.DeadlinePassed)
 """Kinds of records that the caller appends, at a moment that doesn't depend on the run."""
 
 
@@ -116,35 +115,6 @@ class RecordedRun:
             for index in self.paths.get((), ())
         )
 
-    def ended_from_outside(self, entry: RecordedSegment) -> dict[int, str]:
-        """Return by number the first records of *entry* that show that the run was ended, and by what.
-
-        The cause is `"deadline"` for its timeout, `"parent"` for its caller.
-        """
-        end = self.records[entry.stop - 1]
-        error = end.error or "" if isinstance(end, r.RunEnded) else ""
-        found: dict[int, str] = {}
-        stop = entry.stop - 1 if entry.ended else entry.stop
-        while entry.ended and isinstance(self.records[stop - 1], r.SessionSaved | r.CleanupCut):
-            stop -= 1
-        for by, is_end in (
-            ("deadline", error.startswith("RunTimeout(")),
-            ("parent", isinstance(end, r.RunEnded) and end.status == "cancelled"),
-        ):
-            index = next(
-                (index for index in range(entry.start, stop) if self._shows_end(index, entry, by, is_end)), None
-            )
-            first = self.records[entry.start]
-            if is_end and isinstance(first, r.RunStarted) and first.shown is None and self.has_session:
-                index = entry.start  # the run was ended while it loaded the session
-            if index is None and is_end:
-                index = stop
-            if index is not None:
-                while index > entry.start and isinstance(self.records[index - 1], r.CleanupCut):
-                    index -= 1  # a cut cleanup follows from the end, so the end came before it
-                found.setdefault(index, by)
-        return found
-
     def bodies_over(self, entry: RecordedSegment) -> dict[Call, int]:
         """Return, for each body whose end has no record, the number of the first record of *entry* after that end.
 
@@ -186,11 +156,11 @@ class RecordedRun:
         place = bisect_left(self.records, at, start, stop, key=lambda one: one.at)
         return place if self.records[place - 1].at < at < self.records[place].at else None
 
-    def calls_ended_from_outside(self, entry: RecordedSegment) -> dict[int, list[Call]]:
-        """Return the calls that their caller or their timeout ended, by number of the first record that shows it.
+    def calls_timed_out(self, entry: RecordedSegment) -> dict[int, list[Call]]:
+        """Return the calls that their timeout ended, by number of the first record that shows it.
 
-        Of calls that timed out only agent tools, and calls whose bodies are known to have been cut by then: for all
-        others the timeout runs in the replay, too.
+        Only agent tools, and calls whose bodies are known to have been cut by then: the timeouts of all others run in
+        the replay, too.
         """
         found: defaultdict[int, list[Call]] = defaultdict(list)
         over = self.bodies_over(entry)
@@ -202,59 +172,15 @@ class RecordedRun:
             outcome = self.records[settled].outcome  # type: ignore[union-attr]
             known = nested in self.paths or ((path, call_id) in over and not outcome.body_finished)
             cut = outcome.cancelled_by is None and not outcome.body_finished and (path, call_id) in over
-            if outcome.cancelled_by != "caller" and not cut and (outcome.status != "timed_out" or not known):
+            if not cut and (outcome.status != "timed_out" or not known):
                 continue
             if nested in self.paths:
                 index = self.first(self.paths[nested], entry.start, settled, _is_cancelled)
             else:
-                index = over.get((path, call_id), self._find_first_of_cut(places, entry))
+                index = over.get((path, call_id))
             if index is not None:
                 found[index].append((path, call_id))
         return dict(found)
-
-    def _find_first_of_cut(self, places: Sequence[int], entry: RecordedSegment) -> int | None:
-        """Return the first record after the start of the call at *places*; None if its body ended by itself."""
-        started = self.first(places, entry.start, entry.stop, lambda one: isinstance(one, r.CallStarted))
-        index = None if started is None else self.first(places, started + 1, entry.stop)
-        return None if index is None or isinstance(self.records[index], r.BodyEnded | r.CleanupCut) else index
-
-    def _shows_end(self, index: int, entry: RecordedSegment, by: str, is_end: bool) -> bool:
-        """Tell whether record *index* follows from an end of the root run *by* its deadline or its parent.
-
-        *is_end* is True if the log shows that the run ended this way.
-        """
-        record = self.records[index]
-        if isinstance(record, r.CallSettled):
-            shown = record.outcome.cancelled_by == by
-        elif isinstance(record, r.BodyEnded) and record.failed:
-            around = self.calls.get((record.path, record.call_id))
-            settled = self.first(around, index, entry.stop, lambda one: isinstance(one, r.CallSettled))
-            outcome: Any = None if settled is None else self.records[settled].outcome  # type: ignore[union-attr]
-            # Otherwise it is an error of the cleanup after a cancellation: its settlement shows the cause.
-            if settled is None or outcome.body_finished or outcome.status != "cancelled":
-                return False
-            return self._shows_end(settled, entry, by, is_end)
-        elif isinstance(record, r.ModelFailed):
-            shown = record.error == "cancelled" and (is_end or bool(record.path))
-        elif isinstance(record, r.RunEnded):
-            shown = record.status == "cancelled" and bool(record.path)
-        else:
-            return False
-        if not shown or not record.path:
-            return shown
-        # For a nested run also the end of the call around it comes from outside: the root's end must have caused that.
-        around = self.calls.get((record.path[:-1], record.path[-1]))
-        settled = self.first(around, index, entry.stop, lambda one: isinstance(one, r.CallSettled))
-        if settled is None and not entry.ended:
-            # The log was cut off before it shows the cause. A record of other work beside it disproves an end of the
-            # root run.
-            beside = (one for one in self.records[index : entry.stop] if one.path[: len(record.path)] != record.path)
-            return all(isinstance(one, r.CleanupCut) or _is_from_above(one) for one in beside)
-        return settled is not None and self._shows_end(settled, entry, by, is_end)
-
-
-def _is_from_above(record: r.Record) -> bool:
-    return isinstance(record, r.CallSettled) and record.outcome.cancelled_by in FROM_ABOVE
 
 
 def _is_cancelled(record: r.Record) -> bool:
@@ -369,7 +295,7 @@ def _take_recorded_fields(wanted: Any, got: Any, lenient: Leniency) -> dict[str,
             changes |= _take_error(wanted, got)
             if isinstance(wanted, r.ModelFailed):
                 changes["should_retry"] = wanted.should_retry
-        case r.CallStarted() if _list_own_waits(wanted) == _list_own_waits(got):
+        case r.CallStarted() if _waits_fit(wanted, got):
             changes["waited_for"] = wanted.waited_for
         case r.TurnStarted():  # the verdicts show the guardrails, and older logs don't have this field
             changes["guardrails"] = wanted.guardrails
@@ -384,6 +310,12 @@ def _take_recorded_fields(wanted: Any, got: Any, lenient: Leniency) -> dict[str,
     if isinstance(wanted, r.RunEnded) and lenient.final_output and wanted.status == got.status:
         changes["final_output"] = wanted.final_output
     return changes
+
+
+def _waits_fit(wanted: r.CallStarted, got: r.CallStarted) -> bool:
+    """Tell whether two starts of a call may have waited for the same limits of their run."""
+    # A call that waits for the consumer of the stream takes no other limit: it doesn't show whether they had room.
+    return "stream_buffer" in wanted.waited_for or _list_own_waits(wanted) == _list_own_waits(got)
 
 
 def _list_own_waits(started: r.CallStarted) -> list[str]:

@@ -26,6 +26,7 @@ from agentloop.limits import Capacity, Rate
 from agentloop.model_events import ModelEvent, ModelRequest
 from agentloop.settings import ModelSettings
 from agentloop.testing.replaying._effects import ReplayEffects
+from agentloop.testing.replaying._recorded import FROM_OUTSIDE
 from agentloop.tools import AgentCall, FunctionTool, PythonBody, RawBody
 
 
@@ -128,7 +129,7 @@ class HooksOfRuns(RunHooks):
         if index is None:
             return
         between = effects.records[effects.cursor : index]
-        if all(isinstance(record, r.CleanupCut | r.VerdictGiven | r.InputAdded) for record in between):
+        if all(isinstance(record, (r.CleanupCut, *FROM_OUTSIDE)) for record in between):
             await effects.until(index, "on_run_end", in_time=False)
 
 

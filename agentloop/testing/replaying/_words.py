@@ -41,6 +41,8 @@ def named(record: r.Record | None) -> str:
             parts.append(f"({record.reason})")
         case r.RunEnded():
             parts.append(f"({record.status}{': ' + record.error if record.error else ''})")
+        case r.CancelRequested(call_id=None):
+            parts.append("of the run")
         case _ if getattr(record, "call_id", None):
             parts.append(f"of call {record.call_id}")  # type: ignore[union-attr]
         case _:
