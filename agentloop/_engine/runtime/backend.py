@@ -109,7 +109,8 @@ def cancelled_outside(scope: anyio.CancelScope) -> bool:
     try:
         if own_task() is not None:
             return bool(scope._parent_cancellation_is_visible_to_us)  # type: ignore[attr-defined]
-        status = getattr(scope, "_CancelScope__original", scope)._cancel_status  # type: ignore[attr-defined]
+        native: Any = getattr(scope, "_CancelScope__original", scope)  # trio's own scopes are used as well as anyio's
+        status = native._cancel_status
         return bool(status.parent_cancellation_is_visible_to_us)
     except AttributeError:  # pragma: no cover - a version with other internals than the tested ones
         return False

@@ -40,8 +40,8 @@ def normal(records: Iterable[r.Record]) -> list[dict[str, Any]]:
     """Return *records* in normal form: equal for runs that differ only in backend, streaming and timing.
 
     Ids, times and digests are removed, and the records of requested cancellations and passed deadlines: which part of a
-    run notices them first depends on the backend. The records of one batch are sorted by path, call (in model order) and
-    phase; guardrail results of one call keep their order.
+    run notices them first depends on the backend. The records of one batch are sorted by path, call (in model order)
+    and phase; guardrail results of one call keep their order.
     """
     records = [record for record in records if not _is_of_timing(record)]
     index: dict[tuple[tuple[str, ...], str], int] = {}
