@@ -32,10 +32,12 @@ __all__ = [
     "ModelProvider",
     "OutputStore",
     "ReplaceableSession",
+    "ReplayingEffects",
     "SealingJournal",
     "Session",
     "SpanSource",
     "StillRunning",
+    "TimedEffects",
 ]
 
 
@@ -241,6 +243,24 @@ class Effects(Protocol):
 
     async def perform(self, effect: Effect) -> Any:
         """Perform *effect* and return its result, or return its earlier result. Errors of the effect propagate."""
+        ...
+
+
+@runtime_checkable
+class TimedEffects(Effects, Protocol):
+    """Effects with a wall clock of their own: the times of a run's records come from it."""
+
+    def wall(self) -> float:
+        """Return the time in seconds since the epoch. Called for every record; never waits."""
+        ...
+
+
+@runtime_checkable
+class ReplayingEffects(Effects, Protocol):
+    """Effects that compare a run's records with recorded ones."""
+
+    def expect(self, record: Record) -> Record | None:
+        """Return the record to append in place of *record*, or None to append nothing. Never waits."""
         ...
 
 

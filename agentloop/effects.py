@@ -1,8 +1,8 @@
 """The effects of a run: everything it does to the world, as values that pass one door.
 
 Core and engine decide *what* happens; `Effects.perform` decides *whether it happens here*: live effects call `do`, a
-replay answers from a journal, a durable engine makes a step of it. The other fields (path, turn, call id, attempt)
-identify the effect. Does not know how an effect is performed.
+replay answers from a journal, a durable engine makes a step of it. The path, turn, call id and attempt identify the
+effect; the other fields say what is asked. Does not know how an effect is performed.
 """
 
 from __future__ import annotations
@@ -11,26 +11,47 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Literal, TypeAlias
 
 from agentloop._common.values import Value
+from agentloop.model_events import ModelRequest
 
 Do: TypeAlias = Callable[[], Awaitable[Any]]
 
 
 class CallModel(Value, frozen=True):
-    """One attempt of a model call."""
+    """One attempt of a model call. Its result is a `ModelResponse`.
+
+    Effects that answer without `do` call `note_shown` if a part of the answer had been shown to a consumer before the
+    attempt failed: then it isn't repeated.
+    """
 
     path: tuple[str, ...]
     turn: int
     attempt: int
     do: Do
+    request: ModelRequest
+    agent: str
+    """The agent's key in the run's graph."""
+    model: Any
+    """The `Model` object that is asked."""
+    note_shown: Callable[[], None]
 
 
 class CallTool(Value, frozen=True):
-    """One attempt of a call's body."""
+    """One attempt of a call's body. Its result is the value of the body."""
 
     path: tuple[str, ...]
     call_id: str
     attempt: int
     do: Do
+    tool: str
+    """The tool's name."""
+    arguments: str
+    """The JSON text with which the body is called."""
+    idempotency_key: str
+    """The same for every attempt of this call, after a crash, too."""
+    context: Any
+    """The call's `ToolContext`."""
+    nested: bool
+    """True if the body is a nested run of an agent tool. Its records go to the same log, so *do* has to run them."""
 
 
 class Guard(Value, frozen=True):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, TypeGuard, Unpack, cast
@@ -38,7 +37,7 @@ from agentloop._engine.runtime.live_run import (
 from agentloop._engine.runtime.log import Log
 from agentloop._engine.runtime.resources import Resources
 from agentloop._engine.runtime.threads import Threads
-from agentloop.abc import Instrument, Journal, Model, Session
+from agentloop.abc import Instrument, Journal, Model, ReplayingEffects, Session, TimedEffects
 from agentloop.agents import Agent
 from agentloop.budget import Budget
 from agentloop.config import ErrorHandler, RunConfig, check_run_config
@@ -312,8 +311,10 @@ def _make_run(
     effects = config.effects or _LIVE
     log = Log(start.fold, tuple(config.instruments))
     if effects is not _LIVE:
-        log.wall = getattr(effects, "wall", time.time)
-        log.expect = getattr(effects, "expect", None)
+        if isinstance(effects, TimedEffects):
+            log.wall = effects.wall
+        if isinstance(effects, ReplayingEffects):
+            log.expect = effects.expect
     begun = start.fold.started
     run_context: RunContext[Any] = RunContext(
         context=context,

@@ -91,6 +91,10 @@ class _Attempt:
     scope: anyio.CancelScope | None = None
     streamed: bool = False
 
+    def note_shown(self) -> None:
+        """Note that a part of the response was shown: for effects that answer without reading the model."""
+        self.streamed = True
+
 
 async def _request_response(run: LiveRun, view: TurnView, request: ModelRequest) -> ModelResponse:
     """Request a response, with retries, and return it. Retries spend no turn.
@@ -270,7 +274,9 @@ def _begin_attempt(
     if type(run.tree.effects) is LiveEffects:
         return read(run, view, request, attempt)
     do = partial(read, run, view, request, attempt)
-    return run.tree.effects.perform(e.CallModel(run.path, request.turn, attempt.number, do))
+    return run.tree.effects.perform(
+        e.CallModel(run.path, request.turn, attempt.number, do, request, run.agent_key, view.model, attempt.note_shown)
+    )
 
 
 @interruptible

@@ -338,7 +338,19 @@ async def _run_body(live: LiveCall) -> end.Ending:
         live.phase = "body"
         body.timer = _start_timer(live)
         do = _make_body_function(live, context)
-        live.coro = run.tree.effects.perform(e.CallTool(run.path, live.call_id, live.earlier.attempt, do))
+        live.coro = run.tree.effects.perform(
+            e.CallTool(
+                run.path,
+                live.call_id,
+                live.earlier.attempt,
+                do,
+                context.tool_name,
+                context.tool_arguments,
+                context.idempotency_key,
+                context,
+                isinstance(live.tool.body, AgentCall),
+            )
+        )
         value = await live.coro
     finally:
         live.coro = None

@@ -112,10 +112,8 @@ class ReplayEffects(ReplayLog):
         await self.known(index, what)
         if isinstance(found, r.ModelResponded):
             return found.response
-        # The engine's attempt must know whether a part of the answer was shown, which decides on a retry. The effect
-        # has no field for it: the attempt is the last argument of its `do`.
-        for part in getattr(effect.do, "args", ())[-1:]:
-            part.streamed = found.streamed
+        if found.streamed:
+            effect.note_shown()
         error = rebuilt_model_error(found)
         if self._is_final(index):
             error.should_retry = False  # type: ignore[attr-defined]
