@@ -324,7 +324,7 @@ def check_log(seen: Stepped, records: list[Any], where: str) -> None:
         assert last.status == ("failed" if seen.error is not None else "completed"), where
     elif last.status != "cancelled":
         # The run was decided when the cancellation came: what was left was to wind up, or its caller's to hear of it.
-        assert {type(one) for one in records[seen.mark :]} <= {r.RunEnded, r.CleanupCut}, where
+        assert {type(one) for one in records[seen.mark :]} <= {r.RunEnded, r.CleanupCut, r.CancelRequested}, where
 
 
 @pytest.mark.slow
