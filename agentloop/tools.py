@@ -7,6 +7,7 @@ agents: an agent used as a tool is a body like others (`AgentCall`).
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 import re
@@ -25,6 +26,7 @@ from typing import (
     overload,
 )
 
+import anyio.to_thread
 import attrs
 from attrs.validators import and_, matches_re
 
@@ -42,7 +44,9 @@ from agentloop.limits import Capacity, Limit, Rate
 from agentloop.settings import JsonLimits
 
 if TYPE_CHECKING:
-    from agentloop._schema.function_schema import FunctionSchema
+    from cattrs import BaseConverter
+
+    from agentloop._schema.function_schema import BoundArguments, FunctionSchema
     from agentloop._schema.output_schema import TypedOutput
 
 logger: logging.Logger = logging.getLogger("agentloop")
@@ -325,13 +329,56 @@ class FunctionTool(Generic[ContextT_contra]):
             raise UserTypeError(f"tool {self.name!r} has no Python function to call")
         return self.body.fn(*args, **kwargs)
 
+    async def run_body(
+        self, arguments: Mapping[str, Any] | str = "{}", context: object = None, *, call_id: str = "call"
+    ) -> Any:
+        """Run the body alone, outside of any run, and return its value: for tests of a tool and for code that needs it.
+
+        Arguments are read and checked as in a run. Nothing else of a run applies: no guardrail, policy, approval,
+        limit, timeout, hook or error function, and nothing is recorded.
+
+        Args:
+            arguments: JSON text as a model writes it (any text, for a custom tool), or a mapping of JSON values.
+            context: The application's context object.
+            call_id: The id of the call in the body's `ToolContext`. Methods of that context that need a run (`report`,
+                `cleanup`, `resource`, `cancel_call`, `check_cancelled`) raise UserError.
+
+        Cancellation: the body's own. A sync body runs in a worker thread, which is awaited.
+
+        Raises:
+            ModelBehaviorError: the arguments don't fit.
+            UserTypeError: the body is a nested run of an agent.
+            BaseException: the error of the body, bare.
+        """
+        text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+        ctx: ToolContext[Any] = ToolContext(
+            context=context,
+            tool_name=self.name,
+            tool_call_id=call_id,
+            tool_arguments=text,
+            tool_namespace=self.namespace,
+            secret=self.secret,
+        )
+        if isinstance(self.body, AgentCall):
+            raise UserTypeError(f"tool {self.name!r} runs only inside a run")
+        if isinstance(self.body, PythonBody) and not self.body.schema.is_async:
+            bound, fn = self._bind_text(text), self.body.fn
+            return await anyio.to_thread.run_sync(lambda: bound.call(fn, ctx))
+        assert self.on_invoke_tool is not None  # set for every tool once it is made
+        value = self.on_invoke_tool(ctx, text)
+        return await value if inspect.isawaitable(value) else value
+
+    def _bind_text(self, text: str, converter: BaseConverter | None = None) -> BoundArguments:
+        assert isinstance(self.body, PythonBody)
+        custom = self.kind == "custom"
+        parsed = {self.text_parameter: text} if custom else parse_object(text, JsonLimits(), tool=self.name)
+        return self.body.schema.bind(parsed, converter)
+
     async def _invoke_text(self, ctx: ToolContext[Any], json_text: str) -> Any:
         if not isinstance(self.body, PythonBody):
             raise UserTypeError(f"tool {self.name!r} runs only inside a run")
         converter = None if ctx.run_config is None else ctx.run_config.converter
-        custom = self.kind == "custom"
-        parsed = {self.text_parameter: json_text} if custom else parse_object(json_text, JsonLimits(), tool=self.name)
-        bound = self.body.schema.bind(parsed, converter)
+        bound = self._bind_text(json_text, converter)
         result = bound.call(self.body.fn, ctx)
         return await result if self.body.schema.is_async else result
 

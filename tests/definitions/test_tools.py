@@ -1,6 +1,7 @@
 """Tools as values: what makes one, what is refused by name, and what calling one outside of a run does."""
 
 import functools
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -213,6 +214,44 @@ async def test_an_agents_tool_cant_be_invoked_outside_of_a_run() -> None:
     """A nested run is part of the run around it."""
     with pytest.raises(UserTypeError, match=r"tool 'helper' runs only inside a run"):
         await _invoke_of(Agent("helper").as_tool())(context("helper"), '{"input": "x"}')
+
+
+async def test_a_body_runs_outside_of_a_run() -> None:
+    """The arguments are checked as in a run; the body gets the application's object, and a call id."""
+    assert await tool(greet).run_body({"name": "you", "loud": True}) == "HELLO you"
+    assert await tool(greet).run_body('{"name": "you"}') == "hello you"
+    assert await FunctionTool(name="echo", on_invoke_tool=raw).run_body("any text") == "echo: any text"
+    assert await FunctionTool(name="now", on_invoke_tool=lambda ctx, text: text).run_body({"a": 1}) == '{"a": 1}'
+
+    @tool
+    async def buy(ctx: ToolContext[dict[str, int]], item: str) -> tuple[str, int, str]:
+        """Buy."""
+        return ctx.tool_call_id, ctx.context[item], ctx.tool_arguments
+
+    found = await buy.run_body({"item": "tea"}, {"tea": 3}, call_id="c7")
+    assert found == ("c7", 3, '{"item": "tea"}')
+
+
+async def test_a_sync_body_outside_of_a_run_has_a_thread() -> None:
+    """It may block, as in a run."""
+    where = tool(lambda: threading.get_ident(), name="where")
+    assert await where.run_body() != threading.get_ident()
+
+
+async def test_errors_of_a_body_outside_of_a_run_are_bare() -> None:
+    """No policy of the tool answers them, and arguments that don't fit never reach the body."""
+
+    @tool(failure_error_function=lambda ctx, error: "told")
+    async def breaks(n: int) -> int:
+        """Break."""
+        raise LookupError(n)
+
+    with pytest.raises(LookupError, match="4"):
+        await breaks.run_body({"n": 4})
+    with pytest.raises(ModelBehaviorError, match="n"):
+        await breaks.run_body({"n": "four"})
+    with pytest.raises(UserTypeError, match=r"tool 'helper' runs only inside a run"):
+        await Agent("helper").as_tool().run_body({"input": "x"})
 
 
 def _invoke_of(made: FunctionTool) -> Callable[..., Any]:
