@@ -168,6 +168,7 @@ class ReplayLog:
         self.stirred = False
         """True if `before_step` changed something before the current step: then not every task waits any more."""
         self.references: dict[Call, list[str]] = {}
+        self._calls_by_key = {"/".join((*path, call_id)): (path, call_id) for path, call_id in recorded.calls}
 
     # -- segments and time
 
@@ -635,9 +636,6 @@ class ReplayLog:
         """Return the index of the ready task that runs next: the one whose record is due, if it is ready."""
         tasks = [task_key(label) for label in labels]
         wanted = None if self.over else self.due
-        for index, task in enumerate(tasks):
-            if task is None:
-                return index  # neither a run's nor a call's task: where its order matters, its effects wait
         for (path, call_id), place in self.bodies_over.items():
             live = self.live_call((path, call_id)) if place <= self.cursor and not self.over else None
             if live is not None and live.phase == "body" and (key := "/".join((*path, call_id))) in tasks:
@@ -655,7 +653,19 @@ class ReplayLog:
             for key in keys:
                 if key in tasks:
                     return tasks.index(key)
-        return 0
+        ranks = [self._rank(task) for task in tasks]
+        return ranks.index(min(ranks))
+
+    def _rank(self, task: str | None) -> float:
+        """Return the number of the next record of a task's run or call: the task with the earliest one runs first."""
+        if self.over:
+            return 0
+        if task is None:  # neither a run's nor a call's: where its order matters, its effects wait
+            return -1
+        call = self._calls_by_key.get(task)
+        own = () if call is None else (*call[0], call[1])
+        found = (self.next_of_run(own), None if call is None else self.next_of_call(*call))
+        return min((index for index in found if index is not None), default=math.inf)
 
 
 def pass_time(seconds: float) -> None:

@@ -155,12 +155,17 @@ class ReplayEffects(ReplayLog):
         return await self._play_cut_body(path, call_id, found, what)
 
     def _stop_timeouts(self, path: Path, call_id: str) -> None:
-        """Stop the timeouts of a call whose body ended in time: the log doesn't tell when the body began."""
+        """Stop the timeouts of a call whose body ended in time, and of one that the log shows as cut (`end_calls`).
+
+        The log doesn't tell when the body began.
+        """
         settled, live = self.settled(path, call_id), self.live_call((path, call_id))
+        if live is not None and any((path, call_id) in calls for calls in self.ended_calls.values()):
+            live.scope.deadline = math.inf
         if live is None or settled is None or not settled.outcome.body_finished:
             return
         if settled.outcome.status != "timed_out" and live.timeout_at < math.inf:
-            live.timeout_at = live.scope.deadline = math.inf
+            live.body.timer, live.scope.deadline = None, math.inf
 
     async def _play_nested_run(self, effect: e.CallTool) -> Any:
         """Replay the run of an agent tool like its parent, and end when the body of the call had ended."""

@@ -66,7 +66,7 @@ async def test_the_door_says_which_body_and_which_request_is_asked_for(run_mode:
     assert second.turn == 2
     (started,) = find_records(result, r.CallStarted)
     assert (body.tool, body.arguments, body.nested) == ("double", started.arguments, False)
-    assert body.idempotency_key == started.idempotency_key == body.context.idempotency_key
+    assert body.idempotency_key == started.idempotency_key(result.records[0].run_id) == body.context.idempotency_key
 
 
 async def test_effects_may_answer_without_the_body_and_the_model(run_mode: Run) -> None:
