@@ -1,13 +1,15 @@
 """`RealtimeModel` against a scripted server on real sockets: what is sent, what comes of it, and what goes wrong."""
 
+import asyncio
 import json
 import logging
+import random
 import socket
 import ssl
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
@@ -957,3 +959,91 @@ async def test_a_request_that_has_no_form_leaves_the_conversation_as_it_was(anyi
                 await answer(model, *history, settings=ModelSettings(extra_args={"x": object()}))
             await answer(model, *history, UserMessage("two"))
     assert server.talks[-1].texts() == ["one", "I heard one", "two", "I heard two"]
+
+
+# ---------------------------------------------------------------------------------------------- all at once
+
+
+@pytest.mark.backends("asyncio")
+async def test_a_native_cancellation_leaves_nothing(anyio_backend: Any) -> None:
+    """A task that the event loop's own means cancel, at any moment of an answer, leaves a usable model."""
+    with realtime_server(always(Say(("Hel", "lo")), Stall())) as server:
+        async with make_model(server) as model:
+            for number in range(20):
+                task = asyncio.create_task(ask(model))
+                await anyio.sleep(number / 4_000)
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+            server.script = always(*HELLO)
+            await answer(model, *REQUEST.items)
+        await anyio.to_thread.run_sync(server.wait_closed)
+
+
+ACCIDENTS: list[Step] = [
+    *(Stall(), Stall(deaf=True), Drop(), Drop(1011, "restart"), Emit(ERROR), End("failed"), Text("<"), Text(b"x")),
+    *(Frame(b"\xff\xff\xff"), End("incomplete", {"reason": "max_output_tokens"})),
+]
+
+
+def wire_text(item: Item) -> str:
+    match item:
+        case ToolCall(name=name):
+            return name
+        case ToolOutput(output=output):
+            return str(output)
+        case _:
+            return item.text  # type: ignore[union-attr]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+async def test_an_answer_is_always_one_to_the_history_and_no_more(seed: int, anyio_backend: Any) -> None:
+    """Three runs at once, with accidents of the server, answers that are left and requests that are cancelled: whenever
+    an answer is complete, a conversation of the server is the history of its request and that answer. Errors are typed.
+    """
+    chance, fate = random.Random(seed), random.Random(~seed)  # the client's and the server's
+
+    def script(talk: Talk) -> list[Step]:
+        steps: list[Step] = [Say(("a", "b", "c")), *([Call("look", '{"a": 1}')] if fate.random() < 0.4 else [])]
+        if fate.random() < 0.4:
+            steps.insert(fate.randrange(len(steps) + 1), fate.choice(ACCIDENTS))
+        return steps
+
+    def after(talk: Talk) -> None:
+        if fate.random() < 0.15:
+            talk.connection.socket.shutdown(socket.SHUT_RDWR)
+
+    async def ask_once(model: RealtimeModel, history: list[Item]) -> list[Item]:
+        """Return the history after a request for it, whatever becomes of that."""
+        request = ModelRequest(system=chance.choice("ab"), items=list(history))
+        kind, most, done = chance.random(), chance.randrange(1, 12), None
+        with (
+            suppress(ModelTransportError, ModelBehaviorError),
+            anyio.move_on_after(chance.random() / 50 if kind < 0.3 else None),
+        ):
+            async with model.stream(request) as events:
+                async for event in events:
+                    most -= 1
+                    if isinstance(event, ResponseDone):
+                        done = event
+                    if kind > 0.7 and not most:
+                        break
+        if done is None:
+            return history
+        wanted = [wire_text(item) for item in (*history, *done.items)]
+        assert wanted in [talk.texts() for talk in server.talks]
+        outputs = [ToolOutput(item.call_id, "out") for item in done.items if isinstance(item, ToolCall)]
+        return [*history, *done.items, *outputs]
+
+    async def ask_often(model: RealtimeModel) -> None:
+        history: list[Item] = []
+        for number in range(25):
+            history = await ask_once(model, [*(history if chance.random() < 0.9 else []), UserMessage(f"{number}")])
+
+    with realtime_server(script, after=after) as server:
+        patience = {"first_output_timeout": 0.1, "silence_timeout": 0.1}
+        async with make_model(server, idle_connections=seed, **patience) as model, anyio.create_task_group() as group:
+            for _ in range(3):
+                group.start_soon(ask_often, model)
+        await anyio.to_thread.run_sync(server.wait_closed)
