@@ -399,6 +399,10 @@ class _Grouped:
     relay_to_members: Relay | None = None
     now: Callable[[], float]
     _wakeup: Wakeup
+    _scope: Any
+
+    def cancel(self) -> None:
+        self._scope.cancel()
 
     def settling(self, member: Member) -> AbstractContextManager[object]:
         return nullcontext()
@@ -434,7 +438,7 @@ class _AnyioNursery(_Grouped):
 
     async def __aenter__(self) -> Self:
         await self._group.__aenter__()
-        self._start = starter(self._group)
+        self._start, self._scope = starter(self._group), self._group.cancel_scope
         return self
 
     async def __aexit__(
@@ -450,9 +454,6 @@ class _AnyioNursery(_Grouped):
 
     def start_shielded(self, work: Work[Any], on: Any, name: str, context: Context) -> None:
         self._start(work, on, name, context)
-
-    def cancel(self) -> None:
-        self._group.cancel_scope.cancel()
 
     def is_bounded(self) -> bool:
         return anyio.current_effective_deadline() < math.inf
@@ -472,6 +473,7 @@ class _TrioNursery(_Grouped):
 
     async def __aenter__(self) -> Self:
         self._nursery = await self._manager.__aenter__()
+        self._scope = self._nursery.cancel_scope
         return self
 
     async def __aexit__(
@@ -494,9 +496,6 @@ class _TrioNursery(_Grouped):
 
     def start_shielded(self, work: Work[Any], on: Any, name: str, context: Context) -> None:
         context.run(partial(self._nursery.start_soon, work, on, name=name))
-
-    def cancel(self) -> None:
-        self._nursery.cancel_scope.cancel()
 
     def is_bounded(self) -> bool:
         return self._trio.current_effective_deadline() < math.inf

@@ -199,6 +199,20 @@ async def test_error_of_a_member_cancels_the_others_and_leaves_bare() -> None:
     assert other.caught
 
 
+@pytest.mark.backends("trio")
+async def test_error_of_a_member_leaves_trios_nursery_in_a_group() -> None:
+    """As trio raises it: a group of cancellations alone is raised as one."""
+
+    async def fails() -> None:
+        raise ZeroDivisionError
+
+    other = Part(anyio.sleep_forever)
+    with pytest.raises(ExceptionGroup) as raised:
+        async with new_nursery(lost) as nursery:
+            start(nursery, other, Part(fails))
+    assert raised.group_contains(ZeroDivisionError)
+
+
 @pytest.mark.backends("asyncio")
 @pytest.mark.usefixtures("_bare_tasks")
 async def test_error_of_the_owner_cancels_the_members() -> None:
