@@ -250,7 +250,7 @@ def _index_tools(run: LiveRun, tools: list[FunctionTool]) -> dict[str, FunctionT
 
 
 def _find_open_model(run: LiveRun) -> Model | None:
-    """Return the model of the agent at work if it is a model that is open: then nobody has to be asked or awaited."""
+    """Return the model of the agent at work if it is a model that is open: no call then has to be awaited."""
     given: Any = run.settings.config.model if run.settings.config.model is not None else run.agent.model
     # `isinstance` with a protocol is slow; a class that inherits from it is found in the MRO.
     if Model in type(given).__mro__ and given.is_open:

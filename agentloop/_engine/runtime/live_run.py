@@ -305,7 +305,7 @@ class LiveRun:
         return self.state.path, self.state.turn, self.tree.log.wall()
 
     def may_be_cancelled(self) -> bool:
-        """Tell whether the run's own loop has to look for a cancellation, by a checkpoint, before it goes on.
+        """Tell whether the run's own loop has to look for a cancellation, by a checkpoint, before its next step.
 
         False only where that would find none: a checkpoint takes 2 µs to look, through scopes that are known here.
         """

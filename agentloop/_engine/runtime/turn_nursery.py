@@ -135,7 +135,7 @@ class TurnNursery(Protocol):
         ...
 
     def leave(self) -> None:
-        """Let the owner go on without the current task, a member's, in its last step."""
+        """Let the owner continue without the current task, a member's, which is in its last step."""
         ...
 
     def ring_when_empty(self) -> None:
@@ -165,7 +165,8 @@ def new_group_nursery() -> TurnNursery:
     """Return a nursery for the current task that has a group's scope around its block, for an owner that does more.
 
     The owner of a nursery of bare tasks may do nothing else but wait for them: a cancellation of a scope within the
-    owner's own work would look like the owner's. And members end with a scope around the owner even if it goes on.
+    owner's own work would look like the owner's. And members end with a scope around the owner, also while the
+    owner's own work continues.
     """
     return _TrioNursery() if own_task() is None else _AnyioNursery()
 
@@ -393,7 +394,7 @@ class _BareTasks:
 
 
 class _Grouped:
-    """What nurseries have in common whose scope is around their members."""
+    """The common part of nurseries whose scope is around their members."""
 
     is_cut: Callable[[], bool] | None = None
     relay_to_members: Relay | None = None
