@@ -95,7 +95,7 @@ class FallbackModel(Model):
         self._fall_back_on = fall_back_on
         self._members = [_FallbackMember(model, _Breaker(failures, cooldown, clock)) for model in models]
         self._entered: dict[object, list[AsyncExitStack]] = {}
-        self.holds_resources = any(model.holds_resources for model in models)
+        self.holds_resources: bool = any(model.holds_resources for model in models)
 
     def __repr__(self) -> str:
         return f"FallbackModel([{', '.join(repr(member.model) for member in self._members)}])"
