@@ -99,8 +99,8 @@ def test_unusual_records_are_left_to_the_codec(record: r.Record) -> None:
     assert len(records_from_array(array, path="$", secrets=DIGESTS)) == 2
 
 
-def _altered(change: Any) -> bytes:
-    data = copy.deepcopy(record_to_json(SETTLED))
+def _altered(change: Any, record: r.Record = SETTLED) -> bytes:
+    data = copy.deepcopy(record_to_json(record))
     change(data)
     return encode(data)
 
@@ -110,6 +110,7 @@ def _altered(change: Any) -> bytes:
     [
         _altered(lambda data: data["outcome"].update(value="x")),
         _altered(lambda data: data["outcome"].update(error="x")),
+        _altered(lambda data: data.update(result="x"), r.GuardrailSettled((), 1, 2.0, "input", "g", "pass", 0.1)),
         _altered(lambda data: data.update(turn=1.5)),
         _altered(lambda data: data.update(kind="nothing")),
         _altered(lambda data: data.update(more=1)),
@@ -117,7 +118,7 @@ def _altered(change: Any) -> bytes:
         record_to_line(SETTLED)[:-1],
         b"[" * 100_000,
     ],
-    ids=range(8),
+    ids=range(9),
 )
 def test_what_no_record_writes_is_refused_by_the_codec(line: bytes) -> None:
     """Text that is almost a record's isn't taken: the codec names the fault."""

@@ -15,11 +15,13 @@ import agentloop
 from agentloop import (
     Agent,
     Allow,
+    HostedTool,
     ModelBehaviorError,
     ModelRefusalError,
     ModelSettings,
     ModelTimeoutError,
     ModelTransportError,
+    Prompt,
     Runner,
     RunResult,
     StateError,
@@ -146,6 +148,8 @@ VALUES: list[Any] = [
         system="be brief",
         items=(i.UserMessage("hi"), CALL),
         tools=(login,),
+        hosted=(HostedTool("web_search", {"depth": 1}),),
+        prompt=Prompt("p1", variables={"who": "ann"}),
         output_schema=m.OutputSchema(name="n", schema={"type": "object"}),
         settings=ModelSettings(temperature=0.5, extra_headers={"authorization": HUSH}),
     ),
@@ -157,6 +161,14 @@ VALUES: list[Any] = [
 def test_every_other_value_is_plain(value: Any) -> None:
     """JSON's own types alone, whatever the value holds, and no secret."""
     assert json.dumps(HUSH)[1:-1] not in json.dumps(_pure(to_json(value)))
+
+
+def test_a_request_names_what_the_provider_keeps_and_runs() -> None:
+    """Hosted tools and a stored prompt are written with their options."""
+    [request] = [value for value in VALUES if isinstance(value, m.ModelRequest)]
+    written = to_json(request)
+    assert written["hosted"] == [{"kind": "web_search", "config": {"depth": 1}}]
+    assert written["prompt"]["id"] == "p1"
 
 
 def test_a_delta_of_arguments_has_no_text() -> None:
