@@ -129,6 +129,7 @@ SAID = AssistantMessage(
     id="msg_1",
     provider_data={"responses": {"status": "completed", "phase": "commentary"}},
 )
+STATUS = {"status": "completed"}
 ITEMS = (
     Reasoning("rs_1", ["I search."], ["Hm."], "c2VjcmV0", provider_data={"responses": {"status": "completed"}}),
     HostedToolCall("web_search_call", {"action": SEARCH["action"]}, "ws_1", "completed"),
@@ -326,6 +327,7 @@ def test_calls_get_an_id_of_the_run_s() -> None:
     [call] = done(make_stream([bare | {"id": "fc_9"}])).items
     assert isinstance(call, ToolCall)
     assert call.call_id == "fc_9"
+    assert done(make_stream([CALL | {"id": None}])).items == (ITEMS[5].replace(provider_data={"responses": STATUS}),)
     earlier = ask(HI, ToolCall("call_1", "look"), turn=2)
     events = decode(make_stream([CALL]), earlier)
     last = events[-1]
