@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 from edges.definition import Definition
+from edges.messages_fixture import START, WHOLE, begin, end, more, stop, wire
 
 from agentloop.exceptions import (
     ModelBehaviorError,
@@ -326,78 +327,6 @@ def test_a_typed_output_is_a_format_or_a_forced_tool() -> None:
 # ---------------------------------------------------------------------------------------------- decoding
 
 
-START = {
-    "type": "message_start",
-    "message": {
-        "id": "msg_1",
-        "type": "message",
-        "role": "assistant",
-        "model": "claude-x",
-        "content": [],
-        "stop_reason": None,
-        "stop_sequence": None,
-        "usage": {
-            "service_tier": "priority",
-            "input_tokens": 10,
-            "cache_read_input_tokens": 4,
-            "cache_creation_input_tokens": 2,
-            "output_tokens": 1,
-        },
-    },
-}
-
-
-def begin(index: int, **block: Any) -> dict[str, Any]:
-    return {"type": "content_block_start", "index": index, "content_block": block}
-
-
-def more(index: int, **delta: Any) -> dict[str, Any]:
-    return {"type": "content_block_delta", "index": index, "delta": delta}
-
-
-def stop(index: int) -> dict[str, Any]:
-    return {"type": "content_block_stop", "index": index}
-
-
-def end(reason: str, **fields: Any) -> list[dict[str, Any]]:
-    usage = {"input_tokens": None, "output_tokens": 20, "output_tokens_details": {"thinking_tokens": 7}}
-    return [
-        {"type": "message_delta", "delta": {"stop_reason": reason, "stop_sequence": None} | fields, "usage": usage},
-        {"type": "message_stop"},
-    ]
-
-
-WHOLE = [
-    START,
-    {"type": "ping"},
-    begin(0, type="thinking", thinking="", signature=""),
-    more(0, type="thinking_delta", thinking="Let me "),
-    more(0, type="thinking_delta", thinking="see."),
-    more(0, type="signature_delta", signature="c2ln"),
-    stop(0),
-    begin(1, type="redacted_thinking", data="cmVk"),
-    stop(1),
-    begin(2, type="text", text=""),
-    more(2, type="text_delta", text="I look "),
-    more(2, type="text_delta", text="für dich."),
-    stop(2),
-    begin(3, type="server_tool_use", id="srv_1", name="web_search", input={}),
-    more(3, type="input_json_delta", partial_json='{"query": "x"}'),
-    stop(3),
-    begin(4, type="web_search_tool_result", tool_use_id="srv_1", content=[]),
-    stop(4),
-    begin(5, type="text", text=""),
-    more(5, type="text_delta", text="Found."),
-    stop(5),
-    begin(6, type="tool_use", id="toolu_1", name="look", input={}),
-    more(6, type="input_json_delta", partial_json=""),
-    more(6, type="input_json_delta", partial_json='{"where":'),
-    more(6, type="input_json_delta", partial_json=' "here"}'),
-    stop(6),
-    begin(7, type="tool_use", id="toolu_2", name="now"),
-    stop(7),
-    *end("tool_use"),
-]
 ITEMS = (
     thought("Let me see.", "c2ln"),
     Reasoning(encrypted="cmVk", provider_data={BLOCK: "redacted_thinking"}),
@@ -420,12 +349,6 @@ ITEMS = (
     ToolCall("toolu_1", "look", '{"where": "here"}'),
     ToolCall("toolu_2", "now"),
 )
-
-
-def wire(events: Sequence[Mapping[str, Any]]) -> bytes:
-    return b"".join(
-        f"event: {event['type']}\ndata: {json.dumps(event, ensure_ascii=False)}\n\n".encode() for event in events
-    )
 
 
 def decode(*pieces: bytes, request: ModelRequest | None = None, **options: Any) -> list[ModelEvent]:
@@ -496,7 +419,7 @@ def test_items_go_back_as_the_blocks_that_they_were() -> None:
 def test_a_whole_response_reads_like_its_stream() -> None:
     """The server may not stream."""
     [message] = messages(*ITEMS)
-    answer = START["message"] | {"content": message["content"], "stop_reason": "tool_use"}  # type: ignore[operator]
+    answer = START["message"] | {"content": message["content"], "stop_reason": "tool_use"}
     decoder = MessagesDecoder(ask())
     events = decoder.feed_answer(answer) + decoder.finish()
     done = events[-1]

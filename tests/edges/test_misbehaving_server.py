@@ -8,8 +8,8 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import pytest
-from edges.test_messages_codec import WHOLE, wire
-from edges.test_vendor_types import chat_bytes
+from edges.chat_fixture import chat_bytes
+from edges.messages_fixture import WHOLE, wire
 from edges.wire_server import LAST_CHUNK, SSE_HEAD, Answer, Exchange, chunked, serving
 
 from agentloop import Agent, Runner, tool

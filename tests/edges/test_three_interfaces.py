@@ -6,8 +6,8 @@ from typing import Any
 
 import httpx
 import pytest
+from edges.messages_fixture import begin, end, more, stop, wire
 from edges.responses_fixture import make_response, make_stream
-from edges.test_messages_codec import begin, end, more, stop, wire
 
 from agentloop import Agent, Runner, tool
 from agentloop.items import AssistantMessage, Item, Text, ToolCall, ToolOutput

@@ -12,10 +12,11 @@ from typing import Any
 
 import attrs
 import pytest
+from edges.chat_fixture import chat_bytes
 from edges.definition import Definition
+from edges.messages_fixture import WHOLE, begin, end, more, stop, wire
 from edges.responses_fixture import make_stream
 from edges.responses_fixture import wire as write_events
-from edges.test_messages_codec import WHOLE, begin, end, more, stop, wire
 from edges.test_responses_codec import ITEMS
 
 from agentloop.items import (
@@ -302,32 +303,6 @@ def test_a_stream_of_messages_reads_as_the_vendors_client_reads_it() -> None:
     assert done.usage.output_tokens == theirs.usage.output_tokens
     assert done.usage.cached_tokens == theirs.usage.cache_read_input_tokens
     assert (done.response_id, theirs.stop_reason, done.finish_reason) == (theirs.id, "tool_use", "tool_calls")
-
-
-CHUNKS = [
-    {"role": "assistant", "content": ""},
-    {"content": "Hel"},
-    {"content": "lo"},
-    {"tool_calls": [{"index": 0, "id": "c1", "type": "function", "function": {"name": "look", "arguments": ""}}]},
-    {"tool_calls": [{"index": 0, "function": {"arguments": '{"where": '}}]},
-    {"tool_calls": [{"index": 0, "function": {"arguments": '"here"}'}}]},
-    {"tool_calls": [{"index": 1, "id": "c2", "type": "function", "function": {"name": "now", "arguments": "{}"}}]},
-]
-
-
-def chat_bytes() -> bytes:
-    base = {"id": "r", "object": "chat.completion.chunk", "created": 1, "model": "gpt-x"}
-    choices = [{"index": 0, "delta": delta, "finish_reason": None} for delta in CHUNKS]
-    choices.append({"index": 0, "delta": {}, "finish_reason": "tool_calls"})
-    usage = {
-        "prompt_tokens": 9,
-        "completion_tokens": 5,
-        "total_tokens": 14,
-        "prompt_tokens_details": {"cached_tokens": 4},
-        "completion_tokens_details": {"reasoning_tokens": 2},
-    }
-    chunks = [base | {"choices": [choice]} for choice in choices] + [base | {"choices": [], "usage": usage}]
-    return b"".join(b"data: " + json.dumps(chunk).encode() + b"\n\n" for chunk in chunks) + b"data: [DONE]\n\n"
 
 
 def test_a_stream_of_chat_completions_reads_as_the_vendors_client_reads_it() -> None:
