@@ -208,6 +208,8 @@ class VerdictGiven(_CallRecord, frozen=True, tag="verdict_given"):
     message: str | None = None
     arguments: str | None = None
     always: bool = False
+    by: str | None = None
+    """The giver of the verdict, in the application's words: a user's id, the name of a rule."""
 
 
 class CallStarted(_CallRecord, frozen=True, tag="call_started"):

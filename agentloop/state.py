@@ -145,7 +145,12 @@ class RunState:
         return tuple(self.fold.interruptions())
 
     def approve(
-        self, call: ApprovalRequest | str, *, arguments: str | Mapping[str, Any] | None = None, always: bool = False
+        self,
+        call: ApprovalRequest | str,
+        *,
+        arguments: str | Mapping[str, Any] | None = None,
+        always: bool = False,
+        by: str | None = None,
     ) -> None:
         """Approve *call*, so that it runs when the state is resumed.
 
@@ -154,19 +159,27 @@ class RunState:
             arguments: JSON text or a mapping that replaces the model's arguments: another invocation, which policies
                 and guardrails check again. They must fit the tool's schema.
             always: True to approve later calls of the same agent to the same tool, too, for the rest of the run.
+            by: Who gives the verdict, in the application's words; the log keeps it (`VerdictGiven.by`).
 
         Raises:
             StateError: if no such call waits, or the interruption is of another call than the one that waits.
             UserError: if *arguments* don't fit the tool; names every fault. The call then still waits.
         """
         text = None if arguments is None else as_text(arguments)
-        self._decide(call, approved=True, arguments=text, always=always)
+        self._decide(call, approved=True, arguments=text, always=always, by=by)
 
-    def reject(self, call: ApprovalRequest | str, *, message: str | None = None, always: bool = False) -> None:
+    def reject(
+        self,
+        call: ApprovalRequest | str,
+        *,
+        message: str | None = None,
+        always: bool = False,
+        by: str | None = None,
+    ) -> None:
         """Reject *call*: it never runs, and the model receives *message*. Otherwise as `approve`."""
         if message is not None and not isinstance(message, str):
             raise UserTypeError(f"message: text is needed, not {message!r}")
-        self._decide(call, approved=False, message=message, always=always)
+        self._decide(call, approved=False, message=message, always=always, by=by)
 
     def _decide(self, call: ApprovalRequest | str, **verdict: Any) -> None:
         self._append(verdict_on(self.fold, call, AgentGraph(self.agent), converter=self.converter, **verdict))
@@ -358,8 +371,11 @@ def verdict_on(
 
     Raises:
         StateError: if no such call waits, or the interruption is of another call than the one that waits.
-        UserError: if the arguments given with the verdict don't fit the call's tool in *graph*; names every fault.
+        UserError: if the arguments given with the verdict don't fit the call's tool in *graph*; names every fault. Also
+            if `by` isn't text.
     """
+    if (by := verdict.get("by")) is not None and not isinstance(by, str):
+        raise UserTypeError(f"by: text is needed, not {by!r}")
     path, call_id = _locate_call(fold, call, asking or {})
     inner = fold.at(path)
     state = inner.calls.get(call_id) if inner is not None else None

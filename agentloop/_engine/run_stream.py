@@ -370,17 +370,29 @@ class RunStream(Generic[OutputT]):
         return self._live.cancel_call(path, call_id, reason)
 
     def approve(
-        self, call: ApprovalRequest | str, *, arguments: str | Mapping[str, Any] | None = None, always: bool = False
+        self,
+        call: ApprovalRequest | str,
+        *,
+        arguments: str | Mapping[str, Any] | None = None,
+        always: bool = False,
+        by: str | None = None,
     ) -> None:
         """Approve a call that waits, while the run is under way: as `RunState.approve`.
 
         A verdict that comes before the rest of the turn is done saves the pause.
         """
-        self._give_verdict(call, approved=True, arguments=arguments, always=always)
+        self._give_verdict(call, approved=True, arguments=arguments, always=always, by=by)
 
-    def reject(self, call: ApprovalRequest | str, *, message: str | None = None, always: bool = False) -> None:
+    def reject(
+        self,
+        call: ApprovalRequest | str,
+        *,
+        message: str | None = None,
+        always: bool = False,
+        by: str | None = None,
+    ) -> None:
         """Reject a call that waits, while the run is under way: as `RunState.reject`."""
-        self._give_verdict(call, approved=False, message=message, always=always)
+        self._give_verdict(call, approved=False, message=message, always=always, by=by)
 
     @uninterrupted
     def _give_verdict(

@@ -417,7 +417,7 @@ class ReplayEffects(ReplayLog):
         await self.until(index, "on_tool_end", in_time=False)
 
 
-class _Gate(Limit):
+class _RecordedAdmission(Limit):
     """Admits calls of one turn as long as the log shows that one more was admitted. Owned by the turn's batch."""
 
     freed_by_calls = False
@@ -448,7 +448,7 @@ class Consumer(EventBuffer):
 
     def new_gate(self) -> Limit:
         """Return a gate that admits the calls of a turn only as the log does: a slow consumer may have held them."""
-        return _Gate(self._effects, *self._effects.current_run())
+        return _RecordedAdmission(self._effects, *self._effects.current_run())
 
     def record(self, record: r.Record) -> None:
         """Cause the cancellation that is due after *record*: it is folded now. Nothing reads events in a replay."""

@@ -18,7 +18,7 @@ from kit.results import (
 from kit.resuming import Pauses, approve, decide_nothing, in_every_way, reject
 from kit.watching import ToolHookLog
 
-from agentloop import RunConfig, RunContext, Runner, ToolErrorArgs, UserError, tool
+from agentloop import RunConfig, RunContext, Runner, RunState, ToolErrorArgs, UserError, UserTypeError, tool
 from agentloop import events as ev
 from agentloop import records as r
 from agentloop.items import ApprovalRequest, ToolCall, ToolOutput
@@ -209,6 +209,19 @@ async def test_a_rejected_call_never_runs_and_the_model_is_told(run_mode: Run, w
     assert read_statuses(result) == ["rejected"]
     assert result.calls[0].outcome.started_at is None
     assert (ran, hooks.seen) == ([], [])
+
+
+@pytest.mark.parametrize("approved", [True, False])
+async def test_the_log_keeps_who_gave_a_verdict(run_mode: Run, approved: bool) -> None:
+    """A verdict names who gave it in the application's words, also after the state was stored."""
+    agent = make_agent([make_gated_tool([])], call("gated", {}, "c1"))
+    state = (await run_mode(agent, "go")).to_state()
+    decide = state.approve if approved else state.reject
+    with pytest.raises(UserTypeError, match="by: text is needed, not 7"):
+        decide("c1", by=7)  # type: ignore[arg-type]
+    decide("c1", by="ann")
+    result = await run_mode(agent, RunState.from_json(agent, state.to_json()))
+    assert [record.by for record in result.records if isinstance(record, r.VerdictGiven)] == ["ann"]
 
 
 def formatted(args: ToolErrorArgs) -> str:

@@ -164,7 +164,7 @@ async def test_a_verdict_on_a_call_that_waits_saves_the_pause_while_siblings_run
             )
             if now and not approved:
                 approved = True
-                stream.approve("c1")
+                stream.approve("c1", by="ann")
                 await both.wait()
     result = stream.result
     assert result.final_output == "done"
@@ -173,6 +173,7 @@ async def test_a_verdict_on_a_call_that_waits_saves_the_pause_while_siblings_run
     assert read_outputs(created) == {"c1": "gated 1", "c2": "free 0", "c3": "slow"}
     assert read_outputs(result.new_items) == read_outputs(created)
     assert count_records(result, r.RunEnded) == 1
+    assert [record.by for record in result.records if isinstance(record, r.VerdictGiven)] == ["ann"]
     with pytest.raises(UserError):
         stream.approve("c1")
 
