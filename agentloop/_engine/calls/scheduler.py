@@ -319,12 +319,19 @@ class Batch:
         self._report_next = -math.inf
         """The time, on the loop's clock, at which bodies that still run are reported again."""
         self._build(plan, sequential)
-        self.pump = self._choose_dispatcher()
+        self._limited = any(map(_get_limits, self.calls))
+        if self._limited:
+            self.pump = self._choose_dispatcher()
 
     @property
     def is_settled(self) -> bool:
         """True once no call of the batch is unsettled but those that are paused."""
         return self._unsettled == 0
+
+    @cached_property
+    def pump(self) -> Dispatcher:
+        """The dispatcher of the calls that wait for a limit; made at first use where no call has one."""
+        return Dispatcher()
 
     @cached_property
     def conversation(self) -> Sequence[Item]:
@@ -425,7 +432,8 @@ class Batch:
         """Queue the first segment and apply cancellations requested before. The nursery has been entered."""
         self._opened = True
         # Before the first calls are queued: a look that leaves calls waiting for a `Rate` must find an owner to wake.
-        self.pump.sleepers[self._wake_for] = None
+        if self._limited:
+            self.pump.sleepers[self._wake_for] = None
         self._next_segment()
         requests = self.run.tree.cancel_requests
         mine = {live.call_id: live for live in self.calls if live.phase != "settled"} if requests else {}
@@ -647,8 +655,7 @@ class Batch:
         if self.stopped is not None:
             return
         self.stopped = by
-        # Another batch's owner wakes from now on for calls that wait for time alone.
-        self.pump.leave(self._wake_for)
+        self._leave_dispatcher()
         self.halt()
         self.run.cleanup.begin()
         for live in self.calls:
@@ -658,6 +665,11 @@ class Batch:
                 self._end_paused(live)
             elif by == "sibling":
                 live.cancel("sibling")
+
+    def _leave_dispatcher(self) -> None:
+        """Let another batch's owner wake from now on for calls that wait for time alone."""
+        if self._limited:
+            self.pump.leave(self._wake_for)
 
     def _expire_waiting(self) -> None:
         """Settle as skipped every call that has waited longer than `queue_timeout`."""
@@ -751,7 +763,8 @@ class Batch:
                 if self.failures:
                     self.stop("sibling")
                 self._expire_waiting()
-                self.pump.pump()
+                if self._limited:
+                    self.pump.pump()
         except cancelled_types():
             self.run.cleanup.begin()
             self.halt()
@@ -776,15 +789,15 @@ class Batch:
             self._report_running()
 
     def _next_wake_time(self) -> float:
-        now = anyio.current_time()
         if self.stopped is not None:
-            deadline = self.run.cleanup.deadline
+            deadline, now = self.run.cleanup.deadline, anyio.current_time()
             return now + 1.0 if deadline is None else max(deadline, self._report_next) + CLOCK_SLACK
         limit = self.execution.queue_timeout
         expiry = math.inf
         if limit is not None and not self.halted and any(self._can_expire(live) for live in self.calls):
             expiry = self._opened_at + limit
-        return min(expiry, self.pump.alarm_of(self._wake_for)) + CLOCK_SLACK
+        room = self.pump.alarm_of(self._wake_for) if self._limited else math.inf
+        return min(expiry, room) + CLOCK_SLACK
 
     def _report_running(self) -> None:
         """Report each call that runs past the cleanup deadline, at most once a second; settle those not begun."""
@@ -815,7 +828,7 @@ class Batch:
         """
         if self.closed:
             return
-        self.pump.leave(self._wake_for)
+        self._leave_dispatcher()
         self.halt()
         for entry in self.answers:
             if self.run.state.calls[entry.call.call_id].outcome is None:
