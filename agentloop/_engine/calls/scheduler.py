@@ -44,6 +44,7 @@ from operator import attrgetter
 from typing import Any, Literal
 
 import anyio
+import attrs
 import msgspec
 
 from agentloop._common.error_text import error_summary, is_fatal, redact_message
@@ -129,14 +130,15 @@ class Charge(Value, frozen=True):
     """The error of the tool's `cost`; without it and a reservation, the budget is spent."""
 
 
-class LiveCall(msgspec.Struct, eq=False):
+@attrs.define(eq=False)
+class LiveCall:
     """One call of a batch, from its plan to its outcome. (It doesn't hold its plan entry: a batch outlives its plan.)
 
     Owned by its batch; mutated by the batch and, from `begun` on, by the call's task. Any code on the loop may call
     `cancel`. What one part of a call alone has is in an object of that part, which does not exist before: `ticket` of a
     call that waits, `charge` of one that a budget pays for, `body` of one whose body has started.
 
-    A Struct, as a thousand calls make a thousand of them: as an attrs class it takes 0.8 µs to make, so 0.2.
+    No Struct, although that takes 0.3 µs less to make: a call assigns twelve fields, for 65 ns each instead of 17.
     """
 
     run: LiveRun
@@ -155,7 +157,7 @@ class LiveCall(msgspec.Struct, eq=False):
     cause: Literal["caller", "sibling"] | None = None
     reason: str | None = None
     ticket: Ticket | None = None
-    scope: anyio.CancelScope = None  # type: ignore[assignment]  # set by `Batch.spawn`
+    scope: anyio.CancelScope = attrs.field(init=False)
     """Scope around steps 8 to 12, made together with the task; then the one around the rest, if it has one."""
     begun: bool = False
     """True once the call's task has taken its first step, or is to do nothing when it does. Until then the batch's
