@@ -233,9 +233,9 @@ def _load(source: Any, *, key: bytes | None, codec: Codec | None) -> _Loaded:
 
 def _check_file(path: Path) -> None:
     if not path.is_file():
-        what = (
-            "it is a directory: mode='shadow' replays each journal in it" if path.is_dir() else "there is no such file"
-        )
+        what = "there is no such file; a run that was cancelled before its first record has no journal"
+        if path.is_dir():
+            what = "it is a directory: mode='shadow' replays each journal in it"
         raise JournalError(f"{os.fspath(path)!r} can't be replayed: {what}")
     if not path.stat().st_size:
         raise JournalError(f"{os.fspath(path)!r} can't be replayed: it is empty")
