@@ -18,6 +18,9 @@ myst_heading_anchors = 3
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_class_signature = "mixed"
+# Imported for type checkers alone. A class with one name that can't be read has all its annotations left as text, and
+# `CallSettled` is the name of an event and of a record.
+autodoc_type_aliases = {"RunState": "agentloop.RunState"}
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 

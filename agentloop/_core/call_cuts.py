@@ -26,7 +26,7 @@ Stage: TypeAlias = Literal["before", "body", "after"]
 
 
 class Cut(Value, frozen=True):
-    """What becomes of a call that is ended early: its outcome's status and source, and the policy of its failure."""
+    """The end of a call that is ended early: status and source of its outcome, and the policy of its failure."""
 
     status: Literal["cancelled", "timed_out"]
     by: CancelledBy | None = None

@@ -90,7 +90,7 @@ def _needs_answer(item: OpaqueItem | HostedToolCall) -> bool:
         return False
     if kind in _OF_THE_CLIENT or kind.endswith("_request") or isinstance(data.get("call_id"), str):
         return True
-    if data.get("execution") == "client":  # the provider's tool search, run by whoever holds the tools
+    if data.get("execution") == "client":  # the provider's tool search, run where the tools are
         return True
     # A provider that runs a call itself says that it is done, and gives no id to answer it under.
     return isinstance(item, OpaqueItem) and kind.endswith(_CALLS) and data.get("status") != "completed"

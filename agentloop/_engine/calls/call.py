@@ -43,7 +43,7 @@ from agentloop._core.plan import read_arguments
 from agentloop._engine.calls.approval import denial
 from agentloop._engine.calls.cancelled_by import cancelled_result, decide_end
 from agentloop._engine.calls.outcome import Converted, convert, raisable, record_body_end
-from agentloop._engine.calls.scheduler import BodyRun, LiveCall, Timer
+from agentloop._engine.calls.scheduler import BodyClock, BodyState, LiveCall
 from agentloop._engine.calls.tool_context import call_context
 from agentloop._engine.runtime import body_result as end
 from agentloop._engine.runtime.backend import (
@@ -158,7 +158,7 @@ async def _check_in_time() -> None:
 
 def _restore_result(live: LiveCall, body: BodyEnded) -> end.Ending:
     """Return the body result that an earlier run segment recorded; it ended before the call had settled."""
-    live.body = BodyRun(None, finished=True)
+    live.body = BodyState(None, finished=True)
     if body.failed:
         # A fatal error is no output of the body: the tool's failure policy must not answer it.
         error = EarlierFailure(body.error or "the body failed", fatal=body.fatal)
@@ -330,7 +330,7 @@ async def _run_body(live: LiveCall) -> end.Ending:
     run, context = live.run, call_context(live)
     try:
         if live.earlier.announced:
-            body = live.body = BodyRun(run.tree.log.wall())
+            body = live.body = BodyState(run.tree.log.wall())
             live.clock = live.batch.nursery.now()
         else:
             body = _append_start(live)
@@ -359,11 +359,11 @@ async def _run_body(live: LiveCall) -> end.Ending:
     return value if isinstance(value, end.Paused) else end.Returned(value)
 
 
-def _append_start(live: LiveCall) -> BodyRun:
+def _append_start(live: LiveCall) -> BodyState:
     """Do step 10: append `CallStarted`, and spend the budget reserved for the call."""
     run, reserved = live.run, None if live.charge is None else live.charge.reservation
     path, turn, at = run.here()
-    body = live.body = BodyRun(at)
+    body = live.body = BodyState(at)
     live.clock = live.batch.nursery.now()
     run.append(
         CallStarted(
@@ -403,14 +403,14 @@ async def _call_start_hooks(live: LiveCall, context: ToolContext[Any]) -> None:
             await resolved(hooks.on_tool_start(context, live.run.agent, live.tool))
 
 
-def _start_timer(live: LiveCall) -> Timer | None:
+def _start_timer(live: LiveCall) -> BodyClock | None:
     """Start the clocks of `timeout` and `idle_timeout`, if the tool has one; not before the start hooks have run."""
     limits = [seconds for seconds in (live.tool.timeout, live.tool.idle_timeout) if seconds is not None]
     if not limits:
         return None
     now = anyio.current_time()
     live.scope.deadline = now + min(limits)
-    return Timer(now, now, live.scope.deadline)
+    return BodyClock(now, now, live.scope.deadline)
 
 
 def _make_body_function(live: LiveCall, context: ToolContext[Any]) -> Callable[[], Any]:

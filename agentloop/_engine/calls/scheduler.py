@@ -86,7 +86,7 @@ STAGES: Mapping[Phase, Stage] = {"waiting": "before", "starting": "before", "bod
 
 
 class Earlier(Value, frozen=True):
-    """What earlier run segments left of a call."""
+    """The progress of a call in earlier run segments."""
 
     attempt: int = 1
     announced: bool = False
@@ -98,7 +98,7 @@ class Earlier(Value, frozen=True):
 _FIRST = Earlier()
 
 
-class Timer(msgspec.Struct, eq=False, gc=False):
+class BodyClock(msgspec.Struct, eq=False, gc=False):
     """The clocks of `timeout` and `idle_timeout`, on the loop's clock. They cover the body alone."""
 
     began: float
@@ -106,7 +106,7 @@ class Timer(msgspec.Struct, eq=False, gc=False):
     ends_at: float
 
 
-class BodyRun(msgspec.Struct, eq=False, gc=False):
+class BodyState(msgspec.Struct, eq=False, gc=False):
     """The run of a call's body, under way or over; made with `CallStarted`. Mutated by the call's task.
 
     It holds times and flags alone, so the garbage collector need not know it: that is a third of a µs of each call.
@@ -114,7 +114,7 @@ class BodyRun(msgspec.Struct, eq=False, gc=False):
 
     started_at: float | None
     """Wall-clock time; None for a body that ended in an earlier run segment."""
-    timer: Timer | None = None
+    timer: BodyClock | None = None
     ended_at: float | None = None
     finished: bool = False
     """True if the body came to its own end: it returned, raised, or cancelled itself."""
@@ -123,7 +123,7 @@ class BodyRun(msgspec.Struct, eq=False, gc=False):
 
 
 class Charge(Value, frozen=True):
-    """What the budget answered when the call was admitted: a reservation, or the reason why there is none."""
+    """The budget's answer at the admission of a call: a reservation, or the reason why there is none."""
 
     reservation: Reservation | None = None
     error: BaseException | None = None
@@ -170,7 +170,7 @@ class LiveCall:
     context: ToolContext[Any] | None = None
     hooked: Sequence[Any] = ()
     """Hook objects whose start event was delivered, or whose delivery had begun: they get the end event."""
-    body: BodyRun | None = None
+    body: BodyState | None = None
     coro: Any = None
     """The body under way, for reports."""
     gave_secret: bool = False

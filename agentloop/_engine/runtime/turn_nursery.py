@@ -31,7 +31,7 @@ import math
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import Context
-from functools import cache, partial
+from functools import cache
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeAlias, TypeVar, cast, final
 
@@ -493,10 +493,10 @@ class _TrioNursery(_Grouped):
         return cast(anyio.CancelScope, self._trio.CancelScope())
 
     def start(self, work: Work[MemberT], member: MemberT, name: str, context: Context) -> None:
-        context.run(partial(self._nursery.start_soon, work, member, name=name))
+        context.run(lambda: self._nursery.start_soon(work, member, name=name))
 
     def start_shielded(self, work: Work[Any], on: Any, name: str, context: Context) -> None:
-        context.run(partial(self._nursery.start_soon, work, on, name=name))
+        context.run(lambda: self._nursery.start_soon(work, on, name=name))
 
     def is_bounded(self) -> bool:
         return self._trio.current_effective_deadline() < math.inf
