@@ -10,13 +10,15 @@ import anyio.lowlevel
 import pytest
 from edges.chat_fixture import chat_bytes
 from edges.messages_fixture import WHOLE, wire
+from edges.responses_fixture import CALL, MESSAGE, make_stream
+from edges.responses_fixture import wire as responses_wire
 from edges.wire_server import LAST_CHUNK, SSE_HEAD, Answer, Exchange, chunked, serving
 
 from agentloop import Agent, Runner, tool
 from agentloop.exceptions import ModelBehaviorError, ModelTimeoutError, ModelTransportError
 from agentloop.items import ToolCall, UserMessage
 from agentloop.model_events import ModelRequest, ResponseDone
-from agentloop.models import AnthropicModel, OpenAIChatModel
+from agentloop.models import AnthropicModel, OpenAIChatModel, OpenAIResponsesModel
 from agentloop.models._http_model import HttpModel
 from agentloop.settings import ModelRetrySettings, ModelSettings
 
@@ -24,8 +26,20 @@ pytestmark = pytest.mark.real_clock
 
 KEY = "sk-very-secret-0123456789"
 REQUEST = ModelRequest(system=None, items=(UserMessage("Hi"),))
-MODELS: dict[type[HttpModel], bytes] = {OpenAIChatModel: chat_bytes(), AnthropicModel: wire(WHOLE)}
-"""Each interface, and one whole answer in it."""
+PLAIN_CALL = {name: value for name, value in CALL.items() if name not in ("namespace", "caller")}
+RESPONSE = [
+    MESSAGE,
+    PLAIN_CALL | {"arguments": '{"where": "here"}'},
+    PLAIN_CALL | {"id": "fc_2", "call_id": "call_2", "name": "now", "arguments": "{}"},
+]
+MODELS: dict[type[HttpModel], bytes] = {
+    OpenAIResponsesModel: responses_wire(make_stream(RESPONSE)),
+    OpenAIChatModel: chat_bytes(),
+    AnthropicModel: wire(WHOLE),
+}
+"""Each interface, and one whole answer in it: a message, then calls of `look` and `now`."""
+FIRST_CALL = {OpenAIResponsesModel: b"call_1", OpenAIChatModel: b"c1", AnthropicModel: b"toolu_1"}
+"""The server's id of the first call."""
 LIMIT = 15.0
 """Seconds in which every outcome has to come."""
 
@@ -309,8 +323,7 @@ async def test_ids_that_start_again_in_each_answer_are_told_apart(kind: Any) -> 
             result = await Runner.run(agent, "Hi")
     assert sorted(ran) == ["here", "here", "here", "now", "now", "now"]
     assert len({settled.call.call_id for settled in result.calls}) == 6
-    first = b"c1" if kind is OpenAIChatModel else b"toolu_1"
-    assert requests[2].count(b'"' + first + b'"') == 4  # two calls and two outputs
+    assert requests[2].count(b'"' + FIRST_CALL[kind] + b'"') == 4  # two calls and two outputs
 
 
 def _third(requests: list[bytes]) -> Any:
