@@ -24,7 +24,7 @@ class Cleanup:
     __slots__ = ("_begun", "_outer", "_own", "_sections", "grace")
 
     def __init__(self, grace: float, outer: Cleanup | None = None) -> None:
-        self.grace = grace
+        self.grace: float = grace
         self._outer = outer
         self._own: float | None = None
         self._begun = False

@@ -43,7 +43,7 @@ class Log:
     )
 
     def __init__(self, state: RunFold, instruments: tuple[Instrument, ...]) -> None:
-        self.state = state
+        self.state: RunFold = state
         self.events: EventBuffer | None = None
         self.listeners: list[EventBuffer] = []
         """Buffers of parts of the tree, for agent tools with `on_stream`. The run never waits for their readers."""
