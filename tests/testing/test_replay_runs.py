@@ -468,6 +468,39 @@ def test_handoffs_and_nested_agents() -> None:
     assert replayed[0].result.last_agent.name == "target"
 
 
+@pytest.mark.parametrize(("where", "passes"), [("model", 1), ("model", 2), ("body", 0)])
+def test_a_late_loop_on_which_a_timeout_ends_a_nested_run_beside_others(where: str, passes: int) -> None:
+    """Its call had been admitted and never began, so its end came some records after that of the call."""
+
+    async def hold_up(at: str) -> None:
+        for _ in range(passes if at == where else 0):
+            await anyio.lowlevel.checkpoint()
+        if at == where:
+            advance_clock(60)
+
+    @tool
+    async def work() -> str:
+        """Work for a moment."""
+        ran("work")
+        await hold_up("body")
+        await anyio.sleep(0.01)
+        return "worked"
+
+    async def ask(request: Any) -> Any:
+        ran("ask")
+        if request.turn == 1:
+            await hold_up("model")
+        return [call("work"), say("worked")][request.turn - 1]
+
+    worker = Agent("worker", tools=[work], model=FunctionModel(ask))
+    stuck = Agent("stuck", tools=[attrs.evolve(hangs, timeout=None)], model=scripted(call("hangs")))
+    turn = [call("worker", {"input": "x"}), call("stuck", {"input": "y"}), call("worker", {"input": "z"})]
+    agent = Agent("a", tools=[worker.as_tool(), stuck.as_tool(timeout=30)], model=scripted(turn, say("done")))
+    replayed = comes_out_the_same(agent)
+    assert replayed[0].result is not None
+    assert [one.outcome.status for one in replayed[0].result.calls] == ["succeeded", "timed_out", "succeeded"]
+
+
 def test_retries_and_failures_of_the_model() -> None:
     """A retry waits by the settings or by the application's policy; a last failure keeps its class."""
 

@@ -150,6 +150,7 @@ class ReplayLog:
         self.unheld: set[Call] = set()
         """Calls whose bodies release their limits as soon as they end, before their record is due."""
         self.live_call: Callable[[Call], Any] = lambda call: None
+        self.live_run: Callable[[Path], Any] = lambda path: None
         self._claimed: set[int] = set()
         self._released: set[int] = set()
         self.unfiltered: set[tuple[Path, int]] = set()
@@ -261,6 +262,7 @@ class ReplayLog:
             if not self.entry.ended:
                 self.end()
             return record
+        self.hold_end(record.path)
         if isinstance(record, r.BodyEnded):
             self.skip_end_hooks(record.path, record.call_id)
         if self._is_stopped_by_caller():
@@ -480,12 +482,14 @@ class ReplayLog:
         first.event.set()
         return True
 
-    def hold_end(self, path: Path, call_id: str) -> None:
-        """Make the end of a call's nested run wait for its record, if the recorded end took time to close resources.
+    def hold_end(self, path: Path) -> None:
+        """Make the end of the nested run at *path* wait for its record, if something else came before it.
 
-        The end of the outermost run needs no such placeholder: its hook `on_run_end` waits.
+        That is so if the end took time to close resources, or if other runs appended records: where a call had been
+        admitted and not begun, the recorded run waited for its task, which a replay doesn't start. The end of the
+        outermost run needs no placeholder: its hook `on_run_end` waits.
         """
-        live = self.live_call((path, call_id))
+        live = self.live_run(path)
         if not path or live is None or path in self.ends_held:
             return
         self.ends_held.add(path)
@@ -494,8 +498,8 @@ class ReplayLog:
             return
         before = [index for index in self.recorded.paths[path] if index < end]
         cut = isinstance(self.records[before[-1]], r.CleanupCut)
-        if cut or self.records[end].at - self.records[before[-1]].at > CLEARLY:
-            live.run.resources.stand_in(_ResourceStandIn(self, end, cut))
+        if cut or end - before[-1] > 1 or self.records[end].at - self.records[before[-1]].at > CLEARLY:
+            live.resources.stand_in(_ResourceStandIn(self, end, cut))
 
     def drop_end_hooks(self, path: Path, call_id: str) -> None:
         """Drop the end hooks of a call whose body has returned, if it settled in that step: then it had none."""

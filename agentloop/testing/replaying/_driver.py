@@ -178,6 +178,7 @@ class _SegmentReplay:
                         effects.stop, effects.turn_is_over = stream._stop, lambda: stream.cancel("after_turn")
                         effects.cause_end = self._cause_end
                         effects.live_call = live.tree.calls.get
+                        effects.live_run = live.tree.children.get
                         effects.end_call = self._end_call
                         group.start_soon(self._drive, name="agentloop replay")
                         await stream.finished()

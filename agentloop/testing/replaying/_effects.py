@@ -133,7 +133,6 @@ class ReplayEffects(ReplayLog):
 
     async def _call_tool(self, effect: e.CallTool) -> Any:
         path, call_id = effect.path, effect.call_id
-        self.hold_end(path, call_id)
         self._stop_timeouts(path, call_id)
         nested = (*path, call_id)
         if nested in self.recorded.paths:
