@@ -223,6 +223,49 @@ def test_a_nested_run_that_takes_its_time_to_leave_what_it_holds(fails: bool) ->
     assert sorted(ends) == [(), ("c1",), ("c2",)]
 
 
+@pytest.mark.parametrize("passes", [0, 1, 2])
+def test_a_late_loop_on_which_a_nested_run_is_cut_in_leaving_what_it_holds(passes: int) -> None:
+    """What others do in the pass in which its cleanup deadline passes comes before or after its end, as in the log."""
+    leaving: list[anyio.Event] = []
+
+    @asynccontextmanager
+    async def held() -> AsyncIterator[str]:
+        ran("held")
+        yield "held"
+        leaving[-1].set()
+        await anyio.sleep(600)
+
+    @tool
+    async def hold(ctx: ToolContext[None]) -> str:
+        """Hold something."""
+        return str(await ctx.resource(held))
+
+    @tool
+    async def work() -> str:
+        """Work until the other run leaves what it holds, and hold up the loop past the deadline."""
+        ran("work")
+        await leaving[-1].wait()
+        advance_clock(60)
+        for _ in range(passes):
+            await anyio.lowlevel.checkpoint()
+        return "worked"
+
+    judge = output_guardrail(lambda ctx, agent, output: GuardrailFunctionOutput(None, tripwire_triggered=True))
+    holder = Agent("h", tools=[hold], model=scripted(call("hold"), say("held")), output_guardrails=[judge])
+    worker = Agent("w", tools=[work], model=scripted(call("work"), say("worked")))
+    asks = [holder.as_tool("ask_holder", "Ask."), worker.as_tool("ask_worker", "Ask.")]
+    turn = [call("ask_holder", {"input": "?"}, "c1"), call("ask_worker", {"input": "?"}, "c2")]
+    agent = Agent("a", tools=asks, model=scripted(turn, say("done")))
+
+    async def with_event(agent: Agent[Any, Any], config: RunConfig) -> None:
+        leaving.append(anyio.Event())
+        await Runner.run(agent, "go", run_config=config)
+
+    config = RunConfig(tool_execution=ToolExecution(cleanup_grace=30))
+    replayed = comes_out_the_same(agent, config=config, run=with_event)
+    assert [one.section for one in replayed[0].records if isinstance(one, CleanupCut)] == ["resource exit"]
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_listener_that_takes_its_time_over_the_last_events(fails: bool) -> None:
     """The body of an agent tool ends when its `on_stream` has seen every event, beside what others do meanwhile."""

@@ -105,19 +105,12 @@ class _RecordedBody:
 
 @attrs.define(eq=False)
 class _ResourceStandIn:
-    """Placeholder of a resource that a nested run closes: waits for the run's end at record `index`.
-
-    With `cut`, closing was cut at the cleanup deadline: the first wait then lasts until it is cancelled.
-    """
+    """Placeholder of a resource that a nested run closes: waits for the run's end at record `index`."""
 
     log: ReplayLog
     index: int
-    cut: bool
 
     async def wait(self) -> None:
-        if self.cut:
-            self.cut = False
-            await anyio.sleep_forever()
         await self.log.until(self.index, "leaving the resources")
 
 
@@ -147,6 +140,8 @@ class ReplayLog:
         self.bodies: list[_RecordedBody] = []
         self.ends_held: set[Path] = set()
         """Paths of nested runs that `hold_end` has handled."""
+        self.cut_exits: set[int] = set()
+        """Numbers of the records of resources of nested runs whose closing was cut: `insert_cuts` appends them."""
         self.unheld: set[Call] = set()
         """Calls whose bodies release their limits as soon as they end, before their record is due."""
         self.live_call: Callable[[Call], Any] = lambda call: None
@@ -179,7 +174,7 @@ class ReplayLog:
         self.over = False
         self.pending, self.waiting, self.bodies = [], {}, []
         self.unheld = set()
-        self.ends_held = set()
+        self.ends_held, self.cut_exits = set(), set()
         self.cursor = entry.start
         self.ended_calls = self.recorded.calls_timed_out(entry)
         self.bodies_over = self.recorded.bodies_over(entry)
@@ -289,6 +284,14 @@ class ReplayLog:
             self.cause_end()
             if self.cursor == cursor:
                 break
+
+    def insert_cuts(self) -> None:
+        """Append the due records of resources whose closing was cut, as recorded: a replay has only their placeholders.
+
+        At once: what a late loop did in the same pass must come after the end of the nested run, if the log shows so.
+        """
+        while not self.over and self.cursor in self.cut_exits:
+            self.insert()
 
     def _gap(self) -> float:
         """Return the seconds between the last record and the due one."""
@@ -497,9 +500,10 @@ class ReplayLog:
         if end is None:
             return
         before = [index for index in self.recorded.paths[path] if index < end]
-        cut = isinstance(self.records[before[-1]], r.CleanupCut)
+        cut = {index for index in before if index >= self.cursor and _is_cut_exit(self.records[index])}
+        self.cut_exits |= cut
         if cut or end - before[-1] > 1 or self.records[end].at - self.records[before[-1]].at > CLEARLY:
-            live.resources.stand_in(_ResourceStandIn(self, end, cut))
+            live.resources.stand_in(_ResourceStandIn(self, end))
 
     def drop_end_hooks(self, path: Path, call_id: str) -> None:
         """Drop the end hooks of a call whose body has returned, if it settled in that step: then it had none."""
@@ -679,6 +683,11 @@ def pass_time(seconds: float) -> None:
         loop._now += seconds
     else:
         loop.clock.now += seconds
+
+
+def _is_cut_exit(record: r.Record) -> bool:
+    """Tell whether *record* says that the closing of a resource was cut at the cleanup deadline."""
+    return isinstance(record, r.CleanupCut) and record.section == "resource exit"
 
 
 def _has_expired(record: r.Record | None) -> bool:

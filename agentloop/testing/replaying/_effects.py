@@ -450,7 +450,11 @@ class Consumer(EventBuffer):
         return _RecordedAdmission(self._effects, *self._effects.current_run())
 
     def record(self, record: r.Record) -> None:
-        """Cause the cancellation that is due after *record*: it is folded now. Nothing reads events in a replay."""
+        """Cause the cancellation or append the cut that is due after *record*, which is folded now.
+
+        Nothing reads events in a replay.
+        """
+        self._effects.insert_cuts()
         self._effects.cause_end_at_once()
 
     async def room(self) -> None:
