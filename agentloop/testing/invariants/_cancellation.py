@@ -177,14 +177,18 @@ def an_end_from_above_has_a_cause(log: ObservedLog) -> Findings:
 
 @invariant("cancellation")
 def ends_from_outside_are_recorded(log: ObservedLog) -> Findings:
-    """A call that its caller, the run's caller or the run's deadline ended settles after the record of that cause."""
+    """A call that its caller ended settles after the record of that; so does one of the outermost run that the run's
+    caller or deadline ended.
+    """
     causes = [(n, one) for n, one in enumerate(log.records) if isinstance(one, r.CancelRequested | r.DeadlinePassed)]
     for call in log.calls.values():
         for n, record in call.settled:
             by, where = record.outcome.cancelled_by, (call.path, call.call_id)
             if by == "caller":
                 found = [at for at, one in causes if (one.path, getattr(one, "call_id", None)) == where]
-            elif by == "deadline" and not call.path:
+            elif call.path:
+                continue  # its run may have ended with the call around it: at a timeout, or because of a sibling
+            elif by == "deadline":
                 found = [at for at, one in causes if isinstance(one, r.DeadlinePassed)]
             elif by == "parent" and log.observation.cancellation is not None and log.observation.faultless:
                 found = [at for at, one in causes if getattr(one, "call_id", None) is None]
