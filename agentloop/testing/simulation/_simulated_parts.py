@@ -338,8 +338,9 @@ class SimulatedModels(Model):
 
     @asynccontextmanager
     async def _open_response(self, model: Model, request: ModelRequest) -> AsyncIterator[Any]:
+        now = anyio.current_time()  # first: it raises where the loop is left, and the two lists belong together
         self.requests.append(request)
-        self.asked_at.append(anyio.current_time())
+        self.asked_at.append(now)
         self.open += 1
         try:
             async with model.stream(request) as events:
