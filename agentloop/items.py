@@ -218,7 +218,7 @@ class Caller(Value, frozen=True, gc=False):
 
 
 class _MarkedCall(NotedValue, frozen=True, kw_only=True, tag_field="type", gc=False):
-    kind: Literal["function", "custom"] = "function"
+    kind: Literal["function", "custom", "approval"] = "function"
     caller: Caller | None = None
     provider_data: JsonObject | None = None
     secret: tuple[str, ...] = ()
@@ -228,7 +228,7 @@ class _MarkedCall(NotedValue, frozen=True, kw_only=True, tag_field="type", gc=Fa
 
 
 class _MarkedOutput(_SecretItem, frozen=True, kw_only=True):
-    kind: Literal["function", "custom"] = "function"
+    kind: Literal["function", "custom", "approval"] = "function"
     is_error: bool = False
 
 
@@ -325,6 +325,9 @@ class ToolCall(_MarkedCall, frozen=True, tag="tool_call"):
     A call of kind `"custom"` is one of a tool that takes free text: `arguments` is that text. `caller` is the hosted
     tool that made the call; None if the model itself did.
 
+    A call of kind `"approval"` is one that the provider will run itself, on the server `namespace`, once it is
+    approved: it is always an interruption, and no tool of the agent runs.
+
     `secret` names the secret arguments, and `secret_output` is True if the output is secret: only the model sees these
     values. The run copies both from the tool's definition. They take no part in equality.
     """
@@ -343,7 +346,7 @@ class ToolCall(_MarkedCall, frozen=True, tag="tool_call"):
             arguments: str = "{}",
             namespace: str | None = None,
             *,
-            kind: Literal["function", "custom"] = "function",
+            kind: Literal["function", "custom", "approval"] = "function",
             caller: Caller | None = None,
             provider_data: JsonObject | None = None,
             secret: Iterable[str] = (),
@@ -360,7 +363,8 @@ class ToolCall(_MarkedCall, frozen=True, tag="tool_call"):
 class ToolOutput(_MarkedOutput, frozen=True, tag="tool_output"):
     """The answer to one `ToolCall`: text or parts. One that is `secret` shows in no repr.
 
-    `kind` is that of the call. `is_error` is True if the output says why the call didn't succeed.
+    `kind` is that of the call. `is_error` is True if the output says why the call didn't succeed; for the kind
+    `"approval"`, why it was not approved.
     """
 
     call_id: str
@@ -375,7 +379,7 @@ class ToolOutput(_MarkedOutput, frozen=True, tag="tool_output"):
             call_id: str,
             output: str | Part | Iterable[Part],
             *,
-            kind: Literal["function", "custom"] = "function",
+            kind: Literal["function", "custom", "approval"] = "function",
             is_error: bool = False,
             provider_data: JsonObject | None = None,
             secret: bool = False,

@@ -407,6 +407,8 @@ def _check_edited(
     converter: BaseConverter | None,
 ) -> str:
     """Return the arguments given with a verdict as the call's tool takes them: a custom tool its free text."""
+    if call.kind == "approval":
+        raise UserError(f"call {call.call_id!r} can't be given other arguments: the provider runs it with its own")
     tools = {tool.lookup_key: tool for tool in agent.functions} if agent is not None else {}
     tool = find_tool(tools, call.name, call.namespace)
     if tool is None:  # its source is resolved only within a run, where planning checks the arguments

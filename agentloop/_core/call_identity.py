@@ -9,11 +9,12 @@ import hashlib
 import heapq
 import itertools
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 
 from agentloop._schema.json_text import canonical_arguments
 from agentloop.items import HandoffCall, ToolCall
 from agentloop.settings import JsonLimits
-from agentloop.tools import FunctionTool
+from agentloop.tools import FunctionTool, RawBody
 
 _MOST_UNKNOWN = 10
 _MOST_KNOWN = 1_000
@@ -50,6 +51,27 @@ def find_tool(tools: Mapping[str, FunctionTool], name: str, namespace: str | Non
         return found
     # Providers name a deferred top-level tool's own name as its namespace.
     return tools.get(f"deferred:{name}")
+
+
+def find_called_tool(tools: Mapping[str, FunctionTool], call: ToolCall) -> FunctionTool | None:
+    """Return the tool of *call*, or None; for a call that the provider runs once it is approved, one made for it."""
+    if call.kind == "approval":
+        return _make_approved_tool(f"{call.namespace}.{call.name}" if call.namespace else call.name)
+    return find_tool(tools, call.name, call.namespace)
+
+
+@lru_cache(maxsize=256)
+def _make_approved_tool(provider_name: str) -> FunctionTool:
+    """Return the tool that represents a provider's own tool while its call is decided on. Its body never runs.
+
+    The provider's name is the namespace: it may have any characters, and the key is no key of an agent's tool, whose
+    verdicts for all calls would hold for the provider's otherwise.
+    """
+    return FunctionTool(name="approval", namespace=provider_name, body=RawBody(_refuse_to_run), needs_approval=True)
+
+
+def _refuse_to_run(ctx: object, text: str) -> str:
+    raise AssertionError("the provider runs it")  # pragma: no cover
 
 
 class NearNames:

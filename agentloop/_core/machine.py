@@ -115,7 +115,7 @@ def turn_or_give_up(state: RunFold) -> RequestModel | GiveUp:
 
 def _find_candidate(state: RunFold, view: TurnView) -> CheckOutput | AskBehavior | GiveUp | None:
     if state.batch:
-        return _candidate_from_tools(state.batch, view.agent.tool_use_behavior, typed=view.output is not None)
+        return _candidate_from_tools(state, view.agent.tool_use_behavior, typed=view.output is not None)
     if state.only_repeats:
         return None  # the model repeated calls that have outputs: it gets another turn with the same outputs
     if state.responses and state.responses[-1].finish_reason == "pause":
@@ -137,12 +137,13 @@ def _candidate_from_message(message: AssistantMessage, *, typed: bool) -> CheckO
     return CheckOutput(message.text)
 
 
-def _candidate_from_tools(batch: list[CallState], behavior: object, *, typed: bool) -> CheckOutput | AskBehavior | None:
+def _candidate_from_tools(state: RunFold, behavior: object, *, typed: bool) -> CheckOutput | AskBehavior | None:
     if behavior == "run_llm_again":
         return None
+    own = state.own_calls()
     if callable(behavior):
-        return AskBehavior()
-    for call in batch:
+        return AskBehavior() if own else None  # after verdicts alone the provider runs the calls when it is asked again
+    for call in own:
         if call.outcome is None or call.outcome.output is None:
             continue
         if isinstance(behavior, StopAtTools) and call.call.name not in behavior.names:

@@ -33,7 +33,7 @@ import attrs
 
 from agentloop._common.error_text import REDACTED, redact_message
 from agentloop._common.values import Value
-from agentloop._core.call_identity import NearNames, find_tool
+from agentloop._core.call_identity import NearNames, find_called_tool, find_tool
 from agentloop._core.run_fold import CallState, RunFold
 from agentloop._core.turn_view import TurnView
 from agentloop._schema.json_text import canonical, parse_object, quote
@@ -277,7 +277,7 @@ def _plan_call(view: TurnView, state: RunFold, rules: PlanRules, near: NearNames
         text = f"Tool {quote(call.name)} was not started: more than {rules.max_calls} calls in one turn."
         answer = Answer(CallOutcome(status="skipped", output=text))
         return PlanEntry(index, call, None, answer)
-    tool = find_tool(view.by_key, call.name, call.namespace)
+    tool = find_called_tool(view.by_key, call)
     if tool is None and state.turn_has_effects:
         tool = _find_disabled_tool(view, state, call)
     if tool is None:

@@ -388,6 +388,10 @@ class RunFold:
         stage = self.tripped.stage.capitalize()
         return f"{stage}GuardrailTripwireTriggered({stage} guardrail {self.tripped.guardrail} tripped)"
 
+    def own_calls(self) -> list[CallState]:
+        """Return the calls of the batch that are this library's to run: not those that the provider runs itself."""
+        return [call for call in self.batch if call.call.kind != "approval"]
+
     def interruptions(self) -> list[ApprovalRequest]:
         """Return the calls that wait for a verdict; those of a nested run replace the call that started it."""
         found: list[ApprovalRequest] = []
@@ -657,7 +661,7 @@ class RunFold:
         kept = not isinstance(record.outcome.output, WithheldText)  # an output stored as a digest can't be an answer
         if record.receipt is not None and record.outcome.status == "succeeded" and kept:
             self.receipts.setdefault(record.receipt, record.call_id)
-        if call.call.name not in self.settled_tools:
+        if call.call.name not in self.settled_tools and call.call.kind != "approval":
             self.settled_tools |= {call.call.name}
         if not cut:  # else the call is due again if the run is resumed, so this output is no repeat
             key = (record.tool, call.call.arguments)

@@ -92,7 +92,7 @@ def _withhold(run: LiveRun, made_by: str) -> None:
     state = run.state
     makers = {made_by}
     if callable(run.agent.tool_use_behavior):
-        makers = {call.call.call_id for call in state.batch}
+        makers = {call.call.call_id for call in state.own_calls()}
     positions = [at for at, item in enumerate(state.history) if isinstance(item, ToolOutput) and item.call_id in makers]
     items = tuple(
         ToolOutput(item.call_id, WITHHELD) if isinstance(item, ToolOutput) and item.call_id in makers else item
@@ -117,7 +117,7 @@ async def ask_behavior(run: LiveRun) -> CheckOutput | None:
             value=call.outcome.value,
             output=call.outcome.output,
         )
-        for call in run.state.batch
+        for call in run.state.own_calls()
         if call.outcome is not None
     ]
     answer = await run.call_callback(
@@ -129,7 +129,7 @@ async def ask_behavior(run: LiveRun) -> CheckOutput | None:
     if not isinstance(answer, ToolsToFinalOutput):
         raise UserTypeError(f"tool_use_behavior must return ToolsToFinalOutput, not {answer!r}")
     if answer.is_final:
-        return CheckOutput(answer.output, made_by=run.state.batch[0].call.call_id)
+        return CheckOutput(answer.output, made_by=run.state.own_calls()[0].call.call_id)
     await save(run)
     return None
 

@@ -240,6 +240,8 @@ def _classify_items(run: LiveRun, view: TurnView, items: tuple[Item, ...]) -> tu
 
 def _classify_call(run: LiveRun, view: TurnView, call: ToolCall, others: list[dict[str, FunctionTool]]) -> Item:
     """Return *call* as `_classify_items` says. *others* gets all agents' tools by key, once a call needs them."""
+    if call.kind == "approval":
+        return call
     if call.namespace is None and call.name in view.handoff_names:
         return HandoffCall(call.call_id, call.name, call.arguments, provider_data=call.provider_data)
     tool = find_tool(view.by_key, call.name, call.namespace)

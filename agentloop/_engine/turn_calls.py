@@ -11,7 +11,7 @@ from functools import partial
 
 import attrs
 
-from agentloop._core.call_identity import find_tool
+from agentloop._core.call_identity import find_called_tool
 from agentloop._core.plan import Answer, Plan, PlanEntry, PlanRules, check_secrets, plan_response, read_arguments
 from agentloop._core.turn_view import TurnView
 from agentloop._engine.calls.approval import decide
@@ -69,8 +69,7 @@ async def _find_disabled(run: LiveRun, view: TurnView) -> frozenset[str]:
     called = {
         id(tool): tool
         for state in run.state.due_calls()
-        if (tool := find_tool(view.by_key, state.call.name, state.call.namespace)) is not None
-        and not isinstance(tool.is_enabled, bool)
+        if (tool := find_called_tool(view.by_key, state.call)) is not None and not isinstance(tool.is_enabled, bool)
     }
     tools = list(called.values())
     answers = await ask_enabled(run, tools)

@@ -197,6 +197,8 @@ class _Messages:
                 self._append({"role": "user", "content": chat_content(item.content, place)})
             case AssistantMessage():
                 self._append_assistant(_assistant(item, place))
+            case ToolCall(kind="approval") | ToolOutput(kind="approval"):
+                raise no_form(place, item)
             case ToolCall() | HandoffCall():
                 self._call(item)
             case ToolOutput() | HandoffOutput():

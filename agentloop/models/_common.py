@@ -11,14 +11,16 @@ from functools import cached_property
 from typing import Any
 
 from agentloop.exceptions import UserError, UserTypeError
-from agentloop.items import Audio, Content, File, HandoffCall, Image, Part, Refusal, Text, ToolCall
+from agentloop.items import Audio, Content, File, HandoffCall, Image, Part, Refusal, Text, ToolCall, ToolOutput
 from agentloop.model_events import ModelRequest, ToolDefinition
 from agentloop.models._codec import JsonDict
 
 
 def no_form(place: str, what: object, interface: str = "Chat Completions") -> UserError:
     """Return the error for *what*, a part of the request at *place* that *interface* can't express."""
-    return UserError(f"{place}: {type(what).__name__} has no form in {interface}.")
+    approval = isinstance(what, ToolCall | ToolOutput) and what.kind == "approval"
+    name = "the approval of a provider's call" if approval else type(what).__name__
+    return UserError(f"{place}: {name} has no form in {interface}.")
 
 
 def chat_content(parts: Iterable[Part], place: str) -> str | list[JsonDict]:

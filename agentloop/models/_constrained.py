@@ -166,6 +166,8 @@ def _history(items: Sequence[Item]) -> Iterator[JsonDict]:
                 yield {"role": "user", "content": chat_content(item.content, place)}
             case AssistantMessage():
                 yield {"role": "assistant", "content": item.text or item.refusal or ""}
+            case ToolCall(kind="approval") | ToolOutput(kind="approval"):
+                raise no_form(place, item)
             case ToolCall() | HandoffCall():
                 names[item.call_id] = item.name
                 yield {"role": "assistant", "content": call_text(item.name, _arguments(item.arguments))}

@@ -208,6 +208,8 @@ class _MessageList:
                 self._extend("user", _blocks(item.content, f"{place}.content"))
             case AssistantMessage():
                 self._extend("assistant", _said_blocks(item, f"{place}.content"))
+            case ToolCall(kind="approval") | ToolOutput(kind="approval"):
+                raise no_form(place, item, INTERFACE)
             case ToolCall() | HandoffCall():
                 call_id = self._wire_ids[item.call_id] = _wire_id(item)
                 block = {"type": "tool_use", "id": call_id, "name": item.name, "input": _input(item.arguments)}

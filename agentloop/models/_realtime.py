@@ -151,7 +151,7 @@ def encode_item(item: Item, wire_ids: dict[str, str]) -> JsonDict:
                 wire_ids[item.call_id] = wire_id
             call_id = wire_ids.get(item.call_id, item.call_id)
             return {"type": "function_call", "call_id": call_id, "name": item.name, "arguments": item.arguments or "{}"}
-        case ToolOutput() | HandoffOutput():
+        case HandoffOutput() | ToolOutput(kind="function"):
             return encode_output(wire_ids.get(item.call_id, item.call_id), output_text(item.output))
         case _:
             raise UserError(f"items: {type(item).__name__} has no form in {INTERFACE}.")

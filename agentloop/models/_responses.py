@@ -39,7 +39,7 @@ from agentloop.models._codec import (
     server_error,
 )
 from agentloop.models._common import CallIds
-from agentloop.models._responses_items import read_item
+from agentloop.models._responses_items import CALLS, read_item
 from agentloop.usage import RequestUsage
 
 _TERMINAL = ("response.completed", "response.incomplete", "response.failed")
@@ -150,7 +150,7 @@ class ResponsesDecoder:
         place, item = self._place(event), _object(event, "item")
         if isinstance(item.get("id"), str):
             self._places[item["id"]] = place
-        if item.get("type") in ("function_call", "custom_tool_call"):
+        if (_text(item, "type") or "") in CALLS:
             self._call_ids.assign(_text(item, "call_id") or _text(item, "id"), place + 1)
 
     def _delta(self, kind: str, event: Mapping[str, Any]) -> Iterator[ModelEvent]:
@@ -225,7 +225,7 @@ class ResponsesDecoder:
     def _check_cut(self, why: str) -> None:
         half = [item for item in self._items.values() if isinstance(item, ToolCall) and not is_json(item.arguments)]
         for item in half:
-            if item.kind == "function":
+            if item.kind != "custom":
                 raise ModelBehaviorError(f"The response was cut ({why}) within a call of {item.name!r}.")
         if not any(not isinstance(item, Reasoning) for item in self._items.values()):
             raise ModelBehaviorError(f"The response was cut ({why}) before anything usable came.")
@@ -233,7 +233,7 @@ class ResponsesDecoder:
 
 def _is_unfinished(data: Mapping[str, Any]) -> bool:
     """Tell whether an item of a cut answer is of no use: a call's half is no call."""
-    return data.get("type") in ("function_call", "custom_tool_call") and data.get("status") != "completed"
+    return (_text(data, "type") or "") in CALLS and data.get("status") != "completed"
 
 
 def _object(event: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -7,8 +7,8 @@ know about requests and answers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 from agentloop.exceptions import ModelBehaviorError
 from agentloop.items import (
@@ -38,7 +38,7 @@ from agentloop.items import (
     UserMessage,
 )
 from agentloop.models._codec import JsonDict, read_objects, read_text, without_none
-from agentloop.models._common import data_url, no_form
+from agentloop.models._common import data_url, no_form, output_text
 
 INTERFACE = "the Responses interface"
 WIRE = "responses"
@@ -68,6 +68,12 @@ HOSTED = {
 }
 """Kinds of items of tools that the provider runs, or asks the client to run, each with the field of what the tool gave;
 None: it has none."""
+CALLS: dict[str, Literal["function", "custom", "approval"]] = {
+    "function_call": "function",
+    "custom_tool_call": "custom",
+    "mcp_approval_request": "approval",
+}
+"""Kinds of items that are calls, each with the call's kind."""
 _OF_THE_MODEL = (AssistantMessage, ToolCall, HandoffCall, HostedToolCall, OpaqueItem)
 
 
@@ -171,6 +177,9 @@ def _annotation(one: UrlCitation | FileCitation | ContainerFileCitation) -> Json
 def _call(item: ToolCall | HandoffCall) -> JsonDict:
     wire = _wire(item) or {}
     call_id = wire.get("call_id", item.call_id)
+    if isinstance(item, ToolCall) and item.kind == "approval":
+        asked = {"name": item.name, "server_label": item.namespace or "", "arguments": item.arguments}
+        return {**wire, "type": "mcp_approval_request", "id": call_id, **asked}
     if isinstance(item, ToolCall) and item.kind == "custom":
         sent: JsonDict = {"type": "custom_tool_call", "call_id": call_id, "name": item.name, "input": item.arguments}
     else:
@@ -189,6 +198,8 @@ def _caller(call: ToolCall) -> JsonDict | None:
 
 def _output(item: ToolOutput | HandoffOutput, call: ToolCall | HandoffCall | None) -> JsonDict:
     wire = None if call is None else _wire(call)
+    if isinstance(item, ToolOutput) and item.kind == "approval":
+        return _verdict(item, (wire or {}).get("call_id", item.call_id))
     custom = isinstance(item, ToolOutput) and item.kind == "custom"
     caller = _caller(call) if isinstance(call, ToolCall) else None
     return {
@@ -197,6 +208,12 @@ def _output(item: ToolOutput | HandoffOutput, call: ToolCall | HandoffCall | Non
         "output": _output_content(item.output),
         **({} if caller is None else {"caller": caller}),
     }
+
+
+def _verdict(item: ToolOutput, request_id: object) -> JsonDict:
+    """Return the answer to a request for approval: an output that is an error is the reason to reject it."""
+    sent = {"type": "mcp_approval_response", "approval_request_id": request_id, "approve": not item.is_error}
+    return sent | ({"reason": output_text(item.output)} if item.is_error else {})
 
 
 def _output_content(output: Content) -> str | list[JsonDict]:
@@ -280,7 +297,7 @@ def read_item(data: Mapping[str, Any], make_call_id: Callable[[str | None], tupl
     match data.get("type"):
         case "message" if data.get("role", "assistant") == "assistant":
             return _read_message(data)
-        case "function_call" | "custom_tool_call":
+        case str(kind) if kind in CALLS:
             return _read_call(data, make_call_id)
         case "reasoning":
             return _read_reasoning(data)
@@ -292,7 +309,7 @@ def read_item(data: Mapping[str, Any], make_call_id: Callable[[str | None], tupl
             return OpaqueItem(dict(data))
 
 
-def _marked(data: Mapping[str, Any], known: tuple[str, ...], more: Mapping[str, Any] | None = None) -> JsonDict:
+def _marked(data: Mapping[str, Any], known: Collection[str], more: Mapping[str, Any] | None = None) -> JsonDict:
     """Return the provider data of an item: the fields of *data* that no field of the item holds."""
     rest = {name: value for name, value in data.items() if name not in known and name != "type" and value is not None}
     return {WIRE: rest | dict(more or {})}
@@ -360,16 +377,19 @@ def _read_call(data: Mapping[str, Any], make_call_id: Callable[[str | None], tup
     name = read_text(data.get("name"), "name")
     if not name:
         raise ModelBehaviorError("The response calls a function without naming it.")
-    custom = data.get("type") == "custom_tool_call"
+    kind = CALLS[data["type"]]
+    space = "server_label" if kind == "approval" else "namespace"
     call_id, given = make_call_id(read_text(data.get("call_id") or data.get("id"), "call_id") or None)
+    field = "input" if kind == "custom" else "arguments"
+    text = read_text(data.get(field), field)
     caller = data.get("caller")
-    known = ("call_id", "name", "arguments", "input", "namespace", "caller")
+    known = ["call_id", "name", "arguments", "input", space, "caller", *(["id"] if kind == "approval" else ())]
     return ToolCall(
         call_id,
         name,
-        read_text(data.get("input"), "input") if custom else read_text(data.get("arguments"), "arguments") or "{}",
-        read_text(data.get("namespace"), "namespace") or None,
-        kind="custom" if custom else "function",
+        text if kind == "custom" else text or "{}",
+        read_text(data.get(space), space) or None,
+        kind=kind,
         caller=_read_caller(caller) if isinstance(caller, Mapping) else None,
         provider_data=_marked(data, known, None if call_id == given else {"call_id": given}),
     )

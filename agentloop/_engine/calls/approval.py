@@ -20,6 +20,7 @@ from agentloop._core.plan import Answer, Arguments, AwaitVerdict, Disposition, E
 from agentloop._core.run_fold import CallState
 from agentloop._engine.runtime.callbacks import call_user, gather
 from agentloop._engine.runtime.live_run import LiveRun
+from agentloop._schema.json_text import quote
 from agentloop._storage.withholding import WithheldText
 from agentloop.exceptions import UserTypeError
 from agentloop.guardrails import Allow
@@ -30,6 +31,9 @@ from agentloop.records import ApprovalRequested, VerdictGiven
 from agentloop.tools import FunctionTool
 
 logger = logging.getLogger("agentloop")
+
+_LONGEST_NAME = 128
+"""Characters of a tool's name at most; a provider's own name is cut to as many."""
 
 
 class _ApprovalWanted(Value, frozen=True):
@@ -73,7 +77,13 @@ def _needs_decision(run: LiveRun, tool: FunctionTool) -> bool:
 
 async def _decide_entry(run: LiveRun, entry: PlanEntry, tool: FunctionTool, planned: Execute) -> Disposition:
     try:
-        return await _Decision(run, entry.call, tool, run.state.calls[entry.call.call_id], planned.arguments).make()
+        call = entry.call
+        decided = await _Decision(run, call, tool, run.state.calls[call.call_id], planned.arguments).make()
+        if call.kind == "approval" and isinstance(decided, Execute):
+            return Answer(
+                CallOutcome(status="succeeded", output="Approved.")
+            )  # the verdict goes to the provider, which runs it
+        return decided
     except Exception as error:
         if run.redacts_errors_of(entry.call):
             redact_message(error)
@@ -117,7 +127,7 @@ class _Decision(msgspec.Struct, eq=False):
             if not self._has_verdict() and needed:
                 return AwaitVerdict(self.arguments, self._make_request())
         if self.verdict is not None and not self.verdict.approved:
-            return _make_refusal(self.verdict.message, self.tool, "approval")
+            return _make_refusal(self.verdict.message, self.call, "approval")
         return Execute(self.arguments)
 
     def _take_earlier_arguments(self) -> None:
@@ -139,7 +149,7 @@ class _Decision(msgspec.Struct, eq=False):
             self.run.tree.asking[self.run.path, self.call.call_id] = self._make_request()
         decision = await _run_policies(self.run, self.call, self.tool, self.arguments)
         if isinstance(decision, Deny):
-            return _make_denial(self.run, self.call, self.tool, decision)
+            return _make_denial(self.run, self.call, decision)
         self.wanted = decision if isinstance(decision, _ApprovalWanted) else None
         return None
 
@@ -224,17 +234,17 @@ async def denial(run: LiveRun, call: ToolCall, tool: FunctionTool, arguments: Ar
     if not run.settings.config.policies:
         return None
     decision = await _run_policies(run, call, tool, arguments)
-    return _make_denial(run, call, tool, decision).outcome if isinstance(decision, Deny) else None
+    return _make_denial(run, call, decision).outcome if isinstance(decision, Deny) else None
 
 
-def _make_denial(run: LiveRun, call: ToolCall, tool: FunctionTool, denial: Deny) -> Answer:
+def _make_denial(run: LiveRun, call: ToolCall, denial: Deny) -> Answer:
     # A policy sees the arguments, so its message may repeat them: only the model receives it.
     secret = denial.message is not None and run.redacts_errors_of(call)
-    return _make_refusal(denial.message, tool, "policy", secret=secret)
+    return _make_refusal(denial.message, call, "policy", secret=secret)
 
 
-def _make_refusal(message: str | None, tool: FunctionTool, by: str, *, secret: bool = False) -> Answer:
-    text = message if message is not None else f"Tool '{tool.name}' was not approved."
+def _make_refusal(message: str | None, call: ToolCall, by: str, *, secret: bool = False) -> Answer:
+    text = message if message is not None else f"Tool {quote(call.name, _LONGEST_NAME)} was not approved."
     outcome = CallOutcome(status="rejected", output=text, reason=by, secret=secret)
     return Answer(outcome, kind="approval_rejected" if message is None and by == "approval" else None)
 

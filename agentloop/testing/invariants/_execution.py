@@ -75,16 +75,17 @@ _NEVER_RAN = ("rejected", "failed", "replayed", "skipped", "cancelled", "unknown
 @invariant("execution")
 def unstarted_calls_end_as_such(log: ObservedLog) -> Findings:
     """A call without a start ends rejected, failed, replayed, skipped, cancelled or unknown; a started call is never
-    skipped or replayed.
+    skipped or replayed. A call that the provider runs never starts, and has succeeded once it is approved.
     """
     for call in log.calls.values():
-        starts = call.started
+        starts, provided = call.started, call.call.kind == "approval"
         for n, record in call.settled:
             status = record.outcome.status
             if starts and starts[0][0] < n:
-                wrong = status in ("skipped", "replayed")
+                wrong = provided or status in ("skipped", "replayed")
             else:
-                wrong = status not in _NEVER_RAN or record.outcome.started_at is not None
+                told = provided and status == "succeeded"
+                wrong = not (told or status in _NEVER_RAN) or record.outcome.started_at is not None
             if wrong:
                 yield broken(f"call {call.call_id} {'started' if starts else 'never started'} and is {status}", n)
             else:

@@ -434,7 +434,7 @@ def what_waits_for_a_verdict_waits(log: ObservedLog) -> Findings:
 @invariant("guards")
 def calls_that_need_approval_have_it(log: ObservedLog) -> Findings:
     """A call that needs approval, by its tool or by its arguments, starts only after an approval: of the call itself,
-    or of all calls of its agent to the tool.
+    or of all calls of its agent to the tool. A call that the provider runs succeeds only after one, too.
     """
     for call in log.started:
         tool = log.tool(call)
@@ -444,11 +444,19 @@ def calls_that_need_approval_have_it(log: ObservedLog) -> Findings:
         if first and any(one.verdict == "Rewrite" for _, one in call.guards):
             continue  # the need for approval follows from the rewritten arguments, not from those of the model
         for n, _ in call.started:
-            own = any(at < n and one.approved for at, one in call.verdicts)
-            if own or _has_general_verdict(log, call, n, approved=True):
-                yield HELD
-            else:
-                yield broken(f"call {call.call_id} needs approval, and started without one", n)
+            yield _find_approval(log, call, n)
+    for call in log.calls.values():
+        for n, settled in call.settled if call.call.kind == "approval" else ():
+            if settled.outcome.status == "succeeded":
+                yield _find_approval(log, call, n)
+
+
+def _find_approval(log: ObservedLog, call: ObservedCall, n: int) -> Broken | None:
+    """Return the breach if *call* had no approval when it started, or was left to the provider, at *n*."""
+    own = any(at < n and one.approved for at, one in call.verdicts)
+    if own or _has_general_verdict(log, call, n, approved=True):
+        return HELD
+    return broken(f"call {call.call_id} needs approval, and started without one", n)
 
 
 def _has_general_verdict(log: ObservedLog, call: ObservedCall, before: int, *, approved: bool) -> bool:
