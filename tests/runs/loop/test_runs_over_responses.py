@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
+from kit.resuming import Pauses, approve, in_every_way
 
 from agentloop import Agent, HostedTool, ModelRetrySettings, ModelSettings, Runner, UserError, handoff, tool
 from agentloop.items import HostedToolCall, Reasoning, ToolOutput
@@ -35,6 +36,12 @@ async def look(n: int) -> str:
 async def shout(words: str) -> str:
     """Say it loud."""
     return words.upper()
+
+
+@tool(needs_approval=True)
+async def pay() -> str:
+    """Pay."""
+    return "paid"
 
 
 class Server:
@@ -81,6 +88,7 @@ async def test_without_the_provider_s_store_every_request_has_the_whole_conversa
     assert [one["type"] for one in server.bodies[0]["tools"]] == ["function", "custom", "web_search"]
 
 
+@pytest.mark.scenario("WR-05")
 @pytest.mark.parametrize(
     ("kept", "named"),
     [
@@ -98,6 +106,34 @@ async def test_what_the_provider_keeps_is_never_sent_again(run_mode: Any, kept: 
     assert [(body.get("previous_response_id"), body.get("conversation")) for body in server.bodies] == named
 
 
+@pytest.mark.scenario("WR-05")
+@in_every_way
+@pytest.mark.parametrize(
+    ("kept", "named"),
+    [
+        ({"previous_response_id": "resp_0"}, ("resp_2", None)),
+        ({"auto_previous_response_id": True}, ("resp_2", None)),
+        ({"conversation_id": "conv_1"}, (None, "conv_1")),
+    ],
+)
+async def test_what_the_provider_keeps_is_not_sent_again_by_a_run_that_is_resumed(
+    run_mode: Any, way: str, kept: Mapping[str, Any], named: Any
+) -> None:
+    """The state and the journal tell the next run segment what the provider has."""
+    ask = {"type": "function_call", "id": "fc_2", "call_id": "call_3", "name": "pay", "arguments": "{}"}
+    server = Server([FIRST, [ask], ANSWER])
+    agent, pauses = server.agent(), Pauses(run_mode, way)
+    agent = agent.clone(tools=[*agent.tools, pay])
+    paused = await pauses.run(agent, **kept)
+    assert [request.call.call_id for request in paused.interruptions] == ["call_3"]
+    result = await pauses.resume(agent, paused, approve())
+    assert result.final_output == "done"
+    paid = [{"type": "function_call_output", "call_id": "call_3", "output": "paid"}]
+    assert server.inputs == [[GO], OUTPUTS, paid]
+    assert (server.bodies[2].get("previous_response_id"), server.bodies[2].get("conversation")) == named
+
+
+@pytest.mark.scenario("WR-05")
 async def test_items_that_were_not_acknowledged_are_sent_again() -> None:
     """A request that failed has told the provider nothing."""
     server = Server([FIRST, 503, ANSWER])
@@ -108,6 +144,7 @@ async def test_items_that_were_not_acknowledged_are_sent_again() -> None:
     assert [body["previous_response_id"] for body in server.bodies] == ["resp_0", "resp_1", "resp_1"]
 
 
+@pytest.mark.scenario("WR-05")
 async def test_a_kept_conversation_has_no_session_and_needs_a_provider_that_keeps_it() -> None:
     """Both are said before anything is sent."""
     server = Server()
