@@ -17,6 +17,9 @@ class RequestUsage(NotedValue, frozen=True, kw_only=True, gc=False):
     `cached_tokens` were read from the provider's cache of prompts and `cache_write_tokens` written to it: both are part
     of `input_tokens`. `reasoning_tokens` are part of `output_tokens`; `audio_tokens` are those of both directions.
 
+    `attempts` is the number of requests behind the one answer: more than 1 if a model such as `FallbackModel` asked
+    others first, which failed. Their tokens are unknown, so they aren't in the other counts.
+
     `raw` is a copy of the provider's own data: a count that the provider left out is absent there and 0 here.
     """
 
@@ -29,6 +32,7 @@ class RequestUsage(NotedValue, frozen=True, kw_only=True, gc=False):
     audio_tokens: int = 0
     model: str | None = None
     complete: bool = True
+    attempts: int = 1
     raw: Mapping[str, Any] | None = None
 
     _notes = _unshown = frozenset({"raw"})
@@ -39,7 +43,8 @@ class RequestUsage(NotedValue, frozen=True, kw_only=True, gc=False):
 
 
 class Usage(Value, frozen=True, kw_only=True, gc=False):
-    """Sums over requests. `requests` counts failed attempts, too; `entries` lists the requests that reported tokens."""
+    """Sums over requests. `requests` counts failed attempts, too, also those of a `FallbackModel` that
+    has answered; `entries` lists the requests that reported tokens."""
 
     requests: int = 0
     input_tokens: int = 0

@@ -103,10 +103,11 @@ class UsageMeter:
     entries: list[RequestUsage] = attrs.field(factory=list)
 
     def add(self, usage: RequestUsage | None) -> None:
-        """Count one request. Without *usage* only `requests` grows."""
-        self.requests += 1
+        """Count one request, or the attempts that *usage* tells. Without *usage* only `requests` grows."""
         if usage is None:
+            self.requests += 1
             return
+        self.requests += usage.attempts
         self.input_tokens += usage.input_tokens
         self.output_tokens += usage.output_tokens
         self.total_tokens += usage.total_tokens

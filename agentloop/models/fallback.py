@@ -8,7 +8,8 @@ A breaker for each member remembers failures, in three states: closed (the membe
 time is over), half-open (one request tries it, others don't). If no member may be asked, all are, in their order: a
 breaker must not cause an outage of its own.
 
-Does not know about runs. A run counts the whole as one request, and its own retries ask all members again.
+Does not know about runs. The usage of an answer counts the members that failed before it as attempts; if all fail, or
+the answer tells no usage, a run counts one request. Its own retries ask all members again.
 """
 
 from __future__ import annotations
@@ -64,9 +65,9 @@ class FallbackModel(Model):
     then one request tries it again. `clock` returns seconds that only increase.
 
     The response's `model` names who answered, and `provider_data["fallback"]` has the members that failed or were left
-    out before; a warning is logged for each failure. Members are models or model strings. Entering enters all of them.
-    State that a provider keeps (`previous_response_id`, `conversation_id`) is refused, as the other members don't have
-    it.
+    out before; a warning is logged for each failure. Its usage counts the failed ones in `attempts`. Members are models
+    or model strings. Entering enters all of them. State that a provider keeps (`previous_response_id`,
+    `conversation_id`) is refused, as the other members don't have it.
     """
 
     def __init__(
@@ -315,8 +316,9 @@ class _MemberAnswer:
         self._member.breaker.note_success()
         name = event.model or self._member.name
         usage = event.usage
-        if usage is not None and usage.model is None:
-            usage = usage.replace(model=name)
+        if usage is not None:  # a made-up one would say that the answer took no tokens
+            failed = sum("error" in one for one in self.told)
+            usage = usage.replace(model=usage.model or name, attempts=usage.attempts + failed)
         data: Mapping[str, Any] | None = event.provider_data
         if self.told:
             data = {**(data or {}), "fallback": self.told}

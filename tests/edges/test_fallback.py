@@ -120,7 +120,8 @@ async def test_dead_slow_good_answers_and_says_what_happened() -> None:
     result = stream.result
     assert (result.final_output, shown) == ("Hello", ["Hello"])
     assert anyio.current_time() - started == pytest.approx(60, abs=1)
-    assert [entry.model for entry in result.usage.entries] == ["good"]
+    assert [(entry.model, entry.attempts) for entry in result.usage.entries] == [("good", 3)]
+    assert result.usage.requests == 3
     [record] = [record for record in result.records if isinstance(record, ModelResponded)]
     assert record.response.model == "good"
     assert record.response.provider_data == {
@@ -296,12 +297,19 @@ async def test_the_limit_for_the_first_output_ends_with_it() -> None:
     assert (await done(FallbackModel([begun], first_output_timeout=5))).model == "slow"
 
 
+async def test_an_answer_without_usage_gets_none() -> None:
+    """A made-up one would say that the answer took no tokens."""
+    silent = [event.replace(usage=None) if isinstance(event, ResponseDone) else event for event in answer("B")]
+    model = FallbackModel([Named("first", DOWN), Named("second", silent)])
+    assert (await done(model)).usage is None
+
+
 async def test_a_runs_retries_ask_all_members_again() -> None:
-    """The run counts the whole as one request."""
+    """An attempt in which all fail counts as one request; the answer counts the member that failed before it."""
     first, second = Named("first", DOWN), Named("second", DOWN, answer("B"))
     settings = ModelSettings(retry=ModelRetrySettings(max_retries=1, initial_delay=0))
     result = await Runner.run(Agent("a", model=FallbackModel([first, second]), model_settings=settings), "Hi")
-    assert (result.final_output, result.usage.requests, first.asked) == ("B", 2, 2)
+    assert (result.final_output, result.usage.requests, first.asked) == ("B", 3, 2)
 
 
 async def test_entering_enters_all_members_and_an_error_leaves_those_entered() -> None:

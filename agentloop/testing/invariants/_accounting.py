@@ -89,8 +89,9 @@ def usage_counts_each_request_once(log: ObservedLog) -> Findings:
     used = [usage for _, usage in requests_of(log)]
     if used:
         yield HELD
-    if data.usage.requests != len(used):
-        yield broken(f"{data.usage.requests} requests counted of {len(used)}", *(n for n, _ in requests_of(log)))
+    asked = sum([1 if usage is None else usage.attempts for usage in used])
+    if data.usage.requests != asked:
+        yield broken(f"{data.usage.requests} requests counted of {asked}", *(n for n, _ in requests_of(log)))
     noted = [usage for usage in used if usage is not None]
     for name in _TOKENS:
         wanted = sum([getattr(usage, name) for usage in noted])
