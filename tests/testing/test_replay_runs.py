@@ -810,8 +810,13 @@ def test_a_log_cut_off_in_a_cancellation_is_replayed_as_far_as_it_goes(recorded_
             assert lines(replay(prefix, agent, backend=other).records) == lines(prefix)
 
 
-def test_hooks_before_calls_that_wait_too_long() -> None:
-    """A hook that returned at once holds nothing up until the first of them is skipped."""
+@pytest.mark.parametrize("late", [0.0, 0.2])
+def test_hooks_before_calls_that_wait_too_long(late: float) -> None:
+    """A hook that returned at once holds nothing up until the first of them is skipped.
+
+    By a clock that is ahead there was room again by then; that another call of the turn had begun admits none.
+    """
+    answered: list[int] = []
 
     class Quick(RunHooks):
         async def on_llm_end(self, *_: Any) -> None:
@@ -819,7 +824,16 @@ def test_hooks_before_calls_that_wait_too_long() -> None:
 
     rated = attrs.evolve(double, capacity=(Rate(1, 0.12),))
     waiting = [call("double", {"n": n}, call_id=f"i{n}") for n in (1, 2)]
-    inner = Agent("inner", tools=[rated], model=scripted(*waiting, say("inner done")))
+
+    def answer(request: Any) -> Any:
+        answered.append(request.turn)
+        return [*waiting, say("inner done")][request.turn - 1]
+
+    class Ahead(LiveEffects):
+        def wall(self) -> float:
+            return anyio.current_time() + late * len(answered)
+
+    inner = Agent("inner", tools=[rated], model=FunctionModel(answer))
     turn = [call("inner", {"input": "x"}, call_id="c1"), call("double", {"n": 1}, call_id="c2")]
     config = RunConfig(tool_execution=ToolExecution(queue_timeout=0.05))
     model = scripted(call("double", {"n": 0}, call_id="c0"), turn, say("done"))
@@ -828,7 +842,8 @@ def test_hooks_before_calls_that_wait_too_long() -> None:
 
     async def in_turn(agent: Agent[Any, Any], config: RunConfig) -> None:
         await anyio.sleep(next(starts))
-        await Runner.run(agent, "go", hooks=Quick(), run_config=config)
+        answered.clear()
+        await Runner.run(agent, "go", hooks=Quick(), run_config=attrs.evolve(config, effects=Ahead()))
 
     replayed = comes_out_the_same(agent, config=config, run=in_turn, start=VirtualClock().run)
     statuses = [one.outcome.status for one in replayed[0].records if isinstance(one, CallSettled)]

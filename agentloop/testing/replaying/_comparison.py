@@ -350,16 +350,15 @@ class ReplayLog:
         latest = unbegun = 0
         for place in places[bisect_left(places, self.cursor) : bisect_left(places, self.entry.stop)]:
             record: Any = self.records[place]
-            if record.turn != turn or call_of(record) is None or _has_expired(record):
-                continue
+            call = call_of(record)
+            if record.turn != turn or call is None or _has_expired(record) or has_started(call[1], self.cursor):
+                continue  # of a call that has started, nothing follows about the admission of others
             if not isinstance(record, r.CallSettled) or record.outcome.status != "cancelled":
-                if not isinstance(record, r.CallSettled) or not has_started(record.call_id, self.cursor):
-                    return math.inf
-            elif not has_started(record.call_id, self.cursor):
-                # Waiting calls are settled in model order: one that comes after a later one had been admitted.
-                index = order.get(record.call_id, 0)
-                unbegun += index < latest
-                latest = max(latest, index)
+                return math.inf
+            # Waiting calls are settled in model order: one that comes after a later one had been admitted.
+            index = order.get(record.call_id, 0)
+            unbegun += index < latest
+            latest = max(latest, index)
         return unbegun
 
     def end_calls(self) -> bool:
