@@ -309,6 +309,36 @@ def test_a_body_that_cancelled_itself_too_late() -> None:
     assert (outcome.status, outcome.body_finished) == ("timed_out", True)
 
 
+@pytest.mark.parametrize("timeout", [None, 30, 90])
+def test_a_guardrail_that_refuses_what_a_body_that_cancelled_itself_left(timeout: float | None) -> None:
+    """The outcome is the guardrail's: only the times tell whether the body had ended after its time limit."""
+
+    @tool(
+        timeout=timeout, tool_output_guardrails=[tool_output_guardrail(lambda data: ran("judged", RejectContent("no")))]
+    )
+    async def gives_up() -> str:
+        """Hold up the loop, then give up."""
+        ran("gives_up")
+        await anyio.sleep(0.01)
+        advance_clock(60)
+        raise asyncio.CancelledError("enough")
+
+    turn = [call("gives_up"), call("double", {"n": 1})]
+    agent = Agent("a", tools=[double, gives_up], model=scripted(turn, say("done")))
+
+    async def on_one_clock(agent: Agent[Any, Any], config: RunConfig) -> None:
+        class OneClock(LiveEffects):
+            def wall(self) -> float:
+                return anyio.current_time()
+
+        await Runner.run(agent, "go", run_config=attrs.evolve(config, effects=OneClock()))
+
+    replayed = comes_out_the_same(agent, run=on_one_clock)
+    assert replayed[0].result is not None
+    outcome = replayed[0].result.calls[0].outcome
+    assert (outcome.status, outcome.body_finished) == ("rejected", True)
+
+
 def test_failures_that_leave_the_run() -> None:
     """A sibling's failure cancels the others; the error has the recorded class and words."""
 

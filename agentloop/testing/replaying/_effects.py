@@ -163,7 +163,9 @@ class ReplayEffects(ReplayLog):
             live.scope.deadline = math.inf
         if live is None or settled is None or not settled.outcome.body_finished:
             return
-        if settled.outcome.status != "timed_out" and live.timeout_at < math.inf:
+        unrecorded = self.next_of_call(path, call_id, r.BodyEnded) is None
+        too_late = self._took_too_long(settled) if unrecorded else settled.outcome.status == "timed_out"
+        if not too_late and live.timeout_at < math.inf:
             live.body.timer, live.scope.deadline = None, math.inf
 
     async def _play_nested_run(self, effect: e.CallTool) -> Any:
@@ -235,11 +237,11 @@ class ReplayEffects(ReplayLog):
 
     def _took_too_long(self, settled: r.CallSettled) -> bool:
         """Tell whether a body that cancelled itself did so after its timeout."""
-        live, outcome = self.live_call((settled.path, settled.call_id)), settled.outcome
-        if outcome.status != "rejected" or live is None or outcome.started_at is None or settled.body_ended_at is None:
+        live, outcome, over = self.live_call((settled.path, settled.call_id)), settled.outcome, settled.body_ended_at
+        timer = None if live is None or live.body is None else live.body.timer
+        if outcome.status != "rejected" or timer is None or outcome.started_at is None or over is None:
             return outcome.status == "timed_out"
-        seconds: float = settled.body_ended_at - outcome.started_at
-        return bool(seconds >= live.timeout_at - live.body.timer.began)
+        return bool(over - outcome.started_at >= live.timeout_at - timer.began)
 
     def _pass_time_limit(self, call: Call) -> None:
         """Let time pass up to the timeout of a call whose body ended after it."""
