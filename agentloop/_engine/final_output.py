@@ -17,7 +17,7 @@ from agentloop._engine.runtime.callbacks import call_user, resolved
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.config import ErrorHandlerData, ErrorHandlerResult
 from agentloop.exceptions import AgentLoopError, MaxTurnsExceeded, ModelBehaviorError, UserTypeError
-from agentloop.items import AssistantMessage, ToolOutput
+from agentloop.items import AssistantMessage, Item, ToolOutput
 from agentloop.records import HistoryReplaced
 from agentloop.tools import ToolResult, ToolsToFinalOutput
 
@@ -93,12 +93,15 @@ def _withhold(run: LiveRun, made_by: str) -> None:
     makers = {made_by}
     if callable(run.agent.tool_use_behavior):
         makers = {call.call.call_id for call in state.own_calls()}
-    positions = [at for at, item in enumerate(state.history) if isinstance(item, ToolOutput) and item.call_id in makers]
-    items = tuple(
-        ToolOutput(item.call_id, WITHHELD) if isinstance(item, ToolOutput) and item.call_id in makers else item
-        for item in state.history[positions[0] :]
-    )
-    run.append(HistoryReplaced(*run.here(), "output_withheld", positions[0], items))
+
+    def hide(item: Item) -> Item:
+        if isinstance(item, ToolOutput) and item.call_id in makers:
+            return ToolOutput(item.call_id, WITHHELD, kind=item.kind)
+        return item
+
+    hidden = [hide(item) for item in state.history]
+    first = next(at for at, item in enumerate(state.history) if hidden[at] is not item)
+    run.append(HistoryReplaced(*run.here(), "output_withheld", first, tuple(hidden[first:])))
 
 
 async def ask_behavior(run: LiveRun) -> CheckOutput | None:

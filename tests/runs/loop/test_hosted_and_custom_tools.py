@@ -9,10 +9,12 @@ import pytest
 from agentloop import (
     Agent,
     CachePolicy,
+    GuardrailFunctionOutput,
     HostedTool,
     MaxTurnsExceeded,
     ModelInputData,
     ModelSettings,
+    OutputGuardrailTripwireTriggered,
     Prompt,
     Rewrite,
     RunConfig,
@@ -23,6 +25,7 @@ from agentloop import (
     ToolInputData,
     UserError,
     UserTypeError,
+    output_guardrail,
     tool,
     tool_input_guardrail,
 )
@@ -146,6 +149,7 @@ def ask_in_words(name: str, text: str, call_id: str = "c1") -> Any:
     return respond(ToolCall(call_id, name, text, kind="custom"))
 
 
+@pytest.mark.scenario("WR-08")
 @pytest.mark.parametrize("text", ["hush", '{"words": "a"}', "", '"', "{"])
 async def test_a_custom_tool_is_given_the_free_text(run_mode: Any, text: str) -> None:
     """Whatever it is, also text that reads like JSON; in a journal, too."""
@@ -155,6 +159,27 @@ async def test_a_custom_tool_is_given_the_free_text(run_mode: Any, text: str) ->
     assert [item.output for item in result.new_items if isinstance(item, ToolOutput)] == [text.upper()]
     assert RunState.from_string(agent, result.to_state().to_string()) == result.to_state()
     assert (await shout.on_invoke_tool(_context(), text)) == text.upper()  # type: ignore[misc]
+
+
+async def test_the_output_of_a_custom_tool_that_is_withheld_stays_one_of_a_custom_tool(run_mode: Any) -> None:
+    """A provider that keeps the conversation has the call elsewhere, so the output alone says of which kind it is."""
+
+    @output_guardrail
+    async def trip(ctx: Any, agent: Any, output: Any) -> Any:
+        return GuardrailFunctionOutput(None, True)
+
+    agent = Agent(
+        "a",
+        model=ScriptedModel([ask_in_words("shout", "hush")]),
+        tools=[shout],
+        tool_use_behavior="stop_on_first_tool",
+        output_guardrails=[trip],
+    )
+    with pytest.raises(OutputGuardrailTripwireTriggered) as caught:
+        await run_mode(agent, "go")
+    assert caught.value.run_data is not None
+    [output] = [item for item in caught.value.run_data.new_items if isinstance(item, ToolOutput)]
+    assert (output.kind, output.output) == ("custom", "Output withheld by an output guardrail.")
 
 
 def _context() -> Any:
