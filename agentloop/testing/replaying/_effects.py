@@ -241,7 +241,7 @@ class ReplayEffects(ReplayLog):
         timer = None if live is None or live.body is None else live.body.timer
         if outcome.status != "rejected" or timer is None or outcome.started_at is None or over is None:
             return outcome.status == "timed_out"
-        return bool(over - outcome.started_at >= live.timeout_at - timer.began)
+        return bool(over - outcome.started_at >= timer.ends_at - timer.began)
 
     def _pass_time_limit(self, call: Call) -> None:
         """Let time pass up to the timeout of a call whose body ended after it."""
