@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import anyio
 import anyio.lowlevel
@@ -157,3 +157,17 @@ async def cancel_natively_when(ready: anyio.Event, run: Callable[[], Awaitable[A
         raise AssertionError("the run returned although its caller was cancelled")
     assert task.cancelled()
     assert counts == [1], f"cancelling() is {counts}: the one native cancellation is to be left as it came"
+
+
+async def leak_cancellation() -> NoReturn:
+    """Let the cancellation of an inner scope out of it, which both backends allow."""
+    kept: BaseException | None = None
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        try:
+            await anyio.sleep(60)
+        except BaseException as error:
+            kept = error
+            raise
+    assert kept is not None
+    raise kept

@@ -6,6 +6,7 @@ import anyio
 import attrs
 import pytest
 from kit.agents import configure_run, make_agent
+from kit.ending import leak_cancellation
 from kit.watching import Watch
 
 from agentloop import (
@@ -75,20 +76,6 @@ class Held:
             return self.cause == "caller" and ctx.cancel_call("v", "not needed")
 
         return make_agent([victim, trigger], [call("victim", {}, "v"), call("trigger", {}, "t")], hooks=Hooks())
-
-
-async def leak_cancellation() -> None:
-    """Let the cancellation of an inner scope out of it, which both backends allow."""
-    kept: BaseException | None = None
-    with anyio.CancelScope() as scope:
-        scope.cancel()
-        try:
-            await anyio.sleep(60)
-        except BaseException as error:
-            kept = error
-            raise
-    assert kept is not None
-    raise kept
 
 
 @pytest.mark.parametrize(("cause", "stage"), CUTS)

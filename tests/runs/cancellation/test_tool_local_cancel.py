@@ -8,6 +8,7 @@ import anyio
 import attrs
 import pytest
 from kit.agents import Run, call_each, configure_run, make_agent
+from kit.ending import leak_cancellation
 from kit.results import read_endings, read_shown_outputs
 from kit.watching import ToolHookLog, Watch
 
@@ -40,17 +41,8 @@ async def cancel_own_task_later() -> str:
 
 
 async def leak() -> str:
-    """Let the cancellation of an inner scope out of it, which both backends allow."""
-    kept: BaseException | None = None
-    with anyio.CancelScope() as scope:
-        scope.cancel()
-        try:
-            await anyio.sleep(60)
-        except BaseException as error:
-            kept = error
-            raise
-    assert kept is not None
-    raise kept
+    """Let the cancellation of an inner scope out of it."""
+    await leak_cancellation()
 
 
 async def fine() -> str:

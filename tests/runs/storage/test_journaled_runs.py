@@ -316,26 +316,29 @@ class Failing(BatchJournal):
         await super().append(records)
 
 
+def make_two_turns(started: list[str]) -> Agent[Any, Any]:
+    """Return an agent of two turns with two calls each, whose bodies are noted in *started*."""
+
+    @tool
+    async def work(n: int) -> str:
+        """Work."""
+        started.append(f"w{n}")
+        return "worked"
+
+    calls = [[call("work", {"n": n}, call_id=f"w{n}") for n in (2 * turn, 2 * turn + 1)] for turn in range(2)]
+    return Agent("guide", model=script_turns(*calls, say("done")), tools=[work])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [OSError, JournalError])
 async def test_whatever_write_fails_nothing_starts_after_it(run_mode: Run, kind: type[Exception]) -> None:
     """At each record of a run the error has `run_data`, no body ran without its start, no model without its turn."""
 
-    def build(started: list[str]) -> Agent[Any, Any]:
-        @tool
-        async def work(n: int) -> str:
-            """Work."""
-            started.append(f"w{n}")
-            return "worked"
-
-        calls = [[call("work", {"n": n}, call_id=f"w{n}") for n in (2 * turn, 2 * turn + 1)] for turn in range(2)]
-        return Agent("guide", model=script_turns(*calls, say("done")), tools=[work])
-
-    whole = await run_mode(build([]), "go")
+    whole = await run_mode(make_two_turns([]), "go")
     for room in range(1 + len(whole.records)):  # the header is one more
         started: list[str] = []
         error = kind("no space left on the disk")
-        journal, agent, watch = Failing(room, error), build(started), Watch()
+        journal, agent, watch = Failing(room, error), make_two_turns(started), Watch()
         with pytest.raises(JournalError, match="no space left") as caught:
             await run_mode(agent, "go", journal=journal, run_config=configure_run(watch))
         data = caught.value.run_data
@@ -351,7 +354,7 @@ async def test_whatever_write_fails_nothing_starts_after_it(run_mode: Run, kind:
         if written:
             left = await make_journal([line for batch in journal.batches for line in batch])
             if kinds(await left.read())[-1] != "run_ended":
-                done = await Runner.resume(build([]), left)
+                done = await Runner.resume(make_two_turns([]), left)
                 assert done.final_output == "done"
 
 
@@ -481,21 +484,11 @@ async def test_whatever_record_an_immediate_journal_refuses_nothing_starts_after
 ) -> None:
     """At each record the run fails with the journal's error, and no body ran whose start it doesn't hold."""
 
-    def build(started: list[str]) -> Agent[Any, Any]:
-        @tool
-        async def work(n: int) -> str:
-            """Work."""
-            started.append(f"w{n}")
-            return "worked"
-
-        calls = [[call("work", {"n": n}, call_id=f"w{n}") for n in (2 * turn, 2 * turn + 1)] for turn in range(2)]
-        return Agent("guide", model=script_turns(*calls, say("done")), tools=[work])
-
-    whole = await run_mode(build([]), "go")
+    whole = await run_mode(make_two_turns([]), "go")
     for room in range(1 + len(whole.records)):
         started: list[str] = []
         error = kind("no space left on the disk")
-        journal, agent = Immediate(room, error), build(started)
+        journal, agent = Immediate(room, error), make_two_turns(started)
         with pytest.raises(JournalError if issubclass(kind, Exception) else kind, match="no space left") as caught:
             await run_mode(agent, "go", journal=journal)
         assert error is caught.value or caught.value.__cause__ is error
