@@ -45,13 +45,15 @@ from agentloop.models import _constrained
 from agentloop.models._codec import (
     QUOTED,
     JsonDict,
+    UsageNames,
     add_extras,
     broken_answer_error,
     is_json,
+    optional_text,
     parse_object,
-    read_count,
     read_objects,
     read_text,
+    read_usage,
     server_error,
     without_none,
 )
@@ -67,8 +69,8 @@ from agentloop.models._common import (
     tool_choice,
 )
 from agentloop.settings import ModelSettings
-from agentloop.usage import RequestUsage
 
+_USAGE = UsageNames("prompt_tokens", "prompt_tokens_details", "completion_tokens", "completion_tokens_details")
 EXTRA = "chat_extra_content"
 """Key in a call's `provider_data` of the field `extra_content` that it came with."""
 WIRE_ID = "chat_call_id"
@@ -349,7 +351,7 @@ class ChatDecoder:
         items = tuple(self._items(cut))
         if cut and not items:
             raise ModelBehaviorError(f"The response was cut ({self._finish_reason}) before anything usable came.")
-        usage = None if self._usage is None else _usage(self._usage, self._model)
+        usage = None if self._usage is None else read_usage(self._usage, self._model, _USAGE)
         done = ResponseDone(items, usage, self._id, request_id, self._finish_reason, self._model, self._service_tier)
         return [*map(ItemDone, items), done]
 
@@ -485,23 +487,7 @@ def _citations(data: Mapping[str, Any]) -> Iterator[Annotation]:
             start, end, title = fields.get("start_index"), fields.get("end_index"), fields.get("title")
             yield UrlCitation(
                 url=url,
-                title=title if isinstance(title, str) else None,
+                title=optional_text(title),
                 start=start if isinstance(start, int) else None,
                 end=end if isinstance(end, int) else None,
             )
-
-
-def _usage(data: Mapping[str, Any], model: str | None) -> RequestUsage:
-    spent, made = read_count(data, "prompt_tokens"), read_count(data, "completion_tokens")
-    read, written = data.get("prompt_tokens_details"), data.get("completion_tokens_details")
-    return RequestUsage(
-        raw=data,
-        input_tokens=spent,
-        output_tokens=made,
-        total_tokens=read_count(data, "total_tokens") or spent + made,
-        cached_tokens=read_count(read, "cached_tokens"),
-        cache_write_tokens=read_count(read, "cache_write_tokens"),
-        audio_tokens=read_count(read, "audio_tokens") + read_count(written, "audio_tokens"),
-        reasoning_tokens=read_count(written, "reasoning_tokens"),
-        model=model,
-    )

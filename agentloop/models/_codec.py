@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import SplitResult, parse_qsl, urlsplit, urlunsplit
 
 import attrs
@@ -17,6 +17,7 @@ import attrs
 from agentloop.exceptions import ModelBehaviorError, ModelTransportError, UserTypeError, UserValueError
 from agentloop.model_events import ModelEvent, ModelRequest
 from agentloop.settings import ModelSettings
+from agentloop.usage import RequestUsage
 
 JsonDict = dict[str, Any]
 QUOTED = 200
@@ -248,10 +249,41 @@ def read_text(value: object, what: str) -> str:
             raise ModelBehaviorError(f"The response's {what} isn't text: {str(value)[:QUOTED]!r}")
 
 
+def optional_text(value: object) -> str | None:
+    """Return *value* if it is text, else None: for facts beside an answer's content, where nonsense is no fault."""
+    return value if isinstance(value, str) else None
+
+
 def read_count(data: object, name: str) -> int:
     """Return the count called *name*; 0 if *data* is no object, or the count is missing or nonsense."""
     value = data.get(name) if isinstance(data, Mapping) else None
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+
+
+class UsageNames(NamedTuple):
+    """The names that an interface gives to the tokens of a request, of an answer, and to the parts of each."""
+
+    spent: str
+    spent_parts: str
+    made: str
+    made_parts: str
+
+
+def read_usage(data: Mapping[str, Any], model: str | None, names: UsageNames) -> RequestUsage:
+    """Return the use that an answer tells; a detail that is missing or null counts 0."""
+    spent, made = read_count(data, names.spent), read_count(data, names.made)
+    inward, outward = data.get(names.spent_parts), data.get(names.made_parts)
+    return RequestUsage(
+        raw=data,
+        input_tokens=spent,
+        output_tokens=made,
+        total_tokens=read_count(data, "total_tokens") or spent + made,
+        cached_tokens=read_count(inward, "cached_tokens"),
+        cache_write_tokens=read_count(inward, "cache_write_tokens"),
+        reasoning_tokens=read_count(outward, "reasoning_tokens"),
+        audio_tokens=read_count(inward, "audio_tokens") + read_count(outward, "audio_tokens"),
+        model=model,
+    )
 
 
 def server_error(event: Mapping[str, Any]) -> ModelTransportError:

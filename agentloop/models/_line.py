@@ -29,7 +29,7 @@ import attrs
 
 from agentloop.exceptions import ModelBehaviorError, ModelTransportError
 from agentloop.model_events import ModelEvent, ModelRequest, Raw, ResponseDone
-from agentloop.models._codec import JsonDict, encode_json, parse_object
+from agentloop.models._codec import JsonDict, encode_json, optional_text, parse_object
 from agentloop.models._conversation import Conversation
 from agentloop.models._realtime import EXPIRED, RealtimeDecoder, session_error
 from agentloop.models._refusals import SILENT
@@ -161,7 +161,7 @@ class Line:
         if isinstance(model := session.get("model"), str):
             self.model = model  # the server may know it by a longer name
         session_id = session.get("id")
-        self.conversation.begin_session(session_id if isinstance(session_id, str) else None)
+        self.conversation.begin_session(optional_text(session_id))
 
     async def _begin(self, request: ModelRequest, session: JsonDict, timeouts: LineTimeouts) -> list[JsonDict]:
         """Send what the server lacks, and return its events up to the first that shows that it answers."""

@@ -43,6 +43,7 @@ from agentloop.models._codec import (
     JsonDict,
     broken_answer_error,
     is_json,
+    optional_text,
     parse_object,
     read_count,
     read_objects,
@@ -164,7 +165,7 @@ class MessagesDecoder:
     def _done(
         self, items: tuple[Item, ...], usage: RequestUsage | None, request_id: str | None, reason: str
     ) -> ResponseDone:
-        tier = _read_optional(self._usage.get("service_tier"))
+        tier = optional_text(self._usage.get("service_tier"))
         return ResponseDone(items, usage, self._id, request_id, reason, self._model, tier, self._told or None)
 
     # Events.
@@ -188,7 +189,7 @@ class MessagesDecoder:
                 pass
 
     def _start(self, message: Mapping[str, Any]) -> list[ModelEvent]:
-        self._id, self._model = _read_optional(message.get("id")), _read_optional(message.get("model"))
+        self._id, self._model = optional_text(message.get("id")), optional_text(message.get("model"))
         self._count(message.get("usage"))
         return [ResponseStarted(self._id)]
 
@@ -334,11 +335,9 @@ def _annotations(block: _BlockRead) -> Iterator[Annotation]:
         match citation:
             case {"type": "web_search_result_location", "url": str(url), **fields}:
                 title = fields.get("title")
-                yield UrlCitation(
-                    url=url, title=title if isinstance(title, str) else None, end=len(block.joined), start=0
-                )
+                yield UrlCitation(url=url, title=optional_text(title), end=len(block.joined), start=0)
             case {"file_id": str(file_id), **fields}:
-                yield FileCitation(file_id=file_id, filename=_read_optional(fields.get("document_title")))
+                yield FileCitation(file_id=file_id, filename=optional_text(fields.get("document_title")))
 
 
 def _add_result(items: list[Item], block: _BlockRead) -> bool:
@@ -369,12 +368,8 @@ def _hosted_call(block: _BlockRead) -> HostedToolCall:
     data = dict(block.start)
     if block.text and is_json(block.joined):
         data["input"] = json.loads(block.joined)
-    call_id = _read_optional(data.get("id"))
+    call_id = optional_text(data.get("id"))
     return HostedToolCall(str(data.get("name")), data, call_id, call_id=call_id)
-
-
-def _read_optional(value: object) -> str | None:
-    return value if isinstance(value, str) else None
 
 
 def _read_index(value: object) -> int | None:
@@ -399,13 +394,13 @@ def _raise_error(event: Mapping[str, Any], *, shown: bool) -> None:
         raise broken_answer_error(event)
     error = event.get("error")
     details: Mapping[str, Any] = error if isinstance(error, Mapping) else {}
-    code = _read_optional(details.get("type"))
+    code = optional_text(details.get("type"))
     words = str(details.get("message") or "no reason given")[:QUOTED]
     raise ModelTransportError(
         f"The server answered with an error: {words}",
         status=_STATUS.get(code or ""),
         code=code,
-        request_id=_read_optional(event.get("request_id")),
+        request_id=optional_text(event.get("request_id")),
     )
 
 

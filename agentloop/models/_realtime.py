@@ -37,19 +37,22 @@ from agentloop.model_events import (
 )
 from agentloop.models._codec import (
     JsonDict,
+    UsageNames,
     add_extras,
     broken_answer_error,
     is_json,
+    optional_text,
     read_count,
     read_objects,
     read_text,
+    read_usage,
     server_error,
     without_none,
 )
 from agentloop.models._common import CallIds, chosen_name, output_text, refuse_tools, tool_choice
 from agentloop.settings import Prompt
-from agentloop.usage import RequestUsage
 
+_USAGE = UsageNames("input_tokens", "input_token_details", "output_tokens", "output_token_details")
 INTERFACE = "a realtime session"
 WIRE_ID = "realtime_call_id"
 """Key in a call's `provider_data` of the server's own id, if the run uses another id for the call."""
@@ -281,14 +284,14 @@ class RealtimeDecoder:
             cut = _FINISH_REASONS.get(reason_given, reason_given)
         for each in self.output:
             if (item := self._make_item(each, cut)) is not None:
-                self.items.append((item, each["id"] if isinstance(each.get("id"), str) else None))
+                self.items.append((item, optional_text(each.get("id"))))
         items = [item for item, _ in self.items]
         called = any(isinstance(item, ToolCall) for item in items)
         usage = self._response.get("usage")
         yield from map(ItemDone, items)
         yield ResponseDone(
             items,
-            make_usage(usage, self._model) if isinstance(usage, Mapping) else None,
+            read_usage(usage, self._model, _USAGE) if isinstance(usage, Mapping) else None,
             self.response_id,
             finish_reason=cut or ("tool_calls" if called else "stop"),
             model=self._model,
@@ -319,18 +322,3 @@ class RealtimeDecoder:
         """Return the run's id and the server's id for the call that is the item of that id."""
         given = read_text(call.get("call_id"), "call_id") or None
         return self._ids.assign(given, self._calls.setdefault(item_id or given, len(self._calls) + 1))
-
-
-def make_usage(data: Mapping[str, Any], model: str) -> RequestUsage:
-    """Return the tokens that a response used."""
-    spent, made = read_count(data, "input_tokens"), read_count(data, "output_tokens")
-    inward, outward = data.get("input_token_details"), data.get("output_token_details")
-    return RequestUsage(
-        raw=data,
-        input_tokens=spent,
-        output_tokens=made,
-        total_tokens=read_count(data, "total_tokens") or spent + made,
-        cached_tokens=read_count(inward, "cached_tokens"),
-        audio_tokens=read_count(inward, "audio_tokens") + read_count(outward, "audio_tokens"),
-        model=model,
-    )

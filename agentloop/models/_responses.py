@@ -30,18 +30,20 @@ from agentloop.model_events import (
 )
 from agentloop.models._codec import (
     JsonDict,
+    UsageNames,
     broken_answer_error,
     is_json,
+    optional_text,
     parse_object,
-    read_count,
     read_objects,
     read_text,
+    read_usage,
     server_error,
 )
 from agentloop.models._common import CallIds
 from agentloop.models._responses_items import CALLS, read_item
-from agentloop.usage import RequestUsage
 
+_USAGE = UsageNames("input_tokens", "input_tokens_details", "output_tokens", "output_tokens_details")
 _TERMINAL = ("response.completed", "response.incomplete", "response.failed")
 _STEPS = ("in_progress", "searching", "interpreting", "generating", "compacting", "calling", "completed", "failed")
 _CUT = {"max_output_tokens": "length", "max_tokens": "length", "content_filter": "content_filter"}
@@ -109,10 +111,14 @@ class ResponsesDecoder:
         if not self.done:
             raise ModelBehaviorError("The response ended before it was complete.")
         response, items = self._response, tuple(item for _, item in sorted(self._items.items()))
-        usage, model, tier = response.get("usage"), _text(response, "model"), _text(response, "service_tier")
+        usage, model, tier = (
+            response.get("usage"),
+            optional_text(response.get("model")),
+            optional_text(response.get("service_tier")),
+        )
         told = {name: response[name] for name in _TOLD if response.get(name)}
-        found = None if not isinstance(usage, Mapping) else read_usage(usage, model)
-        own = _text(response, "id")
+        found = None if not isinstance(usage, Mapping) else read_usage(usage, model, _USAGE)
+        own = optional_text(response.get("id"))
         return [ResponseDone(items, found, own, request_id, self._finish_reason, model, tier, told or None)]
 
     # -- one event
@@ -126,7 +132,7 @@ class ResponsesDecoder:
             self._response = response
         if not self._started:
             self._started = True
-            yield ResponseStarted(_text(self._response, "id"))
+            yield ResponseStarted(optional_text(self._response.get("id")))
         yield Raw(event if whole is None else whole)
         if kind in _TERMINAL:
             yield from self._end(kind)
@@ -144,14 +150,14 @@ class ResponsesDecoder:
         place = event.get("output_index")
         if isinstance(place, int) and not isinstance(place, bool):
             return place
-        return self._places.get(_text(event, "item_id") or "", len(self._items))
+        return self._places.get(optional_text(event.get("item_id")) or "", len(self._items))
 
     def _begin_item(self, event: Mapping[str, Any]) -> None:
         place, item = self._place(event), _object(event, "item")
         if isinstance(item.get("id"), str):
             self._places[item["id"]] = place
-        if (_text(item, "type") or "") in CALLS:
-            self._call_ids.assign(_text(item, "call_id") or _text(item, "id"), place + 1)
+        if (optional_text(item.get("type")) or "") in CALLS:
+            self._call_ids.assign(optional_text(item.get("call_id")) or optional_text(item.get("id")), place + 1)
 
     def _delta(self, kind: str, event: Mapping[str, Any]) -> Iterator[ModelEvent]:
         place, text = self._place(event), event.get("delta")
@@ -175,7 +181,7 @@ class ResponsesDecoder:
         _, _, rest = kind.partition("response.")
         tool, dot, step = rest.partition(".")
         if dot and step in _STEPS:
-            yield HostedProgress(tool, step, _text(event, "item_id"))
+            yield HostedProgress(tool, step, optional_text(event.get("item_id")))
 
     # -- items
 
@@ -233,7 +239,7 @@ class ResponsesDecoder:
 
 def _is_unfinished(data: Mapping[str, Any]) -> bool:
     """Tell whether an item of a cut answer is of no use: a call's half is no call."""
-    return (_text(data, "type") or "") in CALLS and data.get("status") != "completed"
+    return (optional_text(data.get("type")) or "") in CALLS and data.get("status") != "completed"
 
 
 def _object(event: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -241,25 +247,3 @@ def _object(event: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     if not isinstance(found, Mapping):
         raise ModelBehaviorError(f"An event of the response has no {name}.")
     return found
-
-
-def _text(data: Mapping[str, Any], name: str) -> str | None:
-    value = data.get(name)
-    return value if isinstance(value, str) else None
-
-
-def read_usage(data: Mapping[str, Any], model: str | None) -> RequestUsage:
-    """Return the use that an answer tells; a detail that is missing or null counts 0."""
-    spent, made = read_count(data, "input_tokens"), read_count(data, "output_tokens")
-    given, taken = data.get("input_tokens_details"), data.get("output_tokens_details")
-    return RequestUsage(
-        raw=data,
-        input_tokens=spent,
-        output_tokens=made,
-        total_tokens=read_count(data, "total_tokens") or spent + made,
-        cached_tokens=read_count(given, "cached_tokens"),
-        cache_write_tokens=read_count(given, "cache_write_tokens"),
-        reasoning_tokens=read_count(taken, "reasoning_tokens"),
-        audio_tokens=read_count(given, "audio_tokens") + read_count(taken, "audio_tokens"),
-        model=model,
-    )

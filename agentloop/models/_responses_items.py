@@ -37,7 +37,7 @@ from agentloop.items import (
     UrlCitation,
     UserMessage,
 )
-from agentloop.models._codec import JsonDict, read_objects, read_text, without_none
+from agentloop.models._codec import JsonDict, optional_text, read_objects, read_text, without_none
 from agentloop.models._common import data_url, no_form, output_text
 
 INTERFACE = "the Responses interface"
@@ -353,19 +353,16 @@ def _read_annotation(data: Mapping[str, Any]) -> Annotation | None:
     bounds = {"start": _whole(data, "start_index"), "end": _whole(data, "end_index")}
     match data:
         case {"type": "url_citation", "url": str(url)}:
-            return UrlCitation(url=url, title=_text(data, "title"), **bounds)
+            return UrlCitation(url=url, title=optional_text(data.get("title")), **bounds)
         case {"type": "file_citation", "file_id": str(file_id)}:
-            return FileCitation(file_id=file_id, filename=_text(data, "filename"), index=_whole(data, "index"))
+            return FileCitation(
+                file_id=file_id, filename=optional_text(data.get("filename")), index=_whole(data, "index")
+            )
         case {"type": "container_file_citation", "container_id": str(container), "file_id": str(file_id)}:
-            name = _text(data, "filename")
+            name = optional_text(data.get("filename"))
             return ContainerFileCitation(container_id=container, file_id=file_id, filename=name, **bounds)
         case _:
             return None
-
-
-def _text(data: Mapping[str, Any], name: str) -> str | None:
-    value = data.get(name)
-    return value if isinstance(value, str) else None
 
 
 def _whole(data: Mapping[str, Any], name: str) -> int | None:
@@ -396,7 +393,7 @@ def _read_call(data: Mapping[str, Any], make_call_id: Callable[[str | None], tup
 
 
 def _read_caller(data: Mapping[str, Any]) -> Caller:
-    return Caller(read_text(data.get("type"), "caller"), _text(data, "caller_id"))
+    return Caller(read_text(data.get("type"), "caller"), optional_text(data.get("caller_id")))
 
 
 def _read_reasoning(data: Mapping[str, Any]) -> Reasoning:

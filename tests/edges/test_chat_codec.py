@@ -42,7 +42,8 @@ from agentloop.model_events import (
     ResponseStarted,
     TextDelta,
 )
-from agentloop.models._chat import ChatDecoder, _usage, encode
+from agentloop.models._chat import _USAGE, ChatDecoder, encode
+from agentloop.models._codec import read_usage
 from agentloop.models._sse import SSEDecoder
 from agentloop.settings import CachePolicy, ModelSettings
 from agentloop.tools import HostedTool
@@ -858,7 +859,7 @@ def test_reasoning_goes_back_where_the_server_wants_it() -> None:
 def test_usage_keeps_a_detached_copy_of_what_the_server_said() -> None:
     """A field that the server left out is absent in the copy; the counts say 0."""
     said: dict[str, Any] = {"prompt_tokens": 3, "completion_tokens_details": {"x": 1}}
-    usage = _usage(said, "m")
+    usage = read_usage(said, "m", _USAGE)
     said["completion_tokens_details"]["x"] = 2
     assert usage.raw == {"prompt_tokens": 3, "completion_tokens_details": {"x": 1}}
     assert (usage.input_tokens, usage.cached_tokens) == (3, 0)
