@@ -919,6 +919,41 @@ def test_a_turn_whose_first_call_never_starts_queues_its_calls_in_time() -> None
     assert settled == ["c0", "i1", "j1", "i2", "c1", "j2", "c2"]
 
 
+def test_a_nested_run_whose_time_limit_passes_while_it_ends() -> None:
+    """A call of it that waits for room is no sign of the limit, and its own end is kept as one that came too late."""
+
+    @asynccontextmanager
+    async def slow_to_leave() -> AsyncIterator[None]:
+        yield
+        await anyio.sleep(0.5)
+
+    @tool
+    async def gives_up(ctx: ToolContext[Any]) -> str:
+        ran("gives_up")
+        await ctx.resource(slow_to_leave)
+        await anyio.sleep(0.3)
+        ctx.cancel_call("i1")
+        await anyio.sleep(1)
+        return "never"
+
+    @tool_input_guardrail
+    async def fine(data: Any) -> Allow:
+        ran("fine")
+        return Allow()
+
+    guarded = attrs.evolve(double, tool_input_guardrails=(fine,))
+    inner = Agent("inner", tools=[gives_up, guarded])
+    inner.model = scripted([call("gives_up", {}, "i1"), call("double", {"n": 1}, "i2")], say("inner is done"))
+    turn = [call("inner", {"input": "x"}, "c1"), call("double", {"n": 2}, "c2")]
+    agent = Agent("a", tools=[inner.as_tool(timeout=0.4), double], model=scripted(turn, say("done")))
+    config = RunConfig(tool_execution=ToolExecution(max_function_tool_concurrency=1))
+    replayed = comes_out_the_same(agent, config=config, start=VirtualClock().run)
+    ended = {record.path: record.status for record in replayed[0].records if isinstance(record, RunEnded)}
+    assert ended == {("c1",): "completed", (): "completed"}
+    settled = {one.call_id: one.outcome.status for one in replayed[0].records if isinstance(one, CallSettled)}
+    assert settled == {"i1": "cancelled", "i2": "succeeded", "c1": "timed_out", "c2": "succeeded"}
+
+
 def test_a_loop_that_was_late() -> None:
     """The late loop did all due work in one pass: a call had waited for too long, though there was room by then."""
     rated = attrs.evolve(double, capacity=(Rate(1, 40.0),))

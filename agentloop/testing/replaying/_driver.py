@@ -358,12 +358,18 @@ class _SegmentReplay:
             by = None  # the call was cut later; the due guardrail judges the earlier end of its body
         if by in CUT_OFF:
             return None
-        if settled.outcome.status == "timed_out" and self._end_call(call):
+        if settled.outcome.status == "timed_out" and self._has_timed_out(call) and self._end_call(call):
             return True
         pending = self._find_raising(*call)
         if settled.outcome.status == "failed" and settled.error is not None and self._fail(pending, settled.error):
             return True
         return self._jump_to_next_timer() or None
+
+    def _has_timed_out(self, call: Call) -> bool:
+        """Tell whether the timeout of *call* had passed when the due record was appended."""
+        live = self.stream._live.tree.calls.get(call)
+        left = math.inf if live is None else live.timeout_at - anyio.current_time()
+        return bool(left <= self.effects.ahead(self.effects.cursor) + SLACK)
 
     def _cause_end_of_run(self, path: Path) -> bool | None:
         """End the run at *path* as it was ended. Return None if the cause must be sought in the call around it."""

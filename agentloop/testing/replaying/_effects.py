@@ -199,6 +199,9 @@ class ReplayEffects(ReplayLog):
             return
         if index != self.cursor or self.records[index].at - self.records[index - 1].at > CLEARLY:
             await self.until(index, "on_stream")
+        over = self.settled(path, call_id)
+        if isinstance(found, r.BodyEnded) and not found.failed and over is not None and _is_late(over.outcome):
+            self._pass_time_limit((path, call_id))  # it passed while the run ended, which nothing interrupts
 
     async def _play_cut_body(self, path: Path, call_id: str, settled: r.CallSettled | None, what: str) -> Any:
         """Act as a body that was cut off, or that cancelled itself: wait, then raise the cancellation."""
