@@ -954,6 +954,37 @@ def test_a_nested_run_whose_time_limit_passes_while_it_ends() -> None:
     assert settled == {"i1": "cancelled", "i2": "succeeded", "c1": "timed_out", "c2": "succeeded"}
 
 
+def test_calls_that_settle_in_the_pass_of_a_failure() -> None:
+    """Their end hooks return before the owner of the batch cancels the calls that wait."""
+
+    class Quick(RunHooks):
+        async def on_tool_end(self, ctx: Any, agent: Any, tool: Any, outcome: Any) -> None:
+            ran("hook")
+
+    @tool(failure_error_function=None)
+    async def breaks() -> str:
+        ran("breaks")
+        await anyio.sleep(0.1)
+        raise ValueError("broken")
+
+    @tool
+    async def takes_as_long() -> str:
+        ran("takes_as_long")
+        await anyio.sleep(0.1)
+        return "fine"
+
+    turn = [call("breaks", {}, "c1"), call("takes_as_long", {}, "c2"), call("double", {"n": 1}, "c3")]
+    agent = Agent("a", tools=[breaks, takes_as_long, double], model=scripted(turn))
+    config = RunConfig(tool_execution=ToolExecution(max_function_tool_concurrency=2))
+
+    async def with_hooks(agent: Agent[Any, Any], config: RunConfig) -> None:
+        await Runner.run(agent, "go", hooks=Quick(), run_config=config)
+
+    replayed = comes_out_the_same(agent, config=config, run=with_hooks, start=VirtualClock().run)
+    settled = {one.call_id: one.outcome.status for one in replayed[0].records if isinstance(one, CallSettled)}
+    assert settled == {"c1": "failed", "c2": "succeeded", "c3": "cancelled"}
+
+
 def test_a_loop_that_was_late() -> None:
     """The late loop did all due work in one pass: a call had waited for too long, though there was room by then."""
     rated = attrs.evolve(double, capacity=(Rate(1, 40.0),))

@@ -649,7 +649,7 @@ class ReplayLog:
                 return tasks.index(key)  # the body of this call had ended before the due record
         if wanted is not None:
             call = call_of(wanted)
-            keys = ["/".join(wanted.path)]
+            keys: list[str | None] = ["/".join(wanted.path)]
             if call is not None:
                 # The owner of the batch, a task of the run, cancels the siblings of a failed call: it runs first.
                 by_owner = isinstance(wanted, r.CallSettled) and wanted.outcome.cancelled_by == "sibling"
@@ -657,9 +657,12 @@ class ReplayLog:
             if isinstance(self.records[self.cursor - 1], r.CallSettled) and self._gap() > SLACK:
                 # Long enough for the owners of all batches around it to cancel the siblings of a failed call.
                 keys[:0] = ["/".join(wanted.path[:depth]) for depth in range(len(wanted.path) + (call is not None))]
-            for key in keys:
-                if key in tasks:
-                    return tasks.index(key)
+            if call is not None and keys[0] == "/".join((*call[0], call[1])):
+                # Its end hooks run in a task of their own, which the owner must not overtake.
+                keys.insert(1, None)
+            for one in keys:
+                if one in tasks:
+                    return tasks.index(one)
         ranks = [self._rank(task) for task in tasks]
         return ranks.index(min(ranks))
 
