@@ -46,8 +46,10 @@ from agentloop.models._codec import (
     QUOTED,
     JsonDict,
     UsageNames,
+    WrittenArray,
     add_extras,
     broken_answer_error,
+    encode_json,
     is_json,
     optional_text,
     parse_object,
@@ -68,6 +70,7 @@ from agentloop.models._common import (
     refuse_tools,
     tool_choice,
 )
+from agentloop.models._pieces import CALL_TYPES, OUTPUT_TYPES, PieceCache
 from agentloop.settings import ModelSettings
 
 _USAGE = UsageNames("prompt_tokens", "prompt_tokens_details", "completion_tokens", "completion_tokens_details")
@@ -88,13 +91,14 @@ def encode(
     max_tokens_field: str = "max_tokens",
     extra_content: bool = False,
     replay_reasoning: bool = False,
+    pieces: PieceCache | None = None,
 ) -> JsonDict:
     """Return the body that sends *request* to *model_name*.
 
     `truncation`, `include`, and `reasoning` except its effort have no field here and are left out, as they don't change
     the question. `extra_body` overrides fields of the result. With *extra_content*, a call that came with such a field
     goes back with it: a vendor's signature of the thought behind it. With *replay_reasoning*, reasoning goes back as
-    `reasoning_content`.
+    `reasoning_content`. *pieces* has what earlier requests wrote with these options.
 
     Raises:
         UserError: for a part that Chat Completions can't express; names its place in the request.
@@ -105,7 +109,8 @@ def encode(
     if constrained:
         body |= _constrained_fields(request)
     else:
-        body["messages"] = _messages(request, _Messages(extra_content, replay_reasoning))
+        messages = _Messages(PieceCache() if pieces is None else pieces, extra_content, replay_reasoning)
+        body["messages"] = WrittenArray(messages.add_all(request))
         body |= _tool_fields(request) | _format_fields(request.output_schema)
     body |= _setting_fields(request.settings, max_tokens_field)
     if stream:
@@ -183,66 +188,103 @@ def _setting_fields(settings: ModelSettings, max_tokens_field: str) -> JsonDict:
 class _Messages:
     """Collects messages. Successive calls, and the text before them, share one assistant message."""
 
-    def __init__(self, extra_content: bool, replay_reasoning: bool) -> None:
-        self.done: list[JsonDict] = []
+    def __init__(self, pieces: PieceCache, extra_content: bool, replay_reasoning: bool) -> None:
+        self._pieces = pieces
         self._extra_content = extra_content
         self._replay_reasoning = replay_reasoning
-        self._thoughts: JsonDict = {}  # a field of the next assistant message
-        self._wire_ids: dict[str, str] = {}  # the server's id by the run's, for calls where the two differ
-        self._open: JsonDict | None = None  # the assistant message to which following calls are added
+        self._done: list[bytes] = []
+        self._thoughts: bytes | None = None  # a field of the next assistant message
+        self._by_id: dict[str, ToolCall | HandoffCall] = {}
+        self._open: bytes | None = None  # the assistant message to which following calls are added, without those
+        self._calls: list[bytes] = []
 
-    def add(self, item: Item, place: str) -> None:
-        match item:
-            case SystemMessage():
-                self._append({"role": "system", "content": plain_text(item.content, place)})
-            case UserMessage():
-                self._append({"role": "user", "content": chat_content(item.content, place)})
-            case AssistantMessage():
-                self._append_assistant(_assistant(item, place))
-            case ToolCall(kind="approval") | ToolOutput(kind="approval"):
-                raise no_form(place, item)
-            case ToolCall() | HandoffCall():
-                self._call(item)
-            case ToolOutput() | HandoffOutput():
-                text = output_text(item.output)
-                call_id = self._wire_ids.get(item.call_id, item.call_id)
-                self._append({"role": "tool", "tool_call_id": call_id, "content": text})
-            case Reasoning():
+    def add_all(self, request: ModelRequest) -> list[bytes]:
+        """Return the messages of *request*."""
+        if request.system:
+            self._done.append(encode_json({"role": "system", "content": request.system}))
+        for index, item in enumerate(request.items):
+            if isinstance(item, CALL_TYPES):
+                self._by_id[item.call_id] = item
+                self._add_call(item, f"items[{index}]")
+            elif isinstance(item, Reasoning):
                 if self._replay_reasoning and item.content:
-                    self._thoughts = {"reasoning_content": "".join(item.content)}
-            case _:
-                raise no_form(place, item)
+                    self._thoughts = encode_json({"reasoning_content": "".join(item.content)})[1:-1]
+            else:
+                self._add(item, f"items[{index}]")
+        if self._open is not None:
+            self._close()
+        return self._done
 
-    def _append(self, message: JsonDict) -> None:
-        self.done.append(message)
-        self._open = None
-
-    def _append_assistant(self, message: JsonDict) -> JsonDict:
-        self._append(message := message | self._thoughts)
-        self._thoughts, self._open = {}, message
-        return message
-
-    def _call(self, item: ToolCall | HandoffCall) -> None:
-        message = self._open or self._append_assistant({"role": "assistant", "content": None})
-        call_id = item.call_id
-        if isinstance(item.provider_data, Mapping) and isinstance(wire_id := item.provider_data.get(WIRE_ID), str):
-            call_id = self._wire_ids[item.call_id] = wire_id
-        call: JsonDict = {"id": call_id, "type": "function"}
-        if isinstance(item, ToolCall) and item.kind == "custom":
-            call |= {"type": "custom", "custom": {"name": item.name, "input": item.arguments}}
+    def _add(self, item: Item, place: str) -> None:
+        if self._open is not None:
+            self._close()
+        call = self._by_id.get(item.call_id) if isinstance(item, OUTPUT_TYPES) else None
+        piece = self._pieces.find(item, call)
+        if piece is None:
+            piece = self._pieces.keep(item, encode_json(_message(item, call, place)), call)
+        if isinstance(item, AssistantMessage):
+            self._begin(piece)
         else:
-            call["function"] = {"name": item.name, "arguments": item.arguments or "{}"}
-        if self._extra_content and (extra := (item.provider_data or {}).get(EXTRA)):
-            call["extra_content"] = extra
-        message.setdefault("tool_calls", []).append(call)
+            self._done.append(piece)
+
+    def _add_call(self, item: ToolCall | HandoffCall, place: str) -> None:
+        piece = self._pieces.find(item)
+        if piece is None:
+            piece = self._pieces.keep(item, encode_json(_call(item, self._extra_content, place)))
+        if self._open is None:
+            self._begin(_ONLY_CALLS)
+        self._calls.append(piece)
+
+    def _begin(self, message: bytes) -> None:
+        self._open, self._thoughts = _add_fields(message, self._thoughts), None
+
+    def _close(self) -> None:
+        assert self._open is not None
+        calls = b'"tool_calls":[%s]' % b",".join(self._calls) if self._calls else None
+        self._done.append(_add_fields(self._open, calls))
+        self._open, self._calls = None, []
 
 
-def _messages(request: ModelRequest, messages: _Messages) -> list[JsonDict]:
-    if request.system:
-        messages.add(SystemMessage(request.system), "system")
-    for index, item in enumerate(request.items):
-        messages.add(item, f"items[{index}]")
-    return messages.done
+_ONLY_CALLS = encode_json({"role": "assistant", "content": None})
+
+
+def _add_fields(message: bytes, fields: bytes | None) -> bytes:
+    return message if fields is None else b"%s,%s}" % (message[:-1], fields)
+
+
+def _message(item: Item, call: ToolCall | HandoffCall | None, place: str) -> JsonDict:
+    """Return the message of an item that is no call; an output answers *call*."""
+    match item:
+        case SystemMessage():
+            return {"role": "system", "content": plain_text(item.content, place)}
+        case UserMessage():
+            return {"role": "user", "content": chat_content(item.content, place)}
+        case AssistantMessage():
+            return _assistant(item, place)
+        case HandoffOutput() | ToolOutput(kind="function" | "custom"):
+            call_id = item.call_id if call is None else _wire_id(call)
+            return {"role": "tool", "tool_call_id": call_id, "content": output_text(item.output)}
+        case _:
+            raise no_form(place, item)
+
+
+def _call(item: ToolCall | HandoffCall, extra_content: bool, place: str) -> JsonDict:
+    if isinstance(item, ToolCall) and item.kind == "approval":
+        raise no_form(place, item)
+    call: JsonDict = {"id": _wire_id(item), "type": "function"}
+    if isinstance(item, ToolCall) and item.kind == "custom":
+        call |= {"type": "custom", "custom": {"name": item.name, "input": item.arguments}}
+    else:
+        call["function"] = {"name": item.name, "arguments": item.arguments or "{}"}
+    if extra_content and (extra := (item.provider_data or {}).get(EXTRA)):
+        call["extra_content"] = extra
+    return call
+
+
+def _wire_id(call: ToolCall | HandoffCall) -> str:
+    """Return the server's id of *call*: the run's, if the two don't differ."""
+    given = call.provider_data.get(WIRE_ID) if isinstance(call.provider_data, Mapping) else None
+    return given if isinstance(given, str) else call.call_id
 
 
 def _assistant(item: AssistantMessage, place: str) -> JsonDict:

@@ -172,14 +172,33 @@ def add_extras(body: JsonDict, settings: ModelSettings) -> JsonDict:
     return body | extra | dict(settings.extra_body or {})
 
 
+class WrittenArray:
+    """A field of a body whose members are JSON already."""
+
+    __slots__ = ("members",)
+
+    def __init__(self, members: Sequence[bytes]) -> None:
+        self.members = members
+
+
 def encode_json(body: Mapping[str, Any]) -> bytes:
-    """Return *body* as JSON.
+    """Return *body* as JSON. Fields of it may be a `WrittenArray`.
 
     Raises:
         UserTypeError, UserValueError: if it has no JSON form.
     """
+    written = {name: value for name, value in body.items() if type(value) is WrittenArray}
+    if not written:
+        return _encode(body)
+    fields = [b"%s:[%s]" % (_encode(name), b",".join(array.members)) for name, array in written.items()]
+    if rest := {name: value for name, value in body.items() if name not in written}:
+        fields.insert(0, _encode(rest)[1:-1])
+    return b"{%s}" % b",".join(fields)
+
+
+def _encode(value: object) -> bytes:
     try:
-        return json.dumps(body, allow_nan=False, separators=(",", ":"), default=_plain).encode()
+        return _ENCODER.encode(value).encode()
     except (TypeError, RecursionError) as error:
         raise UserTypeError(f"The request can't be written as JSON: {error}") from None
     except ValueError as error:
@@ -190,6 +209,9 @@ def _plain(value: object) -> object:
     if isinstance(value, Mapping):
         return dict(value)
     raise TypeError(f"{type(value).__name__} has no JSON form")
+
+
+_ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"), default=_plain)
 
 
 # ---------------------------------------------------------------------------------------------- answers

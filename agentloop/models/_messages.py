@@ -43,10 +43,13 @@ from agentloop.model_events import (
 )
 from agentloop.models._codec import (
     JsonDict,
+    WrittenArray,
     add_extras,
+    encode_json,
     without_none,
 )
 from agentloop.models._common import chosen_name, data_url, no_form, refuse_custom, tool_choice
+from agentloop.models._pieces import CALL_TYPES, OUTPUT_TYPES, PieceCache
 
 INTERFACE = "Anthropic Messages"
 OutputMode: TypeAlias = Literal["format", "tool"]
@@ -63,12 +66,19 @@ _OUTPUT_TOOL = "Give the final answer."
 # ---------------------------------------------------------------------------------------------- request
 
 
-def encode(request: ModelRequest, model_name: str, *, max_tokens: int, output_mode: OutputMode = "format") -> JsonDict:
+def encode(
+    request: ModelRequest,
+    model_name: str,
+    *,
+    max_tokens: int,
+    output_mode: OutputMode = "format",
+    pieces: PieceCache | None = None,
+) -> JsonDict:
     """Return the body that sends *request* to *model_name*.
 
     `max_tokens` is sent where the settings have none, since the interface requires it. With the output mode `"tool"`
     the final answer is the input of a tool that the model must call, for models without structured outputs. Settings
-    that have no field here are left out, as they don't change the question.
+    that have no field here are left out, as they don't change the question. *pieces* has what earlier requests wrote.
 
     Raises:
         UserError: for a part that the interface can't express; names its place in the request.
@@ -80,11 +90,8 @@ def encode(request: ModelRequest, model_name: str, *, max_tokens: int, output_mo
     for tool in request.tools:
         refuse_custom(tool, INTERFACE)
     settings = request.settings
-    messages = _MessageList()
+    messages = _MessageList(PieceCache() if pieces is None else pieces)
     system = messages.add_all(request)
-    mark = _cache_mark(request, "items")
-    if mark and messages.done:
-        messages.done[-1]["content"][-1] |= mark
     output = request.output_schema
     reasoning = dict(settings.reasoning or {})
     effort = reasoning.pop("effort", None)
@@ -94,7 +101,7 @@ def encode(request: ModelRequest, model_name: str, *, max_tokens: int, output_mo
             "model": model_name,
             "max_tokens": settings.max_tokens or max_tokens,
             "system": _system(request, system) or None,
-            "messages": messages.done,
+            "messages": messages.write(_cache_mark(request, "items")),
             "temperature": settings.temperature,
             "top_p": settings.top_p,
             "thinking": _thinking(reasoning, effort),
@@ -187,67 +194,97 @@ def _tool_choice(request: ModelRequest) -> JsonDict | None:
 class _MessageList:
     """Collects messages; successive blocks of one role share one."""
 
-    def __init__(self) -> None:
-        self.done: list[JsonDict] = []
-        self._wire_ids: dict[str, str] = {}  # the provider's id by the run's, where the two differ
+    def __init__(self, pieces: PieceCache) -> None:
+        self._pieces = pieces
+        self._done: list[tuple[str, list[bytes]]] = []  # the role of each message, and its blocks as JSON
+        self._results = 0  # how many results the last message begins with
+        self._by_id: dict[str, ToolCall | HandoffCall] = {}
 
     def add_all(self, request: ModelRequest) -> list[str]:
         """Add the request's items. Return the texts for the system field: the interface has one, at the beginning."""
         system = [request.system] if request.system else []
         for index, item in enumerate(request.items):
-            place = f"items[{index}]"
-            if isinstance(item, SystemMessage) and not self.done:
+            call: ToolCall | HandoffCall | None = None
+            if isinstance(item, CALL_TYPES):
+                self._by_id[item.call_id] = item
+            elif isinstance(item, OUTPUT_TYPES):
+                call = self._by_id.get(item.call_id)
+            elif isinstance(item, SystemMessage) and not self._done:
                 system.append(item.text)
-            else:
-                self._add(item, place)
+                continue
+            piece = self._pieces.find(item, call)
+            if piece is None:
+                blocks = _item_blocks(item, call, f"items[{index}]")
+                piece = self._pieces.keep(item, b",".join(map(encode_json, blocks)), call)
+            if piece:
+                self._add(item, piece)
         return system
 
-    def _add(self, item: Item, place: str) -> None:
-        match item:
-            case SystemMessage() | UserMessage():
-                self._extend("user", _blocks(item.content, f"{place}.content"))
-            case AssistantMessage():
-                self._extend("assistant", _said_blocks(item, f"{place}.content"))
-            case ToolCall(kind="approval") | ToolOutput(kind="approval"):
-                raise no_form(place, item, INTERFACE)
-            case ToolCall() | HandoffCall():
-                call_id = self._wire_ids[item.call_id] = _wire_id(item)
-                block = {"type": "tool_use", "id": call_id, "name": item.name, "input": _input(item.arguments)}
-                if isinstance(item, ToolCall) and item.caller is not None:
-                    block["caller"] = {"type": item.caller.kind, "tool_id": item.caller.id}
-                self._extend("assistant", [block])
-            case ToolOutput() | HandoffOutput():
-                self._add_result(item, place)
-            case Reasoning():
-                self._extend("assistant", _thinking_blocks(item))
-            case HostedToolCall() if _is_own_block(item.data):
-                block = {name: value for name, value in item.data.items() if name != RESULT}
-                self._extend("assistant", [block, *([item.data[RESULT]] if RESULT in item.data else ())])
-            case OpaqueItem() if _is_own_block(item.data):
-                self._extend("assistant", [{name: value for name, value in item.data.items() if name != BLOCK}])
-            case _:
-                raise no_form(place, item, INTERFACE)
+    def _add(self, item: Item, piece: bytes) -> None:
+        role = "user" if isinstance(item, _OF_THE_USER) else "assistant"
+        if not self._done or self._done[-1][0] != role:
+            self._done.append((role, []))
+            self._results = 0
+        blocks = self._done[-1][1]
+        if isinstance(item, OUTPUT_TYPES):
+            blocks.insert(self._results, piece)  # results come before the other blocks of their message
+            self._results += 1
+        else:
+            blocks.append(piece)
 
-    def _add_result(self, item: ToolOutput | HandoffOutput, place: str) -> None:
-        call_id = self._wire_ids.get(item.call_id) or _clean_id(item.call_id)
-        block: JsonDict = {"type": "tool_result", "tool_use_id": call_id}
-        if content := _result_content(item.output, place):
-            block["content"] = content
-        if isinstance(item, ToolOutput) and item.is_error:
-            block["is_error"] = True
-        message = self._message("user")
-        # Results come before the other blocks of their message.
-        results = sum(other["type"] == "tool_result" for other in message["content"])
-        message["content"].insert(results, block)
+    def write(self, mark: JsonDict) -> WrittenArray:
+        """Return the messages; the last block has the field in *mark*, too."""
+        if mark and self._done:
+            blocks = self._done[-1][1]
+            *others, last = json.loads(b"[%s]" % blocks[-1])
+            blocks[-1] = b",".join(map(encode_json, [*others, last | mark]))
+        return WrittenArray(
+            [b'{"role":"%s","content":[%s]}' % (role.encode(), b",".join(blocks)) for role, blocks in self._done]
+        )
 
-    def _extend(self, role: str, blocks: Iterable[JsonDict]) -> None:
-        for block in blocks:
-            self._message(role)["content"].append(block)
 
-    def _message(self, role: str) -> JsonDict:
-        if not self.done or self.done[-1]["role"] != role:
-            self.done.append({"role": role, "content": []})
-        return self.done[-1]
+_OF_THE_USER = (SystemMessage, UserMessage, ToolOutput, HandoffOutput)
+
+
+def _item_blocks(item: Item, call: ToolCall | HandoffCall | None, place: str) -> list[JsonDict]:
+    """Return the blocks of *item*; an output answers *call*."""
+    match item:
+        case SystemMessage() | UserMessage():
+            return _blocks(item.content, f"{place}.content")
+        case AssistantMessage():
+            return _said_blocks(item, f"{place}.content")
+        case ToolCall(kind="approval") | ToolOutput(kind="approval"):
+            raise no_form(place, item, INTERFACE)
+        case ToolCall() | HandoffCall():
+            return [_use_block(item)]
+        case ToolOutput() | HandoffOutput():
+            return [_result_block(item, call, place)]
+        case Reasoning():
+            return _thinking_blocks(item)
+        case HostedToolCall() if _is_own_block(item.data):
+            block = {name: value for name, value in item.data.items() if name != RESULT}
+            return [block, *([item.data[RESULT]] if RESULT in item.data else ())]
+        case OpaqueItem() if _is_own_block(item.data):
+            return [{name: value for name, value in item.data.items() if name != BLOCK}]
+        case _:
+            raise no_form(place, item, INTERFACE)
+
+
+def _use_block(item: ToolCall | HandoffCall) -> JsonDict:
+    block = {"type": "tool_use", "id": _wire_id(item), "name": item.name, "input": _input(item.arguments)}
+    if isinstance(item, ToolCall) and item.caller is not None:
+        block["caller"] = {"type": item.caller.kind, "tool_id": item.caller.id}
+    return block
+
+
+def _result_block(item: ToolOutput | HandoffOutput, call: ToolCall | HandoffCall | None, place: str) -> JsonDict:
+    call_id = _clean_id(item.call_id) if call is None else _wire_id(call)
+    block: JsonDict = {"type": "tool_result", "tool_use_id": call_id}
+    if content := _result_content(item.output, place):
+        block["content"] = content
+    if isinstance(item, ToolOutput) and item.is_error:
+        block["is_error"] = True
+    return block
 
 
 def _wire_id(item: ToolCall | HandoffCall) -> str:

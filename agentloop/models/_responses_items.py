@@ -7,7 +7,7 @@ know about requests and answers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 from agentloop.exceptions import ModelBehaviorError
@@ -37,8 +37,9 @@ from agentloop.items import (
     UrlCitation,
     UserMessage,
 )
-from agentloop.models._codec import JsonDict, optional_text, read_objects, read_text, without_none
+from agentloop.models._codec import JsonDict, encode_json, optional_text, read_objects, read_text, without_none
 from agentloop.models._common import data_url, no_form, output_text
+from agentloop.models._pieces import CALL_TYPES, OUTPUT_TYPES, PieceCache
 
 INTERFACE = "the Responses interface"
 WIRE = "responses"
@@ -77,38 +78,59 @@ CALLS: dict[str, Literal["function", "custom", "approval"]] = {
 _OF_THE_MODEL = (AssistantMessage, ToolCall, HandoffCall, HostedToolCall, OpaqueItem)
 
 
-def write_items(items: Sequence[Item]) -> Iterator[JsonDict]:
-    """Yield the JSON of a request's *items*.
+def write_items(items: Iterable[Item], pieces: PieceCache) -> Iterator[tuple[Item, bytes]]:
+    """Yield each of a request's *items* that is sent, with its JSON.
 
     Raises:
         UserError: for an item or part that has no form here; names its place.
     """
     calls: dict[str, ToolCall | HandoffCall] = {}
+    thoughts: list[Reasoning] = []
     for index, item in enumerate(items):
-        place = f"items[{index}]"
-        match item:
-            case SystemMessage():
-                yield {"role": "system", "content": _content(item.content, place)}
-            case UserMessage():
-                yield {"role": "user", "content": _content(item.content, place)}
-            case AssistantMessage():
-                yield _message(item, place)
-            case ToolCall() | HandoffCall():
-                calls[item.call_id] = item
-                yield _call(item)
-            case ToolOutput() | HandoffOutput():
-                yield _output(item, calls.get(item.call_id))
-            case Reasoning():
-                # The provider refuses a reasoning without the item that came of it.
-                wire = _wire(item)
-                if wire is not None and _leads_on(items, index):
-                    yield _reasoning(item, wire)
-            case HostedToolCall() if item.kind in HOSTED:
-                yield _hosted(item)
-            case Compaction(data) | OpaqueItem(data) if isinstance(data.get("type"), str):
-                yield _as_it_came(data)
-            case _:
-                raise no_form(place, item, INTERFACE)
+        call: ToolCall | HandoffCall | None = None
+        if isinstance(item, Reasoning):
+            # The provider refuses a reasoning without the item that came of it.
+            if _wire(item) is not None:
+                thoughts.append(item)
+            continue
+        if isinstance(item, CALL_TYPES):
+            calls[item.call_id] = item
+        elif isinstance(item, OUTPUT_TYPES):
+            call = calls.get(item.call_id)
+        if thoughts:
+            if isinstance(item, _OF_THE_MODEL):
+                for thought in thoughts:
+                    yield thought, pieces.find(thought) or pieces.keep(thought, encode_json(_reasoning(thought)))
+            thoughts.clear()
+        piece = pieces.find(item, call)
+        if piece is None:
+            piece = pieces.keep(item, encode_json(write_item(item, f"items[{index}]", call)), call)
+        yield item, piece
+
+
+def write_item(item: Item, place: str, call: ToolCall | HandoffCall | None = None) -> JsonDict:
+    """Return the JSON of *item*; an output answers *call*.
+
+    Raises:
+        UserError: for an item or part that has no form here; names its *place*.
+    """
+    match item:
+        case SystemMessage():
+            return {"role": "system", "content": _content(item.content, place)}
+        case UserMessage():
+            return {"role": "user", "content": _content(item.content, place)}
+        case AssistantMessage():
+            return _message(item, place)
+        case ToolCall() | HandoffCall():
+            return _call(item)
+        case ToolOutput() | HandoffOutput():
+            return _output(item, call)
+        case HostedToolCall() if item.kind in HOSTED:
+            return _hosted(item)
+        case Compaction(data) | OpaqueItem(data) if isinstance(data.get("type"), str):
+            return _as_it_came(data)
+        case _:
+            raise no_form(place, item, INTERFACE)
 
 
 def _wire(item: Item) -> JsonObject | None:
@@ -116,11 +138,6 @@ def _wire(item: Item) -> JsonObject | None:
     data = getattr(item, "provider_data", None)
     wire = data.get(WIRE) if isinstance(data, Mapping) else None
     return wire if isinstance(wire, Mapping) else None
-
-
-def _leads_on(items: Sequence[Item], index: int) -> bool:
-    follower = next((item for item in items[index + 1 :] if not isinstance(item, Reasoning)), None)
-    return isinstance(follower, _OF_THE_MODEL)
 
 
 def _as_it_came(data: Mapping[str, Any]) -> JsonDict:
@@ -229,7 +246,7 @@ def _shown_part(part: Part) -> JsonDict:
     return input_text(part.refusal if isinstance(part, Refusal) else f"[{type(part).__name__.lower()} omitted]")
 
 
-def _reasoning(item: Reasoning, wire: JsonObject) -> JsonDict:
+def _reasoning(item: Reasoning) -> JsonDict:
     sent: JsonDict = {"type": "reasoning", "summary": [{"type": "summary_text", "text": text} for text in item.summary]}
     if item.id is not None:
         sent["id"] = item.id
@@ -237,7 +254,7 @@ def _reasoning(item: Reasoning, wire: JsonObject) -> JsonDict:
         sent["content"] = [{"type": "reasoning_text", "text": text} for text in item.content]
     if item.encrypted is not None:
         sent["encrypted_content"] = item.encrypted
-    return sent | {name: value for name, value in wire.items() if name not in sent}
+    return sent | {name: value for name, value in (_wire(item) or {}).items() if name not in sent}
 
 
 def _hosted(item: HostedToolCall) -> JsonDict:

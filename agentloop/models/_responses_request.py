@@ -9,9 +9,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentloop.exceptions import UserTypeError
+from agentloop.items import Item, UserMessage
 from agentloop.model_events import ModelRequest, OutputSchema, ToolDefinition
-from agentloop.models._codec import JsonDict, add_extras, without_none
+from agentloop.models._codec import JsonDict, WrittenArray, add_extras, encode_json, without_none
 from agentloop.models._common import tool_choice
+from agentloop.models._pieces import PieceCache
 from agentloop.models._responses_items import input_part, input_text, write_items
 from agentloop.settings import CachePolicy, ModelSettings, Prompt
 
@@ -20,11 +22,12 @@ _ENCRYPTED = "reasoning.encrypted_content"
 _LOGPROBS = "message.output_text.logprobs"
 
 
-def encode(request: ModelRequest, model_name: str) -> JsonDict:
+def encode(request: ModelRequest, model_name: str, *, pieces: PieceCache | None = None) -> JsonDict:
     """Return the body that sends *request* to *model_name*, to be answered as a stream.
 
-    `extra_body` overrides fields of the result. Without the provider's store (`ModelSettings.store=False`) the answer's
-    reasoning is asked for in its encrypted form, since no later request could refer to it.
+    `extra_body` overrides fields of the result. *pieces* has what earlier requests wrote. Without the provider's store
+    (`ModelSettings.store=False`) the answer's reasoning is asked for in its encrypted form, since no later request
+    could refer to it.
 
     Raises:
         UserError: for a part that the interface can't express; names its place in the request.
@@ -32,7 +35,7 @@ def encode(request: ModelRequest, model_name: str) -> JsonDict:
     """
     settings = request.settings
     body: JsonDict = {"model": model_name}
-    body |= _input_fields(request)
+    body |= _input_fields(request, PieceCache() if pieces is None else pieces)
     body |= _tool_fields(request)
     body |= _text_fields(request.output_schema, settings)
     body |= _setting_fields(settings)
@@ -180,7 +183,7 @@ def _is_named(name: str, request: ModelRequest) -> bool:
 # ---------------------------------------------------------------------------------------------- input
 
 
-def _input_fields(request: ModelRequest) -> JsonDict:
+def _input_fields(request: ModelRequest, pieces: PieceCache) -> JsonDict:
     """Return the instructions and the items.
 
     Instructions in parts, with a point of the cache after each but the last, are a message: the field for instructions
@@ -188,23 +191,23 @@ def _input_fields(request: ModelRequest) -> JsonDict:
     """
     policy, fields = request.cache, {}
     points: Sequence[str] = () if policy is None else policy.breakpoints
-    items = list(write_items(request.items))
+    written = list(write_items(request.items, pieces))
+    members = [piece for _, piece in written]
+    if "items" in points:
+        _mark_newest(written, members)
     if "instructions" in points and len(request.instructions) > 1:
         *kept, last = [input_text(text) for text in request.instructions]
-        items.insert(0, {"role": "developer", "content": [*(part | _BREAKPOINT for part in kept), last]})
+        parts = [*(part | _BREAKPOINT for part in kept), last]
+        members.insert(0, encode_json({"role": "developer", "content": parts}))
     elif request.system:
         fields["instructions"] = request.system
-    if "items" in points:
-        _mark_newest(items)
-    return {**fields, "input": items}
+    return {**fields, "input": WrittenArray(members)}
 
 
-def _mark_newest(items: list[JsonDict]) -> None:
+def _mark_newest(written: Sequence[tuple[Item, bytes]], members: list[bytes]) -> None:
     """End a beginning that is worth keeping after the newest message of a user."""
-    for item in reversed(items):
-        if item.get("role") == "user":
-            content = item["content"]
-            parts = [input_text(content)] if isinstance(content, str) else content
-            if parts:
-                item["content"] = [*parts[:-1], parts[-1] | _BREAKPOINT]
-                return
+    for place in reversed(range(len(written))):
+        if isinstance(item := written[place][0], UserMessage) and item.content:
+            *parts, last = [input_part(part, f"items[{place}]") for part in item.content]
+            members[place] = encode_json({"role": "user", "content": [*parts, last | _BREAKPOINT]})
+            return

@@ -16,6 +16,7 @@ from agentloop.models._codec import HttpCodec, Vendor, without_none
 from agentloop.models._http_model import HttpModel
 from agentloop.models._messages import OutputMode, encode
 from agentloop.models._messages_answer import MessagesDecoder
+from agentloop.models._pieces import PieceCache
 
 ANTHROPIC = Vendor(url="https://api.anthropic.com", key_variable="ANTHROPIC_API_KEY", url_variable="ANTHROPIC_BASE_URL")
 VERSION = "2023-06-01"
@@ -59,7 +60,7 @@ class AnthropicModel(HttpModel):
         codec = HttpCodec(
             path="/v1/messages",
             headers=partial(_make_headers, version=version, betas=",".join(betas)),
-            encode=partial(encode, max_tokens=max_tokens, output_mode=output_mode),
+            encode=partial(encode, max_tokens=max_tokens, output_mode=output_mode, pieces=PieceCache()),
             decoder=partial(MessagesDecoder, output_mode=output_mode),
         )
         super().__init__(

@@ -14,6 +14,7 @@ from agentloop.models._chat import ChatDecoder, encode
 from agentloop.models._codec import HttpCodec, Vendor
 from agentloop.models._http_model import HttpModel
 from agentloop.models._openai import OPENAI, make_headers
+from agentloop.models._pieces import PieceCache
 
 GEMINI = Vendor(url="https://generativelanguage.googleapis.com/v1beta/openai", key_variable="GEMINI_API_KEY")
 
@@ -36,6 +37,7 @@ def make_chat_codec(
             max_tokens_field=max_tokens_field,
             extra_content=extra_content,
             replay_reasoning=replay_reasoning,
+            pieces=PieceCache(),
         ),
         decoder=partial(ChatDecoder, constrained=constrained),
     )

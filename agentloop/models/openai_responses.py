@@ -13,13 +13,16 @@ from typing import Any
 from agentloop.models._codec import HttpCodec
 from agentloop.models._http_model import HttpModel
 from agentloop.models._openai import OPENAI, make_headers
+from agentloop.models._pieces import PieceCache
 from agentloop.models._responses import ResponsesDecoder
 from agentloop.models._responses_request import encode
 
 
 def make_responses_codec(headers: Callable[[str | None], Mapping[str, str]]) -> HttpCodec:
     """Return the codec of Responses."""
-    return HttpCodec(path="/responses", headers=headers, encode=encode, decoder=ResponsesDecoder)
+    return HttpCodec(
+        path="/responses", headers=headers, encode=partial(encode, pieces=PieceCache()), decoder=ResponsesDecoder
+    )
 
 
 class OpenAIResponsesModel(HttpModel):

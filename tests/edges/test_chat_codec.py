@@ -42,8 +42,9 @@ from agentloop.model_events import (
     ResponseStarted,
     TextDelta,
 )
-from agentloop.models._chat import _USAGE, ChatDecoder, encode
-from agentloop.models._codec import read_usage
+from agentloop.models import _chat
+from agentloop.models._chat import _USAGE, ChatDecoder
+from agentloop.models._codec import encode_json, read_usage
 from agentloop.models._sse import SSEDecoder
 from agentloop.settings import CachePolicy, ModelSettings
 from agentloop.tools import HostedTool
@@ -52,6 +53,12 @@ from agentloop.usage import RequestUsage
 
 def ask(*items: Item, **fields: Any) -> ModelRequest:
     return ModelRequest(**{"system": None, "items": items or (UserMessage("Hi"),)} | fields)
+
+
+def encode(request: ModelRequest, name: str, **options: Any) -> dict[str, Any]:
+    """Return the body of *request* as it is read from its JSON."""
+    body: dict[str, Any] = json.loads(encode_json(_chat.encode(request, name, **options)))
+    return body
 
 
 def messages(*items: Item, **options: Any) -> list[dict[str, Any]]:

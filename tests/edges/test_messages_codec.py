@@ -52,6 +52,7 @@ from agentloop.model_events import (
     TextDelta,
 )
 from agentloop.models import AnthropicModel
+from agentloop.models._codec import encode_json
 from agentloop.models._messages import BLOCK, CITATIONS, RESULT, WIRE_ID, encode
 from agentloop.models._messages_answer import MessagesDecoder
 from agentloop.models._sse import SSEDecoder
@@ -65,8 +66,14 @@ def ask(*items: Item, **fields: Any) -> ModelRequest:
     return ModelRequest(**{"system": None, "items": items or (UserMessage("Hi"),)} | fields)
 
 
+def as_sent(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return *body* as it is read from its JSON."""
+    found: dict[str, Any] = json.loads(encode_json(body))
+    return found
+
+
 def body(*items: Item, **fields: Any) -> dict[str, Any]:
-    return encode(ask(*items, **fields), "m", max_tokens=9)
+    return as_sent(encode(ask(*items, **fields), "m", max_tokens=9))
 
 
 def messages(*items: Item) -> list[dict[str, Any]]:
@@ -314,7 +321,7 @@ def test_a_typed_output_is_a_format_or_a_forced_tool() -> None:
     }
 
     def forced(**fields: Any) -> dict[str, Any]:
-        return encode(ask(output_schema=FORCED, **fields), "m", max_tokens=9, output_mode="tool")
+        return as_sent(encode(ask(output_schema=FORCED, **fields), "m", max_tokens=9, output_mode="tool"))
 
     alone, beside = forced(), forced(tools=[LOOK], tool_choice="auto")
     assert [tool["name"] for tool in beside["tools"]] == ["look", "final_output"]

@@ -60,6 +60,7 @@ from agentloop.model_events import (
     ResponseStarted,
     TextDelta,
 )
+from agentloop.models._codec import encode_json
 from agentloop.models._responses import ResponsesDecoder
 from agentloop.models._responses_request import encode
 from agentloop.models._sse import SSEDecoder
@@ -75,7 +76,7 @@ def ask(*items: Item, **fields: Any) -> ModelRequest:
 
 def body(*items: Item, **fields: Any) -> dict[str, Any]:
     """Return the body of a request as it is read from its JSON."""
-    written: dict[str, Any] = json.loads(json.dumps(encode(ask(*items, **fields), "m"), default=dict))
+    written: dict[str, Any] = json.loads(encode_json(encode(ask(*items, **fields), "m")))
     return written
 
 
