@@ -11,7 +11,7 @@ import inspect
 import json
 import logging
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -24,13 +24,14 @@ from typing import (
     Unpack,
     cast,
     overload,
+    runtime_checkable,
 )
 
 import anyio.to_thread
 import attrs
 from attrs.validators import and_, matches_re
 
-from agentloop._common.checks import FIELDS, Fields, fits, has, is_a, optional
+from agentloop._common.checks import FIELDS, Fields, either, fits, has, is_a, optional
 from agentloop._common.error_text import error_summary, is_redacted
 from agentloop._common.errors import ModelBehaviorError, UserTypeError, UserValueError
 from agentloop._common.masking import ALL_ARGUMENTS, MASK
@@ -75,9 +76,14 @@ class PythonBody(Value, frozen=True):
 
 
 class RawBody(Value, frozen=True):
-    """A function of the call's context and its JSON text. The function itself has to check the text."""
+    """A function of the call's context and its JSON text. It has to check the text itself, unless *check* does.
+
+    *check* takes the arguments, parsed, and returns a text that says what is wrong with them, or None. It is called
+    before any approval, and must be quick and pure.
+    """
 
     fn: Callable[[ToolContext[Any], str], Any | Awaitable[Any]]
+    check: Callable[[Mapping[str, Any]], str | None] | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -111,6 +117,10 @@ def _is_example(member: Any) -> bool:
         and isinstance(member[0], str)
         and isinstance(member[1], Mapping)
     )
+
+
+def _is_names(value: Any) -> bool:
+    return isinstance(value, Collection) and not isinstance(value, str) and all(isinstance(one, str) for one in value)
 
 
 # Converters. They let values of a wrong type pass, so that the validator reports them with the field's name.
@@ -528,6 +538,111 @@ def tool(fn: Callable[..., Any] | None = None, /, **options: Unpack[ToolOptions]
         return _tool_from(function, options)
 
     return make if fn is None else make(fn)
+
+
+def may_run_again(tool: FunctionTool[Any]) -> bool:
+    """Tell whether a call of *tool* that may have taken effect is run again."""
+    return tool.idempotent or tool.in_doubt == "rerun"
+
+
+# -- sources of tools
+
+
+@runtime_checkable
+class ToolSource(Protocol):
+    """A source of tools that are known only within a run: a server, a registry, the rights of a user.
+
+    It is in `Agent.toolsets` or `RunConfig.toolsets`. A run asks each source once per turn, all at once; what a source
+    gives holds for the whole turn, so a call planned before keeps its tool. A run that is resumed asks anew.
+
+    The log has the names, the policies and a digest of the schemas, so a strict replay asks no source. A source may
+    have a `name`, by which errors call it; else they use its class.
+    """
+
+    async def tools(self, ctx: RunContext[Any], agent: Any) -> Sequence[FunctionTool[Any]]:
+        """Return the tools that *agent* has in the turn that begins.
+
+        A tool that hasn't changed should be the same object as before: the run then keeps what it made of it. Agents
+        as tools can't come from a source: a run has to know its agents before it begins.
+
+        Cancellation: the run's; it must pass.
+
+        Raises:
+            Exception: ends the run with `ToolSourceError`, which can be resumed; the library's own errors stay as they
+                are.
+        """
+        ...
+
+
+def source_name(source: object) -> str:
+    """Return the name by which errors call a source of tools."""
+    name = getattr(source, "name", None)
+    return name if isinstance(name, str) and name else type(source).__name__
+
+
+@attrs.define(eq=False, kw_only=True)
+class ToolSelection:
+    """A `ToolSource`: some tools of another source, under other names, with other options.
+
+    Attributes:
+        source: The source that is asked, or tools.
+        filter: The names of the tools to take, or a predicate of a tool; None takes all.
+        prefix: A text put before every name.
+        namespace: The namespace of all tools; None leaves their own.
+        options: `(tool) -> options of @tool`, for the tool as the source gave it; they replace the tool's own. None
+            changes nothing.
+
+    Raises:
+        UserTypeError: from `tools`, if `options` gives something else than options.
+    """
+
+    source: ToolSource | Sequence[FunctionTool[Any]] = attrs.field(
+        validator=FIELDS.needs(
+            "a source of tools (with `tools`) or tools are needed", either(has("tools"), is_a(Sequence))
+        )
+    )
+    filter: Collection[str] | Callable[[FunctionTool[Any]], bool] | None = attrs.field(
+        default=None,
+        validator=optional(FIELDS.needs("names or a predicate are needed", either(is_a(Callable), fits(_is_names)))),
+    )
+    prefix: str = attrs.field(default="", validator=FIELDS.text())
+    namespace: str | None = attrs.field(default=None, validator=optional(FIELDS.text()))
+    options: Callable[[FunctionTool[Any]], Mapping[str, Any] | None] | None = attrs.field(
+        default=None, validator=optional(FIELDS.function())
+    )
+    _made: dict[FunctionTool[Any], FunctionTool[Any]] = attrs.field(factory=dict, init=False, repr=False)
+    """By tool of the source, the tool made of it, so that a tool that hasn't changed stays the same object."""
+
+    @property
+    def name(self) -> str:
+        """The name of the source."""
+        return source_name(self.source)
+
+    async def tools(self, ctx: RunContext[Any], agent: Any) -> Sequence[FunctionTool[Any]]:
+        """Return the selected tools of the source."""
+        given = self.source if isinstance(self.source, Sequence) else await self.source.tools(ctx, agent)
+        made = {tool: self._made.get(tool) or self._change(tool) for tool in given if self._takes(tool)}
+        self._made = made
+        return tuple(made.values())
+
+    def _takes(self, tool: FunctionTool[Any]) -> bool:
+        if self.filter is None:
+            return True
+        return self.filter(tool) if callable(self.filter) else tool.name in self.filter
+
+    def _change(self, tool: FunctionTool[Any]) -> FunctionTool[Any]:
+        given: object = None if self.options is None else self.options(tool)
+        changes = given or {}
+        if not isinstance(changes, Mapping) or changes.keys() - ToolOptions.__optional_keys__:
+            raise UserTypeError(
+                f"ToolSelection.options: options of @tool are needed for {tool.name!r}, not {changes!r}"
+            )
+        names = {"name": f"{self.prefix}{tool.name}", "namespace": self.namespace or tool.namespace}
+        made = attrs.evolve(tool, **{**names, **changes})
+        if isinstance(made.body, PythonBody):  # its errors name the tool
+            schema = attrs.evolve(made.body.schema, name=made.name)
+            made = attrs.evolve(made, body=made.body.replace(schema=schema), on_invoke_tool=None)
+        return made
 
 
 # -- tool outputs that end the run

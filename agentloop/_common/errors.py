@@ -133,6 +133,34 @@ class ToolTimeoutError(AgentLoopError):
         self.timeout = timeout
 
 
+class OutcomeUnknown(AgentLoopError):
+    """Raised by a tool's body that can't tell whether it took effect: the connection broke within the request.
+
+    The call is in doubt, as after a crash, and the tool's `in_doubt` decides: the model is told so, with the reason
+    (`"tell_model"`; the call has the status `unknown`), the body is called once more, with the same idempotency key
+    (`"rerun"`, and for idempotent tools), or the run ends with this error (`"raise"`). The tool's
+    `failure_error_function` isn't asked.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class ToolSourceError(AgentLoopError):
+    """A source of tools failed, or gave something else than tools. The original exception is the cause.
+
+    The run can be resumed: a server that was away may have come back.
+
+    Attributes:
+        source: The name of the source.
+    """
+
+    def __init__(self, message: str, *, source: str | None = None) -> None:
+        super().__init__(message)
+        self.source = source
+
+
 class GuardrailTripwireTriggered(AgentLoopError):
     """Base of the four tripwires. `guardrail_result` is the result that tripped."""
 

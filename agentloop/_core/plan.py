@@ -43,7 +43,7 @@ from agentloop.items import ToolCall
 from agentloop.outcomes import CallOutcome
 from agentloop.records import ApprovalRequested, BodyEnded
 from agentloop.settings import JsonLimits
-from agentloop.tools import AgentCall, FunctionTool, PythonBody
+from agentloop.tools import AgentCall, FunctionTool, PythonBody, RawBody, may_run_again
 
 if TYPE_CHECKING:
     from cattrs import BaseConverter
@@ -171,6 +171,9 @@ def _parse_and_bind(tool: FunctionTool, text: str, limits: JsonLimits, converter
             return Arguments(text=text, fault=fault)
     body = tool.body
     if not isinstance(body, _WITH_SCHEMA):
+        if isinstance(body, RawBody) and body.check is not None and (wrong := body.check(parsed)) is not None:
+            misfit = ModelBehaviorError(f"Arguments of tool {tool.name} don't fit: {wrong}")
+            return Arguments(text=text, parsed=parsed, fault=misfit)
         receipt = f"{tool.lookup_key} {canonical(parsed)}" if tool.idempotent else None
         return Arguments(text=text, parsed=parsed, receipt=receipt)
     if isinstance(body, AgentCall) and body.typed is not None:
@@ -321,9 +324,8 @@ def _plan_in_doubt(
     attempt = call.attempt + 1
     if call.body is not None:
         return _plan_finished_body(call, call.body, tool, arguments, attempt)
-    may_rerun = tool.idempotent or tool.in_doubt == "rerun"
     # A disabled tool, which `by_key` lacks, isn't run again.
-    if may_rerun and view.by_key.get(tool.lookup_key) is tool:
+    if may_run_again(tool) and view.by_key.get(tool.lookup_key) is tool:
         return Execute(arguments, attempt=attempt, decided=True)
     text = f"Tool '{tool.name}' was interrupted when the run stopped; whether it took effect is unknown."
     outcome = CallOutcome(status="unknown", output=text)

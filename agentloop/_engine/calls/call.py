@@ -36,13 +36,13 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from agentloop import effects as e
-from agentloop._common.error_text import is_fatal
+from agentloop._common.error_text import is_fatal, summary_parts
 from agentloop._core.call_identity import find_tool
 from agentloop._core.failure_choice import Failure
 from agentloop._core.plan import read_arguments
 from agentloop._engine.calls.approval import denial
 from agentloop._engine.calls.cancelled_by import cancelled_result, decide_end
-from agentloop._engine.calls.outcome import Converted, convert, raisable, record_body_end
+from agentloop._engine.calls.outcome import Converted, convert, is_in_doubt, raisable, record_body_end
 from agentloop._engine.calls.scheduler import BodyClock, BodyState, LiveCall
 from agentloop._engine.calls.tool_context import call_context
 from agentloop._engine.runtime import body_result as end
@@ -61,11 +61,11 @@ from agentloop._engine.runtime.callbacks import call_user, resolved
 from agentloop._engine.runtime.cancel_source import find_cancel_source, record_end
 from agentloop._engine.runtime.interrupts import interruptible, uninterrupted
 from agentloop.context import ToolContext
-from agentloop.exceptions import EarlierFailure
+from agentloop.exceptions import EarlierFailure, OutcomeUnknown
 from agentloop.outcomes import CallOutcome
 from agentloop.records import BodyEnded, CallStarted
 from agentloop.spans import set_current_span
-from agentloop.tools import AgentCall, PythonBody, RawBody
+from agentloop.tools import AgentCall, PythonBody, RawBody, may_run_again
 
 if TYPE_CHECKING:
     from agentloop._schema.function_schema import BoundArguments
@@ -161,6 +161,9 @@ def _restore_result(live: LiveCall, body: BodyEnded) -> end.Ending:
     live.body = BodyState(None, finished=True)
     if body.failed:
         # A fatal error is no output of the body: the tool's failure policy must not answer it.
+        kind, message = summary_parts(body.error or "the body failed")
+        if kind == OutcomeUnknown.__name__ and not body.fatal:
+            return end.Raised(OutcomeUnknown(message))
         error = EarlierFailure(body.error or "the body failed", fatal=body.fatal)
         return end.Raised(error, "around" if body.fatal else "body")
     tool, converter = live.tool.body, live.run.settings.config.converter
@@ -420,13 +423,27 @@ def _make_body_function(live: LiveCall, context: ToolContext[Any]) -> Callable[[
     """
     match live.tool.body:
         case PythonBody() as body:
-            return partial(_call_on_loop if body.schema.is_async else _call_in_thread, live, body, context)
+            do = partial(_call_on_loop if body.schema.is_async else _call_in_thread, live, body, context)
+            return partial(_call_until_known, do) if may_run_again(live.tool) else do
         case RawBody(fn):
-            return partial(call_user, fn, context, live.arguments.text)
+            raw = partial(call_user, fn, context, live.arguments.text)
+            return partial(_call_until_known, raw) if may_run_again(live.tool) else raw
         case AgentCall() as body:
             return partial(live.run.tree.nest, live.run, live.call, live.arguments, body)
         case None:  # pragma: no cover - a FunctionTool always has a body once it is made
             raise AssertionError
+
+
+async def _call_until_known(do: Callable[[], Awaitable[Any]]) -> Any:
+    """Call a body that may be run again, once more where it can't tell whether it took effect: one effect for both.
+
+    Within the call's scope and its timeout. Only once: a body that never knows must not keep the run.
+    """
+    try:
+        return await do()
+    except OutcomeUnknown:
+        pass
+    return await do()
 
 
 def _call_on_loop(live: LiveCall, body: PythonBody, context: ToolContext[Any]) -> Awaitable[Any]:
@@ -502,6 +519,8 @@ def _surely_raises(live: LiveCall, result: end.Ending) -> bool:
     match result:
         case end.Raised(error, where):
             fatal = where == "around" or not isinstance(error, Exception)
+            if is_in_doubt(live, result):
+                return live.tool.in_doubt == "raise"
             return fatal or live.tool.failure_error_function is None
         case end.Faulty() | end.Cancelled("tool" | "caller"):
             return live.tool.failure_error_function is None

@@ -20,6 +20,7 @@ from agentloop._engine.runtime.callbacks import call_user
 from agentloop.exceptions import (
     AgentLoopError,
     EarlierFailure,
+    OutcomeUnknown,
     ToolCallError,
     ToolCancelledError,
     ToolTimeoutError,
@@ -28,7 +29,7 @@ from agentloop.exceptions import (
 from agentloop.items import Content
 from agentloop.outcomes import CallOutcome
 from agentloop.records import BodyEnded
-from agentloop.tools import default_tool_error_function
+from agentloop.tools import AgentCall, default_tool_error_function
 
 
 class Converted(Value, frozen=True):
@@ -78,6 +79,8 @@ async def convert(live: LiveCall, ending: end.Ending) -> Converted:
             return await _convert_value(live, value)
         case end.Refused(outcome):
             return Converted(outcome.replace(output=await _bound_output(live, outcome.output)))
+        case end.Raised(error) if is_in_doubt(live, ending):
+            return await _convert_doubt(live, error)
         case end.Raised(error, where):
             if where == "around" or not isinstance(error, Exception):
                 return _convert_raised(live, CallOutcome(status="failed", error=error), error)
@@ -99,6 +102,24 @@ async def convert(live: LiveCall, ending: end.Ending) -> Converted:
             )
         case _:
             raise AssertionError(f"{ending!r} has no outcome")
+
+
+def is_in_doubt(live: LiveCall, ending: end.Raised) -> bool:
+    """Tell whether the body said that it can't tell whether it took effect. A nested run is never in doubt."""
+    said = isinstance(ending.error, OutcomeUnknown) and ending.where == "body"
+    return said and not isinstance(live.tool.body, AgentCall)
+
+
+async def _convert_doubt(live: LiveCall, error: BaseException) -> Converted:
+    """Convert what a body said that can't tell whether it took effect: the tool's `in_doubt` decides."""
+    if live.tool.in_doubt == "raise":
+        return _convert_raised(live, CallOutcome(status="unknown", error=error), error)
+    from agentloop._engine.calls.failure_log import log_failure
+
+    log_failure(live, error)
+    _, reason = summary_parts(error_summary(error))
+    text = f"Tool '{live.tool.name}' was interrupted; whether it took effect is unknown: {reason}"
+    return await _run_output_guardrails(live, CallOutcome(status="unknown", output=text, error=error))
 
 
 def _convert_raised(live: LiveCall, outcome: CallOutcome, error: BaseException) -> Converted:

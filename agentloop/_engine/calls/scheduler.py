@@ -72,7 +72,7 @@ from agentloop.items import Item, ToolCall
 from agentloop.limits import Capacity, Limit, OrderedCapacity
 from agentloop.outcomes import CallOutcome
 from agentloop.records import BodyEnded, CallSettled
-from agentloop.tools import FunctionTool, PythonBody
+from agentloop.tools import FunctionTool, PythonBody, may_run_again
 
 CLOCK_SLACK = 1e-9
 """Seconds added to each wake-up time: by the rounding error of a sum, a clock may read less than the requested time."""
@@ -890,6 +890,7 @@ def is_plain_tool(tool: FunctionTool) -> bool:
         and not tool.tool_input_guardrails
         and not tool.tool_output_guardrails
         and tool.custom_data_extractor is None
+        and not may_run_again(tool)
     )
 
 
