@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, TypeVar, Unp
 import attrs
 from attrs.validators import in_
 
-from agentloop._common.checks import FIELDS, NAMES, check, check_count, either, fits, is_a, optional
+from agentloop._common.checks import FIELDS, NAMES, check, check_count, either, fits, has, is_a, optional
 from agentloop._common.errors import UserError, UserTypeError
 from agentloop._common.misplaced import takes_options
 from agentloop._common.naming import snake_case
@@ -30,6 +30,7 @@ from agentloop.tools import (
     FunctionTool,
     HostedTool,
     StopAtTools,
+    ToolSource,
     ToolUseBehavior,
     default_tool_error_function,
 )
@@ -117,6 +118,7 @@ class AgentOptions(TypedDict, total=False):
     tool_use_behavior: ToolUseBehavior
     reset_tool_choice: bool
     tool_execution: Literal["concurrent", "sequential"]
+    toolsets: Sequence[ToolSource]
 
 
 @takes_options("Agent(…, OPTION=…)")
@@ -147,6 +149,7 @@ class Agent(Generic[ContextT, OutputT]):
             of the first call (`"stop_on_first_tool"`), finish at certain tools (`StopAtTools`), or a callable of
             `(ctx, results)` that decides and returns `ToolsToFinalOutput`.
         tool_execution: `"concurrent"`, or `"sequential"` for one call at a time in model order.
+        toolsets: Sources of further tools, asked every turn: `ToolSource`s, such as the servers of `agentloop.mcp`.
     """
 
     name: str = attrs.field(validator=FIELDS.words())
@@ -198,6 +201,12 @@ class Agent(Generic[ContextT, OutputT]):
     reset_tool_choice: bool = attrs.field(default=True, kw_only=True, validator=FIELDS.flag())
     tool_execution: Literal["concurrent", "sequential"] = attrs.field(
         default="concurrent", kw_only=True, validator=FIELDS.one_of("concurrent", "sequential")
+    )
+
+    toolsets: Sequence[ToolSource] = attrs.field(
+        default=(),
+        kw_only=True,
+        validator=FIELDS.each("a ToolSource (with `tools`)", has("tools")),
     )
 
     _typed: tuple[Any, TypedOutput | None] | None = attrs.field(default=None, init=False)

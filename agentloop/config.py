@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from cattrs import BaseConverter
 
     from agentloop.conditions import Condition, PredicateFunction
+    from agentloop.tools import ToolSource
 
 
 class ToolErrorArgs(Value, frozen=True, kw_only=True):
@@ -133,6 +134,7 @@ class RunConfig:
         tracing_disabled: True if no spans are made.
         effects: The door of side effects; None is the live one.
         instruments: Instruments that observe the run.
+        toolsets: Sources of tools for every agent of the run, beside the agents' own.
     """
 
     model: str | Model | None = attrs.field(
@@ -193,6 +195,9 @@ class RunConfig:
     instruments: Sequence[Instrument] = attrs.field(
         default=(), validator=FIELDS.each("an Instrument", fits(_is_instrument))
     )
+    toolsets: Sequence[ToolSource] = attrs.field(
+        default=(), validator=FIELDS.each("a ToolSource (with `tools`)", has("tools"))
+    )
 
 
 def check_run_config(config: object) -> RunConfig:
@@ -206,9 +211,10 @@ def check_run_config(config: object) -> RunConfig:
     if not isinstance(config, RunConfig):
         raise UserTypeError(f"run_config: a RunConfig is needed, not {config!r}")
     if (
-        config.input_guardrails or config.output_guardrails or config.policies or config.instruments
+        config.input_guardrails or config.output_guardrails or config.policies or config.instruments or config.toolsets
     ):  # rarely: a run asks
         fields: Any = attrs.fields(RunConfig)
-        for field in (fields.input_guardrails, fields.output_guardrails, fields.policies, fields.instruments):
+        guards = (fields.input_guardrails, fields.output_guardrails, fields.policies)
+        for field in (*guards, fields.instruments, fields.toolsets):
             field.validator(config, field, getattr(config, field.name))
     return config

@@ -31,6 +31,7 @@ class Definitions:
         handoffs: Enabled handoffs in declaration order.
         output: The type of the final output; None for text.
         tool_names, handoff_names: The names of `tools` and `handoffs` for the model.
+        sourced: The digests of those that came from a source of tools, by lookup key.
         shown: JSON of all this as far as the model is shown it, for the digest of a request.
     """
 
@@ -43,6 +44,7 @@ class Definitions:
     output: TypedOutput | None = None
     tool_names: tuple[str, ...] = ()
     handoff_names: tuple[str, ...] = ()
+    sourced: Mapping[str, str] = attrs.field(factory=dict)
     shown: bytes = b""
 
 

@@ -28,7 +28,7 @@ from agentloop.settings import ModelSettings, Prompt
 from agentloop.tools import FunctionTool, HostedTool, PythonBody
 
 if TYPE_CHECKING:
-    pass
+    from agentloop._core.sourced_tools import SourcedTools
 
 logger = logging.getLogger("agentloop")
 
@@ -41,16 +41,22 @@ async def prepare_turn(run: LiveRun, *, answered: bool = False) -> TurnView:
     With *answered*, the view of the turn that the model has answered already, in an earlier run segment.
 
     Raises:
+        ToolSourceError: a source of tools failed.
         UserError: for colliding tool names (by policy), a missing model, instructions that aren't text, types that the
             run's converter doesn't know.
         Exception: the error of an application's callable.
     """
     agent = run.agent
-    parts, prepared, given = _list_parts(run), agent._prepared, agent.instructions
+    sourced: list[SourcedTools] = []
+    if agent.toolsets or run.settings.config.toolsets:
+        from agentloop._engine.toolsets import ask_toolsets
+
+        sourced = await ask_toolsets(run)
+    parts, prepared, given = _list_parts(run, sourced), agent._prepared, agent.instructions
     if prepared is not None and len(prepared[0]) == len(parts) and all(map(is_, prepared[0], parts)):
         common: Definitions = prepared[1]
     else:
-        common = await _resolve_definitions(run, parts)
+        common = await _resolve_definitions(run, parts, sourced)
     settings, shown = common.settings, common.shown
     if settings.tool_choice is not None and agent.reset_tool_choice and run.agent_key in run.state.tool_users:
         settings = attrs.evolve(settings, tool_choice=None)  # this agent has obeyed it
@@ -71,13 +77,14 @@ async def prepare_turn(run: LiveRun, *, answered: bool = False) -> TurnView:
         output=common.output,
         tool_names=common.tool_names,
         handoff_names=common.handoff_names,
+        sourced=common.sourced,
         shown=shown,
         model=_find_open_model(run) or await _resolve_model(run),
         input=HistoryView(run.state.history) if not answered else _find_earlier_input(run),
     )
 
 
-def _list_parts(run: LiveRun) -> tuple[object, ...]:
+def _list_parts(run: LiveRun, sourced: Sequence[SourcedTools]) -> tuple[object, ...]:
     """Return the objects of which the definitions of the agent at work are made: while they stay, those do."""
     agent, config = run.agent, run.settings.config
     parts = (
@@ -91,21 +98,31 @@ def _list_parts(run: LiveRun) -> tuple[object, ...]:
         agent.prompt,
         *agent.tools,
     )
+    if sourced:
+        parts = (*parts, _FROM_SOURCES, *(tool for each in sourced for tool in each.tools))
     if agent.handoffs:
         targets = [target_of(entry).agent for entry in agent.handoffs]
         return (*parts, *agent.handoffs, *(part for one in targets for part in (one.name, one.handoff_description)))
     return parts
 
 
-async def _resolve_definitions(run: LiveRun, parts: tuple[object, ...]) -> Definitions:
-    """Return the definitions of the agent at work. They are kept with the agent, as made of *parts*.
+_FROM_SOURCES = object()
+"""Stands between an agent's own tools and those of its sources: the same tool is shown otherwise as one of these."""
+
+
+async def _resolve_definitions(run: LiveRun, parts: tuple[object, ...], sourced: Sequence[SourcedTools]) -> Definitions:
+    """Return the definitions of the agent at work, with the tools of its sources. They are kept, as made of *parts*.
 
     Not kept where the application is asked about a tool or handoff, and where it is warned about a name: every turn
     does so anew.
     """
     await checkpoint_if_cancelled()  # the application isn't asked any more in a run that has been cancelled
     agent = run.agent
-    declared, targets = agent.functions, [target_of(entry) for entry in agent.handoffs]
+    declared, digests = agent.functions, {}
+    for each in sourced:
+        declared += each.tools
+        digests.update(each.digests())
+    targets = [target_of(entry) for entry in agent.handoffs]
     enabled = await _filter_enabled(run, declared)
     handoffs = tuple(await _filter_enabled(run, targets))
     by_key = _index_tools(run, enabled)
@@ -129,6 +146,9 @@ async def _resolve_definitions(run: LiveRun, parts: tuple[object, ...]) -> Defin
         tool_names=tuple([tool.qualified_name for tool in tools]),
         handoff_names=tuple([handoff.name for handoff in handoffs]),
     )
+    if sourced:
+        given = {id(tool) for each in sourced for tool in each.tools}
+        made.sourced = {key: digests[key] for key, tool in by_key.items() if id(tool) in given}
     made.shown = _format_shown(made, settings, agent.prompt)
     lasts = len(tools) == len(declared) and all(map(_is_fixed, declared)) and all(map(_is_fixed, targets))
     agent._prepared = (parts, made) if lasts else None
@@ -144,8 +164,13 @@ def _format_shown(made: Definitions, settings: ModelSettings, prompt: Prompt | N
 
     What isn't given isn't in it, so that a request's digest stays the same when a release adds a setting.
     """
+    tools: list[Any] = [[tool.name, tool.namespace, tool.description, tool.params_json_schema] for tool in made.tools]
+    if made.sourced:  # of these the log has digests, which a replay shows as they are
+        for index, tool in enumerate(made.tools):
+            if (digest := made.sourced.get(tool.lookup_key)) is not None:
+                tools[index] = [tool.name, tool.namespace, digest]
     shown: list[Any] = [
-        [[tool.name, tool.namespace, tool.description, tool.params_json_schema] for tool in made.tools],
+        tools,
         [[handoff.name, handoff.description, handoff.params_json_schema] for handoff in made.handoffs],
         made.output.schema if made.output is not None else None,
         {name: value for name in _SHOWN if (value := getattr(settings, name)) is not None},

@@ -19,12 +19,16 @@ from agentloop import (
     ModelRetrySettings,
     ModelSettings,
     ModelTransportError,
+    OutcomeUnknown,
     RunConfig,
     RunHooks,
     Runner,
     RunState,
+    RunTimeout,
+    ToolCallError,
     ToolContext,
     ToolExecution,
+    ToolSourceError,
     UsageLimits,
     events,
     handoff,
@@ -1060,3 +1064,126 @@ def test_budgets_and_limits_of_their_own() -> None:
         "c3": "succeeded",
     }
     assert [record.cost for record in first.records if isinstance(record, ModelResponded)] == ["0.25", "0.25"]
+
+
+class Shelf:
+    """A source of tools with everything that an application may give a tool; in the second turn it has one more."""
+
+    def __init__(self) -> None:
+        @tool(
+            is_enabled=lambda ctx, agent: ran("enabled", True),
+            needs_approval=lambda ctx, arguments, call_id: ran("needs_approval", False),
+            tool_input_guardrails=[tool_input_guardrail(lambda data: ran("before", Allow()), name="before")],
+            tool_output_guardrails=[tool_output_guardrail(lambda data: ran("after", Allow()), name="after")],
+            custom_data_extractor=lambda ctx, value: ran("extract", {"seen": value}),
+            capacity=[Capacity(1, "one")],
+            idempotent=True,
+        )
+        async def rich(n: int = 1) -> str:
+            """Do much."""
+            ran("rich")
+            await anyio.sleep(0.001)
+            return f"rich {n}"
+
+        @tool(failure_error_function=lambda ctx, error: ran("words", "it broke"), capacity=Rate(50, 1.0))
+        async def broken() -> str:
+            """Break."""
+            ran("broken")
+            raise ValueError("no")
+
+        @tool(
+            timeout=0.01,
+            cost=lambda arguments: ran("cost", 1),
+            timeout_error_function=lambda ctx, error: ran("late", "too late"),
+        )
+        async def late() -> str:
+            """Never end."""
+            ran("late")
+            await anyio.sleep(30)
+            return "never"
+
+        @tool(in_doubt="rerun")
+        async def unsure() -> str:
+            """Never know."""
+            ran("unsure")
+            raise OutcomeUnknown("the line went dead")
+
+        self.first, self.more = [rich, broken, late], unsure
+
+    async def tools(self, ctx: Any, agent: Any) -> Any:
+        """Return the tools of this turn."""
+        ran("tools")
+        return self.first if ctx.usage.requests == 0 else [*self.first, self.more]
+
+
+def test_tools_of_a_source_need_no_source() -> None:
+    """The log has what a replay needs of them: policies, limits, faults of arguments, digests of schemas."""
+    agent = Agent(
+        "a",
+        toolsets=[Shelf()],
+        model=scripted(
+            [call("rich", {"n": 2}), call("broken"), call("late"), call("rich", {"n": "x"}), call("rich", {"n": 3})],
+            [call("unsure"), call("rich", {"n": 2})],
+            say("done"),
+        ),
+    )
+    for one in comes_out_the_same(agent, config=RunConfig(limits=UsageLimits(cost=10))):
+        assert one.result is not None
+        statuses = [settled.outcome.status for settled in one.result.calls]
+        assert statuses == ["succeeded", "failed", "timed_out", "failed", "succeeded", "unknown", "replayed"]
+
+
+def test_secret_call_of_a_source_is_told_by_its_own_options() -> None:
+    """Which arguments are secret stands in the description, and a call that raises does so again."""
+
+    @tool(secret=["pin"], failure_error_function=None)
+    async def pay(pin: str) -> str:
+        """Pay."""
+        ran("pay")
+        raise ValueError(f"wrong pin {pin}")
+
+    class Bank:
+        async def tools(self, ctx: Any, agent: Any) -> Any:
+            ran("tools")
+            return [pay]
+
+    agent, journal = Agent("a", toolsets=[Bank()], model=scripted([call("pay", {"pin": "1234"})])), MemoryJournal()
+
+    async def main() -> None:
+        with pytest.raises(ToolCallError):
+            await Runner.run(agent, "go", journal=journal)
+
+    for backend in BACKENDS:
+        if backend == "asyncio":
+            anyio.run(main)
+        RAN.clear()
+        assert str(replay(journal, agent, backend=backend).error) == "Error running tool pay: ValueError: [redacted]"
+        assert RAN == []
+
+
+def test_source_that_failed_fails_again() -> None:
+    """Its error is the run's."""
+
+    class Gone:
+        name = "gone"
+
+        async def tools(self, ctx: Any, agent: Any) -> Any:
+            ran("tools")
+            raise OSError("no route")
+
+    agent = Agent("a", toolsets=[Gone()], model=scripted(say("done")))
+    for one in comes_out_the_same(agent):
+        assert isinstance(one.error, ToolSourceError)
+
+
+def test_source_that_was_waited_for_when_the_run_timed_out() -> None:
+    """It gave nothing, and the run ended at its deadline."""
+
+    class Slow:
+        async def tools(self, ctx: Any, agent: Any) -> Any:
+            ran("tools")
+            await anyio.sleep(30)
+
+    agent = Agent("a", toolsets=[Slow()], model=scripted(say("done")))
+    for one in comes_out_the_same(agent, config=RunConfig(timeout=0.02)):
+        assert isinstance(one.error, RunTimeout)

@@ -48,6 +48,7 @@ from agentloop.tools import AgentCall
 from agentloop.usage import Usage
 
 if TYPE_CHECKING:
+    from agentloop._core.sourced_tools import SourcedTools
     from agentloop._engine.runtime.session_progress import SessionProgress
     from agentloop.conditions import Condition
 
@@ -200,6 +201,8 @@ class RunTree:
     """Possible requests for approval, of calls whose policies or callbacks still run."""
     warned: dict[str, None] = attrs.field(factory=dict)
     """Keys of the warnings that were logged already: each is logged once."""
+    sourced: dict[tuple[tuple[str, ...], str], SourcedTools] = attrs.field(factory=dict)
+    """What each source of tools gave last, by path and by the source's place."""
 
 
 @attrs.define(eq=False, kw_only=True)

@@ -33,6 +33,8 @@ class Answering(Protocol):
     cursor: int
     references: dict[Call, list[str]]
     unfiltered: set[tuple[Path, int]]
+    restore_tools: Callable[[Path, str, Any], Any]
+    """Returns the tools that the answer of a source describes, given the place of the source."""
 
     def find(self, kind: Any, path: Path, test: Callable[[Any], bool] = ..., *, claim: bool = False) -> int | None: ...
     def next_of_call(self, path: Path, call_id: str, kind: Any = object) -> int | None: ...
@@ -119,6 +121,12 @@ def _has_raised(fx: Answering, path: Path, key: str, settled: r.CallSettled, wha
     if ended is not None and ended.failed:
         return ended.error != settled.error
     return not (settled.error or "").startswith("ModelBehaviorError(")
+
+
+async def _answer_toolset(fx: Answering, path: Path, key: str) -> Any:
+    index = fx.find(r.CallbackReturned, path, lambda record: (record.what, record.key) == ("toolset", key), claim=True)
+    answer = (await fx.told(index, path, None, "toolset")).answer
+    return fx.restore_tools(path, key.partition(":")[2], answer)
 
 
 async def _answer_custom_data(fx: Answering, path: Path, key: str) -> Any:
@@ -208,6 +216,7 @@ _TOLD_ELSEWHERE: dict[str, Callable[[Answering, Path, str], Awaitable[Any]]] = {
     "failure_error_function": lambda fx, path, key: _answer_failure(fx, path, key, "failure_error_function"),
     "timeout_error_function": lambda fx, path, key: _answer_failure(fx, path, key, "timeout_error_function"),
     "tool_error_formatter": _answer_tool_error,
+    "toolset": _answer_toolset,
     "output_store": _answer_output_store,
     "custom_data_extractor": _answer_custom_data,
     "input_filter": _answer_input_filter,

@@ -164,6 +164,8 @@ class ReplayLog:
         self.stirred = False
         """True if `before_step` changed something before the current step: then not every task waits any more."""
         self.references: dict[Call, list[str]] = {}
+        self.restore_tools: Callable[[Path, str, Any], Any] = lambda path, place, answer: None
+        """Function of the replayed agents: makes the tools that the recorded answer of a source describes."""
         self._calls_by_key = {"/".join((*path, call_id)): (path, call_id) for path, call_id in recorded.calls}
 
     # -- segments and time

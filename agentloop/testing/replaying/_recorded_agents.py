@@ -16,17 +16,21 @@ from typing import Any
 import attrs
 
 from agentloop import records as r
+from agentloop._common.error_text import summary_parts
+from agentloop._core.sourced_tools import ASKED, SourcedTools
 from agentloop.abc import Model, ModelProvider
 from agentloop.agents import Agent, implicit_settings
 from agentloop.config import RunConfig
 from agentloop.exceptions import UserError
+from agentloop.guardrails import tool_input_guardrail, tool_output_guardrail
 from agentloop.handoffs import Handoff
 from agentloop.hooks import AgentHooks, RunHooks
+from agentloop.items import ToolCall
 from agentloop.limits import Capacity, Rate
 from agentloop.model_events import ModelEvent, ModelRequest
 from agentloop.settings import ModelSettings
 from agentloop.testing.replaying._effects import ReplayEffects
-from agentloop.testing.replaying._recorded import FROM_OUTSIDE
+from agentloop.testing.replaying._recorded import FROM_OUTSIDE, Path
 from agentloop.tools import AgentCall, FunctionTool, PythonBody, RawBody
 
 
@@ -133,6 +137,18 @@ class HooksOfRuns(RunHooks):
             await effects.until(index, "on_run_end", in_time=False)
 
 
+_CALLED = frozenset(
+    {"is_enabled", "needs_approval", "timeout_error_function", "failure_error_function", "custom_data_extractor"}
+)
+"""Options whose description only says that there is a function: the log has what it answered."""
+
+
+_GUARDRAILS: Mapping[str, Any] = {
+    "tool_input_guardrails": tool_input_guardrail,
+    "tool_output_guardrails": tool_output_guardrail,
+}
+
+
 def _refuse_body(*_: Any, **__: Any) -> Any:
     raise UserError("a replay runs no body")
 
@@ -148,6 +164,9 @@ class RecordedAgents:
         self._agents: dict[int, Agent[Any, Any]] = {}
         self._limits: dict[int, Any] = {}
         self._hooks = HooksOfAgents(effects)
+        self._sourced: dict[tuple[Path, str], SourcedTools] = {}
+        self._described_limits: dict[tuple[Any, ...], Capacity | Rate] = {}
+        effects.restore_tools = self._restore_tools
 
     def agent(self, given: Agent[Any, Any]) -> Agent[Any, Any]:
         """Return the copy of *given*, made at the first call together with those of all reachable agents."""
@@ -206,8 +225,43 @@ class RecordedAgents:
             body=body,
             on_invoke_tool=_refuse_body,
             capacity=tuple(self._copy_limit(limit) for limit in tool.capacity),
-            cost=None if tool.cost is None else self._make_cost(tool),
+            cost=None if tool.cost is None else self._make_cost(tool.name),
         )
+
+    # -- tools from sources
+
+    def _restore_tools(self, path: Path, place: str, described: list[dict[str, Any]] | None) -> SourcedTools:
+        """Return stand-ins for the tools that a source gave: they decide as the log says the tools did."""
+        earlier = self._sourced.get((path, place))
+        if described is None and earlier is not None:
+            return earlier
+        made = SourcedTools(tuple(self._make_tool(one) for one in described or ()), described or [])
+        self._sourced[path, place] = made
+        return made
+
+    def _make_tool(self, described: Mapping[str, Any]) -> FunctionTool:
+        name = described["name"]
+        options: dict[str, Any] = {
+            option: _refuse_body if value == ASKED and option in _CALLED else value
+            for option, value in described.items()
+            if option != "digest"
+        }
+        for option, make in _GUARDRAILS.items():
+            options[option] = [make(_refuse_body, name=guard) for guard in described.get(option, ())]
+        options["capacity"] = [self._restore_limit(one) for one in described.get("capacity", ())]
+        if "cost" in described:
+            options["cost"] = self._make_cost(name)
+        return FunctionTool(body=RawBody(_refuse_body, self._make_check(name)), on_invoke_tool=_refuse_body, **options)
+
+    def _restore_limit(self, described: list[Any]) -> Capacity | Rate:
+        """Return the limit of this kind, name and size: tools that shared one share it again."""
+        key = tuple(described)
+        found = self._described_limits.get(key)
+        if found is None:
+            kind, name, *size = described
+            found = Rate(size[0], size[1], name) if kind == "rate" else Capacity(size[0], name)
+            self._described_limits[key] = found
+        return found
 
     def _copy_limit(self, given: Capacity | Rate) -> Capacity | Rate:
         """Return the copy of a limit: of the same size, and used by no other run."""
@@ -228,8 +282,8 @@ class RecordedAgents:
         cost = wanted.cost if isinstance(wanted, r.ModelResponded) else None
         return Decimal(cost or 0)
 
-    def _make_cost(self, tool: FunctionTool) -> Any:
-        """Return a cost function with the recorded costs of *tool*'s calls.
+    def _make_cost(self, tool: str) -> Any:
+        """Return a cost function with the recorded costs of the calls of *tool*.
 
         A cost function gets only the arguments of a call, so they select the record.
         """
@@ -238,7 +292,7 @@ class RecordedAgents:
             effects = self._effects
             for index in range(effects.cursor, effects.entry.stop):
                 record = effects.records[index]
-                if isinstance(record, r.CallStarted) and record.tool == tool.name and record.attempt == 1:
+                if isinstance(record, r.CallStarted) and record.tool == tool and record.attempt == 1:
                     if _parse_json(record.arguments) == arguments:
                         return Decimal(record.cost or 0)
                 elif isinstance(record, r.BatchEnded | r.TurnStarted):
@@ -246,6 +300,30 @@ class RecordedAgents:
             return Decimal("1e1000")  # the call didn't start: if a budget was the reason, its cost was too high
 
         return cost
+
+    def _make_check(self, tool: str) -> Any:
+        """Return a check that finds the arguments of *tool* wrong which the log says were: it has no schema."""
+
+        def check(arguments: Mapping[str, Any]) -> str | None:
+            recorded = self._effects.recorded
+            for record in recorded.records:
+                if not isinstance(record, r.ModelResponded):
+                    continue
+                for item in record.response.items:
+                    if isinstance(item, ToolCall) and item.name == tool and _parse_json(item.arguments) == arguments:
+                        settled = self._effects.settled(record.path, item.call_id)
+                        if settled is not None and settled.outcome.started_at is None:
+                            return _find_fault(settled.error or "", tool)
+            return None
+
+        return check
+
+
+def _find_fault(error: str, tool: str) -> str | None:
+    """Return what was wrong with a call's arguments, if *error*, the summary of the call's, says so."""
+    kind, message = summary_parts(error)
+    said = f"Arguments of tool {tool} don't fit: "
+    return message.removeprefix(said) if kind == "ModelBehaviorError" and message.startswith(said) else None
 
 
 def _parse_json(text: str) -> Any:

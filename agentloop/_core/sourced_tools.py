@@ -1,0 +1,93 @@
+"""The tools that a source gave for one turn, with the plain data by which the log knows them.
+
+The log has names, digests and policies, not schemas: those are the server's, may be long, and are the same in most
+turns. It is enough for a replay, which needs the policies to decide as the run did, and the digests to compare the
+requests. Does not ask a source: the engine does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from operator import is_
+from typing import Any
+
+from agentloop._common.digests import digestible
+from agentloop._common.values import Value
+from agentloop.exceptions import ToolSourceError
+from agentloop.limits import Rate
+from agentloop.tools import AgentCall, FunctionTool, default_tool_error_function
+
+ASKED = "asked"
+"""Stands for a callable of the application in the description of a tool."""
+_AS_THEY_ARE = (
+    *("namespace", "timeout", "idle_timeout", "timeout_behavior", "idempotent", "in_doubt", "serial", "exclusive"),
+    *("defer_loading", "kind", "secret", "secret_output"),
+)
+"""Options that are plain data."""
+_CALLABLES = ("is_enabled", "needs_approval", "timeout_error_function", "cost", "custom_data_extractor")
+"""Options that may be callables: of these the description only says so."""
+_USUAL = FunctionTool(name="usual", on_invoke_tool=lambda ctx, text: None)
+
+
+class SourcedTools(Value, frozen=True, eq=False):
+    """The tools of one answer of a source; `described` has one description for each, in the same order."""
+
+    tools: tuple[FunctionTool[Any], ...]
+    described: list[dict[str, Any]]
+
+    @classmethod
+    def of(cls, given: object, source: str, earlier: SourcedTools | None) -> SourcedTools:
+        """Return the tools *given* by the source of this name; *earlier* itself if they are the same objects.
+
+        Raises:
+            ToolSourceError: *given* is no sequence of function tools, or one of them is an agent.
+        """
+        if not isinstance(given, Sequence) or isinstance(given, str):
+            raise ToolSourceError(
+                f"tool source {source!r}: a sequence of tools is needed, not {given!r}", source=source
+            )
+        tools = tuple(given)
+        if earlier is not None and len(tools) == len(earlier.tools) and all(map(is_, tools, earlier.tools)):
+            return earlier
+        for tool in tools:
+            if not isinstance(tool, FunctionTool):
+                raise ToolSourceError(f"tool source {source!r}: a function tool is needed, not {tool!r}", source=source)
+            if isinstance(tool.body, AgentCall):
+                raise ToolSourceError(
+                    f"tool source {source!r}: {tool.name!r} is an agent, which a run has to know before it begins: it "
+                    "belongs in Agent.tools",
+                    source=source,
+                )
+        return cls(tools, [describe(tool) for tool in tools])
+
+    def digests(self) -> dict[str, str]:
+        """Return the digest of each tool, by lookup key."""
+        return {tool.lookup_key: one["digest"] for tool, one in zip(self.tools, self.described, strict=True)}
+
+
+def describe(tool: FunctionTool[Any]) -> dict[str, Any]:
+    """Return the description of *tool*: name, digest of what the model is shown, and options that aren't the usual."""
+    shown = digestible([tool.description, tool.params_json_schema])
+    made: dict[str, Any] = {"name": tool.name, "digest": hashlib.sha256(shown).hexdigest()[:16]}
+    for option in _AS_THEY_ARE:
+        value = getattr(tool, option)
+        if value != getattr(_USUAL, option):
+            made[option] = list(value) if isinstance(value, tuple) else value
+    for option in _CALLABLES:
+        value = getattr(tool, option)
+        if value is not getattr(_USUAL, option):
+            made[option] = value if isinstance(value, bool) else ASKED
+    if tool.failure_error_function is not default_tool_error_function:
+        made["failure_error_function"] = None if tool.failure_error_function is None else ASKED
+    for option in ("tool_input_guardrails", "tool_output_guardrails"):
+        if guards := getattr(tool, option):
+            made[option] = [guard.name for guard in guards]
+    if tool.capacity:
+        made["capacity"] = [
+            ["rate", limit.name, limit.count, limit.per]
+            if isinstance(limit, Rate)
+            else ["capacity", limit.name, limit.total_tokens]
+            for limit in tool.capacity
+        ]
+    return made
