@@ -40,6 +40,7 @@ from benchmarks.workloads import Gate
 TABLE = Path(__file__).with_name("guards.json")
 TOLERANCE = 0.1
 CALLS = 400
+CAP = 10
 TURNS = 100
 HELD = 100
 
@@ -90,9 +91,11 @@ def _script(limit: Limit, turns: int, calls: int) -> Ours:
     return ours(conversation(limit.sleep, turns=turns, calls=calls))
 
 
-async def profile(limit: Limit, turns: int, calls: int) -> Profile:
-    """Return the profile of a plain run; an earlier run has made what is made once for all runs."""
+async def profile(limit: Limit, turns: int, calls: int, cap: int | None = None) -> Profile:
+    """Return the profile of a plain run, under a *cap* if one is given; an earlier run has made what all runs share."""
     side = _script(limit, turns, calls)
+    if cap is not None:
+        side = side.capped(cap)
     await side.run()
     found = Profile()
     sys.setprofile(found)
@@ -130,6 +133,7 @@ async def blocks(limit: Limit, runs: int, calls: int) -> int:
 
 async def _count(limit: Limit) -> dict[str, float]:
     text, call, batch = [await profile(limit, *size) for size in ((0, 0), (1, 1), (1, CALLS))]
+    capped = await profile(limit, 1, CALLS, CAP)
     short, long = [await profile(limit, turns, 1) for turns in (TURNS, 2 * TURNS)]
     some, more = [await records(limit, 1, calls) for calls in (CALLS, 2 * CALLS)]
     await blocks(limit, HELD, 1)  # what is made once
@@ -139,6 +143,7 @@ async def _count(limit: Limit) -> dict[str, float]:
         "modules, a run with one tool call": call.modules,
         "switches between modules, a run with one tool call": call.switches,
         f"calls, each of {CALLS} tool calls": batch.calls / CALLS,
+        f"calls, each of {CALLS} tool calls under a cap of {CAP}": capped.calls / CALLS,
         "calls, each turn of one tool call": (long.calls - short.calls) / TURNS,
         "records, one turn of text": await records(limit, 0, 0),
         "records, each tool call": (more - some) / CALLS,

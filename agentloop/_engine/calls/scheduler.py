@@ -40,7 +40,6 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextvars import Context
 from functools import cached_property
-from operator import attrgetter
 from typing import Any, Literal
 
 import anyio
@@ -61,7 +60,7 @@ from agentloop._engine.runtime.backend import (
     unexpected_cancellation,
 )
 from agentloop._engine.runtime.cancel_source import cancel_source, find_cancel_source
-from agentloop._engine.runtime.dispatcher import Dispatcher
+from agentloop._engine.runtime.dispatcher import CapQueue, Dispatcher
 from agentloop._engine.runtime.live_run import LiveEffects, LiveRun
 from agentloop._engine.runtime.threads import ThreadSlot
 from agentloop._engine.runtime.turn_nursery import new_nursery
@@ -227,10 +226,8 @@ class LiveCall:
             budget, charge = self.run.settings.budget, self.charge
             if budget is not None and charge is not None and charge.reservation is not None:
                 budget.release(charge.reservation)  # nothing to give back once the body has started
-            if self.limits:
-                for limit in self.limits:
-                    limit.give()
-                self.batch.pump.pump()
+            if self.limits and self.batch.pump is not None:
+                self.batch.pump.release(self.limits)
 
     def release_all(self) -> None:
         """Give back everything shared that the call holds: its turn in the queue for threads, limits, budget."""
@@ -297,7 +294,8 @@ class Batch:
         self.run = run
         self._run_call = run_call
         self.execution = run.settings.config.tool_execution
-        self.calls: list[LiveCall] = []
+        self.calls: dict[str, LiveCall] = {}
+        """The calls without an outcome, by id, in model order."""
         self.answers: list[PlanEntry] = []
         self.failures: list[Failure] = []
         self.halted = False
@@ -317,23 +315,19 @@ class Batch:
         self.queued_at = run.tree.log.wall()
         self._plain_tools: dict[FunctionTool, bool] = {}
         self._gate = run.tree.log.events.new_gate() if run.tree.log.events is not None else None
+        self.pump: CapQueue | Dispatcher | None = None
+        """The queue of calls that wait for room; None if none has to."""
+        self._dispatcher: Dispatcher | None = None
+        """The same, if calls wait for more than the batch's own cap."""
         self._sleeps_until = math.inf
         self._report_next = -math.inf
         """The time, on the loop's clock, at which bodies that still run are reported again."""
         self._build(plan, sequential)
-        self._limited = any(map(_get_limits, self.calls))
-        if self._limited:
-            self.pump = self._choose_dispatcher()
 
     @property
     def is_settled(self) -> bool:
         """True once no call of the batch is unsettled but those that are paused."""
         return self._unsettled == 0
-
-    @cached_property
-    def pump(self) -> Dispatcher:
-        """The dispatcher of the calls that wait for a limit; made at first use where no call has one."""
-        return Dispatcher()
 
     @cached_property
     def conversation(self) -> Sequence[Item]:
@@ -344,7 +338,8 @@ class Batch:
         """Admit the calls that waited for the stream's consumer, which has caught up."""
         if self._gate is not None:
             self._gate.report_room()
-        self.pump.pump()
+        if self.pump is not None:
+            self.pump.pump()
 
     # -- building
 
@@ -355,7 +350,10 @@ class Batch:
         settled, output guardrails included.
         """
         cap = self.execution.max_function_tool_concurrency
-        base: tuple[Limit, ...] = () if cap is None else (Capacity(cap, "max_function_tool_concurrency"),)
+        # A cap that the batch can't reach is no limit.
+        base: tuple[Limit, ...] = ()
+        if cap is not None and cap < len(plan.entries):
+            base = (Capacity(cap, "max_function_tool_concurrency"),)
         if self._gate is not None:
             base = (*base, self._gate)
         groups: dict[str, Limit] = {}
@@ -378,13 +376,18 @@ class Batch:
         if segment:
             self._segments.append(segment)
         self._unsettled = len(self.calls) + len(self.answers)
+        self.run.tree.calls[self.run.path] = self.calls
+        if any(live.limits is not base for live in self.calls.values()) or self._gate is not None:
+            self.pump = self._dispatcher = self._choose_dispatcher()
+        elif cap is not None and base:
+            self.pump = CapQueue(cap, base[0].name_shown)
 
     def _add_call(
         self, entry: PlanEntry, tool: FunctionTool, base: tuple[Limit, ...], groups: dict[str, Limit]
     ) -> LiveCall:
         call, disposition = entry.call, entry.disposition
         assert isinstance(disposition, _RUNNING)
-        limits = (*base, *tool.capacity)
+        limits = (*base, *tool.capacity) if tool.capacity else base
         if tool.serial is not None:
             group = groups.setdefault(tool.serial, OrderedCapacity(1, f"serial:{tool.serial}"))
             limits = (*limits, group)
@@ -394,8 +397,7 @@ class Batch:
         live = LiveCall(self.run, self, entry.index, call, call.call_id, tool, disposition.arguments, limits, plain)
         if not plain:
             self._restore_earlier(live, disposition)
-        self.calls.append(live)
-        self.run.tree.calls[self.run.path, live.call_id] = live
+        self.calls[call.call_id] = live
         return live
 
     def _runs_plain(self, tool: FunctionTool) -> bool:
@@ -422,7 +424,7 @@ class Batch:
         """Return the loop's shared dispatcher if a tool has a shareable limit, else one for this batch alone."""
         shared = self.run.tree.shared
         bound = False
-        for live in self.calls:
+        for live in self.calls.values():
             for limit in live.tool.capacity:
                 bound = True
                 limit.binding.bind(limit, shared, shared.loop_lives, shared.pump.pump)
@@ -434,15 +436,14 @@ class Batch:
         """Queue the first segment and apply cancellations requested before. The nursery has been entered."""
         self._opened = True
         # Before the first calls are queued: a look that leaves calls waiting for a `Rate` must find an owner to wake.
-        if self._limited:
-            self.pump.sleepers[self._wake_for] = None
+        if self._dispatcher is not None:
+            self._dispatcher.sleepers[self._wake_for] = None
         self._next_segment()
         requests = self.run.tree.cancel_requests
-        mine = {live.call_id: live for live in self.calls if live.phase != "settled"} if requests else {}
         for (path, call_id), reason in list(requests.items()):
-            if path == self.run.path and call_id in mine:
+            if path == self.run.path and (live := self.calls.get(call_id)) is not None:
                 del requests[path, call_id]
-                mine[call_id].cancel("caller", reason)
+                live.cancel("caller", reason)
 
     def spawn(self, live: LiveCall) -> None:
         """Start the task of *live*, in a copy of the turn's context, whichever task calls this."""
@@ -457,7 +458,8 @@ class Batch:
     def _next_segment(self) -> None:
         while self._segments and not self._current and not self.halted:
             segment = [live for live in self._segments.popleft() if live.phase != "settled"]
-            self._current = set(segment)
+            if self._segments:  # of the last one nothing more needs to be known
+                self._current = set(segment)
             waiting = [live for live in segment if live.phase == "waiting"]
             for live in waiting:
                 if live.cause is not None:
@@ -487,8 +489,7 @@ class Batch:
 
     def queue(self, calls: Iterable[LiveCall]) -> None:
         """Add *calls* to the dispatcher's queue, in this order; those with room start at once."""
-        calls = list(calls)
-        if not any(map(_get_limits, calls)):  # no limit to wait for: no ticket, and nothing to dispatch
+        if self.pump is None:  # no limit to wait for: no ticket, and nothing to dispatch
             for live in calls:
                 live.start()
             return
@@ -570,11 +571,16 @@ class Batch:
             self.fail(failure)
         if live.holds_permit:
             live.release_permit()
-        self._current.discard(live)
-        self.run.tree.calls.pop((self.run.path, live.call_id), None)
+        live.context = live.ticket = None  # both hold the call
+        del self.calls[live.call_id]
         if live.arguments.receipt is not None:
             self._share_outcome(live, outcome)
+        self._leave_segment(live)
+
+    def _leave_segment(self, live: LiveCall) -> None:
+        """Start the next segment if *live*, which is over for this run segment, was the last of its own."""
         if self._segments:
+            self._current.discard(live)
             self._next_segment()
         if self._unsettled == 0:
             self.nursery.ring_when_empty()
@@ -606,14 +612,10 @@ class Batch:
         """Pause *live*, whose nested run needs a verdict: the call is over for this run segment, without an outcome."""
         live.phase = "paused"
         live.release_permit()
-        self._current.discard(live)
-        self.run.tree.calls.pop((self.run.path, live.call_id), None)
         self._unsettled -= 1
         if self.stopped is not None or self.failures:
             self._end_paused(live)
-        self._next_segment()
-        if self._unsettled == 0:
-            self.nursery.ring_when_empty()
+        self._leave_segment(live)
 
     def _end_paused(self, live: LiveCall) -> None:
         """Start a task that settles a paused call, which this run will not resume, and calls its end hooks."""
@@ -639,12 +641,15 @@ class Batch:
         """Admit nothing more, from this step on."""
         if not self.halted:
             self.halted = True
-            self.pump.withdraw(live.ticket for live in self.calls if live.phase == "waiting" and live.ticket)
+            self._withdraw([live for live in self.calls.values() if live.phase == "waiting"])
+
+    def _withdraw(self, calls: Iterable[LiveCall]) -> None:
+        if self.pump is not None:
+            self.pump.withdraw(live.ticket for live in calls if live.ticket is not None)
 
     def cancel_waiting(self, live: LiveCall) -> None:
         """Take the cancelled, waiting call *live* out of the queue; a task of its own makes the outcome."""
-        if live.ticket is not None:
-            self.pump.withdraw([live.ticket])
+        self._withdraw([live])
         if self._opened and not self.halted:
             live.phase = "starting"
             self.spawn(live)
@@ -660,7 +665,7 @@ class Batch:
         self._leave_dispatcher()
         self.halt()
         self.run.cleanup.begin()
-        for live in self.calls:
+        for live in list(self.calls.values()):
             if live.phase == "waiting":
                 self.settle(live, live.cut(by))
             elif live.phase == "paused":
@@ -670,16 +675,16 @@ class Batch:
 
     def _leave_dispatcher(self) -> None:
         """Let another batch's owner wake from now on for calls that wait for time alone."""
-        if self._limited:
-            self.pump.leave(self._wake_for)
+        if self._dispatcher is not None:
+            self._dispatcher.leave(self._wake_for)
 
     def _expire_waiting(self) -> None:
         """Settle as skipped every call that has waited longer than `queue_timeout`."""
         limit = self.execution.queue_timeout
         if limit is None or self.halted or anyio.current_time() < self._opened_at + limit:
             return
-        late = [live for live in self.calls if self._can_expire(live)]
-        self.pump.withdraw(live.ticket for live in late if live.ticket is not None)
+        late = [live for live in self.calls.values() if self._can_expire(live)]
+        self._withdraw(late)
         for live in late:
             live.phase = "settled"  # all of them first: settling one must not start another
         for live in late:
@@ -716,6 +721,7 @@ class Batch:
             if live.phase != "settled":
                 live.phase = "settled"
                 self._unsettled -= 1
+                del self.calls[live.call_id]
             self.fail(failure or Failure(index=live.index, error=error, phase="post"))
         live.release_all()
 
@@ -725,7 +731,7 @@ class Batch:
         A call whose start hooks ran in an earlier run segment is started again instead, so that its end hooks run; the
         first of its tasks to begin does that.
         """
-        for live in self.calls:
+        for live in list(self.calls.values()):
             if live.is_unstarted:
                 if live.hooked:
                     self.spawn(live)
@@ -744,7 +750,7 @@ class Batch:
         self.closed = self.halted = True
         run = self.run
         run.tree.log.journal = run.tree.log.events = None
-        for live in self.calls:
+        for live in self.calls.values():
             if live.phase not in ("settled", "paused"):
                 outcome, live.phase = live.cut("parent"), "settled"
                 run.append(
@@ -765,8 +771,8 @@ class Batch:
                 if self.failures:
                     self.stop("sibling")
                 self._expire_waiting()
-                if self._limited:
-                    self.pump.pump()
+                if self._dispatcher is not None:
+                    self._dispatcher.pump()
         except cancelled_types():
             self.run.cleanup.begin()
             self.halt()
@@ -796,9 +802,9 @@ class Batch:
             return now + 1.0 if deadline is None else max(deadline, self._report_next) + CLOCK_SLACK
         limit = self.execution.queue_timeout
         expiry = math.inf
-        if limit is not None and not self.halted and any(self._can_expire(live) for live in self.calls):
+        if limit is not None and not self.halted and any(map(self._can_expire, self.calls.values())):
             expiry = self._opened_at + limit
-        room = self.pump.alarm_of(self._wake_for) if self._limited else math.inf
+        room = math.inf if self._dispatcher is None else self._dispatcher.alarm_of(self._wake_for)
         return min(expiry, room) + CLOCK_SLACK
 
     def _report_running(self) -> None:
@@ -810,7 +816,7 @@ class Batch:
         from agentloop._engine.calls.stacks import stack_of
 
         self._report_next = now + 1.0
-        for live in self.calls:
+        for live in list(self.calls.values()):
             if live.is_unstarted:
                 self.settle_abandoned(live)
             elif live.phase in ("starting", "body"):
@@ -836,7 +842,7 @@ class Batch:
             if self.run.state.calls[entry.call.call_id].outcome is None:
                 assert isinstance(entry.disposition, Answer)
                 self.answer(entry, entry.disposition.outcome)
-        for live in self.calls:
+        for live in list(self.calls.values()):
             if live.phase == "waiting":
                 self.settle(live, live.cut(cancel_source(self.run)))
             elif live.phase == "starting" and not live.begun:
@@ -845,9 +851,9 @@ class Batch:
 
     def _release_refs(self) -> None:
         """Break the reference cycles between batch and calls, so that they don't wait for the garbage collector."""
-        for live in self.calls:
+        for live in self.calls.values():  # those that are paused
             live.context = live.ticket = None
-            self.run.tree.calls.pop((self.run.path, live.call_id), None)
+        self.run.tree.calls.pop(self.run.path, None)
         for held in (self.calls, self._segments, self._current, self._leaders, self._followers):
             held.clear()
 
@@ -861,9 +867,6 @@ class Batch:
         fatal = [failure for failure in self.failures if is_fatal(failure.error)]
         if fatal:
             raise choose(fatal)
-
-
-_get_limits = attrgetter("limits")
 
 
 def is_plain_run(run: LiveRun) -> bool:

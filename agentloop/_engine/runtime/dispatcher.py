@@ -1,4 +1,4 @@
-"""The dispatcher: starts the calls that an admission admits.
+"""The dispatcher: starts the calls that an admission admits; and the queue of calls that wait for a cap alone.
 
 One per turn; one per event loop for calls that wait for shared limits. Knows tickets and times, not calls or tasks.
 Nothing is locked: admission, starting and giving back are synchronous, on one loop.
@@ -7,12 +7,13 @@ Nothing is locked: admission, starting and giving back are synchronous, on one l
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 
 import anyio
 
 from agentloop._core.admission import Admission, Ticket
+from agentloop.limits import Limit
 
 
 class Dispatcher:
@@ -35,6 +36,12 @@ class Dispatcher:
         """Queue *tickets* in this order and start all calls that have room."""
         for ticket in tickets:
             self.admission.add(ticket)
+        self.pump()
+
+    def release(self, limits: Iterable[Limit]) -> None:
+        """Give back the *limits* of a call that has ended and start all calls that have room."""
+        for limit in limits:
+            limit.give()
         self.pump()
 
     def withdraw(self, tickets: Iterable[Ticket]) -> None:
@@ -90,3 +97,62 @@ class Dispatcher:
         and no owner would wake for it.
         """
         return self.admission.next_room(self._looked_at) if len(self.admission) else math.inf
+
+
+class CapQueue:
+    """The calls of one batch that wait for nothing but its cap: they start in arrival order.
+
+    An admission gives the same order. It compares calls with different limits, for 40 calls of functions each; where
+    all have the one limit, a number and a queue are enough, for 4.
+    """
+
+    def __init__(self, cap: int, name: str) -> None:
+        self._free = cap
+        self._names = (name,)
+        self._waiting: deque[Ticket] = deque()
+        self._busy = False
+
+    def add(self, tickets: Iterable[Ticket]) -> None:
+        """Queue *tickets* in this order and start all calls that have room."""
+        for ticket in tickets:
+            ticket.waiting = True
+            self._waiting.append(ticket)
+        self.pump()
+
+    def release(self, limits: Iterable[Limit]) -> None:
+        """Give back the cap's one token of a call that has ended; the next call starts in this step."""
+        self._free += 1
+        self.pump()
+
+    def withdraw(self, tickets: Iterable[Ticket]) -> None:
+        """Take *tickets* out of the queue."""
+        for ticket in tickets:
+            ticket.waiting = False
+        self.pump()
+
+    def pump(self) -> None:
+        """Start all calls that have room now, in the two steps of `Dispatcher.pump`."""
+        if self._busy:
+            return
+        self._busy = True
+        try:
+            while True:
+                for ticket in self._admit():
+                    ticket.owner.start()
+                if not (self._free and self._waiting):  # else a call has ended inside of its `start`
+                    return
+        finally:
+            self._busy = False
+
+    def _admit(self) -> list[Ticket]:
+        """Take the tokens of the tickets that start now; return these."""
+        waiting, admitted = self._waiting, []
+        while waiting and (self._free or not waiting[0].waiting):
+            ticket = waiting.popleft()
+            if ticket.waiting:
+                ticket.waiting = False
+                self._free -= 1
+                admitted.append(ticket)
+        if waiting:
+            waiting[0].waited_for = self._names
+        return admitted

@@ -165,6 +165,11 @@ class Cancellable(Protocol):
     """A live call, as far as the run knows about it."""
 
     @property
+    def phase(self) -> str:
+        """The part of its life that the call is in."""
+        ...
+
+    @property
     def is_cancellable(self) -> bool:
         """Tell whether the call has not ended and was not cancelled before."""
         ...
@@ -191,8 +196,8 @@ class RunTree:
     resolve_model: Callable[[LiveRun, Any], Awaitable[Model]]
     nest: Callable[[LiveRun, ToolCall, Arguments, AgentCall], Awaitable[Any]]
     """The function that runs an agent tool's nested run."""
-    calls: dict[tuple[tuple[str, ...], str], Cancellable] = attrs.field(factory=dict)
-    """Index of the live calls, by path and id."""
+    calls: dict[tuple[str, ...], Mapping[str, Cancellable]] = attrs.field(factory=dict)
+    """The calls without an outcome of each batch under way, by path and id; see `find_call`."""
     cancel_requests: dict[tuple[tuple[str, ...], str], str | None] = attrs.field(factory=dict)
     """The reasons of calls that were cancelled before they were scheduled."""
     children: dict[tuple[str, ...], LiveRun] = attrs.field(factory=dict)
@@ -203,6 +208,12 @@ class RunTree:
     """Keys of the warnings that were logged already: each is logged once."""
     sourced: dict[tuple[tuple[str, ...], str], SourcedTools] = attrs.field(factory=dict)
     """What each source of tools gave last, by path and by the source's place."""
+
+    def find_call(self, call: tuple[tuple[str, ...], str]) -> Cancellable | None:
+        """Return the live call with this path and id; None where there is none, or it waits for a verdict."""
+        path, call_id = call
+        found = self.calls.get(path, {}).get(call_id)
+        return None if found is None or found.phase == "paused" else found
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -409,7 +420,7 @@ class LiveRun:
         return self._cancel_call(path, call_id, reason)
 
     def _cancel_call(self, path: tuple[str, ...], call_id: str, reason: str | None) -> bool:
-        live = self.tree.calls.get((path, call_id))
+        live = self.tree.find_call((path, call_id))
         state = self.tree.log.state.at(path)
         if live is not None:
             if live.is_cancellable and state is not None:

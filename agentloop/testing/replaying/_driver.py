@@ -177,7 +177,7 @@ class _SegmentReplay:
                         live.tree.log.events = Consumer(effects, live)
                         effects.stop, effects.turn_is_over = stream._stop, lambda: stream.cancel("after_turn")
                         effects.cause_end = self._cause_end
-                        effects.live_call = live.tree.calls.get
+                        effects.live_call = live.tree.find_call
                         effects.live_run = live.tree.children.get
                         effects.end_call = self._end_call
                         group.start_soon(self._drive, name="agentloop replay")
@@ -285,7 +285,7 @@ class _SegmentReplay:
         started: Any = None if index is None else self.effects.records[index]
         if call is None or started is None or not started.waited_for:
             return False
-        live, now = self.stream._live.tree.calls.get(call), anyio.current_time()
+        live, now = self.stream._live.tree.find_call(call), anyio.current_time()
         # A rate has room again as time passes, not when other calls release it.
         return live is None or all(limit.room(now) for limit in live.limits if isinstance(limit, Rate))
 
@@ -299,7 +299,7 @@ class _SegmentReplay:
 
     def _end_call(self, call: Call) -> bool:
         """End a call that its timeout cut, as the log shows. Return False if something else ended it."""
-        settled, live = self.effects.settled(*call), self.stream._live.tree.calls.get(call)
+        settled, live = self.effects.settled(*call), self.stream._live.tree.find_call(call)
         if settled is None or live is None or live.phase != "body" or live.scope.cancel_called:
             return False
         # Without a cause, a guardrail has judged the output since: the outcome no longer shows the timeout.
@@ -321,7 +321,7 @@ class _SegmentReplay:
         for one in effects.pending:
             if not one.cancelled or one.call_id is None or (call := (one.path, one.call_id)) == first:
                 continue
-            other, live = effects.next_of_call(*call, r.CallSettled), self.stream._live.tree.calls.get(call)
+            other, live = effects.next_of_call(*call, r.CallSettled), self.stream._live.tree.find_call(call)
             if other is None or live is None or effects.records[other].outcome.status != "timed_out":  # type: ignore[union-attr]
                 continue
             if live.timeout_at < math.inf and effects.records[other].at - effects.records[index].at < CLEARLY:
