@@ -390,6 +390,7 @@ def long(session: nox.Session) -> None:
     )
     passes = {name: ["-m", "pytest", "-q", "-p", "no:cacheprovider", *what] for name, what in LONG.items()}
     passes["exploration"] = ["-m", "tests.exploration", "--budget", "600"]
+    passes["answers"] = ["-m", "tests.exploration.malformed_answers", "--count", "200000"]
     passes["scale"] = ["-m", "benchmarks.scale"]
     if unknown := set(session.posargs) - set(passes):
         session.error(f"no part {', '.join(sorted(unknown))}; there are {', '.join(passes)}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import isfinite
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import SplitResult, parse_qsl, urlsplit, urlunsplit
 
@@ -223,22 +224,34 @@ def parse_object(text: str, what: str) -> JsonDict:
     Raises:
         ModelBehaviorError: if *text* is no JSON object; quotes its beginning.
     """
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError):
-        data = None
+    data = parse_json(text)
     if not isinstance(data, dict):
         raise ModelBehaviorError(f"{what} isn't a JSON object: {text[:QUOTED]!r}")
     return data
 
 
+def parse_json(text: str) -> Any:
+    """Return the value of *text*; `NOT_JSON` if it is no JSON, or has a number that is too large to be sent again."""
+    try:
+        return _DECODER.decode(text)
+    except (ValueError, RecursionError):
+        return NOT_JSON
+
+
+def _finite(number: str) -> float:
+    found = float(number)
+    if not isfinite(found):
+        raise ValueError(number)
+    return found
+
+
+NOT_JSON: Any = object()
+_DECODER = json.JSONDecoder(parse_float=_finite, parse_constant=_finite)  # Python takes `NaN` and 1e999 for JSON
+
+
 def is_json(text: str) -> bool:
     """Tell whether *text* is complete JSON."""
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    return True
+    return parse_json(text) is not NOT_JSON
 
 
 def read_objects(value: object, what: str) -> Sequence[Mapping[str, Any]]:

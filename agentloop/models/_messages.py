@@ -42,10 +42,12 @@ from agentloop.model_events import (
     ToolDefinition,
 )
 from agentloop.models._codec import (
+    NOT_JSON,
     JsonDict,
     WrittenArray,
     add_extras,
     encode_json,
+    parse_json,
     without_none,
 )
 from agentloop.models._common import chosen_name, data_url, no_form, refuse_custom, tool_choice
@@ -299,12 +301,9 @@ def _clean_id(call_id: str) -> str:
 
 
 def _input(arguments: str) -> JsonDict:
-    try:
-        value = json.loads(arguments or "{}")
-    except (ValueError, RecursionError):
-        value = arguments
+    value = parse_json(arguments or "{}")
     # Arguments that are no object were refused by the run; the interface takes objects only.
-    return value if isinstance(value, dict) else {"arguments": value}
+    return value if isinstance(value, dict) else {"arguments": arguments if value is NOT_JSON else value}
 
 
 def _said_blocks(item: AssistantMessage, place: str) -> list[JsonDict]:

@@ -216,7 +216,7 @@ class RealtimeDecoder:
         self._ids = CallIds(request)
         self._model = model
         self._earlier = earlier
-        self._calls: dict[object, int] = {}
+        self._calls: dict[str | None, int] = {}
         """The numbers of the calls so far, by the id of the item."""
         self._items: dict[int, Mapping[str, Any]] = {}
         self._response: Mapping[str, Any] = {}
@@ -321,4 +321,4 @@ class RealtimeDecoder:
     def _assign_id(self, call: Mapping[str, Any], item_id: object) -> tuple[str, str]:
         """Return the run's id and the server's id for the call that is the item of that id."""
         given = read_text(call.get("call_id"), "call_id") or None
-        return self._ids.assign(given, self._calls.setdefault(item_id or given, len(self._calls) + 1))
+        return self._ids.assign(given, self._calls.setdefault(optional_text(item_id) or given, len(self._calls) + 1))

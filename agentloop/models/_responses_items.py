@@ -37,7 +37,7 @@ from agentloop.items import (
     UrlCitation,
     UserMessage,
 )
-from agentloop.models._codec import JsonDict, encode_json, optional_text, read_objects, read_text, without_none
+from agentloop.models._codec import QUOTED, JsonDict, encode_json, optional_text, read_objects, read_text, without_none
 from agentloop.models._common import data_url, no_form, output_text
 from agentloop.models._pieces import CALL_TYPES, OUTPUT_TYPES, PieceCache
 
@@ -322,8 +322,10 @@ def read_item(data: Mapping[str, Any], make_call_id: Callable[[str | None], tupl
             return Compaction(dict(data))
         case str(kind) if kind in HOSTED:
             return _read_hosted(kind, data)
-        case _:
+        case str():
             return OpaqueItem(dict(data))
+        case kind:
+            raise ModelBehaviorError(f"The response has an item without a type: {str(kind)[:QUOTED]!r}")
 
 
 def _marked(data: Mapping[str, Any], known: Collection[str], more: Mapping[str, Any] | None = None) -> JsonDict:

@@ -654,6 +654,16 @@ def test_a_definition_that_cannot_work_is_refused() -> None:
         AnthropicModel("m", max_tokens=0)
 
 
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999"])
+def test_arguments_with_a_number_that_json_lacks_go_back_as_text(number: str) -> None:
+    """Python reads them, and no server does."""
+    arguments = '{"n": %s}' % number  # noqa: UP031 - it has braces
+    [use] = messages(ToolCall("c", "look", arguments))[0]["content"]
+    assert use["input"] == {"arguments": arguments}
+    with pytest.raises(ModelBehaviorError, match="isn't a JSON object"):
+        decode(f"data: {arguments}\n\n".encode())
+
+
 # ---------------------------------------------------------------------------------------------- anything at all
 
 

@@ -202,3 +202,9 @@ def test_an_error_has_the_status_that_it_would_have_over_http(error: Any, status
     with pytest.raises(ModelTransportError) as caught:
         list(RealtimeDecoder(REQUEST, model="m").feed({"type": "error", "error": error}))
     assert caught.value.status == status
+
+
+def test_an_item_id_that_is_no_text_is_none() -> None:
+    """Such a call is known by its own id."""
+    call = {"type": "function_call", "id": {}, "call_id": "c", "name": "look", "arguments": "{}"}
+    assert decode(done(call))[-1].items == (ToolCall("c", "look"),)  # type: ignore[union-attr]

@@ -708,3 +708,10 @@ def test_what_has_no_form_is_named_with_its_place(item: Item, named: str) -> Non
     """Such an item raises an error and is never dropped in silence."""
     with pytest.raises(UserError, match=named):
         sent(HI, item)
+
+
+@pytest.mark.parametrize("kind", [None, 3, {}])
+def test_an_item_without_a_type_is_refused(kind: Any) -> None:
+    """It could not go back, so the error comes at once, and not with the next request."""
+    with pytest.raises(ModelBehaviorError, match="an item without a type"):
+        done(make_stream([{"id": "x", "type": kind}]))

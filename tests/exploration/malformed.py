@@ -1,4 +1,4 @@
-"""Malformed inputs: JSON arguments, model events, server-sent events, stored records.
+"""Malformed inputs: JSON arguments, server-sent events, stored records.
 
 Each is fed to the code that gets it first in production. That code may take it, or refuse it with an error of the
 library's own; any other error is a finding.
@@ -16,8 +16,6 @@ from agentloop._storage.item_codec import item_from_json
 from agentloop._storage.json_bytes import decode
 from agentloop._storage.record_codec import KINDS as RECORD_KINDS
 from agentloop._storage.record_codec import record_from_json, record_to_json
-from agentloop.model_events import ModelRequest
-from agentloop.models._chat import ChatDecoder
 from agentloop.models._sse import SSEDecoder
 from agentloop.settings import JsonLimits
 from agentloop.testing.simulation.generated import Chance
@@ -99,27 +97,6 @@ def spoil(chance: Chance, value: Any) -> None:
         value[chance.pick(tuple(value))] = value_of(chance)
 
 
-def _make_chunk(chance: Chance) -> str:
-    if chance.one_in(4):
-        return text_of(chance)
-    call = {"index": chance.pick([0, 0, 1, -1, None, "0"]), "id": chance.pick(["c1", "", None, 3])}
-    call["function"] = chance.pick([{"name": "f", "arguments": text_of(chance)}, {}, None, {"arguments": 3}, []])
-    delta = chance.pick([{"content": "a"}, {"tool_calls": [call]}, {"refusal": "no"}, {"content": 3}, None, {}, []])
-    choice = {"index": 0, "delta": delta, "finish_reason": chance.pick([None, "stop", "length", "tool_calls", 3])}
-    usage = chance.pick([None, {"prompt_tokens": 1}, {"prompt_tokens": -1}, {"total_tokens": "many"}, []])
-    chunk: dict[str, Any] = {"choices": chance.pick([[choice], [choice], [choice], [], None, {}]), "usage": usage}
-    if chance.one_in(8):
-        chunk["error"] = chance.pick([{"message": "no"}, "no", None, 3])
-    return json.dumps(chunk)
-
-
-def _feed_answers(chance: Chance) -> None:
-    decoder = ChatDecoder(ModelRequest(system=None, items=()))
-    for _ in range(chance.whole(0, 5)):
-        decoder.feed("[DONE]" if chance.one_in(8) else _make_chunk(chance))
-    decoder.finish()
-
-
 def _feed_arguments(chance: Chance) -> None:
     parse_object(text_of(chance), LIMITS, tool="t")
 
@@ -157,7 +134,6 @@ FEEDS: tuple[tuple[str, Callable[[Chance], None]], ...] = (
     ("arguments", _feed_arguments),
     ("arguments' identity", _feed_identity),
     ("event streams", _feed_events),
-    ("models' answers", _feed_answers),
     ("records", _feed_record),
     ("record bytes", _feed_bytes),
     ("items", _feed_item),

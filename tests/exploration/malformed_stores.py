@@ -27,6 +27,7 @@ from agentloop.testing.simulation.runs import World, run_one
 
 from .generators import PLAIN, GeneratorConfig, Seeded, draw_world
 from .malformed import FEEDS, spoil, text_of, value_of
+from .malformed_answers import ANSWERS
 
 SEEDS = range(14)
 
@@ -204,7 +205,7 @@ RARE = 40
 
 def feed(chance: Chance) -> tuple[str, str | None]:
     """Feed one malformed input; return its kind, and the text of an error that is not the library's, or None."""
-    kind, meet = ("answers in runs", _feed_answer) if chance.one_in(RARE) else chance.pick((*FEEDS, *STORES))
+    kind, meet = ("answers in runs", _feed_answer) if chance.one_in(RARE) else chance.pick((*FEEDS, *ANSWERS, *STORES))
     try:
         meet(chance)
     except AgentLoopError:
