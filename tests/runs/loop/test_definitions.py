@@ -58,6 +58,7 @@ WRONG: dict[str, list[Any]] = {
     "tool_use_behavior": [None, "stop", 5],
     "reset_tool_choice": [None, 1, "yes"],
     "tool_execution": [None, "parallel", 5],
+    "toolsets": [None, 5, "server", [len], [look]],
 }
 
 
