@@ -213,14 +213,14 @@ class Admission:
             lane = self._lanes[ticket.limits] = _Lane()
             lane.tickets.append(ticket)
             self._remember(ticket, lane)
-            self._enqueue_head(lane, ticket, lacking)
+            self._join_line(lane, ticket, lacking)
         else:
             self._start(ticket, started)
 
     def _check_head(self, lane: _Lane, started: list[Ticket]) -> None:
         ticket = lane.tickets[0]
         if lacking := self._lacking(ticket):
-            self._enqueue_head(lane, ticket, lacking)
+            self._join_line(lane, ticket, lacking)
         else:
             self._start(ticket, started)
 
@@ -252,7 +252,7 @@ class Admission:
                     self._check_kept(line)
                     self._wake_at(line)  # a token that was free but kept until now is taken; it comes back with time
 
-    def _enqueue_head(self, lane: _Lane, ticket: Ticket, lacking: list[Limit]) -> None:
+    def _join_line(self, lane: _Lane, ticket: Ticket, lacking: list[Limit]) -> None:
         """Put *lane*, with its head *ticket*, into the line of one of the *lacking* limits."""
         for limit in lacking:
             if limit.name_shown not in ticket.waited_for and limit.free(self._now) <= 0:
@@ -358,16 +358,16 @@ class Admission:
         for other in spent:
             for limit in other.limits:
                 del limit.line.patient[other.seq]
-            self._look_again(other)
+            self._recheck(other)
 
-    def _look_again(self, ticket: Ticket) -> None:
+    def _recheck(self, ticket: Ticket) -> None:
         """Choose the line and the kept tokens of *ticket* again, if it is the waiting head of its lane."""
         lane = ticket.lane
         if lane is None or lane.line is None or lane.tickets[0] is not ticket:
             return
         # No order of starts is known in which it lacks nothing: its line would be marked, and `admit` would check it.
         if lacking := self._lacking(ticket):  # pragma: no branch
-            self._enqueue_head(lane, ticket, lacking)
+            self._join_line(lane, ticket, lacking)
 
     def _keep(self, ticket: Ticket, *, capacity: bool) -> None:
         """Keep one token of each limit for *ticket*; without *capacity* only of limits that calls don't give back."""
@@ -396,4 +396,4 @@ class Admission:
         if free < len(line.kept):
             ticket = line.kept[int(free)][1]
             if ticket.keeps_capacity:
-                self._look_again(ticket)
+                self._recheck(ticket)

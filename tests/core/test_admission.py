@@ -389,7 +389,7 @@ def test_a_spent_ticket_keeps_its_rate_once_time_has_come_and_lets_capacity_go_i
     assert admission.admit(0) == [holder, *holding]
     for _ in range(PATIENCE):
         patient.passed += 1
-    admission._look_again(patient)
+    admission._recheck(patient)
     later = Ticket((rate,))
     admission.add(later)
     assert admission.admit(1) == []
