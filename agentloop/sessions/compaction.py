@@ -56,12 +56,14 @@ def safe_cut(items: Sequence[Item], wanted: int) -> int:
     called_at = {item.call_id: at for at, item in enumerate(items) if isinstance(item, ToolCall | HandoffCall)}
     answered_at = {item.call_id: at for at, item in enumerate(items) if isinstance(item, ToolOutput | HandoffOutput)}
     spans = [(at, answered_at.get(call_id, at)) for call_id, at in called_at.items()]
-    moved = True
-    while moved and cut > 0:
-        moved = False
-        for begin, end in spans:
-            if begin < cut <= end:
-                cut, moved = begin, True
-        while cut > 0 and isinstance(items[cut - 1], Reasoning):
-            cut, moved = cut - 1, True
+    for begin, end in sorted(spans, reverse=True):  # the cut only moves down: spans that begin later are done with
+        cut = _skip_reasoning(items, cut)
+        if begin < cut <= end:
+            cut = begin
+    return _skip_reasoning(items, cut)
+
+
+def _skip_reasoning(items: Sequence[Item], cut: int) -> int:
+    while cut > 0 and isinstance(items[cut - 1], Reasoning):
+        cut -= 1
     return cut

@@ -42,6 +42,32 @@ def test_no_cut_parts_a_call_from_its_output_or_reasoning_from_its_follower(
     assert not (old and isinstance(old[-1], Reasoning))
 
 
+OVERLAPPING = st.lists(
+    st.one_of(
+        st.builds(ToolCall, st.sampled_from("abcd"), st.just("f")),
+        st.builds(ToolOutput, st.sampled_from("abcd"), st.just("x")),
+        st.builds(Reasoning, id=st.just("r")),
+        st.just(UserMessage("more")),
+    ),
+    max_size=16,
+)
+
+
+@pytest.mark.scenario("LX-86")
+@given(OVERLAPPING, st.integers(-1, 17))
+def test_the_cut_is_the_last_one_that_parts_nothing(items: list[Item], wanted: int) -> None:
+    """Calls may overlap in any way, and have no output, or one that stands before them."""
+    called = {item.call_id: at for at, item in enumerate(items) if isinstance(item, ToolCall)}
+    answered = {item.call_id: at for at, item in enumerate(items) if isinstance(item, ToolOutput)}
+
+    def parts_nothing(cut: int) -> bool:
+        pairs = ((at, answered.get(call_id, at)) for call_id, at in called.items())
+        return not any(begin < cut <= end for begin, end in pairs) and not isinstance(items[cut - 1], Reasoning)
+
+    last = max(min(wanted, len(items)), 0)
+    assert safe_cut(items, wanted) == max((cut for cut in range(1, last + 1) if parts_nothing(cut)), default=0)
+
+
 @pytest.mark.scenario("LX-86")
 async def test_the_older_part_is_exchanged_in_one_step() -> None:
     """The summary comes first, and the newer items follow it unchanged."""
