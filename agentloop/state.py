@@ -440,7 +440,7 @@ def _find_waiting_runs(fold: RunFold, call_id: str) -> set[tuple[str, ...]]:
     state = fold.calls.get(call_id)
     if state is not None and state.approval is not None and state.outcome is None:
         paths.add(fold.path)
-    for call in fold.due_calls() if fold.batch_open else ():
+    for call in fold.due_calls() if fold.batch_open and fold.nested else ():
         nested = fold.nested.get(call.call.call_id)
         if nested is not None:
             paths |= _find_waiting_runs(nested, call_id)

@@ -133,6 +133,20 @@ async def queued_calls_that_are_cancelled(n: int) -> None:
                 go.set()
 
 
+async def verdicts_given_one_by_one(n: int) -> None:
+    @tool(needs_approval=True)
+    async def pay(n: int) -> str:
+        return "x"
+
+    asked = [call("pay", {"n": index}, f"c{index}") for index in range(n)]
+    agent = Agent("one", model=ScriptedModel([asked, say("done")]), tools=[pay])
+    state = (await Runner.run(agent, "go", run_config=unbounded())).to_state()
+    for index in range(n):
+        state.approve(f"c{index}")
+    result = await Runner.run(agent, state, run_config=unbounded())
+    assert result.final_output == "done"
+
+
 async def _hand_off(n: int, config: RunConfig) -> None:
     agents: list[Agent[Any, Any]] = [Agent(f"a{index}") for index in range(2)]
     for index, agent in enumerate(agents):
@@ -165,6 +179,7 @@ DIMENSIONS: dict[Callable[[int], Awaitable[None]], int] = {
     runs_whose_tools_need_threads: 60,
     limits_of_a_turn: 100,
     queued_calls_that_are_cancelled: 200,
+    verdicts_given_one_by_one: 100,
     handoffs_with_a_filter: 60,
     handoffs_with_a_nested_history: 60,
     items_that_a_session_may_hold: 200,
