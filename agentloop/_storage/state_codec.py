@@ -329,6 +329,8 @@ async def journal_lines(journal: Journal) -> list[bytes]:
 
 async def state_from_journal(journal: Journal) -> Stored:
     """See `RunState.from_journal`."""
+    if not isinstance(journal, Journal):
+        raise UserTypeError(f"journal: a Journal is needed, not {journal!r}; `Runner.run` goes on from a RunState")
     lines = await journal_lines(journal)
     if not lines:
         raise JournalError("the journal is empty: no run has written to it")

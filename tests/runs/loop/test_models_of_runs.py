@@ -95,6 +95,14 @@ def test_what_is_no_run_s_is_refused_before_it_begins(given: dict[str, Any], wor
         Runner.run_sync(agent, "go", **given)
 
 
+async def test_only_a_journal_is_resumed() -> None:
+    """A state, which `Runner.run` takes, is refused by a sentence that says so."""
+    agent: Any = Agent("a", model=ScriptedModel([say("x")]))
+    state: Any = (await Runner.run(agent, "go")).to_state()
+    with pytest.raises(UserTypeError, match=r"journal: a Journal is needed, .*Runner\.run"):
+        await Runner.resume(agent, state)
+
+
 @pytest.mark.backends("trio-virtual")
 async def test_a_slow_reader_is_no_slow_model() -> None:
     """A model's time limit is paused while its answer waits for the reader of the run."""
