@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import anyio
 
@@ -16,13 +17,9 @@ from agentloop._common.values import Value
 from agentloop._core.history import valid_history
 from agentloop._core.machine import AskBehavior, CheckOutput, GiveUp, next_action
 from agentloop._engine.runtime.backend import (
-    absorb_own_cancel,
     cancelled_types,
-    cancelling,
+    capture,
     checkpoint_if_cancelled,
-    is_closing,
-    own_task,
-    self_cancelled,
     wait_out_cancellations,
 )
 from agentloop._engine.runtime.callbacks import resolved
@@ -32,9 +29,6 @@ from agentloop.exceptions import RunTimeout
 from agentloop.hooks import RunHooks, RunOutcome
 from agentloop.items import AssistantMessage, Item, Reasoning
 from agentloop.records import RunEnded, RunStatus
-
-if TYPE_CHECKING:
-    from agentloop._engine.runtime.journal_writer import JournalWriter
 
 GOES_ON = ("interrupted", "cancelled", "stopped")
 
@@ -109,7 +103,7 @@ def _drop_messages(items: tuple[Item, ...]) -> tuple[Item, ...]:
     return valid_history(kept)
 
 
-async def wind_up(run: LiveRun, ended: FinishedRun) -> BaseException | None:
+async def finish_segment(run: LiveRun, ended: FinishedRun) -> BaseException | None:
     """Save the session, close resources, call `on_run_end`, append `RunEnded`. Returns the error to raise, or None.
 
     The first failure is returned, with the others as notes; if the run ends by a cancellation, the record's details
@@ -120,32 +114,32 @@ async def wind_up(run: LiveRun, ended: FinishedRun) -> BaseException | None:
     if ended.error is not None:
         record_end(run)
         run.cleanup.begin()
-    elif (
-        run.scope is not None and run.scope.deadline < math.inf
-    ):  # nothing was cancelled, and still the run's deadline, plus the grace, bounds the end, too
+    elif run.scope is not None and run.scope.deadline < math.inf:
+        # Nothing was cancelled, and still the run's deadline, plus the grace, bounds the end, too.
         run.cleanup.end_by(run.scope.deadline + run.cleanup.grace)
     journal, spawn = run.tree.log.journal, run.resources.spawn
     if journal is not None and not journal.begun and spawn is not None:
         spawn(type(journal).run, journal, "agentloop journal")  # the first task may have been cancelled before it began
     errors: list[BaseException] = []
     if ended.status != "completed":
-        await _collect_error(errors, lambda: _save_rest(run, ended.error))
+        await _collect_error(errors, partial(_save_rest, run, ended.error))
     errors += await run.resources.close(run.cleanup, run.cut)
-    if errors and ended.error is None:
-        ended = FinishedRun("failed", error=errors[0])
+    ended = _fail(ended, errors)
     if run.settings.hooks is not None and run.parent is None:
-        ended = await _call_run_end_hook(run, run.settings.hooks, ended, errors)
+        await _collect_error(errors, partial(_call_run_end_hook, run, run.settings.hooks, ended))
+        ended = _fail(ended, errors)
     broken = run.tree.log.instrument_error if run.parent is None else None
     if broken is not None:
         errors.append(broken)
-    fatal = next(filter(is_fatal, errors), None)
-    if fatal is not None and not (ended.status == "failed" and ended.error is not None and is_fatal(ended.error)):
-        if ended.status == "failed" and ended.error is not None and not any(error is ended.error for error in errors):
-            errors.append(ended.error)
-        ended = FinishedRun("failed", error=fatal)
     failed = ended.error if ended.status == "failed" else None
-    for error in (*errors, *(() if failed is None else (failed,))):
-        run.redact_error(error)
+    fatal = next(filter(is_fatal, errors), None)
+    if fatal is not None and (failed is None or not is_fatal(failed)):
+        if failed is not None and not any(error is failed for error in errors):
+            errors.append(failed)
+        failed, ended = fatal, FinishedRun("failed", error=fatal)
+    for error in (*errors, failed):
+        if error is not None:
+            run.redact_error(error)
     others = [error_summary(error) for error in errors if error is not failed]
     if run.state.started is not None and run.state.ended is None:  # else the segment failed before its first record
         run.append(
@@ -160,15 +154,21 @@ async def wind_up(run: LiveRun, ended: FinishedRun) -> BaseException | None:
             )
         )
     run.stopped_by = None  # its traceback holds frames that hold the run
-    if run.parent is None:
-        if journal is not None:
-            failed = await _wait_durable(journal, failed)
-        if broken is None and run.tree.log.instrument_error is not None:  # an instrument has broken at the last record
-            failed = _choose_graver(failed, run.tree.log.instrument_error)
+    if journal is not None and run.parent is None:
+        with anyio.CancelScope(shield=True):  # the writer has deadlines of its own
+            written = await capture(partial(wait_out_cancellations, journal.durable))
+        failed = _choose_graver(failed, written.error)
+    if broken is None and run.parent is None:  # else an instrument may have broken at the last record
+        failed = _choose_graver(failed, run.tree.log.instrument_error)
     if failed is not None:
         for other in others:
             failed.add_note(f"also failed: {other}")
     return failed
+
+
+def _fail(ended: FinishedRun, errors: list[BaseException]) -> FinishedRun:
+    """Return *ended*, or a failure by the first of *errors* if there is one and the run had no error."""
+    return FinishedRun("failed", error=errors[0]) if errors and ended.error is None else ended
 
 
 def _is_resumable(run: LiveRun, status: RunStatus, failed: BaseException | None) -> bool:
@@ -178,58 +178,25 @@ def _is_resumable(run: LiveRun, status: RunStatus, failed: BaseException | None)
     return status in GOES_ON or (failed is not None and failed is run.stopped_by)
 
 
-async def _wait_durable(journal: JournalWriter, failed: BaseException | None) -> BaseException | None:
-    """Wait until the whole log is durable; return the error to raise, *failed* or the journal's, or None."""
-    task = own_task()
-    try:
-        with anyio.CancelScope(shield=True):  # the writer has deadlines of its own
-            await wait_out_cancellations(journal.durable)
-    except cancelled_types():
-        raise
-    except BaseException as error:  # noqa: ASYNC103 - the journal's, raised at the end of the run
-        if is_closing(task):
-            raise
-        return _choose_graver(failed, error)  # noqa: ASYNC104
-    return failed
-
-
-def _choose_graver(failed: BaseException | None, other: BaseException) -> BaseException:
-    """Return the one of two failures to raise: the first, unless only the *other* is no Exception."""
-    if failed is None or failed is other:
-        return other
+def _choose_graver(failed: BaseException | None, other: BaseException | None) -> BaseException | None:
+    """Return the one of two failures to raise, if there is one: the first, unless only the *other* is no Exception."""
+    if failed is None or other is None or failed is other:
+        return other if failed is None else failed
     if is_fatal(other) and not is_fatal(failed):
         failed, other = other, failed
     failed.add_note(f"also failed: {error_summary(other)}")
     return failed
 
 
-async def _call_run_end_hook(
-    run: LiveRun, hooks: RunHooks, ended: FinishedRun, errors: list[BaseException]
-) -> FinishedRun:
-    """Call `on_run_end` of *hooks*; return *ended*, or a failure if the hook failed and the run had no error."""
+async def _call_run_end_hook(run: LiveRun, hooks: RunHooks, ended: FinishedRun) -> None:
     error = None if ended.status == "cancelled" else ended.error
     outcome = RunOutcome(status=ended.status, final_output=ended.output, error=error)
-
-    async def call_hook() -> None:
-        with run.cleanup.section(on_cut=lambda: run.cut("on_run_end")):
-            await resolved(hooks.on_run_end(run.context, outcome))
-
-    known = len(errors)
-    await _collect_error(errors, call_hook)
-    if len(errors) > known and ended.error is None:
-        return FinishedRun("failed", error=errors[-1])
-    return ended
+    with run.cleanup.section(on_cut=lambda: run.cut("on_run_end")):
+        await resolved(hooks.on_run_end(run.context, outcome))
 
 
 async def _collect_error(errors: list[BaseException], work: Callable[[], Awaitable[None]]) -> None:
     """Do *work* and append its error to *errors*, so that the other steps of the end are done in any case."""
-    task, count = own_task(), cancelling()
-    try:
-        await work()
-    except cancelled_types() as error:
-        absorb_own_cancel(count)
-        errors.append(self_cancelled(error))
-    except BaseException as error:  # noqa: ASYNC103 - raised at the end of the run, or a note on the raised one
-        if is_closing(task):
-            raise
+    error = (await capture(work, outlast=True)).error
+    if error is not None:
         errors.append(error)

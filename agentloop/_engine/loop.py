@@ -11,7 +11,7 @@ A run segment, from a start or resume to the next end or pause, is one call of `
     _enter         open the trace and the journal; then `_begin` (RunStarted, the session's items, the agent's hooks) or
                    `_resume` (RunResumed, missing guardrails)
     drive          one action at a time, until the run has ended, paused or stopped
-    wind_up        session, resources, `on_run_end`, RunEnded: always, also when the segment fails or is cancelled
+    finish_segment session, resources, `on_run_end`, RunEnded: always, also when the segment fails or is cancelled
 
 Only an application's callable can decide `AskBehavior`: the loop calls it and continues as if the machine had named the
 answer. (Rejected: calling it where a batch settles. A run that begins with its records would not call it.)
@@ -23,7 +23,7 @@ where it is missing.
 Invariants: `RunEnded` is the last record of every segment, unless its process dies. A turn's record is durable before
 its model call. A check for cancellation follows each shielded section that could have hidden one, and precedes each
 end: the step that decides it may have been ready already when the caller cancelled. `execute` raises errors bare, and
-lets a cancellation continue only after `wind_up`.
+lets a cancellation continue only after `finish_segment`.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ from agentloop._core.machine import (
 )
 from agentloop._core.turn_view import TurnView
 from agentloop._engine.final_output import accept, ask_behavior, give_up
-from agentloop._engine.finish import FinishedRun, save_turn, wind_up
+from agentloop._engine.finish import FinishedRun, finish_segment, save_turn
 from agentloop._engine.model_call import call_model
 from agentloop._engine.prepare_turn import prepare_turn
-from agentloop._engine.run_guardrails import guarded, guards_missing, input_guardrails
+from agentloop._engine.run_guardrails import guard_model_call, guards_missing, input_guardrails
 from agentloop._engine.run_result import attach_run_data
 from agentloop._engine.runtime.backend import (
     absorb_own_cancel,
@@ -99,7 +99,7 @@ async def drive(run: LiveRun) -> FinishedRun:
                     return ended
                 view = await _begin_turn(run)
                 if run.state.input_guards_due and (guards := guards_missing(run)):
-                    await guarded(run, guards, partial(call_model, run, view))
+                    await guard_model_call(run, guards, partial(call_model, run, view))
                 else:
                     await call_model(run, view, checked=True)
             case Settle():
@@ -257,7 +257,7 @@ async def execute(run: LiveRun, segment: RunSegment) -> FinishedRun:
             raise _find_cut_reason(run, segment)
     except cancelled_types() as cancelled:
         if not absorb_own_cancel(count):
-            broken = await wind_up(run, FinishedRun("cancelled", error=cancelled))  # noqa: ASYNC120 - shielded inside
+            broken = await finish_segment(run, FinishedRun("cancelled", error=cancelled))  # noqa: ASYNC120 - shielded inside
             if broken is not None and is_fatal(broken):
                 raise broken from None
             await raise_native_cancel(cancelled)  # noqa: ASYNC120 - does not wait: a cancellation is pending
@@ -267,7 +267,7 @@ async def execute(run: LiveRun, segment: RunSegment) -> FinishedRun:
         if is_closing(task):
             raise
         ended = FinishedRun("failed", error=error)
-    failed = await wind_up(run, ended)
+    failed = await finish_segment(run, ended)
     if failed is None:
         return ended
     try:
@@ -345,8 +345,10 @@ async def _resume(run: LiveRun, segment: RunSegment, trace: Trace | None) -> Non
         run.append(GraphChanged(*run.here(), segment.graph_changes))
     await checkpoint_if_cancelled()
     if state.turn and not state.turn_open and not state.input_added_later:
-        await guarded(run, guards_missing(run), _do_nothing)  # the model has answered, but not every guardrail had
+        await guard_model_call(
+            run, guards_missing(run), _do_nothing
+        )  # the model has answered, but not every guardrail had
 
 
 async def _do_nothing() -> None:
-    """No-op body for `guarded` when the model has already answered."""
+    """No-op body for `guard_model_call` when the model has already answered."""

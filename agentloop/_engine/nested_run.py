@@ -19,11 +19,10 @@ from agentloop._core.secret_marks import secret_items
 from agentloop._engine.loop import RunSegment, execute
 from agentloop._engine.run_result import result_of
 from agentloop._engine.runtime.backend import (
+    Captured,
     cancelled_types,
     capture,
     checkpoint_if_cancelled,
-    is_closing,
-    own_task,
     starter,
 )
 from agentloop._engine.runtime.body_result import Paused
@@ -124,9 +123,8 @@ async def _run_streamed(run: LiveRun, on_stream: Callback, work: Callable[[], Aw
     log = run.tree.log
     buffer = EventBuffer(log.state, None, run.agent_at, run.path)
     log.listeners.append(buffer)
-    output: Any = None
     failures: list[BaseException] = []
-    task = own_task()
+    captured = Captured()
     try:
         async with anyio.create_task_group() as group:
 
@@ -136,14 +134,12 @@ async def _run_streamed(run: LiveRun, on_stream: Callback, work: Callable[[], Aw
 
             starter(group)(partial(_deliver_events, run, buffer, give_up), on_stream, "agentloop on_stream")
             try:
-                output = await work()
+                captured = await capture(work)
+                if captured.error is not None:
+                    failures.append(captured.error)
             except cancelled_types():
                 buffer.discard()
                 raise
-            except BaseException as error:  # noqa: ASYNC103 - raised again below, outside of the group
-                if is_closing(task):
-                    raise
-                failures.append(error)
             finally:
                 log.listeners.remove(buffer)
                 buffer.close()
@@ -154,7 +150,7 @@ async def _run_streamed(run: LiveRun, on_stream: Callback, work: Callable[[], Aw
             raise
     if failures:
         raise min(failures, key=lambda error: not is_fatal(error))
-    return output
+    return captured.value
 
 
 @uninterrupted

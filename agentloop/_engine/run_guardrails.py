@@ -99,23 +99,6 @@ def guards_missing(run: LiveRun) -> list[Judge]:
     ]
 
 
-async def guarded(run: LiveRun, guards: list[Judge], work: Callable[[], Awaitable[None]]) -> None:
-    """Do *work*, after and beside *guards*, the input guardrails that have not settled yet.
-
-    Input that was added to a run under way is judged by all of them at once, before it is shown to the model.
-
-    Raises:
-        InputGuardrailTripwireTriggered: by the first that trips.
-        Exception: the error of a guardrail or of *work*.
-    """
-    if guards and not run.state.input_added_later:
-        await guard_first_call(run, guards, work)
-        return
-    given = tuple(run.state.unchecked_input)
-    await gather([_make_input_judge(run, judge, given) for judge in guards])
-    await work()
-
-
 def _make_input_judge(run: LiveRun, judge: Judge, given: tuple[Item, ...]) -> Any:
     guardrail = judge.guardrail
 
@@ -131,10 +114,11 @@ def _make_input_judge(run: LiveRun, judge: Judge, given: tuple[Item, ...]) -> An
 
 
 @uninterrupted
-async def guard_first_call(run: LiveRun, guards: list[Judge], call_model: Callable[[], Awaitable[None]]) -> None:
+async def guard_model_call(run: LiveRun, guards: list[Judge], call_model: Callable[[], Awaitable[None]]) -> None:
     """Run *guards* on the input and call the model: the blocking ones first, all at once; the others beside the call.
 
-    Returns when all of them have settled, so that the response can have no effect before the verdicts.
+    Input that was added to a run under way is judged by all of them before the model sees it. Returns when all of them
+    have settled, so that the response can have no effect before the verdicts.
 
     Cancellation: the model call and the guardrails are cancelled and awaited together.
 
@@ -142,9 +126,12 @@ async def guard_first_call(run: LiveRun, guards: list[Judge], call_model: Callab
         InputGuardrailTripwireTriggered: by the first that trips; the model call and the other guardrails have ended.
         Exception: the error of a guardrail or the model; all others have ended, too.
     """
-    given = tuple(run.state.unchecked_input)
-    blocking = [_make_input_judge(run, judge, given) for judge in guards if not judge.guardrail.run_in_parallel]
-    beside = [_make_input_judge(run, judge, given) for judge in guards if judge.guardrail.run_in_parallel]
+    given, none_beside = tuple(run.state.unchecked_input), run.state.input_added_later
+    blocking: list[Callable[[], Awaitable[None]]] = []
+    beside: list[Callable[[], Awaitable[None]]] = []
+    for judge in guards:
+        held = none_beside or not judge.guardrail.run_in_parallel
+        (blocking if held else beside).append(_make_input_judge(run, judge, given))
     await gather(blocking)
     if not beside:
         await call_model()

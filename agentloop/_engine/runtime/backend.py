@@ -234,8 +234,10 @@ class Captured:
         self.own_cancel = own_cancel
 
 
-async def capture(work: Callable[[], Awaitable[object]]) -> Captured:
+async def capture(work: Callable[[], Awaitable[object]], *, outlast: bool = False) -> Captured:
     """Await `work()` and return how it ended. For every place where an error is carried on as a value.
+
+    With *outlast* the run's cancellation is a value, too: for a step of the run's end that is followed by others.
 
     Cancellation: the run's own is raised, as the backend's class. So is the end of a coroutine that is being closed.
     """
@@ -243,7 +245,7 @@ async def capture(work: Callable[[], Awaitable[object]]) -> Captured:
     try:
         return Captured(await work())
     except cancelled_types() as error:
-        if not absorb_own_cancel(count):
+        if not absorb_own_cancel(count) and not outlast:
             await raise_native_cancel(error)  # noqa: ASYNC120 - does not wait: a cancellation is pending
             raise
         return Captured(error=self_cancelled(error), own_cancel=error)

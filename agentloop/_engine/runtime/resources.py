@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import anyio
 import attrs
 
-from agentloop._engine.runtime.backend import Work, is_closing, own_task, wait_out_cancellations
+from agentloop._engine.runtime.backend import Work, capture, wait_out_cancellations
 from agentloop._engine.runtime.cleanup import Cleanup
 from agentloop._engine.runtime.interrupts import uninterrupted
 from agentloop.exceptions import UserError
@@ -46,27 +47,27 @@ class _HeldResource:
 
 @uninterrupted
 async def _host(held: _HeldResource) -> None:
-    """Enter the resource, wait until `stop` is set, and leave it. Errors are stored in *held*."""
+    """Hold the resource in the current task; errors are stored in *held*."""
     if held.begun:
         return
     held.begun = True
-    task = own_task()
     try:
-        # Shielded: bodies still use the resource in their cleanup; `Resources.close` ends it after them.
-        with held.scope:
-            if held.stop.is_set():
-                return  # the run ended before this task entered the resource
-            async with held.factory() as held.value:
-                held.ready = True
-                held.settled.set()
-                await wait_out_cancellations(held.stop.wait)
-    except BaseException as error:  # noqa: ASYNC103 - carried to the waiting tasks; the scope is shielded and our own
-        if is_closing(task):
-            raise
-        held.error = error
+        held.error = (await capture(partial(_hold, held), outlast=True)).error
     finally:
         held.settled.set()
         held.left.set()
+
+
+async def _hold(held: _HeldResource) -> None:
+    """Enter the resource, wait until `stop` is set, and leave it."""
+    # Shielded: bodies still use the resource in their cleanup; `Resources.close` ends it after them.
+    with held.scope:
+        if held.stop.is_set():
+            return  # the run ended before this task entered the resource
+        async with held.factory() as held.value:
+            held.ready = True
+            held.settled.set()
+            await wait_out_cancellations(held.stop.wait)
 
 
 class Resources:
