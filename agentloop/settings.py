@@ -136,6 +136,8 @@ class ModelSettings:
 
     temperature: float | None = attrs.field(default=None, validator=optional(FIELDS.number()))
     top_p: float | None = attrs.field(default=None, validator=optional(FIELDS.number()))
+    frequency_penalty: float | None = attrs.field(default=None, validator=optional(FIELDS.number()))
+    presence_penalty: float | None = attrs.field(default=None, validator=optional(FIELDS.number()))
     max_tokens: int | None = attrs.field(default=None, validator=optional(NAMES.count()))
     tool_choice: str | Mapping[str, Any] | None = attrs.field(
         default=None,
@@ -145,6 +147,11 @@ class ModelSettings:
     reasoning: Mapping[str, Any] | None = attrs.field(default=None, validator=optional(FIELDS.mapping()))
     verbosity: str | None = attrs.field(default=None, validator=optional(FIELDS.text()))
     truncation: str | None = attrs.field(default=None, validator=optional(FIELDS.text()))
+    context_management: Sequence[Mapping[str, Any]] | None = attrs.field(
+        default=None,
+        validator=optional(FIELDS.each("mappings", is_a(Mapping))),
+    )
+    """When the provider compacts a long conversation, in its own words."""
     store: bool | None = attrs.field(default=None, validator=optional(FIELDS.flag()))
     metadata: Mapping[str, str] | None = attrs.field(default=None, validator=optional(FIELDS.mapping()))
     include: Sequence[str] | None = attrs.field(default=None, validator=optional(FIELDS.texts()))

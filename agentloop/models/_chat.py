@@ -76,6 +76,8 @@ from agentloop.settings import ModelSettings
 _USAGE = UsageNames("prompt_tokens", "prompt_tokens_details", "completion_tokens", "completion_tokens_details")
 EXTRA = "chat_extra_content"
 """Key in a call's `provider_data` of the field `extra_content` that it came with."""
+LOGPROBS = "chat_logprobs"
+"""Key in a message's `provider_data` of the probabilities of its tokens, as they came."""
 WIRE_ID = "chat_call_id"
 """Key in a call's `provider_data` of the server's own id, if the run uses another id for the call."""
 
@@ -157,8 +159,6 @@ def _tool_fields(request: ModelRequest) -> JsonDict:
 
 
 def _tool(tool: ToolDefinition) -> JsonDict:
-    if tool.namespace is not None:
-        raise UserError(f"Tool {tool.name!r}: Chat Completions has no namespaces, and it is in {tool.namespace!r}.")
     described = {
         "name": tool.name,
         "description": tool.description,
@@ -172,11 +172,16 @@ def _setting_fields(settings: ModelSettings, max_tokens_field: str) -> JsonDict:
     given = {
         "temperature": settings.temperature,
         "top_p": settings.top_p,
+        "frequency_penalty": settings.frequency_penalty,
+        "presence_penalty": settings.presence_penalty,
         max_tokens_field: settings.max_tokens,
         "reasoning_effort": (settings.reasoning or {}).get("effort"),
         "verbosity": settings.verbosity,
         "store": settings.store,
         "metadata": settings.metadata,
+        "logprobs": None if settings.top_logprobs is None else True,
+        "top_logprobs": settings.top_logprobs,
+        "service_tier": settings.service_tier,
     }
     if settings.cache is not None:
         options = {"ttl": settings.cache.ttl} if settings.cache.ttl else None
@@ -339,6 +344,7 @@ class ChatDecoder:
         self._finish_reason: str | None = None
         self._service_tier: str | None = None
         self._annotations: list[Annotation] = []
+        self._logprobs: list[Mapping[str, Any]] = []
 
     def feed(self, data: str) -> list[ModelEvent]:
         """Return the model events of one event's *data*.
@@ -412,6 +418,8 @@ class ChatDecoder:
             yield from self._content(text)
         for annotation in read_objects(delta.get("annotations"), "annotations"):
             self._annotations.extend(_citations(annotation))
+        if isinstance(told := choice.get("logprobs"), Mapping):
+            self._logprobs.extend(read_objects(told.get("content"), "logprobs"))
         for part in read_objects(delta.get("tool_calls"), "tool_calls"):
             yield from self._call_part(part)
 
@@ -480,7 +488,7 @@ class ChatDecoder:
         if self._reasoning and (said or calls):
             yield Reasoning(content=("".join(self._reasoning),))
         if said:
-            yield AssistantMessage(said)
+            yield AssistantMessage(said, provider_data={LOGPROBS: self._logprobs} if self._logprobs else None)
         yield from calls
 
     def _said(self, cut: bool) -> tuple[Part, ...]:

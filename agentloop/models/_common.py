@@ -131,7 +131,7 @@ def chosen_name(choice: str | Mapping[str, Any] | None, interface: str = "Chat C
 
 
 def refuse_tools(request: ModelRequest, interface: str) -> None:
-    """Refuse the kinds of tools that *interface* doesn't have: those of the provider, and those of free text.
+    """Refuse the kinds of tools that *interface* doesn't have: all but functions that the model calls, and knows.
 
     Raises:
         UserError: naming them.
@@ -141,6 +141,12 @@ def refuse_tools(request: ModelRequest, interface: str) -> None:
         raise UserError(f"tools: hosted tools have no form in {interface}, and the agent has {kinds}.")
     for tool in request.tools:
         refuse_custom(tool, interface)
+        if tool.namespace is not None:
+            raise UserError(f"Tool {tool.name!r}: {interface} has no namespaces, and it is in {tool.namespace!r}.")
+        if tool.defer_loading:
+            raise UserError(f"Tool {tool.name!r}: {interface} has no tool search, which would find a deferred tool.")
+        if tool.allowed_callers and "direct" not in tool.allowed_callers:
+            raise UserError(f"Tool {tool.name!r}: {interface} has no callers but the model, and it is for others.")
 
 
 def refuse_custom(tool: ToolDefinition, interface: str) -> None:

@@ -160,7 +160,12 @@ def _tool_fields(request: ModelRequest, forced: OutputSchema | None) -> JsonDict
         tools.append({"name": forced.name, "description": _OUTPUT_TOOL, "input_schema": dict(forced.schema)})
     if not tools:
         return {}
-    tools[-1] |= _cache_mark(request, "tools")
+    if any("defer_loading" in tool for tool in tools) and not any(_is_search(tool) for tool in tools):
+        tools.append(dict(_SEARCH))  # without it no deferred tool is ever found
+    for tool in reversed(tools):
+        if not tool.get("defer_loading"):  # such a tool isn't in the beginning that is kept
+            tool |= _cache_mark(request, "tools")
+            break
     parallel = request.settings.parallel_tool_calls
     if parallel is not None and (choice is None or choice["type"] != "none"):
         choice = {"type": "auto"} | (choice or {}) | {"disable_parallel_tool_use": not parallel}
@@ -171,7 +176,15 @@ def _tool(tool: ToolDefinition) -> JsonDict:
     if tool.namespace is not None:
         raise UserError(f"Tool {tool.name!r}: {INTERFACE} has no namespaces, and it is in {tool.namespace!r}.")
     described = {"name": tool.name, "description": tool.description, "input_schema": dict(tool.params_json_schema)}
-    return described | ({"defer_loading": True} if tool.defer_loading else {})
+    callers = list(tool.allowed_callers) or None
+    return described | without_none({"defer_loading": tool.defer_loading or None, "allowed_callers": callers})
+
+
+_SEARCH = {"type": "tool_search_tool_bm25_20251119", "name": "tool_search_tool_bm25"}
+
+
+def _is_search(tool: JsonDict) -> bool:
+    return str(tool.get("type")).startswith("tool_search_tool_")
 
 
 def _hosted(tool: HostedToolDefinition) -> JsonDict:

@@ -113,8 +113,6 @@ def _prompt(prompt: Prompt) -> JsonDict:
 
 
 def _tool(tool: ToolDefinition) -> JsonDict:
-    if tool.namespace is not None:
-        raise UserError(f"Tool {tool.name!r}: realtime sessions have no namespaces, and it is in {tool.namespace!r}.")
     parameters = dict(tool.params_json_schema)
     return {"type": "function", "name": tool.name, "description": tool.description, "parameters": parameters}
 

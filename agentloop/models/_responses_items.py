@@ -329,8 +329,12 @@ def read_item(data: Mapping[str, Any], make_call_id: Callable[[str | None], tupl
 
 
 def _marked(data: Mapping[str, Any], known: Collection[str], more: Mapping[str, Any] | None = None) -> JsonDict:
-    """Return the provider data of an item: the fields of *data* that no field of the item holds."""
-    rest = {name: value for name, value in data.items() if name not in known and name != "type" and value is not None}
+    """Return the provider data of an item: the fields of *data* that no field of the item holds.
+
+    Without what the provider sends, and does not accept.
+    """
+    unknown = (name for name in data if name not in known and name not in ("type", "created_by"))
+    rest = {name: data[name] for name in unknown if data[name] is not None}
     return {WIRE: rest | dict(more or {})}
 
 

@@ -60,6 +60,7 @@ def _setting_fields(settings: ModelSettings) -> JsonDict:
             "top_p": settings.top_p,
             "max_output_tokens": settings.max_tokens,
             "truncation": settings.truncation,
+            "context_management": settings.context_management,
             "store": settings.store,
             "metadata": settings.metadata,
             "top_logprobs": settings.top_logprobs,

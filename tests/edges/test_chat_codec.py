@@ -170,6 +170,19 @@ def test_an_image_in_an_assistant_message_has_no_form() -> None:
         messages(AssistantMessage(Image("u")))
 
 
+def test_probabilities_are_kept_with_the_message_and_not_sent_back() -> None:
+    """They come with the chunks of the text, or with a whole answer."""
+    told = [{"token": token, "logprob": -0.5, "bytes": None, "top_logprobs": []} for token in ("Hel", "lo")]
+    decoder = ChatDecoder(ask())
+    for one, end in zip(told, (None, "stop"), strict=True):
+        choice = {"index": 0, "delta": {"content": one["token"]}, "logprobs": {"content": [one]}, "finish_reason": end}
+        decoder.feed(json.dumps({"choices": [choice]}))
+    done = decoder.finish()[-1]
+    assert isinstance(done, ResponseDone)
+    assert done.items == (AssistantMessage("Hello", provider_data={"chat_logprobs": told}),)
+    assert messages(*done.items) == [{"role": "assistant", "content": "Hello"}]
+
+
 @pytest.mark.parametrize("field", ["previous_response_id", "conversation_id", "prompt"])
 def test_state_on_the_server_is_refused(field: str) -> None:
     """The protocol has no id to chain to, and ignoring the setting would lose the conversation."""
@@ -186,6 +199,12 @@ def test_hosted_and_custom_tools_are_refused() -> None:
         encode(ask(hosted=[HostedTool("web_search"), HostedTool("file_search")]), "m")
     with pytest.raises(UserError, match="Tool 'f': a custom tool has no form in Chat Completions"):
         encode(ask(tools=[Definition("f", kind="custom")]), "m")
+    with pytest.raises(UserError, match="Tool 'f': Chat Completions has no tool search"):
+        encode(ask(tools=[Definition("f", defer_loading=True)]), "m")
+    with pytest.raises(UserError, match="Tool 'f': Chat Completions has no callers but the model"):
+        encode(ask(tools=[Definition("f", allowed_callers=("programmatic",))]), "m")
+    both = Definition("f", allowed_callers=("programmatic", "direct"))
+    assert encode(ask(tools=[both]), "m")["tools"] == encode(ask(tools=[Definition("f")]), "m")["tools"]
 
 
 def test_tools_and_handoffs_are_sent_as_functions() -> None:
@@ -236,6 +255,10 @@ def test_settings_go_to_their_fields() -> None:
     settings = ModelSettings(
         temperature=0.0,
         top_p=0.5,
+        frequency_penalty=0.25,
+        presence_penalty=-0.5,
+        top_logprobs=2,
+        service_tier="flex",
         max_tokens=7,
         reasoning={"effort": "low", "summary": "auto"},
         verbosity="low",
@@ -252,6 +275,11 @@ def test_settings_go_to_their_fields() -> None:
     assert body == {
         "temperature": 1,
         "top_p": 0.5,
+        "frequency_penalty": 0.25,
+        "presence_penalty": -0.5,
+        "logprobs": True,
+        "top_logprobs": 2,
+        "service_tier": "flex",
         "most": 7,
         "reasoning_effort": "low",
         "verbosity": "low",

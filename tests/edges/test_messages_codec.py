@@ -262,7 +262,41 @@ def test_a_tool_of_the_provider_is_named_with_its_date() -> None:
             body(hosted=[HostedTool(kind)])
     with pytest.raises(UserError, match="custom tool"):
         body(tools=[Definition("sql", kind="custom")])
-    assert body(tools=[Definition("look", defer_loading=True)])["tools"][0]["defer_loading"] is True
+
+
+def test_a_deferred_tool_brings_the_provider_s_search_along() -> None:
+    """Unless the agent has a search already. A deferred tool is in no beginning that a cache keeps."""
+    late = Definition("late", defer_loading=True, allowed_callers=("code_execution_20250825",))
+    search = {"type": "tool_search_tool_bm25_20251119", "name": "tool_search_tool_bm25"}
+    sent = body(tools=[late, Definition("look")])["tools"]
+    assert (sent[0]["defer_loading"], sent[0]["allowed_callers"]) == (True, ["code_execution_20250825"])
+    assert sent[1].keys() == {"name", "description", "input_schema"}
+    assert sent[2:] == [search]
+    own = HostedTool("tool_search_tool_regex_20251119")
+    assert [tool["name"] for tool in body(tools=[late], hosted=[own])["tools"]] == ["late", "tool_search_tool_regex"]
+    cached = ModelSettings(cache=CachePolicy(breakpoints=["tools"]))
+    pinned = HostedTool("tool_search_tool_regex_20251119", {"defer_loading": True})
+    marked = body(tools=[Definition("look"), late], hosted=[pinned], settings=cached)["tools"]
+    assert ["cache_control" in tool for tool in marked] == [True, False, False]
+
+
+def test_what_a_search_found_goes_back_as_it_came() -> None:
+    """The search and the tools that it found are one item; the call that follows is an ordinary one."""
+    found = {
+        "type": "tool_search_tool_search_result",
+        "tool_references": [{"type": "tool_reference", "tool_name": "f"}],
+    }
+    searched = {"type": "server_tool_use", "id": "srv_1", "name": "tool_search_tool_bm25", "input": {"query": "f"}}
+    result = {"type": "tool_search_tool_result", "tool_use_id": "srv_1", "content": found}
+    use = {"type": "tool_use", "id": "toolu_1", "name": "f", "input": {}}
+    events = [START, begin(0, **searched | {"input": {}}), more(0, type="input_json_delta", partial_json='{"query":')]
+    events += [more(0, type="input_json_delta", partial_json='"f"}'), stop(0), begin(1, **result), stop(1)]
+    done = read([*events, begin(2, **use), stop(2), *end("tool_use")])
+    search, call = done.items
+    assert isinstance(search, HostedToolCall)
+    assert (search.kind, search.status, search.output) == ("tool_search_tool_bm25", "completed", found)
+    assert call == ToolCall("toolu_1", "f")
+    assert messages(*done.items)[0]["content"] == [searched, result, use]
 
 
 def test_a_cache_policy_marks_the_ends_of_what_is_worth_keeping() -> None:

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from edges.definition import Definition
 from edges.realtime_requests import adopt, apart, find_overlap, items, weather
 from hypothesis import given
 from hypothesis import strategies as st
@@ -76,7 +77,13 @@ def test_calls_of_an_answer_that_was_left_get_an_output() -> None:
         ({"prompt": Prompt("p", variables={"a": Text("b")})}, "prompt: the variable 'a' has no form"),
         ({"hosted": [HostedTool("web_search", {})]}, "hosted tools have no form in a realtime session"),
         ({"output_schema": OutputSchema(name="o", schema={})}, "output_schema: has no form"),
-        ({"tools": [apart]}, "have no namespaces"),
+        ({"tools": [apart]}, "has no namespaces"),
+        ({"tools": [Definition("f", kind="custom")]}, "'f': a custom tool has no form in a realtime session"),
+        ({"tools": [Definition("f", defer_loading=True)]}, "'f': a realtime session has no tool search"),
+        (
+            {"hosted": [HostedTool("mcp", {"server_label": "dice"})]},
+            "no form in a realtime session, and the agent has mcp",
+        ),
         ({"tools": [weather], "tool_choice": {"type": "mcp"}}, "'mcp' has no form in a realtime session"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

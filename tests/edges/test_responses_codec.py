@@ -341,6 +341,13 @@ def test_calls_get_an_id_of_the_run_s() -> None:
     assert [one["call_id"] for one in wired] == ["call_1", "call_1"]
 
 
+@pytest.mark.parametrize("item", [CALL, MESSAGE, REASONING])
+def test_what_the_provider_only_tells_does_not_go_back(item: dict[str, Any]) -> None:
+    """The field is refused in a request."""
+    found = done(make_stream([item | {"created_by": "u"}, MESSAGE])).items
+    assert sent(*found)[0] == sent(*done(make_stream([item, MESSAGE])).items)[0]
+
+
 def test_kinds_of_items_that_are_unknown_here_are_kept_whole() -> None:
     """And go back, but for what the provider only tells."""
     odd = {"type": "hologram", "id": "h1", "angle": 3, "created_by": "u"}
@@ -464,6 +471,7 @@ def test_settings_have_their_fields() -> None:
         metadata={"a": "b"},
         include=["web_search_call.results", "reasoning.encrypted_content"],
         top_logprobs=2,
+        context_management=[{"type": "compaction", "compact_threshold": 1_000}],
         service_tier="flex",
         parallel_tool_calls=True,
     ) == {
@@ -477,6 +485,7 @@ def test_settings_have_their_fields() -> None:
         "metadata": {"a": "b"},
         "include": ["web_search_call.results", "reasoning.encrypted_content", "message.output_text.logprobs"],
         "top_logprobs": 2,
+        "context_management": [{"type": "compaction", "compact_threshold": 1_000}],
         "service_tier": "flex",
     }
     assert settings(store=True) == {"store": True}

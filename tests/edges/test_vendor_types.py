@@ -104,6 +104,10 @@ def make_request(seed: int) -> ModelRequest:
         reasoning=maybe({"effort": "low"}),
         verbosity=maybe("low"),
         store=maybe(True, False),
+        frequency_penalty=maybe(0.5),
+        presence_penalty=maybe(-0.5),
+        top_logprobs=maybe(2),
+        service_tier=maybe("flex"),
         metadata=maybe({"user_id": "u"}),
     )
     tools = [Definition("look"), Definition("now")][: rnd.randrange(3)]
@@ -248,8 +252,7 @@ def make_responses_request(seed: int) -> ModelRequest:
             metadata=metadata,
             include=maybe(["web_search_call.results"]),
             truncation=maybe("auto"),
-            top_logprobs=maybe(2),
-            service_tier=maybe("flex"),
+            context_management=maybe([{"type": "compaction", "compact_threshold": 1_000}]),
             cache=maybe(CachePolicy(key="k", ttl="30m", retention="24h", breakpoints=("instructions", "items"))),
         ),
     )
