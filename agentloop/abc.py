@@ -11,8 +11,6 @@ from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any, Protocol, Self, runtime_checkable
 
-import attrs
-
 from agentloop._common.values import Value
 from agentloop.effects import Effect
 from agentloop.items import Item, ToolCall
@@ -277,14 +275,15 @@ class StillRunning(Value, frozen=True, kw_only=True):
     stack: str
 
 
-@attrs.frozen(kw_only=True)
-class LateResult:
+class LateResult(Value, frozen=True, kw_only=True):
     """A body's result after its outcome was decided: the end of an abandoned thread, a late value or a late error."""
+
+    _unshown = frozenset({"value", "error"})
 
     path: tuple[str, ...]
     call: ToolCall
-    value: Any = attrs.field(default=None, repr=False)
-    error: BaseException | None = attrs.field(default=None, repr=False)
+    value: Any = None
+    error: BaseException | None = None
 
 
 class SpanSource(Protocol):

@@ -12,6 +12,7 @@ from decimal import Decimal
 from typing import Final, Literal, Protocol, TypeAlias
 
 import attrs
+import msgspec
 
 from agentloop._common.checks import FIELDS, optional
 from agentloop._common.errors import UsageLimitExceeded, UserTypeError, UserValueError
@@ -71,16 +72,14 @@ class Spent(Protocol):
     def total_tokens(self) -> int: ...
 
 
-@attrs.define(eq=False)
-class Reservation:
+class Reservation(msgspec.Struct, eq=False):
     """Room for one call, taken from a `Budget`. The caller owns it; only the budget mutates it."""
 
     cost: Decimal
     state: Literal["held", "spent", "released"] = "held"
 
 
-@attrs.define(eq=False)
-class Budget:
+class Budget(msgspec.Struct, eq=False):
     """The ledger of one run. Methods are synchronous, so on one event loop each is atomic. Not thread-safe.
 
     A call holds its cost from admission on (`reserve_call`). When the body starts the cost is spent
@@ -95,7 +94,7 @@ class Budget:
     """
 
     # Invariant: spent + held and calls exceed their limits by requests alone, never by a reservation.
-    limits: UsageLimits = attrs.field(factory=UsageLimits)
+    limits: UsageLimits = msgspec.field(default_factory=UsageLimits)
     calls: int = 0
     spent: Decimal = _NOTHING
     held: Decimal = _NOTHING

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-import attrs
+import msgspec
 
 from agentloop._common.checks import NAMES, check, check_count, check_seconds
 from agentloop._common.errors import UserError, UserTypeError
@@ -61,8 +61,7 @@ class Limit:
         return math.inf
 
 
-@attrs.define(eq=False)
-class LoopBinding:
+class LoopBinding(msgspec.Struct, eq=False):
     """The event loop to which a shareable limit belongs, and the callback for changes of its numbers by the user.
 
     Owned by the limit; `bind` mutates it.
@@ -72,7 +71,7 @@ class LoopBinding:
     """An object that represents the loop without a reference to it."""
     alive: Callable[[], bool] | None = None
     changed: Callable[[], None] | None = None
-    _lock: Any = attrs.field(factory=threading.Lock, init=False, repr=False)
+    _lock: Any = msgspec.field(default_factory=threading.Lock)
     """Guards `bind`: if the earlier loop has ended and two loops in two threads bind at once, only one succeeds."""
 
     def tell(self) -> None:

@@ -38,8 +38,6 @@ from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from typing import Any
 
-import attrs
-
 from agentloop import records as r
 from agentloop._common.digests import digestible
 from agentloop._common.error_text import bounded, summary_parts, tool_failure
@@ -64,43 +62,71 @@ from agentloop.settings import JsonLimits
 from agentloop.usage import RequestUsage, Usage
 
 
-@attrs.define(eq=False)
 class CallState:
     """One call that the model requested, with the facts of its start, approval and outcome. Mutated by its fold."""
 
-    call: ToolCall
-    turn: int
-    index: int
-    """Position among the calls of its response, from 0."""
-    tool: str | None = None
-    attempt: int = 0
-    """Number of starts."""
-    arguments: str | None = None
-    """JSON text of the arguments at its last start."""
-    body: r.BodyEnded | None = None
-    outcome: CallOutcome | None = None
-    cut: CallOutcome | None = None
-    """The outcome from an earlier run segment that was cancelled from outside; the call is due again."""
-    released: bool = False
-    item: ToolOutput | None = None
-    """The output as an item of the run, once it is released."""
-    approval: r.ApprovalRequested | None = None
-    verdict: r.VerdictGiven | None = None
+    __slots__ = (
+        "approval",
+        "arguments",
+        "attempt",
+        "body",
+        "call",
+        "cut",
+        "index",
+        "item",
+        "outcome",
+        "released",
+        "tool",
+        "turn",
+        "verdict",
+    )
+
+    def __init__(self, call: ToolCall, turn: int, index: int) -> None:
+        self.call = call
+        self.turn = turn
+        self.index = index
+        """Position among the calls of its response, from 0."""
+        self.tool: str | None = None
+        self.attempt = 0
+        """Number of starts."""
+        self.arguments: str | None = None
+        """JSON text of the arguments at its last start."""
+        self.body: r.BodyEnded | None = None
+        self.outcome: CallOutcome | None = None
+        self.cut: CallOutcome | None = None
+        """The outcome from an earlier run segment that was cancelled from outside; the call is due again."""
+        self.released = False
+        self.item: ToolOutput | None = None
+        """The output as an item of the run, once it is released."""
+        self.approval: r.ApprovalRequested | None = None
+        self.verdict: r.VerdictGiven | None = None
 
 
-@attrs.define(eq=False)
 class UsageMeter:
     """Sums of usage, owned by one fold and grown in place; `total` returns them as a value."""
 
-    requests: int = 0
-    input_tokens: int = 0
-    output_tokens: int = 0
-    total_tokens: int = 0
-    cached_tokens: int = 0
-    cache_write_tokens: int = 0
-    reasoning_tokens: int = 0
-    audio_tokens: int = 0
-    entries: list[RequestUsage] = attrs.field(factory=list)
+    __slots__ = (
+        "audio_tokens",
+        "cache_write_tokens",
+        "cached_tokens",
+        "entries",
+        "input_tokens",
+        "output_tokens",
+        "reasoning_tokens",
+        "requests",
+        "total_tokens",
+    )
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.input_tokens = 0
+        self.output_tokens = 0
+        self.total_tokens = 0
+        self.cached_tokens = 0
+        self.cache_write_tokens = 0
+        self.reasoning_tokens = 0
+        self.audio_tokens = 0
+        self.entries: list[RequestUsage] = []
 
     def add(self, usage: RequestUsage | None) -> None:
         """Count one request, or the attempts that *usage* tells. Without *usage* only `requests` grows."""
@@ -212,107 +238,167 @@ _MAY_BRING_SECRETS: dict[type, Callable[[Any], Any]] = {
 }
 
 
-@attrs.define(eq=False)
 class RunFold:
     """The fold of one run's records. The root fold also holds the records of the whole tree.
 
     Owned by the engine's log or a `RunState`. Mutated by `apply` alone, from the run's own event loop; not thread-safe.
     """
 
-    path: tuple[str, ...] = ()
-    limits: JsonLimits = attrs.field(default=_DEFAULT_LIMITS, kw_only=True)
-    records: list[r.Record] = attrs.field(factory=list)
-    nested: dict[str, RunFold] = attrs.field(factory=dict)
-    _found: dict[tuple[str, ...], RunFold] = attrs.field(factory=dict)
-    """Cache of nested folds by path, so that a deep one is searched for once."""
-    run_id: str = ""
-    first_agent: str = ""
-    agent: str = ""
-    """Key of the current agent."""
-    max_turns: int | None = None
-    turn: int = 0
-    input: tuple[Item, ...] = ()
-    holds_secrets: bool = False
-    """True once some item or outcome in the tree was secret; kept by its root. No record needs a mark before."""
-    secret_input: bool = False
-    """True once some input item is secret."""
-    gaps: bool = False
-    """True once some secret input was stored in a form that can't be read back."""
-    # Invariant: history holds an output for every call in it, outside a batch. The list only grows, since views of it
-    # are kept; what replaces a part of the history makes a new list.
-    history: list[Item] = attrs.field(factory=list)
-    kept_length: int = 0
-    """Length of the part of `history` that the run began with, or that a replacement of the history has left."""
-    new_items: list[Item] = attrs.field(factory=list)
-    responses: list[ModelResponse] = attrs.field(factory=list)
-    calls: dict[str, CallState] = attrs.field(factory=dict)
-    batch: list[CallState] = attrs.field(factory=list)
-    batch_open: bool = False
-    released: int = 0
-    """Index into `batch`: every call below it has been released or waits for a verdict."""
-    released_late: deque[CallState] | None = None
-    """Settled calls below `released` that are not released yet: they waited when the index passed them."""
-    sticky: dict[tuple[str, str], r.VerdictGiven] = attrs.field(factory=dict)
-    """Verdicts on all calls of an agent to a tool, by agent and tool."""
-    conflict: ToolCall | HandoffCall | None = None
-    turn_has_effects: bool = False
-    """True once a call of the current turn started, an approval was requested for one, or the run was resumed.
+    __slots__ = (
+        "_digest",
+        "_digested",
+        "_found",
+        "agent",
+        "batch",
+        "batch_open",
+        "call_without_id",
+        "calls",
+        "conflict",
+        "ended",
+        "failures",
+        "first_agent",
+        "gaps",
+        "guardrails",
+        "handoffs",
+        "handoffs_due",
+        "history",
+        "holds_secrets",
+        "input",
+        "input_accepted",
+        "input_added_later",
+        "input_guards_due",
+        "input_guards_passed",
+        "just_released",
+        "kept_length",
+        "limits",
+        "max_turns",
+        "meter",
+        "nested",
+        "new_items",
+        "only_repeats",
+        "path",
+        "receipts",
+        "records",
+        "released",
+        "released_late",
+        "repeats",
+        "response",
+        "responses",
+        "resumed",
+        "run_id",
+        "saved",
+        "secret_input",
+        "sent",
+        "settled_tools",
+        "shown_tools",
+        "started",
+        "sticky",
+        "tool_users",
+        "tripped",
+        "turn",
+        "turn_began",
+        "turn_has_effects",
+        "turn_open",
+        "unchecked_input",
+        "unusable_reason",
+        "warned_in",
+    )
 
-    A tool that the application disables after that affects its own calls alone, and no longer the whole response.
-    """
-    shown_tools: tuple[str, ...] = ()
-    """Names of the tools that the model saw in the current turn."""
-    call_without_id: ToolCall | HandoffCall | None = None
-    """A call of the current turn's response that has no id."""
-    unusable_reason: str | None = None
-    """Text that says why the run can't continue from the current turn's response, or None."""
-    only_repeats: int = 0
-    """Number of responses in a row that requested only calls that already have an answer."""
-    handoffs: dict[str, HandoffCall] = attrs.field(factory=dict)
-    handoffs_due: list[HandoffCall] = attrs.field(factory=list)
-    tool_users: frozenset[str] = frozenset()
-    """Agents that have used a tool in this run, by key."""
-    settled_tools: frozenset[str] = frozenset()
-    """Names of the tools with at least one settled call."""
-    repeats: dict[tuple[str, str], tuple[object, int]] = attrs.field(factory=dict)
-    """Last output by tool and arguments, and how many times in a row the tool gave it."""
-    warned_in: int = 0
-    """The last turn after which the history got a warning that the model repeats itself."""
-    turn_began: int = 0
-    """Index into `new_items` of the current turn's first item."""
-    response: list[Item] | None = None
-    """Items of the current turn's response, without repeated calls; None while the model has to be called."""
-    receipts: dict[str, str] = attrs.field(factory=dict)
-    guardrails: list[r.GuardrailSettled] = attrs.field(factory=list)
-    tripped: r.GuardrailSettled | None = None
-    """The input or output guardrail of the run whose tripwire ends this run segment."""
-    input_guards_due: tuple[tuple[str, int], ...] = ()
-    """Input guardrails that have to pass `unchecked_input`, as the current turn's start names them; often none."""
-    input_guards_passed: frozenset[tuple[str, int]] = frozenset()
-    """Input guardrails that have passed `unchecked_input`, by name and position among those of that name."""
-    input_accepted: bool = False
-    """True once every input item has been accepted; False again when input is added."""
-    input_added_later: bool = False
-    """True once input was added after the run's own input had been accepted."""
-    meter: UsageMeter = attrs.field(factory=UsageMeter)
-    turn_open: bool = False
-    """True from the start of a turn until the model has answered in it."""
-    unchecked_input: list[Item] = attrs.field(factory=list)
-    """Input, of the run or added later, that the guardrails have not accepted yet."""
-    saved: int | None = None
-    """Number of the new items that session writes have covered; None before the first write."""
-    sent: int = 0
-    """Length of the part of `history` that a provider with a server-side conversation already has."""
-    started: r.RunStarted | None = None
-    resumed: r.RunResumed | None = None
-    ended: r.RunEnded | None = None
-    failures: list[r.CallSettled] = attrs.field(factory=list)
-    """Settled calls whose error was not converted to an output."""
-    just_released: Sequence[ToolOutput] = ()
-    """The outputs released by the last record that may release some: see `_release`."""
-    _digest: Any = None
-    """The digest of the first `_digested` items of the history, to be updated; None before the first use."""
-    _digested: int = 0
+    def __init__(self, path: tuple[str, ...] = (), *, limits: JsonLimits = _DEFAULT_LIMITS) -> None:
+        self.path = path
+        self.limits = limits
+        self.records: list[r.Record] = []
+        self.nested: dict[str, RunFold] = {}
+        self._found: dict[tuple[str, ...], RunFold] = {}
+        """Cache of nested folds by path, so that a deep one is searched for once."""
+        self.run_id = ""
+        self.first_agent = ""
+        self.agent = ""
+        """Key of the current agent."""
+        self.max_turns: int | None = None
+        self.turn = 0
+        self.input: tuple[Item, ...] = ()
+        self.holds_secrets = False
+        """True once some item or outcome in the tree was secret; kept by its root. No record needs a mark before."""
+        self.secret_input = False
+        """True once some input item is secret."""
+        self.gaps = False
+        """True once some secret input was stored in a form that can't be read back."""
+        # Invariant: history holds an output for every call in it, outside a batch. The list only grows, since views of
+        # it are kept; what replaces a part of the history makes a new list.
+        self.history: list[Item] = []
+        self.kept_length = 0
+        """Length of the part of `history` that the run began with, or that a replacement of the history has left."""
+        self.new_items: list[Item] = []
+        self.responses: list[ModelResponse] = []
+        self.calls: dict[str, CallState] = {}
+        self.batch: list[CallState] = []
+        self.batch_open = False
+        self.released = 0
+        """Index into `batch`: every call below it has been released or waits for a verdict."""
+        self.released_late: deque[CallState] | None = None
+        """Settled calls below `released` that are not released yet: they waited when the index passed them."""
+        self.sticky: dict[tuple[str, str], r.VerdictGiven] = {}
+        """Verdicts on all calls of an agent to a tool, by agent and tool."""
+        self.conflict: ToolCall | HandoffCall | None = None
+        self.turn_has_effects = False
+        """True once a call of the current turn started, an approval was requested for one, or the run was resumed.
+
+        A tool that the application disables after that affects its own calls alone, and no longer the whole response.
+        """
+        self.shown_tools: tuple[str, ...] = ()
+        """Names of the tools that the model saw in the current turn."""
+        self.call_without_id: ToolCall | HandoffCall | None = None
+        """A call of the current turn's response that has no id."""
+        self.unusable_reason: str | None = None
+        """Text that says why the run can't continue from the current turn's response, or None."""
+        self.only_repeats = 0
+        """Number of responses in a row that requested only calls that already have an answer."""
+        self.handoffs: dict[str, HandoffCall] = {}
+        self.handoffs_due: list[HandoffCall] = []
+        self.tool_users: frozenset[str] = frozenset()
+        """Agents that have used a tool in this run, by key."""
+        self.settled_tools: frozenset[str] = frozenset()
+        """Names of the tools with at least one settled call."""
+        self.repeats: dict[tuple[str, str], tuple[object, int]] = {}
+        """Last output by tool and arguments, and how many times in a row the tool gave it."""
+        self.warned_in = 0
+        """The last turn after which the history got a warning that the model repeats itself."""
+        self.turn_began = 0
+        """Index into `new_items` of the current turn's first item."""
+        self.response: list[Item] | None = None
+        """Items of the current turn's response, without repeated calls; None while the model has to be called."""
+        self.receipts: dict[str, str] = {}
+        self.guardrails: list[r.GuardrailSettled] = []
+        self.tripped: r.GuardrailSettled | None = None
+        """The input or output guardrail of the run whose tripwire ends this run segment."""
+        self.input_guards_due: tuple[tuple[str, int], ...] = ()
+        """Input guardrails that have to pass `unchecked_input`, as the current turn's start names them; often none."""
+        self.input_guards_passed: frozenset[tuple[str, int]] = frozenset()
+        """Input guardrails that have passed `unchecked_input`, by name and position among those of that name."""
+        self.input_accepted = False
+        """True once every input item has been accepted; False again when input is added."""
+        self.input_added_later = False
+        """True once input was added after the run's own input had been accepted."""
+        self.meter: UsageMeter = UsageMeter()
+        self.turn_open = False
+        """True from the start of a turn until the model has answered in it."""
+        self.unchecked_input: list[Item] = []
+        """Input, of the run or added later, that the guardrails have not accepted yet."""
+        self.saved: int | None = None
+        """Number of the new items that session writes have covered; None before the first write."""
+        self.sent = 0
+        """Length of the part of `history` that a provider with a server-side conversation already has."""
+        self.started: r.RunStarted | None = None
+        self.resumed: r.RunResumed | None = None
+        self.ended: r.RunEnded | None = None
+        self.failures: list[r.CallSettled] = []
+        """Settled calls whose error was not converted to an output."""
+        self.just_released: Sequence[ToolOutput] = ()
+        """The outputs released by the last record that may release some: see `_release`."""
+        self._digest: Any = None
+        """The digest of the first `_digested` items of the history, to be updated; None before the first use."""
+        self._digested = 0
 
     # -- queries
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import attrs
+import msgspec
 
 from agentloop.agents import Agent
 from agentloop.exceptions import ModelBehaviorError
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from agentloop._schema.output_schema import TypedOutput
 
 
-@attrs.define(kw_only=True, eq=False)
-class Definitions:
+class Definitions(msgspec.Struct, eq=False, kw_only=True, frozen=True):
     """The resolved definitions that turns of one agent have in common. Not mutated after they are made.
 
     Attributes:
@@ -38,18 +37,17 @@ class Definitions:
     tools: tuple[FunctionTool, ...]
     hosted: tuple[HostedTool, ...] = ()
     by_key: Mapping[str, FunctionTool]
-    disabled: Mapping[str, FunctionTool] = attrs.field(factory=dict)
+    disabled: Mapping[str, FunctionTool] = {}
     settings: ModelSettings
     handoffs: tuple[Handoff, ...] = ()
     output: TypedOutput | None = None
     tool_names: tuple[str, ...] = ()
     handoff_names: tuple[str, ...] = ()
-    sourced: Mapping[str, str] = attrs.field(factory=dict)
+    sourced: Mapping[str, str] = {}
     shown: bytes = b""
 
 
-@attrs.define(kw_only=True, eq=False)
-class TurnView(Definitions):
+class TurnView(Definitions, eq=False, kw_only=True, frozen=True):
     """One turn's resolved definitions. Made at the start of a turn or on resume, and not mutated afterwards.
 
     All of a turn uses this one view: the request, the collision check, dispatch, hooks and spans. So a definition that

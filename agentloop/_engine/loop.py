@@ -34,7 +34,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, assert_never
 
 import anyio
-import attrs
+import msgspec
 
 from agentloop._common.error_text import is_fatal, leaves
 from agentloop._common.values import Value
@@ -193,8 +193,7 @@ async def _begin_turn(run: LiveRun) -> TurnView:
     return view
 
 
-@attrs.define(eq=False)
-class StartingPoint:
+class StartingPoint(msgspec.Struct, eq=False, frozen=True):
     """The log so far, the agent at work, and the conversation that a provider keeps.
 
     Made once per run segment. `changed` describes the differences of the agents from those the run began with, unless

@@ -14,7 +14,7 @@ from operator import is_
 from typing import Any
 
 import anyio
-import attrs
+import msgspec
 
 from agentloop import effects as e
 from agentloop import model_events as m
@@ -79,8 +79,7 @@ async def call_model(run: LiveRun, view: TurnView, *, checked: bool = False) -> 
             await resolved(hooks.on_llm_end(run.context, run.agent, response))
 
 
-@attrs.define
-class _Attempt:
+class _Attempt(msgspec.Struct):
     """One attempt under way. Owned and mutated by the model call.
 
     `scope` holds its time limit, if it has one. `streamed` is True once a part of the response was shown to a consumer;

@@ -11,6 +11,7 @@ from operator import is_
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
+import msgspec
 
 from agentloop._common.digests import digestible
 from agentloop._common.naming import takes
@@ -135,6 +136,7 @@ async def _resolve_definitions(run: LiveRun, parts: tuple[object, ...], sourced:
     for tool in tools:
         if isinstance(tool.body, PythonBody):
             tool.body.schema.check_converter(converter)
+    given = {id(tool) for each in sourced for tool in each.tools}
     made = Definitions(
         tools=tools,
         hosted=tuple([tool for tool in agent.tools if isinstance(tool, HostedTool)]),
@@ -145,11 +147,9 @@ async def _resolve_definitions(run: LiveRun, parts: tuple[object, ...], sourced:
         output=output,
         tool_names=tuple([tool.qualified_name for tool in tools]),
         handoff_names=tuple([handoff.name for handoff in handoffs]),
+        sourced={key: digests[key] for key, tool in by_key.items() if id(tool) in given},
     )
-    if sourced:
-        given = {id(tool) for each in sourced for tool in each.tools}
-        made.sourced = {key: digests[key] for key, tool in by_key.items() if id(tool) in given}
-    made.shown = _format_shown(made, settings, agent.prompt)
+    made = msgspec.structs.replace(made, shown=_format_shown(made, settings, agent.prompt))
     lasts = len(tools) == len(declared) and all(map(_is_fixed, declared)) and all(map(_is_fixed, targets))
     agent._prepared = (parts, made) if lasts else None
     return made

@@ -14,8 +14,6 @@ import json
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeGuard
 
-import attrs
-
 from agentloop._common.errors import StateError
 from agentloop._common.masking import replace_arguments, replaced, select_spans, spans_of
 from agentloop._common.values import Value
@@ -36,12 +34,13 @@ class Sealer(Protocol):
     def open(self, sealed: bytes) -> bytes: ...
 
 
-@attrs.frozen
-class Withheld:
+class Withheld(Value, frozen=True):
     """The stored remainder of a secret value that can't be read."""
 
+    _unshown = frozenset({"text"})
+
     mark: Mark
-    text: str = attrs.field(repr=False)
+    text: str
 
 
 class WithheldText(str):

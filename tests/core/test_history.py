@@ -130,7 +130,9 @@ async def test_a_turn_reads_no_more_of_a_long_history(monkeypatch: pytest.Monkey
     history, read, turns = CountedList(), [], 60
 
     def make(**given: Any) -> RunFold:
-        return RunFold(history=history, **given)
+        fold = RunFold(**given)
+        fold.history = history
+        return fold
 
     monkeypatch.setattr("agentloop.run.RunFold", make)
 

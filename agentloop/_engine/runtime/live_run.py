@@ -12,13 +12,11 @@ import time
 import uuid
 import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import anyio
 import anyio.lowlevel
-import attrs
-from anyio.lowlevel import EventLoopToken
+import msgspec
 
 from agentloop import effects as e
 from agentloop._common.error_text import error_summary, redact_message
@@ -84,7 +82,6 @@ def new_id() -> str:
     return os.urandom(16).hex()
 
 
-@attrs.define(eq=False)
 class LoopState:
     """The state that all runs of one event loop share: the arrival order of calls under shared limits, live threads.
 
@@ -92,12 +89,15 @@ class LoopState:
     reference from its value would keep the loop for ever.
     """
 
-    pump: Dispatcher = attrs.field(factory=Dispatcher)
-    threads: Threads = attrs.field(factory=lambda: Threads(DEFAULT_MAX_THREADS))
-    loop_lives: Callable[[], bool] = attrs.field(factory=lambda: liveness(anyio.lowlevel.current_token()))
-    thread_ident: int = attrs.field(factory=threading.get_ident)
-    token: Callable[[], EventLoopToken] = attrs.field(factory=lambda: token_again(anyio.lowlevel.current_token()))
-    """The function that returns the loop's token, for requests from other threads."""
+    __slots__ = ("__weakref__", "loop_lives", "pump", "thread_ident", "threads", "token")
+
+    def __init__(self) -> None:
+        self.pump = Dispatcher()
+        self.threads = Threads(DEFAULT_MAX_THREADS)
+        self.loop_lives = liveness(anyio.lowlevel.current_token())
+        self.thread_ident = threading.get_ident()
+        self.token = token_again(anyio.lowlevel.current_token())
+        """The function that returns the loop's token, for requests from other threads."""
 
 
 _shared: anyio.lowlevel.RunVar[LoopState] = anyio.lowlevel.RunVar("agentloop")
@@ -123,8 +123,7 @@ def loop_state() -> LoopState:
     return shared
 
 
-@attrs.define(eq=False, kw_only=True)
-class ServerConversation:
+class ServerConversation(msgspec.Struct, eq=False, kw_only=True):
     """A conversation that the provider keeps, and how many items of the history were sent to it.
 
     Owned by the run; mutated after each response.
@@ -179,8 +178,7 @@ class Cancellable(Protocol):
         ...
 
 
-@attrs.define(eq=False, kw_only=True)
-class RunTree:
+class RunTree(msgspec.Struct, eq=False, kw_only=True):
     """The shared parts of a run and of the runs nested in it.
 
     Made with the outermost run; no field is assigned anew afterwards.
@@ -196,17 +194,17 @@ class RunTree:
     resolve_model: Callable[[LiveRun, Any], Awaitable[Model]]
     nest: Callable[[LiveRun, ToolCall, Arguments, AgentCall], Awaitable[Any]]
     """The function that runs an agent tool's nested run."""
-    calls: dict[tuple[str, ...], Mapping[str, Cancellable]] = attrs.field(factory=dict)
+    calls: dict[tuple[str, ...], Mapping[str, Cancellable]] = {}
     """The calls without an outcome of each batch under way, by path and id; see `find_call`."""
-    cancel_requests: dict[tuple[tuple[str, ...], str], str | None] = attrs.field(factory=dict)
+    cancel_requests: dict[tuple[tuple[str, ...], str], str | None] = {}
     """The reasons of calls that were cancelled before they were scheduled."""
-    children: dict[tuple[str, ...], LiveRun] = attrs.field(factory=dict)
+    children: dict[tuple[str, ...], LiveRun] = {}
     """The nested runs, by path."""
-    asking: dict[tuple[tuple[str, ...], str], ApprovalRequested] = attrs.field(factory=dict)
+    asking: dict[tuple[tuple[str, ...], str], ApprovalRequested] = {}
     """Possible requests for approval, of calls whose policies or callbacks still run."""
-    warned: dict[str, None] = attrs.field(factory=dict)
+    warned: dict[str, None] = {}
     """Keys of the warnings that were logged already: each is logged once."""
-    sourced: dict[tuple[tuple[str, ...], str], SourcedTools] = attrs.field(factory=dict)
+    sourced: dict[tuple[tuple[str, ...], str], SourcedTools] = {}
     """What each source of tools gave last, by path and by the source's place."""
 
     def find_call(self, call: tuple[tuple[str, ...], str]) -> Cancellable | None:
@@ -216,14 +214,13 @@ class RunTree:
         return None if found is None or found.phase == "paused" else found
 
 
-@attrs.define(eq=False, kw_only=True)
-class RunSettings:
+class RunSettings(msgspec.Struct, eq=False, kw_only=True):
     """The settings of one run. No field is assigned anew after the run has been made."""
 
     config: RunConfig
     make_threads: Callable[[], Threads]
     hooks: RunHooks | None = None
-    error_handlers: Mapping[str, Callback] = attrs.field(factory=dict)
+    error_handlers: Mapping[str, Callback] = {}
     session: SessionProgress | None = None
     """The progress of writing to the run's session, if it has one."""
     server: ServerConversation | None = None
@@ -231,15 +228,17 @@ class RunSettings:
     stop_when: Condition | None = None
     redacts_errors: bool = False
     """True if no text may show the message of an error of this run: it is nested in a call with secret arguments."""
+    _threads: Threads | None = None
 
-    @cached_property
+    @property
     def threads(self) -> Threads:
         """The worker threads of the run, made at first use: most runs have no sync body."""
-        return self.make_threads()
+        if self._threads is None:
+            self._threads = self.make_threads()
+        return self._threads
 
 
-@attrs.define(eq=False)
-class Turn:
+class Turn(msgspec.Struct, eq=False):
     """The parts of the turn under way that are not in the log. Owned by the run's task."""
 
     view: TurnView | None = None
@@ -248,8 +247,7 @@ class Turn:
     """Set once all input guardrails beside the first model call have passed; None where there are none."""
 
 
-@attrs.define(eq=False, kw_only=True)
-class LiveRun:
+class LiveRun(msgspec.Struct, eq=False, kw_only=True):
     """One run at one node of the tree of runs. Owned and mutated by the task that drives it, and by its calls' tasks.
 
     No code outside the engine sees it.
@@ -265,7 +263,7 @@ class LiveRun:
     cleanup: Cleanup
     resources: Resources
     parent: LiveRun | None = None
-    turn: Turn = attrs.field(factory=Turn)
+    turn: Turn = msgspec.field(default_factory=Turn)
     scope: anyio.CancelScope | None = None
     """The scope that ends the run at its deadline, or when its journal fails; None where it has neither."""
     own_scope: anyio.CancelScope | None = None

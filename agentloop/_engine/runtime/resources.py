@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 import anyio
-import attrs
+import msgspec
 
 from agentloop._engine.runtime.backend import Work, capture, wait_out_cancellations
 from agentloop._engine.runtime.cleanup import Cleanup
@@ -23,15 +23,14 @@ from agentloop.exceptions import UserError
 Factory = Callable[[], AbstractAsyncContextManager[Any]]
 
 
-@attrs.define(eq=False)
-class _HeldResource:
+class _HeldResource(msgspec.Struct, eq=False):
     """One resource and the task that entered it. Owned by `Resources`; entering and leaving happen in that task."""
 
     factory: Factory
-    settled: anyio.Event = attrs.field(factory=lambda: anyio.Event())
-    stop: anyio.Event = attrs.field(factory=lambda: anyio.Event())
-    left: anyio.Event = attrs.field(factory=lambda: anyio.Event())
-    scope: anyio.CancelScope = attrs.field(factory=lambda: anyio.CancelScope(shield=True))
+    settled: anyio.Event = msgspec.field(default_factory=anyio.Event)
+    stop: anyio.Event = msgspec.field(default_factory=anyio.Event)
+    left: anyio.Event = msgspec.field(default_factory=anyio.Event)
+    scope: anyio.CancelScope = msgspec.field(default_factory=lambda: anyio.CancelScope(shield=True))
     begun: bool = False
     """True once the task has taken its first step; a task cancelled natively before that never does."""
     ready: bool = False

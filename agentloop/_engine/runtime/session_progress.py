@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import attrs
+import msgspec
 
 from agentloop._core.history import valid_history
 from agentloop._core.run_fold import RunFold
@@ -10,15 +10,14 @@ from agentloop.abc import Session
 from agentloop.items import Item
 
 
-@attrs.define(eq=False)
-class SessionProgress:
+class SessionProgress(msgspec.Struct, eq=False):
     """Tracks which of a run's own items *session* has received. Owned by the run; `save_items` advances it."""
 
     session: Session
     input_saved: bool = False
     saved: int = 0
     """The count of the run's new items that are either written or in `held`."""
-    held: list[Item] = attrs.field(factory=list)
+    held: list[Item] = []
     """Calls without their output yet (a handoff not taken), and the items that led to them; written with the output, if
     any."""
     failed: bool = False

@@ -17,7 +17,7 @@ from typing import Any
 
 import anyio
 import anyio.lowlevel
-import attrs
+import msgspec
 
 from agentloop._core.admission import Ticket
 from agentloop._engine.runtime.backend import cancelled_types, checkpoint_if_cancelled, tell, wait_out_cancellations
@@ -29,8 +29,7 @@ logger = logging.getLogger("agentloop")
 _UNSET = object()
 
 
-@attrs.define(eq=False)
-class ThreadSlot:
+class ThreadSlot(msgspec.Struct, eq=False):
     """One thread's slot under the limits. `ident` is the thread's, once it runs.
 
     Owned by the call that took it, until it is given back; mutated on the loop and in the thread, under a lock.
@@ -40,9 +39,9 @@ class ThreadSlot:
     since: float
     abandoned: bool = False
     ident: int | None = None
-    waiters: set[_Waiter] = attrs.field(factory=set)
+    waiters: set[_Waiter] = set()
     """Calls that wait for a slot and are part of the function that runs in this one."""
-    _lock: Any = attrs.field(factory=threading.Lock)
+    _lock: Any = msgspec.field(default_factory=threading.Lock)
     _state: str = "waiting"
 
     def claim(self) -> bool:
@@ -69,15 +68,14 @@ class ThreadSlot:
             return self.abandoned
 
 
-@attrs.define(eq=False)
-class _Waiter:
+class _Waiter(msgspec.Struct, eq=False):
     """A call that waits for a slot; the dispatcher starts it when every level has room."""
 
     threads: Threads
     name: str
     inside: tuple[ThreadSlot, ...]
     """The slots of the sync bodies that this call is part of, outermost first."""
-    woken: anyio.Event = attrs.field(factory=lambda: anyio.Event())
+    woken: anyio.Event = msgspec.field(default_factory=anyio.Event)
     place: ThreadSlot | None = None
     refusal: str | None = None
 
