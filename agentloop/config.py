@@ -41,23 +41,25 @@ class ToolErrorArgs(Value, frozen=True, kw_only=True):
     default: str
 
 
-@attrs.frozen(kw_only=True)
-class ModelInputData:
+class ModelInputData(Value, frozen=True, kw_only=True):
     """The argument and the result of a `call_model_input_filter`: items and instructions for this one model call."""
+
+    _unshown = frozenset({"context"})
 
     input: tuple[Item, ...]
     instructions: str | None
     agent: Any = None
-    context: Any = attrs.field(default=None, repr=False)
+    context: Any = None
 
 
-@attrs.frozen(kw_only=True)
-class ErrorHandlerData:
+class ErrorHandlerData(Value, frozen=True, kw_only=True):
     """The argument of an error handler: the error, and the run's progress until then."""
+
+    _unshown = frozenset({"context"})
 
     error: Exception
     run_data: RunProgress
-    context: Any = attrs.field(default=None, repr=False)
+    context: Any = None
 
 
 class ErrorHandlerResult(Value, frozen=True):

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-import attrs
+import msgspec
 
 from agentloop._common.errors import UserError
-from agentloop._common.masking import MASK, masked_arguments, masked_repr
+from agentloop._common.masking import MASK, masked_arguments
 from agentloop._common.type_parameters import ContextT_co
+from agentloop._common.values import format_struct
 from agentloop.items import Item
 from agentloop.usage import Usage
 
@@ -55,8 +56,7 @@ class _Detached:
         return None
 
 
-@attrs.define(kw_only=True, eq=False, repr=False)
-class RunContext(Generic[ContextT_co]):
+class RunContext(msgspec.Struct, Generic[ContextT_co], kw_only=True, eq=False, weakref=True):
     """A view of one run for user code. The engine makes it and mutates `turn_input`.
 
     Attributes:
@@ -66,15 +66,17 @@ class RunContext(Generic[ContextT_co]):
         run_id: The run's id.
     """
 
+    _unshown: ClassVar[frozenset[str]] = frozenset({"_run", "_secret_input", "_call", "_secret"})
+
     context: ContextT_co
     run_id: str = ""
     turn_input: Sequence[Item] = ()
     tool_input: Any = None
-    _run: RunServices = attrs.field(factory=_Detached, alias="run", repr=False)
-    _secret_input: bool = attrs.field(default=False, alias="secret_input", repr=False)
+    _run: RunServices = msgspec.field(default_factory=_Detached)
+    _secret_input: bool = False
 
     def __repr__(self) -> str:
-        return masked_repr(self, self._masks())
+        return format_struct(self, self._masks())
 
     def _masks(self) -> dict[str, str]:
         """Return the replacement texts, by field name, of the fields that the repr masks."""
@@ -91,8 +93,7 @@ class RunContext(Generic[ContextT_co]):
         return self._run.deadline()
 
 
-@attrs.define(kw_only=True, eq=False, repr=False)
-class ToolContext(RunContext[ContextT_co]):
+class ToolContext(RunContext[ContextT_co], kw_only=True, eq=False):
     """A view of one call of one run for its body, guardrails and hooks.
 
     Attributes:
@@ -113,11 +114,8 @@ class ToolContext(RunContext[ContextT_co]):
     run_config: Any = None
     conversation_history: Sequence[Item] = ()
     idempotency_key: str = ""
-    _call: CallServices | None = attrs.field(default=None, alias="call", repr=False)
-    _secret: tuple[str, ...] = attrs.field(default=(), alias="secret", repr=False)
-
-    def __repr__(self) -> str:
-        return masked_repr(self, self._masks())
+    _call: CallServices | None = None
+    _secret: tuple[str, ...] = ()
 
     def _masks(self) -> dict[str, str]:
         return {**super()._masks(), "tool_arguments": repr(masked_arguments(self.tool_arguments, self._secret))}
@@ -144,8 +142,8 @@ class ToolContext(RunContext[ContextT_co]):
             run_id=context.run_id,
             turn_input=context.turn_input,
             tool_input=context.tool_input,
-            run=context._run,
-            secret_input=context._secret_input,
+            _run=context._run,
+            _secret_input=context._secret_input,
             tool_name=tool_name,
             tool_call_id=tool_call_id,
             tool_arguments=tool_arguments,
@@ -154,8 +152,8 @@ class ToolContext(RunContext[ContextT_co]):
             run_config=run_config,
             conversation_history=conversation_history,
             idempotency_key=idempotency_key,
-            call=call,
-            secret=secret,
+            _call=call,
+            _secret=secret,
         )
 
     def _require_services(self, method: str) -> CallServices:

@@ -11,8 +11,8 @@ from typing import Any, TypeAlias, overload
 import attrs
 
 from agentloop._common.checks import FIELDS
-from agentloop._common.masking import MASK, masked_repr
-from agentloop._common.values import Value
+from agentloop._common.masking import MASK
+from agentloop._common.values import NotedValue, Value
 from agentloop.context import Callback, ToolContext
 from agentloop.items import Content, ToolCall
 
@@ -74,8 +74,7 @@ class GuardrailFunctionOutput(Value, frozen=True):
     tripwire_triggered: bool = False
 
 
-@attrs.frozen(kw_only=True, repr=False)
-class InputGuardrailResult:
+class InputGuardrailResult(NotedValue, frozen=True, kw_only=True):
     """One answer of an input guardrail. `guardrail` is the guardrail (it has a `name`), `duration` is in seconds.
 
     `secret` is True if the input was secret; then no repr shows `output`.
@@ -84,21 +83,22 @@ class InputGuardrailResult:
     guardrail: Any
     output: GuardrailFunctionOutput
     duration: float
-    secret: bool = attrs.field(default=False, eq=False, repr=False)
+    secret: bool = False
 
     def __repr__(self) -> str:
-        return masked_repr(self, {"output": f"<{type(self.output).__name__}>"} if self.secret else {})
+        return self._format({"output": f"<{type(self.output).__name__}>"} if self.secret else {})
 
 
-@attrs.frozen(kw_only=True)
-class OutputGuardrailResult:
+class OutputGuardrailResult(Value, frozen=True, kw_only=True):
     """One answer of an output guardrail, about the candidate `agent_output` of `agent`."""
+
+    _unshown = frozenset({"agent_output"})
 
     guardrail: Any
     output: GuardrailFunctionOutput
     duration: float
     agent: Any = None
-    agent_output: Any = attrs.field(default=None, repr=False)
+    agent_output: Any = None
 
 
 class ToolInputData(Value, frozen=True, kw_only=True):

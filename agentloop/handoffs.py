@@ -13,6 +13,7 @@ import attrs
 from agentloop._common.checks import FIELDS, Fields, Validator, fits, optional
 from agentloop._common.errors import UserTypeError, UserValueError
 from agentloop._common.naming import snake_case, takes
+from agentloop._common.values import NotedValue
 from agentloop.context import Callback, RunContext
 from agentloop.items import Item
 from agentloop.settings import JsonLimits
@@ -25,8 +26,7 @@ if TYPE_CHECKING:
 EMPTY_SCHEMA: Mapping[str, Any] = {"type": "object", "properties": {}, "required": [], "additionalProperties": False}
 
 
-@attrs.frozen(kw_only=True)
-class HandoffInputData:
+class HandoffInputData(NotedValue, frozen=True, kw_only=True):
     """The argument and the result of an input filter.
 
     Attributes:
@@ -37,11 +37,13 @@ class HandoffInputData:
         context: The run's context.
     """
 
+    _notes = frozenset({"context"})
+
     input_history: tuple[Item, ...]
     pre_handoff_items: tuple[Item, ...]
     new_items: tuple[Item, ...]
     input_items: tuple[Item, ...] | None = None
-    context: RunContext[Any] | None = attrs.field(default=None, eq=False)
+    context: RunContext[Any] | None = None
 
 
 def _is_agent(value: object) -> bool:

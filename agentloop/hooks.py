@@ -8,21 +8,24 @@ from __future__ import annotations
 
 from typing import Any
 
-import attrs
-
 from agentloop._common.masking import error_repr
+from agentloop._common.values import Value
 from agentloop.context import RunContext, ToolContext
 from agentloop.outcomes import CallOutcome
 from agentloop.records import RunStatus
 
 
-@attrs.frozen(kw_only=True)
-class RunOutcome:
+class RunOutcome(Value, frozen=True, kw_only=True):
     """The outcome of one run segment. By `status`, exactly one of `final_output` and `error` is meaningful."""
 
+    _unshown = frozenset({"final_output"})
+
     status: RunStatus
-    final_output: Any = attrs.field(default=None, repr=False)
-    error: BaseException | None = attrs.field(default=None, repr=error_repr)
+    final_output: Any = None
+    error: BaseException | None = None
+
+    def __repr__(self) -> str:
+        return self._format({"error": error_repr(self.error)})
 
 
 class RunHooks:

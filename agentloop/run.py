@@ -319,7 +319,7 @@ def _make_run(
     run_context: RunContext[Any] = RunContext(
         context=context,
         run_id=begun.run_id if begun is not None else "",
-        run=RunServicesView(start.fold.path, start.fold),
+        _run=RunServicesView(start.fold.path, start.fold),
     )
     resources = Resources()
     tree = RunTree(

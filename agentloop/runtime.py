@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-import attrs
+import msgspec
 
 from agentloop._common.checks import check_count
 from agentloop._engine.runtime.live_run import DEFAULT_MAX_THREADS, loop_state
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from agentloop.models.registry import Providers
 
 
-@attrs.frozen(eq=False, kw_only=True)
-class Runtime:
+class Runtime(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     """An open runtime. `open_runtime` owns it; runs started inside the block use it."""
 
     providers: Providers

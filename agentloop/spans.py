@@ -13,23 +13,21 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Literal, TypeAlias
 
-import attrs
+import msgspec
 
 SpanKind: TypeAlias = Literal["run", "agent", "turn", "model", "tool", "guardrail", "handoff"]
 
 
-@attrs.frozen(kw_only=True, eq=False)
-class Trace:
+class Trace(msgspec.Struct, kw_only=True, eq=False, frozen=True):
     """A group of spans: those of one run, or of all runs inside a `trace` block. `metadata` is the application's."""
 
     workflow_name: str = "Agent workflow"
-    trace_id: str = attrs.field(factory=lambda: uuid.uuid4().hex)
+    trace_id: str = msgspec.field(default_factory=lambda: uuid.uuid4().hex)
     group_id: str | None = None
-    metadata: Mapping[str, Any] = attrs.field(factory=dict)
+    metadata: Mapping[str, Any] = {}
 
 
-@attrs.define(kw_only=True, eq=False)
-class Span:
+class Span(msgspec.Struct, kw_only=True, eq=False, weakref=True):
     """One piece of work. Times are wall-clock seconds; `ended_at` is None while it lasts.
 
     `agentloop.tracing` makes and mutates it; instruments only read it. `error` is a short text. Details that may be
@@ -42,10 +40,10 @@ class Span:
     started_at: float
     parent: Span | None = None
     path: tuple[str, ...] = ()
-    span_id: str = attrs.field(factory=lambda: os.urandom(8).hex())
+    span_id: str = msgspec.field(default_factory=lambda: os.urandom(8).hex())
     ended_at: float | None = None
     error: str | None = None
-    data: dict[str, Any] = attrs.field(factory=dict)
+    data: dict[str, Any] = {}
 
 
 _span: ContextVar[Span | None] = ContextVar("agentloop_span", default=None)

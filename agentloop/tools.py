@@ -367,7 +367,7 @@ class FunctionTool(Generic[ContextT_contra]):
             tool_call_id=call_id,
             tool_arguments=text,
             tool_namespace=self.namespace,
-            secret=self.secret,
+            _secret=self.secret,
         )
         if isinstance(self.body, AgentCall):
             raise UserTypeError(f"tool {self.name!r} runs only inside a run")

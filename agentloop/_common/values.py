@@ -11,7 +11,7 @@ people write (agents, tools, settings, results) stays with attrs. Does not know 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Protocol, Self
 
 import attrs
 import msgspec
@@ -34,8 +34,7 @@ class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 
     def _format(self, masks: Mapping[str, str] = _NO_MASKS) -> str:
         """Return the repr, with the texts in *masks* for the fields named there."""
-        fields = (f"{name}={masks.get(name) or repr(value)}" for name, value in shown_fields(self))
-        return f"{type(self).__name__}({', '.join(fields)})"
+        return format_struct(self, masks)
 
 
 class NotedValue(Value, frozen=True):
@@ -57,7 +56,20 @@ class NotedValue(Value, frozen=True):
         return tuple([getattr(self, name) for name in self.__struct_fields__ if name not in self._notes])
 
 
-def shown_fields(value: Value) -> Iterator[tuple[str, Any]]:
+class Shown(Protocol):
+    """A Struct that has fields which no repr shows."""
+
+    __struct_fields__: ClassVar[tuple[str, ...]]
+    _unshown: ClassVar[frozenset[str]]
+
+
+def format_struct(value: Shown, masks: Mapping[str, str] = _NO_MASKS) -> str:
+    """Return the repr of *value*, with the texts in *masks* for the fields named there."""
+    fields = (f"{name}={masks.get(name) or repr(field)}" for name, field in shown_fields(value))
+    return f"{type(value).__name__}({', '.join(fields)})"
+
+
+def shown_fields(value: Shown) -> Iterator[tuple[str, Any]]:
     """Yield the names and values of the fields that the repr of *value* shows."""
     for name in value.__struct_fields__:
         if name not in value._unshown:

@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 import anyio
-import attrs
 
 from agentloop import effects as e
 from agentloop._common.error_text import error_summary
@@ -225,4 +224,4 @@ async def judge_final_output(run: LiveRun, output: Any, *, withheld: str | None 
 
 
 def _withhold_output(result: OutputGuardrailResult, withheld: str) -> OutputGuardrailResult:
-    return attrs.evolve(result, agent_output=withheld, output=result.output.replace(output_info=None))
+    return result.replace(agent_output=withheld, output=result.output.replace(output_info=None))

@@ -305,14 +305,14 @@ class Filter:
         if self.kind == "everything":
             return data
         if self.kind == "nothing":
-            return attrs.evolve(data, input_items=())
+            return data.replace(input_items=())
         if self.kind == "newest":
-            return attrs.evolve(data, input_history=(), pre_handoff_items=())
+            return data.replace(input_history=(), pre_handoff_items=())
         if self.kind == "before":
-            return attrs.evolve(data, input_items=data.input_history)
+            return data.replace(input_items=data.input_history)
         parts = (data.input_history, data.pre_handoff_items, data.new_items)
         history, before, new = (tuple(filter(_is_message, items)) for items in parts)
-        return attrs.evolve(data, input_history=history, pre_handoff_items=before, new_items=new)
+        return data.replace(input_history=history, pre_handoff_items=before, new_items=new)
 
 
 def _is_message(item: Item) -> bool:

@@ -115,7 +115,7 @@ def test_an_application_may_keep_things_from_its_model() -> None:
     """An application that changes the model's input by a function breaks no promise."""
 
     def newest(data: Any) -> Any:
-        return attrs.evolve(data, input=data.input[-2:])
+        return data.replace(input=data.input[-2:])
 
     @tool
     async def look() -> str:

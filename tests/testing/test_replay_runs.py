@@ -520,7 +520,7 @@ def test_handoffs_and_nested_agents() -> None:
 
     def filtered(data: HandoffInputData) -> HandoffInputData:
         ran("filter")
-        return attrs.evolve(data, input_items=(UserMessage("just this"),))
+        return data.replace(input_items=(UserMessage("just this"),))
 
     target = Agent("target", model=scripted(say("nobody"), say("target done")))
     target.model = FunctionModel(lambda request: say("target done"))

@@ -27,9 +27,9 @@ class _HeldResource(msgspec.Struct, eq=False):
     """One resource and the task that entered it. Owned by `Resources`; entering and leaving happen in that task."""
 
     factory: Factory
-    settled: anyio.Event = msgspec.field(default_factory=anyio.Event)
-    stop: anyio.Event = msgspec.field(default_factory=anyio.Event)
-    left: anyio.Event = msgspec.field(default_factory=anyio.Event)
+    settled: anyio.Event = msgspec.field(default_factory=lambda: anyio.Event())
+    stop: anyio.Event = msgspec.field(default_factory=lambda: anyio.Event())
+    left: anyio.Event = msgspec.field(default_factory=lambda: anyio.Event())
     scope: anyio.CancelScope = msgspec.field(default_factory=lambda: anyio.CancelScope(shield=True))
     begun: bool = False
     """True once the task has taken its first step; a task cancelled natively before that never does."""

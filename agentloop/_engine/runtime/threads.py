@@ -75,7 +75,7 @@ class _Waiter(msgspec.Struct, eq=False):
     name: str
     inside: tuple[ThreadSlot, ...]
     """The slots of the sync bodies that this call is part of, outermost first."""
-    woken: anyio.Event = msgspec.field(default_factory=anyio.Event)
+    woken: anyio.Event = msgspec.field(default_factory=lambda: anyio.Event())
     place: ThreadSlot | None = None
     refusal: str | None = None
 

@@ -3,7 +3,6 @@
 import json
 from typing import Any
 
-import attrs
 import httpx
 import pytest
 
@@ -87,7 +86,7 @@ async def test_ids_are_unique_although_a_filter_cuts_the_earlier_calls(run_mode:
     """The items that the model receives don't say which ids the run has used, so the ids come from the run itself."""
 
     def last_only(data: ModelInputData) -> ModelInputData:
-        return attrs.evolve(data, input=[UserMessage("go on")])
+        return data.replace(input=[UserMessage("go on")])
 
     server = Server(turns=3, calls=1)
     result, ran = await run(run_mode, server, RunConfig(call_model_input_filter=last_only))
@@ -112,7 +111,7 @@ async def test_id_of_a_handoff_is_known_although_its_filter_cuts_it(run_mode: An
         return "did"
 
     def only_input(data: HandoffInputData) -> HandoffInputData:
-        return attrs.evolve(data, pre_handoff_items=(), new_items=())
+        return data.replace(pre_handoff_items=(), new_items=())
 
     second = Agent("second", model=Server(turns=1, calls=1).model(), tools=[work])
     to_second = call("transfer_to_second", {}, call_id="call_0")

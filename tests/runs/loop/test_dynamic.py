@@ -200,7 +200,7 @@ async def test_filter_sees_the_final_list_and_changes_one_request_only(run_mode:
 
     def shorten(data: ModelInputData) -> ModelInputData:
         seen.append((describe(data.input), data.instructions, data.agent, data.context))
-        return attrs.evolve(data, input=data.input[-1:], instructions="short")
+        return data.replace(input=data.input[-1:], instructions="short")
 
     async def shorten_async(data: ModelInputData) -> ModelInputData:
         await anyio.lowlevel.checkpoint()
@@ -229,7 +229,7 @@ async def test_filter_cannot_mutate_what_is_the_caller_s(run_mode: Run) -> None:
             data.input.append(UserMessage("more"))  # type: ignore[attr-defined]
         with pytest.raises(AttributeError):
             data.input[0].content = ()
-        return attrs.evolve(data, input=[*data.input, UserMessage("more")])  # type: ignore[arg-type]
+        return data.replace(input=[*data.input, UserMessage("more")])  # type: ignore[arg-type]
 
     agent = script_agent("a", say("done"))
     result = await run_mode(agent, given, run_config=RunConfig(call_model_input_filter=mutate))
@@ -254,7 +254,7 @@ async def test_of_two_outputs_of_a_call_the_latest_stays_in_the_first_one_s_plac
     """The latest output takes the first one's place, and no other item moves."""
 
     def repeat(data: ModelInputData) -> ModelInputData:
-        return attrs.evolve(data, input=(*data.input, ToolOutput("c", "latest"), UserMessage("end")))
+        return data.replace(input=(*data.input, ToolOutput("c", "latest"), UserMessage("end")))
 
     agent = script_agent("a", say("done"))
     items = [UserMessage("go"), ToolOutput("c", "old"), ToolOutput("d", "other")]

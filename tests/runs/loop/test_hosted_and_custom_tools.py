@@ -75,7 +75,7 @@ async def test_a_callable_may_return_instructions_in_parts(run_mode: Any) -> Non
     model = ScriptedModel([say("one"), say("two")])
     agent = Agent("a", model=model, instructions=lambda ctx, agent: ["Fixed.", f"Turn of {agent.name}."])
     await run_mode(agent, "go")
-    config = RunConfig(call_model_input_filter=lambda data: attrs.evolve(data, instructions="Other."))
+    config = RunConfig(call_model_input_filter=lambda data: data.replace(instructions="Other."))
     await run_mode(agent, "go", run_config=config)
     assert [request.instructions for request in model.requests] == [("Fixed.", "Turn of a."), ()]
     assert [request.system for request in model.requests] == ["Fixed.\n\nTurn of a.", "Other."]

@@ -250,12 +250,12 @@ class FalsyFilter:
         return False
 
     def __call__(self, data: HandoffInputData) -> HandoffInputData:
-        return attrs.evolve(data, input_items=(UserMessage("only this"),))
+        return data.replace(input_items=(UserMessage("only this"),))
 
 
 def first_words_only(data: HandoffInputData) -> HandoffInputData:
     """Show the run's input and nothing else."""
-    return attrs.evolve(data, pre_handoff_items=(), new_items=())
+    return data.replace(pre_handoff_items=(), new_items=())
 
 
 @pytest.mark.scenario("HO-05")

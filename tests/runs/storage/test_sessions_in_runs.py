@@ -420,7 +420,7 @@ async def test_filter_of_the_models_input_does_not_change_what_is_stored(run_mod
     """The model sees the filtered list, the session keeps the true one."""
 
     def shorten(data: Any) -> Any:
-        return attrs.evolve(data, input=(UserMessage("filtered"), *data.input[-1:]))
+        return data.replace(input=(UserMessage("filtered"), *data.input[-1:]))
 
     session = await session_with(UserMessage("old"))
     agent = make_agent([fine], call("fine", call_id="c1"))
