@@ -16,6 +16,7 @@ import msgspec
 
 from agentloop._common.checks import FIELDS, optional
 from agentloop._common.errors import UsageLimitExceeded, UserTypeError, UserValueError
+from agentloop._common.values import ByFields
 from agentloop.records import CallStarted, Record
 
 Amount: TypeAlias = Decimal | int | float
@@ -40,8 +41,8 @@ def _to_limit(value: Amount | None) -> Decimal | None:
     return None if value is None else to_amount("UsageLimits.cost", value)
 
 
-@attrs.frozen
-class UsageLimits:
+@attrs.frozen(eq=False, repr=False)
+class UsageLimits(ByFields):
     """Limits on the use of a run, nested runs included; None = no limit.
 
     Attributes:

@@ -14,7 +14,7 @@ import attrs
 from agentloop._common.checks import FIELDS, NAMES, fits, has, is_a, optional
 from agentloop._common.errors import RunProgress, UserTypeError
 from agentloop._common.misplaced import takes_options
-from agentloop._common.values import Value
+from agentloop._common.values import ByFields, Value
 from agentloop.abc import Effects, Instrument, Model, ModelProvider, OutputStore
 from agentloop.budget import Amount, UsageLimits
 from agentloop.guardrails import InputGuardrail, OutputGuardrail
@@ -95,8 +95,8 @@ def _condition(_config: RunConfig, attribute: attrs.Attribute[Any], value: Any) 
 
 
 @takes_options("Runner.run(…, run_config=RunConfig(OPTION=…))")
-@attrs.frozen(kw_only=True)
-class RunConfig:
+@attrs.frozen(kw_only=True, eq=False, repr=False)
+class RunConfig(ByFields):
     """The configuration of one run and of the runs nested in it. A frozen value; the caller makes it.
 
     Attributes:

@@ -13,7 +13,7 @@ from attrs.validators import and_, ge
 
 from agentloop._common.checks import FIELDS, NAMES, either, fits, is_a, is_finite, optional
 from agentloop._common.misplaced import takes_options
-from agentloop._common.values import Value
+from agentloop._common.values import ByFields, Value
 
 __all__ = [
     "CachePolicy",
@@ -29,8 +29,8 @@ __all__ = [
 ]
 
 
-@attrs.frozen(kw_only=True)
-class JsonLimits:
+@attrs.frozen(kw_only=True, eq=False, repr=False)
+class JsonLimits(ByFields):
     """Bounds on JSON that a model writes: bytes, nesting depth, digits of one number; None = no bound."""
 
     max_bytes: int | None = attrs.field(default=1_000_000, validator=optional(NAMES.count()))
@@ -63,8 +63,8 @@ class RetryContext(Value, frozen=True, kw_only=True):
 RetryPolicy: TypeAlias = Callable[[RetryContext], bool | Awaitable[bool]]
 
 
-@attrs.frozen
-class ModelRetrySettings:
+@attrs.frozen(eq=False, repr=False)
+class ModelRetrySettings(ByFields):
     """Settings for retries of a failed model request, within its turn.
 
     The wait before retry n is `initial_delay * multiplier ** (n - 1)` seconds, at most `max_delay`, with *jitter*
@@ -93,8 +93,8 @@ class ModelRetrySettings:
 _BREAKPOINTS = ("tools", "instructions", "items")
 
 
-@attrs.frozen(kw_only=True)
-class CachePolicy:
+@attrs.frozen(kw_only=True, eq=False, repr=False)
+class CachePolicy(ByFields):
     """The parts of a prompt that a provider keeps, so that a later request with the same beginning costs less.
 
     Models whose provider doesn't know a field leave it out: a cache changes no answer.
@@ -116,8 +116,8 @@ class CachePolicy:
     )
 
 
-@attrs.frozen
-class Prompt:
+@attrs.frozen(eq=False, repr=False)
+class Prompt(ByFields):
     """A prompt that the provider has stored: its id there, a version, and the values of its variables.
 
     The values are texts, or parts of `agentloop.items` (an image, a file). Models whose provider stores no prompts
@@ -130,8 +130,8 @@ class Prompt:
 
 
 @takes_options("Agent(…, model_settings=ModelSettings(OPTION=…))")
-@attrs.frozen(kw_only=True)
-class ModelSettings:
+@attrs.frozen(kw_only=True, eq=False, repr=False)
+class ModelSettings(ByFields):
     """Settings of a model's requests. None means not given: the next level decides (run over agent over model)."""
 
     temperature: float | None = attrs.field(default=None, validator=optional(FIELDS.number()))
@@ -183,8 +183,8 @@ class ModelSettings:
 
 
 @takes_options("RunConfig(tool_execution=ToolExecution(OPTION=…))")
-@attrs.frozen(kw_only=True)
-class ToolExecution:
+@attrs.frozen(kw_only=True, eq=False, repr=False)
+class ToolExecution(ByFields):
     """Settings of the execution of tool calls in a run."""
 
     max_function_tool_concurrency: int | None = attrs.field(default=32, validator=optional(NAMES.count()))
@@ -204,8 +204,8 @@ class ToolExecution:
     """None: the agent's `tool_execution`."""
 
 
-@attrs.frozen(kw_only=True)
-class SessionSettings:
+@attrs.frozen(kw_only=True, eq=False, repr=False)
+class SessionSettings(ByFields):
     """Settings of a session's use. `limit` is the number of its latest items that a run is shown; None = all."""
 
     limit: int | None = attrs.field(default=None, validator=optional(NAMES.count(0)))

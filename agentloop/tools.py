@@ -36,7 +36,7 @@ from agentloop._common.error_text import error_summary, is_redacted
 from agentloop._common.errors import ModelBehaviorError, UserTypeError, UserValueError
 from agentloop._common.masking import ALL_ARGUMENTS, MASK
 from agentloop._common.type_parameters import BodyP, ContextT, ContextT_contra
-from agentloop._common.values import Value
+from agentloop._common.values import ByFields, Value
 from agentloop._schema.json_text import parse_object
 from agentloop.context import Callback, RunContext, ToolContext
 from agentloop.guardrails import ToolInputGuardrail, ToolOutputGuardrail
@@ -144,8 +144,8 @@ def _to_limits(value: Any) -> tuple[Any, ...]:
     return (value,) if isinstance(value, Limit) else _to_tuple(value)
 
 
-@attrs.frozen
-class HostedTool:
+@attrs.frozen(eq=False, repr=False)
+class HostedTool(ByFields):
     """A tool that the model's provider runs itself: web search, file search, a code interpreter, image generation, MCP.
 
     It is in `Agent.tools`, beside the functions. Its calls come back as `HostedToolCall` items. A model whose
@@ -653,8 +653,8 @@ def _to_name_or_names(names: str | Iterable[str]) -> tuple[str, ...]:
     return (given,) if isinstance(given, str) or not isinstance(given, Iterable) else tuple(given)
 
 
-@attrs.frozen
-class StopAtTools:
+@attrs.frozen(eq=False, repr=False)
+class StopAtTools(ByFields):
     """A `tool_use_behavior`: finish with the output of the first called tool that is one of *names*."""
 
     names: tuple[str, ...] = attrs.field(

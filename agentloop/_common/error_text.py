@@ -6,6 +6,7 @@ secret, and which other modules hide them.
 
 from __future__ import annotations
 
+import functools
 import re
 import traceback
 from collections.abc import Iterator
@@ -16,23 +17,26 @@ MAX_CHARS = 1_000
 REDACTED = "[redacted]"
 _MARK = "_agentloop_redacted"
 
-_SECRETS = (
+_SECRETS = (  # compiled at their first use: that takes a millisecond, and most programs never redact a text
     # name=value and name: value, if the name says that the value is secret
     # (a prefix of the name is not matched: it is kept anyway, and matching it would cost quadratic time)
-    re.compile(
-        r"(?i)((?:api[_-]?key|secret|token|passw(?:or)?d|credential|authorization)[\w-]{0,40}+[\"']?\s*[=:]\s*)"
-        r"(?:bearer\s+|basic\s+)?(\"[^\"]*\"|'[^']*'|(?!\[redacted\])[^\s,;&)}\]]+)"
-    ),
-    re.compile(r"(?i)\b(bearer\s+|basic\s+)([A-Za-z0-9._~+/=-]{8,})"),
-    re.compile(r"()\b((?:sk|pk|rk|ghp|gho|xox[abp])[-_][A-Za-z0-9_-]{8,})"),
+    r"(?i)((?:api[_-]?key|secret|token|passw(?:or)?d|credential|authorization)[\w-]{0,40}+[\"']?\s*[=:]\s*)"
+    r"(?:bearer\s+|basic\s+)?(\"[^\"]*\"|'[^']*'|(?!\[redacted\])[^\s,;&)}\]]+)",
+    r"(?i)\b(bearer\s+|basic\s+)([A-Za-z0-9._~+/=-]{8,})",
+    r"()\b((?:sk|pk|rk|ghp|gho|xox[abp])[-_][A-Za-z0-9_-]{8,})",
     # user:password@host
-    re.compile(r"(://[^\s:/@]{1,200}+:)([^\s@/]{1,200}+)(?=@)"),
+    r"(://[^\s:/@]{1,200}+:)([^\s@/]{1,200}+)(?=@)",
 )
+
+
+@functools.cache
+def _compile_secrets() -> list[re.Pattern[str]]:
+    return [re.compile(pattern) for pattern in _SECRETS]
 
 
 def redact(text: str) -> str:
     """Return *text* with everything that looks like a secret replaced by `[redacted]`."""
-    for pattern in _SECRETS:
+    for pattern in _compile_secrets():
         text = pattern.sub(r"\1[redacted]", text)
     return text
 

@@ -12,8 +12,11 @@ from agentloop._common.errors import UserTypeError
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 ClassT = TypeVar("ClassT", bound=type)
 
-_places: dict[str, tuple[inspect.Signature, str]] = {}
-"""Each callable that takes options, by name: its signature, and the text that says how to give it an option."""
+_places: dict[str, tuple[Callable[[], inspect.Signature], str]] = {}
+"""Each callable that takes options, by name: what reads its signature, and the text that says how to give it an option.
+
+A signature is read when an option is misplaced: at the import, all of them would take half a millisecond.
+"""
 
 
 def takes_options(written: str) -> Callable[[ClassT], ClassT]:
@@ -45,28 +48,29 @@ def function_takes_options(
 
 
 def _telling(function: FunctionT, name: str, written: str | None, unpacked: type | None = None) -> FunctionT:
-    signature = inspect.signature(function)
-    if unpacked is not None:
-        signature = _unpack(signature, unpacked)
+    unpacked_signature = None if unpacked is None else _unpack(inspect.signature(function), unpacked)
+    known = None if unpacked_signature is None else frozenset(unpacked_signature.parameters)
+
+    def signature() -> inspect.Signature:
+        return unpacked_signature or inspect.signature(function)
+
     if written is not None:
         _places[name] = (signature, written)
-
-    known = frozenset(signature.parameters) if unpacked is not None else None
 
     @functools.wraps(function)
     def tell(*args: Any, **options: Any) -> Any:
         if known is not None and not known.issuperset(options):
-            _check(signature, name, args, options)  # the function itself would take it
+            _check(signature(), name, args, options)  # the function itself would take it
         try:
             return function(*args, **options)
         except TypeError as error:
             # Only what doesn't fit the signature is misplaced; other errors come from inside.
             if not isinstance(error, UserTypeError):
-                _check(signature, name, args, options)
+                _check(signature(), name, args, options)
             raise
 
-    if unpacked is not None:
-        tell.__signature__ = signature  # type: ignore[attr-defined]  # read by `inspect`, and so by `help`
+    if unpacked_signature is not None:
+        tell.__signature__ = unpacked_signature  # type: ignore[attr-defined]  # read by `inspect`, and so by `help`
     mark = getattr(inspect, "markcoroutinefunction", None)  # from Python 3.12 on
     if mark is not None and inspect.iscoroutinefunction(function):
         mark(tell)
@@ -99,7 +103,7 @@ def _check(signature: inspect.Signature, name: str, args: tuple[Any, ...], optio
 
 
 def _raise_misplaced(signature: inspect.Signature, name: str, option: str) -> NoReturn:
-    there = [written for taken, written in _places.values() if option in taken.parameters]
+    there = [written for taken, written in _places.values() if option in taken().parameters]
     if there:
         places = " or ".join(written.replace("OPTION", option) for written in there)
         raise UserTypeError(f"{name} has no option {option!r}; it goes here: {places}") from None

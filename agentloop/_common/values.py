@@ -37,6 +37,30 @@ class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
         return format_struct(self, masks)
 
 
+class ByFields:
+    """The base of an attrs class, made with `eq=False, repr=False`, whose equality, hash and repr go by its fields.
+
+    attrs would compile these methods for each class: 0.2 to 0.8 ms of the import, for what is seldom used.
+    """
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        return self._contents() == other._contents()
+
+    def __hash__(self) -> int:
+        return hash((type(self), self._contents()))
+
+    def _contents(self) -> tuple[Any, ...]:
+        return tuple([getattr(self, name) for name in field_names(type(self)) or ()])
+
+    def __repr__(self) -> str:
+        shown = [field.name for field in attrs.fields(type(self)) if field.repr]  # type: ignore[arg-type]  # an attrs class
+        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
+
+
 class NotedValue(Value, frozen=True):
     """A value that also holds notes: fields that take no part in equality, such as whether it is secret."""
 
