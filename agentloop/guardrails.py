@@ -12,7 +12,7 @@ import attrs
 
 from agentloop._common.checks import FIELDS
 from agentloop._common.masking import MASK
-from agentloop._common.values import NotedValue, Value
+from agentloop._common.values import NotedValue, ReprByFields, Value
 from agentloop.context import Callback, ToolContext
 from agentloop.items import Content, ToolCall
 
@@ -135,8 +135,8 @@ def _name_of(fn: Callback) -> str:
     return name if isinstance(name, str) else type(fn).__name__
 
 
-@attrs.frozen(eq=False)
-class InputGuardrail:
+@attrs.frozen(eq=False, repr=False)
+class InputGuardrail(ReprByFields):
     """A check of a run's input: *fn(ctx, agent, input)* returns `GuardrailFunctionOutput`.
 
     With `run_in_parallel` it runs beside the first model call, and the calls of that response wait for it; without it
@@ -150,8 +150,8 @@ class InputGuardrail:
     run_in_parallel: bool = attrs.field(default=True, kw_only=True, validator=FIELDS.flag())
 
 
-@attrs.frozen(eq=False)
-class OutputGuardrail:
+@attrs.frozen(eq=False, repr=False)
+class OutputGuardrail(ReprByFields):
     """A check of a candidate for the final output: *fn(ctx, agent, output)* returns `GuardrailFunctionOutput`."""
 
     fn: Callback = attrs.field(validator=FIELDS.function())
@@ -160,8 +160,8 @@ class OutputGuardrail:
     )
 
 
-@attrs.frozen(eq=False)
-class ToolInputGuardrail:
+@attrs.frozen(eq=False, repr=False)
+class ToolInputGuardrail(ReprByFields):
     """A check of a call's arguments right before its body.
 
     *fn(ToolInputData)* returns `Allow`, `RejectContent`, `RaiseException` or `Rewrite`.
@@ -173,8 +173,8 @@ class ToolInputGuardrail:
     )
 
 
-@attrs.frozen(eq=False)
-class ToolOutputGuardrail:
+@attrs.frozen(eq=False, repr=False)
+class ToolOutputGuardrail(ReprByFields):
     """A check of a call's output before the output is used.
 
     *fn(ToolOutputData)* returns `Allow`, `RejectContent`, `RaiseException` or `ReplaceOutput`.

@@ -13,7 +13,7 @@ import attrs
 from agentloop._common.checks import FIELDS, Fields, Validator, fits, optional
 from agentloop._common.errors import UserTypeError, UserValueError
 from agentloop._common.naming import snake_case, takes
-from agentloop._common.values import NotedValue
+from agentloop._common.values import NotedValue, ReprByFields
 from agentloop.context import Callback, RunContext
 from agentloop.items import Item
 from agentloop.settings import JsonLimits
@@ -65,8 +65,8 @@ def nesting(fields: Fields) -> Validator:
 _HANDOFF = Fields(lambda handoff, name: f"handoff to {handoff.agent!r}: {name}")
 
 
-@attrs.frozen(eq=False)
-class Handoff:
+@attrs.frozen(eq=False, repr=False)
+class Handoff(ReprByFields):
     """The definition of a handoff to one agent. Made by `handoff`; an agent in `Agent.handoffs` means `handoff(agent)`.
 
     Attributes are those of `handoff`. The model is shown `name`, `description` and `params_json_schema`.

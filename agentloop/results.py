@@ -10,6 +10,7 @@ import attrs
 from agentloop._common.errors import UserError, UserTypeError
 from agentloop._common.masking import MASK, masked_repr
 from agentloop._common.type_parameters import OutputT
+from agentloop._common.values import ReprByFields
 from agentloop.agents import Agent
 from agentloop.events import CallSettled
 from agentloop.guardrails import InputGuardrailResult, OutputGuardrailResult, ToolGuardrailResult
@@ -29,8 +30,8 @@ AsT = TypeVar("AsT")
 _GUARDRAIL_FIELDS = tuple(f"{stage}_guardrail_results" for stage in ("input", "output", "tool_input", "tool_output"))
 
 
-@attrs.frozen(kw_only=True, eq=False)
-class RunData:
+@attrs.frozen(eq=False, repr=False, kw_only=True)
+class RunData(ReprByFields):
     """The progress of a run at the moment an error left it. The fields are those of `RunResult`."""
 
     input: tuple[Item, ...] = attrs.field(repr=False)

@@ -36,7 +36,7 @@ from agentloop._common.error_text import error_summary, is_redacted
 from agentloop._common.errors import ModelBehaviorError, UserTypeError, UserValueError
 from agentloop._common.masking import ALL_ARGUMENTS, MASK
 from agentloop._common.type_parameters import BodyP, ContextT, ContextT_contra
-from agentloop._common.values import ByFields, Value
+from agentloop._common.values import ByFields, ReprByFields, Value
 from agentloop._schema.json_text import parse_object
 from agentloop.context import Callback, RunContext, ToolContext
 from agentloop.guardrails import ToolInputGuardrail, ToolOutputGuardrail
@@ -86,8 +86,8 @@ class RawBody(Value, frozen=True):
     check: Callable[[Mapping[str, Any]], str | None] | None = None
 
 
-@attrs.frozen(kw_only=True)
-class AgentCall:
+@attrs.frozen(eq=False, repr=False, kw_only=True)
+class AgentCall(ByFields):
     """Another agent, run as a tool. The engine interprets it, so that the nested run is part of the same log."""
 
     agent: Any
@@ -160,8 +160,8 @@ class HostedTool(ByFields):
     config: Mapping[str, Any] = attrs.field(factory=dict, validator=FIELDS.mapping())
 
 
-@attrs.frozen(eq=False, kw_only=True)
-class FunctionTool(Generic[ContextT_contra]):
+@attrs.frozen(eq=False, repr=False, kw_only=True)
+class FunctionTool(ReprByFields, Generic[ContextT_contra]):
     """One tool. Made by `tool`, `Agent.as_tool`, or by hand with `on_invoke_tool`.
 
     A tool with a context type fits agents of that context and of its subtypes; a tool that takes no context fits all.
@@ -580,8 +580,8 @@ def source_name(source: object) -> str:
     return name if isinstance(name, str) and name else type(source).__name__
 
 
-@attrs.define(eq=False, kw_only=True)
-class ToolSelection:
+@attrs.define(eq=False, repr=False, kw_only=True)
+class ToolSelection(ReprByFields):
     """A `ToolSource`: some tools of another source, under other names, with other options.
 
     Attributes:

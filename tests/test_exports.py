@@ -89,6 +89,19 @@ def test_importing_the_package_is_cheap() -> None:
     assert len(added) <= 150, f"{len(added)} modules"
 
 
+def test_importing_the_package_compiles_few_classes() -> None:
+    """attrs compiles the methods of a class when it is made, so only what people write has such a class."""
+    program = (
+        "import agentloop, attrs, json, sys; "
+        "mine = [vars(module) for name, module in list(sys.modules.items()) if name.startswith('agentloop')]; "
+        "known = {kind for names in mine for kind in names.values() if isinstance(kind, type) and attrs.has(kind)}; "
+        "print(json.dumps(sorted(kind.__qualname__ for kind in known)))"
+    )
+    compiled = _in_fresh_python(program)
+    assert isinstance(compiled, list)
+    assert len(compiled) <= 23, compiled
+
+
 def test_every_name_loads_in_a_fresh_interpreter() -> None:
     """No public name depends on another having been loaded before."""
     program = "import agentloop, json; print(json.dumps([n for n in agentloop.__all__ if not hasattr(agentloop, n)]))"

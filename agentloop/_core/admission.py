@@ -50,7 +50,6 @@ from collections.abc import Iterable
 from heapq import heappop, heappush
 from typing import Any
 
-import attrs
 import msgspec
 
 from agentloop.limits import Limit
@@ -76,28 +75,26 @@ class Ticket(msgspec.Struct, eq=False):
     """Position of the ticket that passed it last."""
 
 
-@attrs.define(eq=False)
-class _Lane:
+class _Lane(msgspec.Struct, eq=False):
     """Waiting tickets with the same limits, in arrival order. A withdrawn ticket leaves once it is the first."""
 
-    tickets: deque[Ticket] = attrs.field(factory=deque)
+    tickets: deque[Ticket] = msgspec.field(default_factory=deque)
     line: _LimitQueue | None = None
     """The line in which the head waits; None while the head is on the agenda."""
 
 
-@attrs.define(eq=False)
-class _LimitQueue:
+class _LimitQueue(msgspec.Struct, eq=False):
     """The line of one limit. It exists while a waiting ticket wants that limit."""
 
     limit: Limit
     admission: Admission
     wanted: int = 0
     """Number of waiting tickets that want the limit."""
-    queue: list[tuple[int, _Lane]] = attrs.field(factory=list)
+    queue: list[tuple[int, _Lane]] = []
     """A heap of the lanes whose heads wait here, by the heads' `seq`; pairs of heads that have left are skipped."""
-    patient: OrderedDict[int, Ticket] = attrs.field(factory=OrderedDict)
+    patient: OrderedDict[int, Ticket] = msgspec.field(default_factory=OrderedDict)
     """Waiting tickets that want the limit and may be passed, in arrival order."""
-    kept: list[tuple[int, Ticket]] = attrs.field(factory=list)
+    kept: list[tuple[int, Ticket]] = []
     """Tickets for which a token is kept, in arrival order."""
     due: float = math.inf
     """Time on the loop's clock at which the line is read although nothing was given back."""

@@ -29,7 +29,7 @@ import hashlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-import attrs
+import msgspec
 
 from agentloop._common.error_text import REDACTED, redact_message
 from agentloop._common.values import Value
@@ -189,13 +189,12 @@ def _parse_and_bind(tool: FunctionTool, text: str, limits: JsonLimits, converter
     return Arguments(text=text, parsed=parsed, bound=bound, receipt=receipt)
 
 
-@attrs.frozen(kw_only=True)
-class PlanRules:
+class PlanRules(Value, frozen=True, kw_only=True):
     """The run's configuration of planning. `disabled`: lookup keys of tools that are no longer enabled."""
 
     not_found: Literal["raise_error", "return_error_to_model"] = "raise_error"
     max_calls: int | None = None
-    limits: JsonLimits = attrs.field(factory=JsonLimits)
+    limits: JsonLimits = msgspec.field(default_factory=JsonLimits)
     disabled: frozenset[str] = frozenset()
     agent_key: Callable[[Any], str] | None = None
     """Returns the key of an agent in the run's graph."""

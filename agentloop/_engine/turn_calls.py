@@ -9,8 +9,6 @@ import logging
 from contextvars import copy_context
 from functools import partial
 
-import attrs
-
 from agentloop._core.call_identity import find_called_tool
 from agentloop._core.plan import Answer, Plan, PlanEntry, PlanRules, check_secrets, plan_response, read_arguments
 from agentloop._core.turn_view import TurnView
@@ -53,7 +51,7 @@ async def plan_turn(run: LiveRun, view: TurnView) -> Plan:
         and not run.state.turn_has_effects
         and any(not isinstance(tool.is_enabled, bool) for tool in view.by_key.values())
     ):
-        rules = attrs.evolve(rules, disabled=await _find_disabled(run, view))
+        rules = rules.replace(disabled=await _find_disabled(run, view))
     plan = plan_response(view, run.state, rules)
     for call in run.state.handoffs_due[:1]:
         # The handoff is taken after the calls, but its errors must show before any of them starts.
