@@ -1,6 +1,7 @@
 """`LocalModel`: a small model on the user's own machine, in a child process that exists as long as the block.
 
-Owns the process and its log; `OpenAIChatModel` talks to the server in it. Does not know about the engine's interface.
+Owns the process and its log; the model of one of its interfaces talks to the server in it. Does not know about the
+engine's own interface.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from os import PathLike
 from pathlib import Path
 from subprocess import PIPE
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import IO, Any, Literal, Self
 
 import anyio
 import attrs
@@ -24,13 +25,18 @@ from agentloop._common.checks import check_count
 from agentloop.abc import Model
 from agentloop.exceptions import ModelTransportError, UserError, UserValueError
 from agentloop.model_events import ModelEvent, ModelRequest
+from agentloop.models._http_model import HttpModel
 from agentloop.models._install import INSTALL_COMMAND, find_weights, has_engine
 from agentloop.models._shared import Shared
+from agentloop.models.anthropic import AnthropicModel
 from agentloop.models.openai_chat import OpenAIChatModel
+from agentloop.models.openai_responses import OpenAIResponsesModel
 
 DEFAULT_NAME = "smollm2-135m"
 START_TIMEOUT = 60.0
 STOP_TIMEOUT = 3.0
+_MAX_TOKENS = 1024
+"""The limit that is sent over an interface that requires one; the server's own."""
 _SERVER = Path(__file__).with_name("_local_server.py")
 
 
@@ -41,7 +47,7 @@ class _Child:
     process: Process
     log: IO[bytes]
     supports_tools: bool
-    model: OpenAIChatModel
+    model: HttpModel
 
 
 class LocalModel(Model):
@@ -54,6 +60,12 @@ class LocalModel(Model):
 
     `constrained` makes every answer a call of one of the request's tools (see `OpenAIChatModel`), which works for a
     model this small. With `constrained=False` tools are refused unless the file's chat template supports them.
+
+    `interface` is that by which the server is asked: `"chat"`, `"responses"` or `"messages"`. Only by the first does it
+    constrain output, so the others need `constrained=False`.
+
+    Raises:
+        UserValueError: if an argument has no such value, or the interface doesn't constrain output.
     """
 
     holds_resources: bool = True
@@ -64,16 +76,22 @@ class LocalModel(Model):
         *,
         path: str | PathLike[str] | None = None,
         constrained: bool = True,
+        interface: Literal["chat", "responses", "messages"] = "chat",
         n_ctx: int = 8192,
         n_parallel: int = 2,
     ) -> None:
         if path is None and name != DEFAULT_NAME:
             raise UserValueError(f"name: the embedded model is {DEFAULT_NAME!r}; {name!r} needs path= to its GGUF file")
+        if interface not in ("chat", "responses", "messages"):
+            raise UserValueError(f'interface: "chat", "responses" or "messages" is needed, not {interface!r}')
+        if constrained and interface != "chat":
+            raise UserValueError(f"interface: the server doesn't constrain {interface!r}; give constrained=False")
         check_count("n_ctx", n_ctx, least=256)
         check_count("n_parallel", n_parallel)
         self.name = name
         self.path: Path | None = None if path is None else Path(path)
         self.constrained = constrained
+        self.interface: Literal["chat", "responses", "messages"] = interface
         self.n_ctx = n_ctx
         self.n_parallel = n_parallel
         self._children = Shared(self._start, _stop)
@@ -156,7 +174,7 @@ class LocalModel(Model):
                 self._command(file), stdin=PIPE, stdout=PIPE, stderr=log, start_new_session=True
             )
             said = await _first_line(process, log)
-            model = OpenAIChatModel(self.name, base_url=f"{said['url']}/v1", constrained=self.constrained)
+            model = self._make_client(said["url"])
             await model.__aenter__()
             return _Child(process, log, bool(said["supports_tools"]), model)
         except BaseException:
@@ -164,6 +182,15 @@ class LocalModel(Model):
                 if process is not None:
                     await _end(process)  # noqa: ASYNC102 - shielded inside
             raise
+
+    def _make_client(self, url: str) -> HttpModel:
+        match self.interface:
+            case "chat":
+                return OpenAIChatModel(self.name, base_url=f"{url}/v1", constrained=self.constrained)
+            case "responses":
+                return OpenAIResponsesModel(self.name, base_url=f"{url}/v1")
+            case "messages":
+                return AnthropicModel(self.name, base_url=url, max_tokens=_MAX_TOKENS)
 
     def _command(self, file: Path) -> list[str]:
         options = {
