@@ -10,7 +10,6 @@ import re
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-import attrs
 import msgspec
 from rich.console import Console
 from rich.text import Text as Styled
@@ -325,7 +324,7 @@ def _mask_secrets(value: Any) -> Any:
     )
     if judged_secret:
         masked: Any = MASK  # the whole output of the guardrail, which may quote the secret anywhere
-        return attrs.evolve(value, output=masked)
+        return value.replace(output=masked)
     return value
 
 
