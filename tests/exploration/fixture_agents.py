@@ -42,7 +42,7 @@ from agentloop.settings import ModelSettings
 from agentloop.testing.invariants._observation import agents_of
 from agentloop.testing.scripted import ScriptedModel
 from agentloop.testing.simulation._case_maker import CaseMaker
-from agentloop.tools import AgentCall, FunctionTool, StopAtTools, tool
+from agentloop.tools import AgentCall, FunctionTool, HostedTool, StopAtTools, tool
 
 from .faults import playing
 from .observers import AgentHookLog, HookLog, JournalLog, Listener, SessionLog
@@ -88,6 +88,8 @@ class Actor:
     """True if it is a sync function."""
     idle: float | None = None
     """Its idle timeout, in seconds."""
+    custom: bool = False
+    """True if it takes free text in place of a number: for guardrails no text is odd, and each needs approval."""
     cost: int = 0
     """The cost of a call, in units of a run's cost limit."""
     agent: Role | None = None
@@ -156,6 +158,8 @@ class Role:
     """True if its model has to use a tool."""
     resets: bool = True
     """True if the model is free again once it has used a tool."""
+    hosted: tuple[str, ...] = ()
+    """Kinds of tools that the provider runs."""
     filter: HandoffFilter | None = None
     """The filter of its handoffs; None: the next agent's view is complete."""
 
@@ -236,7 +240,7 @@ class FixtureAgents(CaseMaker):
         return Agent(
             role.name,
             instructions=f"You are {role.name}.",
-            tools=[self._tool(actor, shared, rated) for actor in role.actors],
+            tools=[*(self._tool(actor, shared, rated) for actor in role.actors), *map(HostedTool, role.hosted)],
             handoffs=[],
             input_guardrails=[
                 InputGuardrail(_make_judge(verdict), name=f"{role.name}: input {index}", run_in_parallel=beside)
@@ -279,7 +283,7 @@ _LOGS = (HookLog, AgentHookLog)
 
 def _collect_heard_events(agent: Agent[Any, Any]) -> dict[tuple[str, str], list[tuple[int, Any]]]:
     """Return the events that listeners of agent tools received, by the names of the agent and the tool."""
-    tools = ((one, tool) for one in agents_of(agent) for tool in one.tools)
+    tools = ((one, tool) for one in agents_of(agent) for tool in one.functions)
     found = ((one, tool, tool.body.on_stream) for one, tool in tools if isinstance(tool.body, AgentCall))
     return {(one.name, tool.name): listener.heard for one, tool, listener in found if isinstance(listener, Listener)}
 
@@ -345,7 +349,7 @@ def _tool_options(actor: Actor) -> dict[str, Any]:
     if actor.raises:
         common["failure_error_function"] = None
     if actor.approval:
-        common["needs_approval"] = _needs_approval_if_odd
+        common["needs_approval"] = actor.custom or _needs_approval_if_odd
     if actor.says:
         common["is_enabled"] = _make_is_enabled(actor.says)
     return common
@@ -359,7 +363,12 @@ def _free_tool(actor: Actor) -> FunctionTool:
 
 def _function_tool(actor: Actor, limits: Sequence[Capacity | Rate]) -> FunctionTool:
     name = actor.qualified_name
-    base = _secret_base() if actor.secret else _wordy_base(name) if actor.wordy else _base(name, actor.in_thread)
+    if actor.custom:
+        base = _custom_base(name)
+    elif actor.secret:
+        base = _secret_base()
+    else:
+        base = _wordy_base(name) if actor.wordy else _base(name, actor.in_thread)
     return attrs.evolve(
         base,
         name=actor.name,
@@ -393,6 +402,19 @@ def _base(name: str, in_thread: bool) -> FunctionTool:
         return f"{name} {n}"
 
     return tool(in_its_thread if in_thread else body)
+
+
+@lru_cache(256)
+def _custom_base(name: str) -> FunctionTool:
+    async def body(ctx: ToolContext[Any], n: str) -> str:
+        """Do something with a text."""
+        part = playing.get()
+        if part is not None and part[1].call_id == ctx.tool_call_id:
+            playing.set(None)
+            return str(await part[0].play(part[1], ctx))
+        return f"{name} {n}"
+
+    return tool(kind="custom")(body)
 
 
 @lru_cache(256)

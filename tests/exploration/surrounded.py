@@ -1,6 +1,7 @@
 """Worlds that test the parts around a run: hooks of agents and hooks that fail, listeners of agent tools and their own
 configurations, sessions that fail, slow journals, budgets over nested runs, handoffs with filters, tools of one name,
-tool choices, threads, arguments that are edited, and models that are slow, or fail after they have begun.
+tool choices, threads, arguments that are edited, models that are slow, or fail after they have begun, tools of the
+provider and tools of free text.
 
 Their random choices have a seed of their own, like those of `alone`, `further` and `rare`: an addition here changes no
 other world of a seed.
@@ -18,7 +19,7 @@ from agentloop.budget import UsageLimits
 from agentloop.conditions import MaxTurns
 from agentloop.config import RunConfig
 from agentloop.exceptions import ModelTransportError
-from agentloop.items import AssistantMessage, Item, Reasoning, ToolCall, ToolOutput, UserMessage
+from agentloop.items import AssistantMessage, HostedToolCall, Item, Reasoning, ToolCall, ToolOutput, UserMessage
 from agentloop.model_events import ArgumentsDelta, ReasoningDelta, ResponseStarted, TextDelta
 from agentloop.settings import ModelRetrySettings, ModelSettings, ToolExecution
 from agentloop.testing.scripted import Step, call, fail, reason, respond, say, stream_of, wait
@@ -573,6 +574,45 @@ def _grace(chance: Chance) -> World:
     )
 
 
+def _provided(chance: Chance) -> World:
+    """Return a world of a provider's own tools and their requests for approval, beside functions and custom tools."""
+    limits: Any = chance.pick([{}, {}, {"serial": "s"}, {"exclusive": True}, {"timeout": 0.55}, {"raises": True}])
+    free = Actor(name="free", custom=True, approval=chance.one_in(3), **limits)
+    steps: list[Step] = []
+    verdicts: list[Verdict] = []
+    behaviors: dict[str, Behavior] = {}
+    roll, search = {"name": "roll", "server_label": "casino"}, {"type": "search", "query": "x"}
+    for turn in range(chance.whole(1, 3)):
+        items: list[Item] = []
+        for place in range(chance.whole(1, 4)):
+            call_id = f"c{turn}{place}"
+            text = chance.pick(["", "loud", "{", '{"n": 1}', "a" * 40])
+            made: list[Item] = [
+                HostedToolCall("web_search_call", {"action": search}, f"ws_{call_id}", "completed"),
+                HostedToolCall("mcp_call", {**roll, "arguments": "{}"}, f"mcp_{call_id}", "failed", "none"),
+                ToolCall(call_id, "roll", '{"n": 1}', "casino", kind="approval"),
+                ToolCall(call_id, "plain", '{"n": 2}', kind="custom" if chance.one_in(8) else "function"),
+                ToolCall(call_id, "free", text, kind="function" if chance.one_in(8) else "custom"),
+                ToolCall(call_id, "free", text, kind="custom"),
+            ]
+            items.append(chance.pick(made))
+            verdicts.append(Verdict(call_id=call_id, approved=not chance.one_in(3), always=chance.one_in(6)))
+            if chance.one_in(2):
+                behaviors[call_id] = chance.pick([Returns(1, 0.0), Returns(0, 0.75), Raises(0, 0.25)])
+        said = [reason("hm"), respond(*items)] if chance.one_in(2) else [respond(*items)]
+        calls = any(isinstance(item, ToolCall) for item in items)
+        steps.append(said if calls else [*said, call("plain", {"n": 4}, call_id=f"d{turn}")])
+    return _make_world(
+        chance,
+        [*steps, say("done")],
+        Role(name="a", actors=(PLAIN, free), hosted=("web_search", "image_generation")),
+        config=RunConfig(tool_not_found_behavior="return_error_to_model"),
+        behaviors=behaviors,
+        verdicts=tuple(verdicts),
+        serialize=chance.one_in(2),
+    )
+
+
 KINDS: dict[str, Callable[[Chance], World]] = {
     "choices": _choices,
     "edited": _edited,
@@ -593,4 +633,5 @@ KINDS: dict[str, Callable[[Chance], World]] = {
     "budgets": _budgets,
     "filters": _filters,
     "names": _names,
+    "provided": _provided,
 }

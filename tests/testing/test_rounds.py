@@ -105,6 +105,7 @@ SURROUNDED = {
     "budgets": ("limits_of_use_hold",),
     "filters": ("histories_grow_by_what_was_said", "handoffs_go_where_they_say"),
     "names": ("outputs_are_of_their_own_call", "a_verdict_fits_one_call"),
+    "provided": ("outputs_are_of_their_own_call", "a_verdict_fits_one_call", "histories_grow_by_what_was_said"),
 }
 
 
