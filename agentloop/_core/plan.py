@@ -37,7 +37,7 @@ from agentloop._core.call_identity import NearNames, find_called_tool, find_tool
 from agentloop._core.run_fold import CallState, RunFold
 from agentloop._core.turn_view import TurnView
 from agentloop._schema.json_text import canonical, parse_object, quote
-from agentloop._storage.withholding import Withheld, missing_secrets
+from agentloop._storage.withholding import Withheld, WithheldText, missing_secrets
 from agentloop.exceptions import ModelBehaviorError, StateError, ToolCallError
 from agentloop.items import ToolCall
 from agentloop.outcomes import CallOutcome
@@ -229,7 +229,8 @@ def check_secrets(plan: Plan, state: RunFold) -> None:
     for entry in plan.entries:
         if not isinstance(entry.disposition, Execute):
             continue
-        _check_secrets_of(entry.call, entry.disposition.arguments.text)
+        if isinstance(entry.disposition.arguments.text, WithheldText):
+            _check_secrets_of(entry.call, entry.disposition.arguments.text)
         nested = state.nested.get(entry.call.call_id)
         if nested is not None:
             _check_nested(nested)
@@ -284,19 +285,26 @@ def _plan_call(view: TurnView, state: RunFold, rules: PlanRules, near: NearNames
         tool = _find_disabled_tool(view, state, call)
     if tool is None:
         return PlanEntry(index, call, None, _answer_unknown_tool(view, rules, near, call))
-    if tool.lookup_key in rules.disabled:
+    if rules.disabled and tool.lookup_key in rules.disabled:
         raise ModelBehaviorError(
             f"Tool {tool.qualified_name!r} of agent {view.agent.name!r} was disabled after the model was asked"
         )
     if call_state.attempt or (call_state.cut is not None and call_state.cut.body_finished):
         return PlanEntry(index, call, tool, _plan_in_doubt(view, state, rules, call_state, tool))
     arguments = rules.read(tool, call.arguments, rules.limits)
-    verdict = state.verdict(call_state)
-    decided = verdict is not None and (not verdict.approved or verdict.arguments is not None)
-    # An earlier output can't answer a call that an approver has rejected, or has given other arguments.
-    source = None if arguments.receipt is None or decided else state.receipts.get(arguments.receipt)
+    source = None if arguments.receipt is None else _find_equal_call(state, call_state, arguments.receipt)
     disposition = Execute(arguments) if source is None else Replay(source, arguments)
     return PlanEntry(index, call, tool, disposition)
+
+
+def _find_equal_call(state: RunFold, call: CallState, receipt: str) -> str | None:
+    """Return the id of an equal call that has succeeded, or None.
+
+    An earlier output can't answer a call that an approver has rejected, or has given other arguments.
+    """
+    verdict = state.verdict(call)
+    decided = verdict is not None and (not verdict.approved or verdict.arguments is not None)
+    return None if decided else state.receipts.get(receipt)
 
 
 def _find_disabled_tool(view: TurnView, state: RunFold, call: ToolCall) -> FunctionTool | None:

@@ -144,7 +144,7 @@ class RunStream(Generic[OutputT]):
         if nursery.is_cut is not None:
             live.own_scope, live.is_cut = self._scope, nursery.is_cut
         live.tree.log.on_instrument_error = self._stop
-        live.resources.spawn = lambda work, on, name: nursery.start_shielded(work, on, name, context)
+        live.resources.spawn = lambda work, on, name: nursery.start(work, on, name, context, shielded=True)
         nursery.start(self._main, _RunTask(live, self._scope), f"agentloop run of {live.agent.name}", context)
         return self
 

@@ -91,8 +91,15 @@ def canonical_arguments(text: str, limits: JsonLimits) -> str:
 def _parse(text: str, limits: JsonLimits) -> Any:
     if not text.strip():
         return {}
-    _check_size(text, limits.max_bytes)
-    _check_tokens(text, limits)
+    # Nearly all arguments are too small to break a limit. Cheap counts show that without a scan of the text.
+    most = limits.max_bytes
+    if most is not None and 4 * len(text) > most:
+        _check_size(text, most)
+    if limits.max_depth is not None and text.count("{") + text.count("[") > limits.max_depth:
+        _check_depth(text, limits.max_depth)
+    most = limits.max_digits
+    if most is not None and len(text) > most and max(map(len, _LIKE_A_NUMBER.findall(text)), default=0) > most:
+        _check_digits(text, most)
     try:
         value = read_strict(text)
         return _replace_surrogates(value) if _MAYBE_SURROGATE.search(text) else value
@@ -106,21 +113,10 @@ def _parse(text: str, limits: JsonLimits) -> Any:
         raise _Fault("hold a number with too many digits") from None
 
 
-def _check_size(text: str, most: int | None) -> None:
-    if most is None or 4 * len(text) <= most:
-        return
+def _check_size(text: str, most: int) -> None:
     size = len(text.encode("utf-8", "surrogatepass"))
     if size > most:
         raise _Fault(f"are too large ({size} bytes, the limit is {most})")
-
-
-def _check_tokens(text: str, limits: JsonLimits) -> None:
-    # Nearly all arguments are too small to break a limit. Cheap counts show that without a scan of the tokens.
-    if limits.max_depth is not None and text.count("{") + text.count("[") > limits.max_depth:
-        _check_depth(text, limits.max_depth)
-    most = limits.max_digits
-    if most is not None and len(text) > most and max(map(len, _LIKE_A_NUMBER.findall(text)), default=0) > most:
-        _check_digits(text, most)
 
 
 def _check_depth(text: str, most: int) -> None:

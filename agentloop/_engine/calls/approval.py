@@ -51,6 +51,7 @@ async def decide(run: LiveRun, plan: Plan) -> Plan:
     Raises:
         Exception: the error of a `needs_approval` callable or a guardrail.
     """
+    policies = bool(run.settings.config.policies)
     undecided: list[tuple[int, Callable[[], Awaitable[Disposition]]]] = [
         (position, partial(_decide_entry, run, entry, entry.tool, entry.disposition))
         for position, entry in enumerate(plan.entries)
@@ -58,7 +59,7 @@ async def decide(run: LiveRun, plan: Plan) -> Plan:
         and entry.tool is not None
         and not entry.disposition.resumed
         and not entry.disposition.decided
-        and _needs_decision(run, entry.tool)
+        and (policies or entry.tool.needs_approval is not False)
     ]
     if not undecided:
         return plan
@@ -69,10 +70,6 @@ async def decide(run: LiveRun, plan: Plan) -> Plan:
         if isinstance(disposition, AwaitVerdict) and disposition.request is not None:
             run.append(disposition.request)
     return plan.replace(entries=tuple(entries))
-
-
-def _needs_decision(run: LiveRun, tool: FunctionTool) -> bool:
-    return tool.needs_approval is not False or bool(run.settings.config.policies)
 
 
 async def _decide_entry(run: LiveRun, entry: PlanEntry, tool: FunctionTool, planned: Execute) -> Disposition:

@@ -117,7 +117,7 @@ async def run_call(live: LiveCall) -> None:
                 live.batch.fail(failure)
             if live.holds_permit or not live.plain:
                 live.release_all()
-    if live.batch.is_settled:
+    if not live.batch.unsettled:
         live.batch.nursery.leave()
 
 
@@ -188,7 +188,7 @@ async def _run_in_scope(live: LiveCall, task: object) -> end.Ending:
             try:
                 if nursery.is_bounded():
                     await _check_in_time()
-                if live.plain and live.cause is None and _is_exposed(live):
+                if live.plain and live.cause is None:
                     result = end.Returned(await _start_plain(live, task))
                 else:
                     result = await _prepare_body(live) or await _run_body(live)
@@ -244,7 +244,7 @@ async def _prepare_body(live: LiveCall) -> end.Ending | None:
     if live.charge is not None and live.charge.reservation is None:
         text = f"Tool '{tool.name}' was not started: the run's budget is spent."
         return end.Refused(CallOutcome(status="skipped", output=text, ended_at=run.tree.log.wall()))
-    if not (_is_exposed(live) and (tool.is_enabled is True or await _check_enabled(live))):
+    if tool.is_enabled is not True and not (_is_exposed(live) and await _check_enabled(live)):
         text = f"Tool '{tool.name}' is no longer available."
         return end.Refused(CallOutcome(status="skipped", output=text, ended_at=run.tree.log.wall()))
     if tool.tool_input_guardrails:
@@ -315,8 +315,8 @@ def _start_plain(live: LiveCall, task: object) -> Awaitable[Any]:
     live.phase = "body"
     context = call_context(live) if body.schema.context_parameter is not None else None
     if task is None:
-        live.coro = coro = _call_plain(bound, body.fn, context)
-        return coro
+        live.coro = value = _call_plain(bound, body.fn, context)
+        return value
     # No interrupt tears code on asyncio, so the body needs no frame of ours around it: 0.7 µs of a call in a batch.
     value = bound.call(body.fn, context)
     live.coro = value = value if isinstance(value, CoroutineType) or inspect.isawaitable(value) else resolved(value)
@@ -325,7 +325,8 @@ def _start_plain(live: LiveCall, task: object) -> Awaitable[Any]:
 
 @interruptible
 async def _call_plain(bound: BoundArguments, fn: Callable[..., Any], context: ToolContext[Any] | None) -> Any:
-    return await resolved(bound.call(fn, context))
+    value = bound.call(fn, context)
+    return await value if inspect.isawaitable(value) else value
 
 
 async def _run_body(live: LiveCall) -> end.Ending:
@@ -487,9 +488,20 @@ def _settle_at_once(live: LiveCall, result: end.Ending) -> bool:
             return False
         if not live.plain and not _settles_with_body(live):
             return False
+        body = live.body
+        assert body is not None
         live.phase = "post"
-        live.release_permit()
-        live.batch.settle(live, _fill_outcome(live, CallOutcome(status="succeeded", output=output, value=output)))
+        outcome = CallOutcome(  # if it is secret, the fold marks it
+            status="succeeded",
+            output=output,
+            value=output,
+            body_finished=True,
+            abandoned=body.abandoned,
+            cleanup=live.cleanup,
+            started_at=body.started_at,
+            ended_at=live.run.tree.log.wall(),
+        )
+        live.batch.settle(live, outcome)
         return True
     if isinstance(result, end.Paused):
         live.batch.pause(live)

@@ -21,7 +21,7 @@ Order of calls: the *owner* is the task that settles the batch. It makes the `Ba
 of eight are eight tasks.
 
 Facts: `LiveCall.phase` and `cause`, `Batch.failures`, `halted`, `stopped`, `closed`. Indexes:
-`_unsettled` (the count of calls without an outcome that are not paused), `_current` (the calls of the
+`unsettled` (the count of calls without an outcome that are not paused), `_current` (the calls of the
 queued segment that are still to settle), `_leaders` and `_followers` (equal calls, by receipt).
 
 Invariants: each call gets one outcome, in one synchronous step of the loop. A failure that will be raised marks the
@@ -198,10 +198,11 @@ class LiveCall:
 
     def start(self) -> None:
         """Start the call's task. Called by the dispatcher when the call's limits are taken; never waits."""
-        self.holds_permit = True
         self.phase = "starting"
-        if self.run.settings.budget is not None and self.earlier is _FIRST:
-            self._reserve_budget(self.run.settings.budget)
+        budget = self.run.settings.budget
+        self.holds_permit = bool(self.limits) or budget is not None
+        if budget is not None and self.earlier is _FIRST:
+            self._reserve_budget(budget)
         self.batch.spawn(self)
 
     def _reserve_budget(self, budget: Budget) -> None:
@@ -308,7 +309,8 @@ class Batch:
         self._opened = False
         self._segments: deque[list[LiveCall]] = deque()
         self._current: set[LiveCall] = set()
-        self._unsettled = 0
+        self.unsettled = 0
+        """The number of calls without an outcome that are not paused."""
         self._leaders: dict[str, LiveCall] = {}
         self._followers: dict[str, list[LiveCall]] = {}
         self._opened_at = self.nursery.now()
@@ -323,11 +325,6 @@ class Batch:
         self._report_next = -math.inf
         """The time, on the loop's clock, at which bodies that still run are reported again."""
         self._build(plan, sequential)
-
-    @property
-    def is_settled(self) -> bool:
-        """True once no call of the batch is unsettled but those that are paused."""
-        return self._unsettled == 0
 
     @cached_property
     def conversation(self) -> Sequence[Item]:
@@ -375,7 +372,7 @@ class Batch:
                 segment = []
         if segment:
             self._segments.append(segment)
-        self._unsettled = len(self.calls) + len(self.answers)
+        self.unsettled = len(self.calls) + len(self.answers)
         self.run.tree.calls[self.run.path] = self.calls
         if any(live.limits is not base for live in self.calls.values()) or self._gate is not None:
             self.pump = self._dispatcher = self._choose_dispatcher()
@@ -391,7 +388,10 @@ class Batch:
         if tool.serial is not None:
             group = groups.setdefault(tool.serial, OrderedCapacity(1, f"serial:{tool.serial}"))
             limits = (*limits, group)
-        plain = self._runs_plain(tool) and is_plain_start(disposition)
+        plain = self._plain_tools.get(tool)
+        if plain is None:
+            plain = self._plain_tools[tool] = is_plain_run(self.run) and is_plain_tool(tool)
+        plain = plain and is_plain_start(disposition)
         if len(limits) > 1:
             limits = tuple(dict.fromkeys(limits))
         live = LiveCall(self.run, self, entry.index, call, call.call_id, tool, disposition.arguments, limits, plain)
@@ -399,13 +399,6 @@ class Batch:
             self._restore_earlier(live, disposition)
         self.calls[call.call_id] = live
         return live
-
-    def _runs_plain(self, tool: FunctionTool) -> bool:
-        """Tell whether calls of *tool* in this batch may be plain. A plain call skips steps and does no other ones."""
-        plain = self._plain_tools.get(tool)
-        if plain is None:
-            plain = self._plain_tools[tool] = is_plain_run(self.run) and is_plain_tool(tool)
-        return plain
 
     def _restore_earlier(self, live: LiveCall, disposition: Execute | Deliver | Replay) -> None:
         """Restore into *live* the state that earlier run segments left of the call."""
@@ -566,7 +559,8 @@ class Batch:
             attempt=live.earlier.attempt,
         )
         live.phase = "settled"
-        self._append(record)
+        self.run.append(record)
+        self.unsettled -= 1
         if failure is not None:
             self.fail(failure)
         if live.holds_permit:
@@ -575,14 +569,15 @@ class Batch:
         del self.calls[live.call_id]
         if live.arguments.receipt is not None:
             self._share_outcome(live, outcome)
-        self._leave_segment(live)
+        if self._segments or not self.unsettled:
+            self._leave_segment(live)
 
     def _leave_segment(self, live: LiveCall) -> None:
         """Start the next segment if *live*, which is over for this run segment, was the last of its own."""
         if self._segments:
             self._current.discard(live)
             self._next_segment()
-        if self._unsettled == 0:
+        if self.unsettled == 0:
             self.nursery.ring_when_empty()
 
     def fail(self, failure: Failure) -> None:
@@ -594,7 +589,8 @@ class Batch:
     def answer(self, entry: PlanEntry, outcome: CallOutcome) -> None:
         """Settle a call that the plan answers without running it."""
         assert isinstance(entry.disposition, Answer)
-        self._append(self._make_record(entry.call, entry.call.name, outcome, attempt=entry.disposition.attempt))
+        self.run.append(self._make_record(entry.call, entry.call.name, outcome, attempt=entry.disposition.attempt))
+        self.unsettled -= 1
 
     def _make_record(self, call: ToolCall, tool: str, outcome: CallOutcome, **fields: Any) -> CallSettled:
         # Outputs of bodies were cut before. This cuts texts of the library, and the application's own texts.
@@ -604,22 +600,18 @@ class Batch:
         error = None if outcome.error is None else error_summary(outcome.error)
         return CallSettled(*self.run.here(), call.call_id, tool, outcome, error=error, **fields)
 
-    def _append(self, record: CallSettled) -> None:
-        self.run.append(record)
-        self._unsettled -= 1
-
     def pause(self, live: LiveCall) -> None:
         """Pause *live*, whose nested run needs a verdict: the call is over for this run segment, without an outcome."""
         live.phase = "paused"
         live.release_permit()
-        self._unsettled -= 1
+        self.unsettled -= 1
         if self.stopped is not None or self.failures:
             self._end_paused(live)
         self._leave_segment(live)
 
     def _end_paused(self, live: LiveCall) -> None:
         """Start a task that settles a paused call, which this run will not resume, and calls its end hooks."""
-        self._unsettled += 1
+        self.unsettled += 1
         live.phase = "starting"
         live.cause = live.cause or "sibling"
         self.spawn(live)
@@ -641,7 +633,8 @@ class Batch:
         """Admit nothing more, from this step on."""
         if not self.halted:
             self.halted = True
-            self._withdraw([live for live in self.calls.values() if live.phase == "waiting"])
+            if self.pump is not None:
+                self._withdraw([live for live in self.calls.values() if live.phase == "waiting"])
 
     def _withdraw(self, calls: Iterable[LiveCall]) -> None:
         if self.pump is not None:
@@ -720,7 +713,7 @@ class Batch:
         except BaseException as error:  # noqa: ASYNC103 - the outcome can't be recorded: the owner must not wait for it
             if live.phase != "settled":
                 live.phase = "settled"
-                self._unsettled -= 1
+                self.unsettled -= 1
                 del self.calls[live.call_id]
             self.fail(failure or Failure(index=live.index, error=error, phase="post"))
         live.release_all()
@@ -766,7 +759,7 @@ class Batch:
         then the cancellation continues. Not a checkpoint if every call has settled already.
         """
         try:
-            while self._unsettled or (self.failures and self.stopped is None):
+            while self.unsettled or (self.failures and self.stopped is None):
                 await self._wait(self._next_wake_time())
                 if self.failures:
                     self.stop("sibling")
@@ -779,7 +772,7 @@ class Batch:
             self.stop(await find_cancel_source(self.run))  # noqa: ASYNC120 - shielded inside
             self._settle_unstarted()
             with anyio.CancelScope(shield=True):  # noqa: ASYNC912 - waits as long as a body does
-                while self._unsettled:
+                while self.unsettled:
                     await self._wait(self._next_wake_time())
             raise
 
@@ -790,7 +783,7 @@ class Batch:
 
     async def _wait(self, until: float) -> None:
         self._sleeps_until = until
-        if not self._unsettled or (self.failures and self.stopped is None):
+        if not self.unsettled or (self.failures and self.stopped is None):
             return
         await self.nursery.wait(until)
         if self.stopped is not None and until < math.inf:
@@ -836,7 +829,8 @@ class Batch:
         """
         if self.closed:
             return
-        self._leave_dispatcher()
+        if self._dispatcher is not None:
+            self._leave_dispatcher()
         self.halt()
         for entry in self.answers:
             if self.run.state.calls[entry.call.call_id].outcome is None:

@@ -28,12 +28,12 @@ version of anyio whose scopes can't show a deadline (`_find_scope_class` tries t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import Context
 from functools import cache
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeAlias, TypeVar, cast, final
+from typing import Any, Protocol, Self, cast, final
 
 import anyio
 import anyio.lowlevel
@@ -43,6 +43,7 @@ from agentloop._engine.runtime.backend import (
     Relay,
     Task,
     Wakeup,
+    Work,
     cancelled_types,
     checkpoint_if_cancelled,
     current_relay,
@@ -61,10 +62,6 @@ class Member(Protocol):
 
     scope: anyio.CancelScope
     """The scope that the member's task is in, or enters first."""
-
-
-MemberT = TypeVar("MemberT", bound=Member)
-Work: TypeAlias = Callable[[MemberT], Coroutine[Any, Any, None]]
 
 
 class TurnNursery(Protocol):
@@ -102,12 +99,11 @@ class TurnNursery(Protocol):
         """Return a scope for a member. Its task must enter it first."""
         ...
 
-    def start(self, work: Work[MemberT], member: MemberT, name: str, context: Context) -> None:
-        """Start a task named *name* that does `work(member)`, in a copy of *context*. `member.scope` is set before."""
-        ...
+    def start(self, work: Work, member: Any, name: str, context: Context, *, shielded: bool = False) -> None:
+        """Start a task named *name* that does `work(member)`, in a copy of *context*. `member.scope` is set before.
 
-    def start_shielded(self, work: Work[Any], on: Any, name: str, context: Context) -> None:
-        """Start a task named *name* that does `work(on)`, in a copy of *context*. It shields itself."""
+        *shielded*: the task shields itself, and *member* is any object, without a scope.
+        """
         ...
 
     def settling(self, member: Member) -> AbstractContextManager[object]:
@@ -293,17 +289,12 @@ class _BareTasks:
             scope.shown = self._shown  # type: ignore[attr-defined]
         return scope
 
-    def start(self, work: Work[MemberT], member: MemberT, name: str, context: Context) -> None:
-        if self.ended:
+    def start(self, work: Work, member: Any, name: str, context: Context, *, shielded: bool = False) -> None:
+        if self.ended and not shielded:
             member.scope.cancel()
-        self._start(work(member), member, name, context.copy())
-
-    def start_shielded(self, work: Work[Any], on: Any, name: str, context: Context) -> None:
-        self._start(work(on), None, name, context.copy())
-
-    def _start(self, coro: Coroutine[Any, Any, None], member: Member | None, name: str, context: Context) -> None:
-        task = self._loop.create_task(coro, name=name, context=context)
-        self._members[task] = member
+        context = context.copy()
+        task = self._loop.create_task(work(member), name=name, context=context)
+        self._members[task] = None if shielded else member
         task.add_done_callback(self._on_end, context=context)  # without it the callback gets one more copy
 
     def settling(self, member: Member) -> AbstractContextManager[object]:
@@ -450,11 +441,8 @@ class _AnyioNursery(_Grouped):
     def new_scope(self) -> anyio.CancelScope:
         return anyio.CancelScope()
 
-    def start(self, work: Work[MemberT], member: MemberT, name: str, context: Context) -> None:
+    def start(self, work: Work, member: Any, name: str, context: Context, *, shielded: bool = False) -> None:
         self._start(work, member, name, context)
-
-    def start_shielded(self, work: Work[Any], on: Any, name: str, context: Context) -> None:
-        self._start(work, on, name, context)
 
     def is_bounded(self) -> bool:
         return anyio.current_effective_deadline() < math.inf
@@ -468,13 +456,14 @@ class _TrioNursery(_Grouped):
         import trio  # an extra, and here only where it runs
 
         self._trio = trio
+        self._start_soon: Any
         self._manager = trio.open_nursery(strict_exception_groups=True)
         self._wakeup = new_wakeup()
         self.now = trio.current_time
 
     async def __aenter__(self) -> Self:
-        self._nursery = await self._manager.__aenter__()
-        self._scope = self._nursery.cancel_scope
+        nursery = await self._manager.__aenter__()
+        self._start_soon, self._scope = nursery.start_soon, nursery.cancel_scope
         return self
 
     async def __aexit__(
@@ -492,11 +481,8 @@ class _TrioNursery(_Grouped):
     def new_scope(self) -> anyio.CancelScope:
         return cast(anyio.CancelScope, self._trio.CancelScope())
 
-    def start(self, work: Work[MemberT], member: MemberT, name: str, context: Context) -> None:
-        context.run(lambda: self._nursery.start_soon(work, member, name=name))
-
-    def start_shielded(self, work: Work[Any], on: Any, name: str, context: Context) -> None:
-        context.run(lambda: self._nursery.start_soon(work, on, name=name))
+    def start(self, work: Work, member: Any, name: str, context: Context, *, shielded: bool = False) -> None:
+        context.run(self._start_soon, work, member, name=name)
 
     def is_bounded(self) -> bool:
         return self._trio.current_effective_deadline() < math.inf
