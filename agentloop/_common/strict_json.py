@@ -33,7 +33,7 @@ def read_strict(text: str) -> Any:
     # msgspec reads a short object without arrays or objects in it, as most arguments are, in 0.5 µs where the decoder
     # takes 2, a twentieth of a whole call. It drops repeated keys silently: fewer commas than keys prove that there are
     # none. What it refuses, the decoder reads or words.
-    if len(text) <= _SHORT and text.rfind("{") == 0 and "[" not in text:
+    if len(text) <= SHORT and text.rfind("{") == 0 and "[" not in text:
         try:
             value = _decode(text)
         except (msgspec.DecodeError, UnicodeEncodeError):
@@ -69,7 +69,7 @@ def _reject_constant(literal: str) -> Never:
     raise InvalidJson("constant", literal)
 
 
-_SHORT = 1_000
+SHORT = 1_000
 """Characters of an object that is read by msgspec. No number in it has too many digits for the interpreter."""
 _decode = msgspec.json.Decoder().decode
 _DECODER = json.JSONDecoder(object_pairs_hook=make_object, parse_float=_read_finite, parse_constant=_reject_constant)

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import msgspec
 
 from agentloop._common.error_text import REDACTED, redact_message
+from agentloop._common.strict_json import read_strict
 from agentloop._common.values import Value
 from agentloop._core.call_identity import NearNames, find_called_tool, find_tool
 from agentloop._core.run_fold import CallState, RunFold
@@ -54,11 +55,12 @@ if TYPE_CHECKING:
 class Arguments(Value, frozen=True, kw_only=True):
     """The arguments of one call: the JSON text and the result of reading it.
 
-    Exactly one of `parsed` and `fault` is given, or both if the text parses but doesn't fit the tool.
+    Exactly one of `parsed` and `fault` is there, or both if the text parses but doesn't fit the tool.
     """
 
     text: str
-    parsed: dict[str, Any] | None = None
+    given: dict[str, Any] | None = None
+    """The parsed text; None as well where it was read as `bound` in one step."""
     bound: BoundArguments | None = None
     value: Any = None
     """The structured input of an agent tool that has one."""
@@ -66,7 +68,12 @@ class Arguments(Value, frozen=True, kw_only=True):
     receipt: str | None = None
     """Key that equal calls of this idempotent tool share; None for a tool that isn't idempotent."""
 
-    _unshown = frozenset({"text", "parsed", "value", "receipt"})
+    _unshown = frozenset({"text", "given", "value", "receipt"})
+
+    @property
+    def parsed(self) -> dict[str, Any] | None:
+        """The parsed text; None if it doesn't parse."""
+        return self.given if self.bound is None or self.given is not None else read_strict(self.text)
 
 
 class Execute(Value, frozen=True):
@@ -162,6 +169,11 @@ def read_arguments(
 
 
 def _parse_and_bind(tool: FunctionTool, text: str, limits: JsonLimits, converter: BaseConverter | None) -> Arguments:
+    body = tool.body
+    if converter is None and isinstance(body, PythonBody) and tool.kind != "custom":
+        bound = body.schema.read(text, limits)
+        if bound is not None:
+            return Arguments(text=text, bound=bound, receipt=_make_receipt(tool, bound))
     if tool.kind == "custom":
         parsed = {tool.text_parameter: text}
     else:
@@ -169,24 +181,26 @@ def _parse_and_bind(tool: FunctionTool, text: str, limits: JsonLimits, converter
             parsed = parse_object(text, limits, tool=tool.name, quoted=not tool.secret)
         except ModelBehaviorError as fault:
             return Arguments(text=text, fault=fault)
-    body = tool.body
     if not isinstance(body, _WITH_SCHEMA):
         if isinstance(body, RawBody) and body.check is not None and (wrong := body.check(parsed)) is not None:
             misfit = ModelBehaviorError(f"Arguments of tool {tool.name} don't fit: {wrong}")
-            return Arguments(text=text, parsed=parsed, fault=misfit)
+            return Arguments(text=text, given=parsed, fault=misfit)
         receipt = f"{tool.lookup_key} {canonical(parsed)}" if tool.idempotent else None
-        return Arguments(text=text, parsed=parsed, receipt=receipt)
+        return Arguments(text=text, given=parsed, receipt=receipt)
     if isinstance(body, AgentCall) and body.typed is not None:
         try:
-            return Arguments(text=text, parsed=parsed, value=body.typed.using(converter).parse(text, limits))
+            return Arguments(text=text, given=parsed, value=body.typed.using(converter).parse(text, limits))
         except ModelBehaviorError as fault:
-            return Arguments(text=text, parsed=parsed, fault=fault)
+            return Arguments(text=text, given=parsed, fault=fault)
     try:
         bound = body.schema.bind(parsed, converter)
     except ModelBehaviorError as fault:
-        return Arguments(text=text, parsed=parsed, fault=fault)
-    receipt = f"{tool.lookup_key} {bound.key()}" if tool.idempotent else None
-    return Arguments(text=text, parsed=parsed, bound=bound, receipt=receipt)
+        return Arguments(text=text, given=parsed, fault=fault)
+    return Arguments(text=text, given=parsed, bound=bound, receipt=_make_receipt(tool, bound))
+
+
+def _make_receipt(tool: FunctionTool, bound: BoundArguments) -> str | None:
+    return f"{tool.lookup_key} {bound.key()}" if tool.idempotent else None
 
 
 class PlanRules(Value, frozen=True, kw_only=True):

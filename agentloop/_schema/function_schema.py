@@ -34,7 +34,7 @@ from agentloop._schema.json_schema import (
     strict_form,
     tidy,
 )
-from agentloop._schema.json_text import canonical, quote
+from agentloop._schema.json_text import canonical, is_short_object, quote
 from agentloop._schema.pydantic_types import (
     adapter_schema,
     dec_hook,
@@ -44,12 +44,14 @@ from agentloop._schema.pydantic_types import (
     schema_hook,
 )
 from agentloop._schema.signatures import Signature, goes_by_position, read_signature
+from agentloop.settings import JsonLimits
 
 if TYPE_CHECKING:
     from cattrs import BaseConverter
 
 _MOST_QUOTED = 200
 _MOST_FAULTS = 10
+_SIMPLE = (str, int, bool, types.NoneType)
 _EMPTY = inspect.Parameter.empty
 _OPTIONAL: Any = typing.Optional  # a hint made at run time may be no operand of `|`
 
@@ -110,6 +112,8 @@ class _Binder(Value, frozen=True, kw_only=True, eq=False):
     context_index: int | None
     struct: type[msgspec.Struct]
     """The parameters as fields in order, UNSET for a missing one. Tried first, since it converts all in one call."""
+    decode: Callable[[str], msgspec.Struct] | None
+    """Reads `struct` from JSON text; None where `FunctionSchema.read` doesn't apply."""
     null_means_default: frozenset[str]
     schemas: Mapping[str, Any]
     """Each parameter's schema before the change to strict mode; empty if strict mode is off."""
@@ -265,6 +269,26 @@ class FunctionSchema:
         except Exception:  # of another version of the function, or an object of this very process
             return value
 
+    def read(self, text: str, limits: JsonLimits) -> BoundArguments | None:
+        """Return the arguments in *text*, if it is a short object of texts, integers and booleans that fit; else None.
+
+        The same as parsing *text* and then `bind`, by msgspec in one step: 0.6 µs of a call in place of 4. None says
+        nothing about *text*: those two read it, or word the fault.
+        """
+        binder = self._binder
+        if binder.decode is None or "\\" in text or not is_short_object(text, limits):
+            return None
+        try:
+            row = msgspec.structs.astuple(binder.decode(text))
+        except (msgspec.DecodeError, UnicodeEncodeError):
+            return None
+        values = sent = dict(zip(binder.names, row, strict=True))
+        if msgspec.UNSET in row:
+            sent = {name: value for name, value in values.items() if value is not msgspec.UNSET}
+        if text.count(",") >= len(sent):
+            return None  # msgspec drops repeated keys silently: fewer commas than keys prove that there are none
+        return _assemble(binder, values, {}, sent)
+
     def bind(self, arguments: dict[str, Any], converter: BaseConverter | None = None) -> BoundArguments:
         """Return *arguments* (a parsed JSON object) fitted to the parameters; *converter* is the application's own.
 
@@ -282,7 +306,7 @@ class FunctionSchema:
             unset = binder.null_means_default
             sent = {name: value for name, value in arguments.items() if value is not None or name not in unset}
         if binder.extra is None and (fitting := binder.row(sent)) is not None:
-            return _assemble(binder, fitting, {}, sent)
+            return _assemble(binder, dict(zip(binder.names, fitting, strict=True)), {}, sent)
         faults: list[str] = []
         known = {parameter.name for parameter in binder.parameters}
         rest = {name: value for name, value in sent.items() if name not in known}
@@ -293,12 +317,14 @@ class FunctionSchema:
             faults.append(f"unknown: {_cut(', '.join(unknown))}")
         if faults:
             raise ModelBehaviorError(f"Arguments of tool {self.name} don't fit: {'; '.join(faults)}")
-        return _assemble(binder, row, extras, sent)
+        return _assemble(binder, dict(zip(binder.names, row, strict=True)), extras, sent)
 
 
-def _assemble(binder: _Binder, row: Sequence[Any], extras: dict[str, Any], sent: Mapping[str, Any]) -> BoundArguments:
-    values: dict[str, Any] = dict(zip(binder.names, row, strict=True))
-    if msgspec.UNSET in row:
+def _assemble(
+    binder: _Binder, values: dict[str, Any], extras: dict[str, Any], sent: Mapping[str, Any]
+) -> BoundArguments:
+    """Return the arguments with *values*, into which the defaults and *extras* are filled."""
+    if msgspec.UNSET in values.values():
         values |= {p.name: p.default for p in binder.parameters if values[p.name] is msgspec.UNSET}
     if binder.by_keyword:
         return BoundArguments((), values, values, sent, binder)
@@ -344,6 +370,8 @@ def function_schema(
     schemas, defs, unknown = _schemas(tool, every)
     if strict:
         _check_strict(tool, parameters, extra, schemas, defs)
+    struct = _struct(tool, parameters)
+    simple = extra is None and all(map(_is_simple, parameters))
     binder = _Binder(
         tool=tool,
         parameters=tuple(parameters),
@@ -351,7 +379,8 @@ def function_schema(
         taken=signature.taken,
         context=signature.context.name if signature.context else None,
         context_index=signature.context_index,
-        struct=_struct(tool, parameters),
+        struct=struct,
+        decode=msgspec.json.Decoder(struct).decode if simple else None,
         null_means_default=frozenset(
             p.name for p in parameters if strict and not p.required and not admits_null(schemas[p.name], defs)
         ),
@@ -405,6 +434,13 @@ def _make_adapter(tool: str, name: str, hint: Any) -> Any:
         return pydantic_adapter(hint)
     except Exception as error:
         raise _make_type_error(tool, name, hint, error) from error
+
+
+def _is_simple(parameter: _Parameter) -> bool:
+    """Tell whether the values of *parameter* are the same in JSON text and in Python, and of no other type."""
+    hint = parameter.hint
+    kinds = typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
+    return not parameter.starred and parameter.adapter is None and all(kind in _SIMPLE for kind in kinds)
 
 
 def _struct(tool: str, parameters: Sequence[_Parameter]) -> type[msgspec.Struct]:

@@ -11,7 +11,7 @@ Steps, in this order:
     _finish         16 end hooks, 17 CallSettled
 
 Steps 8 to 12 run in the call's own scope, which the tool's timeouts, `cancel_call` and a sibling's failure cancel.
-They end in a body result (`body_result`): `_run_in_scope` classifies each exception at this one boundary, and
+They end in a body result (`body_result`): `run_call` classifies each exception at this one boundary, and
 `cancelled_by.decide_end` then lets the call's own scope overrule the body. Steps 13 to 17 are out of that scope,
 because the body's effect has happened: a sibling's failure only sets a deadline for 13 to 15, and 16 is cut by the
 cleanup deadline alone.
@@ -72,7 +72,7 @@ if TYPE_CHECKING:
 
 _PASSES_TO_DEADLINE = 4
 _UNSETTLED = ("starting", "body", "post")
-_WITHOUT_RESULT = (end.Deferred, end.Paused)
+_WITHOUT_RESULT = (end.Deferred, end.Paused, end.RunEnding)
 _UNCANCELLED = (end.Returned, end.Raised)
 
 
@@ -85,22 +85,44 @@ async def run_call(live: LiveCall) -> None:
     if live.begun:  # the owner has settled the call, or another of its tasks has begun
         return
     live.begun = True
-    task = own_task()
+    nursery, task = live.batch.nursery, own_task()
+    result: end.Ending | None = None
     failure: Failure | None = None
     try:
         try:
-            body = live.earlier.body
-            result = await _run_in_scope(live, task) if body is None else _restore_result(live, body)
+            if live.earlier.body is not None:
+                result = _restore_result(live, live.earlier.body)
+            else:
+                try:
+                    with live.scope:
+                        try:
+                            if nursery.is_bounded():
+                                await _check_in_time()
+                            if live.plain and live.cause is None:
+                                result = end.Returned(await _start_plain(live, task))
+                            else:
+                                result = await _prepare_body(live) or await _run_body(live)
+                        except BaseException as error:  # noqa: ASYNC103 - the call boundary: it classifies every error
+                            result = _classify(live, error)
+                            if result is None or is_closing(task):
+                                raise
+                except cancelled_types():  # noqa: ASYNC103 - of the run, which settles the call below
+                    result = _end_past_scope(live, result)
+                except (
+                    Exception
+                ) as error:  # that the scope let through beside a cancellation, or a body's broken scopes
+                    result = end.Raised(error)
+                result = _end_body(live, result)
             done = _settle_at_once(live, result)
         except BaseException as error:  # noqa: ASYNC103 - no cancellation: those are results
             if is_closing(task):
                 raise
             result, done = end.Unconverted(error), False
         if isinstance(result, end.RunEnding):
-            live.batch.nursery.uncancel()
+            nursery.uncancel()
             await _settle_cancelled(live, result.error)  # shielded inside: a scope would be cancelled anyway
         elif not done:
-            with live.batch.nursery.settling(live):
+            with nursery.settling(live):
                 await _settle_by(live, result, task)
     except cancelled_types():
         raise
@@ -118,7 +140,7 @@ async def run_call(live: LiveCall) -> None:
             if live.holds_permit or not live.plain:
                 live.release_all()
     if not live.batch.unsettled:
-        live.batch.nursery.leave()
+        nursery.leave()
 
 
 async def _settle_by(live: LiveCall, result: end.Ending, task: object) -> None:
@@ -175,43 +197,37 @@ def _restore_result(live: LiveCall, body: BodyEnded) -> end.Ending:
 # -- steps 8 to 12
 
 
-async def _run_in_scope(live: LiveCall, task: object) -> end.Ending:
-    """Do steps 8 to 12 in the call's own scope and return the body result.
+def _classify(live: LiveCall, error: BaseException) -> end.Ending | None:
+    """Return the body result that *error* means; None if a scope or the end of the run decides. Within the scope."""
+    if isinstance(error, cancelled_types()) and live.batch.nursery.is_ending():
+        return None  # as `classify` would find with more effort
+    result = end.classify(error)
+    if isinstance(result, end.Cancelled):
+        uncancel_to(0)
+    if isinstance(result, end.Raised) and (live.phase != "body" or is_fatal(result.error)):
+        return end.Raised(result.error, "around")
+    return result
+
+
+def _end_past_scope(live: LiveCall, result: end.Ending | None) -> end.Ending | None:
+    """Return the body result where a cancellation has left the call's scope: it is the run's, unless it is spurious."""
+    if live.batch.nursery.is_ending() or run_is_cancelled():
+        return end.RunEnding()
+    uncancel_to(0)  # a body's own task.cancel() in the same pass as our scope's: no code above requested it
+    return result
+
+
+def _end_body(live: LiveCall, result: end.Ending | None) -> end.Ending:
+    """Return the final body result, once the call's scope has been left.
 
     An end by itself, with a value or an error, is recorded as `BodyEnded` in the same step, unless the call settles in
     this very step: then `CallSettled` tells both.
     """
-    result: end.Ending | None = None
-    nursery = live.batch.nursery
-    try:
-        with live.scope:
-            try:
-                if nursery.is_bounded():
-                    await _check_in_time()
-                if live.plain and live.cause is None:
-                    result = end.Returned(await _start_plain(live, task))
-                else:
-                    result = await _prepare_body(live) or await _run_body(live)
-            except BaseException as error:  # noqa: ASYNC103 - the call boundary: it classifies every error
-                if isinstance(error, cancelled_types()) and nursery.is_ending():
-                    raise  # as `classify` would find with more effort
-                result = end.classify(error)
-                if result is None or is_closing(task):
-                    raise
-                if isinstance(result, end.Cancelled):
-                    uncancel_to(0)
-                if isinstance(result, end.Raised) and (live.phase != "body" or is_fatal(result.error)):
-                    result = end.Raised(result.error, "around")
-    except cancelled_types():
-        if nursery.is_ending() or run_is_cancelled():
-            return end.RunEnding()
-        uncancel_to(0)  # a body's own task.cancel() in the same pass as our scope's: no code above requested it
-    except Exception as error:  # errors that the scope let through beside a cancellation, or a body's broken scopes
-        result = end.Raised(error)
-    if result is None and nursery.is_ending():
-        return end.RunEnding()  # on asyncio our scope caught it, and so the lines above didn't
     if isinstance(result, _WITHOUT_RESULT):
         return result
+    nursery = live.batch.nursery
+    if result is None and nursery.is_ending():
+        return end.RunEnding()  # on asyncio our scope caught it
     if isinstance(result, end.Raised):
         live.redact_error(result.error)
         if nursery.is_ending():
@@ -505,7 +521,7 @@ def _settle_at_once(live: LiveCall, result: end.Ending) -> bool:
         return True
     if isinstance(result, end.Paused):
         live.batch.pause(live)
-    return isinstance(result, _WITHOUT_RESULT)
+    return isinstance(result, (end.Paused, end.Deferred))
 
 
 async def _settle(live: LiveCall, result: end.Ending) -> None:
