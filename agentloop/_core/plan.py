@@ -173,7 +173,7 @@ def _parse_and_bind(tool: FunctionTool, text: str, limits: JsonLimits, converter
     if converter is None and isinstance(body, PythonBody) and tool.kind != "custom":
         bound = body.schema.read(text, limits)
         if bound is not None:
-            return Arguments(text=text, bound=bound, receipt=_make_receipt(tool, bound))
+            return Arguments(text=text, bound=bound, receipt=_make_receipt(tool, bound) if tool.idempotent else None)
     if tool.kind == "custom":
         parsed = {tool.text_parameter: text}
     else:
@@ -196,11 +196,12 @@ def _parse_and_bind(tool: FunctionTool, text: str, limits: JsonLimits, converter
         bound = body.schema.bind(parsed, converter)
     except ModelBehaviorError as fault:
         return Arguments(text=text, given=parsed, fault=fault)
-    return Arguments(text=text, given=parsed, bound=bound, receipt=_make_receipt(tool, bound))
+    receipt = _make_receipt(tool, bound) if tool.idempotent else None
+    return Arguments(text=text, given=parsed, bound=bound, receipt=receipt)
 
 
-def _make_receipt(tool: FunctionTool, bound: BoundArguments) -> str | None:
-    return f"{tool.lookup_key} {bound.key()}" if tool.idempotent else None
+def _make_receipt(tool: FunctionTool, bound: BoundArguments) -> str:
+    return f"{tool.lookup_key} {bound.key()}"
 
 
 class PlanRules(Value, frozen=True, kw_only=True):
