@@ -291,7 +291,7 @@ def types(session: nox.Session) -> None:
 
     `--verifytypes` refuses a public name whose type a user's checker would have to guess.
     """
-    session.install(".[test,types,local]")
+    session.install(".[test,types,local,mcp]")
     pinned = ["tests/typing"] if Path("tests/typing").is_dir() else []
     session.run("mypy")
     session.run("pyright")
@@ -307,6 +307,13 @@ def vendors(session: nox.Session) -> None:
     session.install(".[test,vendors]")
     files = [f"tests/edges/test_{name}.py" for name in ("vendor_types", "realtime_types", "oci")]
     session.run("pytest", *files, *session.posargs)
+
+
+@nox.session
+def mcp(session: nox.Session) -> None:
+    """Run the tests of MCP servers with the official SDK, which the other test sessions don't have and skip them."""
+    session.install(".[test,mcp]")
+    session.run("pytest", "tests/mcp_servers", "--backends", "asyncio,trio", *session.posargs)
 
 
 @nox.session
@@ -373,6 +380,7 @@ LONG = {
     "uvloop": ["--backends", "asyncio-uvloop", "tests/runs"],
     "eager": ["--backends", "asyncio-eager", "tests/runs"],
     "nursery": ["--backends", "asyncio", "--anyio-nursery", "tests/runs", "tests/sweeps"],
+    "mcp": ["--backends", "asyncio,trio", "tests/mcp_servers/test_kill_points.py"],
     "steps": ["--backends", "asyncio,trio-virtual", "--no-plain-calls", "tests/runs", "tests/sweeps"],
 }
 """The passes of pytest of the session `long`: the sweeps are run whole there."""
@@ -386,15 +394,16 @@ def long(session: nox.Session) -> None:
     `nox -s long -- uvloop scale` takes these parts.
     """
     python = (
-        _environment(session, interpreters()[0], "long", "-e", ".[test,local]", "pytest-repeat", "uvloop") / "python"
+        _environment(session, interpreters()[0], "long", "-e", ".[test,local,mcp]", "pytest-repeat", "uvloop")
+        / "python"
     )
-    passes = {name: ["-m", "pytest", "-q", "-p", "no:cacheprovider", *what] for name, what in LONG.items()}
+    passes = {name: ["-m", "pytest", "-q", "-p", "no:cacheprovider", *given] for name, given in LONG.items()}
     passes["exploration"] = ["-m", "tests.exploration", "--budget", "600"]
     passes["answers"] = ["-m", "tests.exploration.malformed_answers", "--count", "200000"]
     passes["scale"] = ["-m", "benchmarks.scale"]
     if unknown := set(session.posargs) - set(passes):
         session.error(f"no part {', '.join(sorted(unknown))}; there are {', '.join(passes)}")
-    environment = {"AGENTLOOP_SWEEP": "whole"}
+    environment = {"AGENTLOOP_SWEEP": "whole", "MCP_KILL_POINTS": "200"}
     failed = []
     for name in session.posargs or passes:
         session.log(name)

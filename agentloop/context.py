@@ -30,6 +30,8 @@ class RunServices(Protocol):
 
     def deadline(self) -> float | None: ...
 
+    async def shared_resource(self, factory: Callable[[], AbstractAsyncContextManager[Any]]) -> Any: ...
+
 
 class CallServices(Protocol):
     """The services of a call that its tool context uses."""
@@ -54,6 +56,9 @@ class _Detached:
 
     def deadline(self) -> float | None:
         return None
+
+    async def shared_resource(self, factory: Callable[[], AbstractAsyncContextManager[Any]]) -> Any:
+        raise UserError("RunContext.shared_resource works only inside a run")
 
 
 class RunContext(msgspec.Struct, Generic[ContextT_co], kw_only=True, eq=False, weakref=True):
@@ -91,6 +96,22 @@ class RunContext(msgspec.Struct, Generic[ContextT_co], kw_only=True, eq=False, w
     def deadline(self) -> float | None:
         """Seconds left until the nearest enclosing deadline; None if there is none."""
         return self._run.deadline()
+
+    async def shared_resource(self, factory: Callable[[], AbstractAsyncContextManager[ResourceT]]) -> ResourceT:
+        """Return the value of *factory*'s context manager, entered once for all runs that can share it.
+
+        Inside `open_runtime` the runtime holds it until its block ends; else the outermost run does, until it ends. It
+        is entered and left in a task of its own. Equal factories are one: give the same function, or the same method
+        of the same object. For sources of tools and callbacks; `ToolContext.resource` is for what one run alone needs.
+
+        Cancellation: a checkpoint. The resource is still entered if the caller is cancelled here.
+
+        Raises:
+            UserError: outside of a run, or while it is ending.
+            Exception: the error of entering, for all that wait for it; the next use tries again.
+        """
+        resource: ResourceT = await self._run.shared_resource(factory)
+        return resource
 
 
 class ToolContext(RunContext[ContextT_co], kw_only=True, eq=False):

@@ -316,18 +316,20 @@ def _make_run(
         if isinstance(effects, ReplayingEffects):
             log.expect = effects.expect
     begun = start.fold.started
+    resources = Resources()
+    shared_resources = runtime.resources if runtime else resources
     run_context: RunContext[Any] = RunContext(
         context=context,
         run_id=begun.run_id if begun is not None else "",
-        _run=RunServicesView(start.fold.path, start.fold),
+        _run=RunServicesView(start.fold.path, start.fold, shared_resources),
     )
-    resources = Resources()
     tree = RunTree(
         log=log,
         effects=effects,
         graph=start.graph or AgentGraph(root),
         shared=shared,
         resources=resources,
+        shared_resources=shared_resources,
         resolve_model=resolve_model,
         nest=_run_nested,
     )

@@ -1,7 +1,7 @@
 """The runtime: resources that runs share while its block is open.
 
-They are models by name, the HTTP pool, the local model's process and worker threads. Does not know about runs: a run
-finds the open runtime by a context variable.
+They are models by name, the HTTP pool, the local model's process, worker threads, and resources that contexts share.
+Does not know about runs: a run finds the open runtime by a context variable.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import msgspec
 
 from agentloop._common.checks import check_count
 from agentloop._engine.runtime.live_run import DEFAULT_MAX_THREADS, loop_state
+from agentloop._engine.runtime.resources import ResourceHost, Resources
 from agentloop._engine.runtime.threads import Threads
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ class Runtime(msgspec.Struct, frozen=True, eq=False, kw_only=True):
 
     providers: Providers
     threads: Threads
+    resources: Resources
 
 
 _current: ContextVar[Runtime | None] = ContextVar("agentloop_runtime", default=None)
@@ -48,8 +50,9 @@ async def open_runtime(*, http_client: Any = None, max_threads: int = DEFAULT_MA
     from agentloop.models.registry import Providers  # most runs have models of the application's
 
     check_count("max_threads", max_threads)
-    async with Providers(http_client=http_client) as providers:
-        runtime = Runtime(providers=providers, threads=Threads(max_threads, loop_state().threads))
+    async with Providers(http_client=http_client) as providers, ResourceHost() as resources:
+        threads = Threads(max_threads, loop_state().threads)
+        runtime = Runtime(providers=providers, threads=threads, resources=resources)
         token = _current.set(runtime)
         try:
             yield runtime

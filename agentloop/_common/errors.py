@@ -136,7 +136,7 @@ class ToolTimeoutError(AgentLoopError):
 class OutcomeUnknown(AgentLoopError):
     """Raised by a tool's body that can't tell whether it took effect: the connection broke within the request.
 
-    The call is in doubt, as after a crash, and the tool's `in_doubt` decides: the model is told so, with the reason
+    The call is in doubt, as after a crash, and the tool's `in_doubt` decides: the model receives the reason
     (`"tell_model"`; the call has the status `unknown`), the body is called once more, with the same idempotency key
     (`"rerun"`, and for idempotent tools), or the run ends with this error (`"raise"`). The tool's
     `failure_error_function` isn't asked.

@@ -183,8 +183,8 @@ def _parse_and_bind(tool: FunctionTool, text: str, limits: JsonLimits, converter
             return Arguments(text=text, fault=fault)
     if not isinstance(body, _WITH_SCHEMA):
         if isinstance(body, RawBody) and body.check is not None and (wrong := body.check(parsed)) is not None:
-            misfit = ModelBehaviorError(f"Arguments of tool {tool.name} don't fit: {wrong}")
-            return Arguments(text=text, given=parsed, fault=misfit)
+            refusal = ModelBehaviorError(f"Arguments of tool {tool.name} don't fit: {wrong}")
+            return Arguments(text=text, given=parsed, fault=refusal)
         receipt = f"{tool.lookup_key} {canonical(parsed)}" if tool.idempotent else None
         return Arguments(text=text, given=parsed, receipt=receipt)
     if isinstance(body, AgentCall) and body.typed is not None:

@@ -19,7 +19,7 @@ from agentloop.limits import Rate
 from agentloop.tools import AgentCall, FunctionTool, default_tool_error_function
 
 ASKED = "asked"
-"""Stands for a callable of the application in the description of a tool."""
+"""In the description of a tool: the option is a callable of the application."""
 _AS_THEY_ARE = (
     *("namespace", "timeout", "idle_timeout", "timeout_behavior", "idempotent", "in_doubt", "serial", "exclusive"),
     *("defer_loading", "kind", "secret", "secret_output"),

@@ -108,7 +108,7 @@ def _list_parts(run: LiveRun, sourced: Sequence[SourcedTools]) -> tuple[object, 
 
 
 _FROM_SOURCES = object()
-"""Stands between an agent's own tools and those of its sources: the same tool is shown otherwise as one of these."""
+"""Marks, in the parts of definitions, the first tool of a source: a tool is shown otherwise as one of those."""
 
 
 async def _resolve_definitions(run: LiveRun, parts: tuple[object, ...], sourced: Sequence[SourcedTools]) -> Definitions:

@@ -12,6 +12,7 @@ import time
 import uuid
 import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import anyio
@@ -149,11 +150,17 @@ class RunServicesView(Value, frozen=True, eq=False):
 
     path: tuple[str, ...]
     fold: RunFold
+    shared: Resources
+    """The resources of the open runtime, or of the outermost run."""
 
     @property
     def usage(self) -> Usage:
         """The usage of the whole tree."""
         return self.fold.usage
+
+    async def shared_resource(self, factory: Callable[[], AbstractAsyncContextManager[Any]]) -> Any:
+        """Return the one value of *factory* in `shared`."""
+        return await self.shared.get(factory)
 
     def deadline(self) -> float | None:
         """Return the seconds left until the nearest enclosing deadline, or None without one."""
@@ -191,6 +198,8 @@ class RunTree(msgspec.Struct, eq=False, kw_only=True):
     shared: LoopState
     resources: Resources
     """The resources of the outermost run."""
+    shared_resources: Resources
+    """The resources of the open runtime, else the same."""
     resolve_model: Callable[[LiveRun, Any], Awaitable[Model]]
     nest: Callable[[LiveRun, ToolCall, Arguments, AgentCall], Awaitable[Any]]
     """The function that runs an agent tool's nested run."""
@@ -205,7 +214,7 @@ class RunTree(msgspec.Struct, eq=False, kw_only=True):
     warned: dict[str, None] = {}
     """Keys of the warnings that were logged already: each is logged once."""
     sourced: dict[tuple[tuple[str, ...], str], SourcedTools] = {}
-    """What each source of tools gave last, by path and by the source's place."""
+    """The last answer of each source of tools, by path and by the place of the source."""
 
     def find_call(self, call: tuple[tuple[str, ...], str]) -> Cancellable | None:
         """Return the live call with this path and id; None where there is none, or it waits for a verdict."""

@@ -7,6 +7,7 @@ in one task and leave in another.) Does not know what a resource is.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
@@ -15,12 +16,18 @@ from typing import Any
 import anyio
 import msgspec
 
-from agentloop._engine.runtime.backend import Work, capture, wait_out_cancellations
+from agentloop._common.error_text import error_summary
+from agentloop._engine.runtime.backend import Work, capture, starter, wait_out_cancellations
 from agentloop._engine.runtime.cleanup import Cleanup
 from agentloop._engine.runtime.interrupts import uninterrupted
 from agentloop.exceptions import UserError
 
+logger = logging.getLogger("agentloop")
+
 Factory = Callable[[], AbstractAsyncContextManager[Any]]
+
+_GRACE = 5.0
+"""Seconds for the exits of all resources of a runtime."""
 
 
 class _HeldResource(msgspec.Struct, eq=False):
@@ -138,3 +145,27 @@ class Resources:
             if held.error is not None and held.ready:
                 errors.append(held.error)
         return errors
+
+
+class ResourceHost:
+    """Holds the tasks of resources that no run owns: those of an open runtime. Entered and left in one task.
+
+    A resource that fails ends no other and not the block around: its error goes to the tasks that wait for it. What the
+    block raises leaves it bare, not in a group.
+    """
+
+    def __init__(self) -> None:
+        self._resources = Resources()
+        self._group = anyio.create_task_group()
+
+    async def __aenter__(self) -> Resources:
+        await self._group.__aenter__()
+        self._resources.spawn = starter(self._group)
+        return self._resources
+
+    async def __aexit__(self, *_: object) -> None:
+        cleanup = Cleanup(_GRACE)
+        cleanup.begin()
+        for error in await self._resources.close(cleanup, lambda section: None):  # noqa: ASYNC102 - within `cleanup`
+            logger.warning("a resource of the runtime failed in its exit: %s", error_summary(error))
+        await self._group.__aexit__(None, None, None)  # noqa: ASYNC102 - its tasks have ended

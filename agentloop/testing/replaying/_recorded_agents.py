@@ -231,7 +231,7 @@ class RecordedAgents:
     # -- tools from sources
 
     def _restore_tools(self, path: Path, place: str, described: list[dict[str, Any]] | None) -> SourcedTools:
-        """Return stand-ins for the tools that a source gave: they decide as the log says the tools did."""
+        """Return placeholders for the tools of a source: they decide as the recorded ones."""
         earlier = self._sourced.get((path, place))
         if described is None and earlier is not None:
             return earlier

@@ -12,7 +12,7 @@ from kit.ending import Backend, advance_clock, cancel_when, check_duration
 from kit.results import read_endings, read_shown_outputs
 from kit.watching import Watch
 
-from agentloop import Agent, RunConfig, Runner, RunTimeout, ToolContext, tool
+from agentloop import Agent, RunConfig, RunContext, Runner, RunTimeout, ToolContext, UserError, open_runtime, tool
 from agentloop import records as r
 from agentloop._engine.runtime.cleanup import Cleanup
 from agentloop._engine.runtime.resources import Resources
@@ -449,3 +449,71 @@ async def test_resource_that_is_entered_although_it_is_given_up_is_said_to_be_cu
     cut = await ended_while_entering(stubborn, begun=True, then=entered.set)
     assert left == ["begins to leave"]
     assert cut == ["resource exit"]
+
+
+# ------------------------------------------------------------------------------------------ shared resources
+
+
+def sharing(shelf: Shelf, factory: Any) -> Agent[Any, Any]:
+    """Return an agent whose instructions, and whose nested agent's, use a shared resource."""
+
+    async def instructions(ctx: RunContext[Any], agent: Any) -> str:
+        return str(await ctx.shared_resource(factory))
+
+    inner = Agent("inner", model=ScriptedModel([say("in")]), instructions=instructions)
+    script = ScriptedModel([call("inner", {"input": "x"}), say("out")])
+    return Agent("outer", model=script, instructions=instructions, tools=[inner.as_tool()])
+
+
+async def test_shared_resource_is_one_for_a_run_and_its_nested_ones(run_mode: Run) -> None:
+    """The outermost run leaves it at its end."""
+    shelf = Shelf()
+    pool = shelf.factory("pool")
+    for _ in range(2):
+        await run_mode(sharing(shelf, pool), "go")
+    assert shelf.lines == ["enter pool", "leave pool"] * 2
+
+
+async def test_shared_resource_of_a_runtime_outlives_its_runs(run_mode: Run) -> None:
+    """The runtime leaves it at the end of its block; an error of the block leaves it bare."""
+    shelf = Shelf()
+    pool = shelf.factory("pool")
+    with pytest.raises(ZeroDivisionError):
+        async with open_runtime():
+            for _ in range(2):
+                await run_mode(sharing(shelf, pool), "go")
+            assert shelf.lines == ["enter pool"]
+            raise ZeroDivisionError
+    assert shelf.lines == ["enter pool", "leave pool"]
+
+
+async def test_shared_resource_that_fails_in_its_exit_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """There is no run whose error it could be."""
+
+    @asynccontextmanager
+    async def broken() -> AsyncIterator[int]:
+        yield 1
+        raise ValueError("no exit")
+
+    async with open_runtime():
+        await Runner.run(sharing(Shelf(), broken), "go")
+    assert "a resource of the runtime failed in its exit: ValueError(no exit)" in caplog.text
+
+
+async def test_cancelled_block_of_a_runtime_leaves_its_resources() -> None:
+    """Shielded; the cancellation goes on."""
+    shelf = Shelf()
+    pool = shelf.factory("pool")
+    with anyio.CancelScope() as scope:
+        async with open_runtime():
+            await Runner.run(sharing(shelf, pool), "go")
+            scope.cancel()
+            await anyio.sleep_forever()
+    assert scope.cancelled_caught
+    assert shelf.lines == ["enter pool", "leave pool"]
+
+
+async def test_shared_resource_needs_a_run() -> None:
+    """A context made by hand has nobody to hold it."""
+    with pytest.raises(UserError, match="works only inside a run"):
+        await RunContext(context=None).shared_resource(Shelf().factory("pool"))

@@ -32,6 +32,7 @@ from agentloop.exceptions import ModelBehaviorError
 from agentloop.guardrails import Allow
 from agentloop.journal import MemoryJournal
 from agentloop.testing import call, say
+from agentloop.tools import RawBody
 
 
 def one(name: str, **options: Any) -> FunctionTool:
@@ -400,3 +401,15 @@ async def test_description_holds_what_a_replay_needs(run_mode: Run) -> None:
         "cost": "asked",
     }
     assert second["failure_error_function"] == "asked"
+
+
+async def test_raw_body_may_check_its_arguments(run_mode: Run) -> None:
+    """What it finds wrong is a fault like one of a signature: nothing starts, and the tool's policy words it."""
+    body = RawBody(lambda ctx, text: text, lambda arguments: None if arguments.get("a") == 1 else "a: 1 is needed")
+    checked = FunctionTool(name="f", body=body, idempotent=True)
+    steps = [call("f", {"a": 2}, call_id="1"), call("f", {"a": 1}, call_id="2"), call("f", {"a": 1}, call_id="3")]
+    agent = script_agent("a", *steps, say("done"), toolsets=[Source([[checked]])])
+    result = await run_mode(agent, "go")
+    assert read_statuses(result) == ["failed", "succeeded", "replayed"]
+    assert "Arguments of tool f don't fit: a: 1 is needed" in next(iter(read_outputs(result.new_items).values()))
+    assert [record.call_id for record in find_records(result, r.CallStarted)] == ["2"]

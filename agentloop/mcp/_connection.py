@@ -1,0 +1,371 @@
+"""One connection to a server, held in a task of its own, and made again after it was lost.
+
+Does not know about runs or agents: `_server` makes tools of what is listed here.
+
+Theory. The SDK's client is a stack of task groups, and what breaks a connection breaks these groups: opened in the task
+that calls a tool, a dead HTTP server would cancel everything in that task. So one task, `_own`, enters and leaves the
+client, and gives it to the calls of any task: they send their requests through it and wait in scopes of their own.
+
+`_own` is in one of these states, and tells the waiting tasks of each change (`_changed`):
+
+    closed → open       a use wants it (`_wanted`); after the pause that follows a failure
+    open → closed       it was lost: the client raised, the transport ended, or a call found the session gone
+    open → ended        the owner leaves (`_leaving`)
+
+A loss ends the calls in flight: the SDK answers their requests with `CONNECTION_CLOSED`, and calls that still wait
+are cancelled by their scopes in `_calls`. Each such call raises `OutcomeUnknown`: its request may have been sent. A
+call that finds no connection, and can't open one, has sent nothing and fails with `MCPConnectionError`.
+
+Invariants: only `_own` enters and leaves the client. A call ends within its own cancellation or that of its scope,
+never with that of the client's groups. Nothing waits without a bound but the calls themselves, whose tools have limits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
+from typing import Any
+
+import anyio
+from anyio.abc import TaskStatus
+
+from agentloop.exceptions import OutcomeUnknown
+
+logger = logging.getLogger("agentloop.mcp")
+
+Transport = Callable[[], AbstractAsyncContextManager[Any]]
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
+_MOST_TOOLS, _MOST_PAGES = 1_000, 100
+_SESSION_GONE = "Session terminated"
+_LIST_SECONDS = 10.0
+_LONGEST_CAUSE = 300
+
+
+class MCPToolError(Exception):
+    """A server says that a call failed, in its own words.
+
+    Attributes:
+        code: The protocol's error code, if the server refused the request itself; None if the tool failed.
+    """
+
+    def __init__(self, message: str, *, code: int | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class MCPConnectionError(Exception):
+    """A server can't be reached. Nothing was sent to it: no call took effect."""
+
+
+class Connection:
+    """The connection to one server. Entered by its owner; used by any task of the same event loop.
+
+    *transport* opens a new transport each time. *mode* is the SDK's: `"auto"`, `"legacy"` or a version.
+    """
+
+    def __init__(self, name: str, transport: Transport, *, connect_timeout: float, mode: str) -> None:
+        self.name = name
+        self._transport = transport
+        self._connect_timeout = connect_timeout
+        self._mode = mode
+        self.tools: list[Any] | None = None
+        """The tools that the server listed last."""
+        self.is_stale = True
+        """True if the server may have other tools than it listed last."""
+        self._client: Any = None
+        self._error: BaseException | None = None
+        self._failures = 0
+        self._calls: set[anyio.CancelScope] = set()
+        self._wanted = anyio.Event()
+        self._changed = anyio.Event()
+        self._lost = anyio.Event()
+        self._leaving = anyio.Event()
+        self._listing = anyio.Lock()
+        self._group = anyio.create_task_group()
+
+    async def __aenter__(self) -> Connection:
+        """Open the connection and list the tools.
+
+        Raises:
+            MCPConnectionError: the server can't be reached, or doesn't speak the protocol.
+        """
+        await self._group.__aenter__()
+        try:
+            self._wanted.set()
+            await self._group.start(self._own)
+        except BaseException:
+            await self._group.__aexit__(None, None, None)  # noqa: ASYNC102 - its one task has ended
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._leaving.set()
+        self._lost.set()
+        self._wanted.set()
+        await self._group.__aexit__(None, None, None)  # noqa: ASYNC102 - bounded by the transport's own exit
+
+    # -- the owner
+
+    async def _own(self, *, task_status: TaskStatus[None]) -> None:
+        """Hold the connection, again and again as it is wanted, until the owner leaves."""
+        began = False
+        while not self._leaving.is_set():
+            await self._wanted.wait()
+            if self._failures:
+                with anyio.move_on_after(min(_FIRST_PAUSE * 2 ** (self._failures - 1), _LONGEST_PAUSE)):
+                    await self._leaving.wait()
+            if self._leaving.is_set():
+                return
+            self._wanted, self._lost = anyio.Event(), anyio.Event()
+            opened = False
+            try:
+                async with self._open() as client:
+                    opened = True
+                    self._set(client, None)
+                    if not began:
+                        began = True
+                        task_status.started()
+                    await self._lost.wait()
+            except (Exception, BaseExceptionGroup) as error:
+                cause = _first_leaf(error)
+                if not isinstance(cause, Exception):
+                    raise
+                if not opened:
+                    self._failures += 1
+                logger.info("MCP server %r: connection lost: %r", self.name, cause)
+                self._set(None, cause)
+                if not began:
+                    raise self._unreachable(cause) from None
+            finally:
+                self._close()
+
+    @asynccontextmanager
+    async def _open(self) -> AsyncIterator[Any]:
+        """Yield a client that has shaken hands and listed the tools, within the time for that."""
+        from mcp import Client
+
+        with anyio.CancelScope() as scope:
+            scope.deadline = anyio.current_time() + self._connect_timeout
+            async with (
+                Client(self._watched(), message_handler=self._hear, mode=self._mode, cache=None) as client,
+                anyio.create_task_group() as group,
+            ):
+                self.tools = await self._list(client)
+                self.is_stale = False
+                scope.deadline = float("inf")
+                group.start_soon(self._watch, client)
+                try:
+                    yield client
+                finally:
+                    group.cancel_scope.cancel()
+        if scope.cancelled_caught:
+            raise TimeoutError(f"no answer within {self._connect_timeout:g} seconds")
+
+    @asynccontextmanager
+    async def _watched(self) -> AsyncIterator[Any]:
+        """Open the transport; when the stream of its messages ends, the connection is lost."""
+        lost = self._lost
+
+        def end() -> None:
+            if self._lost is lost:  # else another connection has been opened since
+                self._client = None
+            lost.set()
+
+        async with self._transport() as (read, write):
+            yield _MessageStream(read, end), write
+
+    def _set(self, client: Any, error: BaseException | None) -> None:
+        self._client, self._error = client, error
+        self._changed.set()
+        self._changed = anyio.Event()
+
+    def _close(self) -> None:
+        """Forget the client, and end what still waits for it."""
+        self.is_stale = True
+        for scope in list(self._calls):
+            scope.cancel()
+        self._set(None, self._error)
+
+    # -- changes
+
+    async def _hear(self, message: Any) -> None:
+        from mcp.types import ToolListChangedNotification
+
+        if isinstance(message, ToolListChangedNotification):
+            self.is_stale = True
+
+    async def _watch(self, client: Any) -> None:
+        """Subscribe to changes of the tools, where the server's era has subscriptions; older ones just notify."""
+        from mcp.client.subscriptions import ListenNotSupportedError, SubscriptionLost
+        from mcp.shared.exceptions import MCPError
+
+        tools = client.server_capabilities.tools
+        if tools is None or not tools.list_changed:
+            return
+        try:
+            while True:
+                async with client.listen(tools_list_changed=True) as changes:
+                    async for _ in changes:
+                        self.is_stale = True
+                self.is_stale = True  # what changed between two subscriptions is not known
+                await anyio.sleep(_LONGEST_PAUSE)
+        except ListenNotSupportedError:
+            return
+        except (MCPError, SubscriptionLost, TimeoutError) as error:
+            self.is_stale = True
+            logger.info("MCP server %r: no changes of tools will be heard of: %r", self.name, error)
+
+    # -- uses
+
+    async def list_tools(self) -> list[Any]:
+        """Return the tools of the server, asked again if they may have changed.
+
+        While the connection is lost, those that were listed last: a call opens it again, a question doesn't.
+        """
+        async with self._listing:
+            client = self._client
+            if client is not None and self.is_stale:
+                self.is_stale = False
+                try:
+                    self.tools = await self._request(partial(self._list, client))
+                except (OutcomeUnknown, MCPToolError, TimeoutError) as error:
+                    self.is_stale = True
+                    logger.warning("MCP server %r couldn't list its tools: %s", self.name, error)
+            return self.tools or []
+
+    async def _list(self, client: Any) -> list[Any]:
+        """Return every page of the server's tools, as far as the bounds allow."""
+        found: list[Any] = []
+        cursor: str | None = None
+        with anyio.fail_after(_LIST_SECONDS):  # noqa: ASYNC912 - there is a first page
+            for _ in range(_MOST_PAGES):
+                page = await client.list_tools(cursor=cursor)
+                found += page.tools
+                cursor = page.next_cursor
+                if not cursor or len(found) > _MOST_TOOLS:
+                    break
+        if len(found) > _MOST_TOOLS or cursor:
+            logger.warning("MCP server %r lists more than %d tools: the others are left out", self.name, _MOST_TOOLS)
+        return found[:_MOST_TOOLS]
+
+    async def call_tool(self, name: str, arguments: dict[str, Any], report: Any, meta: dict[str, Any]) -> Any:
+        """Call a tool and return the SDK's result.
+
+        Cancellation: a notice goes to the server first, for which one that doesn't read any more has a bounded time.
+
+        Raises:
+            MCPConnectionError: the server can't be reached; nothing was sent.
+            OutcomeUnknown: the connection was lost within the call.
+            MCPToolError: the server refused the request, or its answer isn't one.
+        """
+        for last in (False, True):
+            client = await self._connected()
+            try:
+                ask = partial(client.call_tool, name, arguments, progress_callback=report, meta=meta)
+                return await self._request(ask)
+            except MCPToolError as error:
+                if last or str(error) != _SESSION_GONE:
+                    raise
+                self._lose(client)  # the server was started anew, and knew nothing of the request
+        raise AssertionError  # pragma: no cover - the loop returns or raises
+
+    async def _connected(self) -> Any:
+        """Return the client; open the connection if it was lost.
+
+        Raises:
+            MCPConnectionError: it can't be opened.
+        """
+        while self._client is None:
+            if self._leaving.is_set():
+                raise MCPConnectionError(f"the connection to MCP server {self.name!r} is closed")
+            changed = self._changed
+            failures = self._failures
+            self._wanted.set()
+            await changed.wait()
+            if self._failures > failures:
+                raise self._unreachable(self._error)
+        return self._client
+
+    def _lose(self, client: Any) -> None:
+        if self._client is client:
+            self._client = None
+            self._lost.set()
+
+    async def _request(self, ask: Callable[[], Awaitable[Any]]) -> Any:
+        from mcp import types
+        from mcp.shared.exceptions import MCPError
+        from pydantic import ValidationError
+
+        with anyio.CancelScope() as scope:  # noqa: ASYNC912 - every request waits for its answer
+            self._calls.add(scope)
+            try:
+                result = await ask()
+            except MCPError as error:
+                if error.code != types.CONNECTION_CLOSED:
+                    raise MCPToolError(error.message, code=error.code) from error
+                raise self._unknown() from error
+            except ValidationError as error:
+                raise MCPToolError("the server's answer is none of the protocol") from error
+            except RuntimeError as error:  # the SDK's, of an answer that breaks the tool's own schema
+                raise MCPToolError(str(error).partition("\n")[0]) from error
+            finally:
+                self._calls.discard(scope)
+            self._failures = 0
+            return result
+        raise self._unknown()
+
+    def _unknown(self) -> OutcomeUnknown:
+        return OutcomeUnknown(f"the connection to MCP server {self.name!r} was lost during the call")
+
+    def _unreachable(self, cause: BaseException | None) -> MCPConnectionError:
+        words = str(cause).partition("\n")[0][:_LONGEST_CAUSE]
+        return MCPConnectionError(f"MCP server {self.name!r} can't be used: {type(cause).__name__}: {words}")
+
+
+class _MessageStream:
+    """A stream of messages that calls *ended* once it has no more of them."""
+
+    def __init__(self, inner: Any, ended: Callable[[], None]) -> None:
+        self._inner = inner
+        self._ended = ended
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)  # the context in which each message was sent, where the stream knows it
+
+    def __aiter__(self) -> _MessageStream:
+        return self
+
+    async def __anext__(self) -> Any:
+        try:
+            return await self._inner.__anext__()
+        except BaseException:
+            self._ended()
+            raise
+
+    async def receive(self) -> Any:
+        return await self.__anext__()
+
+    async def aclose(self) -> None:
+        self._ended()
+        await self._inner.aclose()
+
+    async def __aenter__(self) -> _MessageStream:
+        await self._inner.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        with contextlib.suppress(anyio.ClosedResourceError):
+            await self._inner.__aexit__(*error)  # noqa: ASYNC102 - doesn't wait
+        self._ended()
+
+
+def _first_leaf(error: BaseException) -> BaseException:
+    """Return the error itself, or of a group the first error in it that is no cancellation."""
+    while isinstance(error, BaseExceptionGroup):
+        errors, _ = error.split(lambda leaf: isinstance(leaf, Exception) and not isinstance(leaf, BaseExceptionGroup))
+        error = (errors or error).exceptions[0]
+    return error

@@ -1,0 +1,79 @@
+"""The HTTP client below the SDK's transport by streamable HTTP: bounded answers, the application's headers.
+
+The SDK bounds the events of a stream, but reads an answer of plain JSON whole. Knows nothing of the protocol.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx2
+from mcp.client.streamable_http import streamable_http_client
+
+_CONNECT_SECONDS = 10.0
+
+
+class _BoundedStream(httpx2.AsyncByteStream):  # type: ignore[misc]  # as `Any`, see pyproject.toml
+    """The body of one answer, which ends with an error at *most* bytes."""
+
+    def __init__(self, inner: Any, most: int) -> None:
+        self._inner = inner
+        self._chunks = aiter(inner)
+        self._most = self._left = most
+
+    def __aiter__(self) -> _BoundedStream:
+        return self
+
+    async def __anext__(self) -> bytes:
+        chunk: bytes = await anext(self._chunks)
+        self._left -= len(chunk)
+        if self._left < 0:
+            raise httpx2.StreamError(f"the answer has more than {self._most} bytes")
+        return chunk
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+class _BoundedTransport(httpx2.AsyncHTTPTransport):  # type: ignore[misc]  # likewise
+    """Bounds every answer that is no stream of events: those are bounded event by event."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most = most
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        response = await super().handle_async_request(request)
+        if response.headers.get("content-encoding", "identity") != "identity":
+            await response.aclose()  # a few bytes may unpack to any number, and we asked for none of it
+            raise httpx2.StreamError("the answer is compressed, which was not asked for")
+        if not response.headers.get("content-type", "").startswith("text/event-stream"):
+            response.stream = _BoundedStream(response.stream, self._most)
+        return response
+
+
+@asynccontextmanager
+async def open_http(
+    url: str, headers: Mapping[str, str] | None, http_client: Any, *, max_bytes: int
+) -> AsyncIterator[tuple[Any, Any]]:
+    """Yield the streams of messages from the server at *url* and to it.
+
+    Args:
+        url: The endpoint.
+        headers: Headers of every request, for keys and tokens.
+        http_client: An `httpx2.AsyncClient` of the application's, used as it is; None makes one.
+        max_bytes: The longest answer, and the longest event of a stream.
+    """
+    if http_client is not None:
+        async with streamable_http_client(url, http_client=http_client, max_sse_event_size=max_bytes) as streams:
+            yield streams
+        return
+    timeout = httpx2.Timeout(_CONNECT_SECONDS, read=None)  # the calls have limits of their own
+    given = {"accept-encoding": "identity", **(headers or {})}
+    async with (
+        httpx2.AsyncClient(headers=given, timeout=timeout, transport=_BoundedTransport(max_bytes)) as client,
+        streamable_http_client(url, http_client=client, max_sse_event_size=max_bytes) as streams,
+    ):
+        yield streams

@@ -1,0 +1,213 @@
+"""`MCPServer`: a server as a source of tools. Joins connections and tools; does not know the protocol's messages."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+
+import attrs
+
+from agentloop._common.checks import FIELDS, NAMES, fits, optional
+from agentloop._common.errors import UserError, UserTypeError
+from agentloop._schema.json_text import parse_object
+from agentloop.context import RunContext, ToolContext
+from agentloop.mcp._connection import Connection, MCPToolError
+from agentloop.mcp._contents import default_options, error_text, make_check, read_contents, usable_name
+from agentloop.settings import JsonLimits
+from agentloop.tools import FunctionTool, RawBody, ToolSelection
+
+logger = logging.getLogger("agentloop.mcp")
+
+IDEMPOTENCY_KEY = "agentloop/idempotency_key"
+"""Name, in a request's `_meta`, of the key that is the same for every attempt of a call."""
+
+
+def _is_command(value: Any) -> bool:
+    return isinstance(value, list | tuple) and bool(value) and all(isinstance(part, str) for part in value)
+
+
+@attrs.define(eq=False, kw_only=True)
+class MCPServer:
+    """The tools of one MCP server: a `ToolSource`. Needs the extra `mcp`.
+
+    Give either `command` or `url`. Used as it is, each run opens a connection of its own when it first asks for tools,
+    and closes it at its end; inside `open_runtime` the runs share one that lives as long as the runtime. `async with
+    server:` opens it for a block of the application's, and all runs inside use it.
+
+    The connection lives in a task of its own. If it is lost, the calls in flight have unknown outcomes
+    (`OutcomeUnknown`), the model keeps the tools it was shown, and the next call opens it again, after a pause that
+    grows with each failure. Tools that the server changes show in the next turn.
+
+    Attributes:
+        name: The name of the server, for errors and logging (logger `agentloop.mcp`, which also has its stderr).
+        command: The program and its arguments, for a server by stdio. It runs in a process group of its own, which is
+            ended with the connection.
+        env: Variables of its environment, beside the few that every server gets (`PATH`, `HOME` and their like).
+        cwd: Its working directory; None is that of this process.
+        url: The endpoint, for a server by streamable HTTP.
+        headers: Headers of every request, for keys and tokens. Not shown in any text.
+        http_client: An `httpx2.AsyncClient` of the application's own, in place of `headers` and of the bounds here.
+        filter, prefix, namespace, options: As for `ToolSelection`. `options` is the application's policy about each
+            tool; it replaces what the server's hints say: a tool that only reads has `in_doubt="rerun"`, an idempotent
+            one `idempotent=True`, a destructive one `needs_approval=True`.
+        timeout, idle_timeout: Those of every tool, in seconds, as for `@tool`; `options` may give others. A report of
+            progress restarts `idle_timeout`.
+        connect_timeout: Seconds for opening the connection, the first list of tools included.
+        grace: Seconds that a server by stdio has to exit by itself once its stdin is closed.
+        max_message_bytes: The longest message of the server; a longer one closes the connection.
+        mode: The era of the protocol: `"auto"`, `"legacy"` (with a handshake), or a version without one.
+    """
+
+    name: str = attrs.field(validator=FIELDS.words())
+    command: Sequence[str] | None = attrs.field(
+        default=None,
+        validator=optional(FIELDS.needs("a program and its arguments are needed, as texts", fits(_is_command))),
+    )
+    env: Mapping[str, str] | None = attrs.field(default=None, repr=False, validator=optional(FIELDS.mapping()))
+    cwd: str | None = attrs.field(default=None, validator=optional(FIELDS.text()))
+    url: str | None = attrs.field(default=None, validator=optional(FIELDS.words()))
+    headers: Mapping[str, str] | None = attrs.field(default=None, repr=False, validator=optional(FIELDS.mapping()))
+    http_client: Any = attrs.field(default=None, repr=False)
+    filter: Collection[str] | Callable[[FunctionTool[Any]], bool] | None = None
+    prefix: str = ""
+    namespace: str | None = None
+    options: Callable[[FunctionTool[Any]], Mapping[str, Any] | None] | None = None
+    timeout: float | None = attrs.field(default=None, validator=optional(NAMES.seconds()))
+    idle_timeout: float | None = attrs.field(default=60.0, validator=optional(NAMES.seconds()))
+    connect_timeout: float = attrs.field(default=10.0, validator=NAMES.seconds())
+    grace: float = attrs.field(default=1.0, validator=NAMES.seconds())
+    max_message_bytes: int = attrs.field(default=8_000_000, validator=NAMES.count())
+    mode: str = attrs.field(default="auto", validator=FIELDS.words())
+    _opened: _ServerTools | None = attrs.field(default=None, init=False, repr=False)
+    _closer: AbstractAsyncContextManager[Any] | None = attrs.field(default=None, init=False, repr=False)
+
+    def __attrs_post_init__(self) -> None:
+        if (self.command is None) == (self.url is None):
+            raise UserTypeError(f"MCPServer {self.name!r}: either command or url is needed")
+        ToolSelection(source=(), filter=self.filter, prefix=self.prefix, namespace=self.namespace, options=self.options)
+
+    async def __aenter__(self) -> MCPServer:
+        """Open the connection, for all runs inside the block.
+
+        Raises:
+            MCPConnectionError: the server can't be reached.
+            UserError: the server is open already, or the extra `mcp` isn't installed.
+        """
+        if self._closer is not None:
+            raise UserError(f"MCPServer {self.name!r} is open already")
+        self._closer = self._open()
+        try:
+            self._opened = await self._closer.__aenter__()
+        except BaseException:
+            self._closer = None
+            raise
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        closer, self._closer, self._opened = self._closer, None, None
+        if closer is not None:
+            await closer.__aexit__(None, None, None)  # noqa: ASYNC102 - bounded by the transport's own exit
+
+    async def tools(self, ctx: RunContext[Any], agent: Any) -> Sequence[FunctionTool[Any]]:
+        """Return the server's tools, asked again if the server said that they have changed.
+
+        Raises:
+            MCPConnectionError: the server can't be reached for the first time.
+        """
+        opened = self._opened if self._opened is not None else await ctx.shared_resource(self._open)
+        return await opened.tools(ctx, agent)
+
+    @asynccontextmanager
+    async def _open(self) -> AsyncIterator[_ServerTools]:
+        """Open a connection; the caller, or the task of a shared resource, holds it."""
+        try:
+            import mcp.client  # noqa: F401 - here it is found missing
+        except ImportError as error:
+            raise UserError("MCP servers need the extra `mcp`: pip install 'agentloop[mcp]'") from error
+        connection = Connection(self.name, self._open_transport, connect_timeout=self.connect_timeout, mode=self.mode)
+        async with connection:
+            yield _ServerTools(self, connection)
+
+    def _open_transport(self) -> AbstractAsyncContextManager[Any]:
+        if self.command is not None:
+            from agentloop.mcp._stdio import open_process
+
+            return open_process(
+                self.name,
+                self.command,
+                self.env,
+                self.cwd,
+                max_bytes=self.max_message_bytes,
+                grace=self.grace,
+            )
+        from agentloop.mcp._http import open_http
+
+        assert self.url is not None
+        return open_http(self.url, self.headers, self.http_client, max_bytes=self.max_message_bytes)
+
+
+class _ServerTools:
+    """The tools of one connection, owned by the holder of the connection."""
+
+    def __init__(self, server: MCPServer, connection: Connection) -> None:
+        self._server = server
+        self._connection = connection
+        self._made: dict[str, tuple[Any, FunctionTool[Any] | None]] = {}
+        """By the server's name of a tool: how it was listed, and the tool made of it; None if it can't be used."""
+        self._current: list[FunctionTool[Any]] = []
+        self._listed: list[Any] | None = None
+        self._selection = ToolSelection(
+            source=self._current,
+            filter=server.filter,
+            prefix=server.prefix,
+            namespace=server.namespace,
+            options=server.options,
+        )
+
+    async def tools(self, ctx: RunContext[Any], agent: Any) -> Sequence[FunctionTool[Any]]:
+        """Return the selected tools; one that the server lists as before is the same object as before."""
+        listed = await self._connection.list_tools()
+        if listed is not self._listed:
+            self._made = {one.name: self._keep(one) for one in listed}
+            self._current[:] = [tool for _, tool in self._made.values() if tool is not None]
+            self._listed = listed
+        return await self._selection.tools(ctx, agent)
+
+    def _keep(self, listed: Any) -> tuple[Any, FunctionTool[Any] | None]:
+        known = self._made.get(listed.name)
+        return known if known is not None and known[0] == listed else (listed, self._make(listed))
+
+    def _make(self, listed: Any) -> FunctionTool[Any] | None:
+        server, name = self._server, usable_name(listed.name)
+        if name is None:
+            logger.warning("MCP server %r: a tool is left out: no model could call %.200r", server.name, listed.name)
+            return None
+        try:
+            check = make_check(listed.input_schema)
+        except ValueError as error:
+            logger.warning("MCP server %r: tool %r is left out: its schema: %s", server.name, listed.name, error)
+            return None
+        connection = self._connection
+
+        async def call(ctx: ToolContext[Any], text: str) -> Any:
+            arguments = parse_object(text, JsonLimits(), tool=name)
+            meta = {IDEMPOTENCY_KEY: ctx.idempotency_key}
+            result = await connection.call_tool(listed.name, arguments, ctx.report, meta)
+            if result.is_error:
+                raise MCPToolError(error_text(result.content))
+            return read_contents(result)
+
+        return FunctionTool(
+            name=name,
+            description=listed.description or listed.title or "",
+            params_json_schema=listed.input_schema,
+            body=RawBody(call, check),
+            on_invoke_tool=call,
+            strict_mode=False,
+            output_schema=listed.output_schema,
+            timeout=server.timeout,
+            idle_timeout=server.idle_timeout,
+            **default_options(listed.annotations),
+        )

@@ -1,0 +1,396 @@
+"""Runs with the tools of real servers, on both transports and in both eras of the protocol."""
+
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import pytest
+from kit.agents import script_agent
+from kit.results import find_outcome, read_outputs, read_requests, read_statuses
+from mcp_servers.processes import MARKS, Servers, children, is_running
+
+from agentloop import (
+    Agent,
+    MaxTurnsExceeded,
+    OutcomeUnknown,
+    Runner,
+    RunState,
+    ToolSourceError,
+    events,
+    open_runtime,
+)
+from agentloop.items import Audio, File, Image, Text
+from agentloop.journal import MemoryJournal
+from agentloop.mcp import MCPServer
+from agentloop.testing import call, say
+from agentloop.testing.replaying import replay
+
+pytest.importorskip("mcp", reason="needs the extra mcp: nox -s mcp")
+pytestmark = MARKS
+
+
+def outputs(result: Any) -> list[Any]:
+    """Return the outputs in model order."""
+    return list(read_outputs(result.new_items).values())
+
+
+def shown(agent: Agent[Any, Any]) -> list[set[str]]:
+    """Return the names of the tools in each request."""
+    return [{tool.name for tool in request.tools} for request in read_requests(agent)]
+
+
+@pytest.mark.scenario("TS-03")
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+async def test_tools_of_a_server_are_called(servers: Servers, mode: str) -> None:
+    """Values, errors by the tool's policy, progress, faults of arguments before anything is sent, the key, parts."""
+    server = servers.make("honest_server.py", prefix="h_", mode=mode)
+    agent = script_agent(
+        "a",
+        [
+            call("h_add", {"a": 1, "b": 2}),
+            call("h_fail"),
+            call("h_slow", {"seconds": 0.2}, call_id="slow"),
+            call("h_add", {"a": "x"}),
+            call("h_key", call_id="key"),
+            call("h_parts"),
+        ],
+        say("done"),
+        toolsets=[server],
+    )
+    seen: list[tuple[float, float | None, str | None]] = []
+    keys: list[str] = []
+    async with Runner.run_streamed(agent, "go") as stream:
+        async for event in stream:
+            if isinstance(event, events.CallProgress):
+                seen.append((event.progress, event.total, event.message))
+    result = stream.result
+    first, failed, done, misfit, key, parts = outputs(result)
+    assert read_statuses(result) == ["succeeded", "failed", "succeeded", "failed", "succeeded", "succeeded"]
+    assert first == "3"
+    assert failed == "Tool h_fail failed with: MCPToolError(Error executing tool fail)"
+    assert done == "done"
+    assert "Arguments of tool h_add don't fit: a: 'x' is not of type 'integer'; 'b' is a required" in misfit
+    assert len(key) == 32
+    keys.append(key)
+    assert parts == (
+        Text("words"),
+        Image(data="aW1n", media_type="image/png"),
+        Audio(data="YXVk", media_type="audio/wav"),
+        Text("inside"),
+        File(data="Ymlu", media_type="application/x-bin", filename="a.bin"),
+        parts[-1],
+    )
+    assert '"uri": "file:///b.txt"' in parts[-1].text
+    assert (0.0, 5.0, "step 0") in seen
+    assert servers.lines().count("add 1 2") == 1
+
+
+@pytest.mark.scenario("TS-03")
+@pytest.mark.parametrize("by", ["timeout", "cancel_call", "run"])
+async def test_end_of_a_call_reaches_the_server(servers: Servers, by: str) -> None:
+    """Its timeout, its cancellation and that of the run."""
+    options = {"timeout": 0.5} if by == "timeout" else {}
+    server = servers.make("honest_server.py", **options)
+    agent = script_agent("a", call("slow", {"seconds": 60}, call_id="s"), say("done"), toolsets=[server])
+    async with server, Runner.run_streamed(agent, "go") as stream:
+        async for event in stream:
+            if isinstance(event, events.CallProgress):
+                if by == "cancel_call":
+                    stream.cancel_call("s")
+                elif by == "run":
+                    stream.cancel()
+        with anyio.fail_after(10):
+            while "slow cut by CancelledError" not in servers.lines():  # noqa: ASYNC110 - another process writes it
+                await anyio.sleep(0.02)
+    status = {"timeout": "timed_out", "cancel_call": "rejected", "run": "cancelled"}[by]
+    assert find_outcome(stream.result, "s").status in (status, "cancelled")
+
+
+@pytest.mark.scenario("TS-02")
+async def test_changed_tools_show_in_a_later_turn(servers: Servers) -> None:
+    """The server tells of them; by HTTP the notice comes by another stream than the answer."""
+    server = servers.make("honest_server.py", filter=["grow", "add", "extra"])
+
+    async with server:
+        agent = script_agent("a", call("grow"), say("1"), toolsets=[server])
+        await Runner.run(agent, "go")
+        names = shown(agent)[0]
+        assert names == {"add", "grow"}
+        with anyio.fail_after(10):
+            while "extra" not in names:
+                await anyio.sleep(0.02)
+                agent = script_agent("a", say("2"), toolsets=[server])
+                await Runner.run(agent, "go")
+                names = shown(agent)[0]
+        agent = script_agent("a", call("extra"), say("3"), toolsets=[server])
+        assert outputs(await Runner.run(agent, "go")) == ["extra!"]
+
+
+@pytest.mark.scenario("TS-03")
+async def test_hints_give_options_that_the_application_overrides(servers: Servers) -> None:
+    """A destructive tool waits for a verdict; the policy of the application says otherwise, or more."""
+    server = servers.make(options=lambda tool: {"needs_approval": tool.name == "echo", "timeout": 3.0})
+    async with server:
+        found = {tool.name: tool for tool in await server.tools(None, None)}  # type: ignore[arg-type]
+        assert (found["purge"].needs_approval, found["echo"].needs_approval) == (False, True)
+        assert found["purge"].timeout == 3.0
+        assert (found["again"].in_doubt, found["again"].idempotent) == ("rerun", False)
+        assert (found["same"].idempotent, found["same"].in_doubt) == (True, "tell_model")
+        assert found["with_dots_and_slashes"].name == "with_dots_and_slashes"
+        assert "no_schema" not in found
+        plain = servers.make() if servers.kind == "stdio" else MCPServer(name="p", url=server.url)
+        agent = script_agent("a", call("purge", call_id="p"), say("done"), toolsets=[plain])
+        paused = await Runner.run(agent, "go")
+        assert [one.call.call_id for one in paused.interruptions] == ["p"]
+        state = RunState.from_json(agent, paused.to_state().to_json())
+        state.approve(state.interruptions[0])
+        assert outputs(await Runner.run(agent, state)) == ["ok"]
+
+
+# -- servers that die
+
+
+@pytest.mark.scenario("TS-04")
+async def test_death_within_a_call_leaves_its_outcome_unknown(servers: Servers) -> None:
+    """So do others in flight there; calls elsewhere go on, and so does what the caller does."""
+    server = servers.make()
+    elsewhere = Servers("stdio", servers.folder).make()
+    ticks: list[int] = []
+
+    async def tick() -> None:
+        while True:
+            await anyio.sleep(0.01)
+            ticks.append(1)
+
+    agent = script_agent(
+        "a",
+        [call("die", call_id="1"), call("wait", {"seconds": 20}, call_id="2"), call("o_echo", {"seconds": 0.3})],
+        say("done"),
+        toolsets=[server, MCPServer(name="o", command=elsewhere.command, prefix="o_", connect_timeout=30)],
+    )
+    async with anyio.create_task_group() as group:
+        group.start_soon(tick)
+        result = await Runner.run(agent, "go")
+        before = len(ticks)
+        await anyio.sleep(0.05)
+        assert len(ticks) > before
+        group.cancel_scope.cancel()
+    assert read_statuses(result) == ["unknown", "unknown", "succeeded"]
+    text = (
+        "Tool 'die' was interrupted; whether it took effect is unknown: the connection to MCP server 'probe' was lost"
+    )
+    assert outputs(result)[0].startswith(text)
+
+
+@pytest.mark.scenario("TS-04")
+async def test_next_use_starts_the_server_anew(stdio: Servers, tmp_path: Path) -> None:
+    """A tool that only reads runs again by itself, with the same key; any other is called by the model again."""
+    flag = str(tmp_path / "flag")
+    server = stdio.make()
+    agent = script_agent(
+        "a",
+        call("again", {"dies_without": flag}, call_id="1"),
+        call("die", call_id="2"),
+        call("echo", {"a": 1}, call_id="3"),
+        say("done"),
+        toolsets=[server],
+    )
+    result = await Runner.run(agent, "go")
+    assert read_statuses(result) == ["succeeded", "unknown", "succeeded"]
+
+
+@pytest.mark.scenario("TS-04")
+async def test_server_by_http_that_was_started_anew(http: Servers) -> None:
+    """Its new process knows nothing of the session: the request is sent again in a new one, once."""
+    server = http.make()
+    async with server:
+        agent = script_agent("a", call("echo", call_id="1"), say("done"), toolsets=[server])
+        assert read_statuses(await Runner.run(agent, "go")) == ["succeeded"]
+        port = int((server.url or "").rpartition(":")[2].partition("/")[0])
+        http.close()
+        agent = script_agent("a", call("echo", call_id="1"), say("done"), toolsets=[server])
+        result = await Runner.run(agent, "go")
+        assert read_statuses(result)[0] in ("unknown", "failed")
+        agent = script_agent("a", call("echo", call_id="1"), say("done"), toolsets=[server])
+        result = await Runner.run(agent, "go")
+        assert "can't be used" in outputs(result)[0]
+        http.processes.clear()
+        await anyio.to_thread.run_sync(http.start, "raw_server.py", port, {})
+        agent = script_agent("a", call("echo", call_id="1"), say("done"), toolsets=[server])
+        assert read_statuses(await Runner.run(agent, "go")) == ["succeeded"]
+        http.close()
+        http.processes.clear()
+        await anyio.to_thread.run_sync(http.start, "raw_server.py", port, {})
+        agent = script_agent("a", call("echo", call_id="1"), say("done"), toolsets=[server])
+        assert read_statuses(await Runner.run(agent, "go")) == ["succeeded"]
+
+
+async def test_server_that_cannot_be_reached_ends_the_run_and_is_named(servers: Servers) -> None:
+    """The first time; and the run can be resumed."""
+    if servers.kind == "stdio":
+        server = MCPServer(name="gone", command=["/no/such/program"])
+    else:
+        server = MCPServer(name="gone", url="http://127.0.0.1:9/mcp")
+    agent = script_agent("a", say("done"), toolsets=[server])
+    journal = MemoryJournal()
+    with pytest.raises(ToolSourceError, match="tool source 'gone' failed: MCPConnectionError: MCP server 'gone' can't"):
+        await Runner.run(agent, "go", journal=journal)
+    agent.toolsets = []
+    assert (await Runner.resume(agent, journal)).final_output == "done"
+
+
+async def test_server_that_says_nothing_is_given_up(stdio: Servers) -> None:
+    """Within the time for the connection, and its process ends."""
+    server = MCPServer(name="mute", command=["sleep", "600"], connect_timeout=0.5, grace=0.2)
+    began = time.monotonic()
+    with pytest.raises(ToolSourceError, match=r"TimeoutError: no answer within 0\.5 seconds"):
+        await Runner.run(script_agent("a", say("done"), toolsets=[server]), "go")
+    assert time.monotonic() - began < 8
+
+
+# -- ownership
+
+
+@pytest.mark.scenario("TS-06")
+@pytest.mark.parametrize("how", ["completed", "failed", "cancelled", "interrupted"])
+async def test_run_closes_the_connection_it_opened(stdio: Servers, how: str) -> None:
+    """However it ends; children of the server end with it."""
+    server = stdio.make(
+        env={"RAW_STAYS": "1"}, grace=0.2, options=lambda tool: {"needs_approval": tool.name == "purge"}
+    )
+    steps = {
+        "completed": [say("done")],
+        "failed": [call("echo", call_id=f"{n}") for n in range(2)],
+        "cancelled": [call("wait", {"seconds": 60}, call_id="2")],
+        "interrupted": [call("purge", call_id="2")],
+    }[how]
+    agent = script_agent("a", call("child", call_id="1"), *steps, toolsets=[server])
+    result: Any = None
+    if how == "failed":
+        with pytest.raises(MaxTurnsExceeded) as caught:
+            await Runner.run(agent, "go", max_turns=1)
+        result = caught.value.run_data
+    elif how == "cancelled":
+        async with Runner.run_streamed(agent, "go") as stream:
+            async for event in stream:
+                if isinstance(event, events.CallProgress):
+                    stream.cancel()
+        result = stream.result
+    else:
+        result = await Runner.run(agent, "go")
+    child = int(find_outcome(result, "1").output)
+    with anyio.fail_after(5):
+        while is_running(child):  # noqa: ASYNC110 - the system ends it
+            await anyio.sleep(0.01)
+
+
+@pytest.mark.scenario("TS-06")
+async def test_connection_of_a_runtime_lives_on(stdio: Servers) -> None:
+    """Runs inside share it, concurrent ones too; it ends with the runtime's block, also if that raises."""
+    server = stdio.make()
+    before = children()
+    with pytest.raises(ZeroDivisionError):
+        async with open_runtime():
+            async with anyio.create_task_group() as group:
+                for number in range(3):
+                    agent = script_agent(f"a{number}", call("echo"), say("done"), toolsets=[server])
+                    group.start_soon(Runner.run, agent, "go")
+            (pid,) = children() - before
+            agent = script_agent("b", call("echo"), say("done"), toolsets=[server])
+            await Runner.run(agent, "go")
+            assert children() - before == {pid}
+            raise ZeroDivisionError
+    assert children() == before
+
+
+@pytest.mark.scenario("TS-06")
+async def test_block_of_the_application_raises_its_own_error(servers: Servers) -> None:
+    """Bare; and a dead server cancels nothing in it."""
+    server = servers.make()
+    with pytest.raises(ZeroDivisionError):
+        async with server:
+            agent = script_agent("a", call("die"), say("done"), toolsets=[server])
+            result = await Runner.run(agent, "go")
+            assert isinstance(result.calls[0].outcome.error, OutcomeUnknown)
+            await anyio.sleep(0.2)
+            raise ZeroDivisionError
+
+
+async def test_nested_run_uses_the_connection_of_the_outer_one(stdio: Servers) -> None:
+    """An agent tool asks the same server: one process for both."""
+    server = stdio.make()
+    before = children()
+    seen: list[int] = []
+
+    class Counting:
+        async def tools(self, ctx: Any, agent: Any) -> Any:
+            found = await server.tools(ctx, agent)
+            seen.append(len(children() - before))
+            return found
+
+    inner = script_agent("inner", call("echo"), say("inner done"), toolsets=[Counting()])
+    agent = script_agent("a", call("inner", {"input": "x"}), say("done"), toolsets=[server])
+    agent.tools = [inner.as_tool()]
+    result = await Runner.run(agent, "go")
+    assert outputs(result) == ["inner done"]
+    assert set(seen) == {1}
+
+
+# -- many calls
+
+
+async def test_hundred_calls_at_once_on_one_connection(servers: Servers) -> None:
+    """Each gets its own answer."""
+    server = servers.make()
+    calls = [call("echo", {"n": n, "seconds": 0.01}, call_id=f"c{n}") for n in range(100)]
+    agent = script_agent("a", calls, say("done"), toolsets=[server])
+    result = await Runner.run(agent, "go")
+    assert outputs(result) == [f'{{"n": {n}, "seconds": 0.01}}' for n in range(100)]
+
+
+# -- replay
+
+
+@pytest.mark.scenario("TS-01")
+async def test_journal_replays_without_the_server(servers: Servers) -> None:
+    """A server that died in a call, a fault of arguments, an approval: nothing of it is connected to again."""
+    server = servers.make(options=lambda tool: {"timeout": 0.2} if tool.name == "never" else None)
+    agent = script_agent(
+        "a",
+        [
+            call("echo", {"a": 1}, call_id="1"),
+            call("strict", {"n": "x"}, call_id="2"),
+            call("never", call_id="3"),
+            call("purge", call_id="4"),
+        ],
+        call("die", call_id="5"),
+        say("done"),
+        toolsets=[server],
+    )
+    journal = MemoryJournal()
+    paused = await Runner.run(agent, "go", journal=journal)
+    state = await RunState.from_journal(agent, journal)
+    assert paused.interruptions
+    state.reject(state.interruptions[0])
+    result = await Runner.run(agent, state, journal=journal)
+    assert read_statuses(result) == ["succeeded", "failed", "timed_out", "rejected", "unknown"]
+    servers.close()
+    gone = Agent("a", model=agent.model, toolsets=[MCPServer(name="probe", command=["/no/such/program"])])
+    for backend in ("asyncio", "trio"):
+        replayed = await anyio.to_thread.run_sync(lambda backend=backend: replay(journal, gone, backend=backend))
+        assert replayed.result is not None
+        assert read_statuses(replayed.result) == read_statuses(result)
+
+
+async def test_stderr_goes_to_logging(stdio: Servers, caplog: pytest.LogCaptureFixture) -> None:
+    """Each line within bounds, and with nothing that could control a terminal."""
+    with caplog.at_level(logging.INFO, "agentloop.mcp"):
+        server = stdio.make()
+        agent = script_agent("a", call("noise"), say("done"), toolsets=[server])
+        await Runner.run(agent, "go")
+    lines = [record.message for record in caplog.records if record.name == "agentloop.mcp"]
+    assert "MCP server probe: last \\x1b[31mwords" in lines
+    assert max(map(len, lines)) < 2_100
