@@ -98,6 +98,7 @@ if TYPE_CHECKING:
     from agentloop._storage.public_json import item_from_json, record_from_json, to_json
     from agentloop._storage.signing import SealKey
     from agentloop.conditions import Condition, MaxTurns, TextMention, TokenLimit, ToolCalled
+    from agentloop.executors import Computer, Editor, Shell
     from agentloop.state import RunState
 
 __version__ = "0.1.0"
@@ -106,6 +107,7 @@ _SUBMODULES = (
     "abc",
     "events",
     "exceptions",
+    "executors",
     "items",
     "journal",
     "models",
@@ -116,6 +118,7 @@ _SUBMODULES = (
 )
 _LAZY = {
     **dict.fromkeys(("Condition", "MaxTurns", "TextMention", "TokenLimit", "ToolCalled"), "conditions"),
+    **dict.fromkeys(("Computer", "Editor", "Shell"), "executors"),
     "JsonSchema": "_schema.json_schema",
     "OutputType": "_schema.output_schema",
     **dict.fromkeys(("item_from_json", "record_from_json", "to_json"), "_storage.public_json"),
@@ -147,8 +150,10 @@ __all__ = [
     "CachePolicy",
     "CallOutcome",
     "Capacity",
+    "Computer",
     "Condition",
     "Deny",
+    "Editor",
     "ErrorHandlerData",
     "ErrorHandlerResult",
     "FunctionTool",
@@ -205,6 +210,7 @@ __all__ = [
     "SealKey",
     "SessionConflict",
     "SessionSettings",
+    "Shell",
     "Span",
     "StateError",
     "StopAtTools",

@@ -22,6 +22,7 @@ __all__ = [
     "ApprovalRequest",
     "AssistantMessage",
     "Audio",
+    "CallKind",
     "Caller",
     "Compaction",
     "ContainerFileCitation",
@@ -42,6 +43,7 @@ __all__ = [
     "SystemMessage",
     "Text",
     "ToolCall",
+    "ToolKind",
     "ToolOutput",
     "UrlCitation",
     "UserMessage",
@@ -49,6 +51,10 @@ __all__ = [
 ]
 
 JsonObject: TypeAlias = Mapping[str, Any]
+ToolKind: TypeAlias = Literal["function", "custom", "shell", "apply_patch", "computer"]
+"""The form in which a provider calls a tool: JSON arguments, free text, or an item of its own for an executor."""
+CallKind: TypeAlias = Literal["function", "custom", "approval", "shell", "apply_patch", "computer"]
+"""The kind of a call: that of its tool, or `"approval"`."""
 
 
 class _ContentPart(Value, frozen=True, tag_field="type", gc=False):
@@ -218,7 +224,7 @@ class Caller(Value, frozen=True, gc=False):
 
 
 class _MarkedCall(NotedValue, frozen=True, kw_only=True, tag_field="type", gc=False):
-    kind: Literal["function", "custom", "approval"] = "function"
+    kind: CallKind = "function"
     caller: Caller | None = None
     provider_data: JsonObject | None = None
     secret: tuple[str, ...] = ()
@@ -228,7 +234,7 @@ class _MarkedCall(NotedValue, frozen=True, kw_only=True, tag_field="type", gc=Fa
 
 
 class _MarkedOutput(_SecretItem, frozen=True, kw_only=True):
-    kind: Literal["function", "custom", "approval"] = "function"
+    kind: CallKind = "function"
     is_error: bool = False
 
 
@@ -325,6 +331,10 @@ class ToolCall(_MarkedCall, frozen=True, tag="tool_call"):
     A call of kind `"custom"` is one of a tool that takes free text: `arguments` is that text. `caller` is the hosted
     tool that made the call; None if the model itself did.
 
+    A call of kind `"shell"`, `"apply_patch"` or `"computer"` came as the provider's own item for an executor
+    (`agentloop.executors`). `arguments` is the JSON text of that item's content, and the output goes back as the item
+    that answers it; in all else it is a call like others.
+
     A call of kind `"approval"` is one that the provider will run itself, on the server `namespace`, once it is
     approved: it is always an interruption, and no tool of the agent runs.
 
@@ -346,7 +356,7 @@ class ToolCall(_MarkedCall, frozen=True, tag="tool_call"):
             arguments: str = "{}",
             namespace: str | None = None,
             *,
-            kind: Literal["function", "custom", "approval"] = "function",
+            kind: CallKind = "function",
             caller: Caller | None = None,
             provider_data: JsonObject | None = None,
             secret: Iterable[str] = (),
@@ -379,7 +389,7 @@ class ToolOutput(_MarkedOutput, frozen=True, tag="tool_output"):
             call_id: str,
             output: str | Part | Iterable[Part],
             *,
-            kind: Literal["function", "custom", "approval"] = "function",
+            kind: CallKind = "function",
             is_error: bool = False,
             provider_data: JsonObject | None = None,
             secret: bool = False,

@@ -14,7 +14,7 @@ from msgspec.structs import force_setattr
 
 from agentloop._common.errors import UserTypeError
 from agentloop._common.values import NotedValue, Value
-from agentloop.items import Item, JsonObject
+from agentloop.items import Item, JsonObject, ToolKind
 from agentloop.settings import CachePolicy, ModelSettings, Prompt
 from agentloop.usage import RequestUsage, Usage
 
@@ -35,7 +35,7 @@ class ToolDefinition(Protocol):
     @property
     def examples(self) -> Any: ...  # (request, arguments) pairs; Any: pyright takes a converter for the value's type
     @property
-    def kind(self) -> Literal["function", "custom"]: ...
+    def kind(self) -> ToolKind: ...
     @property
     def format(self) -> Mapping[str, Any] | None: ...
     @property

@@ -23,6 +23,7 @@ from typing import (
     TypedDict,
     Unpack,
     cast,
+    get_args,
     overload,
     runtime_checkable,
 )
@@ -40,7 +41,7 @@ from agentloop._common.values import ByFields, ReprByFields, Value
 from agentloop._schema.json_text import parse_object
 from agentloop.context import Callback, RunContext, ToolContext
 from agentloop.guardrails import ToolInputGuardrail, ToolOutputGuardrail
-from agentloop.items import Content, ToolCall
+from agentloop.items import Content, ToolCall, ToolKind
 from agentloop.limits import Capacity, Limit, Rate
 from agentloop.settings import JsonLimits
 
@@ -227,9 +228,7 @@ class FunctionTool(ReprByFields, Generic[ContextT_contra]):
     abandon_on_cancel: bool = attrs.field(default=False, repr=False, validator=_TOOL.flag("a bool is needed"))
     namespace: str | None = attrs.field(default=None, validator=optional(_TOOL.text()))
     defer_loading: bool = attrs.field(default=False, repr=False, validator=_TOOL.flag("a bool is needed"))
-    kind: Literal["function", "custom"] = attrs.field(
-        default="function", repr=False, validator=_TOOL.one_of("function", "custom")
-    )
+    kind: ToolKind = attrs.field(default="function", repr=False, validator=_TOOL.one_of(*get_args(ToolKind)))
     format: Mapping[str, Any] | None = attrs.field(default=None, repr=False, validator=optional(_TOOL.mapping()))
     output_schema: Mapping[str, Any] | None = attrs.field(
         default=None, repr=False, validator=optional(_TOOL.mapping("a JSON schema, as a mapping, is needed"))
@@ -282,6 +281,8 @@ class FunctionTool(ReprByFields, Generic[ContextT_contra]):
             raise UserTypeError(f"tool {self.name!r}: kind='custom' is for a function of one text")
         if self.secret:
             object.__setattr__(self, "secret", (ALL_ARGUMENTS,))  # its text is no object with arguments by name
+        if self.serial is None:
+            object.__setattr__(self, "serial", "custom")
 
     def _check_thread(self) -> None:
         for field in ("timeout", "idle_timeout"):
@@ -302,7 +303,7 @@ class FunctionTool(ReprByFields, Generic[ContextT_contra]):
         Raises:
             UserTypeError: if they aren't the one text of a custom tool.
         """
-        if self.kind == "function":
+        if self.kind != "custom":
             return json.dumps(arguments, ensure_ascii=False)
         text = arguments.get(self.text_parameter)
         if not isinstance(text, str) or len(arguments) != 1:
@@ -416,7 +417,7 @@ class ToolOptions(TypedDict, total=False):
     abandon_on_cancel: bool
     namespace: str | None
     defer_loading: bool
-    kind: Literal["function", "custom"]
+    kind: ToolKind
     format: Mapping[str, Any] | None
     output_schema: Mapping[str, Any] | None
     allowed_callers: Sequence[str]
@@ -510,13 +511,17 @@ def tool(fn: Callable[..., Any] | None = None, /, **options: Unpack[ToolOptions]
             inform the model (`"tell_model"`), run it again (`"rerun"`; calls of idempotent tools always are), or raise
             (`"raise"`).
         capacity: A `Capacity`, a `Rate`, or several: limits shared with all other users of the same objects.
-        serial: The name of a group whose calls never overlap within a turn and start in model order.
+        serial: The name of a group whose calls never overlap within a turn and start in model order. Custom tools are
+            in the group `"custom"` unless another is given.
         exclusive: True if a call runs alone in its turn.
         abandon_on_cancel: For sync functions: True to leave the thread running when its call is cancelled.
         namespace: The namespace of the tool; the model calls it as a member of that namespace.
         defer_loading: True if the provider shows the tool only after a search.
-        kind: `"custom"` for a tool that takes free text in place of JSON: a function of one `str`.
-        format: The grammar of a custom tool's text, in the provider's form; None = any text.
+        kind: `"custom"` for a tool that takes free text in place of JSON: a function of one `str`. `"shell"`,
+            `"apply_patch"` and `"computer"` are set by the tools of `agentloop.executors`: a provider that has an item
+            for these calls is shown its own tool, others a function.
+        format: The grammar of a custom tool's text, in the provider's form; None = any text. For a computer, its
+            display: `{"width": 1280, "height": 800, "environment": "browser"}`.
         output_schema: The JSON schema of the output's JSON, for providers that run programs over outputs.
         allowed_callers: Who may call, in the provider's words (`"direct"`, `"programmatic"`); empty: the model alone.
         examples: `(request, arguments)` pairs, shown to small models.

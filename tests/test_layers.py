@@ -29,14 +29,14 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "runtime": ("_engine.runtime",),
     "calls": ("_engine.calls",),
     "engine": ("_engine",),
-    "edges": ("models", "sessions", "journal", "tracing", "mcp"),
+    "edges": ("models", "sessions", "journal", "tracing", "mcp", "executors"),
     "entry": ("run", "runtime", ""),  # the empty name is the package's own `__init__`
     "outermost": ("testing", "cli"),
 }
 FLOOR = {layer: floor for floor, layer in enumerate(LAYERS)}
 APART = (("edges", "core"), ("edges", "state"), ("edges", "runtime"), ("edges", "calls"), ("edges", "engine"))
 """Edges know nothing of the machine, nor the machine of them."""
-MOST_ROOMS, MOST_FLOORS = 45, 15
+MOST_ROOMS, MOST_FLOORS = 46, 15
 """Rooms of the package, and the longest way down through their imports: more of either is a decision."""
 
 WAITING_OR_CHANGING = frozenset(

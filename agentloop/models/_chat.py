@@ -266,7 +266,9 @@ def _message(item: Item, call: ToolCall | HandoffCall | None, place: str) -> Jso
             return {"role": "user", "content": chat_content(item.content, place)}
         case AssistantMessage():
             return _assistant(item, place)
-        case HandoffOutput() | ToolOutput(kind="function" | "custom"):
+        case ToolOutput(kind="approval"):
+            raise no_form(place, item)
+        case HandoffOutput() | ToolOutput():
             call_id = item.call_id if call is None else _wire_id(call)
             return {"role": "tool", "tool_call_id": call_id, "content": output_text(item.output)}
         case _:

@@ -147,12 +147,12 @@ def encode_item(item: Item, wire_ids: dict[str, str]) -> JsonDict:
             return _message("user", "input_text", item.content)
         case AssistantMessage():
             return _message("assistant", "output_text", item.content)
-        case HandoffCall() | ToolCall(kind="function"):
+        case HandoffCall() | ToolCall(kind="function" | "shell" | "apply_patch" | "computer"):
             if isinstance(item.provider_data, Mapping) and isinstance(wire_id := item.provider_data.get(WIRE_ID), str):
                 wire_ids[item.call_id] = wire_id
             call_id = wire_ids.get(item.call_id, item.call_id)
             return {"type": "function_call", "call_id": call_id, "name": item.name, "arguments": item.arguments or "{}"}
-        case HandoffOutput() | ToolOutput(kind="function"):
+        case HandoffOutput() | ToolOutput(kind="function" | "shell" | "apply_patch" | "computer"):
             return encode_output(wire_ids.get(item.call_id, item.call_id), output_text(item.output))
         case _:
             raise UserError(f"items: {type(item).__name__} has no form in {INTERFACE}.")

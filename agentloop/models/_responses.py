@@ -41,6 +41,7 @@ from agentloop.models._codec import (
     server_error,
 )
 from agentloop.models._common import CallIds
+from agentloop.models._responses_executors import CONTENTS, names_by_kind
 from agentloop.models._responses_items import CALLS, read_item
 
 _USAGE = UsageNames("input_tokens", "input_tokens_details", "output_tokens", "output_tokens_details")
@@ -70,6 +71,7 @@ class ResponsesDecoder:
         """The whole items, as they came, by position."""
         self._items: dict[int, Item] = {}
         self._call_ids = CallIds(request)
+        self._executor_names = names_by_kind(request.tools)
         self._places: dict[str, int] = {}
         """Positions by the items' own ids."""
         self._pieces: set[tuple[int, str]] = set()
@@ -156,7 +158,7 @@ class ResponsesDecoder:
         place, item = self._place(event), _object(event, "item")
         if isinstance(item.get("id"), str):
             self._places[item["id"]] = place
-        if (optional_text(item.get("type")) or "") in CALLS:
+        if self._is_call(item):
             self._call_ids.assign(optional_text(item.get("call_id")) or optional_text(item.get("id")), place + 1)
 
     def _delta(self, kind: str, event: Mapping[str, Any]) -> Iterator[ModelEvent]:
@@ -186,7 +188,7 @@ class ResponsesDecoder:
     # -- items
 
     def _end_item(self, place: int, data: Mapping[str, Any]) -> Iterator[ModelEvent]:
-        item = read_item(data, lambda given: self._call_ids.assign(given, place + 1))
+        item = read_item(data, lambda given: self._call_ids.assign(given, place + 1), self._executor_names)
         self._came[place], self._items[place] = data, item
         yield from self._missing_pieces(place, item)
         yield ItemDone(item)
@@ -217,8 +219,8 @@ class ResponsesDecoder:
         why = details.get("reason") if isinstance(details, Mapping) else None
         cut = kind == "response.incomplete"
         for place, data in enumerate(read_objects(response.get("output"), "output")):
-            if cut and place not in self._items and _is_unfinished(data):
-                continue  # the item that the limit cut
+            if cut and place not in self._items and self._is_call(data) and data.get("status") != "completed":
+                continue  # the item that the limit cut: half a call is no call
             if self._came.get(place) != data:
                 known = place in self._items
                 events = list(self._end_item(place, data))
@@ -228,6 +230,10 @@ class ResponsesDecoder:
         calls = any(isinstance(item, ToolCall) for item in self._items.values())
         self._finish_reason = _CUT.get(str(why), str(why or "incomplete")) if cut else "tool_calls" if calls else "stop"
 
+    def _is_call(self, data: Mapping[str, Any]) -> bool:
+        kind = optional_text(data.get("type")) or ""
+        return kind in CALLS or (kind in CONTENTS and CONTENTS[kind][0] in self._executor_names)
+
     def _check_cut(self, why: str) -> None:
         half = [item for item in self._items.values() if isinstance(item, ToolCall) and not is_json(item.arguments)]
         for item in half:
@@ -235,11 +241,6 @@ class ResponsesDecoder:
                 raise ModelBehaviorError(f"The response was cut ({why}) within a call of {item.name!r}.")
         if not any(not isinstance(item, Reasoning) for item in self._items.values()):
             raise ModelBehaviorError(f"The response was cut ({why}) before anything usable came.")
-
-
-def _is_unfinished(data: Mapping[str, Any]) -> bool:
-    """Tell whether an item of a cut answer is of no use: a call's half is no call."""
-    return (optional_text(data.get("type")) or "") in CALLS and data.get("status") != "completed"
 
 
 def _object(event: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -8,6 +8,7 @@ know about requests and answers.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, Literal
 
 from agentloop.exceptions import ModelBehaviorError
@@ -37,6 +38,7 @@ from agentloop.items import (
     UrlCitation,
     UserMessage,
 )
+from agentloop.models import _responses_executors as executors
 from agentloop.models._codec import QUOTED, JsonDict, encode_json, optional_text, read_objects, read_text, without_none
 from agentloop.models._common import data_url, no_form, output_text
 from agentloop.models._pieces import CALL_TYPES, OUTPUT_TYPES, PieceCache
@@ -75,6 +77,8 @@ CALLS: dict[str, Literal["function", "custom", "approval"]] = {
     "mcp_approval_request": "approval",
 }
 """Kinds of items that are calls, each with the call's kind."""
+EXECUTOR_KINDS = frozenset(kind for kind, _ in executors.CONTENTS.values())
+"""Kinds of the calls whose items are those of executors."""
 _OF_THE_MODEL = (AssistantMessage, ToolCall, HandoffCall, HostedToolCall, OpaqueItem)
 
 
@@ -106,6 +110,10 @@ def write_items(items: Iterable[Item], pieces: PieceCache) -> Iterator[tuple[Ite
         if piece is None:
             piece = pieces.keep(item, encode_json(write_item(item, f"items[{index}]", call)), call)
         yield item, piece
+        if isinstance(item, ToolOutput) and item.kind == "computer" and isinstance(call, ToolCall):
+            reason = executors.write_missing_screenshot(item)
+            if reason is not None:
+                yield item, encode_json(reason)
 
 
 def write_item(item: Item, place: str, call: ToolCall | HandoffCall | None = None) -> JsonDict:
@@ -194,6 +202,9 @@ def _annotation(one: UrlCitation | FileCitation | ContainerFileCitation) -> Json
 def _call(item: ToolCall | HandoffCall) -> JsonDict:
     wire = _wire(item) or {}
     call_id = wire.get("call_id", item.call_id)
+    if isinstance(item, ToolCall) and item.kind in EXECUTOR_KINDS:
+        caller = _caller(item)
+        return executors.write_call(item, call_id, wire) | ({} if caller is None else {"caller": caller})
     if isinstance(item, ToolCall) and item.kind == "approval":
         asked = {"name": item.name, "server_label": item.namespace or "", "arguments": item.arguments}
         return {**wire, "type": "mcp_approval_request", "id": call_id, **asked}
@@ -219,6 +230,9 @@ def _output(item: ToolOutput | HandoffOutput, call: ToolCall | HandoffCall | Non
         return _verdict(item, (wire or {}).get("call_id", item.call_id))
     custom = isinstance(item, ToolOutput) and item.kind == "custom"
     caller = _caller(call) if isinstance(call, ToolCall) else None
+    if isinstance(item, ToolOutput) and isinstance(call, ToolCall) and call.kind in EXECUTOR_KINDS:
+        sent = executors.write_output(item, call, (wire or {}).get("call_id", item.call_id), wire or {})
+        return sent | ({} if caller is None else {"caller": caller})
     return {
         "type": "custom_tool_call_output" if custom else "function_call_output",
         "call_id": (wire or {}).get("call_id", item.call_id),
@@ -303,10 +317,15 @@ def input_part(part: Part, place: str) -> JsonDict:
 # ---------------------------------------------------------------------------------------------- back
 
 
-def read_item(data: Mapping[str, Any], make_call_id: Callable[[str | None], tuple[str, str]]) -> Item:
+def read_item(
+    data: Mapping[str, Any],
+    make_call_id: Callable[[str | None], tuple[str, str]],
+    executor_names: Mapping[str, str] = MappingProxyType({}),
+) -> Item:
     """Return the item in *data*; one of a kind unknown here is an `OpaqueItem`.
 
-    *make_call_id* takes the server's id of a call, or None, and returns the run's and the server's.
+    *make_call_id* takes the server's id of a call, or None, and returns the run's and the server's. *executor_names*
+    are the names of the executors' tools that the request shows, by kind.
 
     Raises:
         ModelBehaviorError: if *data* breaks the rules of its kind.
@@ -316,6 +335,8 @@ def read_item(data: Mapping[str, Any], make_call_id: Callable[[str | None], tupl
             return _read_message(data)
         case str(kind) if kind in CALLS:
             return _read_call(data, make_call_id)
+        case str(kind) if kind in executors.CONTENTS and executors.CONTENTS[kind][0] in executor_names:
+            return _read_executor_call(data, make_call_id, executor_names)
         case "reasoning":
             return _read_reasoning(data)
         case "compaction":
@@ -412,6 +433,26 @@ def _read_call(data: Mapping[str, Any], make_call_id: Callable[[str | None], tup
         kind=kind,
         caller=_read_caller(caller) if isinstance(caller, Mapping) else None,
         provider_data=_marked(data, known, None if call_id == given else {"call_id": given}),
+    )
+
+
+def _read_executor_call(
+    data: Mapping[str, Any], make_call_id: Callable[[str | None], tuple[str, str]], names: Mapping[str, str]
+) -> ToolCall:
+    type_ = data["type"]
+    kind, fields = executors.CONTENTS[type_]
+    call_id, given = make_call_id(read_text(data.get("call_id") or data.get("id"), "call_id") or None)
+    more: JsonDict = {} if call_id == given else {"call_id": given}
+    if type_ == "local_shell_call":
+        more[executors.TYPE] = type_
+    caller = data.get("caller")
+    return ToolCall(
+        call_id,
+        names[kind],
+        executors.read_arguments(data),
+        kind=kind,
+        caller=_read_caller(caller) if isinstance(caller, Mapping) else None,
+        provider_data=_marked(data, ("call_id", "caller", *fields), more),
     )
 
 

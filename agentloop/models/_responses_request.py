@@ -11,10 +11,11 @@ from typing import Any
 from agentloop.exceptions import UserTypeError
 from agentloop.items import Item, UserMessage
 from agentloop.model_events import ModelRequest, OutputSchema, ToolDefinition
+from agentloop.models import _responses_executors as executors
 from agentloop.models._codec import JsonDict, WrittenArray, add_extras, encode_json, without_none
 from agentloop.models._common import tool_choice
 from agentloop.models._pieces import PieceCache
-from agentloop.models._responses_items import input_part, input_text, write_items
+from agentloop.models._responses_items import EXECUTOR_KINDS, input_part, input_text, write_items
 from agentloop.settings import CachePolicy, ModelSettings, Prompt
 
 _BREAKPOINT = {"prompt_cache_breakpoint": {"mode": "explicit"}}
@@ -36,7 +37,7 @@ def encode(request: ModelRequest, model_name: str, *, pieces: PieceCache | None 
     settings = request.settings
     body: JsonDict = {"model": model_name}
     body |= _input_fields(request, PieceCache() if pieces is None else pieces)
-    body |= _tool_fields(request)
+    body |= _tool_fields(request, model_name)
     body |= _text_fields(request.output_schema, settings)
     body |= _setting_fields(settings)
     body |= without_none(
@@ -112,25 +113,29 @@ def _cache_fields(policy: CachePolicy | None) -> JsonDict:
 # ---------------------------------------------------------------------------------------------- tools
 
 
-def _tool_fields(request: ModelRequest) -> JsonDict:
-    tools = _tools(request)
+def _tool_fields(request: ModelRequest, model_name: str) -> JsonDict:
+    tools = _tools(request, model_name)
     if not tools:
         return {}
     fields: JsonDict = {"tools": tools}
     choice = tool_choice(request)
     if choice is not None:
-        fields["tool_choice"] = _choice(choice, request)
+        fields["tool_choice"] = _choice(choice, request, model_name)
     if request.settings.parallel_tool_calls is not None:
         fields["parallel_tool_calls"] = request.settings.parallel_tool_calls
     return fields
 
 
-def _tools(request: ModelRequest) -> list[JsonDict]:
+def _tools(request: ModelRequest, model_name: str) -> list[JsonDict]:
+    own = executors.names_by_kind(request.tools)
     tools: list[JsonDict] = []
     spaces: dict[str, list[JsonDict]] = {}
     deferred = False
     for tool in request.tools:
         deferred = deferred or tool.defer_loading
+        if tool.kind in own:
+            tools.append(executors.write_tool(tool, model_name))
+            continue
         if tool.namespace is None:
             tools.append(_tool(tool))
             continue
@@ -160,14 +165,17 @@ def _tool(tool: ToolDefinition) -> JsonDict:
     return described
 
 
-def _choice(choice: str | Mapping[str, Any], request: ModelRequest) -> str | JsonDict:
+def _choice(choice: str | Mapping[str, Any], request: ModelRequest, model_name: str) -> str | JsonDict:
     match choice:
         case "auto" | "required" | "none":
             return choice
         case str():
             if any(tool.kind == choice for tool in request.hosted) and not _is_named(choice, request):
                 return {"type": choice}
-            custom = any(tool.name == choice and tool.kind == "custom" for tool in request.tools)
+            chosen = next((tool for tool in request.tools if tool.name == choice), None)
+            if chosen is not None and chosen.kind in EXECUTOR_KINDS:
+                return {"type": executors.write_tool(chosen, model_name)["type"]}
+            custom = chosen is not None and chosen.kind == "custom"
             return {"type": "custom" if custom else "function", "name": choice}
         case {"type": "function", "function": {"name": str(name)}}:
             return {"type": "function", "name": name}

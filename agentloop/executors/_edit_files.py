@@ -1,0 +1,607 @@
+"""One edit of the files below a folder: all of its changes or none. Runs in worker threads; awaits nothing.
+
+Theory of operation. An edit holds a lock on the root (`flock`, so other processes are excluded, too, and the death of
+the holder frees it). Its working files are in one folder below the root, `.agentloop-edit`:
+
+1. *Prepare.* The operations are applied to texts in memory. Each new content is written to `N.new` and each file that
+   will change is linked as `N.old`, which keeps the very file, its owner and its times. A full disk or a refusal shows
+   here, before anything has changed. Then `journal` is written: the steps, with the identities of all files.
+2. *Commit.* Each step is one system call: a rename over the old file, a link that refuses to replace anything, or an
+   unlink. Before it the file must still be the one that was read; if another program has changed it, the edit fails.
+3. *Decide.* Removing `journal` makes the edit permanent; `undo` takes the steps back in reverse order. Undoing asks of
+   each file whether it is the new one, so it may be cut and repeated.
+
+A process that dies before the decision leaves the journal, and the next edit of the root begins with its undo. The new
+journal is durable before the first step, but the decision isn't flushed to the disk: a power cut within the seconds
+that the file system takes for it may undo an edit that was reported.
+
+Every path is opened part by part below the root's descriptor without following symbolic links (`O_NOFOLLOW`), and all
+further calls go to the descriptor of the folder. So neither `..` nor a link, nor one that is put in place meanwhile,
+leads out of the root.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import attrs
+import msgspec
+
+from agentloop._common.values import Value
+from agentloop.executors._patch import apply_diff, read_new_text
+from agentloop.executors._protocols import (
+    CreateFile,
+    DeleteFile,
+    EditError,
+    EditOperation,
+    EditResult,
+    FileChange,
+    InsertText,
+    ReplaceText,
+    UpdateFile,
+    WriteFile,
+)
+
+WORK = ".agentloop-edit"
+_JOURNAL = "journal"
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW_MODE = 0o666
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK, errno.ENOSYS)
+
+
+class _Identity(Value, frozen=True):
+    """Tells whether a file is still the same: its inode, the time of its last change, its size."""
+
+    inode: int
+    changed_ns: int
+    size: int
+
+    @classmethod
+    def of(cls, found: os.stat_result) -> _Identity:
+        return cls(found.st_ino, found.st_mtime_ns, found.st_size)
+
+
+class _EditStep(Value, frozen=True, kw_only=True):
+    """One change of one file: its path, and the identities of the file before and after it."""
+
+    path: str
+    kind: Literal["create", "replace", "delete"]
+    new: _Identity | None = None
+    old: _Identity | None = None
+
+
+class _EditSteps(Value, frozen=True):
+    """The content of the journal. `folders` are those that the edit makes, outermost first."""
+
+    steps: tuple[_EditStep, ...]
+    folders: tuple[str, ...] = ()
+
+
+class _Found(NamedTuple):
+    """A file as it was read."""
+
+    status: os.stat_result
+    data: bytes
+
+
+@attrs.define
+class _ViewedFile:
+    """A file in the view of the operations: as it was found (None: there was none), and its text by now."""
+
+    found: _Found | None
+    text: str | None
+    moved_from: str | None = None
+
+
+def split_path(path: str) -> tuple[str, ...]:
+    """Return the parts of a path below a root.
+
+    Raises:
+        EditError: for a path that is absolute, empty, or leads out; names it.
+    """
+    if not path or "\0" in path or path.startswith("/"):
+        raise EditError(f"{path!r}: a path below the root is needed, relative to it")
+    parts = tuple(part for part in path.split("/") if part not in ("", "."))
+    if not parts or ".." in parts:
+        raise EditError(f"{path!r}: a path below the root is needed, without '..'")
+    if parts[0].casefold().startswith(WORK):
+        raise EditError(f"{path!r}: the editor keeps its own files there")
+    return parts
+
+
+@contextlib.contextmanager
+def _errors_of(path: str) -> Iterator[None]:
+    """Raise errors of the system as an `EditError` that names *path*."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR):
+            raise EditError(f"{path}: a part of the path is a symbolic link, or no folder") from error
+        raise EditError(f"{path}: {error.strerror or error}") from error
+
+
+def _open_folder(parent: int, name: str) -> int:
+    return os.open(name, _FOLDER, dir_fd=parent)
+
+
+def open_parent(root: int, parts: Sequence[str], *, make: bool = False) -> int:
+    """Return a descriptor of the folder that holds the last of *parts*, for the caller to close.
+
+    Raises:
+        OSError: if a part is missing (unless *make* creates it), is a symbolic link or is no folder.
+    """
+    folder = os.dup(root)
+    try:
+        for part in parts[:-1]:
+            if make:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(part, dir_fd=folder)
+            below = _open_folder(folder, part)
+            os.close(folder)
+            folder = below
+    except BaseException:
+        os.close(folder)
+        raise
+    return folder
+
+
+def _status(folder: int, name: str) -> os.stat_result | None:
+    try:
+        return os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+
+
+def read_file(root: int, path: str, most: int) -> bytes:
+    """Return the content of a regular file of at most *most* bytes.
+
+    Raises:
+        EditError: if it is none, or can't be read.
+    """
+    found = _read(root, path, most)
+    if found is None:
+        raise EditError(f"{path}: there is no such file")
+    return found.data
+
+
+def _read(root: int, path: str, most: int) -> _Found | None:
+    parts = split_path(path)
+    with _errors_of(path):
+        try:
+            folder = open_parent(root, parts)
+        except FileNotFoundError:
+            return None
+        try:
+            file = os.open(parts[-1], _READ, dir_fd=folder)  # O_NONBLOCK: a pipe without a writer would block
+        except FileNotFoundError:
+            return None
+        finally:
+            os.close(folder)
+        status = os.fstat(file)
+        if not stat.S_ISREG(status.st_mode):
+            os.close(file)
+            raise EditError(f"{path}: it is no regular file")
+        with os.fdopen(file, "rb") as opened:
+            data = opened.read(most + 1)
+    if len(data) > most:
+        raise EditError(f"{path}: it is larger than {most:,} bytes")
+    return _Found(status, data)
+
+
+def list_folder(root: int, path: str) -> list[str] | None:
+    """Return the names in a folder, folders with a `/`; None if *path* is no folder. `.` is the root.
+
+    Raises:
+        EditError: if it can't be read.
+    """
+    parts = () if path.strip("/") in ("", ".") and not path.startswith("/") else split_path(path)
+    with _errors_of(path):
+        try:
+            folder = open_parent(root, (*parts, "."))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        try:
+            with os.scandir(folder) as entries:
+                found = [entry.name + "/" * entry.is_dir(follow_symlinks=False) for entry in entries]
+        finally:
+            os.close(folder)
+    return sorted(name for name in found if not name.startswith(WORK))
+
+
+def to_text(data: bytes, path: str) -> str:
+    """Return *data* as text.
+
+    Raises:
+        EditError: if it isn't UTF-8.
+    """
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise EditError(f"{path}: it is no text in UTF-8") from None
+
+
+class _View:
+    """The files as the operations leave them, in memory. Reads a file at its first use."""
+
+    def __init__(self, root: int, most: int) -> None:
+        self._root = root
+        self._most = most
+        self.files: dict[str, _ViewedFile] = {}
+
+    def _file(self, path: str) -> tuple[str, _ViewedFile]:
+        key = "/".join(split_path(path))
+        if key not in self.files:
+            found = _read(self._root, key, self._most)
+            self.files[key] = _ViewedFile(found, None if found is None else to_text(found.data, key))
+        return key, self.files[key]
+
+    def _existing(self, path: str) -> tuple[str, _ViewedFile, str]:
+        key, file = self._file(path)
+        if file.text is None:
+            raise EditError(f"{path}: there is no such file")
+        return key, file, file.text
+
+    def apply(self, operation: EditOperation) -> None:
+        """Apply one operation."""
+        match operation:
+            case CreateFile(path=path, diff=diff):
+                _, file = self._file(path)
+                if file.text is not None:
+                    raise EditError(f"{path}: the file exists")
+                with _at(path):
+                    file.text = read_new_text(diff)
+            case WriteFile(path=path, text=text):
+                self._file(path)[1].text = text
+            case DeleteFile(path=path):
+                self._existing(path)[1].text = None
+            case UpdateFile(path=path, diff=diff, move_to=move_to):
+                key, file, text = self._existing(path)
+                with _at(path):
+                    file.text = apply_diff(text, diff)
+                if move_to is not None and "/".join(split_path(move_to)) != key:
+                    self._move(key, file, move_to)
+            case ReplaceText(path=path, old=old, new=new):
+                _, file, text = self._existing(path)
+                if (count := text.count(old) if old else 0) != 1:
+                    raise EditError(f"{path}: the text to replace is there {count} times, and not once")
+                file.text = text.replace(old, new)
+            case InsertText(path=path, line=line, text=added):
+                _, file, text = self._existing(path)
+                lines = text.splitlines(keepends=True)
+                if not 0 <= line <= len(lines):
+                    raise EditError(f"{path}: it has {len(lines)} lines, and no line {line}")
+                if line and not lines[line - 1].endswith("\n"):
+                    lines[line - 1] += "\n"
+                lines.insert(line, added if added.endswith("\n") else f"{added}\n")
+                file.text = "".join(lines)
+        if any(len(file.text or "") > self._most for file in self.files.values()):
+            raise EditError(f"{operation.path}: a file of more than {self._most:,} bytes would come of it")
+
+    def _move(self, key: str, file: _ViewedFile, move_to: str) -> None:
+        _, target = self._file(move_to)
+        if target.text is not None:
+            raise EditError(f"{move_to}: the file exists")
+        target.text, file.text = file.text, None
+        target.moved_from = key
+
+    def changes(self) -> tuple[FileChange, ...]:
+        """Return what becomes of the files."""
+        moved = {file.moved_from for file in self.files.values() if file.text is not None}
+        made: list[FileChange] = []
+        for path, file in self.files.items():
+            if file.text is None:
+                if file.found is not None and path not in moved:
+                    made.append(FileChange(path, "deleted"))
+            elif file.moved_from is not None:
+                made.append(FileChange(path, "moved", file.moved_from))
+            elif file.found is None:
+                made.append(FileChange(path, "created"))
+            else:
+                made.append(FileChange(path, "updated"))
+        return tuple(made)
+
+
+@contextlib.contextmanager
+def _at(path: str) -> Iterator[None]:
+    """Name *path* in an error of its diff."""
+    try:
+        yield
+    except EditError as error:
+        raise EditError(f"{path}: {error}") from None
+
+
+class FileEdit:
+    """One edit. Use: `lock` until it is True, `apply`, then `keep` or `undo`, and `close` at the end in every case."""
+
+    def __init__(self, root: Path, most: int) -> None:
+        self._path = root
+        self._most = most
+        self._root: int | None = None
+        self._work: int | None = None
+        self.is_decided = True
+        """False while `keep` or `undo` is due."""
+
+    def lock(self) -> bool:
+        """Open and lock the root, and undo what a process that died has left. Return False if another edit has it.
+
+        Raises:
+            EditError: if the root can't be opened, or an earlier edit can't be undone.
+        """
+        if self._root is None:
+            with _errors_of(str(self._path)):
+                self._root = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(self._root, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        with _errors_of(WORK):
+            found = _status(self._root, WORK)
+            if found is not None:
+                # Only what this user made, as an edit makes it: a repository may bring a folder of that name.
+                if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+                    raise EditError(f"{WORK}: it is no folder of an editor; remove it")
+                self._work = _open_folder(self._root, WORK)
+                self.is_decided = False
+        if not self.is_decided:
+            self.undo()
+        return True
+
+    def apply(self, operations: Sequence[EditOperation], check: Callable[[], None]) -> EditResult:
+        """Prepare and commit. *check* is called often and raises to abort; then, as after any error, `undo` is due.
+
+        Raises:
+            EditError: if an operation is refused, a file is changed by another program meanwhile, or a write fails.
+        """
+        assert self._root is not None
+        view = _View(self._root, self._most)
+        for operation in operations:
+            check()
+            view.apply(operation)
+        changed = {path: file for path, file in view.files.items() if _differs(file)}
+        if changed:
+            self.is_decided = False
+            journal = self._prepare(changed, check)
+            for number, step in enumerate(journal.steps):
+                check()
+                with _errors_of(step.path):
+                    self._commit(number, step)
+        return EditResult(changes=view.changes())
+
+    def read(self, path: str) -> str:
+        """Return the text of a file, or the names in a folder, one a line.
+
+        Raises:
+            EditError: if there is no such file, or it is no text.
+        """
+        assert self._root is not None
+        names = list_folder(self._root, path)
+        return to_text(read_file(self._root, path, self._most), path) if names is None else "\n".join(names)
+
+    # -- prepare
+
+    def _prepare(self, files: dict[str, _ViewedFile], check: Callable[[], None]) -> _EditSteps:
+        assert self._root is not None
+        with _errors_of(WORK):
+            os.mkdir(WORK, 0o700, dir_fd=self._root)
+            self._work = _open_folder(self._root, WORK)
+        steps: list[_EditStep] = []
+        folders: dict[str, None] = {}
+        for number, (path, file) in enumerate(files.items()):
+            check()
+            with _errors_of(path):
+                folders |= dict.fromkeys(self._missing_folders(path))
+                steps.append(self._write(number, path, file))
+        journal = _EditSteps(tuple(steps), tuple(folders))
+        with _errors_of(WORK):
+            self._write_file(f"{_JOURNAL}.new", msgspec.json.encode(journal), 0o600)
+            os.rename(f"{_JOURNAL}.new", _JOURNAL, src_dir_fd=self._work, dst_dir_fd=self._work)
+            os.fsync(self._work)
+            os.fsync(self._root)
+        return journal
+
+    def _missing_folders(self, path: str) -> Iterator[str]:
+        assert self._root is not None
+        parts = split_path(path)
+        for end in range(1, len(parts)):
+            try:
+                os.close(open_parent(self._root, parts[: end + 1]))
+            except FileNotFoundError:
+                yield "/".join(parts[:end])
+
+    def _write(self, number: int, path: str, file: _ViewedFile) -> _EditStep:
+        assert self._root is not None
+        assert self._work is not None
+        old = None
+        if file.found is not None:
+            old = _Identity.of(file.found.status)
+            folder = open_parent(self._root, parts := split_path(path))
+            try:
+                self._keep_old(number, folder, parts[-1], file.found)
+            finally:
+                os.close(folder)
+        if file.text is None:
+            return _EditStep(path=path, kind="delete", old=old)
+        new = self._write_file(f"{number}.new", file.text.encode(), None if file.found is None else file.found.status)
+        return _EditStep(path=path, kind="create" if old is None else "replace", new=new, old=old)
+
+    def _keep_old(self, number: int, folder: int, name: str, found: _Found) -> None:
+        """Link the file as `N.old`; where links aren't allowed, copy it."""
+        kept = f"{number}.old"
+        try:
+            os.link(name, kept, src_dir_fd=folder, dst_dir_fd=self._work, follow_symlinks=False)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            self._write_file(kept, found.data, found.status)
+
+    def _write_file(self, name: str, data: bytes, like: os.stat_result | int | None) -> _Identity:
+        """Write a working file, with the mode and, where it is allowed, the owner of *like*."""
+        file = os.open(name, _WRITE, _NEW_MODE, dir_fd=self._work)
+        with os.fdopen(file, "wb") as opened:
+            opened.write(data)
+            opened.flush()
+            if isinstance(like, int):
+                os.fchmod(file, like)
+            elif like is not None:
+                if (like.st_uid, like.st_gid) != (os.geteuid(), os.getegid()):
+                    with contextlib.suppress(OSError):
+                        os.fchown(file, like.st_uid, like.st_gid)
+                os.fchmod(file, stat.S_IMODE(like.st_mode))
+            os.fsync(file)
+            return _Identity.of(os.fstat(file))
+
+    # -- commit
+
+    def _commit(self, number: int, step: _EditStep) -> None:
+        assert self._root is not None
+        parts = split_path(step.path)
+        folder = open_parent(self._root, parts, make=step.kind == "create")
+        try:
+            name, new = parts[-1], f"{number}.new"
+            if step.kind == "create":
+                self._place(new, folder, name)
+            else:
+                self._check_unchanged(folder, name, step)
+                if step.kind == "replace":
+                    os.rename(new, name, src_dir_fd=self._work, dst_dir_fd=folder)
+                else:
+                    os.unlink(name, dir_fd=folder)
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def _place(self, new: str, folder: int, name: str) -> None:
+        """Give a new file its name. A link never replaces a file that has appeared meanwhile."""
+        try:
+            os.link(new, name, src_dir_fd=self._work, dst_dir_fd=folder)
+        except OSError as error:
+            if error.errno not in _NO_LINKS or _status(folder, name) is not None:
+                raise
+            os.rename(new, name, src_dir_fd=self._work, dst_dir_fd=folder)
+
+    def _check_unchanged(self, folder: int, name: str, step: _EditStep) -> None:
+        found = _status(folder, name)
+        if found is None or _Identity.of(found) != step.old:
+            raise EditError(f"{step.path}: another program changed it meanwhile")
+
+    # -- decide
+
+    def keep(self) -> None:
+        """Make the edit permanent. One system call, so it can be made on an event loop."""
+        if not self.is_decided:
+            os.unlink(_JOURNAL, dir_fd=self._work)
+            self.is_decided = True
+
+    def undo(self) -> None:
+        """Take back every step that was made, in reverse order. May be repeated.
+
+        Raises:
+            EditError: naming the files that another program has changed since; their former contents are kept.
+        """
+        if self._work is not None:
+            with _errors_of(WORK):
+                journal = self._read_journal()
+            refused = [
+                step.path for number, step in reversed([*enumerate(journal.steps)]) if not self._undo_step(number, step)
+            ]
+            for path in reversed(journal.folders):
+                self._remove_folder(path)
+            with _errors_of(WORK):
+                if refused:
+                    raise EditError(f"{', '.join(refused)}: changed since; former contents are in {self._set_aside()}")
+                self._remove_work()
+        self.is_decided = True
+
+    def _read_journal(self) -> _EditSteps:
+        try:
+            file = os.open(_JOURNAL, _READ, dir_fd=self._work)
+        except FileNotFoundError:
+            return _EditSteps(())
+        with os.fdopen(file, "rb") as opened:
+            return msgspec.json.decode(opened.read(), type=_EditSteps)
+
+    def _undo_step(self, number: int, step: _EditStep) -> bool:
+        """Take back one step. Return False if the file is neither the new nor the old one."""
+        with _errors_of(step.path):
+            return self._undo(number, step)
+
+    def _undo(self, number: int, step: _EditStep) -> bool:
+        assert self._root is not None
+        parts = split_path(step.path)
+        try:
+            folder = open_parent(self._root, parts)
+        except FileNotFoundError:
+            return step.kind == "create"  # its folder was not made yet
+        try:
+            name, kept = parts[-1], f"{number}.old"
+            status = _status(folder, name)
+            found = None if status is None else _Identity.of(status)
+            if found == step.old:  # not made yet, or taken back
+                return True
+            if found != step.new:
+                return False
+            if step.kind == "create":
+                os.unlink(name, dir_fd=folder)
+            else:
+                os.rename(kept, name, src_dir_fd=self._work, dst_dir_fd=folder)
+            os.fsync(folder)
+            return True
+        finally:
+            os.close(folder)
+
+    def _remove_folder(self, path: str) -> None:
+        assert self._root is not None
+        parts = split_path(path)
+        with contextlib.suppress(OSError):  # it isn't empty, or was not made
+            folder = open_parent(self._root, parts)
+            try:
+                os.rmdir(parts[-1], dir_fd=folder)
+            finally:
+                os.close(folder)
+
+    def _set_aside(self) -> str:
+        assert self._root is not None
+        assert self._work is not None
+        name = f"{WORK}-{os.fstat(self._work).st_ino}"
+        os.rename(WORK, name, src_dir_fd=self._root, dst_dir_fd=self._root)
+        os.close(self._work)
+        self._work = None
+        self.is_decided = True
+        return name
+
+    def _remove_work(self) -> None:
+        if self._work is None:
+            return
+        assert self._root is not None
+        # The journal goes first: without it what is left means nothing.
+        for name in sorted(os.listdir(self._work), key=lambda name: name != _JOURNAL):
+            os.unlink(name, dir_fd=self._work)
+        os.close(self._work)
+        self._work = None
+        os.rmdir(WORK, dir_fd=self._root)
+
+    def close(self) -> None:
+        """Remove the working files of a decided edit, and give the lock back. Some system calls for each file."""
+        try:
+            if self.is_decided:
+                with contextlib.suppress(OSError):  # the next edit removes them
+                    self._remove_work()
+        finally:
+            for held in (self._work, self._root):
+                if held is not None:
+                    os.close(held)
+            self._work = self._root = None
+
+
+def _differs(file: _ViewedFile) -> bool:
+    before = None if file.found is None else file.found.data
+    return before != (None if file.text is None else file.text.encode())

@@ -1,0 +1,126 @@
+"""`LocalEditor`: files below one folder of this machine, changed in worker threads.
+
+`_edit_files` says how an edit is all or nothing. This module decides: an edit that was committed is kept unless the
+call was cancelled meanwhile. The question and the decision are one synchronous step on the event loop, after which the
+value is returned without a further wait; so a call that is reported as cancelled or timed out has changed no file.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import anyio
+import anyio.from_thread
+import anyio.lowlevel
+import anyio.to_thread
+import attrs
+
+from agentloop._common.checks import FIELDS
+from agentloop._common.errors import UserTypeError
+from agentloop.executors._edit_files import FileEdit
+from agentloop.executors._protocols import EditOperation, EditResult
+
+_LOCK_PAUSE = 0.02
+"""Seconds between two questions for the lock of a root. Only another edit of the same root is waited for."""
+
+ValueT = TypeVar("ValueT")
+
+
+def _to_root(path: str | os.PathLike[str]) -> Path:
+    return Path(path).absolute()
+
+
+@attrs.frozen
+class LocalEditor:
+    """An `Editor` of the files below *root*. The operations of one call are applied together or not at all.
+
+    Paths are relative to the root. Nothing outside of it is read or changed: `..` and symbolic links are refused, at
+    the end of a path and within it. Files are texts in UTF-8; their line ends, modes and, where it is allowed, owners
+    stay. Edits of one root exclude each other, also those of other processes; a change by another program in the middle
+    of an edit makes the edit fail. Working files are in `.agentloop-edit` below the root, only while an edit runs. If
+    the process dies within one, the next use of an editor of the root undoes it.
+
+    Args:
+        root: The folder. The path may lead over symbolic links.
+        max_file_bytes: The largest file that is read or written.
+
+    Raises:
+        UserTypeError, UserValueError: if an argument is invalid; names it.
+    """
+
+    root: Path = attrs.field(converter=_to_root)
+    max_file_bytes: int = attrs.field(default=10_000_000, kw_only=True, validator=FIELDS.count())
+
+    async def apply(self, operations: Sequence[EditOperation]) -> EditResult:
+        """Apply all *operations*, in order, or none.
+
+        Cancellation: every file is as before; a change that was made already is undone.
+
+        Raises:
+            EditError: if an operation is refused, a write fails (a full disk), or another program changes a file
+                meanwhile. Every file is as before, unless the message names one that another program has changed since.
+        """
+        operations = tuple(operations)
+        for operation in operations:
+            if not isinstance(operation, EditOperation):
+                raise UserTypeError(f"operations: an edit operation is needed, not {type(operation).__name__}")
+        edit = FileEdit(self.root, self.max_file_bytes)
+        try:
+            await _lock(edit)
+            result = await _run_to_end(lambda: edit.apply(operations, anyio.from_thread.check_cancelled))
+            await anyio.lowlevel.checkpoint_if_cancelled()
+            edit.keep()
+            return result
+        finally:
+            try:
+                if not edit.is_decided:
+                    with anyio.CancelScope(shield=True):
+                        await _run_to_end(edit.undo)
+            finally:
+                edit.close()  # on the event loop: a thread would be waited for, and the call be cancelled meanwhile
+
+    async def read(self, path: str) -> str:
+        """Return the text of a file, or of a folder the names in it, one a line, folders with a `/` at the end.
+
+        Raises:
+            EditError: if there is no such file, or it is no text.
+        """
+        edit = FileEdit(self.root, self.max_file_bytes)
+        try:
+            await _lock(edit)
+            return await _run_to_end(lambda: edit.read(path))
+        finally:
+            edit.close()
+
+
+async def _lock(edit: FileEdit) -> None:
+    while not await _run_to_end(edit.lock):  # noqa: ASYNC110 - another process may have it
+        await anyio.sleep(_LOCK_PAUSE)
+
+
+async def _run_to_end(work: Callable[[], ValueT]) -> ValueT:
+    """Run *work* in a worker thread and return its value. It has ended, or will never begin, when this returns.
+
+    Cancellation: waits for the end. A native cancellation of an asyncio task passes anyio's own wait for a thread.
+    """
+    claim, over = threading.Lock(), threading.Event()
+
+    def run() -> ValueT:
+        if not claim.acquire(blocking=False):
+            raise AssertionError("cancelled before it began: no one reads the result")
+        try:
+            return work()
+        finally:
+            over.set()
+
+    try:
+        return await anyio.to_thread.run_sync(run)
+    except BaseException:
+        if not claim.acquire(blocking=False) and not over.is_set():
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(over.wait)
+        raise

@@ -1,0 +1,321 @@
+"""The Responses interface's items for executors: shown tools, calls that come, outputs that go back."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import anyio
+import pytest
+from edges.responses_fixture import make_response, make_stream
+
+from agentloop import Agent, HostedTool, ModelSettings, Runner, UserError
+from agentloop.executors import (
+    CommandResult,
+    Display,
+    EditOperation,
+    EditResult,
+    FileChange,
+    ShellRequest,
+    ShellResult,
+    computer_tool,
+    editor_tool,
+    shell_tool,
+)
+from agentloop.items import Caller, HostedToolCall, Image, Item, ToolCall, ToolOutput, UserMessage
+from agentloop.model_events import ModelRequest
+from agentloop.models import _chat, _messages, _realtime
+from agentloop.models._codec import encode_json
+from agentloop.models._responses import ResponsesDecoder
+from agentloop.models._responses_request import encode
+from agentloop.testing import ScriptedModel, respond, say
+
+pytestmark = pytest.mark.scenario("EX-01")
+
+
+class Nothing:
+    """A shell, an editor and a computer that do nothing."""
+
+    display = Display(width=640, height=480, environment="linux")
+
+    async def run(self, request: ShellRequest) -> ShellResult:
+        """Run nothing."""
+        results = [
+            CommandResult(command="a", exit_code=0, stdout="out", stderr="err", left_running=("7 (x)",)),
+            CommandResult(command="b", timed_out=True),
+        ]
+        return ShellResult(results=tuple(results))
+
+    async def apply(self, operations: Sequence[EditOperation]) -> EditResult:
+        """Change nothing."""
+        return EditResult(changes=(FileChange("a", "updated"),))
+
+    async def read(self, path: str) -> str:
+        """Read nothing."""
+        return ""
+
+    async def perform(self, action: Any) -> None:
+        """Do nothing."""
+
+    async def screenshot(self) -> bytes:
+        """Show nothing."""
+        return b"PNG"
+
+
+TOOLS = [
+    shell_tool(Nothing(), name="sh", needs_approval=False),
+    editor_tool(Nothing(), needs_approval=False),
+    computer_tool(Nothing(), needs_approval=False),
+]
+SHELL = {
+    "type": "shell_call",
+    "id": "sh_1",
+    "call_id": "call_1",
+    "status": "completed",
+    "action": {"commands": ["ls", "pwd"], "timeout_ms": 1000, "max_output_length": 4096},
+    "environment": {"type": "local"},
+}
+LOCAL = {
+    "type": "local_shell_call",
+    "id": "lsh_1",
+    "call_id": "call_2",
+    "status": "completed",
+    "action": {"type": "exec", "command": ["ls", "-l"], "env": {"A": "1"}, "working_directory": "/x"},
+}
+PATCH = {
+    "type": "apply_patch_call",
+    "id": "apc_1",
+    "call_id": "call_3",
+    "status": "completed",
+    "operation": {"type": "update_file", "path": "a", "diff": "@@\n-x\n+y"},
+    "caller": {"type": "program", "caller_id": "prog_1"},
+}
+CLICKS = {
+    "type": "computer_call",
+    "id": "cu_1",
+    "call_id": "call_4",
+    "status": "completed",
+    "pending_safety_checks": [{"id": "sc_1", "code": "malicious", "message": "Look at it."}],
+    "actions": [{"type": "click", "button": "left", "x": 1, "y": 2, "keys": None}],
+}
+CLICK = {
+    "type": "computer_call",
+    "id": "cu_2",
+    "call_id": "call_5",
+    "status": "completed",
+    "pending_safety_checks": [],
+    "action": {"type": "screenshot"},
+}
+CALLS = [SHELL, LOCAL, PATCH, CLICKS, CLICK]
+
+
+def request_of(tools: Sequence[Any] = TOOLS, items: Sequence[Item] = (), **fields: Any) -> ModelRequest:
+    """Return a request that shows *tools*."""
+    return ModelRequest(system=None, items=items or (UserMessage("Hi"),), tools=tools, **fields)
+
+
+def read(output: Sequence[Any], tools: Sequence[Any] = TOOLS) -> tuple[Item, ...]:
+    """Return the items of an answer, whole and streamed alike."""
+    decoder = ResponsesDecoder(request_of(tools))
+    decoder.feed_answer(make_response(output))
+    whole = decoder.finish()[-1].items  # type: ignore[union-attr]
+    streamed = ResponsesDecoder(request_of(tools))
+    for event in make_stream(output):
+        streamed.feed(json.dumps(event))
+    assert streamed.finish()[-1].items == whole  # type: ignore[union-attr]
+    return whole  # type: ignore[no-any-return]
+
+
+def test_the_provider_s_own_tools_are_shown() -> None:
+    """Each in the form that the model knows; with `native=False`, and by other interfaces, functions."""
+    assert encode(request_of(), "gpt-x")["tools"] == [
+        {"type": "shell", "environment": {"type": "local"}},
+        {"type": "apply_patch"},
+        {"type": "computer"},
+    ]
+    assert encode(request_of(), "codex-mini-latest")["tools"][0] == {"type": "local_shell"}
+    assert encode(request_of(), "computer-use-preview")["tools"][2] == {
+        "type": "computer_use_preview",
+        "display_width": 640,
+        "display_height": 480,
+        "environment": "linux",
+    }
+    program = [shell_tool(Nothing(), allowed_callers=["programmatic"])]
+    assert encode(request_of(program), "gpt-x")["tools"][0]["allowed_callers"] == ["programmatic"]
+    functions = [shell_tool(Nothing(), native=False), editor_tool(Nothing(), native=False)]
+    assert [tool["type"] for tool in encode(request_of(functions), "gpt-x")["tools"]] == ["function"] * 2
+    chat = _chat.encode(request_of(), "m")["tools"]
+    assert [(tool["type"], tool["function"]["name"]) for tool in chat] == [
+        ("function", "sh"),
+        ("function", "apply_patch"),
+        ("function", "computer"),
+    ]
+
+
+def test_one_tool_of_each_kind() -> None:
+    """The provider's tool has no name by which two could be told apart."""
+    two = [shell_tool(Nothing(), name="a"), shell_tool(Nothing(), name="b")]
+    with pytest.raises(UserError, match=r"'a' and 'b' are both of the kind 'shell'.*native=False"):
+        encode(request_of(two), "gpt-x")
+    encode(request_of([two[0], shell_tool(Nothing(), name="b", native=False)]), "gpt-x")
+
+
+@pytest.mark.parametrize(("name", "kind"), [("sh", "shell"), ("apply_patch", "apply_patch"), ("computer", "computer")])
+def test_the_tool_choice_names_the_provider_s_tool(name: str, kind: str) -> None:
+    """By its type."""
+    request = request_of(settings=ModelSettings(tool_choice=name))
+    assert encode(request, "gpt-x")["tool_choice"] == {"type": kind}
+
+
+def test_items_become_ordinary_calls_and_go_back_as_they_came() -> None:
+    """The arguments are the item's content; the item is built from them again."""
+    calls = read(CALLS)
+    assert [(one.name, one.kind, json.loads(one.arguments)) for one in calls if isinstance(one, ToolCall)] == [
+        ("sh", "shell", SHELL["action"]),
+        ("sh", "shell", {name: value for name, value in LOCAL["action"].items() if name != "type"}),  # type: ignore[attr-defined]
+        ("apply_patch", "apply_patch", {"operation": PATCH["operation"]}),
+        ("computer", "computer", {name: CLICKS[name] for name in ("actions", "pending_safety_checks")}),
+        ("computer", "computer", {"action": CLICK["action"]}),
+    ]
+    assert calls[2].caller == Caller("program", "prog_1")  # type: ignore[union-attr]
+    assert write_items(calls) == CALLS
+
+
+def test_without_a_tool_they_are_the_provider_s_own() -> None:
+    """A shell in the provider's container is a hosted tool: its calls are observed."""
+    hosted = [HostedToolCall("shell_call", {}, "x")]
+    found = read([SHELL, PATCH], [])
+    assert [type(one) for one in found] == [type(hosted[0])] * 2
+    assert write_items(found) == [SHELL, PATCH]
+    request = ModelRequest(
+        system=None,
+        items=(UserMessage("Hi"),),
+        hosted=[HostedTool("shell", {"environment": {"type": "container_auto"}})],
+    )
+    assert encode(request, "m")["tools"] == [{"type": "shell", "environment": {"type": "container_auto"}}]
+
+
+def write_items(items: Sequence[Item]) -> list[Any]:
+    """Return the JSON of *items* in a request."""
+    found: list[Any] = json.loads(encode_json(encode(request_of(items=items), "m")))["input"]
+    return found
+
+
+def write_outputs(outputs: Sequence[ToolOutput]) -> list[Any]:
+    """Return the JSON of outputs of the calls above."""
+    return write_items([*read(CALLS), *outputs])[len(CALLS) :]
+
+
+async def test_outputs_go_back_as_the_provider_s_items() -> None:
+    """With the limits, the callers and the safety checks that they have to repeat."""
+    model = ScriptedModel([respond(*read(CALLS)), say("done")])
+    result = await Runner.run(Agent("a", model=model, tools=TOOLS), "go")
+    outputs = [item for item in result.new_items if isinstance(item, ToolOutput)]
+    chunks = [
+        {"stdout": "out", "stderr": "err\nstill running: 7 (x)", "outcome": {"type": "exit", "exit_code": 0}},
+        {"stdout": "", "stderr": "", "outcome": {"type": "timeout"}},
+    ]
+    picture = {"type": "computer_screenshot", "image_url": "data:image/png;base64,UE5H"}
+    assert write_outputs(outputs) == [
+        {"type": "shell_call_output", "call_id": "call_1", "output": chunks, "max_output_length": 4096},
+        {"type": "local_shell_call_output", "id": "call_2", "output": outputs[1].output},
+        {
+            "type": "apply_patch_call_output",
+            "call_id": "call_3",
+            "status": "completed",
+            "output": '{"changes": [{"path": "a", "change": "updated"}]}',
+            "caller": PATCH["caller"],
+        },
+        {
+            "type": "computer_call_output",
+            "call_id": "call_4",
+            "output": picture,
+            "acknowledged_safety_checks": CLICKS["pending_safety_checks"],
+        },
+        {"type": "computer_call_output", "call_id": "call_5", "output": picture},
+    ]
+
+
+def test_outputs_that_are_no_results_have_a_form() -> None:
+    """A rejection, an error, and an output of another kind: the model reads why, in the item that is needed."""
+    [shell] = write_outputs([ToolOutput("call_1", "not now", kind="shell", is_error=True)])
+    assert shell["output"] == [{"stdout": "", "stderr": "not now", "outcome": {"type": "exit", "exit_code": 1}}]
+    for odd in ("[]", '{"results": 5}', '{"results": [5]}', "5", "[" * 100_000):
+        [shell] = write_outputs([ToolOutput("call_1", odd, kind="shell")])
+        assert shell["output"][0]["stderr"] == odd
+    [killed] = write_outputs([ToolOutput("call_1", '{"results": [{"command": "x"}]}', kind="shell")])
+    assert killed["output"] == [{"stdout": "", "stderr": "", "outcome": {"type": "exit", "exit_code": 1}}]
+    [patch] = write_outputs([ToolOutput("call_3", "a: no such file", kind="apply_patch", is_error=True)])
+    assert (patch["status"], patch["output"]) == ("failed", "a: no such file")
+    computer, reason = write_outputs([ToolOutput("call_4", "not now", kind="computer", is_error=True)])
+    assert computer["output"]["image_url"].startswith("data:image/png;base64,")
+    assert "acknowledged_safety_checks" not in computer
+    assert reason == {"role": "developer", "content": "The computer gave no screenshot: not now"}
+    for image, shown in (
+        (Image(file_id="f1"), {"file_id": "f1"}),
+        (Image(url="https://x.test/a.png"), {"image_url": "https://x.test/a.png"}),
+    ):
+        [computer] = write_outputs([ToolOutput("call_5", (image,), kind="computer")])
+        assert computer["output"] == {"type": "computer_screenshot", **shown}
+
+
+@pytest.mark.parametrize("arguments", ["not json", "[1]", "[" * 100_000])
+def test_calls_whose_arguments_are_no_object_have_a_form(arguments: str) -> None:
+    """They come from elsewhere: a model of another interface wrote them."""
+    call = ToolCall("c1", "sh", arguments, kind="shell")
+    output = ToolOutput("c1", "no", kind="shell", is_error=True)
+    assert write_items([call, output]) == [
+        {"type": "shell_call", "call_id": "c1", "status": "completed", "action": {}},
+        {
+            "type": "shell_call_output",
+            "call_id": "c1",
+            "output": [{"stdout": "", "stderr": "no", "outcome": {"type": "exit", "exit_code": 1}}],
+        },
+    ]
+
+
+def test_a_cut_call_is_no_call() -> None:
+    """The limit ended the answer within it."""
+    half = SHELL | {"status": "incomplete"}
+    decoder = ResponsesDecoder(request_of())
+    message = {"type": "message", "id": "m", "role": "assistant", "content": [{"type": "output_text", "text": "Hm"}]}
+    answer = make_response([message, half], "incomplete", incomplete_details={"reason": "max_output_tokens"})
+    decoder.feed_answer(answer)
+    assert len(decoder.finish()[-1].items) == 1  # type: ignore[union-attr]
+
+
+def test_other_interfaces_read_the_history_as_functions() -> None:
+    """A run that falls back to another provider goes on with the same calls and outputs."""
+    items = [UserMessage("Hi"), *read([SHELL, CLICK])]
+    items += [
+        ToolOutput("call_1", '{"results": []}', kind="shell"),
+        ToolOutput("call_5", (Image(data="UE5H", media_type="image/png"),), kind="computer"),
+    ]
+    request = request_of(items=items)
+    chat = json.loads(encode_json(_chat.encode(request, "m")))["messages"]
+    assert chat[1]["tool_calls"][0]["function"]["name"] == "sh"
+    assert chat[2] == {"role": "tool", "tool_call_id": "call_1", "content": '{"results": []}'}
+    encode_json(_messages.encode(request, "m", max_tokens=10))
+    realtime = [_realtime.encode_item(item, {}) for item in items[1:4]]
+    assert [item["type"] for item in realtime] == ["function_call", "function_call", "function_call_output"]
+
+
+def test_the_vendor_s_types_fit() -> None:
+    """Calls, outputs and tools are of the types of the vendor's own client."""
+    responses = pytest.importorskip("openai.types.responses")
+    pydantic = pytest.importorskip("pydantic")
+    shown = pydantic.TypeAdapter(responses.ToolParam)
+    for model in ("gpt-x", "computer-use-preview", "codex-mini-latest"):
+        for tool in encode(request_of(), model)["tools"]:
+            shown.validate_python(tool)
+    item = pydantic.TypeAdapter(responses.ResponseInputItemParam)
+
+    async def run() -> Any:
+        model = ScriptedModel([respond(*read(CALLS)), say("done")])
+        return await Runner.run(Agent("a", model=model, tools=TOOLS), "go")
+
+    result = anyio.run(run)
+    outputs = [item for item in result.new_items if isinstance(item, ToolOutput)]
+    for written in write_items([*read(CALLS), *outputs]):
+        item.validate_python(written)
+    for call in CALLS:
+        pydantic.TypeAdapter(responses.ResponseOutputItem).validate_python(call)
