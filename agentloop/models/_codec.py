@@ -337,10 +337,12 @@ def broken_answer_error(event: Mapping[str, Any]) -> ModelBehaviorError:
 
 
 def _read_error(event: Mapping[str, Any]) -> tuple[str, object, str | None]:
-    """Return the parts of an event's error: its message, its code unchanged, and its code or type if that is text."""
+    """Return the parts of an event's error: its message, its status or code, and its code or type if that is text."""
     error = event.get("error")
     details: Mapping[str, Any] = error if isinstance(error, Mapping) else event
     words = error if isinstance(error, str) else details.get("message")
     code = details.get("code")
     named = code if isinstance(code, str) else details.get("type")
-    return str(words or "no reason given")[:QUOTED], code, named if isinstance(named, str) else None
+    status = event.get("status")  # what a WebSocket's event has in place of the head of an answer
+    found = status if isinstance(status, int) else code
+    return str(words or "no reason given")[:QUOTED], found, named if isinstance(named, str) else None

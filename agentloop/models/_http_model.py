@@ -125,14 +125,18 @@ class HttpModel(Model):
         driver = self._driver()
         body = self._codec.encode(request, self.name)
         decoder = self._codec.decoder(request)
-        settings = request.settings
-        headers = self._headers | {name.lower(): value for name, value in (settings.extra_headers or {}).items()}
-        query = self._query | dict(settings.extra_query or {})
+        headers, query = self._headers_of(request), self._query_of(request)
         url, patience = self.base_url + self._codec.path, self._patience(request)
         async with driver.post(
             url, body=body, headers=headers, query=query, patience=patience, auth=self._auth
         ) as reply:
-            yield _Events(reply, decoder)
+            yield ReplyEvents(reply, decoder)
+
+    def _headers_of(self, request: ModelRequest) -> dict[str, str]:
+        return self._headers | {name.lower(): value for name, value in (request.settings.extra_headers or {}).items()}
+
+    def _query_of(self, request: ModelRequest) -> dict[str, str]:
+        return self._query | dict(request.settings.extra_query or {})
 
     def _patience(self, request: ModelRequest) -> Patience:
         from agentloop.models._http import Patience  # imported late, as in `_new_driver`
@@ -173,8 +177,8 @@ async def _close(driver: HttpDriver) -> None:
 _Failure: TypeAlias = ModelTransportError | ModelBehaviorError
 
 
-class _Events:
-    """The events of one response, read from the reply only as the consumer needs them. Owned by one `_stream`."""
+class ReplyEvents:
+    """The events of one response, read from the reply only as the consumer needs them. Owned by one call."""
 
     def __init__(self, reply: Reply, decoder: Decoder) -> None:
         self._reply = reply

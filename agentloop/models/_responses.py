@@ -78,6 +78,16 @@ class ResponsesDecoder:
         """Positions of items, and the kinds of their pieces that were given."""
         self._finish_reason = ""
 
+    @property
+    def response_id(self) -> str | None:
+        """The id of the answer, as far as it has come."""
+        return optional_text(self._response.get("id"))
+
+    @property
+    def items(self) -> tuple[Item, ...]:
+        """The items of the answer so far, in order."""
+        return tuple(item for _, item in sorted(self._items.items()))
+
     def feed(self, data: str) -> list[ModelEvent]:
         """Return the model events of one event's *data*.
 
@@ -112,7 +122,7 @@ class ResponsesDecoder:
         """
         if not self.done:
             raise ModelBehaviorError("The response ended before it was complete.")
-        response, items = self._response, tuple(item for _, item in sorted(self._items.items()))
+        response = self._response
         usage, model, tier = (
             response.get("usage"),
             optional_text(response.get("model")),
@@ -120,8 +130,8 @@ class ResponsesDecoder:
         )
         told = {name: response[name] for name in _TOLD if response.get(name)}
         found = None if not isinstance(usage, Mapping) else read_usage(usage, model, _USAGE)
-        own = optional_text(response.get("id"))
-        return [ResponseDone(items, found, own, request_id, self._finish_reason, model, tier, told or None)]
+        own, why = self.response_id, self._finish_reason
+        return [ResponseDone(self.items, found, own, request_id, why, model, tier, told or None)]
 
     # -- one event
 

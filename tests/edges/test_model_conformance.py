@@ -15,7 +15,7 @@ import anyio
 import anyio.to_thread
 import pytest
 from anyio.lowlevel import checkpoint, current_token
-from edges import parrot
+from edges import parrot, responses_socket
 from edges import realtime_server as realtime
 from edges.parrot import make_parrot
 from edges.responses_fixture import make_stream
@@ -367,6 +367,50 @@ class TestRealtimeModel(ModelConformance):
     def make_stalled_model(self) -> Model:
         """Return a model that the server lets wait."""
         return RealtimeModel("m", base_url=self.servers["endless"].url)
+
+    async def all_closed(self) -> None:
+        """Ask the servers."""
+        for server in self.servers.values():
+            await anyio.to_thread.run_sync(server.wait_idle)
+
+
+CALL_OF_SOCKET = {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "look", "arguments": '{"a": 1}'}
+SOCKET_SCRIPTS: dict[str, responses_socket.Script] = {
+    "whole": responses_socket.says(responses_socket.message("Hello"), CALL_OF_SOCKET),
+    "failing": lambda server: [*make_stream([responses_socket.message("Hello")])[:5], responses_socket.DROP],
+    "endless": lambda server: [*make_stream([responses_socket.message("Hello")])[:5], responses_socket.STALL],
+}
+
+
+@pytest.fixture(scope="module")
+def socket_servers() -> Iterator[dict[str, responses_socket.SocketServer]]:
+    """A running server of each script."""
+    with ExitStack() as stack:
+        yield {kind: stack.enter_context(responses_socket.socket_server(one)) for kind, one in SOCKET_SCRIPTS.items()}
+
+
+@pytest.mark.real_clock
+class TestResponsesOverWebSocket(ModelConformance):
+    """The events of Responses, over connections that are kept."""
+
+    @pytest.fixture(autouse=True)
+    def _servers(self, socket_servers: dict[str, responses_socket.SocketServer]) -> None:
+        self.servers = socket_servers
+
+    def _make(self, kind: str) -> Model:
+        return OpenAIResponsesModel("m", base_url=self.servers[kind].url, websocket=True)
+
+    def make_model(self) -> Model:
+        """Return a model that the server answers."""
+        return self._make("whole")
+
+    def make_failing_model(self) -> Model:
+        """Return a model whose connection breaks."""
+        return self._make("failing")
+
+    def make_stalled_model(self) -> Model:
+        """Return a model that the server lets wait."""
+        return self._make("endless")
 
     async def all_closed(self) -> None:
         """Ask the servers."""
