@@ -79,6 +79,9 @@ class Connection:
         self._client: Any = None
         self._error: BaseException | None = None
         self._failures = 0
+        """Losses and failed openings since the last answer: the pause before the next opening grows with them."""
+        self._refusals = 0
+        """Openings that failed: a waiting call that sees one more of them gives up."""
         self._calls: set[anyio.CancelScope] = set()
         self._wanted = anyio.Event()
         self._changed = anyio.Event()
@@ -112,6 +115,13 @@ class Connection:
 
     async def _own(self, *, task_status: TaskStatus[None]) -> None:
         """Hold the connection, again and again as it is wanted, until the owner leaves."""
+        try:
+            await self._hold(task_status)
+        finally:
+            self._leaving.set()  # no call waits for an owner that was cancelled
+            self._set(None, self._error)
+
+    async def _hold(self, task_status: TaskStatus[None]) -> None:
         began = False
         while not self._leaving.is_set():
             await self._wanted.wait()
@@ -135,12 +145,13 @@ class Connection:
                 if not isinstance(cause, Exception):
                     raise
                 if not opened:
-                    self._failures += 1
+                    self._refusals += 1
                 logger.info("MCP server %r: connection lost: %r", self.name, cause)
                 self._set(None, cause)
                 if not began:
                     raise self._unreachable(cause) from None
             finally:
+                self._failures += 1
                 self._close()
 
     @asynccontextmanager
@@ -200,8 +211,7 @@ class Connection:
 
     async def _watch(self, client: Any) -> None:
         """Subscribe to changes of the tools, where the server's era has subscriptions; older ones just notify."""
-        from mcp.client.subscriptions import ListenNotSupportedError, SubscriptionLost
-        from mcp.shared.exceptions import MCPError
+        from mcp.client.subscriptions import ListenNotSupportedError
 
         tools = client.server_capabilities.tools
         if tools is None or not tools.list_changed:
@@ -215,7 +225,7 @@ class Connection:
                 await anyio.sleep(_LONGEST_PAUSE)
         except ListenNotSupportedError:
             return
-        except (MCPError, SubscriptionLost, TimeoutError) as error:
+        except Exception as error:  # a server without changes is still a server
             self.is_stale = True
             logger.info("MCP server %r: no changes of tools will be heard of: %r", self.name, error)
 
@@ -283,10 +293,10 @@ class Connection:
             if self._leaving.is_set():
                 raise MCPConnectionError(f"the connection to MCP server {self.name!r} is closed")
             changed = self._changed
-            failures = self._failures
+            refusals = self._refusals
             self._wanted.set()
             await changed.wait()
-            if self._failures > failures:
+            if self._refusals > refusals:
                 raise self._unreachable(self._error)
         return self._client
 

@@ -13,6 +13,7 @@ import httpx2
 from mcp.client.streamable_http import streamable_http_client
 
 _CONNECT_SECONDS = 10.0
+_END_SECONDS = 1.0
 
 
 class _BoundedStream(httpx2.AsyncByteStream):  # type: ignore[misc]  # as `Any`, see pyproject.toml
@@ -45,6 +46,8 @@ class _BoundedTransport(httpx2.AsyncHTTPTransport):  # type: ignore[misc]  # lik
         self._most = most
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        if request.method == "DELETE":  # the end of a session, which must not wait for a server that is mute
+            request.extensions["timeout"] = dict.fromkeys(("connect", "read", "write", "pool"), _END_SECONDS)
         response = await super().handle_async_request(request)
         if response.headers.get("content-encoding", "identity") != "identity":
             await response.aclose()  # a few bytes may unpack to any number, and we asked for none of it

@@ -201,7 +201,11 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("content-length", "0")
         self.end_headers()
 
-    do_DELETE = do_GET
+    def do_DELETE(self) -> None:
+        """End the session, or say nothing."""
+        if os.environ.get("RAW_MUTE"):
+            time.sleep(600)
+        self.do_GET()
 
     def log_message(self, *args: Any) -> None:
         """Say nothing."""

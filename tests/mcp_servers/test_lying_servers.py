@@ -88,6 +88,25 @@ async def test_call_that_is_never_answered_ends_at_its_timeout(servers: Servers,
     assert time.monotonic() - closing < 4
 
 
+async def test_end_of_the_session_waits_for_no_server(http: Servers) -> None:
+    """A server that doesn't answer to it is left."""
+    server = http.make(env={"RAW_MUTE": "1"})
+    async with server:
+        closing = time.monotonic()
+    assert time.monotonic() - closing < 4
+
+
+async def test_server_that_dies_again_and_again_is_started_with_growing_pauses(stdio: Servers) -> None:
+    """Each call is in doubt; an answer ends the pauses."""
+    server = stdio.make()
+    calls = [call("die", call_id=f"{n}") for n in range(4)]
+    agent = script_agent("a", *calls, call("echo", call_id="e"), say("done"), toolsets=[server])
+    began = time.monotonic()
+    result = await Runner.run(agent, "go")
+    assert read_statuses(result) == ["unknown"] * 4 + ["succeeded"]
+    assert time.monotonic() - began > 0.1 + 0.2 + 0.4 + 0.8
+
+
 async def test_silence_is_bounded_by_default(servers: Servers) -> None:
     """`idle_timeout` is set; a report of progress would restart it."""
     status, output = await one_call(servers, "never", idle_timeout=0.3)
