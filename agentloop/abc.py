@@ -14,7 +14,7 @@ from typing import Any, Protocol, Self, runtime_checkable
 from agentloop._common.values import Value
 from agentloop.effects import Effect
 from agentloop.items import Item, ToolCall
-from agentloop.model_events import ModelEvent, ModelRequest
+from agentloop.model_events import ModelEvent, ModelInfo, ModelRequest
 from agentloop.records import Record
 from agentloop.settings import ModelSettings
 from agentloop.spans import Span, Trace
@@ -59,6 +59,12 @@ class Model(Protocol):
     def default_settings(self) -> ModelSettings:
         """The settings of an agent that has this model and no settings of its own."""
         return ModelSettings()
+
+    @property
+    def info(self) -> ModelInfo:
+        """The model's identity in logs and spans: by default the class's name, and `name` if the model has one."""
+        kind = type(self).__name__
+        return ModelInfo(kind, str(getattr(self, "name", None) or kind))
 
     def stream(self, request: ModelRequest) -> AbstractAsyncContextManager[AsyncIterator[ModelEvent]]:
         """Return one attempt of *request* as a context manager: entering sends it, leaving closes the response.

@@ -46,6 +46,20 @@ class ToolDefinition(Protocol):
     def allowed_callers(self) -> Any: ...  # names; Any for the same reason
 
 
+class ModelInfo(Value, frozen=True, gc=False):
+    """The public identity of a model: what logs and spans say was asked. It holds no secret.
+
+    Attributes:
+        provider: Who serves the model: a vendor's name, such as `"openai"`, or the host of another server.
+        name: The model's name there.
+        base_url: The URL of the server, without credentials and query; None for a model that has none.
+    """
+
+    provider: str
+    name: str
+    base_url: str | None = None
+
+
 class HostedToolDefinition(Protocol):
     """The part of a hosted tool that a codec reads. `HostedTool` satisfies it."""
 

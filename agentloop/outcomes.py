@@ -36,12 +36,17 @@ class CallOutcome(NotedValue, frozen=True, kw_only=True):
         error: The exception behind a failure; in this process only, no part of equality or JSON.
         cancelled_by: For `cancelled`: `"tool"` the body itself, `"caller"` `cancel_call`, `"sibling"` another call's
             failure, `"deadline"` the run's time, `"parent"` any other end of the run.
+        cancelled_by_call: The id of the call that ended this one: by its failure (`"sibling"`), or through the
+            `cancel_call` of its context (`"caller"`); in the same turn's run. None if no call did.
         reason: The reason in words, if one was given.
         body_finished: True if the body came to its own end (returned or raised).
         abandoned: True if a thread was left running, as the tool's `abandon_on_cancel` demands.
         custom_data: The result of the tool's `custom_data_extractor`.
         cleanup: `"done"` if cleanup ran to its end, `"cut"` if it was cut at the deadline, None if none was needed.
         started_at, ended_at: Wall-clock seconds; `started_at` is None for a call whose body never started.
+        cancelled_at: Wall-clock seconds at which a cancellation or the tool's timeout reached the call: what came after
+            it is cleanup. Given with any status, as a body may finish in spite of it; None if none did, and where the
+            body cancelled itself.
         secret: True if no repr, log or span shows `output` and `custom_data`.
     """
 
@@ -58,6 +63,8 @@ class CallOutcome(NotedValue, frozen=True, kw_only=True):
     started_at: float | None = None
     ended_at: float | None = None
     secret: bool = False
+    cancelled_by_call: str | None = None
+    cancelled_at: float | None = None
 
     _notes = frozenset({"value", "error", "custom_data", "secret"})
     _unshown = frozenset({"value", "custom_data", "secret"})

@@ -16,7 +16,7 @@ from agentloop._common.digests import idempotency_key
 from agentloop._common.masking import masked_arguments
 from agentloop._common.values import NotedValue, Value
 from agentloop.items import Item
-from agentloop.model_events import ModelResponse
+from agentloop.model_events import ModelInfo, ModelResponse
 from agentloop.outcomes import CallOutcome
 from agentloop.usage import RequestUsage
 
@@ -107,6 +107,8 @@ class RunResumed(_Record, frozen=True, tag="run_resumed"):
 class TurnStarted(_Record, frozen=True, tag="turn_started"):
     """A turn began: one logical model call and its consequences. `turn` is its number.
 
+    The turn before had ended with its `BatchEnded` or `HandedOff`; a turn without calls that is not the last ends here.
+
     `tools` and `handoffs` name those that the model is shown and may call in the turn; `guardrails` name those that
     must check input not accepted yet.
     """
@@ -122,6 +124,8 @@ class ModelRequested(_Record, frozen=True, tag="model_requested"):
 
     digest: str
     attempt: int = 1
+    model: ModelInfo | None = None
+    """The model that was asked; None if it is the one of the request before, of the same run."""
 
 
 class ModelResponded(_Record, frozen=True, tag="model_responded"):
@@ -130,6 +134,9 @@ class ModelResponded(_Record, frozen=True, tag="model_responded"):
     response: ModelResponse
     cost: str | None = None
     """The cost of the request, counted against the run's cost limit, as a decimal number."""
+    first_delta_at: float | None = None
+    """Wall-clock seconds at which the first piece of the answer came: of text, reasoning or arguments; None if the
+    model sent whole items alone."""
 
     @property
     def finish_reason(self) -> str | None:
@@ -327,6 +334,8 @@ class CancelRequested(_Record, frozen=True, tag="cancel_requested"):
     """
 
     call_id: str | None = None
+    by_call: str | None = None
+    """The id of the call whose context requested it, by `ToolContext.cancel_call`; None for any other caller."""
 
 
 class DeadlinePassed(_Record, frozen=True, tag="deadline_passed"):
@@ -356,6 +365,9 @@ class RunEnded(_ValueRecord, frozen=True, tag="run_ended"):
     details: Mapping[str, Any] | None = None
     resumable: bool = False
     """True if another run segment may continue from here."""
+    turn_ended_at: float | None = None
+    """Wall-clock seconds at which the last turn ended, if it had no calls; what came after it is the end of the run:
+    writing to the session, closing resources, `on_run_end`."""
 
     _unshown = frozenset({"final_output", "secret"})
 

@@ -26,6 +26,7 @@ class Failure(Value, frozen=True, kw_only=True):
     error: BaseException
     phase: Literal["body", "post"]
     """`post`: after the body (a hook, an output guardrail, a conversion)."""
+    call_id: str | None = None
 
 
 def _rank(failure: Failure) -> Rank:
@@ -42,6 +43,11 @@ def rank_of_summary(summary: str, index: int, *, fatal: bool) -> Rank:
 def _make_rank(fatal: bool, cancelled: bool, post: bool, index: int) -> Rank:
     severity = 0 if fatal else 2 if cancelled else 1
     return (severity, 0 if post else 1, index)
+
+
+def choose_failure(failures: Iterable[Failure]) -> Failure:
+    """Return the failure whose error is raised. The result doesn't depend on the order of *failures*."""
+    return min(failures, key=_rank)
 
 
 def choose(failures: Iterable[Failure]) -> BaseException:

@@ -56,7 +56,7 @@ from agentloop.items import (
     ToolCall,
     ToolOutput,
 )
-from agentloop.model_events import ModelResponse
+from agentloop.model_events import ModelInfo, ModelResponse
 from agentloop.outcomes import FROM_ABOVE, SUCCESSES, CallOutcome
 from agentloop.settings import JsonLimits
 from agentloop.usage import RequestUsage, Usage
@@ -273,6 +273,7 @@ class RunFold:
         "limits",
         "max_turns",
         "meter",
+        "model",
         "nested",
         "new_items",
         "only_repeats",
@@ -380,6 +381,8 @@ class RunFold:
         """True once every input item has been accepted; False again when input is added."""
         self.input_added_later = False
         """True once input was added after the run's own input had been accepted."""
+        self.model: ModelInfo | None = None
+        """The model of the last request."""
         self.meter: UsageMeter = UsageMeter()
         self.turn_open = False
         """True from the start of a turn until the model has answered in it."""
@@ -628,6 +631,9 @@ class RunFold:
         self.batch, self.batch_open, self.released, self.released_late = [], False, 0, None
         self.turn_began = len(self.new_items)
 
+    def _model_requested(self, record: r.ModelRequested) -> None:
+        self.model = record.model or self.model
+
     def _model_responded(self, record: r.ModelResponded) -> None:
         response = record.response
         self.turn_open = False
@@ -843,6 +849,7 @@ _FOLDS: dict[type, Callable[[RunFold, Any], None]] = {
     r.RunStarted: RunFold._run_started,
     r.RunResumed: RunFold._run_resumed,
     r.TurnStarted: RunFold._turn_started,
+    r.ModelRequested: RunFold._model_requested,
     r.ModelResponded: RunFold._model_responded,
     r.ModelFailed: RunFold._model_failed,
     r.GuardrailSettled: RunFold._guardrail_settled,

@@ -111,6 +111,8 @@ async def finish_segment(run: LiveRun, ended: FinishedRun) -> BaseException | No
 
     Cancellation: the steps are shielded, up to the cleanup deadline; the journal's writer has deadlines of its own.
     """
+    # A turn with calls has a record of its end.
+    turn_ended_at = run.tree.log.wall() if run.state.turn and not run.state.batch else None
     if ended.error is not None:
         record_end(run)
         run.cleanup.begin()
@@ -151,6 +153,7 @@ async def finish_segment(run: LiveRun, ended: FinishedRun) -> BaseException | No
                 error=None if failed is None else error_summary(failed),
                 details={"also_failed": others} if others else None,
                 resumable=ended.status != "completed" and _is_resumable(run, ended.status, failed),
+                turn_ended_at=turn_ended_at,
             )
         )
     run.stopped_by = None  # its traceback holds frames that hold the run

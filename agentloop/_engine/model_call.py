@@ -31,7 +31,7 @@ from agentloop.budget import Budget, to_amount
 from agentloop.config import ModelInputData, ModelInputFilter
 from agentloop.exceptions import ModelBehaviorError, ModelTimeoutError, ModelTransportError, UserTypeError
 from agentloop.items import AssistantMessage, HandoffCall, HostedToolCall, Item, ToolCall, ToolOutput, to_items
-from agentloop.model_events import ModelRequest, ModelResponse
+from agentloop.model_events import ModelInfo, ModelRequest, ModelResponse
 from agentloop.records import ModelFailed, ModelRequested, ModelResponded
 from agentloop.settings import RetryContext
 from agentloop.tools import FunctionTool
@@ -39,6 +39,7 @@ from agentloop.usage import RequestUsage
 
 logger = logging.getLogger("agentloop")
 
+_DELTAS = (m.TextDelta, m.ReasoningDelta, m.ArgumentsDelta)
 _SHOWS_NOTHING = (m.ResponseStarted, m.Raw, m.ResponseDone)
 _COUNTS = tuple(name for name in RequestUsage.__struct_fields__ if name not in ("model", "complete", "raw"))
 
@@ -62,12 +63,12 @@ async def call_model(run: LiveRun, view: TurnView, *, checked: bool = False) -> 
             checked = False
     if not checked:
         await checkpoint_if_cancelled()  # a request that is never made must not be counted
-    response = await _request_response(run, view, request)
+    response, first_delta_at = await _request_response(run, view, request)
     items = _classify_items(run, view, response.items)
     if items is not response.items:
         response = response.replace(items=items)
     cost = None if run.settings.budget is None else _charge(run, run.settings.budget, view, response)
-    run.append(ModelResponded(*run.here(), response, cost=cost))
+    run.append(ModelResponded(*run.here(), response, cost=cost, first_delta_at=first_delta_at))
     if run.settings.server is not None:
         run.settings.server.sent = len(run.state.history)
         if run.settings.server.conversation_id is None:
@@ -83,29 +84,34 @@ class _Attempt(msgspec.Struct):
     """One attempt under way. Owned and mutated by the model call.
 
     `scope` holds its time limit, if it has one. `streamed` is True once a part of the response was shown to a consumer;
-    a plain run shows nothing before the answer is complete.
+    a plain run shows nothing before the answer is complete. `first_delta_at` is the wall-clock time of its first delta.
     """
 
     number: int
     scope: anyio.CancelScope | None = None
     streamed: bool = False
+    first_delta_at: float | None = None
 
     def note_shown(self) -> None:
         """Note that a part of the response was shown: for effects that answer without reading the model."""
         self.streamed = True
 
 
-async def _request_response(run: LiveRun, view: TurnView, request: ModelRequest) -> ModelResponse:
-    """Request a response, with retries, and return it. Retries spend no turn.
+async def _request_response(run: LiveRun, view: TurnView, request: ModelRequest) -> tuple[ModelResponse, float | None]:
+    """Request a response, with retries; return it and the time of its first delta. Retries spend no turn.
 
     Raises:
+        UserTypeError: the model's `info` is no `ModelInfo`.
         Exception: the first error that the retry settings don't cover.
     """
-    attempt = _Attempt(1)
+    attempt, asked = _Attempt(1), view.model.info
+    if not isinstance(asked, ModelInfo):
+        raise UserTypeError(f"info of {view.model!r} must be a ModelInfo, not {asked!r}")
     while True:
-        run.append(ModelRequested(*run.here(), _digest_request(run, view, request), attempt.number))
+        digest = _digest_request(run, view, request)
+        run.append(ModelRequested(*run.here(), digest, attempt.number, None if asked == run.state.model else asked))
         try:
-            return await _begin_attempt(run, view, request, attempt)
+            return await _begin_attempt(run, view, request, attempt), attempt.first_delta_at
         except cancelled_types():
             record_end(run)
             run.append(ModelFailed(*run.here(), "cancelled", attempt.number, usage=RequestUsage(complete=False)))
@@ -298,6 +304,7 @@ async def _read_response(run: LiveRun, view: TurnView, request: ModelRequest, at
         ModelBehaviorError: events follow its end, it has no end, or it was cut before anything usable.
     """
     done: m.ResponseDone | None = None
+    begun = False
     items: list[Item] = []
     path, turn, events = run.state.path, run.state.turn, run.tree.log.events
     # Fixed for the whole response: buffers of this run exist before it starts and until it has ended.
@@ -313,6 +320,8 @@ async def _read_response(run: LiveRun, view: TurnView, request: ModelRequest, at
                 done = event
             elif isinstance(event, m.ItemDone):
                 items.append(event.item)
+            elif not begun and isinstance(event, _DELTAS):
+                begun, attempt.first_delta_at = True, log.wall()
             if audience and not attempt.streamed:
                 attempt.streamed = not isinstance(event, _SHOWS_NOTHING)
             # Most events need no wait, and there are many: a coroutine for each would cost more than this loop.

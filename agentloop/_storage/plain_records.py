@@ -144,6 +144,7 @@ def _run_started(record: r.RunStarted) -> r.Record:
 
 def _model_responded(record: r.ModelResponded) -> r.Record:
     response = record.response
+    _check_time(record.first_delta_at)
     _check_items(response.items)
     _check_usage(response.usage)
     _check_value(response.provider_data)
@@ -180,6 +181,7 @@ def _call_settled(record: r.CallSettled) -> r.Record:
     _check_time(record.body_ended_at)
     _check_time(outcome.started_at)
     _check_time(outcome.ended_at)
+    _check_time(outcome.cancelled_at)
     if outcome.value is None and outcome.error is None:
         return record
     return _replace(record, outcome=_replace(outcome, value=None, error=None))
@@ -198,6 +200,7 @@ def _callback_returned(record: r.CallbackReturned) -> r.Record:
 def _run_ended(record: r.RunEnded) -> r.Record:
     _check_value(record.final_output)
     _check_value(record.details)
+    _check_time(record.turn_ended_at)
     return record
 
 

@@ -35,7 +35,7 @@ from agentloop._storage.typed_codec import (
 )
 from agentloop._storage.value_codec import read_value, value_to_json
 from agentloop._storage.withholding import DIGESTS, Secrets
-from agentloop.model_events import ModelResponse
+from agentloop.model_events import ModelInfo, ModelResponse
 from agentloop.outcomes import CallOutcome
 from agentloop.usage import RequestUsage
 
@@ -254,7 +254,7 @@ def _read_json_object(value: Any, context: Context) -> dict[str, Any]:
 def _codecs() -> Mapping[Any, TypedCodec]:
     """Return the codecs of records, items and the parts of both, by their type hints."""
     known = item_forms(TypedCodec(_read_json_object, value_to_json), TypedCodec(read_value, value_to_json))
-    for cls in (RequestUsage, ModelResponse, CallOutcome):
+    for cls in (RequestUsage, ModelInfo, ModelResponse, CallOutcome):
         known[cls] = _class_codec(cls, known)
     kinds = {cls: (kind, _class_codec(cls, known)) for cls, kind in KINDS.items()}
     known[_RECORD] = tagged(kinds, "kind", "an object of a known kind of record is needed")

@@ -16,7 +16,7 @@ from urllib.parse import SplitResult, parse_qsl, urlsplit, urlunsplit
 import attrs
 
 from agentloop.exceptions import ModelBehaviorError, ModelTransportError, UserTypeError, UserValueError
-from agentloop.model_events import ModelEvent, ModelRequest
+from agentloop.model_events import ModelEvent, ModelInfo, ModelRequest
 from agentloop.settings import ModelSettings
 from agentloop.usage import RequestUsage
 
@@ -86,11 +86,13 @@ class Vendor:
         url: The base URL of its own service, which needs a key.
         key_variable: Holds the key. It is sent to the vendor, and to the server that `url_variable` names, only.
         url_variable: Holds another base URL; None: there is no such variable.
+        name: Its name in logs and spans (`ModelInfo.provider`); None: the host of `url`.
     """
 
     url: str
     key_variable: str
     url_variable: str | None = None
+    name: str | None = None
 
     def is_at(self, url: str) -> bool:
         """Tell whether *url* is on the vendor's own host."""
@@ -106,6 +108,13 @@ class Vendor:
         if not self.is_at(url) and (not configured or _read_netloc(url) != _read_netloc(configured)):
             return None
         return check_key(read_variable(self.key_variable))
+
+
+def identify(vendor: Vendor | None, name: str, base_url: str) -> ModelInfo:
+    """Return the identity of the model *name* at *base_url*: of the vendor if it is served there, else of the host."""
+    host = urlsplit(base_url).hostname or base_url
+    provider = vendor.name if vendor is not None and vendor.is_at(base_url) else None
+    return ModelInfo(provider or host, name, base_url)
 
 
 def _read_netloc(url: str) -> str | None:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 from agentloop._common.checks import check_seconds
 from agentloop.abc import Model
 from agentloop.exceptions import ModelBehaviorError, ModelTransportError, UserError, UserTypeError, UserValueError
-from agentloop.model_events import ModelEvent, ModelRequest
-from agentloop.models._codec import Decoder, HttpCodec, Vendor, check_key, parse_object, split_url
+from agentloop.model_events import ModelEvent, ModelInfo, ModelRequest
+from agentloop.models._codec import Decoder, HttpCodec, Vendor, check_key, identify, parse_object, split_url
 from agentloop.models._shared import Shared
 from agentloop.models._sse import SSEDecoder
 
@@ -72,6 +72,7 @@ class HttpModel(Model):
         self.base_url, self._query = split_url(url)
         self._codec = codec
         self._vendor = vendor
+        self._info = identify(vendor, name, self.base_url)
         key = check_key(api_key)
         if key is None and auth is None and vendor is not None:
             key = vendor.find_key(self.base_url)
@@ -89,6 +90,11 @@ class HttpModel(Model):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, base_url={self.base_url!r})"
+
+    @property
+    def info(self) -> ModelInfo:
+        """Vendor, name and base URL; the host in place of the vendor if another server is asked."""
+        return self._info
 
     @property
     def is_entered(self) -> bool:

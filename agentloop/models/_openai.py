@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from agentloop.models._codec import Vendor, without_none
 
-OPENAI = Vendor(url="https://api.openai.com/v1", key_variable="OPENAI_API_KEY", url_variable="OPENAI_BASE_URL")
+OPENAI = Vendor(
+    url="https://api.openai.com/v1", key_variable="OPENAI_API_KEY", url_variable="OPENAI_BASE_URL", name="openai"
+)
 
 
 def make_headers(key: str | None, *, organization: str | None = None, project: str | None = None) -> dict[str, str]:

@@ -18,7 +18,12 @@ from agentloop.models._messages import OutputMode, encode
 from agentloop.models._messages_answer import MessagesDecoder
 from agentloop.models._pieces import PieceCache
 
-ANTHROPIC = Vendor(url="https://api.anthropic.com", key_variable="ANTHROPIC_API_KEY", url_variable="ANTHROPIC_BASE_URL")
+ANTHROPIC = Vendor(
+    url="https://api.anthropic.com",
+    key_variable="ANTHROPIC_API_KEY",
+    url_variable="ANTHROPIC_BASE_URL",
+    name="anthropic",
+)
 VERSION = "2023-06-01"
 """The version of the interface that every request names, if the model isn't given another."""
 MAX_TOKENS = 16_000

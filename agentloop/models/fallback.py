@@ -29,7 +29,7 @@ from anyio.lowlevel import checkpoint, current_token
 from agentloop._common.checks import check_count, check_seconds
 from agentloop.abc import Model
 from agentloop.exceptions import ModelBehaviorError, ModelTransportError, UserError, UserTypeError
-from agentloop.model_events import ModelEvent, ModelRequest, Raw, ResponseDone, ResponseStarted
+from agentloop.model_events import ModelEvent, ModelInfo, ModelRequest, Raw, ResponseDone, ResponseStarted
 from agentloop.models.registry import resolve_model
 from agentloop.settings import ModelSettings
 
@@ -105,6 +105,12 @@ class FallbackModel(Model):
     def name(self) -> str:
         """The name of the first member. The usage of each answer names the model that gave it."""
         return self._members[0].name
+
+    @property
+    def info(self) -> ModelInfo:
+        """The provider `fallback`, and the members' identities as the name: `openai:NAME, anthropic:NAME`."""
+        members = [member.model.info for member in self._members]
+        return ModelInfo("fallback", ", ".join(f"{one.provider}:{one.name}" for one in members))
 
     @property
     def members(self) -> tuple[Model, ...]:

@@ -24,7 +24,7 @@ from anyio.abc import Process
 from agentloop._common.checks import check_count
 from agentloop.abc import Model
 from agentloop.exceptions import ModelTransportError, UserError, UserValueError
-from agentloop.model_events import ModelEvent, ModelRequest
+from agentloop.model_events import ModelEvent, ModelInfo, ModelRequest
 from agentloop.models._http_model import HttpModel
 from agentloop.models._install import INSTALL_COMMAND, find_weights, has_engine
 from agentloop.models._shared import Shared
@@ -98,6 +98,11 @@ class LocalModel(Model):
 
     def __repr__(self) -> str:
         return f"LocalModel({self.name!r})"
+
+    @property
+    def info(self) -> ModelInfo:
+        """The provider `local`, and the name."""
+        return ModelInfo("local", self.name)
 
     @property
     def is_entered(self) -> bool:

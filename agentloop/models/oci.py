@@ -19,6 +19,7 @@ from types import EllipsisType
 from typing import Any, Literal
 
 from agentloop.exceptions import UserError, UserValueError
+from agentloop.model_events import ModelInfo
 from agentloop.models._codec import read_variable
 from agentloop.models._http_model import HttpModel
 from agentloop.models._openai import make_headers
@@ -91,6 +92,11 @@ class OCIModel(HttpModel):
             silence_timeout=silence_timeout,
             first_output_timeout=first_output_timeout,
         )
+
+    @property
+    def info(self) -> ModelInfo:
+        """The provider `oci`, the name and the base URL."""
+        return ModelInfo("oci", self.name, self.base_url)
 
 
 def _make_headers(key: str | None, *, compartment: str | None, project: str | None) -> dict[str, str]:

@@ -16,7 +16,9 @@ from agentloop.models._http_model import HttpModel
 from agentloop.models._openai import OPENAI, make_headers
 from agentloop.models._pieces import PieceCache
 
-GEMINI = Vendor(url="https://generativelanguage.googleapis.com/v1beta/openai", key_variable="GEMINI_API_KEY")
+GEMINI = Vendor(
+    url="https://generativelanguage.googleapis.com/v1beta/openai", key_variable="GEMINI_API_KEY", name="gemini"
+)
 
 
 def make_chat_codec(

@@ -18,8 +18,8 @@ import attrs
 from agentloop._common.checks import check_count, check_seconds
 from agentloop.abc import Model
 from agentloop.exceptions import UserError, UserTypeError, UserValueError
-from agentloop.model_events import ModelEvent, ModelRequest
-from agentloop.models._codec import check_key, split_url
+from agentloop.model_events import ModelEvent, ModelInfo, ModelRequest
+from agentloop.models._codec import check_key, identify, split_url
 from agentloop.models._conversation import sendable_items
 from agentloop.models._line import MAX_MESSAGE, AnswerEvents, Line, LineTimeouts, Target
 from agentloop.models._openai import OPENAI, name_account
@@ -106,6 +106,11 @@ class RealtimeModel(Model):
 
     def __repr__(self) -> str:
         return f"RealtimeModel({self.name!r}, base_url={self.base_url!r})"
+
+    @property
+    def info(self) -> ModelInfo:
+        """Vendor, name and base URL; the host in place of the vendor if another server is asked."""
+        return identify(OPENAI, self.name, self.base_url)
 
     @property
     def is_entered(self) -> bool:

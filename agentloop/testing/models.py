@@ -20,7 +20,7 @@ from agentloop._storage.model_codec import request_to_json
 from agentloop.abc import Model
 from agentloop.exceptions import AgentLoopError, UserTypeError
 from agentloop.items import ITEM_TYPES
-from agentloop.model_events import ModelEvent, ModelRequest
+from agentloop.model_events import ModelEvent, ModelInfo, ModelRequest
 from agentloop.settings import ModelSettings
 from agentloop.testing import _cassette as tapes
 from agentloop.testing.scripted import ScriptedModel, respond, say
@@ -92,6 +92,11 @@ class RecordingModel(Model):
 
     def __repr__(self) -> str:
         return f"<RecordingModel of {self._model!r} into {self._path}>"
+
+    @property
+    def info(self) -> ModelInfo:
+        """The identity of the recorded model."""
+        return self._model.info
 
     @property
     def is_open(self) -> bool:

@@ -14,6 +14,7 @@ import attrs
 from agentloop import records as r
 from agentloop._common.error_text import message_of
 from agentloop._common.masking import MASK, masked_arguments
+from agentloop.model_events import ModelInfo
 from agentloop.spans import Span, SpanKind, Trace
 
 TOOL_ERROR = "Error running tool"
@@ -31,6 +32,8 @@ class _Open:
     agent: Span
     turn: Span | None = None
     model: Span | None = None
+    asked: ModelInfo | None = None
+    """The model of the last request."""
     calls: dict[str, Span] = attrs.field(factory=dict)
 
     def top(self) -> Span:
@@ -90,10 +93,17 @@ class SpanFold:
         match record:
             case r.TurnStarted():
                 self._begin_turn(opened, record)
-            case r.ModelRequested(attempt=attempt):
+            case r.ModelRequested(attempt=attempt, model=model):
+                opened.asked = model or opened.asked
                 opened.model = self._open("model", opened.agent.name, record, opened.top())
                 opened.model.data["attempt"] = attempt
+                if (asked := opened.asked) is not None:
+                    opened.model.data |= {"provider": asked.provider, "model": asked.name}
+                    if asked.base_url is not None:
+                        opened.model.data["base_url"] = asked.base_url
             case r.ModelResponded(response=response):
+                if opened.model is not None and record.first_delta_at is not None:
+                    opened.model.data["first_delta_at"] = record.first_delta_at
                 self._end_model(opened, record, None, response.usage)
             case r.ModelFailed(error=error, usage=usage):
                 self._end_model(opened, record, error if self._sensitive else "The model call failed", usage)
@@ -119,10 +129,11 @@ class SpanFold:
         self._started(span)
         return span
 
-    def _close(self, span: Span | None, record: r.Record, error: str | None = None) -> None:
+    def _close(self, span: Span | None, record: r.Record, error: str | None = None, *, at: float | None = None) -> None:
+        """Close *span*, if it is open: at the time *at*, or at that of *record*."""
         if span is None or span.ended_at is not None:
             return
-        span.ended_at = record.at
+        span.ended_at = record.at if at is None else at
         span.error = span.error or error
         self._ended(span)
 
@@ -148,6 +159,9 @@ class SpanFold:
         # A call that never started gets a span too: the model requested it, and it was answered.
         span = opened.calls.pop(record.call_id, None) or self._open("tool", record.tool, record, opened.top())
         span.data["status"] = outcome.status
+        for name in ("cancelled_by", "cancelled_by_call", "cancelled_at"):
+            if (told := getattr(outcome, name)) is not None:
+                span.data[name] = told
         if self._sensitive and outcome.output is not None:
             span.data["output"] = MASK if outcome.secret else outcome.output
         error: str | None = None
@@ -179,8 +193,9 @@ class SpanFold:
 
     def _end_run(self, opened: _Open, record: r.RunEnded) -> None:
         error = record.error if self._sensitive or record.error is None else record.error.partition("(")[0]
-        for span in (*opened.calls.values(), opened.model, opened.turn):
+        for span in (*opened.calls.values(), opened.model):
             self._close(span, record)
+        self._close(opened.turn, record, at=record.turn_ended_at)
         self._close(opened.agent, record, error)
         self._close(opened.run, record, error)
         del self._runs[record.path]

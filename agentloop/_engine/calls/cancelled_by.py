@@ -54,7 +54,10 @@ def cancelled_result(live: LiveCall, error: BaseException | None = None) -> end.
         return end.Cancelled("sibling", "another call failed", error)
     if live.cause == "caller":
         return end.Cancelled("caller", live.reason or "cancelled by the application")
-    idle, timer = live.tool.idle_timeout, None if live.body is None else live.body.timer
+    body = live.body
+    idle, timer = live.tool.idle_timeout, None if body is None else body.timer
+    if body is not None and body.started_at is not None and timer is not None:
+        live.note_cancelled(body.started_at + timer.ends_at - live.clock)
     if idle is not None and timer is not None and timer.ends_at >= timer.idle_since + idle:
         return end.TimedOut(idle)
     return end.TimedOut(live.tool.timeout or 0.0)

@@ -123,7 +123,7 @@ async def _convert_doubt(live: LiveCall, error: BaseException) -> Converted:
 
 
 def _convert_raised(live: LiveCall, outcome: CallOutcome, error: BaseException) -> Converted:
-    failure = Failure(index=live.index, error=raisable(live, error), phase="body")
+    failure = Failure(index=live.index, call_id=live.call_id, error=raisable(live, error), phase="body")
     if isinstance(failure.error, ToolCallError) and failure.error.outcome is None:
         failure.error.outcome = outcome
     return Converted(outcome, failure)
@@ -167,7 +167,9 @@ async def _run_output_guardrails(live: LiveCall, outcome: CallOutcome) -> Conver
             return await _convert_and_log_failure(live, error, run_guardrails=False)
         if judged.tripwire is not None:
             failed = CallOutcome(status="failed", error=judged.tripwire)
-            return Converted(failed, Failure(index=live.index, error=judged.tripwire, phase="post"))
+            return Converted(
+                failed, Failure(index=live.index, call_id=live.call_id, error=judged.tripwire, phase="post")
+            )
         if judged.message is not None:
             # No part of the tool's value may survive a rejection.
             reason, secret = "output guardrail", live.redacts_errors

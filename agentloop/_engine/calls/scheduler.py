@@ -49,7 +49,7 @@ from agentloop._common.error_text import error_summary, is_fatal, redact_message
 from agentloop._common.values import Value
 from agentloop._core.admission import Ticket
 from agentloop._core.call_cuts import CUTS, Cause, Stage, is_graver
-from agentloop._core.failure_choice import Failure, choose
+from agentloop._core.failure_choice import Failure, choose, choose_failure
 from agentloop._core.plan import Answer, Arguments, AwaitVerdict, Deliver, Disposition, Execute, Plan, PlanEntry, Replay
 from agentloop._engine.calls.output_text import cut_output
 from agentloop._engine.runtime.backend import (
@@ -68,7 +68,7 @@ from agentloop.budget import Budget, Reservation
 from agentloop.context import ToolContext
 from agentloop.items import Item, ToolCall
 from agentloop.limits import Capacity, Limit, OrderedCapacity
-from agentloop.outcomes import CallOutcome
+from agentloop.outcomes import CallOutcome, CancelledBy
 from agentloop.records import BodyEnded, CallSettled
 from agentloop.tools import FunctionTool, PythonBody, may_run_again
 
@@ -154,6 +154,9 @@ class LiveCall:
     phase: Phase = "waiting"
     cause: Literal["caller", "sibling"] | None = None
     reason: str | None = None
+    cancelled_by_call: str | None = None
+    cancelled_at: float | None = None
+    """Wall-clock time at which a cancellation or the timeout reached the call."""
     ticket: Ticket | None = None
     scope: anyio.CancelScope = attrs.field(init=False)
     """Scope around steps 8 to 12, made together with the task; then the one around the rest, if it has one."""
@@ -235,17 +238,20 @@ class LiveCall:
             self.run.settings.threads.leave(self)
         self.release_permit()
 
-    def cancel(self, cause: Literal["caller", "sibling"], reason: str | None = None) -> bool:
-        """Cancel the call unless its body has ended; return False if it has.
+    def cancel(
+        self, cause: Literal["caller", "sibling"], reason: str | None = None, by_call: str | None = None
+    ) -> bool:
+        """Cancel the call unless its body has ended; return False if it has. *by_call* is the call that cancels it.
 
-        Of two causes the graver one stays, and of equal ones the first.
+        Of two causes the graver one stays, and of equal ones the first. The time is that of the first.
         """
         stage = STAGES.get(self.phase)
         cut = None if stage is None else CUTS[cause, stage]
         if cut is None or cut.softly:
             return False
         if is_graver(cause, self.cause):
-            self.cause, self.reason = cause, reason
+            self.cause, self.reason, self.cancelled_by_call = cause, reason, by_call
+        self.note_cancelled(self.run.tree.log.wall())
         if self.phase == "waiting":
             self.batch.cancel_waiting(self)
         else:
@@ -267,7 +273,27 @@ class LiveCall:
             started_at=None if body is None else body.started_at,
             ended_at=self.run.tree.log.wall(),
             secret=self.run.state.gives_secret(self.call),
+            cancelled_by_call=self.find_canceller(cut.by),
+            cancelled_at=self.find_cancel_time(cut.by),
         )
+
+    def note_cancelled(self, at: float) -> None:
+        """Note that a cancellation or the timeout reached the call at *at*, unless one has before."""
+        if self.cancelled_at is None:
+            self.cancelled_at = at
+
+    def find_canceller(self, by: CancelledBy | None) -> str | None:
+        """Return the id of the call that ended this one, if *by*, its `cancelled_by`, says that one did."""
+        if by == "sibling":
+            return self.batch.stopped_by_call
+        return self.cancelled_by_call if by == "caller" else None
+
+    def find_cancel_time(self, by: CancelledBy | None) -> float | None:
+        """Return the time for `CallOutcome.cancelled_at`, where *by* is its `cancelled_by`."""
+        if self.cancelled_at is not None or by in (None, "tool"):
+            return self.cancelled_at
+        # The call's own task noticed the end of its run before the owner did, or its settling is cut.
+        return self.run.tree.log.wall() if self.batch.stopped_at is None else self.batch.stopped_at
 
     @property
     def timeout_at(self) -> float:
@@ -300,6 +326,10 @@ class Batch:
         self.failures: list[Failure] = []
         self.halted = False
         self.stopped: Cause | None = None
+        self.stopped_by_call: str | None = None
+        """The id of the call whose failure stopped the batch."""
+        self.stopped_at: float | None = None
+        """Wall-clock time at which the batch was stopped."""
         self.closed = False
         """True once the event loop is gone, so that nothing can be awaited, woken or started any more."""
         self.nursery = new_nursery(self._lose_task)
@@ -434,10 +464,10 @@ class Batch:
             self._dispatcher.sleepers[self._wake_for] = None
         self._next_segment()
         requests = self.run.tree.cancel_requests
-        for (path, call_id), reason in list(requests.items()):
+        for (path, call_id), (reason, by_call) in list(requests.items()):
             if path == self.run.path and (live := self.calls.get(call_id)) is not None:
                 del requests[path, call_id]
-                live.cancel("caller", reason)
+                live.cancel("caller", reason, by_call)
 
     def spawn(self, live: LiveCall) -> None:
         """Start the task of *live*, in a copy of the turn's context, whichever task calls this."""
@@ -651,7 +681,9 @@ class Batch:
         """
         if self.stopped is not None:
             return
-        self.stopped = by
+        self.stopped, self.stopped_at = by, self.run.tree.log.wall()
+        if by == "sibling":
+            self.stopped_by_call = choose_failure(self.failures).call_id
         self._leave_dispatcher()
         self.halt()
         self.run.cleanup.begin()
@@ -662,6 +694,8 @@ class Batch:
                 self._end_paused(live)
             elif by == "sibling":
                 live.cancel("sibling")
+            elif live.phase in ("starting", "body"):
+                live.note_cancelled(self.stopped_at)
 
     def _leave_dispatcher(self) -> None:
         """Let another batch's owner wake from now on for calls that wait for time alone."""
@@ -701,7 +735,7 @@ class Batch:
         if ending:
             run.cleanup.begin()
         elif failure is None:
-            failure = Failure(index=live.index, error=unexpected_cancellation(), phase="body")
+            failure = Failure(index=live.index, call_id=live.call_id, error=unexpected_cancellation(), phase="body")
         try:
             outcome = live.cut(cancel_source(run) if ending else "parent")
             if not ending and outcome.started_at is not None:
@@ -712,7 +746,7 @@ class Batch:
                 live.phase = "settled"
                 self.unsettled -= 1
                 del self.calls[live.call_id]
-            self.fail(failure or Failure(index=live.index, error=error, phase="post"))
+            self.fail(failure or Failure(index=live.index, call_id=live.call_id, error=error, phase="post"))
         live.release_all()
 
     def _settle_unstarted(self) -> None:

@@ -82,7 +82,7 @@ class ToolContextServices:
     @uninterrupted
     def cancel_call(self, call_id: str, reason: str | None) -> bool:
         """Cancel a call of the same run; return False if it has ended or is unknown."""
-        return self._live.run.cancel_call(self._live.run.path, call_id, reason)
+        return self._live.run.cancel_call(self._live.run.path, call_id, reason, by_call=self._live.call_id)
 
     def check_cancelled(self) -> None:
         """Raise the backend's cancellation in a worker thread whose call is being cancelled."""

@@ -180,8 +180,8 @@ class Cancellable(Protocol):
         """Tell whether the call has not ended and was not cancelled before."""
         ...
 
-    def cancel(self, cause: Literal["caller"], reason: str | None = None) -> bool:
-        """Cancel the call unless its body has ended; return False if it has."""
+    def cancel(self, cause: Literal["caller"], reason: str | None = None, by_call: str | None = None) -> bool:
+        """Cancel the call unless its body has ended; return False if it has. *by_call*: the call that requested it."""
         ...
 
 
@@ -205,8 +205,8 @@ class RunTree(msgspec.Struct, eq=False, kw_only=True):
     """The function that runs an agent tool's nested run."""
     calls: dict[tuple[str, ...], Mapping[str, Cancellable]] = {}
     """The calls without an outcome of each batch under way, by path and id; see `find_call`."""
-    cancel_requests: dict[tuple[tuple[str, ...], str], str | None] = {}
-    """The reasons of calls that were cancelled before they were scheduled."""
+    cancel_requests: dict[tuple[tuple[str, ...], str], tuple[str | None, str | None]] = {}
+    """Reason and requesting call of each call that was cancelled before it was scheduled."""
     children: dict[tuple[str, ...], LiveRun] = {}
     """The nested runs, by path."""
     asking: dict[tuple[tuple[str, ...], str], ApprovalRequested] = {}
@@ -420,23 +420,29 @@ class LiveRun(msgspec.Struct, eq=False, kw_only=True):
         )
         self.tree.log.tell("on_still_running", report)
 
-    def cancel_call(self, path: tuple[str, ...], call_id: str, reason: str | None) -> bool:
-        """Cancel one call, running or queued; return False if it has ended or is unknown. From any task or thread."""
-        if threading.get_ident() != self.tree.shared.thread_ident:
-            return anyio.from_thread.run_sync(self._cancel_call, path, call_id, reason, token=self.tree.shared.token())
-        return self._cancel_call(path, call_id, reason)
+    def cancel_call(
+        self, path: tuple[str, ...], call_id: str, reason: str | None, *, by_call: str | None = None
+    ) -> bool:
+        """Cancel one call, running or queued; return False if it has ended or is unknown. From any task or thread.
 
-    def _cancel_call(self, path: tuple[str, ...], call_id: str, reason: str | None) -> bool:
+        *by_call* is the id of the call, of the same run, whose context requests it.
+        """
+        if threading.get_ident() != self.tree.shared.thread_ident:
+            token = self.tree.shared.token()
+            return anyio.from_thread.run_sync(self._cancel_call, path, call_id, reason, by_call, token=token)
+        return self._cancel_call(path, call_id, reason, by_call)
+
+    def _cancel_call(self, path: tuple[str, ...], call_id: str, reason: str | None, by_call: str | None) -> bool:
         live = self.tree.find_call((path, call_id))
         state = self.tree.log.state.at(path)
         if live is not None:
             if live.is_cancellable and state is not None:
-                self.append(CancelRequested(path, state.turn, self.tree.log.wall(), call_id))
-            return live.cancel("caller", reason)
+                self.append(CancelRequested(path, state.turn, self.tree.log.wall(), call_id, by_call))
+            return live.cancel("caller", reason, by_call)
         waiting = state.calls.get(call_id) if state is not None else None
         if state is None or waiting is None or waiting.outcome is not None or state.ended is not None:
             return False
         if (path, call_id) not in self.tree.cancel_requests:
-            self.append(CancelRequested(path, state.turn, self.tree.log.wall(), call_id))
-            self.tree.cancel_requests[path, call_id] = reason
+            self.append(CancelRequested(path, state.turn, self.tree.log.wall(), call_id, by_call))
+            self.tree.cancel_requests[path, call_id] = reason, by_call
         return True
