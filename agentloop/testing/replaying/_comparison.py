@@ -160,6 +160,9 @@ class ReplayLog:
         """By call, number of the first record after the end of a body whose end has no record."""
         self.queued: dict[tuple[Path, int], tuple[int, float]] = {}
         """By turn, number of the first record after its calls were queued, and the time of queueing."""
+        self.stops: dict[str, tuple[int, int]] = {}
+        """By task key of its owner, the numbers of the first records after a call's failure and after the owner stopped
+        the batch for it; used up when the owner's step is chosen."""
         self.end_call: Callable[[Call], Any] = lambda call: None
         self.stirred = False
         """True if `before_step` changed something before the current step: then not every task waits any more."""
@@ -181,6 +184,7 @@ class ReplayLog:
         self.ended_calls = self.recorded.calls_timed_out(entry)
         self.bodies_over = self.recorded.bodies_over(entry)
         self.queued = self.recorded.batches_queued(entry)
+        self.stops = {"/".join(path): places for path, places in self.recorded.batches_stopped(entry).items()}
         self._clock_offset = self.records[entry.start].at - anyio.current_time()
 
     def wall(self) -> float:
@@ -237,10 +241,13 @@ class ReplayLog:
                 return self._accept(merged)
             if isinstance(record, r.CleanupCut) and record.section in _HOOKS:
                 return None  # the recorded run had no such hooks, or they had returned
-            if not isinstance(wanted, r.VerdictGiven | r.InputAdded | r.GraphChanged | r.CleanupCut):
+            inserted = isinstance(wanted, r.VerdictGiven | r.InputAdded | r.GraphChanged | r.CleanupCut)
+            if not inserted and not self.is_end_too_late():
                 self.diverge(record, explained(wanted, record, difference))
                 return record
             self.insert()
+        if not self.entry.ended:  # the log was cut off after a record that was inserted
+            return record
         self.diverge(record, "The log ends here, and the replay goes on.")
         return record
 
@@ -271,7 +278,16 @@ class ReplayLog:
 
     def is_end_due(self) -> bool:
         """Tell whether the due record is of a cancellation or a deadline, which the driver causes."""
-        return isinstance(self.due, r.CancelRequested | r.DeadlinePassed)
+        return isinstance(self.due, r.CancelRequested | r.DeadlinePassed) and not self.is_end_too_late()
+
+    def is_end_too_late(self) -> bool:
+        """Tell whether the due record is of a cancellation of the run that had timed out already: it ended nothing."""
+        due = self.due
+        if not isinstance(due, r.CancelRequested) or due.call_id is not None:
+            return False
+        end = self.find(r.RunEnded, ())
+        error = None if end is None else self.records[end].error  # type: ignore[union-attr]  # as its kind says
+        return error is not None and error.startswith("RunTimeout(")
 
     def cause_end_at_once(self) -> None:
         """Cause the due cancellation right after the record before it, if it came soon after that."""
@@ -349,7 +365,7 @@ class ReplayLog:
         order = {call.call.call_id: index for index, call in enumerate(state.batch)} if state is not None else {}
         if self.over or any(has_started(one, self.entry.start) for one in order if (path, one) in calls):
             return math.inf  # calls of an earlier run segment continue without a second start
-        latest = unbegun = 0
+        cut: list[tuple[int, float]] = []
         for place in places[bisect_left(places, self.cursor) : bisect_left(places, self.entry.stop)]:
             record: Any = self.records[place]
             call = call_of(record)
@@ -357,10 +373,15 @@ class ReplayLog:
                 continue  # of a call that has started, nothing follows about the admission of others
             if not isinstance(record, r.CallSettled) or record.outcome.status != "cancelled":
                 return math.inf
-            # Waiting calls are settled in model order: one that comes after a later one had been admitted.
-            index = order.get(record.call_id, 0)
-            unbegun += index < latest
-            latest = max(latest, index)
+            cut.append((order.get(record.call_id, 0), record.outcome.cancelled_at or 0.0))
+        # Waiting calls are settled in model order when the batch is stopped: one that comes after a later one had been
+        # admitted, and so had one that noticed the end of the run before.
+        stopped_at, latest, unbegun = max((at for _, at in cut), default=0.0), 0, 0
+        for index, at in cut:
+            if at < stopped_at or index < latest:
+                unbegun += 1
+            else:
+                latest = index
         return unbegun
 
     def end_calls(self) -> bool:
@@ -555,6 +576,9 @@ class ReplayLog:
             index = self.next_of_run(path) if call_id is None else self._find_next_of_cancelled(path, call_id)
             if index is not None:
                 await self.until(self.before_end(index), what)  # noqa: ASYNC102 - shielded, and released in the end
+                if isinstance(self.records[index], r.ModelFailed) and index == self.cursor + 1 and self.is_end_due():
+                    self.come_up()
+                    self.cause_end()  # a guardrail cancelled the model's call, which noticed the end of the run
             raise
         finally:
             self.pending.remove(pending)
@@ -624,10 +648,35 @@ class ReplayLog:
         if call and not self._begins(call):
             self.stirred = True
             self.cause_end()
+        if not self.over and _is_unstarted_cut(self.due):
+            self._hold_unstarted(_task_of(task))
         if not self.over and isinstance(self.due, r.CleanupCut) and self.due.section == "ctx.cleanup":
             self.stirred = True
             self.insert()  # a body appended it; bodies don't run here, and nothing else gives its moment
             self.release()
+
+    def _hold_unstarted(self, key: str | None) -> None:
+        """Let the call of the task with this *key* wait for its own record, if it was cancelled before its start.
+
+        Such calls settle after some steps of their tasks, in an order that the backend chose. An end hook makes them
+        wait, as it does for calls that have started.
+        """
+        call = None if key is None else self._calls_by_key.get(key)
+        live = None if call is None else self.live_call(call)
+        if call is None or live is None or live.phase != "starting" or live.hooked:
+            return
+        index = self.next_of_call(*call)
+        if index is not None and index != self.cursor and _is_unstarted_cut(self.records[index]):
+            live.hooked = (live.run.agent.hooks,)
+
+    def _is_cut_before_first_step(self, key: str) -> bool:
+        """Tell whether the task with this *key* is of a call that never started, and has not taken its first step."""
+        call = self._calls_by_key.get(key)
+        live = None if call is None else self.live_call(call)
+        if call is None or live is None or live.phase != "starting" or live.begun:
+            return False
+        index = self.next_of_call(*call)
+        return index is not None and _is_unstarted_cut(self.records[index], FROM_ABOVE)
 
     def _begins(self, key: str) -> bool:
         """Tell whether the call of the task with this key has begun, or does so after the due record."""
@@ -650,23 +699,29 @@ class ReplayLog:
             if live is not None and live.phase == "body" and (key := "/".join((*path, call_id))) in tasks:
                 return tasks.index(key)  # the body of this call had ended before the due record
         if wanted is not None:
+            # The owner of a batch, a task of its run, cancels the siblings of a failed call when the log shows it.
+            for owner in [owner for owner, places in self.stops.items() if places[1] <= self.cursor]:
+                if owner in tasks:
+                    del self.stops[owner]
+                    return tasks.index(owner)
             call = call_of(wanted)
-            keys: list[str | None] = ["/".join(wanted.path)]
-            if call is not None:
-                # The owner of the batch, a task of the run, cancels the siblings of a failed call: it runs first.
-                by_owner = isinstance(wanted, r.CallSettled) and wanted.outcome.cancelled_by == "sibling"
-                keys.insert(1 if by_owner else 0, "/".join((*call[0], call[1])))
-            if isinstance(self.records[self.cursor - 1], r.CallSettled) and self._gap() > SLACK:
-                # Long enough for the owners of all batches around it to cancel the siblings of a failed call.
-                keys[:0] = ["/".join(wanted.path[:depth]) for depth in range(len(wanted.path) + (call is not None))]
-            if call is not None and keys[0] == "/".join((*call[0], call[1])):
-                # Its end hooks run in a task of their own, which the owner must not overtake.
-                keys.insert(1, None)
-            for one in keys:
-                if one in tasks:
+            if _is_unstarted_cut(wanted, FROM_ABOVE):
+                # Each cancelled call takes its first step, and then waits for its own record: see `_hold_unstarted`.
+                for index, task in enumerate(tasks):
+                    if task is not None and self._is_cut_before_first_step(task):
+                        return index
+            # The end hooks of a call run in a task of their own.
+            own = [] if call is None else ["/".join((*call[0], call[1])), None]
+            for one in (*own, "/".join(wanted.path)):
+                if one in tasks and not self._is_before_stop(one):
                     return tasks.index(one)
         ranks = [self._rank(task) for task in tasks]
         return ranks.index(min(ranks))
+
+    def _is_before_stop(self, task: str | None) -> bool:
+        """Tell whether *task* is the owner of a batch that a failure will stop, but not before a later record."""
+        places = None if task is None else self.stops.get(task)
+        return places is not None and places[0] <= self.cursor < places[1]
 
     def _rank(self, task: str | None) -> float:
         """Return the number of the next record of a task's run or call: the task with the earliest one runs first."""
@@ -674,6 +729,8 @@ class ReplayLog:
             return 0
         if task is None:  # neither a run's nor a call's: where its order matters, its effects wait
             return -1
+        if self._is_before_stop(task):
+            return math.inf
         call = self._calls_by_key.get(task)
         own = () if call is None else (*call[0], call[1])
         found = (self.next_of_run(own), None if call is None else self.next_of_call(*call))
@@ -699,6 +756,13 @@ def _has_expired(record: r.Record | None) -> bool:
     if not isinstance(record, r.CallSettled) or record.outcome.status != "skipped":
         return False
     return "no capacity within" in str(record.outcome.output)
+
+
+def _is_unstarted_cut(record: r.Record | None, by: Sequence[str] = CUT_OFF) -> bool:
+    """Tell whether *record* settles a call that was cancelled before its start, by one of *by*."""
+    if not isinstance(record, r.CallSettled) or record.outcome.started_at is not None:
+        return False
+    return record.outcome.cancelled_by in by
 
 
 _TASK = re.compile(r"agentloop (?:run of .*|call (?P<name>\S+) (?P<key>.*))#\d+\Z", re.DOTALL)

@@ -245,7 +245,7 @@ class _SegmentReplay:
             self._cause_end()
             if effects.due is wanted:
                 effects.diverge(None, stuck(wanted, self.held()))
-        elif isinstance(wanted, r.VerdictGiven | r.InputAdded | r.GraphChanged):
+        elif isinstance(wanted, r.VerdictGiven | r.InputAdded | r.GraphChanged) or effects.is_end_too_late():
             effects.insert()
         elif isinstance(wanted, r.GuardrailSettled) and effects.release_next(
             lambda later: _judges_same_output(wanted, later)
@@ -367,7 +367,7 @@ class _SegmentReplay:
 
     def _has_timed_out(self, call: Call) -> bool:
         """Tell whether the timeout of *call* had passed when the due record was appended."""
-        live = self.stream._live.tree.calls.get(call)
+        live = self.stream._live.tree.find_call(call)
         left = math.inf if live is None else live.timeout_at - anyio.current_time()
         return bool(left <= self.effects.ahead(self.effects.cursor) + SLACK)
 
@@ -391,7 +391,7 @@ class _SegmentReplay:
             return
         settled = self.effects.settled(wanted.path, wanted.call_id)
         reason = None if settled is None else settled.outcome.reason
-        self.stream._live.cancel_call(wanted.path, wanted.call_id, reason)
+        self.stream._live.cancel_call(wanted.path, wanted.call_id, reason, by_call=wanted.by_call)
 
     def _end_run(self, record: r.Record) -> None:
         """Cancel the run, or let its deadline pass, as *record* tells."""

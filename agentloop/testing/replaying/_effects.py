@@ -163,8 +163,8 @@ class ReplayEffects(ReplayLog):
             live.scope.deadline = math.inf
         if live is None or settled is None or not settled.outcome.body_finished:
             return
-        unrecorded = self.next_of_call(path, call_id, r.BodyEnded) is None
-        too_late = self._took_too_long(settled) if unrecorded else settled.outcome.status == "timed_out"
+        ended = self.next_of_call(path, call_id, r.BodyEnded)
+        too_late = self._took_too_long(settled) if ended is None else self._is_late(ended, settled)
         if not too_late and live.timeout_at < math.inf:
             live.body.timer, live.scope.deadline = None, math.inf
 
@@ -220,7 +220,7 @@ class ReplayEffects(ReplayLog):
 
     async def _play_body(self, index: int, ended: r.BodyEnded, what: str) -> Any:
         settled = self.settled(ended.path, ended.call_id)
-        late = settled is not None and not ended.failed and _is_late(settled.outcome)
+        late = settled is not None and not ended.failed and self._is_late(index, settled)
         if settled is not None and (late or not settled.outcome.body_finished):
             try:
                 return await self.cut_off(ended.path, ended.call_id, what, cancelled=True)
@@ -237,6 +237,19 @@ class ReplayEffects(ReplayLog):
         if ended.failed:
             raise rebuilt(ended.error or "", fatal=ended.fatal)
         return self.value_of(ended, settled)
+
+    def _is_late(self, index: int, settled: r.CallSettled) -> bool:
+        """Tell whether a body that returned, at record *index*, did so after its timeout: its value didn't count."""
+        outcome = settled.outcome
+        if outcome.cancelled_by != "sibling" or not outcome.body_finished:
+            return _is_late(outcome)
+        later = self.recorded.first(
+            self.recorded.calls[settled.path, settled.call_id],
+            index + 1,
+            self.entry.stop,
+            lambda one: isinstance(one, r.CleanupCut | r.CallSettled),
+        )
+        return later is not None and self.records[later] is settled  # else a failure has cut what followed the body
 
     def _took_too_long(self, settled: r.CallSettled) -> bool:
         """Tell whether a body that cancelled itself did so after its timeout."""

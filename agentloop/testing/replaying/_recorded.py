@@ -151,6 +151,38 @@ class RecordedRun:
                 found[record.path, record.turn] = (place, record.queued_at)
         return found
 
+    def batches_stopped(self, entry: RecordedSegment) -> dict[Path, tuple[int, int]]:
+        """Return, for each run whose batch a call's failure stopped, the numbers of two records of *entry*.
+
+        The first after the failure, and the first after the owner of the batch stopped it, when it next ran: other
+        calls may have come further between the two.
+        """
+        batches: defaultdict[tuple[Path, int], list[int]] = defaultdict(list)
+        for index in range(entry.start, entry.stop):
+            if isinstance(self.records[index], r.CallSettled):
+                batches[self.records[index].path, self.records[index].turn].append(index)
+        found: dict[Path, tuple[int, int]] = {}
+        for (path, _), settled in batches.items():
+            failed = next((place for place, index in enumerate(settled) if _is_raised(self.records[index])), None)
+            if failed is None or not (later := settled[failed + 1 :]):
+                continue
+            first, times = settled[failed] + 1, [at for at in map(self._find_stop_time, later) if at is not None]
+            stop = later[-1] + 1  # if it reached no call
+            if times:  # of records at this same moment the order is unknown, so they count as earlier
+                cut = next((index for index in later if self._find_stop_time(index) is not None), stop)
+                stop = bisect_right(self.records, min(times), first, cut, key=lambda one: one.at)
+            found[path] = first, stop
+        return found
+
+    def _find_stop_time(self, index: int) -> float | None:
+        """Return the time at which another call's failure cancelled the call that settled as record *index*, if any."""
+        outcome = self.records[index].outcome  # type: ignore[union-attr]  # as its kind says
+        return (
+            outcome.cancelled_at
+            if outcome.cancelled_by in (None, "sibling") and outcome.status != "timed_out"
+            else None
+        )
+
     def _find_first_after(self, at: float, start: int, stop: int) -> int | None:
         """Return the number of the first record in *start* to *stop* after *at*; None if one has just this time."""
         place = bisect_left(self.records, at, start, stop, key=lambda one: one.at)
@@ -181,6 +213,13 @@ class RecordedRun:
             if index is not None:
                 found[index].append((path, call_id))
         return dict(found)
+
+
+def _is_raised(record: r.Record) -> bool:
+    """Tell whether the run raises what *record*, the settlement of a call, says."""
+    outcome = record.outcome  # type: ignore[union-attr]  # as its kind says
+    cancelled = outcome.status == "cancelled" and outcome.cancelled_by in ("tool", "caller")
+    return outcome.output is None and (cancelled or outcome.status in ("failed", "timed_out"))
 
 
 def _is_cancelled(record: r.Record) -> bool:
@@ -229,8 +268,8 @@ def _is_root_end(record: r.Record) -> bool:
 
 # ------------------------------------------------------------------------------------------------ comparing
 
-_CHANCE = ("at", "duration", "queued_at", "body_ended_at")
-_CHANCE_OF_OUTCOMES = ("started_at", "ended_at", "abandoned", "cleanup")
+_CHANCE = ("at", "duration", "queued_at", "body_ended_at", "first_delta_at", "turn_ended_at")
+_CHANCE_OF_OUTCOMES = ("started_at", "ended_at", "cancelled_at", "abandoned", "cleanup")
 """Fields of outcomes that a replay can't repeat: times, and results of the body itself."""
 _REDACTED = re.compile(r"\[redacted\]+")
 _REDACTED_LEAVES = re.compile(r"\(\w+\(\[redacted\]\).*", re.DOTALL)
@@ -301,8 +340,10 @@ def _take_recorded_fields(wanted: Any, got: Any, lenient: Leniency) -> dict[str,
             changes["guardrails"] = wanted.guardrails
         case r.GuardrailSettled():  # follows from position and name, which are compared
             changes["nth"] = wanted.nth
-        case r.ModelRequested() if lenient.digest:
-            changes["digest"] = wanted.digest
+        case r.ModelRequested():  # no model is asked, so any may be given to the replay
+            changes["model"] = wanted.model
+            if lenient.digest:
+                changes["digest"] = wanted.digest
         case _:
             pass
     if isinstance(wanted, r.BodyEnded) and isinstance(got.value, Standin):
