@@ -93,6 +93,7 @@ def encode(
     max_tokens_field: str = "max_tokens",
     extra_content: bool = False,
     replay_reasoning: bool = False,
+    custom_tools: bool = False,
     pieces: PieceCache | None = None,
 ) -> JsonDict:
     """Return the body that sends *request* to *model_name*.
@@ -100,12 +101,14 @@ def encode(
     `truncation`, `include`, and `reasoning` except its effort have no field here and are left out, as they don't change
     the question. `extra_body` overrides fields of the result. With *extra_content*, a call that came with such a field
     goes back with it: a vendor's signature of the thought behind it. With *replay_reasoning*, reasoning goes back as
-    `reasoning_content`. *pieces* has what earlier requests wrote with these options.
+    `reasoning_content`. With *custom_tools*, the server knows tools of free text. *pieces* has what earlier requests
+    wrote with these options.
 
     Raises:
         UserError: for a part that Chat Completions can't express; names its place in the request.
         UserTypeError: if `extra_args` holds a field that is already set.
     """
+    refuse_tools(request, "Chat Completions", custom=custom_tools and not constrained)
     _refuse_server_state(request)
     body: JsonDict = {"model": model_name}
     if constrained:
@@ -121,7 +124,6 @@ def encode(
 
 
 def _refuse_server_state(request: ModelRequest) -> None:
-    refuse_tools(request, "Chat Completions")
     for name in ("previous_response_id", "conversation_id", "prompt"):
         if getattr(request, name) is not None:
             raise UserError(f"{name}: Chat Completions keeps nothing on the server to refer to.")
@@ -150,7 +152,8 @@ def _tool_fields(request: ModelRequest) -> JsonDict:
     fields: JsonDict = {"tools": tools}
     choice = tool_choice(request)
     if (name := chosen_name(choice)) is not None:
-        fields["tool_choice"] = {"type": "function", "function": {"name": name}}
+        kind = next((tool.kind for tool in request.tools if tool.name == name and tool.kind == "custom"), "function")
+        fields["tool_choice"] = {"type": kind, kind: {"name": name}}
     elif choice is not None:
         fields["tool_choice"] = choice
     if request.settings.parallel_tool_calls is not None:
@@ -159,6 +162,8 @@ def _tool_fields(request: ModelRequest) -> JsonDict:
 
 
 def _tool(tool: ToolDefinition) -> JsonDict:
+    if tool.kind == "custom":
+        return {"type": "custom", "custom": _custom(tool)}
     described = {
         "name": tool.name,
         "description": tool.description,
@@ -166,6 +171,18 @@ def _tool(tool: ToolDefinition) -> JsonDict:
         "strict": tool.strict_mode,
     }
     return {"type": "function", "function": described}
+
+
+def _custom(tool: ToolDefinition) -> JsonDict:
+    described: JsonDict = {"name": tool.name, "description": tool.description}
+    match tool.format:
+        case None:
+            return described
+        case {"type": "grammar", "definition": definition, "syntax": syntax}:  # as other interfaces write it
+            form: Any = {"type": "grammar", "grammar": {"definition": definition, "syntax": syntax}}
+        case form:
+            pass
+    return described | {"format": form}
 
 
 def _setting_fields(settings: ModelSettings, max_tokens_field: str) -> JsonDict:

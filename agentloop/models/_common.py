@@ -130,8 +130,10 @@ def chosen_name(choice: str | Mapping[str, Any] | None, interface: str = "Chat C
             raise UserTypeError(f"tool_choice: a string or a mapping with a type is needed, not {choice!r}")
 
 
-def refuse_tools(request: ModelRequest, interface: str) -> None:
+def refuse_tools(request: ModelRequest, interface: str, *, custom: bool = False) -> None:
     """Refuse the kinds of tools that *interface* doesn't have: all but functions that the model calls, and knows.
+
+    With *custom*, it has tools of free text.
 
     Raises:
         UserError: naming them.
@@ -140,7 +142,8 @@ def refuse_tools(request: ModelRequest, interface: str) -> None:
         kinds = ", ".join(sorted({tool.kind for tool in request.hosted}))
         raise UserError(f"tools: hosted tools have no form in {interface}, and the agent has {kinds}.")
     for tool in request.tools:
-        refuse_custom(tool, interface)
+        if not custom:
+            refuse_custom(tool, interface)
         if tool.namespace is not None:
             raise UserError(f"Tool {tool.name!r}: {interface} has no namespaces, and it is in {tool.namespace!r}.")
         if tool.defer_loading:

@@ -28,6 +28,7 @@ def make_chat_codec(
     constrained: bool = False,
     extra_content: bool = False,
     replay_reasoning: bool = False,
+    custom_tools: bool = False,
 ) -> HttpCodec:
     """Return the codec of Chat Completions. With *extra_content*, calls go back with the vendor's own part of them."""
     return HttpCodec(
@@ -39,6 +40,7 @@ def make_chat_codec(
             max_tokens_field=max_tokens_field,
             extra_content=extra_content,
             replay_reasoning=replay_reasoning,
+            custom_tools=custom_tools,
             pieces=PieceCache(),
         ),
         decoder=partial(ChatDecoder, constrained=constrained),
@@ -51,8 +53,8 @@ class OpenAIChatModel(HttpModel):
     `base_url` is the argument, else OPENAI_BASE_URL, else the vendor's. Without `api_key` the key in OPENAI_API_KEY is
     used, but only for the vendor or the server that OPENAI_BASE_URL names; other servers get no key. `constrained=True`
     lets small models call tools: one call per turn, forced into a schema (the tool choice `"none"` gives a text
-    answer). `replay_reasoning=True` sends earlier reasoning back as `reasoning_content`, for servers that want it.
-    Everything else is as in `HttpModel`.
+    answer). Tools of free text are known to the vendor alone, and refused for others. `replay_reasoning=True` sends
+    earlier reasoning back as `reasoning_content`, for servers that want it. Everything else is as in `HttpModel`.
     """
 
     _home: ClassVar[Vendor] = OPENAI
@@ -81,6 +83,7 @@ class OpenAIChatModel(HttpModel):
             constrained=constrained,
             extra_content=GEMINI.is_at(url),
             replay_reasoning=replay_reasoning,
+            custom_tools=OPENAI.is_at(url),
         )
         super().__init__(
             name,

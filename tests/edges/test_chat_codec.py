@@ -4,10 +4,12 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
+import httpx
 import jsonschema
 import pytest
 from edges.definition import Definition
 
+from agentloop import Agent, Runner, tool
 from agentloop.exceptions import ModelBehaviorError, ModelTransportError, UserError, UserTypeError, UserValueError
 from agentloop.items import (
     ApprovalRequest,
@@ -42,7 +44,7 @@ from agentloop.model_events import (
     ResponseStarted,
     TextDelta,
 )
-from agentloop.models import _chat
+from agentloop.models import OpenAIChatModel, _chat
 from agentloop.models._chat import _USAGE, ChatDecoder
 from agentloop.models._codec import encode_json, read_usage
 from agentloop.models._sse import SSEDecoder
@@ -205,6 +207,62 @@ def test_hosted_and_custom_tools_are_refused() -> None:
         encode(ask(tools=[Definition("f", allowed_callers=("programmatic",))]), "m")
     both = Definition("f", allowed_callers=("programmatic", "direct"))
     assert encode(ask(tools=[both]), "m")["tools"] == encode(ask(tools=[Definition("f")]), "m")["tools"]
+
+
+GRAMMAR = {"definition": "start: WORD", "syntax": "lark"}
+
+
+@pytest.mark.parametrize(
+    ("given", "sent"),
+    [
+        (None, {}),
+        ({"type": "text"}, {"format": {"type": "text"}}),
+        ({"type": "grammar", **GRAMMAR}, {"format": {"type": "grammar", "grammar": GRAMMAR}}),
+        ({"type": "grammar", "grammar": GRAMMAR}, {"format": {"type": "grammar", "grammar": GRAMMAR}}),
+    ],
+)
+def test_a_tool_of_free_text_is_sent_where_the_server_knows_it(given: Any, sent: Any) -> None:
+    """A grammar in the words of Responses is put into those of this interface; a choice names the tool's kind."""
+    shout = Definition("shout", kind="custom", format=given)
+    body = encode(ask(tools=[shout, Definition("f")], tool_choice="shout"), "m", custom_tools=True)
+    assert body["tools"][0] == {"type": "custom", "custom": {"name": "shout", "description": "Does it."} | sent}
+    assert body["tools"][1]["type"] == "function"
+    assert body["tool_choice"] == {"type": "custom", "custom": {"name": "shout"}}
+    with pytest.raises(UserError, match="custom tool"):
+        encode(ask(tools=[shout]), "m", custom_tools=True, constrained=True)
+
+
+@pytest.mark.parametrize("at_home", [True, False])
+async def test_the_vendor_alone_knows_tools_of_free_text(at_home: bool) -> None:
+    """Its calls are of their kind, and so are their outputs."""
+    bodies: list[Any] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        bodies.append(json.loads(request.content))
+        call = {"index": 0, "id": "c1", "type": "custom", "custom": {"name": "shout", "input": "loud {"}}
+        delta = {"tool_calls": [call]} if len(bodies) == 1 else {"content": "Done."}
+        chunk = {"choices": [{"index": 0, "delta": delta, "finish_reason": "stop"}]}
+        content = f"data: {json.dumps(chunk)}\n\n".encode()
+        return httpx.Response(200, headers={"content-type": "text/event-stream"}, content=content)
+
+    @tool(kind="custom")
+    async def shout(text: str) -> str:
+        """Shout it."""
+        return text.upper()
+
+    url = None if at_home else "http://other.test/v1"
+    async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as client:
+        model = OpenAIChatModel("m", base_url=url, api_key="k", http_client=client)
+        agent = Agent("a", model=model, tools=[shout])
+        if not at_home:
+            with pytest.raises(UserError, match="a custom tool has no form in Chat Completions"):
+                await Runner.run(agent, "Hi")
+            assert bodies == []
+            return
+        assert (await Runner.run(agent, "Hi")).final_output == "Done."
+    call, output = bodies[1]["messages"][1:]
+    assert call["tool_calls"] == [{"id": "c1", "type": "custom", "custom": {"name": "shout", "input": "loud {"}}]
+    assert output == {"role": "tool", "tool_call_id": "c1", "content": "LOUD {"}
 
 
 def test_tools_and_handoffs_are_sent_as_functions() -> None:

@@ -210,7 +210,9 @@ def test_requests_of_chat_completions_are_what_the_vendor_declares() -> None:
     params = pytest.importorskip("openai.types.chat.completion_create_params")
 
     def encode(request: ModelRequest) -> Any:
-        return _chat.encode(request, "gpt", max_tokens_field="max_completion_tokens")
+        shout = Definition("shout", kind="custom", format={"type": "grammar", "definition": "a", "syntax": "lark"})
+        request = request.replace(tools=[*request.tools, shout])
+        return _chat.encode(request, "gpt", max_tokens_field="max_completion_tokens", custom_tools=True)
 
     check_requests(params.CompletionCreateParamsStreaming, encode)
 
@@ -291,9 +293,10 @@ def test_requests_of_runs_are_what_the_vendor_declares(interface: str) -> None:
         "chat": ("openai.types.chat.completion_create_params", "CompletionCreateParamsStreaming"),
         "messages": ("anthropic.types.message_create_params", "MessageCreateParamsStreaming"),
     }
+    chat: dict[str, Any] = {"custom_tools": True, "max_tokens_field": "max_completion_tokens"}
     encoders: Mapping[str, Any] = {
         "responses": lambda request: _responses_request.encode(request, "m", pieces=pieces),
-        "chat": lambda request: _chat.encode(request, "m", max_tokens_field="max_completion_tokens", pieces=pieces),
+        "chat": lambda request: _chat.encode(request, "m", pieces=pieces, **chat),
         "messages": lambda request: _messages.encode(request, "m", max_tokens=100, pieces=pieces),
     }
     module, name = hints[interface]
