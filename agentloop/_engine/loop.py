@@ -188,7 +188,7 @@ async def _begin_turn(run: LiveRun) -> TurnView:
     log = run.tree.log
     if log.journal is not None:
         await log.journal.durable()
-    if log.journal is not None or log.is_watched:
+    if log.is_watched or (log.journal is not None and not log.journal.immediate):
         await checkpoint_if_cancelled()
     return view
 

@@ -162,7 +162,8 @@ def record_to_line(record: r.Record, secrets: Secrets | None = None) -> ObjectLi
     Raises:
         UserTypeError: if *record* is no record.
     """
-    return ObjectLine(plain_line(record) or encode(record_to_json(record, secrets)))
+    line = plain_line(record)
+    return ObjectLine(encode(record_to_json(record, secrets)) if line is None else line)
 
 
 def record_from_line(line: bytes, *, path: str = "$", secrets: Secrets | None = None) -> r.Record:

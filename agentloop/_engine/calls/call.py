@@ -55,12 +55,13 @@ from agentloop._engine.runtime.backend import (
     own_task,
     raise_native_cancel,
     run_is_cancelled,
+    self_cancelled,
     uncancel_to,
 )
-from agentloop._engine.runtime.callbacks import call_user, resolved
+from agentloop._engine.runtime.callbacks import ToolHooks, call_at_once, call_user, resolved
 from agentloop._engine.runtime.cancel_source import find_cancel_source, record_end
 from agentloop._engine.runtime.interrupts import interruptible, uninterrupted
-from agentloop.context import ToolContext
+from agentloop.context import Callback, ToolContext
 from agentloop.exceptions import EarlierFailure, OutcomeUnknown
 from agentloop.outcomes import CallOutcome
 from agentloop.records import BodyEnded, CallStarted
@@ -139,7 +140,8 @@ async def run_call(live: LiveCall) -> None:
                 live.batch.fail(failure)
             if live.holds_permit or not live.plain:
                 live.release_all()
-    if not live.batch.unsettled:
+    # A task with a native cancellation that its body left behind ends as cancelled: by then the call has settled.
+    if not live.batch.unsettled or (task is not None and task.cancelling()):
         nursery.leave()
 
 
@@ -328,6 +330,8 @@ def _start_plain(live: LiveCall, task: object) -> Awaitable[Any]:
     _append_start(live)
     if (journal := live.run.tree.log.journal) is not None:
         journal.check()  # it never waits, so the start is durable unless it has failed
+    if live.batch.hooks is not None:
+        _call_start_hooks_at_once(live, live.batch.hooks)
     live.phase = "body"
     context = call_context(live) if body.schema.context_parameter is not None else None
     if task is None:
@@ -412,15 +416,24 @@ async def _announce_start(live: LiveCall, context: ToolContext[Any]) -> None:
         set_current_span(log.spans.call_span(run.path, live.call_id))
     if log.journal is not None:
         await log.journal.durable()
-    if run.settings.hooks is not None or run.agent.hooks is not None:
-        await _call_start_hooks(live, context)
+    if live.batch.hooks is not None:
+        for start, finish in live.batch.hooks.pairs:
+            _expect_end_hook(live, finish)
+            if start is not None:
+                await resolved(start(context, run.agent, live.tool))
 
 
-async def _call_start_hooks(live: LiveCall, context: ToolContext[Any]) -> None:
-    for hooks in (live.run.settings.hooks, live.run.agent.hooks):
-        if hooks is not None:
-            live.hooked = [*live.hooked, hooks]
-            await resolved(hooks.on_tool_start(context, live.run.agent, live.tool))
+def _call_start_hooks_at_once(live: LiveCall, hooks: ToolHooks) -> None:
+    """Do the part of step 11 that a plain call has: its hooks never wait."""
+    for start, finish in hooks.pairs:
+        _expect_end_hook(live, finish)
+        if start is not None:
+            call_at_once(start, call_context(live), live.run.agent, live.tool)
+
+
+def _expect_end_hook(live: LiveCall, finish: Callback | None) -> None:
+    if finish is not None:
+        live.hooked = [*live.hooked, finish]
 
 
 def _start_timer(live: LiveCall) -> BodyClock | None:
@@ -507,7 +520,8 @@ def _settle_at_once(live: LiveCall, result: end.Ending) -> bool:
         body = live.body
         assert body is not None
         live.phase = "post"
-        outcome = CallOutcome(  # if it is secret, the fold marks it
+        hooked = live.hooked
+        outcome = CallOutcome(
             status="succeeded",
             output=output,
             value=output,
@@ -517,8 +531,10 @@ def _settle_at_once(live: LiveCall, result: end.Ending) -> bool:
             started_at=body.started_at,
             ended_at=live.run.tree.log.wall(),
             cancelled_at=live.cancelled_at,
+            secret=bool(hooked) and live.run.state.gives_secret(live.call),  # else the fold marks it
         )
-        live.batch.settle(live, outcome)
+        error = _call_end_hooks_at_once(live, outcome) if hooked else None
+        live.batch.settle(live, outcome, None if error is None else _make_failure(live, error, "post"))
         return True
     if isinstance(result, end.Paused):
         live.batch.pause(live)
@@ -560,8 +576,12 @@ def _surely_raises(live: LiveCall, result: end.Ending) -> bool:
 
 
 def _settles_with_body(live: LiveCall) -> bool:
-    """Tell whether a call whose body has returned settles in the same step: nothing is to be called before."""
-    return not live.hooked and _converts_without_waiting(live)
+    """Tell whether a call whose body has returned settles in the same step: nothing that may wait is called before."""
+    return not (live.hooked and _hooks_wait(live)) and _converts_without_waiting(live)
+
+
+def _hooks_wait(live: LiveCall) -> bool:
+    return live.batch.hooks is None or live.batch.hooks.wait
 
 
 def _converts_without_waiting(live: LiveCall) -> bool:
@@ -609,18 +629,37 @@ def _fill_outcome(live: LiveCall, outcome: CallOutcome) -> CallOutcome:
 async def _call_end_hooks(live: LiveCall, outcome: CallOutcome) -> BaseException | None:
     """Call the end hook of each object whose start hook was called, in reverse order; return the first error.
 
-    In a task of its own, since a body may have left a native cancellation of this one behind.
+    In a task of its own if one may wait, since a body may have left a native cancellation of this one behind.
     """
+    if not _hooks_wait(live):
+        return _call_end_hooks_at_once(live, outcome)
     hooked, live.hooked = live.hooked, ()
     context = call_context(live)
 
     async def deliver() -> None:
-        for hooks in reversed(hooked):  # once one has failed, the later hooks are not called
-            await resolved(hooks.on_tool_end(context, live.run.agent, live.tool, outcome))
+        for hook in reversed(hooked):  # once one has failed, the later hooks are not called
+            await resolved(hook(context, live.run.agent, live.tool, outcome))
 
     error: BaseException | None = None
     with live.run.cleanup.section(on_cut=lambda: live.run.cut("end hooks", live.call_id)):
         error = (await capture(partial(in_own_task, deliver))).error
+    return error
+
+
+def _call_end_hooks_at_once(live: LiveCall, outcome: CallOutcome) -> BaseException | None:
+    """Do the same where no hook waits: in this step, so that a cancellation that is pending reaches none of them."""
+    hooked, live.hooked = live.hooked, ()
+    context = call_context(live)
+    error: BaseException | None = None
+    try:
+        for hook in reversed(hooked):
+            call_at_once(hook, context, live.run.agent, live.tool, outcome)
+    except cancelled_types() as raised:
+        error = self_cancelled(raised)
+    except BaseException as raised:
+        error = raised
+    if error is not None and outcome.status == "succeeded" and live.run.state.calls[live.call_id].body is None:
+        record_body_end(live, end.Returned(outcome.value))  # that of the call tells of the hook
     return error
 
 

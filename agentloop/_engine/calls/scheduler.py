@@ -58,6 +58,7 @@ from agentloop._engine.runtime.backend import (
     run_is_cancelled,
     unexpected_cancellation,
 )
+from agentloop._engine.runtime.callbacks import find_tool_hooks
 from agentloop._engine.runtime.cancel_source import cancel_source, find_cancel_source
 from agentloop._engine.runtime.dispatcher import CapQueue, Dispatcher
 from agentloop._engine.runtime.live_run import LiveEffects, LiveRun
@@ -65,7 +66,7 @@ from agentloop._engine.runtime.threads import ThreadSlot
 from agentloop._engine.runtime.turn_nursery import new_nursery
 from agentloop.abc import LateResult, StillRunning
 from agentloop.budget import Budget, Reservation
-from agentloop.context import ToolContext
+from agentloop.context import Callback, ToolContext
 from agentloop.items import Item, ToolCall
 from agentloop.limits import Capacity, Limit, OrderedCapacity
 from agentloop.outcomes import CallOutcome, CancelledBy
@@ -149,7 +150,7 @@ class LiveCall:
     arguments: Arguments
     limits: tuple[Limit, ...]
     plain: bool
-    """True if no code of the application but the body runs in the call, and nothing in it waits or is timed."""
+    """True if no code of the application runs in the call but the body, and hooks that never wait; nothing is timed."""
     earlier: Earlier = _FIRST
     phase: Phase = "waiting"
     cause: Literal["caller", "sibling"] | None = None
@@ -169,8 +170,8 @@ class LiveCall:
     charge: Charge | None = None
     place: ThreadSlot | None = None
     context: ToolContext[Any] | None = None
-    hooked: Sequence[Any] = ()
-    """Hook objects whose start event was delivered, or whose delivery had begun: they get the end event."""
+    hooked: Sequence[Callback] = ()
+    """End hooks of the objects whose start event was delivered, or whose delivery had begun."""
     body: BodyState | None = None
     coro: Any = None
     """The body under way, for reports."""
@@ -344,6 +345,7 @@ class Batch:
         self._opened_at = self.nursery.now()
         self.queued_at = run.tree.log.wall()
         self._plain_tools: dict[FunctionTool, bool] = {}
+        self.hooks = find_tool_hooks(run.settings.hooks, run.agent.hooks)
         self._gate = run.tree.log.events.new_gate() if run.tree.log.events is not None else None
         self.pump: CapQueue | Dispatcher | None = None
         """The queue of calls that wait for room; None if none has to."""
@@ -421,7 +423,8 @@ class Batch:
             limits = (*limits, group)
         plain = self._plain_tools.get(tool)
         if plain is None:
-            plain = self._plain_tools[tool] = is_plain_run(self.run) and is_plain_tool(tool)
+            hooks_wait = self.hooks is not None and self.hooks.wait
+            plain = self._plain_tools[tool] = not hooks_wait and is_plain_run(self.run) and is_plain_tool(tool)
         plain = plain and is_plain_start(disposition)
         if len(limits) > 1:
             limits = tuple(dict.fromkeys(limits))
@@ -442,7 +445,7 @@ class Batch:
         elif attempt > 1 or disposition.resumed:
             live.earlier = Earlier(attempt, disposition.resumed and state.attempt == attempt)
         if live.earlier.announced:
-            live.hooked = [hooks for hooks in (self.run.settings.hooks, self.run.agent.hooks) if hooks is not None]
+            live.hooked = [end for _, end in self.hooks.pairs if end is not None] if self.hooks is not None else ()
 
     def _choose_dispatcher(self) -> Dispatcher:
         """Return the loop's shared dispatcher if a tool has a shareable limit, else one for this batch alone."""
@@ -891,11 +894,9 @@ class Batch:
 
 
 def is_plain_run(run: LiveRun) -> bool:
-    """Tell whether nothing in *run* has to know of the start and the end of a call but its log."""
+    """Tell whether nothing in *run* has to know of the start and the end of a call but its log and its hooks."""
     return (
-        run.settings.hooks is None
-        and run.agent.hooks is None
-        and run.settings.budget is None
+        run.settings.budget is None
         and run.settings.config.output_store is None
         and run.tree.log.spans is None
         and (run.tree.log.journal is None or run.tree.log.journal.immediate)

@@ -97,12 +97,19 @@ class JournalWriter:
     def add(self, record: Record) -> None:
         """Add *record* to the next batch, or append it at once. Never waits and never raises: see `error`."""
         self._added += 1
-        if self._append_nowait is None:
+        append = self._append_nowait
+        if append is None:
             self._due.append(record)
             if type(record) not in _CARRIED:
                 self._wake.set()
         elif self.error is None:
-            self._write_nowait(self._append_nowait, record)
+            try:
+                append([self._encode(record)] if self._header is None else self._make_lines((record,)))
+            except BaseException as error:  # raised by `durable`: the caller is in the middle of a step
+                self.error = _as_journal_error(error) if isinstance(error, Exception) else error
+                self._failed()
+            else:
+                self._written += 1
 
     def close(self) -> None:
         """Let the writer's task end once all records are written."""
@@ -174,16 +181,6 @@ class JournalWriter:
         else:
             self._written += len(due)
             self._report_progress()
-
-    def _write_nowait(self, append: Callable[[Sequence[bytes]], None], record: Record) -> None:
-        """Append *record*; on failure set `error` and end the run."""
-        try:
-            append(self._make_lines((record,)))
-        except BaseException as error:  # noqa: ASYNC103 - raised by `durable`: the caller is in the middle of a step
-            self.error = _as_journal_error(error) if isinstance(error, Exception) else error
-            self._failed()
-        else:
-            self._written += 1
 
     def _make_lines(self, records: Sequence[Record]) -> list[bytes]:
         """Return *records* as lines, with the journal's header before the first one that it gets."""
