@@ -107,7 +107,7 @@ class AgentOptions(TypedDict, total=False):
     """
 
     instructions: str | Sequence[str] | Callback | None
-    prompt: Prompt | None
+    prompt: Prompt | Callback | None
     handoff_description: str | None
     model: str | Model | None
     model_settings: ModelSettings
@@ -133,7 +133,8 @@ class Agent(Generic[ContextT, OutputT]):
         name: The name of the agent in logs and for other agents.
         instructions: The system prompt; in several texts, where a provider may keep the first ones (`CachePolicy`); or
             a callable of `(ctx, agent)`, called every turn, that returns either.
-        prompt: A prompt that the provider has stored, used with the instructions or in place of them.
+        prompt: A prompt that the provider has stored, used with the instructions or in place of them; or a callable of
+            `(ctx, agent)`, called every turn, that returns one or None.
         model: A model, or a model string such as `"openai-chat:NAME"` or `"local:"`.
         model_settings: Settings of the model's requests; the model's own defaults if not given.
         tools: The tools that the model may call: functions, and tools that its provider runs itself (`HostedTool`).
@@ -158,7 +159,11 @@ class Agent(Generic[ContextT, OutputT]):
         kw_only=True,
         validator=optional(FIELDS.needs("text, texts or a callable is needed", either(is_a(str, Callable), _is_texts))),
     )
-    prompt: Prompt | None = attrs.field(default=None, kw_only=True, validator=optional(FIELDS.a(Prompt)))
+    prompt: Prompt | Callback | None = attrs.field(
+        default=None,
+        kw_only=True,
+        validator=optional(FIELDS.needs("Prompt(…) or a callable is needed", is_a(Prompt, Callable))),
+    )
     handoff_description: str | None = attrs.field(default=None, kw_only=True, validator=optional(FIELDS.text()))
     model: str | Model | None = attrs.field(
         default=None, kw_only=True, validator=optional(FIELDS.needs("a model or its name is needed", is_a(str, Model)))

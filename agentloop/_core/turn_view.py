@@ -11,7 +11,7 @@ from agentloop.agents import Agent
 from agentloop.exceptions import ModelBehaviorError
 from agentloop.handoffs import Handoff
 from agentloop.items import Item
-from agentloop.settings import ModelSettings
+from agentloop.settings import ModelSettings, Prompt
 from agentloop.tools import FunctionTool, HostedTool
 
 if TYPE_CHECKING:
@@ -57,13 +57,15 @@ class TurnView(Definitions, eq=False, kw_only=True, frozen=True):
         agent: The caller's agent object.
         system: The resolved instructions.
         instructions: Their parts, if they come in several.
+        prompt: The resolved prompt that the provider has stored.
         model: The model, as the engine resolved it.
-        input: The items in the request to the model (the history at the turn's start).
+        input: The items in the request to the model (the history at the time of the request).
     """
 
     agent: Agent[Any, Any]
     system: str | None
     instructions: tuple[str, ...] = ()
+    prompt: Prompt | None = None
     model: Any
     input: Sequence[Item] = ()
 

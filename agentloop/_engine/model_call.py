@@ -196,7 +196,7 @@ def _make_request(run: LiveRun, view: TurnView) -> ModelRequest:
         tools=view.tools,
         handoffs=view.handoffs,
         hosted=view.hosted,
-        prompt=view.agent.prompt,
+        prompt=view.prompt,
         output_schema=view.output.schema if view.output is not None else None,
         settings=view.settings,
         tool_choice=view.settings.tool_choice,

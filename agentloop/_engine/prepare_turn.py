@@ -53,15 +53,18 @@ async def prepare_turn(run: LiveRun, *, answered: bool = False) -> TurnView:
         from agentloop._engine.toolsets import ask_toolsets
 
         sourced = await ask_toolsets(run)
-    parts, prepared, given = _list_parts(run, sourced), agent._prepared, agent.instructions
+    parts, prepared, given, prompt = _list_parts(run, sourced), agent._prepared, agent.instructions, agent.prompt
     if prepared is not None and len(prepared[0]) == len(parts) and all(map(is_, prepared[0], parts)):
         common: Definitions = prepared[1]
     else:
         common = await _resolve_definitions(run, parts, sourced)
-    settings, shown = common.settings, common.shown
+    settings, shown = common.settings, common.shown or None
     if settings.tool_choice is not None and agent.reset_tool_choice and run.agent_key in run.state.tool_users:
         settings = attrs.evolve(settings, tool_choice=None)  # this agent has obeyed it
-        shown = _format_shown(common, settings, agent.prompt)
+        shown = None
+    if callable(prompt):
+        prompt = await _call_prompt(run, prompt)
+        shown = None
     if callable(given):
         given = await _call_instructions(run, given)
     several = given is not None and not isinstance(given, str)
@@ -79,7 +82,8 @@ async def prepare_turn(run: LiveRun, *, answered: bool = False) -> TurnView:
         tool_names=common.tool_names,
         handoff_names=common.handoff_names,
         sourced=common.sourced,
-        shown=shown,
+        shown=_format_shown(common, settings, prompt) if shown is None else shown,
+        prompt=prompt,
         model=_find_open_model(run) or await _resolve_model(run),
         input=HistoryView(run.state.history) if not answered else _find_earlier_input(run),
     )
@@ -149,7 +153,8 @@ async def _resolve_definitions(run: LiveRun, parts: tuple[object, ...], sourced:
         handoff_names=tuple([handoff.name for handoff in handoffs]),
         sourced={key: digests[key] for key, tool in by_key.items() if id(tool) in given},
     )
-    made = msgspec.structs.replace(made, shown=_format_shown(made, settings, agent.prompt))
+    if not callable(agent.prompt):
+        made = msgspec.structs.replace(made, shown=_format_shown(made, settings, agent.prompt))
     lasts = len(tools) == len(declared) and all(map(_is_fixed, declared)) and all(map(_is_fixed, targets))
     agent._prepared = (parts, made) if lasts else None
     return made
@@ -234,6 +239,23 @@ async def _call_instructions(run: LiveRun, instructions: Callback) -> Any:
     if text is not None and not isinstance(text, str) and not _is_texts(text):
         raise UserTypeError(f"Agent.instructions of {run.agent.name!r} must return text, not {text!r}")
     return text
+
+
+async def _call_prompt(run: LiveRun, prompt: Callback) -> Prompt | None:
+    """Return the result of the application's callable: a stored prompt, or None."""
+    await checkpoint_if_cancelled()  # as above
+    if not takes(prompt, 2):
+        raise UserTypeError(f"Agent.prompt of {run.agent.name!r}: a callable of (ctx, agent) is needed")
+    made = await run.call_callback(
+        "prompt", str(run.state.turn), lambda: call_user(prompt, run.context, run.agent), to_plain=_format_prompt
+    )
+    if made is not None and not isinstance(made, Prompt):
+        raise UserTypeError(f"Agent.prompt of {run.agent.name!r} must return Prompt(…) or None, not {made!r}")
+    return made
+
+
+def _format_prompt(prompt: Any) -> Any:
+    return [prompt.id, prompt.version, dict(prompt.variables)] if isinstance(prompt, Prompt) else None
 
 
 def _is_texts(value: object) -> bool:

@@ -20,6 +20,7 @@ from agentloop import (
     ModelSettings,
     ModelTransportError,
     OutcomeUnknown,
+    Prompt,
     RunConfig,
     RunHooks,
     Runner,
@@ -44,7 +45,7 @@ from agentloop.abc import Instrument
 from agentloop.config import ModelInputData
 from agentloop.guardrails import Allow, RejectContent, ReplaceOutput, Rewrite
 from agentloop.handoffs import HandoffInputData
-from agentloop.items import UserMessage
+from agentloop.items import Image, UserMessage
 from agentloop.journal import FileJournal, MemoryJournal
 from agentloop.limits import Capacity, Rate
 from agentloop.policies import Deny
@@ -359,7 +360,7 @@ def test_failures_that_leave_the_run() -> None:
 
 
 def test_callbacks_that_answer() -> None:
-    """Instructions, tool switches, filters, formatters, extractors, policies and conditions are replayed."""
+    """Instructions, prompts, tool switches, filters, formatters, extractors, policies and conditions are replayed."""
 
     class Store:
         async def put(self, call: Any, data: str) -> str:
@@ -377,6 +378,7 @@ def test_callbacks_that_answer() -> None:
     agent = Agent(
         "a",
         instructions=lambda ctx, agent: ran("instructions", "Be brief."),
+        prompt=lambda ctx, agent: ran("prompt", Prompt("p", version="2", variables={"logo": Image("data:,x")})),
         tools=[long, counted],
         model=scripted(
             [call("long"), call("double", {"n": 7}), call("nothing")], [call("double", {"n": 2})], say("done")
@@ -412,6 +414,7 @@ def test_callbacks_that_raise() -> None:
     asked = attrs.evolve(double, needs_approval=broken)
     for agent, config in (
         (Agent("a", instructions=broken, model=model), RunConfig()),
+        (Agent("a", prompt=broken, model=model), RunConfig()),
         (Agent("a", tools=[disabled], model=model), RunConfig()),
         (Agent("a", tools=[asked], model=model), RunConfig()),
         (Agent("a", tools=[wordless], model=scripted([call("breaks")])), RunConfig()),

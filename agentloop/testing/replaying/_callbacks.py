@@ -16,6 +16,7 @@ from agentloop._core.run_fold import handoff_outputs
 from agentloop.config import ErrorHandlerResult, ModelInputData
 from agentloop.handoffs import HandoffInputData
 from agentloop.policies import Ask, Deny
+from agentloop.settings import Prompt
 from agentloop.testing.replaying._comparison import CUT_OFF
 from agentloop.testing.replaying._recorded import Call, Path, RecordedRun
 from agentloop.testing.replaying._recorded_errors import rebuilt
@@ -206,6 +207,8 @@ def _restore_answer(what: str, answer: Any) -> Any:
         return None if pair is None else ToolsToFinalOutput(is_final=pair[0], output=pair[1])
     if what == "error_handler":
         return None if pair is None else ErrorHandlerResult(pair[0], pair[1])
+    if what == "prompt":
+        return Prompt(answer[0], version=answer[1], variables=answer[2]) if isinstance(answer, list) else None
     if what == "policy":
         kinds: dict[Any, Any] = {"Allow": lambda _: g.Allow(), "Ask": Ask, "Deny": Deny}
         return None if pair is None or pair[0] not in kinds else kinds[pair[0]](pair[1])

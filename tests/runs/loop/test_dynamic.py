@@ -9,7 +9,17 @@ from kit.agents import Run, script_agent
 from kit.results import describe, find_records, read_outputs, read_requests, read_statuses
 from kit.watching import RunHookLog
 
-from agentloop import FunctionTool, ModelBehaviorError, ModelInputData, RunConfig, ToolContext, UserError, handoff, tool
+from agentloop import (
+    FunctionTool,
+    ModelBehaviorError,
+    ModelInputData,
+    Prompt,
+    RunConfig,
+    ToolContext,
+    UserError,
+    handoff,
+    tool,
+)
 from agentloop import records as r
 from agentloop.items import HostedToolCall, Item, ToolOutput, UserMessage
 from agentloop.testing import call, say
@@ -99,6 +109,42 @@ async def test_error_of_the_instructions_leaves_as_it_is(run_mode: Run) -> None:
     with pytest.raises(LookupError, match="no template"):
         await run_mode(agent, "go")
     assert read_requests(agent) == []
+
+
+# -- stored prompts
+
+
+async def test_a_prompt_may_follow_from_the_context_every_turn(run_mode: Run) -> None:
+    """Like instructions: a sync or async callable; None means no prompt. The digest of a request tells them apart."""
+
+    async def choose(ctx: Any, agent: Any) -> Prompt | None:
+        return Prompt(f"pmpt_{ctx.context['n']}", variables={"name": agent.name}) if ctx.context["n"] else None
+
+    @tool
+    async def bump(ctx: ToolContext[Any]) -> str:
+        """Count."""
+        ctx.context["n"] += 1
+        return "same"
+
+    agent = script_agent("a", call("bump", call_id="c"), say("done"), tools=[bump], prompt=choose)
+    result = await run_mode(agent, "go", context={"n": 0})
+    assert [request.prompt for request in read_requests(agent)] == [None, Prompt("pmpt_1", variables={"name": "a"})]
+    answers = [record.answer for record in find_records(result, r.CallbackReturned) if record.what == "prompt"]
+    assert answers == [None, ["pmpt_1", None, {"name": "a"}]]
+    digests = []
+    for given in (Prompt("one"), Prompt("two"), lambda ctx, agent: Prompt("two"), None, lambda ctx, agent: None):
+        result = await run_mode(script_agent("a", say("done"), prompt=given), "go")
+        digests += [record.digest for record in find_records(result, r.ModelRequested)]
+    assert digests[1] == digests[2] != digests[0]
+    assert digests[3] == digests[4] != digests[0]
+
+
+async def test_a_callable_prompt_is_checked_when_it_is_called(run_mode: Run) -> None:
+    """Its signature, and what it returns."""
+    with pytest.raises(TypeError, match=r"Agent\.prompt of 'a': a callable of \(ctx, agent\) is needed"):
+        await run_mode(script_agent("a", say("never"), prompt=lambda: Prompt("p")), "go")
+    with pytest.raises(UserError, match=r"Agent\.prompt of 'a' must return Prompt"):
+        await run_mode(script_agent("a", say("never"), prompt=lambda ctx, agent: "p"), "go")
 
 
 # -- enablement
