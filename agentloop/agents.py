@@ -114,6 +114,7 @@ class AgentOptions(TypedDict, total=False):
     handoffs: Sequence[Agent[Any, Any] | Handoff]
     input_guardrails: Sequence[InputGuardrail]
     output_guardrails: Sequence[OutputGuardrail]
+    output_retries: int
     hooks: AgentHooks | None
     tool_use_behavior: ToolUseBehavior
     reset_tool_choice: bool
@@ -144,6 +145,9 @@ class Agent(Generic[ContextT, OutputT]):
         output_guardrails: Checks of the final output, if this agent makes it.
         output_type: The type of the final output; None or `str` is text. With `OutputType(type, strict=False)` the
             schema sent to the model is not strict.
+        output_retries: The number of times in a row that the model is asked, each time in a turn of its own, to correct
+            an answer that doesn't fit `output_type`: a user message lists the faults. After that the error handler for
+            `"invalid_final_output"` or `ModelBehaviorError` decides. 0: never asked.
         hooks: Methods that the run calls while this agent is active.
         reset_tool_choice: True if a demanded tool choice is dropped once this agent has used a tool.
         tool_use_behavior: The step after tool calls: call the model again (`"run_llm_again"`), finish with the output
@@ -192,6 +196,7 @@ class Agent(Generic[ContextT, OutputT]):
         validator=FIELDS.each("an output guardrail (made by @output_guardrail)", is_a(OutputGuardrail)),
     )
     output_type: Any = attrs.field(default=None, kw_only=True, validator=_output_type)
+    output_retries: int = attrs.field(default=1, kw_only=True, validator=FIELDS.count(0))
     hooks: AgentHooks | None = attrs.field(
         default=None, kw_only=True, validator=optional(FIELDS.needs("AgentHooks are needed", is_a(AgentHooks)))
     )

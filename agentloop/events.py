@@ -94,7 +94,10 @@ class RawModelEvent(_Event, frozen=True, tag="raw_model_event"):
 
 
 class ItemCreated(_Event, frozen=True, tag="item_created", gc=False):
-    """An item entered the run: an item of the response, or a call's output in model order."""
+    """An item entered the run: an item of the response, or a call's output in model order.
+
+    Or a `UserMessage` of the library, which asks the model to correct a final output that doesn't fit its type.
+    """
 
     item: Item
 

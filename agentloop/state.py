@@ -193,7 +193,8 @@ class RunState:
         fold = self.fold
         items = to_items(input)
         check_goes_on(fold)
-        if fold.batch_open or fold.handoffs_due or self._may_end(fold):
+        paused = fold.turn_open and fold.pauses  # no item may separate the parts of one answer
+        if fold.batch_open or fold.handoffs_due or paused or self._may_end(fold):
             raise StateError("add_input: the model's last answer isn't dealt with yet; run the state on first")
         if fold.max_turns is not None and fold.turn >= fold.max_turns and not fold.turn_open:
             raise StateError(f"add_input: no turn is left (max_turns={fold.max_turns})")

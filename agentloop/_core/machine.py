@@ -25,7 +25,11 @@ from agentloop.tools import StopAtTools
 
 
 class RequestModel(Value, frozen=True):
-    """Begin the next turn, unless it has begun already, and call the model."""
+    """Begin the next turn, unless it has begun already, and call the model.
+
+    The turn has begun where an earlier run segment ended before the model's answer, and where the provider has paused
+    its answer: it is asked for the rest in the same turn.
+    """
 
 
 class Settle(Value, frozen=True):
@@ -97,7 +101,7 @@ def next_action(state: RunFold, view: TurnView | None) -> Action:
     if state.handoffs_due:
         first, *ignored = state.handoffs_due
         return Transfer(first, tuple(ignored))
-    if state.response is not None:
+    if state.response is not None and not state.turn_open:  # an answer that the provider has paused isn't complete
         if view is None:
             return Prepare()
         candidate = _find_candidate(state, view)
@@ -118,8 +122,6 @@ def _find_candidate(state: RunFold, view: TurnView) -> CheckOutput | AskBehavior
         return _candidate_from_tools(state, view.agent.tool_use_behavior, typed=view.output is not None)
     if state.only_repeats:
         return None  # the model repeated calls that have outputs: it gets another turn with the same outputs
-    if state.responses and state.responses[-1].finish_reason == "pause":
-        return None  # the provider interrupted its own work, and continues when it is asked again
     response = state.response or ()
     messages = [item for item in response if isinstance(item, AssistantMessage)]
     if messages:
@@ -150,6 +152,17 @@ def _candidate_from_tools(state: RunFold, behavior: object, *, typed: bool) -> C
             continue
         return CheckOutput(tool_output(call, typed=typed), made_by=call.call.call_id)
     return None
+
+
+def may_ask_again(state: RunFold, retries: int) -> bool:
+    """Tell whether the model is asked to correct its last answer, which doesn't fit the output type.
+
+    *retries* is the number of such answers of an agent that are corrected in this way. Turns with calls don't begin
+    the count again, so that a model can't alternate calls with wrong answers forever. A cut answer would be cut again,
+    and an answer with a refusal in it is what the model wants to say: neither is corrected.
+    """
+    refused = [item for item in state.response or () if isinstance(item, AssistantMessage) and item.refusal is not None]
+    return state.invalid_outputs < retries and not state.responses[-1].cut and not refused
 
 
 def tool_output(call: CallState, *, typed: bool = False) -> Any:

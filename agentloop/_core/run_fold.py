@@ -15,10 +15,11 @@ attribute. Those are of two kinds:
   `_digest`. They exist because a scan in each turn would make the cost of a run quadratic; applying a record costs the
   same at the thousandth turn as at the first.
 
-States of a turn, each left by the record named: the model is due (`response` is None; `ModelResponded`), calls are due
-(`batch_open`; `BatchEnded`), a handoff is due (`handoffs_due`; `HandedOff`), nothing is due (the machine looks for a
-final output or begins the next turn; `TurnStarted` or `RunEnded`). A call has started (`attempt`), has an `outcome`,
-and is `released`, in this order; a call that is answered without running skips the first.
+States of a turn, each left by the record named: the model is due (`turn_open`; `ModelResponded`, unless the provider
+has paused the answer), calls are due (`batch_open`; `BatchEnded`), a handoff is due (`handoffs_due`; `HandedOff`),
+nothing is due (the machine looks for a final output or begins the next turn; `TurnStarted` or `RunEnded`). A call has
+started (`attempt`), has an `outcome`, and is `released`, in this order; a call that is answered without running skips
+the first.
 
 No record says that an output is released, since that follows from the records of its call and of the calls before it:
 the fold releases outputs in the step of the record that makes it possible.
@@ -187,6 +188,10 @@ def keyed(names: Iterable[str]) -> tuple[tuple[str, int], ...]:
     return tuple(keys)
 
 
+MAX_PAUSES = 10
+"""The number of pauses of one answer that are continued. A provider pauses after about ten steps of its own tools, so
+this is work of more than a hundred steps in one turn; a provider that pauses again after it makes no progress.
+"""
 IGNORED_HANDOFF = "Multiple handoffs detected, ignoring this one."
 
 
@@ -268,6 +273,7 @@ class RunFold:
         "input_added_later",
         "input_guards_due",
         "input_guards_passed",
+        "invalid_outputs",
         "just_released",
         "kept_length",
         "limits",
@@ -278,6 +284,7 @@ class RunFold:
         "new_items",
         "only_repeats",
         "path",
+        "pauses",
         "receipts",
         "records",
         "released",
@@ -355,6 +362,10 @@ class RunFold:
         """Text that says why the run can't continue from the current turn's response, or None."""
         self.only_repeats = 0
         """Number of responses in a row that requested only calls that already have an answer."""
+        self.invalid_outputs = 0
+        """Number of answers of the current agent that didn't fit its output type, and that the model has to correct."""
+        self.pauses = 0
+        """Number of times that the provider has paused its answer in the current turn, to continue in the same turn."""
         self.handoffs: dict[str, HandoffCall] = {}
         self.handoffs_due: list[HandoffCall] = []
         self.tool_users: frozenset[str] = frozenset()
@@ -368,7 +379,9 @@ class RunFold:
         self.turn_began = 0
         """Index into `new_items` of the current turn's first item."""
         self.response: list[Item] | None = None
-        """Items of the current turn's response, without repeated calls; None while the model has to be called."""
+        """Items of the current turn's last response, without repeated calls; None before it, and once a handoff or a
+        request to correct it has followed.
+        """
         self.receipts: dict[str, str] = {}
         self.guardrails: list[r.GuardrailSettled] = []
         self.tripped: r.GuardrailSettled | None = None
@@ -385,7 +398,7 @@ class RunFold:
         """The model of the last request."""
         self.meter: UsageMeter = UsageMeter()
         self.turn_open = False
-        """True from the start of a turn until the model has answered in it."""
+        """True from the start of a turn until the model has answered in it; a paused answer leaves the turn open."""
         self.unchecked_input: list[Item] = []
         """Input, of the run or added later, that the guardrails have not accepted yet."""
         self.saved: int | None = None
@@ -619,6 +632,10 @@ class RunFold:
         self._release()
 
     def _turn_started(self, record: r.TurnStarted) -> None:
+        if record.turn != self.turn:
+            self.pauses = 0
+        if not self.pauses:  # else the turn continues, with the parts of its answer from an earlier run segment
+            self.turn_began = len(self.new_items)
         self.turn, self.agent = record.turn, record.agent
         self.response = None
         self.turn_has_effects, self.shown_tools = False, record.tools
@@ -629,7 +646,6 @@ class RunFold:
         self.call_without_id = self.unusable_reason = None
         self.turn_open = True
         self.batch, self.batch_open, self.released, self.released_late = [], False, 0, None
-        self.turn_began = len(self.new_items)
 
     def _model_requested(self, record: r.ModelRequested) -> None:
         self.model = record.model or self.model
@@ -656,13 +672,27 @@ class RunFold:
                 self.handoffs_due.append(item)
         self.response = kept
         self.batch_open = bool(self.batch)
-        if not self.batch and not self.handoffs_due and response.finish_reason != "pause":
-            self._check_progress(response.items, kept)
-        else:
+        if self.batch or self.handoffs_due:
             self.only_repeats = 0
+        elif response.paused:
+            self.only_repeats = 0
+            self._check_pause()
+        else:
+            self._check_progress(response.items, kept)
         self.history.extend(kept)
         self.new_items.extend(kept)
         self.sent = len(self.history)
+
+    def _check_pause(self) -> None:
+        """Keep the turn open for the rest of a paused answer; set `unusable_reason` at a pause too many."""
+        self.pauses += 1
+        if self.pauses > MAX_PAUSES:
+            self.unusable_reason = (
+                f"The provider has paused its answer {self.pauses} times in turn {self.turn}; at most {MAX_PAUSES} "
+                "pauses in a turn are continued"
+            )
+        else:
+            self.turn_open = self.conflict is None and self.call_without_id is None
 
     def _check_progress(self, items: Iterable[Item], kept: list[Item]) -> None:
         """Set `only_repeats` and `unusable_reason` for a response without a new call or handoff."""
@@ -805,6 +835,7 @@ class RunFold:
         outputs = handoff_outputs(record)
         self.history.extend(outputs)
         self.new_items.extend(outputs)
+        self.invalid_outputs = 0
         self.handoffs_due = []
         self.response = None
         self.agent = record.target or record.target_agent
@@ -816,6 +847,9 @@ class RunFold:
             self.history = [*self.history[: record.keep], *record.items]
         if record.reason == "loop_warning":
             self.warned_in = record.turn
+        elif record.reason == "invalid_final_output":
+            self.invalid_outputs += 1
+            self.response = None  # it is no candidate for the final output any more
         if record.added:
             self.new_items.extend(record.items)
         else:

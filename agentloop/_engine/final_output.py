@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from agentloop._core.machine import CheckOutput, GiveUp
+from agentloop._common.error_text import bounded, redact
+from agentloop._core.machine import CheckOutput, GiveUp, may_ask_again
 from agentloop._core.turn_view import TurnView
-from agentloop._engine.finish import save
+from agentloop._engine.finish import FinishedRun, save
 from agentloop._engine.run_guardrails import judge_final_output
 from agentloop._engine.run_result import run_data_of
 from agentloop._engine.runtime.backend import checkpoint_if_cancelled
@@ -17,20 +18,24 @@ from agentloop._engine.runtime.callbacks import call_user, resolved
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.config import ErrorHandlerData, ErrorHandlerResult
 from agentloop.exceptions import AgentLoopError, MaxTurnsExceeded, ModelBehaviorError, UserTypeError
-from agentloop.items import AssistantMessage, Item, ToolOutput
+from agentloop.items import AssistantMessage, Item, ToolOutput, UserMessage
 from agentloop.records import HistoryReplaced
 from agentloop.tools import ToolResult, ToolsToFinalOutput
 
 WITHHELD = "Output withheld by an output guardrail."
+ASKED_AGAIN = "Your answer isn't accepted. Correct every fault, and give the whole answer again."
 
 HandlerName = Literal["max_turns", "model_refusal", "invalid_final_output"]
 
 
-async def accept(run: LiveRun, view: TurnView | None, candidate: CheckOutput) -> Any:
-    """Return the final output for *candidate*, after hooks and output guardrails; the session is saved then.
+async def accept(run: LiveRun, view: TurnView | None, candidate: CheckOutput) -> FinishedRun | None:
+    """Return the end of the run with *candidate* as its final output, after hooks and output guardrails.
+
+    None if the model's answer doesn't fit the output type, and the history now has a message that asks the model to
+    correct it. The session is saved before the end is returned, and not saved for None.
 
     Raises:
-        ModelBehaviorError: the model's answer doesn't fit the output type, and no handler has another.
+        ModelBehaviorError: the answer doesn't fit, the model isn't asked again, and no handler has another output.
         OutputGuardrailTripwireTriggered: a guardrail tripped; a tool's output is then withheld everywhere.
     """
     output = candidate.output
@@ -39,8 +44,19 @@ async def accept(run: LiveRun, view: TurnView | None, candidate: CheckOutput) ->
         try:
             output = typed.parse(output, run.settings.config.json_limits)
         except ModelBehaviorError as error:
-            return await handled(run, _explain_cut(run, error), "invalid_final_output")
-    return await _check_output(run, output, candidate.made_by)
+            if may_ask_again(run.state, run.agent.output_retries):
+                _ask_again(run, error)
+                return None
+            return FinishedRun("completed", await handled(run, _explain_cut(run, error), "invalid_final_output"))
+    return FinishedRun("completed", await _check_output(run, output, candidate.made_by))
+
+
+def _ask_again(run: LiveRun, error: ModelBehaviorError) -> None:
+    """Append the message that lists the faults of the model's last answer, as *error* names them with their places."""
+    limit = run.settings.config.tool_execution.max_output_chars
+    text = redact(f"{ASKED_AGAIN}\n{error}")
+    message = UserMessage(text if limit is None else bounded(text, limit), secret=run.settings.redacts_errors)
+    run.append(HistoryReplaced(*run.here(), "invalid_final_output", len(run.state.history), (message,), added=True))
 
 
 def _explain_cut(run: LiveRun, error: ModelBehaviorError) -> ModelBehaviorError:

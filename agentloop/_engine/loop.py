@@ -38,6 +38,7 @@ import msgspec
 
 from agentloop._common.error_text import is_fatal, leaves
 from agentloop._common.values import Value
+from agentloop._core.history import HistoryView
 from agentloop._core.machine import (
     AskBehavior,
     CheckOutput,
@@ -94,6 +95,8 @@ async def drive(run: LiveRun) -> FinishedRun:
         if isinstance(action, AskBehavior):
             action = await ask_behavior(run) or turn_or_give_up(run.state)
         match action:
+            case RequestModel() if run.state.turn_open and run.turn.view is not None:
+                await call_model(run, await _continue_turn(run, run.turn.view), checked=True)
             case RequestModel():
                 if _may_stop(run) and (ended := await _check_turn_end(run)) is not None:
                     return ended
@@ -116,7 +119,9 @@ async def drive(run: LiveRun) -> FinishedRun:
             case Pause():
                 return FinishedRun("interrupted")
             case CheckOutput():
-                return FinishedRun("completed", await accept(run, run.turn.view, action))
+                if (ended := await accept(run, run.turn.view, action)) is not None:
+                    return ended
+                await save_turn(run)
             case GiveUp():
                 return FinishedRun("completed", await give_up(run, action))
             case Finish(end):
@@ -190,6 +195,24 @@ async def _begin_turn(run: LiveRun) -> TurnView:
         await log.journal.durable()
     if log.is_watched or (log.journal is not None and not log.journal.immediate):
         await checkpoint_if_cancelled()
+    return view
+
+
+async def _continue_turn(run: LiveRun, view: TurnView) -> TurnView:
+    """Return *view*, the open turn's, with the items so far: the provider has paused its answer, and is asked again.
+
+    Waits as `_begin_turn` does before its request. Definitions stay those of the turn, and the turn continues: a
+    request to stop after it, or `stop_when`, waits for the whole answer.
+
+    Raises:
+        UsageLimitExceeded: a budget is spent.
+    """
+    if run.settings.budget is not None or run.parent is not None:
+        run.check_request()
+    view = run.turn.view = msgspec.structs.replace(view, input=HistoryView(run.state.history))
+    if run.tree.log.journal is not None:
+        await run.tree.log.journal.durable()
+    await checkpoint_if_cancelled()
     return view
 
 

@@ -14,7 +14,6 @@ from agentloop.model_events import ModelResponse
 from agentloop.outcomes import CallOutcome
 from agentloop.settings import ModelSettings
 from agentloop.tools import FunctionTool
-from agentloop.usage import RequestUsage
 
 
 @attrs.define
@@ -32,11 +31,15 @@ class Writer:
         self.append(r.RunStarted, "run", "guide", (UserMessage("go"),), max_turns, shown=shown)
         return self
 
-    def turn(self, *items: Item, usage: RequestUsage | None = None, response_id: str | None = None) -> "Writer":
-        """Begin a turn, in which the model answers with *items*."""
+    def turn(self, *items: Item, **fields: Any) -> "Writer":
+        """Begin a turn, in which the model answers with *items*; *fields* are those of `ModelResponse`."""
         self.state.apply(r.TurnStarted(self.state.path, self.state.turn + 1, 0.0, "guide"))
+        return self.answer(*items, **fields)
+
+    def answer(self, *items: Item, **fields: Any) -> "Writer":
+        """Let the model answer with *items* in the open turn; *fields* are those of `ModelResponse`."""
         self.append(r.ModelRequested, "digest")
-        self.append(r.ModelResponded, ModelResponse(items, usage, response_id, None))
+        self.append(r.ModelResponded, ModelResponse(items, **fields))
         return self
 
     def settle(self, call_id: str, output: Any = "ok", status: Any = "succeeded", **fields: Any) -> "Writer":

@@ -15,12 +15,14 @@ from agentloop._core.machine import (
     RequestModel,
     Settle,
     Transfer,
+    may_ask_again,
     next_action,
     tool_output,
     turn_or_give_up,
 )
+from agentloop._core.run_fold import MAX_PAUSES
 from agentloop.exceptions import MaxTurnsExceeded, ModelRefusalError
-from agentloop.items import AssistantMessage, HandoffCall, HostedToolCall, Reasoning, Refusal, Text
+from agentloop.items import AssistantMessage, HandoffCall, HostedToolCall, Reasoning, Refusal, Text, UserMessage
 from agentloop.tools import StopAtTools
 
 VIEW = view_of()
@@ -159,6 +161,71 @@ def test_a_settled_call_s_output_is_text_or_its_value() -> None:
 def test_without_a_view_one_is_prepared_before_a_candidate_is_judged() -> None:
     """A resumed run has no view yet."""
     assert next_action(Writer().begin().turn(AssistantMessage("done")).state, None) == Prepare()
+
+
+# -- answers that aren't final
+
+
+def test_a_paused_answer_leaves_its_turn_open() -> None:
+    """With and without a view: the model is asked in the same turn, also at the limit of turns."""
+    writer = Writer().begin(max_turns=1).turn(AssistantMessage("so far"), finish_reason="pause")
+    assert (writer.state.turn_open, writer.state.pauses) == (True, 1)
+    assert next_action(writer.state, VIEW) == next_action(writer.state, None) == RequestModel()
+    writer.answer(AssistantMessage("done"))
+    assert next_action(writer.state, VIEW) == CheckOutput("done")
+    assert writer.state.history[1:] == [AssistantMessage("so far"), AssistantMessage("done")]
+
+
+@pytest.mark.parametrize("call", [called("a"), HandoffCall("h", "to_b"), called("")])
+def test_a_pause_beside_a_call_ends_the_model_s_part_of_the_turn(call: Any) -> None:
+    """The calls are due first."""
+    writer = Writer().begin().turn(call, finish_reason="pause")
+    assert (writer.state.turn_open, writer.state.pauses) == (False, call.call_id == "")
+
+
+def test_a_pause_with_a_call_that_contradicts_goes_to_planning() -> None:
+    """It is refused there, and isn't continued."""
+    writer = Writer().begin().turn(called("a")).settle("a").accept().turn(called("a", "g"), finish_reason="pause")
+    assert not writer.state.turn_open
+    assert next_action(writer.state, VIEW) == Settle()
+
+
+def test_one_pause_too_many_goes_to_planning() -> None:
+    """The bound is one of a turn, over all its run segments; the next turn counts anew."""
+    writer = Writer().begin().turn(finish_reason="pause")
+    for _ in range(MAX_PAUSES - 1):
+        writer.answer(finish_reason="pause")
+    writer.append(r.RunEnded, "failed")
+    writer.append(r.RunResumed, "guide", None)
+    writer.append(r.TurnStarted, "guide")
+    assert next_action(writer.state, None) == RequestModel()
+    writer.answer(finish_reason="pause")
+    assert next_action(writer.state, VIEW) == Settle()
+    assert "at most 10 pauses in a turn" in (writer.state.unusable_reason or "")
+    again = Writer().begin().turn(finish_reason="pause").answer(called("a")).settle("a").accept()
+    assert again.turn(finish_reason="pause").state.pauses == 1
+
+
+def test_a_misfit_is_corrected_as_often_as_the_agent_says() -> None:
+    """The record of the correction takes the candidate away; a handoff begins the count again."""
+    writer = Writer().begin().turn(AssistantMessage("misfit"))
+    state = writer.state
+    assert [may_ask_again(state, retries) for retries in (0, 1, 2)] == [False, True, True]
+    writer.append(r.HistoryReplaced, "invalid_final_output", 2, (UserMessage("no"),), added=True)
+    assert next_action(state, TYPED) == RequestModel()
+    assert state.new_items == [AssistantMessage("misfit"), UserMessage("no")]
+    writer.turn(AssistantMessage("misfit"))
+    assert [may_ask_again(state, retries) for retries in (0, 1, 2)] == [False, False, True]
+    writer.turn(HandoffCall("h", "to_b"))
+    writer.append(r.HandedOff, "h", "guide", "b")
+    assert state.invalid_outputs == 0
+
+
+def test_neither_a_cut_answer_nor_one_with_a_refusal_is_corrected() -> None:
+    """A refusal in any message of the answer."""
+    assert not may_ask_again(Writer().begin().turn(AssistantMessage("x"), finish_reason="length").state, 1)
+    refused = AssistantMessage((Text("x"), Refusal("no")))
+    assert not may_ask_again(Writer().begin().turn(refused, AssistantMessage("x")).state, 1)
 
 
 @pytest.mark.parametrize("status", ["completed", "failed", "cancelled"])

@@ -416,7 +416,8 @@ def refused(points: Points) -> tuple[Agent[Any, Any], Any, Options]:
 
 def rejected_answers(points: Points) -> tuple[Agent[Any, Any], Any, Options]:
     """Return a run whose model's answer doesn't fit the output's type."""
-    agent: Agent[Any, Any] = Agent("misfit", model=PointModel(points, say("not a number")), output_type=int)
+    model = PointModel(points, say("not a number"), say("nor this"))
+    agent: Agent[Any, Any] = Agent("misfit", model=model, output_type=int)
     handlers = {"invalid_final_output": points.fn("error_handler invalid_final_output", 7)}
     return agent, "go", {"run_config": config_of(points), "error_handlers": handlers}
 

@@ -153,9 +153,12 @@ ENDS: dict[str, End] = {
     ),
     "output of a call": End(lambda: Agent("a", tools=[work], tool_use_behavior="stop_on_first_tool"), [CALL]),
     "output that a callable chose": End(lambda: Agent("a", tools=[work], tool_use_behavior=wait_and_finish), [CALL]),
-    "wrong type": End(lambda: Agent("a", output_type=int), [late(say("done"))]),
+    "wrong type": End(lambda: Agent("a", output_type=int, output_retries=0), [late(say("done"))]),
+    "wrong type, corrected": End(
+        lambda: Agent("a", output_type=int), [late(say("done")), late(say('{"response": 1}'))]
+    ),
     "wrong type, handled": End(
-        lambda: Agent("a", output_type=int),
+        lambda: Agent("a", output_type=int, output_retries=0),
         [late(say("done"))],
         {"error_handlers": {"invalid_final_output": wait_and_fail}},
     ),

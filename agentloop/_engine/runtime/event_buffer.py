@@ -172,6 +172,9 @@ class EventBuffer:
             case r.ModelResponded():
                 for item in state.response or ():
                     self.put(ev.ItemCreated(item, **where))
+            case r.HistoryReplaced(reason="invalid_final_output", items=items):
+                for item in items:
+                    self.put(ev.ItemCreated(item, **where))
             case r.CallStarted(call_id=call_id):
                 self.put(ev.CallStarted(as_run(state.calls[call_id]), **where))
             case r.CallSettled(call_id=call_id, outcome=outcome):

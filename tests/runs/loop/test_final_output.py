@@ -189,8 +189,8 @@ async def test_other_types_stand_under_response(run_mode: Run, type_: Any, text:
     "text", ["Rome, three people", "{", "[]", "null", '{"city": "Rome"}', '{"city": "Rome", "people": "many"}', "5"]
 )
 async def test_answer_that_does_not_fit_is_the_model_s_fault(run_mode: Run, text: str) -> None:
-    """The error names the final output, and the message is in its data."""
-    agent = script_agent("a", say(text), output_type=Place)
+    """The error names the final output, and the message is in its data: here the model isn't asked to correct it."""
+    agent = script_agent("a", say(text), output_type=Place, output_retries=0)
     with pytest.raises(ModelBehaviorError, match="The final output") as caught:
         await run_mode(agent, "go")
     assert caught.value.run_data is not None
@@ -273,7 +273,8 @@ async def test_fallback_for_an_invalid_output_is_validated_and_replays_no_tool(r
         ran.append(1)
         return "one"
 
-    agent = script_agent("a", call("count", call_id="c"), say("no JSON"), tools=[count], output_type=Place)
+    steps = [call("count", call_id="c"), say("no JSON")]
+    agent = script_agent("a", *steps, tools=[count], output_type=Place, output_retries=0)
     handlers = {"invalid_final_output": lambda data: {"city": "Rome", "people": 3}}
     result = await run_mode(agent, "go", error_handlers=handlers)
     assert result.final_output == Place("Rome", 3)
@@ -288,7 +289,7 @@ async def test_fallback_for_an_invalid_output_is_validated_and_replays_no_tool(r
 @pytest.mark.scenario("OS-06")
 async def test_fallback_that_does_not_fit_is_the_application_s_fault(run_mode: Run) -> None:
     """A `UserError` names type and fault."""
-    agent = script_agent("a", say("no JSON"), output_type=Place)
+    agent = script_agent("a", say("no JSON"), output_type=Place, output_retries=0)
     handlers = {"invalid_final_output": lambda data: {"city": "Rome"}}
     with pytest.raises(UserTypeError, match="people"):
         await run_mode(agent, "go", error_handlers=handlers)
@@ -298,7 +299,7 @@ async def test_fallback_that_does_not_fit_is_the_application_s_fault(run_mode: R
 async def test_fallback_may_stay_out_of_the_history(run_mode: Run) -> None:
     """Session and items then have the model's own message and no more."""
     session = MemorySession()
-    agent = script_agent("a", say("no JSON"), output_type=Place)
+    agent = script_agent("a", say("no JSON"), output_type=Place, output_retries=0)
     handlers = {"invalid_final_output": lambda data: ErrorHandlerResult(Place("x", 0), include_in_history=False)}
     result = await run_mode(agent, "go", error_handlers=handlers, session=session)
     assert result.final_output == Place("x", 0)

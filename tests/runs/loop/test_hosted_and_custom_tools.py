@@ -1,6 +1,5 @@
-"""What an agent asks for beyond functions of JSON: hosted tools, stored prompts, free text, continued answers."""
+"""What an agent asks for beyond functions of JSON: hosted tools, stored prompts, free text."""
 
-import json
 from typing import Any
 
 import attrs
@@ -11,7 +10,6 @@ from agentloop import (
     CachePolicy,
     GuardrailFunctionOutput,
     HostedTool,
-    MaxTurnsExceeded,
     ModelInputData,
     ModelSettings,
     OutputGuardrailTripwireTriggered,
@@ -30,7 +28,7 @@ from agentloop import (
     tool_input_guardrail,
 )
 from agentloop import records as r
-from agentloop.items import AssistantMessage, HostedToolCall, Reasoning, ToolCall, ToolOutput
+from agentloop.items import AssistantMessage, HostedToolCall, ToolCall, ToolOutput
 from agentloop.journal import MemoryJournal
 from agentloop.testing import ScriptedModel, call, respond, say
 from agentloop.tools import FunctionTool
@@ -248,39 +246,6 @@ async def test_the_text_of_a_secret_custom_tool_is_hidden_whole(run_mode: Any) -
 async def _repeat(words: str) -> str:
     """Repeat."""
     return words
-
-
-# -- answers that the provider interrupts
-
-
-PAUSED = respond(HostedToolCall("web_search_call", {}, "ws1"), AssistantMessage("So far"), finish_reason="pause")
-
-
-async def test_a_paused_answer_is_asked_for_again(run_mode: Any) -> None:
-    """The provider gets its own items back and continues; its words so far are no final output."""
-    model = ScriptedModel([PAUSED, respond(Reasoning("r1"), finish_reason="pause"), say("done")])
-    result = await run_mode(Agent("a", model=model), "go")
-    assert result.final_output == "done"
-    assert [len(request.items) for request in model.requests] == [1, 3, 4]
-    assert [response.paused for response in result.raw_responses] == [True, True, False]
-    assert json.loads(result.to_state().to_string())
-
-
-async def test_a_paused_answer_with_calls_has_them_run_first(run_mode: Any) -> None:
-    """The next request holds their outputs."""
-    steps = [respond(ToolCall("c1", "shout", "a", kind="custom"), finish_reason="pause"), say("done")]
-    model = ScriptedModel(steps)
-    agent = Agent("a", model=model, tools=[shout])
-    assert (await run_mode(agent, "go")).final_output == "done"
-    assert model.requests[1].items[-1] == ToolOutput("c1", "A", kind="custom")
-
-
-async def test_an_answer_that_is_paused_again_and_again_ends_at_the_limit_of_turns(run_mode: Any) -> None:
-    """Each continuation is a turn."""
-    model = ScriptedModel([PAUSED, PAUSED, PAUSED])
-    with pytest.raises(MaxTurnsExceeded):
-        await run_mode(Agent("a", model=model), "go", max_turns=2)
-    assert len(model.requests) == 2
 
 
 async def test_a_hosted_call_beside_a_function_call_is_no_tool_of_ours(run_mode: Any) -> None:

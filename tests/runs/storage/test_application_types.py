@@ -160,7 +160,7 @@ async def test_guardrails_values_are_the_applications_types_too(run_mode: Run) -
 
 async def test_a_handlers_final_output_is_written_into_the_history_by_the_hooks(run_mode: Run) -> None:
     """As the model would have said it."""
-    agent = make_agent([], done="nothing", output_type=Bill)
+    agent = make_agent([], done="nothing", output_type=Bill, output_retries=0)
     handlers = {"invalid_final_output": lambda data: ErrorHandlerResult(Bill(Money(700)))}
     result = await run_mode(agent, "go", run_config=CONFIG, error_handlers=handlers)
     assert result.final_output == Bill(Money(700))
