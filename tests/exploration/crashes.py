@@ -51,11 +51,20 @@ def crash_points(chance: Chance, number: int, counts: Counts) -> None:
     """Crash one generated world at some points, and judge each run.
 
     Raises:
-        AssertionError: for a broken invariant; its text names the crashes and the world.
+        AssertionError: as `crash_world` does.
     """
     size = chance.pick([GeneratorConfig(turns=2, calls=2, tools=1, nesting=0), GeneratorConfig(turns=2, calls=3)])
     parts = draw_world(chance, attrs.evolve(size, faults=chance.one_in(2), approvals=number % 3 == 0))
     world = World(**parts, order=chance.pick(["gate", "gate", "passes"]), tape=draw_tape(chance))
+    crash_world(world, chance, counts)
+
+
+def crash_world(world: World, chance: Chance, counts: Counts) -> None:
+    """Crash *world* at some points, and judge each run.
+
+    Raises:
+        AssertionError: for a broken invariant; its text names the crashes and the world.
+    """
     first, then = chance.pick(BACKEND_PAIRS)
     streamed = chance.one_in(4)
     whole = undisturbed(world, backend=first, streamed=streamed)

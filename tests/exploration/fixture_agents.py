@@ -160,6 +160,8 @@ class Role:
     """True if the model is free again once it has used a tool."""
     hosted: tuple[str, ...] = ()
     """Kinds of tools that the provider runs."""
+    corrections: int | None = None
+    """The agent's `output_retries`, and its output is a number; None: its output is text."""
     filter: HandoffFilter | None = None
     """The filter of its handoffs; None: the next agent's view is complete."""
 
@@ -256,6 +258,8 @@ class FixtureAgents(CaseMaker):
             model=_NO_MODEL,
             model_settings=_MUST_USE_A_TOOL if role.chooses else _NO_SETTINGS,
             reset_tool_choice=role.resets,
+            output_type=None if role.corrections is None else int,
+            output_retries=role.corrections or 0,
         )
 
     def _tool(self, actor: Actor, shared: Capacity, rated: Rate) -> FunctionTool:

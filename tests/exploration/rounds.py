@@ -28,7 +28,7 @@ from agentloop.testing.simulation.generated import draw_tape
 from agentloop.testing.simulation.normal_form import normal
 from agentloop.testing.simulation.runs import CancelAt, World, WorldRun, run_one
 
-from . import alone, crashes, further, rare, surrounded
+from . import alone, answers, crashes, further, rare, surrounded
 from .counts import SLOW, Counts, Violation
 from .fixture_agents import XOR_CODEC
 from .generators import GeneratorConfig, Seeded, draw_world
@@ -128,6 +128,8 @@ class Round:
                 self.judged(
                     "surrounded", lambda number=self.number * surrounded.EVERY_ROUND + place: self.surrounded(number)
                 )  # type: ignore[misc]
+        if not (stop and self.counts.violations):
+            self.judged("answers", self.answers)
         if self.number % rare.EVERY == 0 and not (stop and self.counts.violations):
             self.judged("rare", self.rare)
         if self.number % crashes.EVERY == 0 and not (stop and self.counts.violations):
@@ -291,6 +293,25 @@ class Round:
         """Run and judge a world that tests the parts around a run."""
         run = self.beside(surrounded.draw_surrounded(Seeded(f"{self.seed}/{number}/surrounded"), number))
         check(run, self.counts.tally, but=SLOW)
+
+    def answers(self) -> None:
+        """Judge a world of answers that aren't final yet: plain, streamed and replayed, or cancelled, or crashed."""
+        chance, number = Seeded(f"{self.seed}/{self.number}/answers"), self.number
+        if number % answers.CRASHED == 0:
+            crashes.crash_world(answers.draw_answers(chance, crashes=True), chance, self.counts)
+            return
+        world = keeping_up(answers.draw_answers(chance))
+        backend = BACKENDS[number // 2 % len(BACKENDS)]
+        runs: list[WorldRun] = []
+        if number % 3 == 0:
+            self.one(attrs.evolve(world, cancel=answers.draw_cancel(chance)), backend, chance.one_in(2), runs)
+            return
+        for streamed in (False, True):
+            self.one(world, backend, streamed, runs)
+        if world.order == "gate":
+            self.counterparts(runs, "mode")
+        if number % REPLAYED == 0:
+            self.replayed(runs[0])
 
     def beside(self, one: further.Further) -> WorldRun:
         """Run a world that is independent of the round's own."""

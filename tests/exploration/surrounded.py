@@ -79,7 +79,7 @@ def _change_all_roles(cast: FixtureAgents, change: Change) -> FixtureAgents:
     return attrs.evolve(cast, roles=tuple(map(changed, cast.roles)))
 
 
-def _draw_changed(
+def draw_changed(
     chance: Chance,
     generator_config: GeneratorConfig = SIZE,
     *,
@@ -136,7 +136,7 @@ def _change_agent_tools(change: Callable[[Actor], Actor]) -> Change:
 
 def _agents_hooks(chance: Chance) -> World:
     wanted = chance.pick([_nests, _hands_over])
-    return _draw_changed(
+    return draw_changed(
         chance, change=lambda role: attrs.evolve(role, hooks=""), wanted=wanted, options={"hooks": HookLog}
     )
 
@@ -144,16 +144,14 @@ def _agents_hooks(chance: Chance) -> World:
 def _failing_hooks(chance: Chance) -> World:
     """Return a world with hooks of the run, or of an agent, that fail at one event."""
     if chance.one_in(2):
-        return _draw_changed(chance, options={"hooks": partial(HookLog, chance.pick(EVENTS))})
+        return draw_changed(chance, options={"hooks": partial(HookLog, chance.pick(EVENTS))})
     event = chance.pick(AGENTS_EVENTS)
-    return _draw_changed(
-        chance, change=lambda role: attrs.evolve(role, hooks=event), wanted=chance.pick([_nests, bool])
-    )
+    return draw_changed(chance, change=lambda role: attrs.evolve(role, hooks=event), wanted=chance.pick([_nests, bool]))
 
 
 def _failing_session(chance: Chance) -> World:
     session = partial(SessionLog, chance.pick([(), EARLIER]), fails_at=chance.whole(1, 3), kept=chance.one_in(2))
-    return _draw_changed(
+    return draw_changed(
         chance, attrs.evolve(SIZE, faults=chance.one_in(3)), options={"session": session, "max_turns": 10}
     )
 
@@ -163,7 +161,7 @@ def _written(chance: Chance) -> World:
     options = {"journal": JournalLog, "session": SessionLog, "hooks": HookLog}
     hooked: Change | None = (lambda role: attrs.evolve(role, hooks="")) if chance.one_in(2) else None
     cancel = CancelAt(chance.whole(2, 30)) if chance.one_in(3) else None
-    return _draw_changed(chance, change=hooked, options=options, cancel=cancel)
+    return draw_changed(chance, change=hooked, options=options, cancel=cancel)
 
 
 def _left(chance: Chance) -> World:
@@ -175,7 +173,7 @@ def _left(chance: Chance) -> World:
         fails = chance.pick(["run_ended", "run_ended", "call_settled", "turn_started", None])
         journal = {"journal": partial(JournalLog, 0.05, fails)}
     options = {"session": SessionLog, "hooks": HookLog, "max_turns": 10, **journal}
-    return _draw_changed(chance, attrs.evolve(SIZE, turns=1, guards=False), options=options, reader_leaves=event)
+    return draw_changed(chance, attrs.evolve(SIZE, turns=1, guards=False), options=options, reader_leaves=event)
 
 
 def _listeners(chance: Chance) -> World:
@@ -185,7 +183,7 @@ def _listeners(chance: Chance) -> World:
     if chance.one_in(2):
         return _deeper(chance)
     generator_config = attrs.evolve(SIZE, nesting=2, approvals=chance.one_in(3))
-    return _draw_changed(
+    return draw_changed(
         chance, generator_config, change=_change_agent_tools(listening), wanted=_nests, config={"timeout": None}
     )
 
@@ -219,7 +217,7 @@ def _own_configurations(chance: Chance) -> World:
     stops = MaxTurns(chance.whole(1, 2)) if chance.one_in(3) else None
     # Sometimes a nested body takes longer than its run's timeout.
     part: Behavior = Returns(0, chance.pick([0.0, 0.0, 9.0]))
-    return _draw_changed(
+    return draw_changed(
         chance,
         generator_config,
         change=_change_agent_tools(configured),
@@ -256,7 +254,7 @@ def _budgets(chance: Chance) -> World:
         return _change_agent_tools(bounded)(attrs.evolve(role, actors=tuple(actors)))
 
     config = {"limits": limits() if chance.one_in(2) else None, "price": _price if chance.one_in(2) else None}
-    return _draw_changed(chance, change=priced, wanted=_nests, config=config, options={"max_turns": 10})
+    return draw_changed(chance, change=priced, wanted=_nests, config=config, options={"max_turns": 10})
 
 
 def _spending(chance: Chance) -> World:
@@ -303,7 +301,7 @@ def _filters(chance: Chance) -> World:
     if chance.one_in(2):
         return _to_and_fro(chance)
     session: dict[str, Any] = {"session": partial(SessionLog, EARLIER)} if chance.one_in(3) else {}
-    return _draw_changed(
+    return draw_changed(
         chance,
         attrs.evolve(SIZE, faults=chance.one_in(3)),
         change=lambda role: attrs.evolve(role, filter=chance.pick(FILTERS)),
@@ -542,7 +540,7 @@ def _stopped(chance: Chance) -> World:
     """Return a world whose reader cancels the run after its turn."""
     event = chance.pick(["CallStarted", "CallSettled", "TurnStarted", "TextDelta", "ItemCreated", "TurnEnded"])
     generator_config = attrs.evolve(SIZE, guards=False, approvals=chance.one_in(3))
-    return _draw_changed(chance, generator_config, options={"session": SessionLog, "max_turns": 10}, reader_stops=event)
+    return draw_changed(chance, generator_config, options={"session": SessionLog, "max_turns": 10}, reader_stops=event)
 
 
 def _grace(chance: Chance) -> World:

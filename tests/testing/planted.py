@@ -18,12 +18,12 @@ from agentloop.budget import UsageLimits
 from agentloop.conditions import MaxTurns
 from agentloop.config import RunConfig
 from agentloop.exceptions import ModelTransportError, ToolCallError
-from agentloop.items import AssistantMessage, ToolCall, ToolOutput
+from agentloop.items import AssistantMessage, HostedToolCall, ToolCall, ToolOutput
 from agentloop.sessions import MemorySession
 from agentloop.settings import ModelRetrySettings, ModelSettings, ToolExecution
 from agentloop.testing.invariants import observe_run
 from agentloop.testing.invariants._observation import Counterpart, Observation, Relation
-from agentloop.testing.scripted import call, fail, reason, say
+from agentloop.testing.scripted import call, fail, reason, respond, say
 from agentloop.testing.simulation._faults import Raises, Returns
 from agentloop.testing.simulation.runs import Body, CancelAt, Verdict, World, run_one
 from agentloop.tools import tool
@@ -334,6 +334,18 @@ def surrounded() -> Observation:
             "session": SessionLog,
             "journal": JournalLog,
         },
+    )
+    return observe_run(run_one(world))
+
+
+@cache
+def corrected() -> Observation:
+    """A run with an answer that doesn't fit and is corrected, and with a pause of the provider in each turn."""
+    paused = respond(HostedToolCall("web_search_call", {}, "ws1", "completed"), finish_reason="pause")
+    world = World(
+        agent=FixtureAgents(roles=(Role(name="a", actors=(PLAIN,), corrections=1),)),
+        script=(paused, say("no JSON"), paused, say('{"response": 5}')),
+        options={"run_config": RunConfig()},
     )
     return observe_run(run_one(world))
 
@@ -661,6 +673,11 @@ PLANTED: dict[str, Plant] = {
         lambda e: attrs.evolve(e, config=attrs.evolve(e.config, stop_when=MaxTurns(1))),
     ),
     "circles_are_warned_of_then_ended": (circling, lambda e: drop(e, find(e, r.HistoryReplaced))),
+    "invalid_outputs_are_corrected_as_often_as_agreed": (corrected, lambda e: drop(e, find(e, r.HistoryReplaced))),
+    "paused_answers_are_continued": (
+        corrected,
+        lambda e: put(e, find(e, r.ModelRequested, 1), r.TurnStarted((), 2, 0.0, "a")),
+    ),
     "outputs_keep_to_their_length": (circling, lambda e: ended(e, "c4", output="wordy")),
     "what_is_off_is_neither_shown_nor_run": (
         fickle,

@@ -464,7 +464,7 @@ def hooks_hear_of_each_step(log: ObservedLog) -> Findings:
     handed = [record.target_agent for _, record in run.handed]
     if heard.get("handoff", []) != handed and log.observation.faultless:
         yield broken(f"hooks were told of handoffs to {heard.get('handoff')}, and they went to {handed}")
-    answers = [turn.agent for turn in run.turns for _ in turn.responded if not turn.conflicts]
+    answers = [turn.agent for turn in run.turns for _ in range(turn.heard_by_hooks)]
     if heard.get("llm_end", []) != answers:
         yield broken(f"hooks were told of answers to {heard.get('llm_end')}, and {answers} were answered")
     bodies = {body.call_id for body in log.observation.bodies or () if not body.path}

@@ -1,5 +1,5 @@
 """Invariants of the bounds of a run: its limits of use, its stop condition, the detection of a model that repeats
-itself, and the length of the outputs that a model is shown.
+itself, the corrections of an answer that doesn't fit, and the length of the outputs that a model is shown.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from decimal import Decimal
 from typing import Any
 
 from agentloop import records as r
+from agentloop.agents import Agent
 from agentloop.budget import UsageLimits
 from agentloop.conditions import ConditionView, as_condition
-from agentloop.exceptions import ToolLoopDetected, UsageLimitExceeded
-from agentloop.items import AssistantMessage
+from agentloop.exceptions import ModelBehaviorError, ToolLoopDetected, UsageLimitExceeded
+from agentloop.items import AssistantMessage, UserMessage
 from agentloop.outcomes import FROM_ABOVE
 from agentloop.testing.invariants._accounting import requests_of
 from agentloop.testing.invariants._invariant import HELD, Broken, broken, invariant
@@ -258,6 +259,75 @@ def _check_circles(log: ObservedLog, run: ObservedRun, limit: int) -> Findings:
                 yield HELD
             else:
                 yield broken("the run ended for a circle that nobody was warned of", turn.n)
+
+
+@invariant("execution")
+def invalid_outputs_are_corrected_as_often_as_agreed(log: ObservedLog) -> Findings:
+    """After an answer that doesn't fit its agent's output type the model is asked to correct it, `output_retries` times
+    in a row of one agent; never after another answer, and no run completes or continues without it.
+    """
+    for run in log.runs.values():
+        yield from _check_corrections(log, run)
+
+
+def _check_corrections(log: ObservedLog, run: ObservedRun) -> Findings:
+    count = 0
+    for turn, following in itertools.zip_longest(run.turns, run.turns[1:]):
+        until = following.n if following is not None else len(log.records)
+        corrections = [
+            (n, one)
+            for n, one in enumerate(log.records[turn.n : until], turn.n)
+            if isinstance(one, r.HistoryReplaced) and one.reason == "invalid_final_output" and one.path == run.path
+        ]
+        asked = [n for n, _ in corrections]
+        agent = log.agent_named(turn.agent)
+        invalid = agent is not None and _is_invalid_output(log, agent, turn)
+        due = agent is not None and invalid and count < agent.output_retries
+        count += len(asked)
+        if len(asked) > due:
+            yield broken(f"the answer of turn {turn.number} was not to be corrected, and it was asked for", *asked)
+        elif any(not isinstance(item, UserMessage) for _, one in corrections for item in one.items or (None,)):
+            yield broken(f"the faults of the answer of turn {turn.number} are listed in no message", *asked)
+        elif asked:
+            yield HELD
+        elif due and following is not None and following.number > turn.number:
+            yield broken(f"the answer of turn {turn.number} doesn't fit, and the model wasn't told", following.n)
+        elif invalid and not due and following is not None:
+            yield broken(f"the run went on after its last invalid output, in turn {turn.number}", following.n)
+        elif due and (ends := [n for n, one in run.ended if n > turn.n and _is_decided(one)]):
+            yield broken(
+                f"the run ended with the invalid output of turn {turn.number}, which was to be corrected", *ends
+            )
+        if any(turn.n < n < until for n, _ in run.handed):
+            count = 0
+
+
+def _is_decided(end: r.RunEnded) -> bool:
+    """Tell whether a run ended by its output: with it, or because it doesn't fit."""
+    return end.status == "completed" or (end.error or "").startswith("ModelBehaviorError(")
+
+
+def _is_invalid_output(log: ObservedLog, agent: Agent[Any, Any], turn: ObservedTurn) -> bool:
+    """Tell whether the answer of *turn* is a candidate for the final output of *agent*, whole, and doesn't fit."""
+    output = agent.typed_output()
+    if output is None or not turn.answered or turn.calls or turn.conflicts or turn.unnamed:
+        return False
+    response = turn.responded[-1][1].response
+    said = [item for item in response.items if isinstance(item, AssistantMessage)]
+    if (
+        not said
+        or any(map(turn.is_new_call, response.items))
+        or response.cut
+        or any(one.refusal is not None for one in said)
+        or not said[-1].text.strip()
+    ):
+        return False
+    config = log.config(turn.path)
+    try:
+        output.using(config.converter).parse(said[-1].text, config.json_limits)
+    except ModelBehaviorError:
+        return True
+    return False
 
 
 @invariant("execution")

@@ -156,7 +156,7 @@ def a_run_may_end_with_its_turn(log: ObservedLog) -> Findings:
     if ends and ends[-1].status == "cancelled" and begun and stays:
         open_calls = [call for call in begun[-1].calls if not call.settled]
         cut = [n for call, n, _ in log.from_above if not call.path and call.turn is begun[-1]]
-        if not begun[-1].responded or open_calls or cut:
+        if not begun[-1].answered or open_calls or cut:
             yield broken("the turn with which the run was to end was cut", begun[-1].n, *cut)
         else:
             yield HELD

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from agentloop import records as r
 from agentloop._core.plan import read_arguments
+from agentloop._core.run_fold import MAX_PAUSES
 from agentloop.exceptions import MaxTurnsExceeded
 from agentloop.items import ToolOutput
 from agentloop.outcomes import FROM_ABOVE
@@ -201,13 +202,15 @@ def identities_stay(log: ObservedLog) -> Findings:
 
 @invariant("execution")
 def turns_count_one_by_one(log: ObservedLog) -> Findings:
-    """A turn is one logical model call: turns count 1, 2, 3; retries count their attempts inside one."""
+    """A turn is one logical model call: turns count 1, 2, 3; retries count their attempts inside one, and what a
+    provider asks for after a pause is the same turn's.
+    """
     for run in log.runs.values():
         place = 0
         before: ObservedTurn | None = None
         for turn in run.turns:
             # A turn that a crash cut off before its answer begins again under the same number.
-            again = before is not None and not before.responded and log.crashed_between(before.n, turn.n)
+            again = before is not None and not before.answered and log.crashed_between(before.n, turn.n)
             place += not again
             before = turn
             if turn.number != place:
@@ -217,12 +220,15 @@ def turns_count_one_by_one(log: ObservedLog) -> Findings:
 
 
 def _check_attempts(log: ObservedLog, turn: ObservedTurn) -> Findings:
-    if len(turn.responded) > 1:
-        yield broken(f"turn {turn.number} has {len(turn.responded)} responses", *(n for n, _ in turn.responded))
+    whole = [n for n, _ in turn.responded if n not in turn.pauses]
+    if len(whole) > 1:
+        yield broken(f"turn {turn.number} has {len(whole)} responses", *whole)
     expected, before = 1, 0
     for n, record in turn.requested:
         if expected > 1 and (log.next_segment(turn.path, before) <= n or log.crashed_between(before, n)):
             expected = 1  # each run segment counts its attempts from 1
+        if any(before < at < n for at in turn.pauses):
+            expected = 1  # so does the request for the rest of a paused answer
         if record.attempt != expected:
             yield broken(f"attempt {record.attempt} of turn {turn.number} is its {expected}.", n)
         if record.turn != turn.number:
@@ -248,6 +254,32 @@ def turns_fit_their_limit(log: ObservedLog) -> Findings:
         last = log.root.limits[-1][1]
         if not any(run.turns and run.turns[-1].number == limit for run in log.runs.values() for _, limit in run.limits):
             yield broken(f"max_turns={last} exceeded after {len(log.root.turns)} turns")
+
+
+@invariant("execution")
+def paused_answers_are_continued(log: ObservedLog) -> Findings:
+    """After a pause of the provider the next request is of the same turn, and the run doesn't complete before it; at
+    most `MAX_PAUSES` pauses of a turn are continued.
+    """
+    for run in log.runs.values():
+        count, number = 0, 0
+        asked = [(n, turn.number) for turn in run.turns for n, _ in turn.requested]
+        completed = [n for n, end in run.ended if end.status == "completed"]
+        for turn in run.turns:
+            count, number = (count if turn.number == number else 0), turn.number
+            for n in turn.pauses:
+                count += 1
+                following = next((one for one in asked if one[0] > n), None)
+                ended = next((at for at in completed if at > n), None)
+                if following is None:
+                    if ended is not None:
+                        yield broken("the run completed with a paused answer", n, ended)
+                elif following[1] != turn.number:
+                    yield broken(f"turn {following[1]} began after a pause in turn {turn.number}", n, following[0])
+                elif count > MAX_PAUSES:
+                    yield broken(f"pause {count} of turn {turn.number} was continued", n, following[0])
+                else:
+                    yield HELD
 
 
 # ---------------------------------------------------------------------------------------------- receipts

@@ -187,7 +187,7 @@ def _find_final_message(log: ObservedLog, run: ObservedRun) -> str | None:
     earlier = [one for turn in run.turns[:-1] for _, one in turn.responded]
     said = {item.text for one in earlier for item in one.response.items if isinstance(item, AssistantMessage)}
     for turn in reversed(run.turns):
-        for _, record in turn.responded:
+        for _, record in reversed(turn.responded):
             words = [item.text for item in record.response.items if isinstance(item, AssistantMessage)]
             return words[-1] if words and not turn.calls and words[-1] not in said else None
     return None

@@ -5,7 +5,7 @@ pieces of an answer that a reader was shown.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from agentloop import events as ev
 from agentloop import records as r
@@ -33,13 +33,14 @@ EPSILON = 1e-5
 """Maximum difference in seconds of two measurements of one moment: the times of the log are rounded."""
 Findings = Iterator[Broken | None]
 Key = tuple[str, str]
+_Request: TypeAlias = tuple[ObservedTurn, int, ModelRequest, float]
 
 
 def _format_path(path: Path) -> str:
     return "/".join(path) or "(the root)"
 
 
-def _list_requests(log: ObservedLog, run: ObservedRun) -> list[tuple[ObservedTurn, int, ModelRequest, float]]:
+def _list_requests(log: ObservedLog, run: ObservedRun) -> list[_Request]:
     """Return the requests of *run*: turn, record number, request and time.
 
     Empty if a recorded request didn't reach the model: records and requests can't be paired then.
@@ -115,8 +116,8 @@ _PIECES: dict[Any, str] = {ev.TextDelta: "text", ev.ReasoningDelta: "thoughts"}
 
 @invariant("accounting")
 def an_answer_is_what_its_pieces_are(log: ObservedLog) -> Findings:
-    """The pieces that a reader was shown in a turn make up its answer, reasoning and arguments included: no other
-    attempt of the turn has shown any.
+    """The pieces that a reader was shown in a turn make up its answer, reasoning and arguments included, and the parts
+    before it that the provider paused: no other attempt of the turn has shown any.
     """
     whole = log.observation.cancellation is None and not log.observation.left and not log.observation.reader_left
     if log.observation.unread is None or not log.observation.faultless or not whole:
@@ -126,11 +127,12 @@ def an_answer_is_what_its_pieces_are(log: ObservedLog) -> Findings:
         for of, text in _split_event(event):
             _append_text(shown.setdefault((event.path, event.turn), {}), of, text)
     for turn in log.turns:
-        if len(turn.responded) != 1 or log.runs[turn.path].turns.count(turn) != 1:
-            continue
-        n, record = turn.responded[0]
+        again = [one for one in log.turns if (one.path, one.number) == (turn.path, turn.number)]
+        if len(again) > 1 or not turn.responded or turn.responded[-1][1].response.paused:
+            continue  # several segments, or an answer that isn't whole
+        n = turn.responded[-1][0]
         said: dict[Key, str] = {}
-        for item in record.response.items:
+        for item in (item for _, record in turn.responded for item in record.response.items):
             for of, text in _split_item(item):
                 _append_text(said, of, text)
         pieces = shown.get((turn.path, turn.number), {})
@@ -200,11 +202,11 @@ def histories_grow_by_what_was_said(log: ObservedLog) -> Findings:
                 first = request.items
                 continue
             before = requests[place - 1]
-            if turn is before[0]:
-                wanted = list(before[2].items)
+            if turn is before[0]:  # another attempt, or the request for the rest of an answer that was paused
+                wanted = [*before[2].items, *_list_kept_items(turn, before[1], n)]
             else:
                 try:
-                    wanted, replaced = _predict_items(log, run, before[0], before[2].items, first, n)
+                    wanted, replaced = _predict_items(log, run, requests[:place], first, n)
                 except _UnknownHistory:
                     break
                 first = request.items if replaced else first
@@ -223,10 +225,12 @@ def _is_chosen_elsewhere(log: ObservedLog, run: ObservedRun) -> bool:
     return kept or config.call_model_input_filter is not None or config.handoff_input_filter is not None
 
 
-def _list_kept_items(turn: ObservedTurn) -> list[Item]:
-    """Return the items of a turn's answer without repeated calls, and without the reasoning that led to these."""
+def _list_kept_items(turn: ObservedTurn, since: int, until: int) -> list[Item]:
+    """Return the items of a turn's answers between two records without repeated calls and the reasoning for these."""
     kept: list[Item] = []
-    for _, record in turn.responded:
+    for at, record in turn.responded:
+        if not since < at < until:
+            continue
         for item in record.response.items:
             if any(item is one for one in turn.repeats):
                 while kept and isinstance(kept[-1], Reasoning):
@@ -237,18 +241,21 @@ def _list_kept_items(turn: ObservedTurn) -> list[Item]:
 
 
 def _predict_items(
-    log: ObservedLog, run: ObservedRun, turn: ObservedTurn, shown: Sequence[Item], first: Sequence[Item], until: int
+    log: ObservedLog, run: ObservedRun, before: Sequence[_Request], first: Sequence[Item], until: int
 ) -> tuple[list[Item], bool]:
-    """Return the items that the request at record *until* must show after *turn*, and True if a handoff replaced them.
+    """Return the items that the request at record *until* must show, and True if a handoff replaced them.
 
-    *shown* are the items of the request in *turn*; *first* those of the run's first request, or of the first request
+    *before* are the requests before it; *first* are the items of the run's first request, or of the first request
     after the last handoff that replaced the history.
 
     Raises:
         _UnknownHistory: if a handoff has a filter that can't be repeated here, or the summary would hold secrets.
     """
-    items, replaced = [*shown, *_list_kept_items(turn)], False
-    for n in range(turn.n, until):
+    turn, asked, request, _ = before[-1]
+    begun = len(next(one.items for other, _, one, _ in before if other.number == turn.number))
+    shown = request.items
+    items, replaced = [*shown, *_list_kept_items(turn, asked, until)], False
+    for n in range(asked, until):
         record = log.records[n]
         if record.path != run.path:
             continue
@@ -256,7 +263,7 @@ def _predict_items(
             items += _list_outputs(turn, n)
         elif isinstance(record, r.HandedOff):
             answers = _make_handoff_outputs(record)
-            filtered = _apply_handoff(log, turn, record, [*items, *answers], len(shown), len(first))
+            filtered = _apply_handoff(log, turn, record, [*items, *answers], begun, len(first))
             items, replaced = [*items, *answers] if filtered is None else filtered, filtered is not None
         elif isinstance(record, r.InputAdded) or (isinstance(record, r.HistoryReplaced) and record.added):
             items += record.items
@@ -289,7 +296,8 @@ def _apply_handoff(
 ) -> list[Item] | None:
     """Return the items that the target of a handoff is shown in place of *items*; None if it is shown them as they are.
 
-    The first *shown* of *items* were in the last request of the source agent, the first *first* are the input history.
+    The first *shown* of *items* were in the first request of the source agent's last turn, the first *first* are the
+    input history.
 
     Raises:
         _UnknownHistory: as `_predict_items` does.

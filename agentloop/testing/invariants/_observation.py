@@ -214,6 +214,26 @@ class ObservedTurn:
     unnamed: bool = False
     accepted: list[int] = attrs.field(factory=list)
 
+    @property
+    def pauses(self) -> list[int]:
+        """The record numbers of the answers that the provider paused, and that have no call of their own."""
+        paused = ((n, one.response.items) for n, one in self.responded if one.response.paused)
+        return [n for n, items in paused if not any(map(self.is_new_call, items))]
+
+    @property
+    def answered(self) -> bool:
+        """True if the model's whole answer has come, and not only parts of it that the provider paused."""
+        return len(self.responded) > len(self.pauses)
+
+    @property
+    def heard_by_hooks(self) -> int:
+        """The number of answers that hooks hear of: all but one that contradicts an earlier answer."""
+        return len(self.responded) - bool(self.conflicts)
+
+    def is_new_call(self, item: Item) -> bool:
+        """Tell whether *item* of a response is a call or a handoff that the model had not requested before."""
+        return isinstance(item, _CALLS) and not any(item is one for one in self.repeats)
+
 
 @attrs.define(eq=False)
 class ObservedRun:

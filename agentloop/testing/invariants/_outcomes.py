@@ -358,7 +358,7 @@ def calls_end_a_run_as_its_agent_says(log: ObservedLog) -> Findings:
             behavior = agent.tool_use_behavior if agent is not None else None
             if not turn.calls or not turn.accepted or behavior is None or callable(behavior):
                 continue
-            if any(n > turn.n for n, _ in run.handed) or turn.conflicts:
+            if agent is None or any(n > turn.n for n, _ in run.handed) or turn.conflicts:
                 continue
             ended = [(n, one) for n, one in run.ended if n > turn.accepted[-1] and one.status == "completed"]
             last = place + 1 == len(run.turns)
@@ -368,7 +368,8 @@ def calls_end_a_run_as_its_agent_says(log: ObservedLog) -> Findings:
                     yield broken(f"the run completed with turn {turn.number}, and no call of it ends one", ended[0][0])
                 continue
             outcome = made.settled[-1][1].outcome
-            wanted = outcome.output if isinstance(outcome.output, str) else outcome.value
+            as_text = isinstance(outcome.output, str) and (agent.output_type is None or outcome.value is None)
+            wanted = outcome.output if as_text else outcome.value
             if not last:
                 yield broken(f"call {made.call_id} was to end the run, and another turn began", run.turns[place + 1].n)
             elif ended and not ended[0][1].secret and ended[0][1].final_output != wanted:

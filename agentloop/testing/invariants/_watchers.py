@@ -73,8 +73,8 @@ def _list_expected_events(log: ObservedLog, name: str) -> Iterator[Event]:
                 yield "handoff_in", run.path, one.source_agent
                 yield "agent_start", run.path, name
         for turn in run.turns:
-            if turn.agent == name and not turn.conflicts:
-                yield from (("llm_end", run.path, name) for _ in turn.responded)
+            if turn.agent == name:
+                yield from (("llm_end", run.path, name) for _ in range(turn.heard_by_hooks))
 
 
 def _list_received(log: ObservedLog, name: str) -> Iterator[Event]:
