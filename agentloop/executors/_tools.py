@@ -67,7 +67,7 @@ def _parse(ctx: ToolContext[Any], text: str) -> dict[str, Any]:
 
 def _options(given: ToolOptions, **defaults: Any) -> dict[str, Any]:
     """Return the fields of the tool: *given* over *defaults*."""
-    fixed = [name for name in ("kind", "format", "strict_mode", "examples") if name in given]
+    fixed = [name for name in ("kind", "format", "strict_mode") if name in given]
     if fixed:
         raise UserTypeError(f"{fixed[0]}: the tool of an executor sets it itself")
     fields = {**defaults, **given}
@@ -157,7 +157,7 @@ def shell_tool(shell: Shell, *, native: bool = True, **options: Unpack[ToolOptio
         shell: Runs the commands.
         native: True to show the provider's own tool where the interface has one, as newer models know it; False to
             show a function everywhere.
-        options: Those of `tool`, but for `kind`, `format`, `strict_mode` and `examples`.
+        options: Those of `tool`, but for `kind`, `format` and `strict_mode`.
 
     Raises:
         UserTypeError, UserValueError: if an argument is invalid; names it.
@@ -280,7 +280,7 @@ def editor_tool(editor: Editor, *, native: bool = True, **options: Unpack[ToolOp
         editor: Changes the files.
         native: True to show the provider's own tool where the interface has one, as newer models know it; False to
             show a function everywhere.
-        options: Those of `tool`, but for `kind`, `format`, `strict_mode` and `examples`.
+        options: Those of `tool`, but for `kind`, `format` and `strict_mode`.
 
     Raises:
         UserTypeError, UserValueError: if an argument is invalid; names it.
@@ -440,7 +440,7 @@ def computer_tool(computer: Computer, *, native: bool = True, **options: Unpack[
         computer: Does the actions.
         native: True to show the provider's own tool where the interface has one, as models trained for it know it;
             False to show a function everywhere.
-        options: Those of `tool`, but for `kind`, `format`, `strict_mode` and `examples`.
+        options: Those of `tool`, but for `kind`, `format` and `strict_mode`.
 
     Raises:
         UserTypeError, UserValueError: if an argument is invalid; names it.

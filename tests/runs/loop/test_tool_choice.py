@@ -6,8 +6,9 @@ import pytest
 from kit.agents import Run, look, script_agent
 from kit.results import read_requests
 
-from agentloop import Agent, ModelSettings, RunConfig
-from agentloop.testing import call, say
+from agentloop import Agent, HostedTool, ModelSettings, RunConfig, tool
+from agentloop.items import HostedToolCall
+from agentloop.testing import call, respond, say
 
 
 def choices(agent: Agent[Any, Any]) -> list[Any]:
@@ -50,6 +51,24 @@ async def test_choice_of_the_run_s_configuration_is_dropped_too(run_mode: Run) -
     await run_mode(agent, "go", run_config=config)
     assert choices(agent) == ["required", None]
     assert [request.settings.temperature for request in read_requests(agent)] == [0.5, 0.5]
+
+
+@tool
+async def tool_search(words: str) -> str:
+    """Search the application's own tools."""
+    return "none"
+
+
+@pytest.mark.scenario("TR-08")
+async def test_the_provider_s_search_for_tools_is_no_use_of_a_tool(run_mode: Run) -> None:
+    """The choice stays after it; a function of that name counts like any other."""
+    searched = respond(HostedToolCall("tool_search_call", {"execution": "server"}, "ts1", "completed"))
+    used = call("tool_search", {"words": "x"})
+    settings = ModelSettings(tool_choice="required")
+    tools = [look, tool_search, HostedTool("tool_search")]
+    agent = script_agent("a", searched, used, say("done"), tools=tools, model_settings=settings)
+    await run_mode(agent, "go")
+    assert choices(agent) == ["required", "required", None]
 
 
 @pytest.mark.scenario("TR-03")
