@@ -1,12 +1,14 @@
 """Executors: shells, editors and computers that models use, and the tools that give them to a model.
 
-`Shell`, `Editor` and `Computer` are protocols; `LocalShell` and `LocalEditor` are implementations for this machine.
+`Shell`, `Editor` and `Computer` are protocols; `LocalShell`, `LocalEditor` and
+`Browser` (`open_browser`) are implementations for this machine.
 `shell_tool`, `editor_tool` and `computer_tool` make ordinary tools of them: a call is planned, approved, admitted,
 cancelled and recorded like that of a function. A model whose provider has an item of its own for such calls (a shell
 call, a patch, a computer call) is shown the provider's tool, and its items are answered by the provider's items; every
 other model is shown a function.
 """
 
+from agentloop.executors._browser import Browser, open_browser
 from agentloop.executors._local_editor import LocalEditor
 from agentloop.executors._local_shell import LocalShell
 from agentloop.executors._patch import apply_diff, parse_patch
@@ -54,6 +56,7 @@ from agentloop.executors._tools import (
 )
 
 __all__ = [
+    "Browser",
     "Click",
     "CommandResult",
     "Computer",
@@ -91,6 +94,7 @@ __all__ = [
     "computer_tool",
     "editor_tool",
     "needs_acknowledgement",
+    "open_browser",
     "parse_patch",
     "read_actions",
     "read_commands",
