@@ -29,9 +29,9 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "runtime": ("_engine.runtime",),
     "calls": ("_engine.calls",),
     "engine": ("_engine",),
-    "edges": ("models", "sessions", "journal", "tracing", "mcp", "executors"),
+    "edges": ("models", "sessions", "journal", "tracing", "executors"),
     "entry": ("run", "runtime", ""),  # the empty name is the package's own `__init__`
-    "outermost": ("testing", "cli"),
+    "outermost": ("testing", "cli", "mcp"),
 }
 FLOOR = {layer: floor for floor, layer in enumerate(LAYERS)}
 APART = (("edges", "core"), ("edges", "state"), ("edges", "runtime"), ("edges", "calls"), ("edges", "engine"))

@@ -327,6 +327,42 @@ def _choose_source(request: str | None, source: BinaryIO | None) -> BinaryIO | N
     return sys.stdin.buffer
 
 
+@app.command()
+@click.argument("target")
+@click.option("--backend", type=click.Choice(["asyncio", "trio"]), default="asyncio", show_default=True)
+@click.option("--http", "port", type=click.IntRange(1, 65535), help="Serve by HTTP at this port of 127.0.0.1.")
+def serve(target: str, backend: str, port: int | None) -> None:
+    """Serve the agent at TARGET (module:agent or file.py:agent) to clients of the Model Context Protocol, by stdio.
+
+    Calls that need approval are asked of the client's user. Ends when the client closes standard input, or at a signal.
+
+    Exit codes: 0 the client has ended it, 1 the server failed, 2 wrong use or something missing, 130 SIGINT, 143
+    SIGTERM.
+    """
+    from agentloop.mcp import serve as serve_agents
+
+    try:
+        _check_backend(backend)
+        if port is not None and backend != "asyncio":
+            raise UserError("--http needs --backend asyncio: its server knows no other event loop")
+        agent = load_agent(target)
+    except UserError as error:
+        click.echo(errors.words_for(error), err=True, nl=False)
+        sys.exit(errors.USAGE)
+
+    async def work() -> None:
+        if port is None:
+            await serve_agents(agent, name=agent.name)
+        else:
+            await serve_agents(agent, name=agent.name, transport="streamable-http", port=port)
+
+    ended = anyio.run(supervised, work, lambda number: None, backend=backend)
+    if ended.error is not None:
+        click.echo(errors.words_for(ended.error), err=True, nl=False)
+        sys.exit(errors.code_of(ended.error))
+    sys.exit(0 if ended.signal is None else 128 + ended.signal)
+
+
 def _check_backend(backend: str) -> None:
     if find_spec(backend) is None:
         raise UserError(

@@ -1,10 +1,12 @@
-"""Tools of servers that speak the Model Context Protocol (MCP), by stdio or streamable HTTP.
+"""Tools of servers that speak the Model Context Protocol (MCP), and agents as such a server.
 
-`MCPServer` is a source of tools, for `Agent.toolsets` and `RunConfig.toolsets`. The protocol is that of the official
-SDK (the extra `mcp`), of both eras; it is imported when the first connection opens.
+`MCPServer` is a source of tools, for `Agent.toolsets` and `RunConfig.toolsets`; `serve` and `build_server` give agents
+to the clients of others. The protocol is that of the official SDK (the extra `mcp`), of both eras, by stdio and
+streamable HTTP; it is imported when the first connection opens.
 """
 
 from agentloop.mcp._connection import MCPConnectionError, MCPToolError
 from agentloop.mcp._server import MCPServer
+from agentloop.mcp._serving import build_server, serve
 
-__all__ = ["MCPConnectionError", "MCPServer", "MCPToolError"]
+__all__ = ["MCPConnectionError", "MCPServer", "MCPToolError", "build_server", "serve"]

@@ -113,7 +113,7 @@ class Connection:
 
     # -- the owner
 
-    async def _own(self, *, task_status: TaskStatus[None]) -> None:
+    async def _own(self, *, task_status: TaskStatus[None]) -> None:  # noqa: ASYNC128 - `_hold` does
         """Hold the connection, again and again as it is wanted, until the owner leaves."""
         try:
             await self._hold(task_status)

@@ -41,6 +41,8 @@ CASES = [
     Wrong("run agents.py:echo hi --journal file", ("{here}/file", "can't be made a folder")),
     Wrong("run agents.py:echo hi --journal other", ("{here}/other", "'thesis.tex'")),
     Wrong("run agents.py:echo --input absent", ("'--input'", "'absent'", "No such file")),
+    Wrong("serve absent.py:agent", ("'absent.py:agent'", "no file 'absent.py'")),
+    Wrong("serve agents.py:echo --http 8000 --backend trio", ("--http needs --backend asyncio",)),
     Wrong("resume absent", ("{here}/absent", "no job is there")),
     Wrong("resume file", ("{here}/file", "no job is there")),
     Wrong("resume garbled", ("{here}/garbled", "job.json")),

@@ -76,5 +76,5 @@ def test_error_types_are_public() -> None:
     """Applications catch them in their error functions."""
     import agentloop.mcp
 
-    assert agentloop.mcp.__all__ == ["MCPConnectionError", "MCPServer", "MCPToolError"]
+    assert agentloop.mcp.__all__ == ["MCPConnectionError", "MCPServer", "MCPToolError", "build_server", "serve"]
     assert not issubclass(agentloop.mcp.MCPToolError, UserTypeError)

@@ -1,0 +1,128 @@
+"""The SDK's server whose tools are agents: progress, cancellation, approvals. Imported by `_serving` alone.
+
+An approval is asked in the way of the client's era. With a session the question goes back over it while the run's tool
+waits. Without one the call ends with the question and the run's state, and the client calls again with both: the run is
+resumed. The SDK seals that state, so a client can neither read nor change it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from mcp.server.mcpserver import Context, MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
+from mcp.shared.exceptions import MCPError, NoBackChannelError
+from mcp.types import ElicitRequest, ElicitRequestFormParams, ElicitResult, InputRequiredResult
+from pydantic import BaseModel
+
+from agentloop import events as ev
+from agentloop._common.error_text import error_summary
+from agentloop._engine.calls.output_text import render
+from agentloop.agents import Agent
+from agentloop.config import RunConfig
+from agentloop.exceptions import AgentLoopError
+from agentloop.items import ApprovalRequest
+from agentloop.run import Runner
+from agentloop.state import RunState
+
+_UNUSABLE = re.compile(r"[^A-Za-z0-9_-]")
+
+
+class ApprovalAnswer(BaseModel):
+    """The answer to the question whether a call may run."""
+
+    approve: bool
+
+
+def make_server(agents: Sequence[Agent[Any, Any]], name: str, run_config: RunConfig | None) -> MCPServer[Any]:
+    """Return a server with one tool for each agent."""
+    server: MCPServer[Any] = MCPServer(name)
+    for agent in agents:
+        _add_tool(server, agent, run_config)
+    return server
+
+
+def _add_tool(server: MCPServer[Any], agent: Agent[Any, Any], config: RunConfig | None) -> None:
+    async def ask(input: str, ctx: Context) -> Any:
+        try:
+            return await _run(agent, config, input, ctx)
+        except AgentLoopError as error:
+            raise ToolError(error_summary(error)) from error
+
+    words = agent.handoff_description or f"Ask the agent {agent.name}."
+    server.add_tool(ask, name=_UNUSABLE.sub("_", agent.name), description=words, structured_output=False)
+
+
+async def _run(agent: Agent[Any, Any], config: RunConfig | None, text: str, ctx: Any) -> Any:
+    """Run *agent* to its final output, or to a question that the client has to bring back with its answer."""
+    given: str | RunState = text
+    if ctx.request_state is not None:
+        given = RunState.from_string(agent, ctx.request_state)
+        answers = ctx.input_responses or {}
+        for asked in given.interruptions:
+            _decide(given, asked, answers.get(_key(asked)))
+    steps = 0
+    while True:
+        async with Runner.run_streamed(agent, given, run_config=config) as stream:
+            async for event in stream:
+                if (words := _describe(event)) is not None:
+                    steps += 1
+                    await ctx.report_progress(steps, None, words)
+        result = stream.result
+        if not result.interruptions:
+            return render(result.final_output)
+        given = result.to_state()
+        try:
+            for asked in given.interruptions:
+                found = await ctx.elicit(_question(asked), ApprovalAnswer)
+                _approve(given, asked, found.action == "accept" and found.data.approve)
+        except NoBackChannelError:
+            return _ask_with_result(given)
+        except MCPError:
+            for asked in given.interruptions:
+                given.reject(asked, message="The client can't ask its user for approval.")
+
+
+def _describe(event: object) -> str | None:
+    match event:
+        case ev.TurnStarted():
+            return f"turn {event.turn}"
+        case ev.CallStarted():
+            return f"{event.call.name} started"
+        case ev.CallSettled():
+            return f"{event.call.name} {event.outcome.status}"
+        case _:
+            return None
+
+
+def _question(asked: ApprovalRequest) -> str:
+    return f"{asked.agent} wants to call {asked.call.name} with {asked.call.arguments}. Approve?"
+
+
+def _key(asked: ApprovalRequest) -> str:
+    return "/".join((*asked.path, asked.call.call_id))
+
+
+def _ask_with_result(state: RunState) -> InputRequiredResult:
+    """Return the questions of *state* as the end of this request."""
+    schema = ApprovalAnswer.model_json_schema()
+    requests: dict[str, Any] = {
+        _key(asked): ElicitRequest(params=ElicitRequestFormParams(message=_question(asked), requested_schema=schema))
+        for asked in state.interruptions
+    }
+    return InputRequiredResult(input_requests=requests, request_state=state.to_string())
+
+
+def _decide(state: RunState, asked: ApprovalRequest, answer: object) -> None:
+    accepted = isinstance(answer, ElicitResult) and answer.action == "accept"
+    content: Any = answer.content if accepted else None  # type: ignore[attr-defined]  # `Any` without the extra
+    _approve(state, asked, content is not None and content.get("approve") is True)
+
+
+def _approve(state: RunState, asked: ApprovalRequest, approved: bool) -> None:
+    if approved:
+        state.approve(asked)
+    else:
+        state.reject(asked)

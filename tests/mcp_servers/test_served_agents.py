@@ -1,0 +1,200 @@
+"""Agents as an MCP server: progress, cancellation, approvals, in both eras and over a real process."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from kit.agents import script_agent
+from mcp_servers.processes import MARKS, START_SECONDS, children
+
+from agentloop import Agent, Runner, ToolLoopDetected, UserError, UserTypeError, tool
+from agentloop.mcp import MCPServer, build_server
+from agentloop.testing import FunctionModel, call, say
+
+pytest.importorskip("mcp", reason="needs the extra mcp: nox -s mcp")
+pytestmark = [*MARKS, pytest.mark.scenario("TS-08")]
+
+RAN: list[str] = []
+
+
+@tool(needs_approval=True)
+async def pay(n: int) -> str:
+    """Pay."""
+    RAN.append("paid")
+    return "paid"
+
+
+@tool
+async def hang() -> str:
+    """Hang."""
+    try:
+        await anyio.sleep(100)
+    finally:
+        RAN.append("cut")
+    return ""
+
+
+def answer(request: Any) -> Any:
+    """Do what the first message says."""
+    wanted = request.items[0].text
+    if wanted == "break":
+        raise ToolLoopDetected("again and again")
+    if request.turn == 1 and wanted in ("pay", "hang"):
+        return call(wanted, {"n": 1} if wanted == "pay" else {}, call_id="1")
+    return say(f"done: {request.items[-1].output if wanted == 'pay' else wanted}")
+
+
+payer = Agent("pay master", model=FunctionModel(answer), tools=[pay, hang], handoff_description="Pays.")
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+@pytest.mark.parametrize("approved", [True, False])
+async def test_approval_reaches_the_user_of_the_client(mode: str, approved: bool) -> None:
+    """By elicitation, over the session or with the sealed state; the run goes on either way."""
+    from mcp import Client
+    from mcp.types import ElicitResult
+
+    RAN.clear()
+    asked: list[str] = []
+    seen: list[str] = []
+
+    async def elicit(ctx: Any, params: Any) -> ElicitResult:
+        asked.append(params.message)
+        return ElicitResult(action="accept", content={"approve": approved})
+
+    async def progress(done: float, total: float | None, message: str | None) -> None:
+        seen.append(message or "")
+
+    async with Client(build_server(payer), elicitation_callback=elicit, mode=mode) as client:
+        (listed,) = (await client.list_tools()).tools
+        assert (listed.name, listed.description) == ("pay_master", "Pays.")
+        result = await client.call_tool("pay_master", {"input": "pay"}, progress_callback=progress)
+    assert asked == ['pay master wants to call pay with {"n": 1}. Approve?']
+    assert (["paid"] if approved else []) == RAN
+    assert not result.is_error
+    assert result.content[0].text.startswith("done: paid" if approved else "done: ")
+    assert "turn 1" in seen
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+async def test_cancelled_call_cancels_the_run(mode: str) -> None:
+    """And an error of the run is the tool's, in its words."""
+    from mcp import Client
+
+    RAN.clear()
+    async with Client(build_server(payer), mode=mode) as client:
+        with anyio.move_on_after(0.5):
+            await client.call_tool("pay_master", {"input": "hang"})
+        with anyio.fail_after(5):
+            while not RAN:  # noqa: ASYNC110 - the server's task does it
+                await anyio.sleep(0.01)
+        assert RAN == ["cut"]
+        failed = await client.call_tool("pay_master", {"input": "break"})
+        assert failed.is_error
+        assert "ToolLoopDetected(again and again)" in failed.content[0].text
+
+
+async def test_client_that_cannot_ask_has_the_call_rejected() -> None:
+    """The run goes on, and its model learns why."""
+    from mcp import Client
+
+    RAN.clear()
+    async with Client(build_server(payer), mode="legacy") as client:
+        result = await client.call_tool("pay_master", {"input": "pay"})
+    assert RAN == []
+    assert "The client can't ask its user for approval." in result.content[0].text
+
+
+SERVED = """
+import anyio
+from agentloop import Agent, tool
+from agentloop.testing import FunctionModel, call, say
+
+@tool
+async def hang() -> str:
+    "Hang."
+    try:
+        await anyio.sleep(100)
+    finally:
+        open("cut", "w").close()
+    return ""
+
+def answer(request):
+    text = request.items[-1].text
+    if text == "hang":
+        open("hangs", "w").close()
+        return call("hang")
+    return say("heard " + text)
+
+echo = Agent("echo", model=FunctionModel(answer), tools=[hang])
+"""
+
+
+def serving(folder: Path, *options: str) -> tuple[list[str], dict[str, str]]:
+    """Return the command that serves the agent by stdio, and its environment."""
+    (folder / "served.py").write_text(SERVED)
+    return [sys.executable, "-m", "agentloop.cli", "serve", "served.py:echo", *options], {"PYTHONPATH": ROOT}
+
+
+ROOT = str(Path(__file__).parents[2])
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+async def test_agent_served_by_a_process_is_a_tool_of_another(tmp_path: Path, backend: str) -> None:
+    """`agentloop serve` on one side, `MCPServer` on the other."""
+    command, env = serving(tmp_path, "--backend", backend)
+    server = MCPServer(name="echo", command=command, env=env, cwd=str(tmp_path), connect_timeout=START_SECONDS)
+    agent = script_agent("a", call("echo", {"input": "this"}), say("done"), toolsets=[server])
+    result = await Runner.run(agent, "go")
+    assert result.calls[0].outcome.output == "heard this"
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+async def test_signal_ends_a_served_agent_and_its_runs(tmp_path: Path, backend: str) -> None:
+    """The tools of a run under way clean up; the exit code names the signal."""
+    command, env = serving(tmp_path, "--backend", backend)
+    server = MCPServer(name="echo", command=command, env=env, cwd=str(tmp_path), connect_timeout=START_SECONDS)
+    before = children()
+    async with server:
+        (pid,) = children() - before
+        agent = script_agent("a", call("echo", {"input": "hang"}), say("done"), toolsets=[server])
+
+        async def stop() -> None:
+            while not (tmp_path / "hangs").exists():  # noqa: ASYNC110, ASYNC240 - another process makes it
+                await anyio.sleep(0.01)
+            os.kill(pid, signal.SIGTERM)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(stop)
+            result = await Runner.run(agent, "go")
+    assert result.calls[0].outcome.status in ("unknown", "failed")
+    assert (tmp_path / "cut").exists()  # noqa: ASYNC240 - as above
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["nothing.py:agent"], "there is no file 'nothing.py'"),
+        (["served.py:echo", "--http", "8000", "--backend", "trio"], "--http needs --backend asyncio"),
+    ],
+)
+def test_wrong_use_of_the_command_is_named(tmp_path: Path, options: list[str], words: str) -> None:
+    """By exit code 2 and a sentence."""
+    _, env = serving(tmp_path)
+    command = [sys.executable, "-m", "agentloop.cli", "serve", *options]
+    done = subprocess.run(command, cwd=tmp_path, env={**os.environ, **env}, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert words in done.stderr
+
+
+def test_server_needs_agents() -> None:
+    """Anything else is refused."""
+    with pytest.raises(UserError, match="an agent is needed"):
+        build_server()
+    with pytest.raises(UserTypeError, match="agents: an Agent is needed"):
+        build_server("agent")  # type: ignore[arg-type]
