@@ -91,6 +91,32 @@ def test_arguments_fit_the_tools_schemas() -> None:
     assert len(seen) > 30
 
 
+@pytest.mark.parametrize("type_", [Address, int, list[str]])
+def test_answers_fit_the_output_type_unless_they_are_to_be_malformed(type_: Any) -> None:
+    """So a run of a typed agent gets to its end; with malformed answers some are corrected first."""
+    inner = Agent("inner", output_type=type_)
+    agent = Agent("typed", tools=[inner.as_tool()], output_type=type_, output_retries=2)
+    tally = CoverageCounter()
+
+    @settings(max_examples=30, deadline=None, database=None)
+    @given(strategy(agent, models=scripts()))
+    def fit(world: World) -> None:
+        run = run_one(world)
+        assert run.result is not None
+        assert run.result.status == "completed"
+        check(run, tally)
+
+    @settings(max_examples=60, deadline=None, database=None)
+    @given(strategy(agent, models=scripts(malformed=True)))
+    def corrected(world: World) -> None:
+        check(run_one(world), tally)
+
+    fit()
+    assert not tally.exercised["invalid_outputs_are_corrected_as_often_as_agreed"]
+    corrected()
+    assert tally.exercised["invalid_outputs_are_corrected_as_often_as_agreed"]
+
+
 def test_a_race_between_two_calls_is_found_and_shrunk() -> None:
     """A check-then-act race comes down to one turn of two calls."""
     found: list[World] = []

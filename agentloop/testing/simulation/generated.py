@@ -30,6 +30,8 @@ from agentloop.tools import AgentCall, PythonBody
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn, SearchStrategy
 
+    from agentloop._schema.output_schema import TypedOutput
+
 FAULTY_ARGUMENTS = ('{"n": ', "[1]", '{"n": NaN}', '{"m": 1}', '{"n": "x", "n": 2}', "", '{"n": 1, "extra": true}')
 AIMED = 40
 """Number of worlds that call one tool alone, if no world has run its body before."""
@@ -82,6 +84,12 @@ class Drawn:
         takes = partial(_fits_parameter, body.schema) if isinstance(body, PythonBody) else None
         return self._draw(arguments_for(tool.params_json_schema, takes))
 
+    def output(self, typed: TypedOutput) -> str:
+        """Return an answer of a model that the schema of the final output *typed* allows."""
+        from agentloop.testing.simulation._arguments import arguments_for
+
+        return json.dumps(self._draw(arguments_for(typed.schema.schema, None)), ensure_ascii=False)
+
 
 def _fits_parameter(schema: FunctionSchema, name: str, value: Any) -> bool:
     """Return True if *value* fits the parameter *name* of a tool."""
@@ -119,7 +127,8 @@ class Script:
 class Scripts:
     """Scripts for an agent: up to *max_turns* turns of up to *max_calls* calls of its tools, then an answer.
 
-    With *malformed* some calls have arguments that don't fit, repeat an id, or name no tool.
+    With *malformed* some calls have arguments that don't fit, repeat an id, or name no tool, and some answers don't fit
+    the output type of their agent.
     """
 
     max_turns: int = 3
@@ -229,7 +238,15 @@ class _Writer:
             pieces, target = self.response(agent, path, depth)
             steps.append(pieces)
             agent = target or agent
-        return (*steps, *[say("done")] * 2)
+        return (*steps, *self.answers(agent))
+
+    def answers(self, agent: Agent[Any, Any]) -> list[Any]:
+        """Return the last steps of a script that ends with *agent*: an output of its type, or first another one."""
+        output = agent.typed_output()
+        if output is None:
+            return [say("done")] * 2
+        wrong = [say("done")] if self.kind.malformed and self.chance.one_in(3) else []
+        return [*wrong, *[say(self.chance.output(output))] * 2]
 
     def response(
         self, agent: Agent[Any, Any], path: tuple[str, ...], depth: int
@@ -250,6 +267,8 @@ class _Writer:
             pieces.append(call(taken.name, chance.arguments(taken), call_id=f"h{len(self.asked) + 1}"))
             found: Agent[Any, Any] = taken.agent
             return pieces, found
+        if not tools and agent.typed_output() is not None:  # which isn't done with reasoning alone
+            pieces += self.answers(agent)[:1]
         return pieces or [say("done")], None
 
     def call(self, tool: Any, path: tuple[str, ...], depth: int) -> Any:
