@@ -305,7 +305,7 @@ def types(session: nox.Session) -> None:
 def vendors(session: nox.Session) -> None:
     """Compare codecs and signatures with the vendors' own Python clients, which the other test sessions don't have."""
     session.install(".[test,vendors]")
-    files = [f"tests/edges/test_{name}.py" for name in ("vendor_types", "realtime_types", "oci")]
+    files = [f"tests/edges/test_{name}.py" for name in ("vendor_types", "realtime_types", "responses_socket", "oci")]
     session.run("pytest", *files, *session.posargs)
 
 
