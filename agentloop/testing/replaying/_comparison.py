@@ -295,13 +295,22 @@ class ReplayLog:
             self.hurry_on()
         while not self.over and self.is_end_due() and self.cursor not in self.waiting:
             settling = isinstance(self.records[self.cursor - 1], r.CallSettled) and self._gap() <= SLACK
-            if not settling and not self._does_nothing_more():
+            if not settling and not self._does_nothing_more() and not self._is_last_call_cut():
                 break
             cursor = self.cursor
             self.come_up()
             self.cause_end()
             if self.cursor == cursor:
                 break
+
+    def _is_last_call_cut(self) -> bool:
+        """Tell whether the last record is of a call that is cancelled before its start: it would start in this step."""
+        last = self.records[self.cursor - 1]
+        call = call_of(last)
+        if call is None or isinstance(last, r.CallSettled):
+            return False
+        index = self.next_of_call(*call)
+        return index is not None and _is_unstarted_cut(self.records[index], FROM_ABOVE)
 
     def insert_cuts(self) -> None:
         """Append the due records of resources whose closing was cut, as recorded: a replay has only their placeholders.
@@ -389,11 +398,18 @@ class ReplayLog:
         ended = False
         for place in [place for place in self.ended_calls if place <= self.cursor]:
             due = self.ended_calls.pop(place)
-            left = [call for call in due if not self.end_call(call)]
+            left = [call for call in due if not self._are_calls_queued(call, place) or not self.end_call(call)]
             if left:
                 self.ended_calls[place] = left
             ended = ended or len(left) < len(due)
         return ended
+
+    def _are_calls_queued(self, call: Call, place: int) -> bool:
+        """Tell whether the run nested in *call* has come to its calls, if record *place* settles one of them."""
+        record, nested = self.records[place], (*call[0], call[1])
+        if not isinstance(record, r.CallSettled) or record.path[: len(nested)] != nested:
+            return True
+        return self.live_call((record.path, record.call_id)) is not None
 
     def _is_stopped_by_caller(self) -> bool:
         """Tell whether the caller has stopped the run after its turn: only its last steps follow in the log."""
