@@ -39,7 +39,7 @@ def drawn(seed: int) -> World:
     return World(**fields, order=order, cancel=cancel, tape=draw_tape(chance))
 
 
-@pytest.mark.parametrize("first", range(0, 60, 10))
+@pytest.mark.parametrize("first", range(0, 120, 10))
 def test_recorded_worlds_come_out_the_same_to_the_byte_on_both_backends(first: int) -> None:
     """The worlds have handoffs, nested runs, guardrails, approvals over several entries, faults and cancellations."""
     for seed in range(first, first + 10):

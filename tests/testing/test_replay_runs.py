@@ -49,7 +49,7 @@ from agentloop.items import Image, UserMessage
 from agentloop.journal import FileJournal, MemoryJournal
 from agentloop.limits import Capacity, Rate
 from agentloop.policies import Deny
-from agentloop.records import CallSettled, CleanupCut, ModelResponded, RunEnded
+from agentloop.records import CallSettled, CleanupCut, GuardrailSettled, ModelResponded, RunEnded
 from agentloop.sessions import MemorySession
 from agentloop.testing import FunctionModel, call, fail, respond, say
 from agentloop.testing.fixtures import VirtualClock
@@ -990,6 +990,92 @@ def test_calls_that_settle_in_the_pass_of_a_failure() -> None:
     replayed = comes_out_the_same(agent, config=config, run=with_hooks, start=VirtualClock().run)
     settled = {one.call_id: one.outcome.status for one in replayed[0].records if isinstance(one, CallSettled)}
     assert settled == {"c1": "failed", "c2": "succeeded", "c3": "cancelled"}
+
+
+def test_nested_runs_whose_calls_wait_too_long_in_one_pass() -> None:
+    """Each skips its calls before either continues; they wait for a limit that both share."""
+
+    @tool(capacity=Capacity(1, "desk"))
+    async def holds(n: int) -> str:
+        ran("holds")
+        await anyio.sleep(1)
+        return "held"
+
+    def ask(name: str) -> Agent[Any, Any]:
+        turn = [call("holds", {"n": n}, f"{name}{n}") for n in range(3)]
+        return Agent(name, tools=[holds], model=scripted(turn, say(f"{name} is done")))
+
+    asks = [ask("one").as_tool(), ask("two").as_tool()]
+    turn = [call("one", {"input": "x"}, "c1"), call("two", {"input": "x"}, "c2")]
+    agent = Agent("a", tools=asks, model=scripted(turn, say("done")))
+    config = RunConfig(tool_execution=ToolExecution(queue_timeout=0.5))
+    replayed = comes_out_the_same(agent, config=config, start=VirtualClock().run)
+    settled = [one.outcome.status for one in replayed[0].records if isinstance(one, CallSettled) and one.path]
+    assert sorted(settled) == [*["skipped"] * 5, "succeeded"]
+
+
+@pytest.mark.parametrize("recorded_on", BACKENDS)
+@pytest.mark.parametrize("stage", ["input", "tool"])
+def test_a_cancellation_beside_a_verdict(stage: str, recorded_on: Any) -> None:
+    """The model's call that a tripped guardrail cancels notices it, or the call that a verdict has let pass."""
+    kept = Records()
+
+    @input_guardrail
+    async def trips(ctx: Any, agent: Any, given: Any) -> Any:
+        await anyio.sleep(0.01)
+        return GuardrailFunctionOutput(None, stage == "input")
+
+    @tool_input_guardrail
+    async def passes(data: Any) -> Allow:
+        await anyio.sleep(0.01)
+        return Allow()
+
+    guarded = attrs.evolve(double, tool_input_guardrails=(passes,))
+
+    async def answer(request: Any) -> Any:
+        await anyio.sleep(60 if stage == "input" else 0)
+        return [call("double", {"n": 1})]
+
+    agent = Agent("a", tools=[guarded], input_guardrails=[trips], model=FunctionModel(answer))
+    scopes: list[anyio.CancelScope] = []
+
+    class Cancels(Instrument):
+        def on_record(self, record: Any) -> None:
+            if isinstance(record, GuardrailSettled) and (record.call_id is not None) == (stage == "tool"):
+                scopes[0].cancel()
+
+    async def main() -> None:
+        with anyio.CancelScope() as scope:
+            scopes.append(scope)
+            await Runner.run(agent, "go", run_config=RunConfig(instruments=(kept, Cancels())))
+
+    anyio.run(main, backend=recorded_on)
+    assert kept.records[-1].status == "cancelled"
+    for backend in BACKENDS:
+        assert lines(replay(kept.records, agent, backend=backend).records) == lines(kept.records)
+
+
+def test_a_body_that_returns_after_its_time_in_a_batch_that_a_failure_has_stopped() -> None:
+    """Its value came too late, and its outcome is that of the failure."""
+
+    @tool(failure_error_function=None)
+    async def breaks() -> str:
+        ran("breaks")
+        await anyio.sleep(0.1)
+        raise ValueError("broken")
+
+    @tool(timeout=0.3)
+    async def takes_too_long() -> str:
+        ran("takes_too_long")
+        with anyio.CancelScope(shield=True):
+            await anyio.sleep(0.5)
+        return "late"
+
+    turn = [call("breaks", {}, "c1"), call("takes_too_long", {}, "c2")]
+    agent = Agent("a", tools=[breaks, takes_too_long], model=scripted(turn))
+    replayed = comes_out_the_same(agent, start=VirtualClock().run)
+    settled = {one.call_id: one.outcome for one in replayed[0].records if isinstance(one, CallSettled)}
+    assert (settled["c2"].cancelled_by, settled["c2"].cancelled_by_call) == ("sibling", "c1")
 
 
 def test_a_loop_that_was_late() -> None:

@@ -164,6 +164,8 @@ class ReplayLog:
         """By task key of its owner, the numbers of the first records after a call's failure and after the owner stopped
         the batch for it; used up when the owner's step is chosen."""
         self.end_call: Callable[[Call], Any] = lambda call: None
+        self.expire_waiting: Callable[[], None] = lambda: None
+        """Callback of the driver: settles the calls that the due records show to have waited too long."""
         self.stirred = False
         """True if `before_step` changed something before the current step: then not every task waits any more."""
         self.references: dict[Call, list[str]] = {}
@@ -293,6 +295,7 @@ class ReplayLog:
         """Cause the due cancellation right after the record before it, if it came soon after that."""
         if not self.over and self.is_expiry_due() and self._gap() <= SLACK:
             self.hurry_on()
+            self.expire_waiting()
         while not self.over and self.is_end_due() and self.cursor not in self.waiting:
             settling = isinstance(self.records[self.cursor - 1], r.CallSettled) and self._gap() <= SLACK
             if not settling and not self._does_nothing_more() and not self._is_last_call_cut():
@@ -358,6 +361,10 @@ class ReplayLog:
     def is_expiry_due(self) -> bool:
         """Tell whether the due record settles a call that waited too long: its timer may have been late."""
         return _has_expired(self.due)
+
+    def is_expiry_next(self) -> bool:
+        """Tell whether the record after the due one settles a call that waited too long."""
+        return self.cursor + 1 < self.entry.stop and _has_expired(self.records[self.cursor + 1])
 
     def count_admissible(self, path: Path, turn: int) -> float:
         """Return how many calls of this turn may be admitted after the last appended record.

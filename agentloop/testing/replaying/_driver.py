@@ -47,7 +47,7 @@ from agentloop.results import RunResult
 from agentloop.run import HANDLERS, RunOptions, _stream
 from agentloop.spans import Trace
 from agentloop.state import RunState
-from agentloop.testing.replaying._comparison import CLEARLY, CUT_OFF, SLACK, Pending
+from agentloop.testing.replaying._comparison import CLEARLY, CUT_OFF, SLACK, Pending, pass_time
 from agentloop.testing.replaying._effects import Consumer, ReplayEffects
 from agentloop.testing.replaying._recorded import Call, Path, RecordedRun, RecordedSegment, call_of
 from agentloop.testing.replaying._recorded_agents import ClosedSession, HooksOfRuns, RecordedAgents
@@ -180,6 +180,7 @@ class _SegmentReplay:
                         effects.live_call = live.tree.find_call
                         effects.live_run = live.tree.children.get
                         effects.end_call = self._end_call
+                        effects.expire_waiting = self._expire_waiting
                         group.start_soon(self._drive, name="agentloop replay")
                         await stream.finished()
                 finally:
@@ -398,9 +399,25 @@ class _SegmentReplay:
         live = self.stream._live
         if isinstance(record, r.CancelRequested):
             self.stream._stop()
+            if self.effects.is_expiry_next():
+                record_end(live)
+                self._expire_waiting()
         elif live.settings.config.timeout is not None:
             live.scope.cancel()
             record_end(live)
+
+    def _expire_waiting(self) -> None:
+        """Settle the calls that the due records show to have waited too long, before their owners do anything else."""
+        effects = self.effects
+        while effects.is_expiry_due() and (call := call_of(effects.due)) is not None:  # type: ignore[arg-type]
+            live, cursor = self.stream._live.tree.find_call(call), effects.cursor
+            if live is None or live.phase != "waiting":
+                return
+            batch = live.batch
+            pass_time(max(0.0, batch._opened_at + batch.execution.queue_timeout - anyio.current_time()))
+            batch._expire_waiting()
+            if effects.cursor == cursor:
+                return
 
     def _ends_while_loading(self, wanted: r.Record) -> bool:
         """Tell whether the run was ended while it loaded its session, before its first record."""
