@@ -68,8 +68,9 @@ class JournalWriter:
         self._due: list[Record] = []
         self._added = 0
         self._written = 0
-        self._wake = anyio.Event()
-        self._progress = anyio.Event()
+        if self._append_nowait is None:  # else no task waits
+            self._wake = anyio.Event()
+            self._progress = anyio.Event()
         self._begun = False
         self._task: object = None
         self._closed = False
@@ -114,7 +115,8 @@ class JournalWriter:
     def close(self) -> None:
         """Let the writer's task end once all records are written."""
         self._closed = True
-        self._wake.set()
+        if self._append_nowait is None:
+            self._wake.set()
 
     async def durable(self) -> None:
         """Wait until all records added so far are durable. Not a checkpoint if they are already.
