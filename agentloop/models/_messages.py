@@ -63,6 +63,9 @@ CITATIONS = "messages_citations"
 """Key in a message's `provider_data` of its texts' citations as they came: a list for each text."""
 RESULT = "result"
 """Key in the data of a hosted tool's call of the block with its result."""
+EDITOR = "str_replace_based_edit_tool"
+"""The provider's name of its own tool for editors."""
+_EDITOR_TYPE = "text_editor_20250728"
 _OUTPUT_TOOL = "Give the final answer."
 
 # ---------------------------------------------------------------------------------------------- request
@@ -172,10 +175,29 @@ def _tool_fields(request: ModelRequest, forced: OutputSchema | None) -> JsonDict
     return {"tools": tools} | ({} if choice is None else {"tool_choice": choice})
 
 
+def find_editor(tools: Sequence[ToolDefinition]) -> str | None:
+    """Return the name of the editor's tool among *tools*, which is shown as the provider's own; None without one.
+
+    Raises:
+        UserError: if there are two: the provider's tool has one name.
+    """
+    names = [tool.name for tool in tools if tool.kind == "apply_patch"]
+    if len(names) > 1:
+        raise UserError(
+            f"tools: {names[0]!r} and {names[1]!r} are both editors, of which {INTERFACE} has one; give one of them "
+            "native=False."
+        )
+    return names[0] if names else None
+
+
 def _tool(tool: ToolDefinition) -> JsonDict:
     if tool.namespace is not None:
         raise UserError(f"Tool {tool.name!r}: {INTERFACE} has no namespaces, and it is in {tool.namespace!r}.")
-    described = {"name": tool.name, "description": tool.description, "input_schema": dict(tool.params_json_schema)}
+    if tool.kind == "apply_patch":
+        described: JsonDict = {"type": _EDITOR_TYPE, "name": EDITOR}
+    else:
+        schema = dict(tool.params_json_schema)
+        described = {"name": tool.name, "description": tool.description, "input_schema": schema}
     callers = list(tool.allowed_callers) or None
     return described | without_none({"defer_loading": tool.defer_loading or None, "allowed_callers": callers})
 
@@ -202,7 +224,7 @@ def _tool_choice(request: ModelRequest) -> JsonDict | None:
     if isinstance(choice, Mapping) and choice.get("type") in ("auto", "any", "none", "tool"):
         return dict(choice)
     if (name := chosen_name(choice, INTERFACE)) is not None:
-        return {"type": "tool", "name": name}
+        return {"type": "tool", "name": EDITOR if name == find_editor(request.tools) else name}
     return None if choice is None else {"type": "any" if choice == "required" else choice}
 
 
@@ -286,7 +308,10 @@ def _item_blocks(item: Item, call: ToolCall | HandoffCall | None, place: str) ->
 
 
 def _use_block(item: ToolCall | HandoffCall) -> JsonDict:
-    block = {"type": "tool_use", "id": _wire_id(item), "name": item.name, "input": _input(item.arguments)}
+    given = _input(item.arguments)
+    # An editor's call of another interface has another content, and goes as a function's.
+    own = isinstance(item, ToolCall) and item.kind == "apply_patch" and "command" in given
+    block = {"type": "tool_use", "id": _wire_id(item), "name": EDITOR if own else item.name, "input": given}
     if isinstance(item, ToolCall) and item.caller is not None:
         block["caller"] = {"type": item.caller.kind, "tool_id": item.caller.id}
     return block

@@ -51,7 +51,7 @@ from agentloop.models._codec import (
     without_none,
 )
 from agentloop.models._common import CallIds
-from agentloop.models._messages import BLOCK, CITATIONS, RESULT, WIRE_ID, OutputMode
+from agentloop.models._messages import BLOCK, CITATIONS, EDITOR, RESULT, WIRE_ID, OutputMode, find_editor
 from agentloop.usage import RequestUsage
 
 _FINISH_REASONS = {
@@ -111,6 +111,7 @@ class MessagesDecoder:
         output = request.output_schema
         self._output_tool = output.name if output is not None and output_mode == "tool" else None
         self._ids = CallIds(request)
+        self._editor = find_editor(request.tools)
         self._blocks: dict[int | None, _BlockRead] = {}
         self._calls = 0
         self._id: str | None = None
@@ -307,7 +308,10 @@ class MessagesDecoder:
         call_id, given = self._call_ids(block)
         wire = None if call_id == given else {WIRE_ID: given}
         caller = _read_caller(block.start.get("caller"))
-        return ToolCall(call_id, name, block.joined or "{}", caller=caller, provider_data=wire)
+        text = block.joined or "{}"
+        if name == EDITOR and self._editor is not None:
+            return ToolCall(call_id, self._editor, text, kind="apply_patch", caller=caller, provider_data=wire)
+        return ToolCall(call_id, name, text, caller=caller, provider_data=wire)
 
     def _refused(self) -> Iterator[Item]:
         """Yield the message of a refused answer. Its calls aren't run, since the provider took the answer back."""

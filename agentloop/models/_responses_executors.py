@@ -81,6 +81,18 @@ def read_arguments(data: Mapping[str, Any]) -> str:
     return json.dumps(fields, ensure_ascii=False)
 
 
+def has_item(item: ToolCall) -> bool:
+    """Tell whether *item* is a call of an executor that has an item here: another interface's content has none."""
+    if item.kind in ("function", "custom", "approval"):
+        return False
+    content = _content_of(item)
+    if item.kind == "shell":
+        return "commands" in content or isinstance(content.get("command"), list)
+    if item.kind == "apply_patch":
+        return "operation" in content
+    return "actions" in content or isinstance(content.get("action"), Mapping)
+
+
 def write_call(item: ToolCall, call_id: object, wire: Mapping[str, Any]) -> JsonDict:
     """Return the item of a call."""
     arguments = dict(_content_of(item))

@@ -202,7 +202,7 @@ def _annotation(one: UrlCitation | FileCitation | ContainerFileCitation) -> Json
 def _call(item: ToolCall | HandoffCall) -> JsonDict:
     wire = _wire(item) or {}
     call_id = wire.get("call_id", item.call_id)
-    if isinstance(item, ToolCall) and item.kind in EXECUTOR_KINDS:
+    if isinstance(item, ToolCall) and executors.has_item(item):
         caller = _caller(item)
         return executors.write_call(item, call_id, wire) | ({} if caller is None else {"caller": caller})
     if isinstance(item, ToolCall) and item.kind == "approval":
@@ -230,7 +230,12 @@ def _output(item: ToolOutput | HandoffOutput, call: ToolCall | HandoffCall | Non
         return _verdict(item, (wire or {}).get("call_id", item.call_id))
     custom = isinstance(item, ToolOutput) and item.kind == "custom"
     caller = _caller(call) if isinstance(call, ToolCall) else None
-    if isinstance(item, ToolOutput) and isinstance(call, ToolCall) and call.kind in EXECUTOR_KINDS:
+    if (
+        isinstance(item, ToolOutput)
+        and isinstance(call, ToolCall)
+        and call.kind in EXECUTOR_KINDS
+        and executors.has_item(call)
+    ):
         sent = executors.write_output(item, call, (wire or {}).get("call_id", item.call_id), wire or {})
         return sent | ({} if caller is None else {"caller": caller})
     return {

@@ -25,6 +25,7 @@ from agentloop.items import Caller, HostedToolCall, Image, Item, ToolCall, ToolO
 from agentloop.model_events import ModelRequest
 from agentloop.models import _chat, _messages, _realtime
 from agentloop.models._codec import encode_json
+from agentloop.models._messages_answer import MessagesDecoder
 from agentloop.models._responses import ResponsesDecoder
 from agentloop.models._responses_request import encode
 from agentloop.testing import ScriptedModel, respond, say
@@ -258,19 +259,56 @@ def test_outputs_that_are_no_results_have_a_form() -> None:
         assert computer["output"] == {"type": "computer_screenshot", **shown}
 
 
-@pytest.mark.parametrize("arguments", ["not json", "[1]", "[" * 100_000])
-def test_calls_whose_arguments_are_no_object_have_a_form(arguments: str) -> None:
-    """They come from elsewhere: a model of another interface wrote them."""
-    call = ToolCall("c1", "sh", arguments, kind="shell")
-    output = ToolOutput("c1", "no", kind="shell", is_error=True)
-    assert write_items([call, output]) == [
-        {"type": "shell_call", "call_id": "c1", "status": "completed", "action": {}},
-        {
-            "type": "shell_call_output",
-            "call_id": "c1",
-            "output": [{"stdout": "", "stderr": "no", "outcome": {"type": "exit", "exit_code": 1}}],
-        },
+@pytest.mark.parametrize("kind", ["shell", "apply_patch", "computer"])
+@pytest.mark.parametrize(
+    "arguments", ["not json", "[1]", "[" * 100_000, '{"command": "view", "path": "a"}', '{"action": "screenshot"}']
+)
+def test_calls_of_another_content_go_as_functions(arguments: str, kind: Any) -> None:
+    """A model of another interface wrote them."""
+    call = ToolCall("c1", "x", arguments, kind=kind)
+    output = ToolOutput("c1", "no", kind=kind, is_error=True)
+    written = write_items([call, output])
+    assert written[0] == {"type": "function_call", "call_id": "c1", "name": "x", "arguments": arguments}
+    assert written[1] == {"type": "function_call_output", "call_id": "c1", "output": "no"}
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_the_editor_of_messages(streamed: bool) -> None:
+    """The provider's text editor: shown, its calls read, and written back; other executors are functions there."""
+    tools = _messages.encode(request_of(), "m", max_tokens=10)["tools"]
+    assert [tool.get("type") for tool in tools] == [None, "text_editor_20250728", None]
+    assert tools[1]["name"] == _messages.EDITOR
+    given = {"command": "str_replace", "path": "a", "old_str": "x", "new_str": "y"}
+    block = {"type": "tool_use", "id": "tu_1", "name": _messages.EDITOR, "input": given}
+    decoder = MessagesDecoder(request_of())
+    answer = {"type": "message", "id": "m", "role": "assistant", "content": [block], "model": "m"}
+    if streamed:
+        decoder.feed(json.dumps({"type": "message_start", "message": {**answer, "content": [], "usage": {}}}))
+        begun = {"type": "content_block_start", "index": 0, "content_block": {**block, "input": {}}}
+        decoder.feed(json.dumps(begun))
+        delta = {"type": "input_json_delta", "partial_json": json.dumps(given)}
+        decoder.feed(json.dumps({"type": "content_block_delta", "index": 0, "delta": delta}))
+        decoder.feed(json.dumps({"type": "message_delta", "delta": {"stop_reason": "tool_use"}}))
+        decoder.feed(json.dumps({"type": "message_stop"}))
+    else:
+        decoder.feed_answer({**answer, "stop_reason": "tool_use", "usage": {}})
+    [call] = decoder.finish()[-1].items  # type: ignore[union-attr]
+    assert call == ToolCall("tu_1", "apply_patch", json.dumps(given), kind="apply_patch")
+    foreign = ToolCall("c2", "apply_patch", '{"operation": {"type": "delete_file", "path": "a"}}', kind="apply_patch")
+    items = [UserMessage("Hi"), call, foreign, *(ToolOutput(one, "ok", kind="apply_patch") for one in ("tu_1", "c2"))]
+    request = request_of(items=items, settings=ModelSettings(tool_choice="apply_patch"))
+    body = json.loads(encode_json(_messages.encode(request, "m", max_tokens=10)))
+    assert body["messages"][1]["content"] == [
+        block,
+        {"type": "tool_use", "id": "c2", "name": "apply_patch", "input": json.loads(foreign.arguments)},
     ]
+    assert body["tool_choice"] == {"type": "tool", "name": _messages.EDITOR}
+    two = [editor_tool(Nothing(), name="a"), editor_tool(Nothing(), name="b")]
+    with pytest.raises(UserError, match="'a' and 'b' are both editors"):
+        _messages.encode(request_of(two, settings=ModelSettings(tool_choice="a")), "m", max_tokens=10)
+    own = MessagesDecoder(request_of([]))  # a function of the application may have the name
+    own.feed_answer({**answer, "stop_reason": "tool_use", "usage": {}})
+    assert own.finish()[-1].items[0].kind == "function"  # type: ignore[union-attr]
 
 
 def test_a_cut_call_is_no_call() -> None:
