@@ -206,7 +206,7 @@ class JsonLines:
         self._with_traceback = with_traceback
         self._over = False
         self._secretive: dict[tuple[str, ...], bool] = {}
-        """By path, True if the active agent has tools with secret arguments."""
+        """By path, True if the active agent has tools with secret arguments, or may get some from a source."""
 
     async def event(self, event: ev.Event) -> None:
         """Write the event, unless it is a raw event of a provider or a piece of arguments that may be secret.
@@ -214,7 +214,8 @@ class JsonLines:
         Other events have the content of those.
         """
         if isinstance(event, ev.AgentUpdated):
-            self._secretive[event.path] = any(tool.secret for tool in event.agent.functions)
+            agent = event.agent
+            self._secretive[event.path] = bool(agent.toolsets) or any(tool.secret for tool in agent.functions)
         may_tell = isinstance(event, ev.ArgumentsDelta) and self._secretive.get(event.path, True)
         if not may_tell and not isinstance(event, ev.RawModelEvent):
             await self._write(_with_kind(event, plain(event)))

@@ -139,6 +139,22 @@ async def test_json_writes_one_result_whatever_follows(anyio_backend: object) ->
     assert err.getvalue() == "Error: RuntimeError: late\n"
 
 
+async def test_json_leaves_out_pieces_of_arguments_that_a_tool_of_a_source_may_hide(anyio_backend: object) -> None:
+    """Which tools a source has is known in the run alone; whole calls have their secrets masked."""
+
+    class Source:
+        async def tools(self, ctx: Any, agent: Any) -> list[Any]:
+            return []
+
+    out = io.StringIO()
+    show = JsonLines(Output(out), Output(io.StringIO()))
+    for number, toolsets in enumerate(([Source()], [])):
+        await show.event(ev.AgentUpdated(Agent("a", toolsets=toolsets)))
+        await show.event(ev.ArgumentsDelta(f"call_{number}", "piece"))
+    pieces = [line for line in map(json.loads, out.getvalue().splitlines()) if line["kind"] == "ArgumentsDelta"]
+    assert [line["call_id"] for line in pieces] == ["call_1"]
+
+
 def test_json_has_the_class_as_kind_and_a_kind_of_the_value_s_own_beside_it() -> None:
     """Items and events may be of a kind of their own."""
     assert plain(HostedToolCall("web_search_call", {"a": 1}, "ws1")) == {
