@@ -113,32 +113,27 @@ async def finish_segment(run: LiveRun, ended: FinishedRun) -> BaseException | No
     """
     # A turn with calls has a record of its end.
     turn_ended_at = run.tree.log.wall() if run.state.turn and not run.state.batch else None
-    if ended.error is not None:
-        record_end(run)
-        run.cleanup.begin()
-    elif run.scope is not None and run.scope.deadline < math.inf:
-        # Nothing was cancelled, and still the run's deadline, plus the grace, bounds the end, too.
-        run.cleanup.end_by(run.scope.deadline + run.cleanup.grace)
     journal, spawn = run.tree.log.journal, run.resources.spawn
+    if ended.error is not None or run.scope is not None:
+        _bound_cleanup(run, ended)
     if journal is not None and not journal.begun and spawn is not None:
         spawn(type(journal).run, journal, "agentloop journal")  # the first task may have been cancelled before it began
     errors: list[BaseException] = []
     if ended.status != "completed":
         await _collect_error(errors, partial(_save_rest, run, ended.error))
     errors += await run.resources.close(run.cleanup, run.cut)
-    ended = _fail(ended, errors)
+    if errors:
+        ended = _fail(ended, errors)
     if run.settings.hooks is not None and run.parent is None:
         await _collect_error(errors, partial(_call_run_end_hook, run, run.settings.hooks, ended))
-        ended = _fail(ended, errors)
+        if errors:
+            ended = _fail(ended, errors)
     broken = run.tree.log.instrument_error if run.parent is None else None
     if broken is not None:
         errors.append(broken)
+    if errors:
+        ended = _prefer_fatal(ended, errors)
     failed = ended.error if ended.status == "failed" else None
-    fatal = next(filter(is_fatal, errors), None)
-    if fatal is not None and (failed is None or not is_fatal(failed)):
-        if failed is not None and not any(error is failed for error in errors):
-            errors.append(failed)
-        failed, ended = fatal, FinishedRun("failed", error=fatal)
     for error in (*errors, failed):
         if error is not None:
             run.redact_error(error)
@@ -160,18 +155,43 @@ async def finish_segment(run: LiveRun, ended: FinishedRun) -> BaseException | No
     if journal is not None and run.parent is None:
         with anyio.CancelScope(shield=True):  # the writer has deadlines of its own
             written = await capture(partial(wait_out_cancellations, journal.durable))
-        failed = _choose_graver(failed, written.error)
-    if broken is None and run.parent is None:  # else an instrument may have broken at the last record
-        failed = _choose_graver(failed, run.tree.log.instrument_error)
+        if written.error is not None:
+            failed = _choose_graver(failed, written.error)
+    late = run.tree.log.instrument_error if broken is None and run.parent is None else None
+    if late is not None:  # an instrument has broken at the last record
+        failed = _choose_graver(failed, late)
     if failed is not None:
         for other in others:
             failed.add_note(f"also failed: {other}")
     return failed
 
 
+def _bound_cleanup(run: LiveRun, ended: FinishedRun) -> None:
+    if ended.error is not None:
+        record_end(run)
+        run.cleanup.begin()
+    elif run.scope is not None and run.scope.deadline < math.inf:
+        # Nothing was cancelled, and still the run's deadline, plus the grace, bounds the end, too.
+        run.cleanup.end_by(run.scope.deadline + run.cleanup.grace)
+
+
 def _fail(ended: FinishedRun, errors: list[BaseException]) -> FinishedRun:
-    """Return *ended*, or a failure by the first of *errors* if there is one and the run had no error."""
-    return FinishedRun("failed", error=errors[0]) if errors and ended.error is None else ended
+    """Return *ended*, or a failure by the first of *errors* if the run had no error."""
+    return FinishedRun("failed", error=errors[0]) if ended.error is None else ended
+
+
+def _prefer_fatal(ended: FinishedRun, errors: list[BaseException]) -> FinishedRun:
+    """Return *ended*, or a failure by the first of *errors* that is no Exception, if the run has no such error.
+
+    The error that it replaces joins *errors*.
+    """
+    fatal = next(filter(is_fatal, errors), None)
+    failed = ended.error if ended.status == "failed" else None
+    if fatal is None or (failed is not None and is_fatal(failed)):
+        return ended
+    if failed is not None and not any(error is failed for error in errors):
+        errors.append(failed)
+    return FinishedRun("failed", error=fatal)
 
 
 def _is_resumable(run: LiveRun, status: RunStatus, failed: BaseException | None) -> bool:
@@ -181,10 +201,10 @@ def _is_resumable(run: LiveRun, status: RunStatus, failed: BaseException | None)
     return status in GOES_ON or (failed is not None and failed is run.stopped_by)
 
 
-def _choose_graver(failed: BaseException | None, other: BaseException | None) -> BaseException | None:
-    """Return the one of two failures to raise, if there is one: the first, unless only the *other* is no Exception."""
-    if failed is None or other is None or failed is other:
-        return other if failed is None else failed
+def _choose_graver(failed: BaseException | None, other: BaseException) -> BaseException:
+    """Return the one of two failures to raise: the first, unless only the *other* is no Exception."""
+    if failed is None or failed is other:
+        return other
     if is_fatal(other) and not is_fatal(failed):
         failed, other = other, failed
     failed.add_note(f"also failed: {error_summary(other)}")
