@@ -83,7 +83,7 @@ async def test_a_cause_ends_a_call_as_the_table_says(cause: Cause, stage: Stage)
     """Status, source and the policy that was asked are those of the cell; without a cut the call succeeds."""
     cut = CUTS[cause, stage]
     held, watch = Held(cause, stage, cut), Watch()
-    limited = RunConfig(timeout=SHORT if cause == "deadline" else None)
+    limited = RunConfig(timeout=5 * SHORT if cause == "deadline" else None)  # the call has to reach its stage before
     config = configure_run(watch, config=limited, cleanup_grace=SHORT)
     raised: BaseException | None = None
 
