@@ -256,6 +256,7 @@ def test_a_failure_of_any_system_call_leaves_every_file_as_before(tmp_path: Path
     assert outcomes.count("No space left on device") > 50
 
 
+@pytest.mark.slow
 def test_the_way_without_hard_links(tmp_path: Path) -> None:
     """On file systems that have none, contents and modes come back from copies."""
 

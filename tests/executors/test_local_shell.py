@@ -234,6 +234,7 @@ async def test_cancelled_at_many_moments(tmp_path: Path) -> None:
     assert left == []
 
 
+@pytest.mark.slow
 async def test_a_gigabyte_of_output_takes_bounded_memory(tmp_path: Path) -> None:
     """The head and the tail are kept, with a note of what was cut; the command isn't stopped for it."""
     shell = LocalShell(tmp_path, max_output=1_000)
