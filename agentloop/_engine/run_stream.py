@@ -176,6 +176,9 @@ class RunStream(Generic[OutputT]):
         finally:
             if not closing:
                 self._end(live)
+                if self._nursery is not None:
+                    self._nursery.leave(task)
+                    self._nursery.ring_when_empty()
 
     def _end(self, live: LiveRun) -> None:
         if live.tree.log.journal is not None:
@@ -186,8 +189,6 @@ class RunStream(Generic[OutputT]):
         if self._events is not None:
             self._events.close()
         live.release_refs()
-        if self._nursery is not None:
-            self._nursery.leave()
 
     def _lose_task(self) -> None:
         """Fail the run: other code has cancelled one of its tasks before its first step."""

@@ -109,9 +109,7 @@ async def run_call(live: LiveCall) -> None:
                                 raise
                 except cancelled_types():  # noqa: ASYNC103 - of the run, which settles the call below
                     result = _end_past_scope(live, result)
-                except (
-                    Exception
-                ) as error:  # that the scope let through beside a cancellation, or a body's broken scopes
+                except Exception as error:  # beside a cancellation that the scope took, or of a body's broken scopes
                     result = end.Raised(error)
                 result = _end_body(live, result)
             done = _settle_at_once(live, result)
@@ -140,9 +138,8 @@ async def run_call(live: LiveCall) -> None:
                 live.batch.fail(failure)
             if live.holds_permit or not live.plain:
                 live.release_all()
-    # A task with a native cancellation that its body left behind ends as cancelled: by then the call has settled.
-    if not live.batch.unsettled or (task is not None and task.cancelling()):
-        nursery.leave()
+    # Also where its body left a native cancellation behind, by which the task ends as cancelled: the call has settled.
+    nursery.leave(task)
 
 
 async def _settle_by(live: LiveCall, result: end.Ending, task: object) -> None:
