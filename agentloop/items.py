@@ -230,7 +230,8 @@ class _MarkedCall(NotedValue, frozen=True, kw_only=True, tag_field="type", gc=Fa
     secret: tuple[str, ...] = ()
     secret_output: bool = False
 
-    _notes = _unshown = frozenset({"secret", "secret_output"})
+    _notes: ClassVar[frozenset[str]] = frozenset({"secret", "secret_output"})
+    _unshown: ClassVar[frozenset[str]] = _notes
 
 
 class _MarkedOutput(_SecretItem, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ codecs, which are in `agentloop.models`.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
 
 import msgspec
 from msgspec.structs import force_setattr
@@ -103,7 +103,8 @@ class ModelRequest(NotedValue, frozen=True, kw_only=True):
     call_ids: Collection[str] = ()
     """The ids of the run's calls so far, also of calls that a filter removed from `items`."""
 
-    _notes = _unshown = frozenset({"call_ids"})
+    _notes: ClassVar[frozenset[str]] = frozenset({"call_ids"})
+    _unshown: ClassVar[frozenset[str]] = _notes
 
     @property
     def cache(self) -> CachePolicy | None:
@@ -142,7 +143,9 @@ class ArgumentsDelta(Value, frozen=True, tag_field="type", tag="arguments_delta"
     call_id: str
     delta: str
 
-    _unshown = frozenset({"delta"})  # it may be part of a secret argument: the tool isn't known yet
+    _unshown: ClassVar[frozenset[str]] = frozenset(
+        {"delta"}
+    )  # it may be part of a secret argument: the tool isn't known yet
 
 
 class HostedProgress(Value, frozen=True, tag_field="type", tag="hosted_progress", gc=False):
@@ -167,7 +170,7 @@ class Raw(Value, frozen=True, tag_field="type", tag="raw"):
 
     data: Any
 
-    _unshown = frozenset({"data"})
+    _unshown: ClassVar[frozenset[str]] = frozenset({"data"})
 
 
 class _Response(Value, frozen=True, gc=False):

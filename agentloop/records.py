@@ -10,7 +10,7 @@ about the fold, codecs or stores.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from agentloop._common.digests import idempotency_key
 from agentloop._common.masking import masked_arguments
@@ -179,7 +179,8 @@ class GuardrailSettled(_ValueRecord, frozen=True, tag="guardrail_settled"):
     result: Any = None
     """The live result object; in this process only."""
 
-    _notes = _unshown = frozenset({"info", "detail", "result", "secret"})
+    _notes: ClassVar[frozenset[str]] = frozenset({"info", "detail", "result", "secret"})
+    _unshown: ClassVar[frozenset[str]] = _notes
 
 
 class ApprovalRequested(_CallRecord, frozen=True, tag="approval_requested"):
@@ -257,7 +258,8 @@ class BodyEnded(_ValueRecord, frozen=True, tag="body_ended"):
     fatal: bool = False
     """True if the body raised a `BaseException` that is no `Exception`: no policy of the tool answers such an error."""
 
-    _notes = _unshown = frozenset({"value", "secret"})
+    _notes: ClassVar[frozenset[str]] = frozenset({"value", "secret"})
+    _unshown: ClassVar[frozenset[str]] = _notes
 
 
 class CallSettled(_CallRecord, frozen=True, tag="call_settled", gc=True):  # as its outcome is
@@ -323,7 +325,8 @@ class CallbackReturned(_ValueRecord, frozen=True, tag="answered"):
     key: str
     answer: Any = None
 
-    _notes = _unshown = frozenset({"answer", "secret"})
+    _notes: ClassVar[frozenset[str]] = frozenset({"answer", "secret"})
+    _unshown: ClassVar[frozenset[str]] = _notes
 
 
 class CancelRequested(_Record, frozen=True, tag="cancel_requested"):
@@ -369,7 +372,7 @@ class RunEnded(_ValueRecord, frozen=True, tag="run_ended"):
     """Wall-clock seconds at which the last turn ended, if it had no calls; what came after it is the end of the run:
     writing to the session, closing resources, `on_run_end`."""
 
-    _unshown = frozenset({"final_output", "secret"})
+    _unshown: ClassVar[frozenset[str]] = frozenset({"final_output", "secret"})
 
 
 Record: TypeAlias = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import deepcopy
-from typing import Any
+from typing import Any, ClassVar
 
 from msgspec.structs import force_setattr
 
@@ -35,7 +35,8 @@ class RequestUsage(NotedValue, frozen=True, kw_only=True, gc=False):
     attempts: int = 1
     raw: Mapping[str, Any] | None = None
 
-    _notes = _unshown = frozenset({"raw"})
+    _notes: ClassVar[frozenset[str]] = frozenset({"raw"})
+    _unshown: ClassVar[frozenset[str]] = _notes
 
     def __post_init__(self) -> None:
         if self.raw is not None:

@@ -90,20 +90,20 @@ class NotedValue(Value, frozen=True):
         return tuple([getattr(self, name) for name in self.__struct_fields__ if name not in self._notes])
 
 
-class Shown(Protocol):
+class HidesFields(Protocol):
     """A Struct that has fields which no repr shows."""
 
     __struct_fields__: ClassVar[tuple[str, ...]]
     _unshown: ClassVar[frozenset[str]]
 
 
-def format_struct(value: Shown, masks: Mapping[str, str] = _NO_MASKS) -> str:
+def format_struct(value: HidesFields, masks: Mapping[str, str] = _NO_MASKS) -> str:
     """Return the repr of *value*, with the texts in *masks* for the fields named there."""
     fields = (f"{name}={masks.get(name) or repr(field)}" for name, field in shown_fields(value))
     return f"{type(value).__name__}({', '.join(fields)})"
 
 
-def shown_fields(value: Shown) -> Iterator[tuple[str, Any]]:
+def shown_fields(value: HidesFields) -> Iterator[tuple[str, Any]]:
     """Yield the names and values of the fields that the repr of *value* shows."""
     for name in value.__struct_fields__:
         if name not in value._unshown:

@@ -83,12 +83,12 @@ class CallState:
     )
 
     def __init__(self, call: ToolCall, turn: int, index: int) -> None:
-        self.call = call
-        self.turn = turn
-        self.index = index
+        self.call: ToolCall = call
+        self.turn: int = turn
+        self.index: int = index
         """Position among the calls of its response, from 0."""
         self.tool: str | None = None
-        self.attempt = 0
+        self.attempt: int = 0
         """Number of starts."""
         self.arguments: str | None = None
         """JSON text of the arguments at its last start."""
@@ -96,7 +96,7 @@ class CallState:
         self.outcome: CallOutcome | None = None
         self.cut: CallOutcome | None = None
         """The outcome from an earlier run segment that was cancelled from outside; the call is due again."""
-        self.released = False
+        self.released: bool = False
         self.item: ToolOutput | None = None
         """The output as an item of the run, once it is released."""
         self.approval: r.ApprovalRequested | None = None
@@ -119,14 +119,14 @@ class UsageMeter:
     )
 
     def __init__(self) -> None:
-        self.requests = 0
-        self.input_tokens = 0
-        self.output_tokens = 0
-        self.total_tokens = 0
-        self.cached_tokens = 0
-        self.cache_write_tokens = 0
-        self.reasoning_tokens = 0
-        self.audio_tokens = 0
+        self.requests: int = 0
+        self.input_tokens: int = 0
+        self.output_tokens: int = 0
+        self.total_tokens: int = 0
+        self.cached_tokens: int = 0
+        self.cache_write_tokens: int = 0
+        self.reasoning_tokens: int = 0
+        self.audio_tokens: int = 0
         self.entries: list[RequestUsage] = []
 
     def add(self, usage: RequestUsage | None) -> None:
@@ -313,43 +313,43 @@ class RunFold:
     )
 
     def __init__(self, path: tuple[str, ...] = (), *, limits: JsonLimits = _DEFAULT_LIMITS) -> None:
-        self.path = path
-        self.limits = limits
+        self.path: tuple[str, ...] = path
+        self.limits: JsonLimits = limits
         self.records: list[r.Record] = []
         self.nested: dict[str, RunFold] = {}
         self._found: dict[tuple[str, ...], RunFold] = {}
         """Cache of nested folds by path, so that a deep one is searched for once."""
-        self.run_id = ""
-        self.first_agent = ""
-        self.agent = ""
+        self.run_id: str = ""
+        self.first_agent: str = ""
+        self.agent: str = ""
         """Key of the current agent."""
         self.max_turns: int | None = None
-        self.turn = 0
+        self.turn: int = 0
         self.input: tuple[Item, ...] = ()
-        self.holds_secrets = False
+        self.holds_secrets: bool = False
         """True once some item or outcome in the tree was secret; kept by its root. No record needs a mark before."""
-        self.secret_input = False
+        self.secret_input: bool = False
         """True once some input item is secret."""
-        self.gaps = False
+        self.gaps: bool = False
         """True once some secret input was stored in a form that can't be read back."""
         # Invariant: history holds an output for every call in it, outside a batch. The list only grows, since views of
         # it are kept; what replaces a part of the history makes a new list.
         self.history: list[Item] = []
-        self.kept_length = 0
+        self.kept_length: int = 0
         """Length of the part of `history` that the run began with, or that a replacement of the history has left."""
         self.new_items: list[Item] = []
         self.responses: list[ModelResponse] = []
         self.calls: dict[str, CallState] = {}
         self.batch: list[CallState] = []
-        self.batch_open = False
-        self.released = 0
+        self.batch_open: bool = False
+        self.released: int = 0
         """Index into `batch`: every call below it has been released or waits for a verdict."""
         self.released_late: deque[CallState] | None = None
         """Settled calls below `released` that are not released yet: they waited when the index passed them."""
         self.sticky: dict[tuple[str, str], r.VerdictGiven] = {}
         """Verdicts on all calls of an agent to a tool, by agent and tool."""
         self.conflict: ToolCall | HandoffCall | None = None
-        self.turn_has_effects = False
+        self.turn_has_effects: bool = False
         """True once a call of the current turn started, an approval was requested for one, or the run was resumed.
 
         A tool that the application disables after that affects its own calls alone, and no longer the whole response.
@@ -360,11 +360,11 @@ class RunFold:
         """A call of the current turn's response that has no id."""
         self.unusable_reason: str | None = None
         """Text that says why the run can't continue from the current turn's response, or None."""
-        self.only_repeats = 0
+        self.only_repeats: int = 0
         """Number of responses in a row that requested only calls that already have an answer."""
-        self.invalid_outputs = 0
+        self.invalid_outputs: int = 0
         """Number of answers of the current agent that didn't fit its output type, and that the model has to correct."""
-        self.pauses = 0
+        self.pauses: int = 0
         """Number of times that the provider has paused its answer in the current turn, to continue in the same turn."""
         self.handoffs: dict[str, HandoffCall] = {}
         self.handoffs_due: list[HandoffCall] = []
@@ -374,9 +374,9 @@ class RunFold:
         """Names of the tools with at least one settled call."""
         self.repeats: dict[tuple[str, str], tuple[object, int]] = {}
         """Last output by tool and arguments, and how many times in a row the tool gave it."""
-        self.warned_in = 0
+        self.warned_in: int = 0
         """The last turn after which the history got a warning that the model repeats itself."""
-        self.turn_began = 0
+        self.turn_began: int = 0
         """Index into `new_items` of the current turn's first item."""
         self.response: list[Item] | None = None
         """Items of the current turn's last response, without repeated calls; None before it, and once a handoff or a
@@ -390,20 +390,20 @@ class RunFold:
         """Input guardrails that have to pass `unchecked_input`, as the current turn's start names them; often none."""
         self.input_guards_passed: frozenset[tuple[str, int]] = frozenset()
         """Input guardrails that have passed `unchecked_input`, by name and position among those of that name."""
-        self.input_accepted = False
+        self.input_accepted: bool = False
         """True once every input item has been accepted; False again when input is added."""
-        self.input_added_later = False
+        self.input_added_later: bool = False
         """True once input was added after the run's own input had been accepted."""
         self.model: ModelInfo | None = None
         """The model of the last request."""
         self.meter: UsageMeter = UsageMeter()
-        self.turn_open = False
+        self.turn_open: bool = False
         """True from the start of a turn until the model has answered in it; a paused answer leaves the turn open."""
         self.unchecked_input: list[Item] = []
         """Input, of the run or added later, that the guardrails have not accepted yet."""
         self.saved: int | None = None
         """Number of the new items that session writes have covered; None before the first write."""
-        self.sent = 0
+        self.sent: int = 0
         """Length of the part of `history` that a provider with a server-side conversation already has."""
         self.started: r.RunStarted | None = None
         self.resumed: r.RunResumed | None = None
@@ -414,7 +414,7 @@ class RunFold:
         """The outputs released by the last record that may release some: see `_release`."""
         self._digest: Any = None
         """The digest of the first `_digested` items of the history, to be updated; None before the first use."""
-        self._digested = 0
+        self._digested: int = 0
 
     # -- queries
 

@@ -155,8 +155,8 @@ async def finish_segment(run: LiveRun, ended: FinishedRun) -> BaseException | No
     if journal is not None and run.parent is None:
         with anyio.CancelScope(shield=True):  # the writer has deadlines of its own
             written = await capture(partial(wait_out_cancellations, journal.durable))
-        if written.error is not None:
-            failed = _choose_graver(failed, written.error)
+            if written.error is not None:
+                failed = _choose_graver(failed, written.error)
     late = run.tree.log.instrument_error if broken is None and run.parent is None else None
     if late is not None:  # an instrument has broken at the last record
         failed = _choose_graver(failed, late)

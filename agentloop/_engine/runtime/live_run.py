@@ -93,11 +93,11 @@ class LoopState:
     __slots__ = ("__weakref__", "loop_lives", "pump", "thread_ident", "threads", "token")
 
     def __init__(self) -> None:
-        self.pump = Dispatcher()
-        self.threads = Threads(DEFAULT_MAX_THREADS)
-        self.loop_lives = liveness(anyio.lowlevel.current_token())
-        self.thread_ident = threading.get_ident()
-        self.token = token_again(anyio.lowlevel.current_token())
+        self.pump: Dispatcher = Dispatcher()
+        self.threads: Threads = Threads(DEFAULT_MAX_THREADS)
+        self.loop_lives: Callable[[], bool] = liveness(anyio.lowlevel.current_token())
+        self.thread_ident: int = threading.get_ident()
+        self.token: Callable[[], anyio.lowlevel.EventLoopToken] = token_again(anyio.lowlevel.current_token())
         """The function that returns the loop's token, for requests from other threads."""
 
 
