@@ -3,6 +3,12 @@
 import re
 from importlib import metadata
 
+import agentloop.runtime
+from agentloop.models.registry import Providers
+
+# The signature of a Struct is made of its annotations, and this one is imported for type checkers alone.
+agentloop.runtime.Providers = Providers
+
 project = "agentloop"
 author = "The agentloop authors"
 release = metadata.version("agentloop")

@@ -106,7 +106,7 @@ class JournalWriter:
         elif self.error is None:
             try:
                 append([self._encode(record)] if self._header is None else self._make_lines((record,)))
-            except BaseException as error:  # raised by `durable`: the caller is in the middle of a step
+            except BaseException as error:  # noqa: ASYNC103 - raised by `durable`: the caller is within a step
                 self.error = _as_journal_error(error) if isinstance(error, Exception) else error
                 self._failed()
             else:
