@@ -51,6 +51,8 @@ CLOSE_TIMEOUT = 2.0
 _WRITE_TIMEOUT = 60.0
 _CLIENT_DEFAULT = {"connect": 5.0, "read": 5.0, "write": 5.0, "pool": 5.0}
 _PIECE = 65_536
+_ENCODING = "gzip"
+"""The encoding that requests ask for: the one that `_make_unpacker` can unpack in bounded steps."""
 _ERROR_BODY = 65_536
 _REQUEST_IDS = ("x-request-id", "request-id", "opc-request-id")
 _LOOPBACK = ("all://127.0.0.1", "all://localhost", "all://[::1]")
@@ -319,6 +321,7 @@ class HttpDriver:
     ) -> AsyncIterator[Reply]:
         """Post *body* as JSON and give the answer after its head; leaving closes it, also when cancelled.
 
+        Without an `accept-encoding` in *headers* the request asks for gzip, which is unpacked here in bounded steps.
         *auth* signs the request, each time it is sent; None: the client's own, if it has any.
 
         If a kept-alive connection proves dead before any byte of an answer, the request is sent once more. No message
@@ -329,7 +332,10 @@ class HttpDriver:
             ModelTransportError: if no answer comes, or one without success.
         """
         host = urlsplit(url).hostname or url
-        outgoing = _Outgoing(url, encode_json(body), check_headers(headers), dict(query) if query else None, auth)
+        sent = check_headers(headers)
+        if not any(name.lower() == "accept-encoding" for name in sent):
+            sent["accept-encoding"] = _ENCODING  # else the client asks for all that it can unpack itself
+        outgoing = _Outgoing(url, encode_json(body), sent, dict(query) if query else None, auth)
         redact = make_redactor({**headers, **(query or {})})
         # A client with httpx's default timeouts has five seconds, less than most models need, so they are replaced.
         # Other timeouts are the application's choice and remain.

@@ -11,7 +11,7 @@ OPENAI = Vendor(
 
 def make_headers(key: str | None, *, organization: str | None = None, project: str | None = None) -> dict[str, str]:
     """Return the headers of a request with *key*."""
-    posted = {"accept": "text/event-stream", "accept-encoding": "gzip", "content-type": "application/json"}
+    posted = {"accept": "text/event-stream", "content-type": "application/json"}
     return posted | name_account(key, organization=organization, project=project)
 
 

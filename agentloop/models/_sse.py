@@ -30,19 +30,23 @@ class SSEDecoder:
     """Turns the bytes of one response into its events. Owned by the reader of that response.
 
     Units: `max_line` is bytes of one line, `max_event` bytes of one event's data, `max_total` bytes of the response.
+    Without a bound of their own lines and events may be as long as the response: one event holds an image whole, and
+    the last event of an answer all of its images. The decoder holds what has come of a line and of an event as bytes,
+    so its memory is a small multiple of the bound, however many lines there are.
     """
 
-    def __init__(self, *, max_line: int = 4_000_000, max_event: int = 8_000_000, max_total: int = 64_000_000) -> None:
-        self._max_line = max_line
-        self._max_event = max_event
+    def __init__(
+        self, *, max_total: int = 64_000_000, max_line: int | None = None, max_event: int | None = None
+    ) -> None:
+        self._max_line = max_total if max_line is None else max_line
+        self._max_event = max_total if max_event is None else max_event
         self._max_total = max_total
         self._total = 0
         self._line = bytearray()
         self._head: bytes | None = b""  # bytes that may be the beginning of a byte order mark; None once that is known
         self._after_cr = False
         self._event = ""
-        self._data: list[str] = []
-        self._data_size = 0
+        self._data = bytearray()  # each line of the event's data with a newline behind it
         self._id = ""
 
     def feed(self, data: bytes) -> list[ServerSentEvent]:
@@ -59,7 +63,7 @@ class SSEDecoder:
     def close(self) -> None:
         """End the stream. An event without its final blank line is dropped."""
         self._line.clear()
-        self._data = []
+        self._data.clear()
 
     def _without_bom(self, data: bytes) -> bytes:
         if self._head is None:
@@ -84,8 +88,10 @@ class SSEDecoder:
             self._extend(first)
             if not end:
                 return
-            yield bytes(self._line)
+            line = bytes(self._line)
             self._line.clear()
+            yield line
+            del line
         # A line that is longer than the bound must not be dropped before it is measured.
         if len(data) <= self._max_line:
             data = _drop_noise(data)
@@ -107,10 +113,10 @@ class SSEDecoder:
         field, _, value = line.partition(b":")
         value = value.removeprefix(b" ")
         if field == b"data":
-            self._data_size += len(value) + 1
-            if self._data_size > self._max_event:
+            self._data += value
+            self._data += b"\n"
+            if len(self._data) > self._max_event:
                 raise ModelBehaviorError(f"An event of the stream is longer than {self._max_event} bytes.")
-            self._data.append(value.decode("utf-8", "replace"))
         elif field == b"event":
             self._event = value.decode("utf-8", "replace")
         elif field == b"id" and b"\0" not in value:
@@ -118,9 +124,12 @@ class SSEDecoder:
         return None
 
     def _dispatch(self) -> ServerSentEvent | None:
-        event, data = self._event or "message", self._data
-        self._event, self._data, self._data_size = "", [], 0
-        return ServerSentEvent(event, "\n".join(data), self._id) if data else None
+        event, self._event = self._event or "message", ""
+        if not self._data:
+            return None
+        text = self._data.decode("utf-8", "replace")[:-1]
+        self._data.clear()
+        return ServerSentEvent(event, text, self._id)
 
 
 # Servers send comments to keep a connection open, and a hostile one could send nothing else. Runs of comments and blank

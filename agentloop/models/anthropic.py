@@ -86,7 +86,6 @@ def _make_headers(key: str | None, *, version: str, betas: str) -> dict[str, str
     return without_none(
         {
             "accept": "text/event-stream",
-            "accept-encoding": "gzip",
             "content-type": "application/json",
             "anthropic-version": version,
             "anthropic-beta": betas or None,

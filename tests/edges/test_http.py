@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import zlib
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
@@ -19,9 +20,9 @@ from agentloop.exceptions import (
     UserTypeError,
     UserValueError,
 )
-from agentloop.items import AssistantMessage, UserMessage
+from agentloop.items import AssistantMessage, HostedToolCall, UserMessage
 from agentloop.model_events import ModelEvent, ModelRequest, ResponseDone, TextDelta
-from agentloop.models import HttpCodec, HttpModel, OpenAIChatModel
+from agentloop.models import HttpCodec, HttpModel, OpenAIChatModel, OpenAIResponsesModel
 from agentloop.models._http import HttpDriver
 from agentloop.models._refusals import MAX_RETRY_AFTER, retry_after
 from agentloop.settings import ModelSettings
@@ -51,7 +52,7 @@ def mock_model(handler: Handler | httpx.Response, **options: Any) -> OpenAIChatM
     return OpenAIChatModel("m", **{"base_url": URL, "http_client": client} | options)
 
 
-async def ask(model: OpenAIChatModel, request: ModelRequest = REQUEST) -> list[ModelEvent]:
+async def ask(model: HttpModel, request: ModelRequest = REQUEST) -> list[ModelEvent]:
     async with model.stream(request) as events:
         return [event async for event in events]
 
@@ -498,13 +499,53 @@ async def test_a_compressed_answer_is_unpacked_in_bounded_steps() -> None:
     data = gzip.compress(GOOD + DONE)
     assert await text(mock_model(packed(data))) == "Hello"
     assert await text(mock_model(packed(*(bytes([byte]) for byte in data), encoding="X-GZIP"))) == "Hello"
-    bomb = packed(gzip.compress(b"data: " + b"\0" * 20_000_000))
+    bomb = packed(gzip.compress(b"data: " + b"\0" * 70_000_000))
     with pytest.raises(ModelBehaviorError, match="longer than"):
         await text(mock_model(bomb))
     with pytest.raises(ModelBehaviorError, match="gzip it says"):
         await text(mock_model(packed(b"plain")))
     with pytest.raises(ModelBehaviorError, match="'br'"):
         await text(mock_model(packed(b"x", encoding="br")))
+
+
+async def test_a_codec_that_asks_for_no_encoding_gets_gzip_and_none_that_cannot_be_unpacked() -> None:
+    """The client's default asks for more than the driver unpacks; a codec or a request may ask for another one."""
+    asked: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request.headers["accept-encoding"])
+        kind = "deflate" if "deflate" in asked[-1] else "gzip"
+        data = (zlib.compress if kind == "deflate" else gzip.compress)(
+            b'data: {"words": "Hi"}\n\ndata: {"seeds": 1}\n\n'
+        )
+        return httpx.Response(200, headers=SSE | {"content-encoding": kind}, content=_body(data))
+
+    async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as client:
+        assert "deflate" in client.headers["accept-encoding"]
+        parrot = make_parrot("polly", http_client=client, base_url=URL, api_key="k")
+        done = (await ask(parrot))[-1]
+        assert isinstance(done, ResponseDone)
+        assert done.items == (AssistantMessage("Hi"),)
+        own = ModelSettings(extra_headers={"Accept-Encoding": "identity"})
+        await ask(parrot, ModelRequest(system=None, items=REQUEST.items, settings=own))
+    assert asked == ["gzip", "identity"]
+
+
+async def test_an_answer_may_hold_images_up_to_the_bound_of_the_whole() -> None:
+    """An image is one event, and the last event repeats all of them in one line."""
+    image = {"type": "image_generation_call", "id": "ig_1", "status": "completed", "result": "A" * 4_200_000}
+    images = [image, image | {"id": "ig_2"}]
+    events: list[Any] = [
+        {"type": "response.output_item.done", "output_index": place, "item": item} for place, item in enumerate(images)
+    ]
+    events.append({"type": "response.completed", "response": {"id": "r", "status": "completed", "output": images}})
+    content = b"".join(b"data: %s\n\n" % json.dumps(event).encode() for event in events)
+    client = httpx.AsyncClient(
+        transport=httpx.MockTransport(lambda _: httpx.Response(200, headers=SSE, content=_body(content)))
+    )
+    done = (await ask(OpenAIResponsesModel("m", base_url=URL, http_client=client)))[-1]
+    assert isinstance(done, ResponseDone)
+    assert [item.output for item in done.items if isinstance(item, HostedToolCall)] == ["A" * 4_200_000] * 2
 
 
 async def test_a_compressed_error_body_is_bounded_too() -> None:

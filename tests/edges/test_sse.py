@@ -1,5 +1,6 @@
 """The decoder of server-sent events."""
 
+import tracemalloc
 from collections.abc import Iterable
 from itertools import pairwise
 
@@ -94,6 +95,31 @@ def test_what_exceeds_a_bound_is_an_error(stream: bytes, bound: str) -> None:
 def test_bounds_count_one_event_at_a_time() -> None:
     """Many small events pass a bound that one large one would exceed."""
     assert len(decode([b"data: aaaaaaaaa\n\n" * 50], max_event=20, max_line=20)) == 50
+
+
+def test_a_line_and_an_event_may_be_as_long_as_the_stream() -> None:
+    """Unless they have bounds of their own; the longest line is what the response's bound leaves."""
+    assert decode([b"data: " + b"a" * 92 + b"\n\n"], max_total=100) == [event("a" * 92)]
+    with pytest.raises(ModelBehaviorError, match="response is longer than 100 bytes"):
+        decode([b"data: " + b"a" * 93 + b"\n\n"], max_total=100)
+
+
+@pytest.mark.parametrize("line", [b"data: " + b"a" * 2_000_000 + b"\n", b"data\n", b"data:ab\n", b"data: \xc3\n"])
+def test_memory_is_a_small_multiple_of_the_longest_event(line: bytes) -> None:
+    """Also if the event has many short lines: what has come of it is kept as bytes."""
+    stream = line * (2_000_000 // len(line) or 1) + b"\n"
+    decoder = SSEDecoder()
+    pieces = [stream[start : start + 65_536] for start in range(0, len(stream), 65_536)]
+    tracemalloc.start()
+    try:
+        [found] = [event for piece in pieces for event in decoder.feed(piece)]
+        assert tracemalloc.get_traced_memory()[1] < 6 * len(stream)
+    finally:
+        tracemalloc.stop()
+    assert found.data == "\n".join(
+        each.removeprefix(b"data").removeprefix(b":").removeprefix(b" ").decode("utf-8", "replace")
+        for each in stream.splitlines()[:-1]
+    )
 
 
 @pytest.mark.parametrize("noise", [b": ping\n", b":\n", b"\n", b"\r", b": ping\n\n", b":" + b"x" * 900 + b"\n"])
