@@ -117,7 +117,8 @@ class Supervisor:
             os.setsid()
             if subreaper:
                 _prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
-            for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGPIPE, signal.SIGXFSZ):
+            # The application may run where signals are ignored, as under `nohup`, and a command would inherit that.
+            for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
                 signal.signal(number, signal.SIG_DFL)
             nothing = os.open(os.devnull, os.O_RDONLY)
             os.dup2(nothing, 0)

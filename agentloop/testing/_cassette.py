@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import msgspec
 
 from agentloop import model_events as m
 from agentloop._common.error_text import redact
@@ -85,17 +86,17 @@ def take(request: m.ModelRequest, events: Sequence[m.ModelEvent], error: AgentLo
     return taken
 
 
-def cassette_text(takes: Sequence[Mapping[str, Any]]) -> str:
-    """Return the text of a cassette."""
-    data = {"cassette": "agentloop", "schema": SCHEMA, "takes": list(takes)}
+def cassette_text(model: Mapping[str, Any], takes: Sequence[Mapping[str, Any]]) -> str:
+    """Return the text of a cassette of *model*, the JSON form of a `ModelInfo`."""
+    data = {"cassette": "agentloop", "schema": SCHEMA, "model": model, "takes": list(takes)}
     return json.dumps(data, ensure_ascii=False, indent=1, sort_keys=True, default=repr) + "\n"
 
 
 # ---------------------------------------------------------------------------------------------- reading
 
 
-def read_cassette(path: Path) -> list[Take]:
-    """Return the takes of the cassette at *path*.
+def read_cassette(path: Path) -> tuple[m.ModelInfo | None, list[Take]]:
+    """Return the identity of the model recorded at *path*, None in cassettes of earlier releases, and the takes.
 
     Raises:
         StateError: if it isn't a cassette, or has a schema that this release doesn't know.
@@ -113,7 +114,11 @@ def read_cassette(path: Path) -> list[Take]:
     takes = data.get("takes")
     if not isinstance(takes, list):
         raise StateError(f"{path} has no list of takes")
-    return [_take_from_json(one, f"{path}: $.takes[{index}]") for index, one in enumerate(takes)]
+    try:
+        model = msgspec.convert(data["model"], m.ModelInfo) if "model" in data else None
+    except msgspec.ValidationError as fault:
+        raise StateError(f"{path}: $.model can't be read: {fault}") from fault
+    return model, [_take_from_json(one, f"{path}: $.takes[{index}]") for index, one in enumerate(takes)]
 
 
 def _take_from_json(data: Any, where: str) -> Take:

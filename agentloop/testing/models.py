@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import anyio.lowlevel
+import msgspec
 
 from agentloop._engine.runtime.callbacks import resolved
 from agentloop._storage.model_codec import request_to_json
@@ -141,7 +142,8 @@ class RecordingModel(Model):
 
     def _take(self, request: ModelRequest, events: Sequence[ModelEvent], error: AgentLoopError | None) -> None:
         self._takes.append(self._redactor.redacted(tapes.take(request, events, error)))
-        _write_whole(self._path, tapes.cassette_text(self._takes))
+        model = self._redactor.redacted(msgspec.to_builtins(self.info))
+        _write_whole(self._path, tapes.cassette_text(model, self._takes))
 
 
 class _RecordedTake:
@@ -223,11 +225,16 @@ class ReplayModel(Model):
         self._path = Path(path)
         self._redactor = tapes.Redactor(secrets)
         self._ignore = tapes.checked_parts(ignore)
-        self._takes = tapes.read_cassette(self._path)
+        self._info, self._takes = tapes.read_cassette(self._path)
         self._used: set[int] = set()
 
     def __repr__(self) -> str:
         return f"<ReplayModel {self._path}: {len(self._used)} of {len(self._takes)} answers given>"
+
+    @property
+    def info(self) -> ModelInfo:
+        """The identity of the recorded model, so that a log says the same as when it was recorded."""
+        return super().info if self._info is None else self._info
 
     @property
     def unused(self) -> int:

@@ -270,9 +270,9 @@ async def test_span_that_never_ends_is_named() -> None:
 
     close = SpanFold._close
 
-    def forgets(self: Any, span: Any, record: Any, error: Any = None) -> None:
+    def forgets(self: Any, span: Any, record: Any, error: Any = None, **options: Any) -> None:
         if span is None or span.kind != "tool":
-            close(self, span, record, error)
+            close(self, span, record, error, **options)
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(AssertionError, match="span tool clean outlives"):
         patch.setattr(SpanFold, "_close", forgets)

@@ -122,6 +122,10 @@ def test_timeline_tells_everything_that_happens_in_order() -> None:
     async def polite(ctx: Any, agent: Any, items: Any) -> GuardrailFunctionOutput:
         return GuardrailFunctionOutput(None, False)
 
+    class Waiting(RunHooks):  # so that a body ends before its call settles
+        async def on_tool_end(self, *_: Any) -> None:
+            await anyio.lowlevel.checkpoint()
+
     second: Agent[Any, Any] = Agent("second")
     first: Agent[Any, Any] = Agent(
         "first", tools=[inner.as_tool(), step], handoffs=[handoff(second)], input_guardrails=[polite]
@@ -135,7 +139,7 @@ def test_timeline_tells_everything_that_happens_in_order() -> None:
         agent=first,
         script=script,
         nested={"b": [say("b")]},
-        options={"session": MemorySession, "hooks": RunHooks},
+        options={"session": MemorySession, "hooks": Waiting},
         tape=[1] * 9,
     )
     run = t.run_one(world)
