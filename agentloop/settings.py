@@ -104,7 +104,8 @@ class CachePolicy(ByFields):
         ttl: The time that a beginning is kept at least, in the provider's words: `"5m"`, `"30m"`, `"1h"`.
         retention: The time that it is kept at most, in the provider's words: `"in_memory"`, `"24h"`.
         breakpoints: Ends of beginnings that are worth keeping: `"tools"`, `"instructions"` (after each part of them but
-            the last) and `"items"` (after the newest item).
+            the last, or after the only one) and `"items"` (after the newest item that can hold a mark). Providers take
+            four marks in a request: the last of each place comes first, then the later parts of the instructions.
     """
 
     key: str | None = attrs.field(default=None, validator=optional(FIELDS.text()))

@@ -5,11 +5,12 @@ Does not know how items are written (`_responses_items`), nor about answers (`_r
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentloop.exceptions import UserTypeError
-from agentloop.items import Item, UserMessage
+from agentloop.items import HandoffOutput, Item, SystemMessage, ToolOutput, UserMessage
 from agentloop.model_events import ModelRequest, OutputSchema, ToolDefinition
 from agentloop.models import _responses_executors as executors
 from agentloop.models._codec import JsonDict, WrittenArray, add_extras, encode_json, without_none
@@ -19,6 +20,8 @@ from agentloop.models._responses_items import EXECUTOR_KINDS, input_part, input_
 from agentloop.settings import CachePolicy, ModelSettings, Prompt
 
 _BREAKPOINT = {"prompt_cache_breakpoint": {"mode": "explicit"}}
+_MOST_BREAKPOINTS = 4
+"""Most breakpoints of a request that the provider writes; it leaves out the earlier ones."""
 _ENCRYPTED = "reasoning.encrypted_content"
 _LOGPROBS = "message.output_text.logprobs"
 
@@ -36,7 +39,8 @@ def encode(request: ModelRequest, model_name: str, *, pieces: PieceCache | None 
     """
     settings = request.settings
     body: JsonDict = {"model": model_name}
-    body |= _input_fields(request, PieceCache() if pieces is None else pieces)
+    fields, marked = _input_fields(request, PieceCache() if pieces is None else pieces)
+    body |= fields
     body |= _tool_fields(request, model_name)
     body |= _text_fields(request.output_schema, settings)
     body |= _setting_fields(settings)
@@ -48,7 +52,7 @@ def encode(request: ModelRequest, model_name: str, *, pieces: PieceCache | None 
             "include": _include(request) or None,
         }
     )
-    body |= _cache_fields(request.cache)
+    body |= _cache_fields(request.cache, marked)
     body["stream"] = True
     return add_extras(body, settings)
 
@@ -97,10 +101,11 @@ def _prompt(prompt: Prompt) -> JsonDict:
     return without_none({"id": prompt.id, "version": prompt.version, "variables": variables or None})
 
 
-def _cache_fields(policy: CachePolicy | None) -> JsonDict:
+def _cache_fields(policy: CachePolicy | None, marked: bool) -> JsonDict:
+    """Return the fields for the cache. Without a breakpoint the mode isn't explicit, as nothing would be kept then."""
     if policy is None:
         return {}
-    options = without_none({"ttl": policy.ttl, "mode": "explicit" if set(policy.breakpoints) - {"tools"} else None})
+    options = without_none({"ttl": policy.ttl, "mode": "explicit" if marked else None})
     return without_none(
         {
             "prompt_cache_key": policy.key,
@@ -192,31 +197,54 @@ def _is_named(name: str, request: ModelRequest) -> bool:
 # ---------------------------------------------------------------------------------------------- input
 
 
-def _input_fields(request: ModelRequest, pieces: PieceCache) -> JsonDict:
-    """Return the instructions and the items.
+def _input_fields(request: ModelRequest, pieces: PieceCache) -> tuple[JsonDict, bool]:
+    """Return the instructions and the items, and True if a breakpoint of the cache is among them.
 
-    Instructions in parts, with a point of the cache after each but the last, are a message: the field for instructions
-    takes one text.
+    Instructions with breakpoints are a message: the field for instructions takes one text, without a breakpoint. Where
+    the provider keeps the conversation, they stay in the field: a message would be kept there and come twice.
     """
     policy, fields = request.cache, {}
     points: Sequence[str] = () if policy is None else policy.breakpoints
     written = list(write_items(request.items, pieces))
     members = [piece for _, piece in written]
-    if "items" in points:
-        _mark_newest(written, members)
-    if "instructions" in points and len(request.instructions) > 1:
-        *kept, last = [input_text(text) for text in request.instructions]
-        parts = [*(part | _BREAKPOINT for part in kept), last]
-        members.insert(0, encode_json({"role": "developer", "content": parts}))
+    marked = "items" in points and _mark_newest(written, members)
+    texts = request.instructions or ((request.system,) if request.system else ())
+    kept_there = request.previous_response_id is not None or request.conversation_id is not None
+    if "instructions" in points and texts and not kept_there:
+        members.insert(0, _write_instructions(texts, _MOST_BREAKPOINTS - marked))
+        marked = True
     elif request.system:
         fields["instructions"] = request.system
-    return {**fields, "input": WrittenArray(members)}
+    return {**fields, "input": WrittenArray(members)}, marked
 
 
-def _mark_newest(written: Sequence[tuple[Item, bytes]], members: list[bytes]) -> None:
-    """End a beginning that is worth keeping after the newest message of a user."""
+def _write_instructions(texts: Sequence[str], most: int) -> bytes:
+    """Return a message with a breakpoint after each text but the last, which may change; with *most*, the latest."""
+    end = max(len(texts) - 1, 1)
+    marked = range(max(end - most, 0), end)
+    parts = [input_text(text) | (_BREAKPOINT if place in marked else {}) for place, text in enumerate(texts)]
+    return encode_json({"role": "developer", "content": parts})
+
+
+def _mark_newest(written: Sequence[tuple[Item, bytes]], members: list[bytes]) -> bool:
+    """End a beginning that is worth keeping after the newest item that can hold a breakpoint.
+
+    That is a message that isn't the model's, or the output of a function. Return False if there is none.
+    """
     for place in reversed(range(len(written))):
-        if isinstance(item := written[place][0], UserMessage) and item.content:
-            *parts, last = [input_part(part, f"items[{place}]") for part in item.content]
-            members[place] = encode_json({"role": "user", "content": [*parts, last | _BREAKPOINT]})
-            return
+        item, piece = written[place]
+        if not isinstance(item, _NOT_OF_THE_MODEL):
+            continue
+        data = json.loads(piece)
+        field = "content" if "role" in data else "output"
+        if field == "output" and data.get("type") not in _FUNCTION_OUTPUTS:
+            continue  # an executor's or a verdict, which has no parts
+        if content := data[field]:
+            *parts, last = [input_text(content)] if isinstance(content, str) else content
+            members[place] = encode_json({**data, field: [*parts, last | _BREAKPOINT]})
+            return True
+    return False
+
+
+_NOT_OF_THE_MODEL = (SystemMessage, UserMessage, ToolOutput, HandoffOutput)
+_FUNCTION_OUTPUTS = ("function_call_output", "custom_tool_call_output")

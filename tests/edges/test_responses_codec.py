@@ -551,10 +551,60 @@ def test_a_cache_policy_has_fields_and_points() -> None:
         },
         {"role": "assistant", "content": "c"},
     ]
-    one = body(system="x", settings=ModelSettings(cache=policy))
-    assert (one["instructions"], one["input"][0]["content"]) == ("x", [{"type": "input_text", "text": "Hi"} | POINT])
     none = body(UserMessage(()), AssistantMessage("c"), settings=ModelSettings(cache=policy))
     assert none["input"][0] == {"role": "user", "content": []}
+    assert "prompt_cache_options" not in none  # explicit without a point would keep nothing
+
+
+def test_instructions_of_one_text_have_a_point_too() -> None:
+    """In a message; in a conversation that the provider keeps they stay in their field, or they would come twice."""
+    settings = ModelSettings(cache=CachePolicy(breakpoints=["instructions"]))
+    message = {"role": "developer", "content": [{"type": "input_text", "text": "x"} | POINT]}
+    for parts in ((), ("x",)):
+        one = body(system="x", instructions=parts, settings=settings)
+        assert one["input"] == [message, {"role": "user", "content": "Hi"}]
+        assert one["prompt_cache_options"] == {"mode": "explicit"}
+        assert "instructions" not in one
+    for kept in ({"previous_response_id": "r"}, {"conversation_id": "c"}):
+        one = body(system="x\n\ny", instructions=("x", "y"), settings=settings, **kept)
+        assert (one["instructions"], one["input"]) == ("x\n\ny", [{"role": "user", "content": "Hi"}])
+        assert "prompt_cache_options" not in one
+    assert "prompt_cache_options" not in body(settings=settings)
+
+
+def test_a_request_has_four_points_at_most() -> None:
+    """The newest item's first, then those after the later parts of the instructions."""
+
+    def marked(*breakpoints: Any) -> list[str]:
+        settings = ModelSettings(cache=CachePolicy(breakpoints=breakpoints))
+        made = body(system="", instructions=tuple("ABCDEF"), settings=settings)
+        parts = [part for item in made["input"] if isinstance(item["content"], list) for part in item["content"]]
+        return [part["text"] for part in parts if "prompt_cache_breakpoint" in part]
+
+    assert marked("instructions") == ["B", "C", "D", "E"]
+    assert marked("instructions", "items") == ["C", "D", "E", "Hi"]
+
+
+@pytest.mark.parametrize(
+    ("output", "parts"),
+    [
+        ("sunny", [{"type": "input_text", "text": "sunny"} | POINT]),
+        ((Text("a"), Text("b")), [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"} | POINT]),
+    ],
+)
+def test_the_newest_item_that_can_hold_a_point_gets_it(output: Any, parts: Any) -> None:
+    """A request may have outputs of tools only. Empty ones, executors' and the model's own items hold none."""
+    settings = ModelSettings(cache=CachePolicy(breakpoints=["items"]))
+    for kind in ("function", "custom"):
+        call = ToolCall("c1", "f", kind=kind)
+        made = body(call, ToolOutput("c1", output, kind=kind), AssistantMessage("c"), settings=settings)["input"]
+        assert made[1]["output"] == parts
+    empty = body(ToolCall("c1", "f"), ToolOutput("c1", output), ToolOutput("c2", ""), settings=settings)["input"]
+    assert (empty[1]["output"], empty[2]["output"]) == (parts, "")
+    verdict = ToolOutput("a", "no", kind="approval", is_error=True)
+    judged = body(SystemMessage("x"), ToolCall("a", "f", kind="approval"), verdict, settings=settings)["input"]
+    assert judged[0] == {"role": "system", "content": [{"type": "input_text", "text": "x"} | POINT]}
+    assert judged[2]["reason"] == "no"
 
 
 LOOK = Definition("look")
