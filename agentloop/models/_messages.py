@@ -82,8 +82,9 @@ def encode(
     """Return the body that sends *request* to *model_name*.
 
     `max_tokens` is sent where the settings have none, since the interface requires it. With the output mode `"tool"`
-    the final answer is the input of a tool that the model must call, for models without structured outputs. Settings
-    that have no field here are left out, as they don't change the question. *pieces* has what earlier requests wrote.
+    the final answer is the input of a tool that the model must call, for models without structured outputs; a model
+    that thinks may call it, since the interface refuses to force a call then. Settings that have no field here are left
+    out, as they don't change the question. *pieces* has what earlier requests wrote.
 
     Raises:
         UserError: for a part that the interface can't express; names its place in the request.
@@ -98,18 +99,21 @@ def encode(
     messages = _MessageList(PieceCache() if pieces is None else pieces)
     system = messages.add_all(request)
     output = request.output_schema
+    described = output is not None and output_mode == "format"
     reasoning = dict(settings.reasoning or {})
     effort = reasoning.pop("effort", None)
-    described = output is not None and output_mode == "format"
+    thinking = _thinking(reasoning, effort)
+    tools = _tool_fields(request, None if described else output, thinking)
+    free = _mark_ends(request, tools.get("tools", ()), messages)
     body: JsonDict = without_none(
         {
             "model": model_name,
             "max_tokens": settings.max_tokens or max_tokens,
-            "system": _system(request, system) or None,
-            "messages": messages.write(_cache_mark(request, "items")),
+            "system": _system(request, system, free) or None,
+            "messages": messages.write(),
             "temperature": settings.temperature,
             "top_p": settings.top_p,
-            "thinking": _thinking(reasoning, effort),
+            "thinking": thinking,
             "output_config": without_none(
                 {
                     "effort": _EFFORTS.get(effort, effort),
@@ -120,8 +124,30 @@ def encode(
             "metadata": without_none({"user_id": (settings.metadata or {}).get("user_id")}) or None,
         }
     )
-    forced = output if output is not None and not described else None
-    return add_extras(body | _tool_fields(request, forced) | {"stream": True}, settings)
+    return add_extras(body | tools | {"stream": True}, settings)
+
+
+_MOST_MARKS = 4
+"""Most marks of a request: the provider refuses one with more."""
+
+
+def _mark_ends(request: ModelRequest, tools: Sequence[JsonDict], messages: _MessageList) -> int:
+    """Mark the end of the tools and of the messages, as the policy wants. Return how many marks are left."""
+    free = _MOST_MARKS - sum("cache_control" in tool for tool in tools)  # the application may have marked its own
+    if free > 0 and (mark := _cache_mark(request, "tools")):
+        free -= _mark_tools(tools, mark)
+    if free > 0 and (mark := _cache_mark(request, "items")):
+        free -= messages.mark_newest(mark)
+    return max(free, 0)
+
+
+def _mark_tools(tools: Sequence[JsonDict], mark: JsonDict) -> bool:
+    """Mark the last tool that isn't deferred: such a tool isn't in the beginning that is kept. Return True if so."""
+    last = next((tool for tool in reversed(tools) if not tool.get("defer_loading")), None)
+    if last is None or "cache_control" in last:
+        return False
+    last |= mark
+    return True
 
 
 def _cache_mark(request: ModelRequest, place: str) -> JsonDict:
@@ -132,14 +158,18 @@ def _cache_mark(request: ModelRequest, place: str) -> JsonDict:
     return {"cache_control": {"type": "ephemeral"} | ({"ttl": policy.ttl} if policy.ttl else {})}
 
 
-def _system(request: ModelRequest, texts: Sequence[str]) -> str | list[JsonDict]:
-    """Return the instructions: one text, or a block for each part if a cache is to keep the parts before the last."""
+def _system(request: ModelRequest, texts: Sequence[str], free: int) -> str | list[JsonDict]:
+    """Return the instructions: one text, or a block for each part if a cache is to keep the parts before the last.
+
+    At most *free* of these are marked, the latest.
+    """
     mark = _cache_mark(request, "instructions")
     if not mark:
         return "\n\n".join(texts)
     parts = [*request.instructions, *texts[1:]] if request.instructions else list(texts)
-    kept = max(len(parts) - 1, 1)
-    return [{"type": "text", "text": part} | (mark if n < kept else {}) for n, part in enumerate(parts)]
+    end = max(len(parts) - 1, 1)
+    marked = range(max(end - free, 0), end)
+    return [{"type": "text", "text": part} | (mark if n in marked else {}) for n, part in enumerate(parts)]
 
 
 _EFFORTS = {"minimal": "low", "none": None}
@@ -154,21 +184,20 @@ def _thinking(reasoning: Mapping[str, Any], effort: object) -> JsonDict | None:
     return {"type": "enabled" if "budget_tokens" in fields else "adaptive"} | fields if fields else None
 
 
-def _tool_fields(request: ModelRequest, forced: OutputSchema | None) -> JsonDict:
+def _tool_fields(request: ModelRequest, forced: OutputSchema | None, thinking: JsonDict | None) -> JsonDict:
+    """Return the tools and the choice among them; *forced* is the output that a tool's call has to give."""
     tools = [_tool(tool) for tool in (*request.tools, *request.handoffs)] + [_hosted(tool) for tool in request.hosted]
     choice = _tool_choice(request)
     if forced is not None:
-        if choice is None or choice["type"] == "auto":
+        if thinking is not None and thinking.get("type") != "disabled":
+            choice = choice or {"type": "auto"}  # the interface refuses a forced choice of a model that thinks
+        elif choice is None or choice["type"] == "auto":
             choice = {"type": "any"} if tools else {"type": "tool", "name": forced.name}
         tools.append({"name": forced.name, "description": _OUTPUT_TOOL, "input_schema": dict(forced.schema)})
     if not tools:
         return {}
     if any("defer_loading" in tool for tool in tools) and not any(_is_search(tool) for tool in tools):
         tools.append(dict(_SEARCH))  # without it no deferred tool is ever found
-    for tool in reversed(tools):
-        if not tool.get("defer_loading"):  # such a tool isn't in the beginning that is kept
-            tool |= _cache_mark(request, "tools")
-            break
     parallel = request.settings.parallel_tool_calls
     if parallel is not None and (choice is None or choice["type"] != "none"):
         choice = {"type": "auto"} | (choice or {}) | {"disable_parallel_tool_use": not parallel}
@@ -209,12 +238,19 @@ def _is_search(tool: JsonDict) -> bool:
     return str(tool.get("type")).startswith("tool_search_tool_")
 
 
+_MCP = "mcp_toolset"
+"""The provider's kind for the tools of an MCP server that it calls itself."""
+
+
 def _hosted(tool: HostedToolDefinition) -> JsonDict:
-    """Return a tool that the provider runs. Its kinds are names with the date of their version."""
+    """Return a tool that the provider runs. Its kinds are names with the date of their version, except for MCP's."""
+    if tool.kind == _MCP:  # it has no name: the tools are the server's
+        return {"type": tool.kind} | dict(tool.config)
     name, _, date = tool.kind.rpartition("_")
     if not name or len(date) != 8 or not date.isdigit():
         raise UserError(
-            f"tools: {tool.kind!r} is no tool of {INTERFACE}; its tools are named with a date: 'web_search_20250305'."
+            f"tools: {tool.kind!r} is no tool of {INTERFACE}; its tools are named with a date ('web_search_20250305'), "
+            f"or are {_MCP!r}."
         )
     return {"type": tool.kind, "name": name} | dict(tool.config)
 
@@ -269,17 +305,26 @@ class _MessageList:
         else:
             blocks.append(piece)
 
-    def write(self, mark: JsonDict) -> WrittenArray:
-        """Return the messages; the last block has the field in *mark*, too."""
-        if mark and self._done:
-            blocks = self._done[-1][1]
-            *others, last = json.loads(b"[%s]" % blocks[-1])
-            blocks[-1] = b",".join(map(encode_json, [*others, last | mark]))
+    def mark_newest(self, mark: JsonDict) -> bool:
+        """Add the field in *mark* to the last block that can have one. Return False if there is none."""
+        for _, pieces in reversed(self._done):
+            for place in reversed(range(len(pieces))):
+                blocks: list[JsonDict] = json.loads(b"[%s]" % pieces[place])
+                markable = [block for block in blocks if block.get("type") not in _UNMARKABLE]
+                if markable:
+                    markable[-1] |= mark
+                    pieces[place] = b",".join(map(encode_json, blocks))
+                    return True
+        return False
+
+    def write(self) -> WrittenArray:
+        """Return the messages."""
         return WrittenArray(
             [b'{"role":"%s","content":[%s]}' % (role.encode(), b",".join(blocks)) for role, blocks in self._done]
         )
 
 
+_UNMARKABLE = ("thinking", "redacted_thinking")
 _OF_THE_USER = (SystemMessage, UserMessage, ToolOutput, HandoffOutput)
 
 
@@ -367,10 +412,10 @@ def _thinking_blocks(item: Reasoning) -> list[JsonDict]:
 
 
 def _is_own_block(data: Mapping[str, Any]) -> bool:
-    return BLOCK in data or data.get("type") in _OWN_BLOCKS
+    return BLOCK in data or data.get("type") in HOSTED_CALLS
 
 
-_OWN_BLOCKS = ("server_tool_use", "mcp_tool_use")
+HOSTED_CALLS = ("server_tool_use", "mcp_tool_use")
 """Types of the calls of tools that this provider runs. Other blocks without a form are marked with their type."""
 
 

@@ -29,6 +29,7 @@ from agentloop.items import (
 )
 from agentloop.model_events import (
     ArgumentsDelta,
+    HostedProgress,
     ItemDone,
     ModelEvent,
     ModelRequest,
@@ -51,7 +52,7 @@ from agentloop.models._codec import (
     without_none,
 )
 from agentloop.models._common import CallIds
-from agentloop.models._messages import BLOCK, CITATIONS, EDITOR, RESULT, WIRE_ID, OutputMode, find_editor
+from agentloop.models._messages import BLOCK, CITATIONS, EDITOR, HOSTED_CALLS, RESULT, WIRE_ID, OutputMode, find_editor
 from agentloop.usage import RequestUsage
 
 _FINISH_REASONS = {
@@ -89,6 +90,8 @@ class _BlockRead:
     kind: str
     number: int = 0
     """The number of the call among those of the response, from 1."""
+    place: int = 0
+    """The index of the first block of its message, which is the position that its pieces name."""
     text: list[str] = attrs.field(factory=list)
     signature: list[str] = attrs.field(factory=list)
     citations: list[Any] = attrs.field(factory=list)
@@ -113,6 +116,7 @@ class MessagesDecoder:
         self._ids = CallIds(request)
         self._editor = find_editor(request.tools)
         self._blocks: dict[int | None, _BlockRead] = {}
+        self._newest: _BlockRead | None = None
         self._calls = 0
         self._id: str | None = None
         self._model: str | None = None
@@ -209,7 +213,11 @@ class MessagesDecoder:
             self._usage |= without_none(usage)
 
     def _start_block(self, index: object, start: Mapping[str, Any]) -> Iterator[ModelEvent]:
-        block = self._blocks[_read_index(index)] = _BlockRead(start, str(start.get("type")))
+        place = _read_index(index)
+        block = self._blocks[place] = _BlockRead(start, str(start.get("type")), place=place or 0)
+        before, self._newest = self._newest, block
+        if before is not None and block.kind == before.kind == "text":
+            block.place = before.place  # successive texts share a message
         match block.kind:
             case "text":
                 yield from self._add(block, read_text(start.get("text"), "text"))
@@ -222,6 +230,17 @@ class MessagesDecoder:
                 block.number = self._calls
                 if given := start.get("input"):  # whole: the response isn't streamed
                     yield from self._add(block, json.dumps(given))
+            case "server_tool_use" | "mcp_tool_use":
+                yield HostedProgress(str(start.get("name")), "in_progress", optional_text(start.get("id")))
+            case str(kind) if kind.endswith("_tool_result"):
+                yield from self._end_hosted(start)
+
+    def _end_hosted(self, result: Mapping[str, Any]) -> Iterator[ModelEvent]:
+        """Give the last step of the hosted tool's call that *result* answers; none if it isn't of this response."""
+        used = optional_text(result.get("tool_use_id"))
+        for block in self._blocks.values():
+            if block.kind in HOSTED_CALLS and used is not None and block.start.get("id") == used:
+                yield HostedProgress(str(block.start.get("name")), _status(result), used)
 
     def _continue_block(self, event: Mapping[str, Any]) -> Iterator[ModelEvent]:
         block = self._blocks.get(_read_index(event.get("index")))
@@ -246,12 +265,12 @@ class MessagesDecoder:
         block.text.append(text)
         match block.kind:
             case "text":
-                yield TextDelta(text)
+                yield TextDelta(text, block.place)
             case "thinking":
                 yield ReasoningDelta(text)
             case "tool_use":
                 if self._is_output(block):
-                    yield TextDelta(text)
+                    yield TextDelta(text, block.place)
                 else:
                     yield ArgumentsDelta(self._call_ids(block)[0], text)
 
@@ -271,8 +290,13 @@ class MessagesDecoder:
         said: list[_BlockRead] = []
         for block in self._blocks.values():
             if block.kind == "text" or self._is_output(block):
-                if block.joined.strip() or (block.text and not cut):
+                if not block.joined.strip() and (cut or not block.text):
+                    continue
+                if block.kind == "text":
                     said.append(block)
+                else:  # a message of its own: words before the output are no part of it
+                    items += [*_message(said), *_message([block])]
+                    said = []
                 continue
             items += _message(said)
             said = []
@@ -294,7 +318,7 @@ class MessagesDecoder:
             case "redacted_thinking":
                 data = read_text(block.start.get("data"), "data")
                 return Reasoning(encrypted=data, provider_data={BLOCK: block.kind})
-            case "server_tool_use" | "mcp_tool_use":
+            case kind if kind in HOSTED_CALLS:
                 return _hosted_call(block)
             case _:
                 return OpaqueItem({**block.start, BLOCK: block.kind})
@@ -322,7 +346,7 @@ class MessagesDecoder:
 
 _TOLD = ("stop_sequence", "stop_details", "container")
 """Fields of the response as a whole that have no place but its `provider_data`."""
-_SHOWN = (TextDelta, ReasoningDelta, ArgumentsDelta)
+_SHOWN = (TextDelta, ReasoningDelta, ArgumentsDelta, HostedProgress)
 
 
 def _message(blocks: list[_BlockRead]) -> list[Item]:
@@ -352,11 +376,17 @@ def _add_result(items: list[Item], block: _BlockRead) -> bool:
     for index, item in enumerate(items):
         if isinstance(item, HostedToolCall) and item.id == used:
             content = block.start.get("content")
-            failed = isinstance(content, Mapping) and str(content.get("type")).endswith("_error")
             data = {**item.data, RESULT: dict(block.start)}
-            items[index] = item.replace(data=data, output=content, status="failed" if failed else "completed")
+            items[index] = item.replace(data=data, output=content, status=_status(block.start))
             return True
     return False
+
+
+def _status(result: Mapping[str, Any]) -> str:
+    """Return how the call of a hosted tool ended: an error has a type of its own, or the mark of MCP."""
+    content = result.get("content")
+    failed = isinstance(content, Mapping) and str(content.get("type")).endswith("_error")
+    return "failed" if failed or result.get("is_error") is True else "completed"
 
 
 def _read_caller(caller: object) -> Caller | None:

@@ -40,7 +40,8 @@ class AnthropicModel(HttpModel):
 
     `ModelSettings.reasoning` has `effort`, or the fields of the interface's `thinking`: `type`, `budget_tokens`,
     `display`. A typed output is asked for by the interface's structured output; `output_mode="tool"` is for models
-    without it: the answer is then the input of a tool that the model has to call.
+    without it: the answer is then the input of a tool that the model has to call, or may call while it thinks, as the
+    interface refuses to force a call then.
     """
 
     def __init__(

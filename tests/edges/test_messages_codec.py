@@ -41,6 +41,7 @@ from agentloop.items import (
 )
 from agentloop.model_events import (
     ArgumentsDelta,
+    HostedProgress,
     ItemDone,
     ModelEvent,
     ModelRequest,
@@ -257,7 +258,9 @@ def test_a_tool_of_the_provider_is_named_with_its_date() -> None:
     """Other providers' tools, and tools of free text, are refused before the request."""
     hosted = HostedTool("web_search_20250305", {"max_uses": 3})
     assert body(hosted=[hosted])["tools"] == [{"type": "web_search_20250305", "name": "web_search", "max_uses": 3}]
-    for kind in ("web_search", "web_search_preview", "_20250305"):
+    served = HostedTool("mcp_toolset", {"mcp_server_name": "s", "default_config": {"enabled": True}})
+    assert body(hosted=[served])["tools"] == [{"type": "mcp_toolset", **served.config}]
+    for kind in ("web_search", "web_search_preview", "_20250305", "mcp"):
         with pytest.raises(UserError, match="named with a date"):
             body(hosted=[HostedTool(kind)])
     with pytest.raises(UserError, match="custom tool"):
@@ -313,6 +316,44 @@ def test_a_cache_policy_marks_the_ends_of_what_is_worth_keeping() -> None:
     assert body(settings=ModelSettings(cache=CachePolicy(key="k"))) == body()
 
 
+def test_a_request_has_four_marks_at_most() -> None:
+    """The last of each place comes first, then the later parts of the instructions; an application's own ones count."""
+    parts = tuple("ABCDEF")
+
+    def marked(*hosted: HostedTool, breakpoints: Any = ("tools", "instructions", "items")) -> tuple[str, int, int]:
+        settings = ModelSettings(cache=CachePolicy(breakpoints=breakpoints))
+        sent = body(system="\n\n".join(parts), instructions=parts, tools=[LOOK], hosted=hosted, settings=settings)
+        [message] = sent["messages"]
+        in_system = [part["text"] for part in sent["system"] if "cache_control" in part] * (
+            "instructions" in breakpoints
+        )
+        in_tools = sum("cache_control" in tool for tool in sent["tools"])
+        return "".join(in_system), in_tools, sum("cache_control" in block for block in message["content"])
+
+    assert marked() == ("DE", 1, 1)
+    assert marked(breakpoints=["instructions"]) == ("BCDE", 0, 0)
+    own = HostedTool("web_search_20250305", {"cache_control": {"type": "ephemeral"}})
+    assert marked(own) == ("DE", 1, 1)  # the last tool is marked by the application
+    assert marked(own, own, HostedTool("web_fetch_20250910")) == ("", 3, 1)
+    assert marked(*[own] * 4) == ("", 4, 0)
+    assert marked(*[own] * 5) == ("", 5, 0)
+
+
+def test_the_newest_block_that_can_have_a_mark_gets_it() -> None:
+    """A thought can't have one, as the interface has it."""
+    settings = ModelSettings(cache=CachePolicy(breakpoints=["items"]))
+    mark = {"cache_control": {"type": "ephemeral"}}
+    hidden = Reasoning(encrypted="cmVk", provider_data={BLOCK: "redacted_thinking"})
+    user, model = body(UserMessage("Hi"), thought("h", "s"), hidden, settings=settings)["messages"]
+    assert user["content"] == [said("Hi") | mark]
+    assert all("cache_control" not in block for block in model["content"])
+    [model] = body(thought("h", "s"), settings=settings)["messages"]
+    assert "cache_control" not in model["content"][0]
+    late = ModelSettings(cache=CachePolicy(breakpoints=["tools"]))
+    pinned = HostedTool("tool_search_tool_regex_20251119", {"defer_loading": True})
+    assert all("cache_control" not in tool for tool in body(hosted=[pinned], settings=late)["tools"])
+
+
 def test_a_tool_that_the_interface_lacks_is_refused() -> None:
     """Namespaces and hosted choices have no form."""
     with pytest.raises(UserError, match="namespaces"):
@@ -365,6 +406,28 @@ def test_a_typed_output_is_a_format_or_a_forced_tool() -> None:
     assert "output_config" not in alone
 
 
+@pytest.mark.parametrize(
+    ("reasoning", "sent"),
+    [
+        ({"budget_tokens": 2_000}, {"type": "auto"}),
+        ({"type": "adaptive"}, {"type": "auto"}),
+        ({"effort": "none"}, {"type": "any"}),
+        ({"effort": "high"}, {"type": "any"}),
+    ],
+)
+def test_the_output_s_tool_is_not_forced_while_the_model_thinks(reasoning: Any, sent: Any) -> None:
+    """The interface refuses a forced choice then; a choice of the application's own is sent as it is."""
+
+    def choice(**fields: Any) -> Any:
+        request = ask(output_schema=FORCED, tools=[LOOK], settings=ModelSettings(reasoning=reasoning), **fields)
+        made = as_sent(encode(request, "m", max_tokens=9, output_mode="tool"))
+        assert [tool["name"] for tool in made["tools"]] == ["look", "final_output"]
+        return made["tool_choice"]
+
+    assert choice() == choice(tool_choice="auto") == sent
+    assert choice(tool_choice="look") == {"type": "tool", "name": "look"}
+
+
 # ---------------------------------------------------------------------------------------------- decoding
 
 
@@ -414,9 +477,11 @@ def test_blocks_become_items_in_their_order_with_all_that_was_spent() -> None:
         ResponseStarted("msg_1"),
         ReasoningDelta("Let me "),
         ReasoningDelta("see."),
-        TextDelta("I look "),
-        TextDelta("für dich."),
-        TextDelta("Found."),
+        TextDelta("I look ", 2),
+        TextDelta("für dich.", 2),
+        HostedProgress("web_search", "in_progress", "srv_1"),
+        HostedProgress("web_search", "completed", "srv_1"),
+        TextDelta("Found.", 5),
         ArgumentsDelta("toolu_1", '{"where":'),
         ArgumentsDelta("toolu_1", ' "here"}'),
         *map(ItemDone, ITEMS),
@@ -497,6 +562,38 @@ def test_an_answer_cut_at_the_limit_counts_only_if_something_usable_came() -> No
     assert read([START, *whole, *end("max_tokens")]).items == (ToolCall("t", "look", '{"a": 1}'),)
 
 
+def test_a_hosted_tool_tells_its_steps_and_pieces_name_their_message() -> None:
+    """Successive texts share a message and its position. A result whose call isn't in the response is no step."""
+    call = {"type": "mcp_tool_use", "id": "m_1", "name": "look", "server_name": "s", "input": {}}
+    result = {"type": "mcp_tool_result", "tool_use_id": "m_1", "is_error": True, "content": []}
+    error = {"type": "web_search_tool_result_error", "error_code": "unavailable"}
+    stream = [
+        *(START, begin(0, type="text", text="a"), begin(1, type="text", text="b"), begin(2, **call)),
+        *(begin(3, **result), begin(4, type="text", text="c")),
+        begin(5, type="web_search_tool_result", tool_use_id="srv_0", content=error),
+        *(begin(6, type="server_tool_use", id="srv_1", name="web_search"), begin(7, type="text", text="d")),
+        begin(8, type="web_search_tool_result", tool_use_id="srv_1", content=error),
+        *end("end_turn"),
+    ]
+    events = decode(wire(stream))
+    assert [event for event in events if isinstance(event, TextDelta | HostedProgress)] == [
+        *(TextDelta("a", 0), TextDelta("b", 0)),
+        *(HostedProgress("look", "in_progress", "m_1"), HostedProgress("look", "failed", "m_1")),
+        TextDelta("c", 4),
+        HostedProgress("web_search", "in_progress", "srv_1"),
+        TextDelta("d", 7),
+        HostedProgress("web_search", "failed", "srv_1"),
+    ]
+    done = events[-1]
+    assert isinstance(done, ResponseDone)
+    assert [item.status for item in done.items if isinstance(item, HostedToolCall)] == ["failed", "failed"]
+    assert [item.content for item in done.items if isinstance(item, AssistantMessage)] == [
+        (Text("a"), Text("b")),
+        (Text("c"),),
+        (Text("d"),),
+    ]
+
+
 def test_a_refusal_has_the_providers_words_and_no_calls() -> None:
     """What was said before stays in the message, as it was shown; a call of a refused answer isn't run."""
     call = begin(1, type="tool_use", id="t", name="look")
@@ -519,6 +616,18 @@ def test_the_forced_tools_input_is_the_final_output() -> None:
     events = decode(wire([START, *blocks, *end("tool_use")]), request=request, output_mode="tool")
     assert TextDelta('{"x":1}') in events
     assert events[-1].items == (AssistantMessage('{"x":1}'), ToolCall("b", "look"))  # type: ignore[union-attr]
+
+
+def test_words_before_the_output_are_no_part_of_it() -> None:
+    """A model that isn't forced to call the tool may speak first."""
+    blocks = [
+        begin(0, type="text", text="Here:"),
+        begin(1, type="tool_use", id="a", name="final_output", input={"x": 1}),
+    ]
+    request = ask(output_schema=FORCED)
+    events = decode(wire([START, *blocks, *end("tool_use")]), request=request, output_mode="tool")
+    assert [event for event in events if isinstance(event, TextDelta)] == [TextDelta("Here:"), TextDelta('{"x": 1}', 1)]
+    assert events[-1].items == (AssistantMessage("Here:"), AssistantMessage('{"x": 1}'))  # type: ignore[union-attr]
 
 
 def test_calls_with_used_or_missing_ids_get_ids_of_their_own() -> None:
