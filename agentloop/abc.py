@@ -14,7 +14,7 @@ from typing import Any, Protocol, Self, runtime_checkable
 from agentloop._common.values import Value
 from agentloop.effects import Effect
 from agentloop.items import Item, ToolCall
-from agentloop.model_events import ModelEvent, ModelInfo, ModelRequest
+from agentloop.model_events import ModelEvent, ModelFeature, ModelInfo, ModelRequest
 from agentloop.records import Record
 from agentloop.settings import ModelSettings
 from agentloop.spans import Span, Trace
@@ -65,6 +65,15 @@ class Model(Protocol):
         """The model's identity in logs and spans: by default the class's name, and `name` if the model has one."""
         kind = type(self).__name__
         return ModelInfo(kind, str(getattr(self, "name", None) or kind))
+
+    @property
+    def features(self) -> frozenset[ModelFeature]:
+        """What the model's provider has beyond the answer to one request; by default nothing.
+
+        A run that needs a feature which is not in it raises `UserError` before the request: a model that leaves out
+        the part it doesn't know would answer without the earlier conversation, the tool or the prompt.
+        """
+        return frozenset()
 
     def stream(self, request: ModelRequest) -> AbstractAsyncContextManager[AsyncIterator[ModelEvent]]:
         """Return one attempt of *request* as a context manager: entering sends it, leaving closes the response.

@@ -60,6 +60,11 @@ class ModelInfo(Value, frozen=True, gc=False):
     base_url: str | None = None
 
 
+ModelFeature: TypeAlias = Literal["conversations", "hosted_tools", "prompts"]
+"""What a provider has beyond the answer to one request: conversations that it keeps (`conversation_id`,
+`previous_response_id`), tools that it runs itself (`HostedTool`), and prompts that it has stored (`Prompt`)."""
+
+
 class HostedToolDefinition(Protocol):
     """The part of a hosted tool that a codec reads. `HostedTool` satisfies it."""
 

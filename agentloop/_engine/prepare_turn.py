@@ -25,6 +25,7 @@ from agentloop.agents import settings_for
 from agentloop.context import Callback
 from agentloop.exceptions import ModelTimeoutError, ModelTransportError, UserError, UserTypeError
 from agentloop.handoffs import Handoff, target_of
+from agentloop.model_events import ModelFeature
 from agentloop.settings import ModelSettings, Prompt
 from agentloop.tools import FunctionTool, HostedTool, PythonBody
 
@@ -43,8 +44,8 @@ async def prepare_turn(run: LiveRun, *, answered: bool = False) -> TurnView:
 
     Raises:
         ToolSourceError: a source of tools failed.
-        UserError: for colliding tool names (by policy), a missing model, instructions that aren't text, types that the
-            run's converter doesn't know.
+        UserError: for colliding tool names (by policy), a missing model, a model that lacks what the turn needs,
+            instructions that aren't text, types that the run's converter doesn't know.
         Exception: the error of an application's callable.
     """
     agent = run.agent
@@ -68,6 +69,9 @@ async def prepare_turn(run: LiveRun, *, answered: bool = False) -> TurnView:
     if callable(given):
         given = await _call_instructions(run, given)
     several = given is not None and not isinstance(given, str)
+    model = _find_open_model(run) or await _resolve_model(run)
+    if (run.settings.server is not None or common.hosted or prompt is not None) and not answered:
+        _check_features(run, model, common.hosted, prompt)
     return TurnView(
         agent=agent,
         system="\n\n".join(given) if several else given,  # type: ignore[arg-type]  # as `several` says
@@ -84,7 +88,7 @@ async def prepare_turn(run: LiveRun, *, answered: bool = False) -> TurnView:
         sourced=common.sourced,
         shown=_format_shown(common, settings, prompt) if shown is None else shown,
         prompt=prompt,
-        model=_find_open_model(run) or await _resolve_model(run),
+        model=model,
         input=HistoryView(run.state.history) if not answered else _find_earlier_input(run),
     )
 
@@ -304,6 +308,27 @@ def _find_open_model(run: LiveRun) -> Model | None:
         model: Model = given
         return model
     return None
+
+
+def _check_features(run: LiveRun, model: Model, hosted: Sequence[HostedTool], prompt: Prompt | None) -> None:
+    """Check that *model* has what the turn needs of it.
+
+    Raises:
+        UserError: it hasn't; a model that leaves that part out of the request would answer to something else.
+    """
+    needs: dict[ModelFeature, str] = {}
+    if run.settings.server is not None:
+        needs["conversations"] = "conversations that the provider keeps (conversation_id, previous_response_id)"
+    if hosted:
+        needs["hosted_tools"] = f"hosted tools ({', '.join(sorted({tool.kind for tool in hosted}))})"
+    if prompt is not None:
+        needs["prompts"] = f"stored prompts ({prompt.id})"
+    lacking = [text for name, text in needs.items() if name not in model.features]
+    if lacking:
+        raise UserError(
+            f"agent {run.agent.name!r}: its model {model!r} doesn't know {', '.join(lacking)}. A model says what "
+            "it knows in Model.features"
+        )
 
 
 async def _resolve_model(run: LiveRun) -> Any:

@@ -16,7 +16,7 @@ from urllib.parse import SplitResult, parse_qsl, urlsplit, urlunsplit
 import attrs
 
 from agentloop.exceptions import ModelBehaviorError, ModelTransportError, UserTypeError, UserValueError
-from agentloop.model_events import ModelEvent, ModelInfo, ModelRequest
+from agentloop.model_events import ModelEvent, ModelFeature, ModelInfo, ModelRequest
 from agentloop.settings import ModelSettings
 from agentloop.usage import RequestUsage
 
@@ -70,12 +70,15 @@ class HttpCodec:
         encode: Returns the JSON body for a request and the model's name. Raises `UserError` for what the interface
             can't express.
         decoder: Returns a new decoder for the answer to a request.
+        features: What the interface has beyond the answer to one request (`Model.features`). A run that needs another
+            feature is refused, so `encode` writes the parts of a request that belong to those named here.
     """
 
     path: str
     headers: Callable[[str | None], Mapping[str, str]]
     encode: Callable[[ModelRequest, str], Mapping[str, Any]]
     decoder: Callable[[ModelRequest], Decoder]
+    features: frozenset[ModelFeature] = frozenset()
 
 
 @attrs.frozen(kw_only=True)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 from agentloop._common.checks import check_seconds
 from agentloop.abc import Model
 from agentloop.exceptions import ModelBehaviorError, ModelTransportError, UserError, UserTypeError, UserValueError
-from agentloop.model_events import ModelEvent, ModelInfo, ModelRequest
+from agentloop.model_events import ModelEvent, ModelFeature, ModelInfo, ModelRequest
 from agentloop.models._codec import Decoder, HttpCodec, Vendor, check_key, identify, parse_object, split_url
 from agentloop.models._shared import Shared
 from agentloop.models._sse import SSEDecoder
@@ -95,6 +95,11 @@ class HttpModel(Model):
     def info(self) -> ModelInfo:
         """Vendor, name and base URL; the host in place of the vendor if another server is asked."""
         return self._info
+
+    @property
+    def features(self) -> frozenset[ModelFeature]:
+        """Those of the codec."""
+        return self._codec.features
 
     @property
     def is_entered(self) -> bool:

@@ -29,7 +29,7 @@ from anyio.lowlevel import checkpoint, current_token
 from agentloop._common.checks import check_count, check_seconds
 from agentloop.abc import Model
 from agentloop.exceptions import ModelBehaviorError, ModelTransportError, UserError, UserTypeError
-from agentloop.model_events import ModelEvent, ModelInfo, ModelRequest, Raw, ResponseDone, ResponseStarted
+from agentloop.model_events import ModelEvent, ModelFeature, ModelInfo, ModelRequest, Raw, ResponseDone, ResponseStarted
 from agentloop.models.registry import resolve_model
 from agentloop.settings import ModelSettings
 
@@ -131,6 +131,12 @@ class FallbackModel(Model):
     def default_settings(self) -> ModelSettings:
         """Those of the first member."""
         return self._members[0].model.default_settings
+
+    @property
+    def features(self) -> frozenset[ModelFeature]:
+        """Those that every member has, without conversations, which one provider keeps and the others don't have."""
+        shared = frozenset[ModelFeature].intersection(*(member.model.features for member in self._members))
+        return shared - {"conversations"}
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:

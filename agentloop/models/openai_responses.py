@@ -32,7 +32,11 @@ if TYPE_CHECKING:
 def make_responses_codec(headers: Callable[[str | None], Mapping[str, str]]) -> HttpCodec:
     """Return the codec of Responses."""
     return HttpCodec(
-        path="/responses", headers=headers, encode=partial(encode, pieces=PieceCache()), decoder=ResponsesDecoder
+        path="/responses",
+        headers=headers,
+        encode=partial(encode, pieces=PieceCache()),
+        decoder=ResponsesDecoder,
+        features=frozenset({"conversations", "hosted_tools", "prompts"}),
     )
 
 

@@ -18,7 +18,7 @@ import attrs
 from agentloop._common.checks import check_count, check_seconds
 from agentloop.abc import Model
 from agentloop.exceptions import UserError, UserTypeError, UserValueError
-from agentloop.model_events import ModelEvent, ModelInfo, ModelRequest
+from agentloop.model_events import ModelEvent, ModelFeature, ModelInfo, ModelRequest
 from agentloop.models._codec import check_key, identify, split_url
 from agentloop.models._conversation import sendable_items
 from agentloop.models._line import MAX_MESSAGE, AnswerEvents, Line, LineTimeouts, Target
@@ -111,6 +111,11 @@ class RealtimeModel(Model):
     def info(self) -> ModelInfo:
         """Vendor, name and base URL; the host in place of the vendor if another server is asked."""
         return identify(OPENAI, self.name, self.base_url)
+
+    @property
+    def features(self) -> frozenset[ModelFeature]:
+        """Conversations, which go on by `previous_response_id` alone, and stored prompts."""
+        return frozenset({"conversations", "prompts"})
 
     @property
     def is_entered(self) -> bool:

@@ -21,10 +21,10 @@ from agentloop._storage.model_codec import request_to_json
 from agentloop.abc import Model
 from agentloop.exceptions import AgentLoopError, UserTypeError
 from agentloop.items import ITEM_TYPES
-from agentloop.model_events import ModelEvent, ModelInfo, ModelRequest
+from agentloop.model_events import ModelEvent, ModelFeature, ModelInfo, ModelRequest
 from agentloop.settings import ModelSettings
 from agentloop.testing import _cassette as tapes
-from agentloop.testing.scripted import ScriptedModel, respond, say
+from agentloop.testing.scripted import ALL_FEATURES, ScriptedModel, respond, say
 
 __all__ = ["CassetteDivergence", "FunctionModel", "RecordingModel", "ReplayModel"]
 
@@ -46,6 +46,11 @@ class FunctionModel(Model):
 
     def __repr__(self) -> str:
         return f"<FunctionModel {getattr(self._fn, '__name__', self._fn)!r}>"
+
+    @property
+    def features(self) -> frozenset[ModelFeature]:
+        """Every feature: the function may answer for any provider."""
+        return ALL_FEATURES
 
     @asynccontextmanager
     async def _open(self, request: ModelRequest) -> AsyncIterator[AsyncIterator[ModelEvent]]:
@@ -108,6 +113,11 @@ class RecordingModel(Model):
     def default_settings(self) -> ModelSettings:
         """The default settings of the recorded model."""
         return self._model.default_settings
+
+    @property
+    def features(self) -> frozenset[ModelFeature]:
+        """The features of the recorded model."""
+        return self._model.features
 
     async def __aenter__(self) -> Self:
         await self._model.__aenter__()
@@ -240,6 +250,11 @@ class ReplayModel(Model):
     def unused(self) -> int:
         """The number of answers in the cassette that were not requested."""
         return len(self._takes) - len(self._used)
+
+    @property
+    def features(self) -> frozenset[ModelFeature]:
+        """Every feature: the recorded model had those that its requests used."""
+        return ALL_FEATURES
 
     @asynccontextmanager
     async def _open(self, request: ModelRequest) -> AsyncIterator[AsyncIterator[ModelEvent]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 import anyio
 import attrs
@@ -21,6 +21,7 @@ from agentloop.model_events import (
     ArgumentsDelta,
     ItemDone,
     ModelEvent,
+    ModelFeature,
     ModelRequest,
     ReasoningDelta,
     ResponseDone,
@@ -28,6 +29,9 @@ from agentloop.model_events import (
     TextDelta,
 )
 from agentloop.usage import RequestUsage
+
+ALL_FEATURES: frozenset[ModelFeature] = frozenset(get_args(ModelFeature))
+"""What a model that stands for any other has."""
 
 
 @attrs.frozen
@@ -165,6 +169,11 @@ class ScriptedModel(Model):
 
     def __repr__(self) -> str:
         return f"<ScriptedModel {self._next} of {len(self._steps)} steps taken>"
+
+    @property
+    def features(self) -> frozenset[ModelFeature]:
+        """Every feature: a script may be that of any provider."""
+        return ALL_FEATURES
 
     @property
     def steps_left(self) -> int:

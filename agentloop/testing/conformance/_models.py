@@ -25,12 +25,21 @@ import anyio
 from agentloop.abc import Model
 from agentloop.exceptions import ModelBehaviorError, ModelTransportError
 from agentloop.items import ITEM_TYPES, AssistantMessage, HandoffCall, Text, ToolCall, UserMessage
-from agentloop.model_events import ArgumentsDelta, ItemDone, ModelEvent, ModelRequest, ResponseDone, TextDelta
+from agentloop.model_events import (
+    ArgumentsDelta,
+    ItemDone,
+    ModelEvent,
+    ModelFeature,
+    ModelRequest,
+    ResponseDone,
+    TextDelta,
+)
 from agentloop.settings import ModelSettings
 from agentloop.testing.conformance._parts import STEPS, cancelled_after, within
 from agentloop.usage import RequestUsage
 
 EVENTS: tuple[type, ...] = get_args(ModelEvent)
+FEATURES: tuple[str, ...] = get_args(ModelFeature)
 
 
 class ModelConformance:
@@ -74,8 +83,15 @@ class ModelConformance:
         """The model has all methods and attributes of the protocol. A missing one is found before a run needs it."""
         model = self.make_model()
         assert isinstance(model, Model), f"{model!r} lacks methods or attributes of agentloop.abc.Model"
-        for name, kind in (("holds_resources", bool), ("is_open", bool), ("default_settings", ModelSettings)):
+        for name, kind in (
+            ("holds_resources", bool),
+            ("is_open", bool),
+            ("default_settings", ModelSettings),
+            ("features", frozenset),
+        ):
             assert isinstance(getattr(model, name), kind), f"{name} should be a {kind.__name__} of {model!r}"
+        unknown = [name for name in model.features if name not in FEATURES]
+        assert not unknown, f"features of {model!r}: {unknown} are none of {FEATURES}"
 
     async def test_an_entered_model_is_open(self) -> None:
         """Entering a model returns the model itself, open for requests."""

@@ -27,23 +27,30 @@ from agentloop.handoffs import Handoff
 from agentloop.hooks import AgentHooks, RunHooks
 from agentloop.items import ToolCall
 from agentloop.limits import Capacity, Rate
-from agentloop.model_events import ModelEvent, ModelRequest
+from agentloop.model_events import ModelEvent, ModelFeature, ModelRequest
 from agentloop.settings import ModelSettings
 from agentloop.testing.replaying._effects import ReplayEffects
 from agentloop.testing.replaying._recorded import FROM_OUTSIDE, Path
+from agentloop.testing.scripted import ALL_FEATURES
 from agentloop.tools import AgentCall, FunctionTool, PythonBody, RawBody
 
 
 class ClosedModel(Model):
-    """A placeholder for a model. A replay makes no request to it."""
+    """A placeholder for *model*, or for one that isn't known. A replay makes no request to it."""
 
-    def __init__(self, settings: ModelSettings) -> None:
-        self._settings = settings
+    def __init__(self, model: object = None) -> None:
+        self._settings = implicit_settings(model)
+        self._features = model.features if isinstance(model, Model) else ALL_FEATURES
 
     @property
     def default_settings(self) -> ModelSettings:
         """The settings of the replaced model."""
         return self._settings
+
+    @property
+    def features(self) -> frozenset[ModelFeature]:
+        """The features of the replaced model; of one that isn't known every feature, as the log may hold any."""
+        return self._features
 
     def stream(self, request: ModelRequest) -> AbstractAsyncContextManager[AsyncIterator[ModelEvent]]:
         """Raise UserError."""
@@ -55,7 +62,7 @@ class ClosedModels(ModelProvider):
 
     def get_model(self, name: str) -> Model:
         """Return a placeholder, for any *name*."""
-        return ClosedModel(ModelSettings())
+        return ClosedModel()
 
 
 class ClosedSession:
@@ -197,7 +204,7 @@ class RecordedAgents:
 
     @staticmethod
     def _close_model(given: Any) -> Model:
-        return ClosedModel(implicit_settings(given))
+        return ClosedModel(given)
 
     def _copy_handoff(self, entry: Agent[Any, Any] | Handoff) -> Agent[Any, Any] | Handoff:
         if isinstance(entry, Agent):

@@ -24,9 +24,9 @@ from agentloop.abc import Effects, Instrument, LateResult, Model, StillRunning
 from agentloop.agents import Agent
 from agentloop.exceptions import UserError
 from agentloop.handoffs import target_of
-from agentloop.model_events import ModelRequest
+from agentloop.model_events import ModelFeature, ModelRequest
 from agentloop.spans import Span
-from agentloop.testing.scripted import ScriptedModel, Step
+from agentloop.testing.scripted import ALL_FEATURES, ScriptedModel, Step
 from agentloop.testing.simulation._lines import LABEL
 from agentloop.testing.simulation.gate import Gate
 from agentloop.tools import AgentCall
@@ -335,6 +335,11 @@ class SimulatedModels(Model):
         """The virtual times of the requests."""
         self.open: int = 0
         """The number of answers that were opened and not closed."""
+
+    @property
+    def features(self) -> frozenset[ModelFeature]:
+        """Every feature, as those of a script."""
+        return ALL_FEATURES
 
     @asynccontextmanager
     async def _open_response(self, model: Model, request: ModelRequest) -> AsyncIterator[Any]:

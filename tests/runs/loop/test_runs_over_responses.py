@@ -152,9 +152,9 @@ async def test_a_kept_conversation_has_no_session_and_needs_a_provider_that_keep
         await Runner.run(server.agent(), "go", session=MemorySession(), conversation_id="conv_1")
     client = httpx.AsyncClient(transport=httpx.MockTransport(server))
     chat = OpenAIChatModel("m", base_url="http://model.test/v1", http_client=client)
-    with pytest.raises(UserError, match="conversation_id: Chat Completions keeps nothing"):
+    with pytest.raises(UserError, match=r"'a'.*OpenAIChatModel.*doesn't know conversations that the provider keeps"):
         await Runner.run(Agent("a", model=chat), "go", conversation_id="conv_1")
-    with pytest.raises(UserError, match="hosted tools have no form in Chat Completions"):
+    with pytest.raises(UserError, match=r"'a'.*OpenAIChatModel.*doesn't know hosted tools \(web_search\)"):
         await Runner.run(Agent("a", model=chat, tools=[HostedTool("web_search")]), "go")
     assert server.bodies == []
 
