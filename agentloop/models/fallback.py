@@ -66,7 +66,8 @@ class FallbackModel(Model):
 
     The response's `model` names who answered, and `provider_data["fallback"]` has the members that failed or were left
     out before; a warning is logged for each failure. Its usage counts the failed ones in `attempts`. Members are models
-    or model strings. Entering enters all of them. State that a provider keeps (`previous_response_id`,
+    or model strings. Entering enters all of them, and fails if one of them can't be entered, as without its key: that
+    is found at the start, not once the others are down. State that a provider keeps (`previous_response_id`,
     `conversation_id`) is refused, as the other members don't have it.
     """
 
@@ -187,6 +188,7 @@ class FallbackModel(Model):
                     answer = await self._begin_answer(attempt, member, request)
                 except Exception as error:
                     if not self._fall_back_on(error):
+                        _tell_earlier(error, errors)
                         raise
                     member.breaker.note_failure(error)
                     errors.append(error)
@@ -197,8 +199,7 @@ class FallbackModel(Model):
                 await stack.enter_async_context(attempt.pop_all())
                 return answer
         last = errors.pop()
-        for earlier in errors:
-            last.add_note(f"Before it another model failed: {type(earlier).__name__}: {earlier}")
+        _tell_earlier(last, errors)
         raise last
 
     async def _begin_answer(
@@ -224,6 +225,12 @@ class FallbackModel(Model):
         raise ModelTransportError(
             f"No answer from {member.name}: it took too long, no output for {limit:g} s", code=TIMED_OUT
         )
+
+
+def _tell_earlier(error: Exception, errors: Iterable[Exception]) -> None:
+    """Add the *errors* of members that were asked before to *error*, which ends the request."""
+    for earlier in errors:
+        error.add_note(f"Before it another model failed: {type(earlier).__name__}: {earlier}")
 
 
 @attrs.define(eq=False)

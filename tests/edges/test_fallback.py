@@ -340,6 +340,14 @@ async def test_state_of_one_provider_is_refused(field: str) -> None:
         await ask(FallbackModel([Named("a", answer("A"))]), REQUEST.replace(**{field: "x"}))
 
 
+async def test_a_refusal_tells_what_failed_before_it() -> None:
+    """The error of the first member isn't lost, although the second one's doesn't fall back."""
+    refused = UserError("no form")
+    with pytest.raises(UserError, match="no form") as caught:
+        await ask(FallbackModel([ScriptedModel([fail(DOWN)]), ScriptedModel([fail(refused)])]), REQUEST)
+    assert caught.value.__notes__ == [f"Before it another model failed: {type(DOWN).__name__}: {DOWN}"]
+
+
 def test_a_definition_that_cannot_work_is_refused() -> None:
     """By the argument's name."""
     with pytest.raises(UserError, match="at least one"):
