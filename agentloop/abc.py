@@ -68,7 +68,7 @@ class Model(Protocol):
 
     @property
     def features(self) -> frozenset[ModelFeature]:
-        """What the model's provider has beyond the answer to one request; by default nothing.
+        """The features of the model's provider beyond the answer to one request; by default none.
 
         A run that needs a feature which is not in it raises `UserError` before the request: a model that leaves out
         the part it doesn't know would answer without the earlier conversation, the tool or the prompt.

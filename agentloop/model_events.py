@@ -61,7 +61,7 @@ class ModelInfo(Value, frozen=True, gc=False):
 
 
 ModelFeature: TypeAlias = Literal["conversations", "hosted_tools", "prompts"]
-"""What a provider has beyond the answer to one request: conversations that it keeps (`conversation_id`,
+"""A feature of a provider beyond the answer to one request: conversations that it keeps (`conversation_id`,
 `previous_response_id`), tools that it runs itself (`HostedTool`), and prompts that it has stored (`Prompt`)."""
 
 

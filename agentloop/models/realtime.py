@@ -114,7 +114,7 @@ class RealtimeModel(Model):
 
     @property
     def features(self) -> frozenset[ModelFeature]:
-        """Conversations, which go on by `previous_response_id` alone, and stored prompts."""
+        """Conversations, continued by `previous_response_id` alone, and stored prompts."""
         return frozenset({"conversations", "prompts"})
 
     @property

@@ -31,7 +31,7 @@ from agentloop.model_events import (
 from agentloop.usage import RequestUsage
 
 ALL_FEATURES: frozenset[ModelFeature] = frozenset(get_args(ModelFeature))
-"""What a model that stands for any other has."""
+"""The features of a model that replaces any other in a test."""
 
 
 @attrs.frozen
