@@ -314,7 +314,13 @@ def vendors(session: nox.Session) -> None:
 def mcp(session: nox.Session) -> None:
     """Run the tests of MCP servers with the official SDK, which the other test sessions don't have and skip them."""
     session.install(".[test,mcp]")
-    session.run("pytest", "tests/mcp_servers", "--backends", "asyncio,trio", *session.posargs)
+    COVERAGE_DATA.mkdir(parents=True, exist_ok=True)
+    session.env["COVERAGE_FILE"] = str(COVERAGE_DATA.resolve() / "mcp")
+    tests = ["tests/mcp_servers", "--backends", "asyncio,trio", *session.posargs]
+    session.run("coverage", "run", "-m", "pytest", *tests)
+    session.run("coverage", "combine", "-q")
+    if not session.posargs:
+        session.run("coverage", "report", "--include=*/agentloop/mcp/*", "--fail-under=90")
 
 
 @nox.session
