@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 import msgspec
 
 from agentloop._common.errors import UserError
-from agentloop._common.masking import MASK, masked_arguments
+from agentloop._common.masking import MASK, mask_arguments
 from agentloop._common.type_parameters import ContextT_co
 from agentloop._common.values import format_struct
 from agentloop.items import Item
@@ -139,7 +139,7 @@ class ToolContext(RunContext[ContextT_co], kw_only=True, eq=False):
     _secret: tuple[str, ...] = ()
 
     def _masks(self) -> dict[str, str]:
-        return {**super()._masks(), "tool_arguments": repr(masked_arguments(self.tool_arguments, self._secret))}
+        return {**super()._masks(), "tool_arguments": repr(mask_arguments(self.tool_arguments, self._secret))}
 
     @classmethod
     def from_agent_context(

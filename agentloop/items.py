@@ -14,7 +14,7 @@ import msgspec
 from msgspec.structs import force_setattr
 
 from agentloop._common.errors import UserTypeError
-from agentloop._common.masking import MASK, masked_arguments
+from agentloop._common.masking import MASK, mask_arguments
 from agentloop._common.values import NotedValue, Value
 
 __all__ = [
@@ -368,7 +368,7 @@ class ToolCall(_MarkedCall, frozen=True, tag="tool_call"):
         _set_tuple(self, "secret")
 
     def __repr__(self) -> str:
-        return self._format({"arguments": repr(masked_arguments(self.arguments, self.secret))})
+        return self._format({"arguments": repr(mask_arguments(self.arguments, self.secret))})
 
 
 class ToolOutput(_MarkedOutput, frozen=True, tag="tool_output"):

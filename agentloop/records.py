@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from agentloop._common.digests import idempotency_key
-from agentloop._common.masking import masked_arguments
+from agentloop._common.masking import mask_arguments
 from agentloop._common.values import NotedValue, Value
 from agentloop.items import Item
 from agentloop.model_events import ModelInfo, ModelResponse
@@ -64,7 +64,7 @@ class _CallRecord(NotedValue, _Record, frozen=True, kw_only=True):
 
     def __repr__(self) -> str:
         text: str | None = self.arguments  # type: ignore[attr-defined]  # each of these records has them
-        return self._format({} if text is None else {"arguments": repr(masked_arguments(text, self.secret))})
+        return self._format({} if text is None else {"arguments": repr(mask_arguments(text, self.secret))})
 
 
 # Tracked by the collector: the value may be the application's, and refer to what holds the record.

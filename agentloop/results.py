@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 import attrs
 
 from agentloop._common.errors import UserError, UserTypeError
-from agentloop._common.masking import MASK, masked_repr
+from agentloop._common.masking import MASK, make_masked_repr
 from agentloop._common.type_parameters import OutputT
 from agentloop._common.values import ReprByFields
 from agentloop.agents import Agent
@@ -133,7 +133,7 @@ class RunResult(RunData, Generic[OutputT]):
         object.__setattr__(self, "_rest", None)
 
     def __repr__(self) -> str:
-        return masked_repr(self, {"final_output": repr(MASK)} if self._is_secret else {})
+        return make_masked_repr(self, {"final_output": repr(MASK)} if self._is_secret else {})
 
     @property
     def _is_secret(self) -> bool:

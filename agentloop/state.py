@@ -355,7 +355,7 @@ class RunState:
         return state
 
 
-Asking: TypeAlias = Mapping[tuple[tuple[str, ...], str], r.ApprovalRequested]
+OpenRequests: TypeAlias = Mapping[tuple[tuple[str, ...], str], r.ApprovalRequested]
 """Approval requests not recorded yet, by path and call id: the callbacks that decide on them are still running."""
 
 
@@ -363,12 +363,12 @@ def verdict_on(
     fold: RunFold,
     call: ApprovalRequest | str,
     graph: AgentGraph,
-    asking: Asking | None = None,
+    open_requests: OpenRequests | None = None,
     *,
     converter: BaseConverter | None = None,
     **verdict: Any,
 ) -> r.VerdictGiven:
-    """Return the record of a verdict on a call, in the tree of *fold*, that waits or whose request is in *asking*.
+    """Return the record of a verdict on a call of the tree of *fold*: one that waits, or has one of *open_requests*.
 
     Raises:
         StateError: if no such call waits, or the interruption is of another call than the one that waits.
@@ -377,12 +377,12 @@ def verdict_on(
     """
     if (by := verdict.get("by")) is not None and not isinstance(by, str):
         raise UserTypeError(f"by: text is needed, not {by!r}")
-    path, call_id = _locate_call(fold, call, asking or {})
+    path, call_id = _locate_call(fold, call, open_requests or {})
     inner = fold.at(path)
     state = inner.calls.get(call_id) if inner is not None else None
     request = state.approval if state is not None else None
-    if asking is not None:
-        request = asking.get((path, call_id), request)
+    if open_requests is not None:
+        request = open_requests.get((path, call_id), request)
     if inner is None or state is None or request is None or state.outcome is not None or not inner.batch_open:
         raise StateError(f"no call {call_id!r} waits for a verdict")
     if isinstance(call, ApprovalRequest):
@@ -422,14 +422,16 @@ def _check_edited(
     return text
 
 
-def _locate_call(fold: RunFold, call: ApprovalRequest | ToolCall | str, asking: Asking) -> tuple[tuple[str, ...], str]:
+def _locate_call(
+    fold: RunFold, call: ApprovalRequest | ToolCall | str, open_requests: OpenRequests
+) -> tuple[tuple[str, ...], str]:
     if isinstance(call, ApprovalRequest):
         return call.path, call.call.call_id
     if isinstance(call, ToolCall):
         call = call.call_id
     if not isinstance(call, str):
         raise UserTypeError(f"call: an interruption or a call id is needed, not {call!r}")
-    found = sorted({*_find_waiting_runs(fold, call), *(path for path, call_id in asking if call_id == call)})
+    found = sorted({*_find_waiting_runs(fold, call), *(path for path, call_id in open_requests if call_id == call)})
     if len(found) > 1:
         raise StateError(f"call id {call!r} waits in {len(found)} runs of the tree: give the interruption itself")
     return (found[0] if found else ()), call

@@ -41,7 +41,7 @@ def redact(text: str) -> str:
     return text
 
 
-def bounded(text: str, limit: int = MAX_CHARS) -> str:
+def shorten(text: str, limit: int = MAX_CHARS) -> str:
     """Return *text*, cut to *limit* characters, with an ellipsis as the last one if it was cut."""
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
@@ -107,7 +107,7 @@ def _group_message_of(group: BaseExceptionGroup[BaseException]) -> str:
 def _line(text: str) -> str:
     """Return the first line of *text*, bounded and without secrets."""
     # Cut before searching: text that is never shown needs no search, and a hostile message may be megabytes long.
-    return redact(bounded(first_line(text)))
+    return redact(shorten(first_line(text)))
 
 
 def _one(error: BaseException) -> str:
@@ -140,10 +140,10 @@ def error_summary(error: BaseException) -> str:
     if isinstance(error, EarlierFailure):
         return str(error)  # a summary already
     if not isinstance(error, BaseExceptionGroup):
-        return bounded(_one(error))
+        return shorten(_one(error))
     message = _group_message_of(error)
     said = "" if is_redacted(error) or message in _NURSERY_WORDS else f"{_line(message)}: "
-    return bounded(f"{type(error).__name__}({said}{_join_summaries(leaves(error))})")
+    return shorten(f"{type(error).__name__}({said}{_join_summaries(leaves(error))})")
 
 
 def _join_summaries(errors: Iterator[BaseException]) -> str:

@@ -69,7 +69,7 @@ def _expect(text: str, at: int, char: str) -> int:
     return _skip(text, at + 1)
 
 
-def replaced(text: str, spans: Iterable[TextSpan], new: Callable[[str], str]) -> str:
+def replace_spans(text: str, spans: Iterable[TextSpan], new: Callable[[str], str]) -> str:
     """Return *text* with the text of each of *spans*, given in order, replaced by the result of *new* for it."""
     pieces, at = [], 0
     for span in spans:
@@ -86,7 +86,7 @@ def replace_arguments(text: str, names: Collection[str], new: Callable[[str], st
     if not names or not text.strip():
         return text
     spans = None if ALL_ARGUMENTS in names else spans_of(text)
-    return whole(text) if spans is None else replaced(text, select_spans(spans, names), new)
+    return whole(text) if spans is None else replace_spans(text, select_spans(spans, names), new)
 
 
 def select_spans(spans: Iterable[TextSpan], names: Collection[str]) -> list[TextSpan]:
@@ -94,7 +94,7 @@ def select_spans(spans: Iterable[TextSpan], names: Collection[str]) -> list[Text
     return [span for span in spans if span.key in names]
 
 
-def masked_arguments(text: str, names: Collection[str]) -> str:
+def mask_arguments(text: str, names: Collection[str]) -> str:
     """Return a call's JSON text with the values of the arguments *names* masked; the mask alone if it doesn't parse."""
     return replace_arguments(text, names, lambda _: f'"{MASK}"', lambda _: MASK)
 
@@ -102,7 +102,7 @@ def masked_arguments(text: str, names: Collection[str]) -> str:
 # -- reprs
 
 
-def masked_repr(value: Any, masks: Mapping[str, str]) -> str:
+def make_masked_repr(value: Any, masks: Mapping[str, str]) -> str:
     """Return the repr of an attrs value as attrs makes it, but with the texts in *masks* for the fields named there."""
     cls = type(value)
     fields = (

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Protocol, Self
 import attrs
 import msgspec
 
-from agentloop._common.masking import masked_repr
+from agentloop._common.masking import make_masked_repr
 
 _NO_MASKS: Mapping[str, str] = {}
 
@@ -48,7 +48,7 @@ class ReprByFields:
     __slots__ = ()
 
     def __repr__(self) -> str:
-        return masked_repr(self, _NO_MASKS)
+        return make_masked_repr(self, _NO_MASKS)
 
 
 class ByFields(ReprByFields):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from agentloop._common.error_text import bounded
+from agentloop._common.error_text import shorten
 from agentloop.items import ApprovalRequest, AssistantMessage, HostedToolCall, Item, OpaqueItem, Reasoning
 
 _OF_THE_CLIENT = frozenset({"computer_call", "local_shell_call", "shell_call", "apply_patch_call", "custom_tool_call"})
@@ -36,7 +36,7 @@ def is_call(item: Item) -> bool:
     return isinstance(item, HostedToolCall) or (isinstance(item, OpaqueItem) and _is_call(_kind(item), item.data))
 
 
-def unanswered(items: Iterable[Item]) -> Item | None:
+def find_unanswered(items: Iterable[Item]) -> Item | None:
     """Return the first of a response's *items* whose answer neither this library nor the provider gives, or None."""
     items = tuple(items)
     answered = {
@@ -54,12 +54,12 @@ def unanswered(items: Iterable[Item]) -> Item | None:
     return None
 
 
-def named(item: Item) -> str:
+def describe_item(item: Item) -> str:
     """Return the kind of *item* and its id, in words."""
     if not isinstance(item, OpaqueItem | HostedToolCall):
         return type(item).__name__
     found = _id(item)
-    return repr(bounded(_kind(item), _NAME_CHARS)) + (f" with id {bounded(found, _NAME_CHARS)!r}" if found else "")
+    return repr(shorten(_kind(item), _NAME_CHARS)) + (f" with id {shorten(found, _NAME_CHARS)!r}" if found else "")
 
 
 def _kind(item: OpaqueItem | HostedToolCall) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from agentloop._common.masking import MASK, masked_arguments
+from agentloop._common.masking import MASK, mask_arguments
 from agentloop.items import (
     AssistantMessage,
     HandoffCall,
@@ -119,7 +119,7 @@ def _format_line(item: Item) -> str | None:
             who = {SystemMessage: "system", UserMessage: "user", AssistantMessage: "assistant"}[type(item)]
             return f"{who}: {item.text}"
         case ToolCall(name=name, arguments=arguments, secret=secret):
-            return f"call: {name}({masked_arguments(arguments, secret)})"
+            return f"call: {name}({mask_arguments(arguments, secret)})"
         case HandoffCall(name=name, arguments=arguments):
             return f"call: {name}({arguments})"
         case ToolOutput(secret=True):

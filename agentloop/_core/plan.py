@@ -384,13 +384,13 @@ def _check_same_agent(call: CallState, tool: FunctionTool, nested: RunFold | Non
         )
 
 
-def qualified(call: ToolCall) -> str:
+def qualify_name(call: ToolCall) -> str:
     """Return the name a call used, with its namespace."""
     return f"{call.namespace}.{call.name}" if call.namespace else call.name
 
 
 def _answer_unknown_tool(view: TurnView, rules: PlanRules, near: NearNames, call: ToolCall) -> Answer:
-    name = qualified(call)
+    name = qualify_name(call)
     if rules.not_found == "raise_error":
         raise ModelBehaviorError(f"Tool {quote(name)} not found: agent {view.agent.name!r} has no such tool")
     text = f"Tool {quote(name)} not found."

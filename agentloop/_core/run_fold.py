@@ -41,11 +41,11 @@ from typing import Any
 
 from agentloop import records as r
 from agentloop._common.digests import digestible
-from agentloop._common.error_text import bounded, summary_parts, tool_failure
+from agentloop._common.error_text import shorten, summary_parts, tool_failure
 from agentloop._core.call_identity import same_invocation
-from agentloop._core.client_calls import named, says_nothing, unanswered
+from agentloop._core.client_calls import describe_item, find_unanswered, says_nothing
 from agentloop._core.failure_choice import Rank, class_of_summary, rank_of_summary
-from agentloop._core.secret_marks import OF_CALLS, bring_secrets, has_gaps, marked
+from agentloop._core.secret_marks import OF_CALLS, bring_secrets, has_gaps, mark_record
 from agentloop._storage.withholding import WithheldText
 from agentloop.items import (
     ApprovalRequest,
@@ -171,14 +171,14 @@ def fits(verdict: r.VerdictGiven, request: r.ApprovalRequested) -> bool:
     )
 
 
-def asked_for(call: ToolCall, asked: r.ApprovalRequested) -> ApprovalRequest:
+def make_interruption(call: ToolCall, asked: r.ApprovalRequested) -> ApprovalRequest:
     """Return the interruption for the approval request *asked*: *call* with the arguments it would run with."""
     if asked.arguments is not None:
         call = call.replace(arguments=asked.arguments)
     return ApprovalRequest(call, asked.agent, asked.path, policy=asked.policy, reason=asked.reason)
 
 
-def keyed(names: Iterable[str]) -> tuple[tuple[str, int], ...]:
+def number_names(names: Iterable[str]) -> tuple[tuple[str, int], ...]:
     """Return each of *names* with its position among the equal ones, so that every pair is unique."""
     seen: Counter[str] = Counter()
     keys = []
@@ -485,7 +485,7 @@ class RunFold:
             if class_of_summary(error) is not None or self._is_fatal(self.unreported_failure):
                 return error
             tool = self.calls[self.unreported_failure.call_id].call.name
-            return bounded(f"ToolCallError({tool_failure(tool, *summary_parts(error))})")
+            return shorten(f"ToolCallError({tool_failure(tool, *summary_parts(error))})")
         if self.tripped is None or self.ended is not None:
             return None
         stage = self.tripped.stage.capitalize()
@@ -503,7 +503,7 @@ class RunFold:
             if nested is not None:
                 found += nested.interruptions()
             elif call.approval is not None and self.verdict(call) is None:
-                found.append(asked_for(call.call, call.approval))
+                found.append(make_interruption(call.call, call.approval))
         return found
 
     def at(self, path: tuple[str, ...]) -> RunFold | None:
@@ -551,7 +551,7 @@ class RunFold:
             outer._release()
         return record
 
-    def marked(self, record: r.Record) -> r.Record:
+    def mark(self, record: r.Record) -> r.Record:
         """Return *record* as `apply` would append it now: with its `secret` flags set."""
         return self._set_secret(record) if self.holds_secrets and type(record) in _MAY_HOLD_SECRETS else record
 
@@ -570,7 +570,7 @@ class RunFold:
                 record = record.replace(secret=True)
             return record
         output = fold.gives_secret(state.call)
-        return marked(record, state.call, output=output) if output or state.call.secret else record
+        return mark_record(record, state.call, output=output) if output or state.call.secret else record
 
     def gives_secret(self, call: ToolCall) -> bool:
         """Tell whether the output of *call* is secret: its tool says so, or its nested run's final output is."""
@@ -641,7 +641,7 @@ class RunFold:
         self.turn_has_effects, self.shown_tools = False, record.tools
         self.input_guards_due = ()
         if record.guardrails:
-            self.input_guards_due = keyed(record.guardrails)
+            self.input_guards_due = number_names(record.guardrails)
             self._accept_if_passed()
         self.call_without_id = self.unusable_reason = None
         self.turn_open = True
@@ -700,10 +700,10 @@ class RunFold:
         if telling:
             self.only_repeats = 0
             said = [item for item in telling if isinstance(item, AssistantMessage)]
-            demand = None if said else unanswered(kept)
+            demand = None if said else find_unanswered(kept)
             if demand is not None:
                 self.unusable_reason = (
-                    f"The model's response demands what nobody here gives: the answer to {named(demand)}"
+                    f"The model's response demands what nobody here gives: the answer to {describe_item(demand)}"
                 )
             return
         again = next((item for item in items if isinstance(item, _CALLS) and item.call_id), None)
@@ -711,7 +711,7 @@ class RunFold:
         if again is not None and self.only_repeats > 1:
             self.unusable_reason = (
                 "The model has asked twice in a row for nothing but calls that are answered already (call id "
-                f"{bounded(again.call_id, 80)!r}, tool {bounded(again.name, 80)!r}): it makes no progress"
+                f"{shorten(again.call_id, 80)!r}, tool {shorten(again.name, 80)!r}): it makes no progress"
             )
 
     def _known(self, call_id: str) -> ToolCall | HandoffCall | None:

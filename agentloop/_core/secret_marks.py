@@ -31,13 +31,13 @@ OF_CALLS = frozenset({*_WITH_ARGUMENTS, r.BodyEnded, r.GuardrailSettled})
 """Records that may hold arguments or output of one call."""
 
 
-def marked(record: Any, call: ToolCall, *, output: bool) -> Any:
+def mark_record(record: Any, call: ToolCall, *, output: bool) -> Any:
     """Copy *record*, of *call*, with its `secret` flags set. *output* says whether the call's output is secret."""
     changes: dict[str, Any] = {}
     if type(record) in _WITH_ARGUMENTS and call.secret:
         changes["secret"] = call.secret
     if isinstance(record, r.CallSettled) and output:
-        changes["outcome"] = marked_outcome(record.outcome)
+        changes["outcome"] = mark_outcome(record.outcome)
     if isinstance(record, r.BodyEnded) and output:
         changes["secret"] = True
     if isinstance(record, r.GuardrailSettled) and (call.secret or output):
@@ -45,7 +45,7 @@ def marked(record: Any, call: ToolCall, *, output: bool) -> Any:
     return record.replace(**changes) if changes else record
 
 
-def marked_outcome(outcome: CallOutcome) -> CallOutcome:
+def mark_outcome(outcome: CallOutcome) -> CallOutcome:
     """Return *outcome* with its output marked secret."""
     return outcome if outcome.secret else outcome.replace(secret=True)
 
@@ -53,7 +53,7 @@ def marked_outcome(outcome: CallOutcome) -> CallOutcome:
 # -- input of a run
 
 
-def secret_items(items: Iterable[Item]) -> tuple[Item, ...]:
+def mark_items(items: Iterable[Item]) -> tuple[Item, ...]:
     """Return *items* marked secret; of a tool call, all arguments are.
 
     Raises:

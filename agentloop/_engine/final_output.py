@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from agentloop._common.error_text import bounded, redact
+from agentloop._common.error_text import redact, shorten
 from agentloop._core.machine import CheckOutput, GiveUp, may_ask_again
 from agentloop._core.turn_view import TurnView
 from agentloop._engine.finish import FinishedRun, save
 from agentloop._engine.run_guardrails import judge_final_output
 from agentloop._engine.run_result import run_data_of
 from agentloop._engine.runtime.backend import checkpoint_if_cancelled
-from agentloop._engine.runtime.callbacks import call_user, resolved
+from agentloop._engine.runtime.callbacks import call_user, resolve
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.config import ErrorHandlerData, ErrorHandlerResult
 from agentloop.exceptions import AgentLoopError, MaxTurnsExceeded, ModelBehaviorError, UserTypeError
@@ -47,7 +47,7 @@ async def accept(run: LiveRun, view: TurnView | None, candidate: CheckOutput) ->
             if may_ask_again(run.state, run.agent.output_retries):
                 _ask_again(run, error)
                 return None
-            return FinishedRun("completed", await handled(run, _explain_cut(run, error), "invalid_final_output"))
+            return FinishedRun("completed", await handle_error(run, _explain_cut(run, error), "invalid_final_output"))
     return FinishedRun("completed", await _check_output(run, output, candidate.made_by))
 
 
@@ -55,7 +55,7 @@ def _ask_again(run: LiveRun, error: ModelBehaviorError) -> None:
     """Append the message that lists the faults of the model's last answer, as *error* names them with their places."""
     limit = run.settings.config.tool_execution.max_output_chars
     text = redact(f"{ASKED_AGAIN}\n{error}")
-    message = UserMessage(text if limit is None else bounded(text, limit), secret=run.settings.redacts_errors)
+    message = UserMessage(text if limit is None else shorten(text, limit), secret=run.settings.redacts_errors)
     run.append(HistoryReplaced(*run.here(), "invalid_final_output", len(run.state.history), (message,), added=True))
 
 
@@ -77,9 +77,9 @@ async def _check_output(run: LiveRun, output: Any, made_by: str | None = None) -
     """
     agent = run.agent
     if agent.hooks is not None:
-        await resolved(agent.hooks.on_end(run.context, agent, output))
+        await resolve(agent.hooks.on_end(run.context, agent, output))
     if run.settings.hooks is not None:
-        await resolved(run.settings.hooks.on_agent_end(run.context, agent, output))
+        await resolve(run.settings.hooks.on_agent_end(run.context, agent, output))
     if run.settings.config.output_guardrails or agent.output_guardrails:
         await _judge(run, output, made_by)
     if run.may_be_cancelled():
@@ -164,7 +164,7 @@ def _format_handling(answer: Any) -> Any:
     return [result.final_output, result.include_in_history]
 
 
-async def handled(run: LiveRun, error: AgentLoopError, name: HandlerName) -> Any:
+async def handle_error(run: LiveRun, error: AgentLoopError, name: HandlerName) -> Any:
     """Return the final output of the application's handler *name* for *error*; raise *error* if there is none.
 
     A handler's output passes hooks and output guardrails like any other.
@@ -202,6 +202,6 @@ async def give_up(run: LiveRun, action: GiveUp) -> Any:
     if isinstance(error, MaxTurnsExceeded):
         run.stopped_by = error
     try:
-        return await handled(run, error, action.handler)
+        return await handle_error(run, error, action.handler)
     finally:
-        del error  # as in `handled`
+        del error  # as in `handle_error`

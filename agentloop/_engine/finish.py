@@ -22,7 +22,7 @@ from agentloop._engine.runtime.backend import (
     checkpoint_if_cancelled,
     wait_out_cancellations,
 )
-from agentloop._engine.runtime.callbacks import resolved
+from agentloop._engine.runtime.callbacks import resolve
 from agentloop._engine.runtime.cancel_source import record_end
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.exceptions import RunTimeout
@@ -215,7 +215,7 @@ async def _call_run_end_hook(run: LiveRun, hooks: RunHooks, ended: FinishedRun) 
     error = None if ended.status == "cancelled" else ended.error
     outcome = RunOutcome(status=ended.status, final_output=ended.output, error=error)
     with run.cleanup.section(on_cut=lambda: run.cut("on_run_end")):
-        await resolved(hooks.on_run_end(run.context, outcome))
+        await resolve(hooks.on_run_end(run.context, outcome))
 
 
 async def _collect_error(errors: list[BaseException], work: Callable[[], Awaitable[None]]) -> None:

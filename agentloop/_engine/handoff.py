@@ -12,7 +12,7 @@ from agentloop._core.handoff_history import DEFAULT_WRAPPER, nest_history
 from agentloop._core.machine import Transfer
 from agentloop._core.run_fold import handoff_outputs
 from agentloop._core.turn_view import TurnView
-from agentloop._engine.runtime.callbacks import call_user, resolved
+from agentloop._engine.runtime.callbacks import call_user, resolve
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.exceptions import UserError, UserTypeError
 from agentloop.handoffs import Handoff, HandoffInputData
@@ -54,20 +54,20 @@ async def transfer(run: LiveRun, view: TurnView, action: Transfer) -> None:
         keep = _count_same(run.state.history, items)
         run.append(HistoryReplaced(*run.here(), reason, keep, items[keep:]))
     if run.settings.hooks is not None:
-        await resolved(run.settings.hooks.on_handoff(run.context, source, target))
+        await resolve(run.settings.hooks.on_handoff(run.context, source, target))
     if source.hooks is not None:
-        await resolved(source.hooks.on_handoff_out(run.context, source, target))
+        await resolve(source.hooks.on_handoff_out(run.context, source, target))
     if target.hooks is not None:
-        await resolved(target.hooks.on_handoff_in(run.context, target, source))
+        await resolve(target.hooks.on_handoff_in(run.context, target, source))
     await begin_agent(run)
 
 
 async def begin_agent(run: LiveRun) -> None:
     """Call the start hooks of the run's agent: once per activation."""
     if run.settings.hooks is not None:
-        await resolved(run.settings.hooks.on_agent_start(run.context, run.agent))
+        await resolve(run.settings.hooks.on_agent_start(run.context, run.agent))
     if run.agent.hooks is not None:
-        await resolved(run.agent.hooks.on_start(run.context, run.agent))
+        await resolve(run.agent.hooks.on_start(run.context, run.agent))
 
 
 async def _call_on_handoff(run: LiveRun, handoff: Handoff, arguments: str, call_id: str) -> None:

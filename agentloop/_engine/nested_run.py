@@ -15,7 +15,7 @@ import anyio
 from agentloop._common.error_text import error_summary, is_fatal
 from agentloop._core.plan import Arguments
 from agentloop._core.run_fold import RunFold
-from agentloop._core.secret_marks import secret_items
+from agentloop._core.secret_marks import mark_items
 from agentloop._engine.loop import RunSegment, execute
 from agentloop._engine.run_result import result_of
 from agentloop._engine.runtime.backend import (
@@ -100,7 +100,7 @@ def _find_earlier_failure(state: RunFold) -> EarlierFailure | None:
 async def _make_input(run: LiveRun, call: ToolCall, arguments: Arguments, body: AgentCall) -> tuple[Item, ...]:
     """Return the nested run's input. Made from secret arguments it is secret, too, with any input builder."""
     given = to_items(await _build_input(run, call, arguments, body))
-    return secret_items(given) if call.secret else given
+    return mark_items(given) if call.secret else given
 
 
 async def _build_input(run: LiveRun, call: ToolCall, arguments: Arguments, body: AgentCall) -> Any:

@@ -13,7 +13,7 @@ import anyio
 from agentloop import effects as e
 from agentloop._common.error_text import error_summary
 from agentloop._common.values import Value
-from agentloop._core.run_fold import keyed
+from agentloop._core.run_fold import number_names
 from agentloop._engine.runtime.backend import (
     cancelled_types,
     capture,
@@ -90,7 +90,7 @@ def guards_missing(run: LiveRun) -> list[Judge]:
     state, guards = run.state, input_guardrails(run)
     if state.input_accepted or not guards:
         return []
-    keys = keyed(guard.name for guard in guards)
+    keys = number_names(guard.name for guard in guards)
     return [
         Judge(index, keys[index][1], one)
         for index, one in enumerate(guards)
@@ -189,7 +189,7 @@ async def judge_final_output(run: LiveRun, output: Any, *, withheld: str | None 
         Exception: the error of a guardrail; the others have ended, too.
     """
     guards: list[OutputGuardrail] = [*run.settings.config.output_guardrails, *run.agent.output_guardrails]
-    keys = keyed(guard.name for guard in guards)
+    keys = number_names(guard.name for guard in guards)
     held: dict[int, OutputGuardrailResult] = {}
 
     def make_judge(index: int, guardrail: OutputGuardrail) -> Callable[[], Awaitable[None]]:

@@ -33,10 +33,10 @@ def _collect_guardrail_results(run: LiveRun) -> dict[str, Any]:
     state = run.state
     by_stage: dict[str, list[Any]] = {"input": [], "output": [], "tool_input": [], "tool_output": []}
     positions = {call_id: position for position, call_id in enumerate(state.calls)}
-    from agentloop._engine.stored_guardrail_results import restored_result
+    from agentloop._engine.stored_guardrail_results import restore_result
 
     for record in sorted(state.guardrails, key=lambda settled: positions.get(settled.call_id or "", settled.index)):
-        by_stage[record.stage].append(record.result if record.result is not None else restored_result(run, record))
+        by_stage[record.stage].append(record.result if record.result is not None else restore_result(run, record))
     return {f"{stage}_guardrail_results": tuple(results) for stage, results in by_stage.items()}
 
 

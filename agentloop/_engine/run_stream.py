@@ -415,7 +415,7 @@ class RunStream(Generic[OutputT]):
                 live.tree.log.state,
                 call,
                 live.tree.graph,
-                live.tree.asking,
+                live.tree.open_requests,
                 converter=converter,
                 arguments=text,
                 **verdict,

@@ -27,7 +27,7 @@ class RestoredGuardrail(Value, frozen=True):
     name: str
 
 
-def restored_result(run: LiveRun, record: GuardrailSettled) -> Any:
+def restore_result(run: LiveRun, record: GuardrailSettled) -> Any:
     """Return the guardrail result of *record*, with as much of the answer's data as the log keeps."""
     if record.stage in ("tool_input", "tool_output"):
         state = run.state.calls.get(record.call_id or "")

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeAlias, Union, get_args, get_origin
 import attrs
 import msgspec
 
-from agentloop._common.error_text import bounded
+from agentloop._common.error_text import shorten
 from agentloop._common.errors import StateError
 from agentloop._common.values import field_names
 from agentloop._storage.withholding import Secrets, hide_arguments, reveal_arguments
@@ -63,7 +63,7 @@ def fault_text(error: Exception, path: str) -> str:
     """Return the text of an error that a reader raised: the first faults with their paths below *path*."""
     faults = faults_in(error, path)
     more = [f"{len(faults) - MOST_FAULTS} more"] if len(faults) > MOST_FAULTS else []
-    return bounded("; ".join([*(f"{bounded(text, 200)} @ {place}" for place, text in faults[:MOST_FAULTS]), *more]))
+    return shorten("; ".join([*(f"{shorten(text, 200)} @ {place}" for place, text in faults[:MOST_FAULTS]), *more]))
 
 
 def kind_of(value: object) -> str:

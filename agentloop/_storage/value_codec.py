@@ -34,7 +34,7 @@ import attrs
 
 from agentloop import guardrails as g
 from agentloop import items as i
-from agentloop._common.error_text import bounded
+from agentloop._common.error_text import shorten
 from agentloop._common.errors import StateError
 from agentloop._storage.item_codec import AS_IT_IS, item_forms
 from agentloop._storage.typed_codec import (
@@ -278,7 +278,7 @@ def _as_repr(value: Any) -> dict[str, str]:
     text = f"<{kind.__name__}>"
     if not _is_ours(kind):  # a repr of definitions or contexts would show data that may never be stored
         with contextlib.suppress(Exception):  # a broken __repr__ must not break the run
-            text = bounded(_ADDRESS.sub("", _SHORT.repr(value)), _REPR_CHARS)
+            text = shorten(_ADDRESS.sub("", _SHORT.repr(value)), _REPR_CHARS)
     return {"$repr": text}
 
 
@@ -330,7 +330,7 @@ def _read_mapping(data: dict[Any, Any], secrets: Context, depth: int) -> Any:
 
 
 def _path_of_key(key: str) -> str:
-    return f".{key}" if key.isidentifier() and len(key) <= 40 else f"[{bounded(ascii(key), 40)}]"
+    return f".{key}" if key.isidentifier() and len(key) <= 40 else f"[{shorten(ascii(key), 40)}]"
 
 
 def _read_marked(data: dict[Any, Any], secrets: Context, depth: int) -> Any:

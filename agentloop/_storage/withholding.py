@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeGuard
 
 from agentloop._common.errors import StateError
-from agentloop._common.masking import replace_arguments, replaced, select_spans, spans_of
+from agentloop._common.masking import replace_arguments, replace_spans, select_spans, spans_of
 from agentloop._common.values import Value
 from agentloop._storage.json_bytes import decode, encode
 from agentloop.items import ToolCall
@@ -144,7 +144,7 @@ def reveal_arguments(text: str, names: Collection[str], secrets: Secrets) -> str
         gaps = gaps or (opened is None and is_mark(data))
         return value if opened is None else _text(opened)
 
-    whole = replaced(text, select_spans(spans_of(text) or [], names), reveal)
+    whole = replace_spans(text, select_spans(spans_of(text) or [], names), reveal)
     return WithheldText(whole) if gaps else whole
 
 

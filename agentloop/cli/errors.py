@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 from agentloop import exceptions
-from agentloop._common.error_text import bounded, is_redacted, leads_to_redacted, redact, traceback_of
+from agentloop._common.error_text import is_redacted, leads_to_redacted, redact, shorten, traceback_of
 from agentloop._common.error_text import message_of as whole_message_of
 from agentloop.exceptions import UserError
 
@@ -58,7 +58,7 @@ def message_of(error: BaseException) -> str:
     text = whole_message_of(error)
     # Texts of a journal were redacted when they were written.
     words = text.strip() if isinstance(error, PastError) else redact(text.strip())
-    return bounded(words, _MAX_CHARS) or kind_of(error)
+    return shorten(words, _MAX_CHARS) or kind_of(error)
 
 
 def words_for(error: BaseException, *, with_traceback: bool = False) -> str:

@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 import anyio
 import attrs
 
-from agentloop._common.masking import masked_arguments
+from agentloop._common.masking import mask_arguments
 from agentloop.abc import Journal
 from agentloop.agents import Agent
 from agentloop.cli.journal_folder import Folder
@@ -75,7 +75,7 @@ def described(request: ApprovalRequest) -> str:
     """Format the call of *request*: its tool and its complete arguments, with secret ones masked."""
     call = request.call
     tool = f"{call.namespace}.{call.name}" if call.namespace else call.name
-    return exact(f"{tool} {masked_arguments(call.arguments, call.secret)}")
+    return exact(f"{tool} {mask_arguments(call.arguments, call.secret)}")
 
 
 def asked_because(request: ApprovalRequest) -> str:

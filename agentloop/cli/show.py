@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.text import Text as Styled
 
 from agentloop import events as ev
-from agentloop._common.error_text import bounded, error_summary, first_line
-from agentloop._common.masking import MASK, masked_arguments
+from agentloop._common.error_text import error_summary, first_line, shorten
+from agentloop._common.masking import MASK, mask_arguments
 from agentloop._common.values import field_names
 from agentloop._engine.calls.output_text import render
 from agentloop._schema.function_schema import to_json_value
@@ -168,11 +168,11 @@ class Narrator:
 
 def shown(text: str) -> str:
     """Return *text* on one line, harmless for a terminal and of at most 200 characters."""
-    return bounded(harmless(" ".join(text.split())), _SHOWN_CHARS)
+    return shorten(harmless(" ".join(text.split())), _SHOWN_CHARS)
 
 
 def _format_arguments(call: ToolCall) -> str:
-    return shown(masked_arguments(call.arguments, call.secret))
+    return shown(mask_arguments(call.arguments, call.secret))
 
 
 def _format_outcome(outcome: CallOutcome) -> str:
@@ -265,7 +265,7 @@ def request_json(request: ApprovalRequest) -> dict[str, Any]:
     return {
         "call": call_name(request),
         "tool": f"{call.namespace}.{call.name}" if call.namespace else call.name,
-        "arguments": masked_arguments(call.arguments, call.secret),
+        "arguments": mask_arguments(call.arguments, call.secret),
         "agent": request.agent,
         "path": list(request.path),
         "policy": request.policy,
@@ -315,7 +315,7 @@ def _with_kind(value: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
 def _mask_secrets(value: Any) -> Any:
     """Return *value* with everything masked that is marked as secret."""
     if isinstance(value, ToolCall) and value.secret:
-        return value.replace(arguments=masked_arguments(value.arguments, value.secret))
+        return value.replace(arguments=mask_arguments(value.arguments, value.secret))
     if isinstance(value, ToolOutput | CallOutcome) and value.secret and value.output is not None:
         return value.replace(output=MASK)
     if isinstance(value, SystemMessage | UserMessage | AssistantMessage) and value.secret:

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from agentloop._common.error_text import bounded, redact
+from agentloop._common.error_text import redact, shorten
 from agentloop.agents import Agent
 from agentloop.exceptions import UserError
 
@@ -115,5 +115,5 @@ def _build_import_error(target: str, place: str, error: BaseException) -> Target
     ours = ("<frozen importlib", __file__, importlib.__file__)
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(ours)]
     lines = [*traceback.format_list(frames[-_FRAMES:]), *traceback.format_exception_only(error)]
-    text = bounded(redact("".join(lines).rstrip()), _MAX_CHARS)
+    text = shorten(redact("".join(lines).rstrip()), _MAX_CHARS)
     return TargetError(f"TARGET {target!r}: importing {place!r} failed:\n{text}")

@@ -16,7 +16,7 @@ from typing import Any, Self
 import anyio.lowlevel
 import msgspec
 
-from agentloop._engine.runtime.callbacks import resolved
+from agentloop._engine.runtime.callbacks import resolve
 from agentloop._storage.model_codec import request_to_json
 from agentloop.abc import Model
 from agentloop.exceptions import AgentLoopError, UserTypeError
@@ -55,7 +55,7 @@ class FunctionModel(Model):
     @asynccontextmanager
     async def _open(self, request: ModelRequest) -> AsyncIterator[AsyncIterator[ModelEvent]]:
         self.requests.append(request)
-        answer = _as_response(await resolved(self._fn(request)))
+        answer = _as_response(await resolve(self._fn(request)))
         async with self._player.playing(answer, request) as events:
             yield events
 

@@ -13,7 +13,7 @@ import attrs
 
 from agentloop import records as r
 from agentloop._common.error_text import message_of
-from agentloop._common.masking import MASK, masked_arguments
+from agentloop._common.masking import MASK, mask_arguments
 from agentloop.model_events import ModelInfo
 from agentloop.spans import Span, SpanKind, Trace
 
@@ -110,7 +110,7 @@ class SpanFold:
             case r.CallStarted(call_id=call_id, tool=tool, arguments=arguments, secret=secret):
                 span = opened.calls[call_id] = self._open("tool", tool, record, opened.top())
                 if self._sensitive:
-                    span.data["arguments"] = masked_arguments(arguments, secret)
+                    span.data["arguments"] = mask_arguments(arguments, secret)
             case r.CallSettled():
                 self._end_call(opened, record)
             case r.GuardrailSettled():

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from core.folding import Writer, called, view_of
 
-from agentloop._core.client_calls import is_call, named, says_nothing, unanswered
+from agentloop._core.client_calls import describe_item, find_unanswered, is_call, says_nothing
 from agentloop._core.machine import CheckOutput, RequestModel, Settle, next_action
 from agentloop._core.plan import PlanRules, plan_response
 from agentloop.exceptions import ModelBehaviorError
@@ -78,19 +78,19 @@ def test_a_response_that_ends_in_a_demand_can_not_be_planned(item: Item, typed: 
     """The demand may be alone, behind reasoning or an answered hosted call, or beside a message without words."""
     view = view_of(output=object() if typed else None)
     for items in ([item], [Reasoning("r"), item], [AssistantMessage(" "), item], [HostedToolCall("search"), item]):
-        assert unanswered(items) is item
+        assert find_unanswered(items) is item
         state = in_turn(*items).state
         assert next_action(state, view) == Settle()
         with pytest.raises(ModelBehaviorError) as caught:
             plan_response(view, state, PlanRules())
-        assert named(item) in str(caught.value)
+        assert describe_item(item) in str(caught.value)
 
 
 @pytest.mark.scenario("RP-07")
 @pytest.mark.parametrize("item", ANSWERED.values(), ids=list(ANSWERED))
 def test_a_call_that_the_provider_answered_leads_to_another_turn(item: Item) -> None:
     """A hosted call is no answer to the user."""
-    assert unanswered([item]) is None
+    assert find_unanswered([item]) is None
     assert is_call(item)
     assert next_action(in_turn(item).state, view_of()) == RequestModel()
 
@@ -98,7 +98,7 @@ def test_a_call_that_the_provider_answered_leads_to_another_turn(item: Item) -> 
 @pytest.mark.parametrize("item", NO_CALLS.values(), ids=list(NO_CALLS))
 def test_other_items_demand_nothing(item: Item) -> None:
     """An item of any other kind demands no answer, and an output answers its call."""
-    assert unanswered([item]) is None
+    assert find_unanswered([item]) is None
     assert not is_call(item)
     assert next_action(in_turn(item).state, view_of()) == CheckOutput("")
 
@@ -119,10 +119,10 @@ def test_other_items_demand_nothing(item: Item) -> None:
 )
 def test_a_call_whose_output_came_with_it_is_answered(items: list[Item]) -> None:
     """An output answers the call whose id it names, and no other call."""
-    assert unanswered(items) is None
+    assert find_unanswered(items) is None
     assert next_action(in_turn(*items).state, view_of()) == RequestModel()
-    assert unanswered(items[:1]) is items[0]
-    assert unanswered([items[0], opaque("x_output", call_id="another")]) is items[0]
+    assert find_unanswered(items[:1]) is items[0]
+    assert find_unanswered([items[0], opaque("x_output", call_id="another")]) is items[0]
 
 
 def test_what_else_a_response_has_is_gone_on_with() -> None:
@@ -144,12 +144,12 @@ def test_the_next_turn_is_not_judged_by_the_last_one() -> None:
 
 def test_a_demand_is_named_by_its_kind_and_id() -> None:
     """The name has the id that an output would need, cut to a length; a demand without an id is named by its kind."""
-    assert named(DEMANDING["computer"]) == "'computer_call' with id 'k1'"
-    assert named(DEMANDING["computer as hosted"]) == "'computer_call' with id 'cu_1'"
-    assert named(HostedToolCall("shell_call", {}, "sh_1", call_id="k1")) == "'shell_call' with id 'k1'"
-    assert named(DEMANDING["computer without ids"]) == "'computer_call'"
-    assert named(DEMANDING["interruption"]) == "ApprovalRequest"
-    assert len(named(opaque("x" * 5_000 + "_call", call_id="y" * 5_000))) < 200
+    assert describe_item(DEMANDING["computer"]) == "'computer_call' with id 'k1'"
+    assert describe_item(DEMANDING["computer as hosted"]) == "'computer_call' with id 'cu_1'"
+    assert describe_item(HostedToolCall("shell_call", {}, "sh_1", call_id="k1")) == "'shell_call' with id 'k1'"
+    assert describe_item(DEMANDING["computer without ids"]) == "'computer_call'"
+    assert describe_item(DEMANDING["interruption"]) == "ApprovalRequest"
+    assert len(describe_item(opaque("x" * 5_000 + "_call", call_id="y" * 5_000))) < 200
 
 
 @pytest.mark.parametrize(

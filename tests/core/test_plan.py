@@ -18,7 +18,7 @@ from agentloop._core.plan import (
     PlanRules,
     Replay,
     plan_response,
-    qualified,
+    qualify_name,
     read_arguments,
 )
 from agentloop.items import HandoffCall, ToolCall
@@ -267,8 +267,8 @@ def test_a_bare_tool_wins_over_a_deferred_one() -> None:
 
 def test_names_are_qualified_and_near() -> None:
     """At most two near names are given, the nearest first."""
-    assert qualified(called("a", "f")) == "f"
-    assert qualified(called("a", "f", namespace="ns")) == "ns.f"
+    assert qualify_name(called("a", "f")) == "f"
+    assert qualify_name(called("a", "f", namespace="ns")) == "ns.f"
     near = NearNames(["write", "rea", "read", "readz"])
     assert near.of("reads") == ["read", "readz"]
     assert near.of("x") == []

@@ -163,4 +163,4 @@ def test_a_record_of_an_unknown_run_is_marked_by_nothing() -> None:
     fold = fold_of(STARTED, TURN, r.ModelResponded(*AT, ModelResponse((secret,))))
     assert fold.holds_secrets
     ended = r.RunEnded(("nobody",), 0, 0.0, "failed")
-    assert fold.marked(ended) is ended
+    assert fold.mark(ended) is ended

@@ -8,7 +8,7 @@ from definitions.item_strategies import JSON_VALUES
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentloop._common.masking import ALL_ARGUMENTS, MASK, masked_arguments, spans_of
+from agentloop._common.masking import ALL_ARGUMENTS, MASK, mask_arguments, spans_of
 from agentloop.items import ToolCall, ToolOutput
 
 
@@ -35,7 +35,7 @@ def test_a_text_that_is_no_object_is_told(text: str) -> None:
 def test_deep_nesting_is_no_object_rather_than_an_error() -> None:
     """Hostile depth counts as text that doesn't parse."""
     assert spans_of('{"a":' * 100_000) is None
-    assert masked_arguments('{"a":' + "[" * 100_000, ("b",)) == MASK
+    assert mask_arguments('{"a":' + "[" * 100_000, ("b",)) == MASK
 
 
 @pytest.mark.parametrize(
@@ -54,14 +54,14 @@ def test_deep_nesting_is_no_object_rather_than_an_error() -> None:
 )
 def test_arguments_are_masked_where_they_stand(text: str, masked: str) -> None:
     """The rest of the text stays as the model wrote it; what doesn't parse is masked whole."""
-    assert masked_arguments(text, ("p",)) == masked
-    assert masked_arguments(text, ()) == text
+    assert mask_arguments(text, ("p",)) == masked
+    assert mask_arguments(text, ()) == text
 
 
 def test_all_arguments_are_masked_with_their_names() -> None:
     """The whole text is masked, since the names are keys of a secret mapping."""
-    assert masked_arguments('{"ann": 1}', (ALL_ARGUMENTS,)) == MASK
-    assert masked_arguments("", (ALL_ARGUMENTS,)) == ""
+    assert mask_arguments('{"ann": 1}', (ALL_ARGUMENTS,)) == MASK
+    assert mask_arguments("", (ALL_ARGUMENTS,)) == ""
 
 
 def test_items_show_no_secret_and_are_equal_to_those_that_do() -> None:

@@ -86,7 +86,7 @@ async def _decide_entry(run: LiveRun, entry: PlanEntry, tool: FunctionTool, plan
             redact_message(error)
         raise
     finally:
-        run.tree.asking.pop((run.path, entry.call.call_id), None)
+        run.tree.open_requests.pop((run.path, entry.call.call_id), None)
 
 
 class _Decision(msgspec.Struct, eq=False):
@@ -143,7 +143,7 @@ class _Decision(msgspec.Struct, eq=False):
     async def _run_policies(self) -> Answer | None:
         """Run the policies on the arguments; return the refusal if one denies them, else keep what they want."""
         if self.verdict is None:
-            self.run.tree.asking[self.run.path, self.call.call_id] = self._make_request()
+            self.run.tree.open_requests[self.run.path, self.call.call_id] = self._make_request()
         decision = await _run_policies(self.run, self.call, self.tool, self.arguments)
         if isinstance(decision, Deny):
             return _make_denial(self.run, self.call, decision)

@@ -41,7 +41,7 @@ from agentloop._core.call_identity import find_tool
 from agentloop._core.failure_choice import Failure
 from agentloop._core.plan import read_arguments
 from agentloop._engine.calls.approval import denial
-from agentloop._engine.calls.cancelled_by import cancelled_result, decide_end
+from agentloop._engine.calls.cancelled_by import classify_cancel, decide_end
 from agentloop._engine.calls.outcome import Converted, convert, is_in_doubt, raisable, record_body_end
 from agentloop._engine.calls.scheduler import BodyClock, BodyState, LiveCall
 from agentloop._engine.calls.tool_context import call_context
@@ -58,7 +58,7 @@ from agentloop._engine.runtime.backend import (
     self_cancelled,
     uncancel_to,
 )
-from agentloop._engine.runtime.callbacks import ToolHooks, call_at_once, call_user, resolved
+from agentloop._engine.runtime.callbacks import ToolHooks, call_at_once, call_user, resolve
 from agentloop._engine.runtime.cancel_source import find_cancel_source, record_end
 from agentloop._engine.runtime.interrupts import interruptible, uninterrupted
 from agentloop.context import Callback, ToolContext
@@ -254,7 +254,7 @@ async def _prepare_body(live: LiveCall) -> end.Ending | None:
     """
     run, tool = live.run, live.tool
     if live.cause is not None:
-        return cancelled_result(live)
+        return classify_cancel(live)
     if live.earlier.announced:
         return None
     if live.charge is not None and live.charge.error is not None:
@@ -339,7 +339,7 @@ def _start_plain(live: LiveCall, task: object) -> Awaitable[Any]:
         return value
     # No interrupt tears code on asyncio, so the body needs no frame of ours around it: 0.7 µs of a call in a batch.
     value = bound.call(body.fn, context)
-    live.coro = value = value if isinstance(value, CoroutineType) or inspect.isawaitable(value) else resolved(value)
+    live.coro = value = value if isinstance(value, CoroutineType) or inspect.isawaitable(value) else resolve(value)
     return value
 
 
@@ -420,7 +420,7 @@ async def _announce_start(live: LiveCall, context: ToolContext[Any]) -> None:
         for start, finish in live.batch.hooks.pairs:
             _expect_end_hook(live, finish)
             if start is not None:
-                await resolved(start(context, run.agent, live.tool))
+                await resolve(start(context, run.agent, live.tool))
 
 
 def _call_start_hooks_at_once(live: LiveCall, hooks: ToolHooks) -> None:
@@ -480,7 +480,7 @@ def _call_on_loop(live: LiveCall, body: PythonBody, context: ToolContext[Any]) -
     bound = live.arguments.bound
     assert bound is not None
     value = bound.call(body.fn, context)
-    return value if inspect.isawaitable(value) else resolved(value)
+    return value if inspect.isawaitable(value) else resolve(value)
 
 
 @uninterrupted
@@ -499,7 +499,7 @@ async def _call_in_thread(live: LiveCall, body: PythonBody, context: ToolContext
     finally:
         if live.body is not None:
             live.body.abandoned = place.abandoned
-    return await resolved(value)
+    return await resolve(value)
 
 
 # -- steps 13 to 17
@@ -638,7 +638,7 @@ async def _call_end_hooks(live: LiveCall, outcome: CallOutcome) -> BaseException
 
     async def deliver() -> None:
         for hook in reversed(hooked):  # once one has failed, the later hooks are not called
-            await resolved(hook(context, live.run.agent, live.tool, outcome))
+            await resolve(hook(context, live.run.agent, live.tool, outcome))
 
     error: BaseException | None = None
     with live.run.cleanup.section(on_cut=lambda: live.run.cut("end hooks", live.call_id)):

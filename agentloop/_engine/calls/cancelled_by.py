@@ -33,10 +33,10 @@ def decide_end(live: LiveCall, result: end.Ending | None, *, late: bool) -> end.
     if result is None and ending:
         return end.RunEnding(error)
     if result is None or (isinstance(result, end.Cancelled) and ours):
-        return cancelled_result(live, error)
+        return classify_cancel(live, error)
     if isinstance(result, end.Returned) and late:
         live.report_late(value=result.value)
-        return cancelled_result(live)
+        return classify_cancel(live)
     return result
 
 
@@ -45,7 +45,7 @@ def _is_cleanup_error(result: end.Raised) -> bool:
     return isinstance(result.error, Exception) and end.raised_while_cancelled(result.error)
 
 
-def cancelled_result(live: LiveCall, error: BaseException | None = None) -> end.Ending:
+def classify_cancel(live: LiveCall, error: BaseException | None = None) -> end.Ending:
     """Return the body result of a call whose own scope was cancelled, by its cause, or by a timeout without one.
 
     *error* is that of the body's cleanup, if it had one.

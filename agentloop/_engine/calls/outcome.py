@@ -12,7 +12,7 @@ from agentloop._common.error_text import REDACTED, error_summary, is_fatal, mess
 from agentloop._common.values import Value
 from agentloop._core.call_cuts import CUTS
 from agentloop._core.failure_choice import Failure, class_of_summary
-from agentloop._engine.calls.output_text import UnwritableValue, bounded_output, render
+from agentloop._engine.calls.output_text import UnwritableValue, bound_output, render
 from agentloop._engine.calls.scheduler import LiveCall
 from agentloop._engine.calls.tool_context import call_context
 from agentloop._engine.runtime import body_result as end
@@ -184,7 +184,7 @@ async def _bound_output(live: LiveCall, output: Content | None) -> Content | Non
     limit = live.run.settings.config.tool_execution.max_output_chars
     if output is None or limit is None or (isinstance(output, str) and len(output) <= limit):
         return output
-    return await bounded_output(output, limit, _make_put(live))
+    return await bound_output(output, limit, _make_put(live))
 
 
 def _make_put(live: LiveCall) -> Callable[[str], Awaitable[Any]] | None:

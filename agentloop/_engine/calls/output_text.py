@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
 import msgspec
 
-from agentloop._common.error_text import bounded
+from agentloop._common.error_text import shorten
 from agentloop._storage.withholding import WithheldText
 from agentloop.exceptions import UserValueError
 from agentloop.items import Annotation, Content, Part, Text
@@ -100,7 +100,7 @@ def cut_text(text: str, limit: int | None, reference: str | None = None) -> str:
         gone = more
     notice = notice_of(gone)
     if len(notice) > limit:
-        return bounded(text, limit)  # no room for the note
+        return shorten(text, limit)  # no room for the note
     room = len(text) - gone
     head = (room + 1) // 2
     tail = room - head
@@ -116,7 +116,7 @@ def cut_output(output: Content, limit: int) -> Content:
     return tuple(part.replace(text=cut_text(part.text, limit)) if isinstance(part, Text) else part for part in output)
 
 
-async def bounded_output(output: Content, limit: int | None, put: Put | None) -> Content:
+async def bound_output(output: Content, limit: int | None, put: Put | None) -> Content:
     """Return *output* with each text within *limit* characters; *put*, if given, stores a longer text first."""
     if limit is None:
         return output

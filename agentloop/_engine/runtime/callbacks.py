@@ -28,7 +28,7 @@ from agentloop.hooks import AgentHooks, RunHooks
 ResultT = TypeVar("ResultT")
 
 
-async def resolved(value: Any) -> Any:
+async def resolve(value: Any) -> Any:
     """Return *value*, awaited if it is awaitable."""
     return await value if inspect.isawaitable(value) else value
 
@@ -36,7 +36,7 @@ async def resolved(value: Any) -> Any:
 @interruptible
 async def call_user(fn: Callable[..., Any], *args: Any) -> Any:
     """Call *fn*, sync or async, on the event loop."""
-    return await resolved(fn(*args))
+    return await resolve(fn(*args))
 
 
 # -- hooks of tool calls

@@ -34,7 +34,7 @@ import anyio
 from agentloop import events as ev
 from agentloop import model_events as m
 from agentloop import records as r
-from agentloop._core.run_fold import CallState, RunFold, asked_for
+from agentloop._core.run_fold import CallState, RunFold, make_interruption
 from agentloop._engine.runtime.backend import checkpoint_if_cancelled, new_wakeup
 from agentloop.agents import Agent
 from agentloop.exceptions import UserError
@@ -184,7 +184,7 @@ class EventBuffer:
             case r.RunResumed():
                 self._put_released(state)
             case r.ApprovalRequested(call_id=call_id):
-                self.put(ev.ApprovalRequested(asked_for(state.calls[call_id].call, record), **where))
+                self.put(ev.ApprovalRequested(make_interruption(state.calls[call_id].call, record), **where))
             case r.GuardrailSettled(result=result):
                 self.put(ev.GuardrailSettled(result, **where))
             case r.BatchEnded():

@@ -209,7 +209,7 @@ class RunTree(msgspec.Struct, eq=False, kw_only=True):
     """Reason and requesting call of each call that was cancelled before it was scheduled."""
     children: dict[tuple[str, ...], LiveRun] = {}
     """The nested runs, by path."""
-    asking: dict[tuple[tuple[str, ...], str], ApprovalRequested] = {}
+    open_requests: dict[tuple[tuple[str, ...], str], ApprovalRequested] = {}
     """Possible requests for approval, of calls whose policies or callbacks still run."""
     warned: dict[str, None] = {}
     """Keys of the warnings that were logged already: each is logged once."""

@@ -15,7 +15,7 @@ import attrs
 import msgspec
 
 from agentloop import records as r
-from agentloop._common.masking import masked_arguments
+from agentloop._common.masking import mask_arguments
 from agentloop._common.values import shown_fields
 from agentloop.testing.invariants._observation import ObservedLog
 
@@ -174,7 +174,7 @@ def short(record: r.Record) -> str:
     secret = getattr(record, "secret", ())
     defaults = {field.name: field.default for field in msgspec.structs.fields(record)}
     said = [
-        f"{name}={masked_arguments(value, secret) if name == 'arguments' and secret else value!r}"
+        f"{name}={mask_arguments(value, secret) if name == 'arguments' and secret else value!r}"
         for name, value in shown_fields(record)
         if name not in ("path", "turn", "at") and value not in (None, (), defaults.get(name))
     ]

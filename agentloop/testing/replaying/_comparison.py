@@ -237,7 +237,7 @@ class ReplayLog:
             return self._accept(record)
         while (wanted := self.due) is not None:
             assert self.log is not None
-            marked = self.log.state.marked(record)
+            marked = self.log.state.mark(record)
             merged, difference = compared(wanted, record, marked, self._find_leniency(wanted))
             if difference is None:
                 return self._accept(merged)
