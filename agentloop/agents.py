@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, TypeVar, Unp
 import attrs
 from attrs.validators import in_
 
-from agentloop._common.checks import FIELDS, NAMES, check, check_count, either, fits, has, is_a, optional
+from agentloop._common.checks import FIELDS, NAMES, check, check_count, either, fits, has, is_a, is_texts, optional
 from agentloop._common.errors import UserError, UserTypeError
 from agentloop._common.misplaced import takes_options
 from agentloop._common.naming import snake_case
@@ -54,9 +54,7 @@ def _ask(input: str) -> str:  # its docstring is data: the schema that models se
 _NO_SETTINGS = ModelSettings()
 
 
-@fits
-def _is_texts(value: Any) -> bool:
-    return isinstance(value, list | tuple) and all(isinstance(part, str) for part in value)
+_TEXT_NEEDED = FIELDS.needs("text, texts or a callable is needed", either(is_a(str, Callable), fits(is_texts)))
 
 
 def _output_type(_agent: Agent[Any, Any], attribute: attrs.Attribute[Any], value: object) -> None:
@@ -161,7 +159,9 @@ class Agent(Generic[ContextT, OutputT]):
     instructions: str | Sequence[str] | Callback | None = attrs.field(
         default=None,
         kw_only=True,
-        validator=optional(FIELDS.needs("text, texts or a callable is needed", either(is_a(str, Callable), _is_texts))),
+        validator=optional(
+            FIELDS.needs("text, texts or a callable is needed", either(is_a(str, Callable), fits(is_texts)))
+        ),
     )
     prompt: Prompt | Callback | None = attrs.field(
         default=None,

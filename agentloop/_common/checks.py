@@ -38,6 +38,11 @@ optional: Callable[[Validator], Validator] = v.optional
 """attrs' own; by its own type a field whose default isn't None couldn't be None."""
 
 
+def is_texts(value: object) -> bool:
+    """Tell whether *value* is a list or a tuple of texts."""
+    return isinstance(value, list | tuple) and all(isinstance(part, str) for part in value)
+
+
 def by_class(instance: object, name: str) -> str:
     """Name a field by its class: `ToolExecution.max_threads`."""
     return f"{type(instance).__name__}.{name}"

@@ -58,18 +58,20 @@ def make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _read_finite(literal: str) -> float:
+def read_finite(literal: str) -> float:
+    """Return a number of JSON; `InvalidJson` if it is too large for a float."""
     number = float(literal)
     if math.isinf(number):
         raise InvalidJson("infinite", literal)
     return number
 
 
-def _reject_constant(literal: str) -> Never:
+def reject_constant(literal: str) -> Never:
+    """Refuse `NaN` and `Infinity`, which Python takes for JSON."""
     raise InvalidJson("constant", literal)
 
 
 SHORT = 1_000
 """Characters of an object that is read by msgspec. No number in it has too many digits for the interpreter."""
 _decode = msgspec.json.Decoder().decode
-_DECODER = json.JSONDecoder(object_pairs_hook=make_object, parse_float=_read_finite, parse_constant=_reject_constant)
+_DECODER = json.JSONDecoder(object_pairs_hook=make_object, parse_float=read_finite, parse_constant=reject_constant)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import attrs
 import msgspec
 
+from agentloop._common.checks import is_texts
 from agentloop._common.digests import digestible
 from agentloop._common.naming import takes
 from agentloop._core.history import HistoryView
@@ -240,7 +241,7 @@ async def _call_instructions(run: LiveRun, instructions: Callback) -> Any:
     text = await run.call_callback(
         "instructions", str(run.state.turn), lambda: call_user(instructions, run.context, run.agent)
     )
-    if text is not None and not isinstance(text, str) and not _is_texts(text):
+    if text is not None and not isinstance(text, str) and not is_texts(text):
         raise UserTypeError(f"Agent.instructions of {run.agent.name!r} must return text, not {text!r}")
     return text
 
@@ -260,10 +261,6 @@ async def _call_prompt(run: LiveRun, prompt: Callback) -> Prompt | None:
 
 def _format_prompt(prompt: Any) -> Any:
     return [prompt.id, prompt.version, dict(prompt.variables)] if isinstance(prompt, Prompt) else None
-
-
-def _is_texts(value: object) -> bool:
-    return isinstance(value, list | tuple) and all(isinstance(part, str) for part in value)
 
 
 async def ask_enabled(run: LiveRun, tools: Sequence[FunctionTool | Handoff]) -> list[bool]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import base64
 import shlex
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar, Unpack
 
 import msgspec
@@ -65,16 +65,23 @@ def _parse(ctx: ToolContext[Any], text: str) -> dict[str, Any]:
     return parse_object(text, limits, tool=ctx.tool_name)
 
 
-def _options(given: ToolOptions, **defaults: Any) -> dict[str, Any]:
-    """Return the fields of the tool: *given* over *defaults*."""
+def _make_tool(
+    run: Callable[[ToolContext[Any], str], Awaitable[Any]],
+    schema: Mapping[str, Any],
+    kind: ToolKind,
+    native: bool,
+    given: ToolOptions,
+    display: Mapping[str, Any] | None = None,
+    **defaults: Any,
+) -> FunctionTool[Any]:
+    """Return the tool with the body *run*: serial by its kind, with the options *given* over *defaults*."""
     fixed = [name for name in ("kind", "format", "strict_mode") if name in given]
     if fixed:
         raise UserTypeError(f"{fixed[0]}: the tool of an executor sets it itself")
-    fields = {**defaults, **given}
-    for name in ("name", "description"):
-        if fields[name] is None:
-            fields[name] = defaults[name]
-    return fields
+    fields: dict[str, Any] = {"name": kind, "serial": kind, **defaults}
+    fields |= {name: value for name, value in given.items() if value is not None or name not in ("name", "description")}
+    shown: ToolKind = kind if native else "function"
+    return FunctionTool(on_invoke_tool=run, params_json_schema=schema, kind=shown, format=display, **fields)
 
 
 def _check(executor: object, protocol: Any, where: str) -> None:
@@ -169,9 +176,7 @@ def shell_tool(shell: Shell, *, native: bool = True, **options: Unpack[ToolOptio
         return _fit(await shell.run(request), _most_chars(ctx))
 
     about = "Run commands in a shell. Each command starts in the same folder, with no input and no terminal."
-    fields = _options(options, name="shell", description=about, needs_approval=True, serial="shell")
-    kind: ToolKind = "shell" if native else "function"
-    return FunctionTool(on_invoke_tool=run, params_json_schema=_COMMANDS, kind=kind, **fields)
+    return _make_tool(run, _COMMANDS, "shell", native, options, description=about, needs_approval=True)
 
 
 def _most_chars(ctx: ToolContext[Any]) -> int | None:
@@ -295,11 +300,7 @@ def editor_tool(editor: Editor, *, native: bool = True, **options: Unpack[ToolOp
         given: _EditorCommand = _read(arguments, _EditorCommand, "an editor")
         return _numbered(await editor.read(given.path), given.view_range)
 
-    fields = _options(
-        options, name="apply_patch", description=_ABOUT_PATCHES, needs_approval=True, serial="apply_patch"
-    )
-    kind: ToolKind = "apply_patch" if native else "function"
-    return FunctionTool(on_invoke_tool=apply, params_json_schema=_PATCH, kind=kind, **fields)
+    return _make_tool(apply, _PATCH, "apply_patch", native, options, description=_ABOUT_PATCHES, needs_approval=True)
 
 
 def _numbered(text: str, bounds: tuple[int, int] | None) -> str:
@@ -458,9 +459,6 @@ def computer_tool(computer: Computer, *, native: bool = True, **options: Unpack[
         f"Use a computer with a display of {display.width} x {display.height} pixels ({display.environment}). "
         "The output is a screenshot."
     )
-    fields = _options(
-        options, name="computer", description=about, needs_approval=needs_acknowledgement, serial="computer"
-    )
     shape = {"width": display.width, "height": display.height, "environment": display.environment}
-    kind: ToolKind = "computer" if native else "function"
-    return FunctionTool(on_invoke_tool=act, params_json_schema=_ACTIONS, kind=kind, format=shape, **fields)
+    defaults = {"description": about, "needs_approval": needs_acknowledgement}
+    return _make_tool(act, _ACTIONS, "computer", native, options, shape, **defaults)

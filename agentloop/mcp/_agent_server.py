@@ -7,7 +7,6 @@ resumed. The SDK seals that state, so a client can neither read nor change it.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,10 +23,9 @@ from agentloop.agents import Agent
 from agentloop.config import RunConfig
 from agentloop.exceptions import AgentLoopError
 from agentloop.items import ApprovalRequest
+from agentloop.mcp._contents import replace_unusable
 from agentloop.run import Runner
 from agentloop.state import RunState
-
-_UNUSABLE = re.compile(r"[^A-Za-z0-9_-]")
 
 
 class ApprovalAnswer(BaseModel):
@@ -52,7 +50,7 @@ def _add_tool(server: MCPServer[Any], agent: Agent[Any, Any], config: RunConfig 
             raise ToolError(error_summary(error)) from error
 
     words = agent.handoff_description or f"Ask the agent {agent.name}."
-    server.add_tool(ask, name=_UNUSABLE.sub("_", agent.name), description=words, structured_output=False)
+    server.add_tool(ask, name=replace_unusable(agent.name), description=words, structured_output=False)
 
 
 async def _run(agent: Agent[Any, Any], config: RunConfig | None, text: str, ctx: Any) -> Any:

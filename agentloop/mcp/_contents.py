@@ -15,12 +15,17 @@ _MOST_FAULTS = 3
 _LONGEST_FAULT = 300
 
 
+def replace_unusable(name: str) -> str:
+    """Return *name* with `_` for each character that the interfaces of models don't allow in the name of a tool."""
+    return _UNUSABLE.sub("_", name)
+
+
 def usable_name(name: str) -> str | None:
     """Return the name of a server's tool as models may call it; None if there is none.
 
     MCP allows dots and slashes in names, which the interfaces of models don't.
     """
-    found = _UNUSABLE.sub("_", name)
+    found = replace_unusable(name)
     return found if 0 < len(found) <= _LONGEST_NAME else None
 
 

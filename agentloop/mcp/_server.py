@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 
-from agentloop._common.checks import FIELDS, NAMES, fits, optional
+from agentloop._common.checks import FIELDS, NAMES, fits, is_texts, optional
 from agentloop._common.errors import UserError, UserTypeError
 from agentloop._schema.json_text import parse_object
 from agentloop.context import RunContext, ToolContext
@@ -25,7 +25,7 @@ IDEMPOTENCY_KEY = "agentloop/idempotency_key"
 
 
 def _is_command(value: Any) -> bool:
-    return isinstance(value, list | tuple) and bool(value) and all(isinstance(part, str) for part in value)
+    return is_texts(value) and bool(value)
 
 
 @attrs.define(eq=False, kw_only=True)

@@ -158,10 +158,9 @@ def _log_line(name: str, line: bytearray) -> None:
 
 async def _stop(process: Process, grace: float) -> None:
     """End the process and its group: ask by closing stdin, terminate, kill. Bounded; must be shielded."""
-    for stream in (process.stdin,):
-        if stream is not None:
-            with anyio.move_on_after(_AFTER_KILL), suppress(*_BROKEN):
-                await stream.aclose()
+    if process.stdin is not None:
+        with anyio.move_on_after(_AFTER_KILL), suppress(*_BROKEN):
+            await process.stdin.aclose()
     if not await _exits(process, grace):
         _signal(process.pid, signal.SIGTERM)
         await _exits(process, _AFTER_TERM)

@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from math import isfinite
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import SplitResult, parse_qsl, urlsplit, urlunsplit
 
 import attrs
 
+from agentloop._common.strict_json import read_finite, reject_constant
 from agentloop.exceptions import ModelBehaviorError, ModelTransportError, UserTypeError, UserValueError
 from agentloop.model_events import ModelEvent, ModelFeature, ModelInfo, ModelRequest
 from agentloop.settings import ModelSettings
@@ -250,15 +250,8 @@ def parse_json(text: str) -> Any:
         return NOT_JSON
 
 
-def _finite(number: str) -> float:
-    found = float(number)
-    if not isfinite(found):
-        raise ValueError(number)
-    return found
-
-
 NOT_JSON: Any = object()
-_DECODER = json.JSONDecoder(parse_float=_finite, parse_constant=_finite)  # Python takes `NaN` and 1e999 for JSON
+_DECODER = json.JSONDecoder(parse_float=read_finite, parse_constant=reject_constant)
 
 
 def is_json(text: str) -> bool:
