@@ -54,7 +54,7 @@ def _ask(input: str) -> str:  # its docstring is data: the schema that models se
 _NO_SETTINGS = ModelSettings()
 
 
-_TEXT_NEEDED = FIELDS.needs("text, texts or a callable is needed", either(is_a(str, Callable), fits(is_texts)))
+_INSTRUCTIONS = FIELDS.needs("text, texts or a callable is needed", either(is_a(str, Callable), fits(is_texts)))
 
 
 def _output_type(_agent: Agent[Any, Any], attribute: attrs.Attribute[Any], value: object) -> None:
@@ -159,9 +159,7 @@ class Agent(Generic[ContextT, OutputT]):
     instructions: str | Sequence[str] | Callback | None = attrs.field(
         default=None,
         kw_only=True,
-        validator=optional(
-            FIELDS.needs("text, texts or a callable is needed", either(is_a(str, Callable), fits(is_texts)))
-        ),
+        validator=optional(_INSTRUCTIONS),
     )
     prompt: Prompt | Callback | None = attrs.field(
         default=None,
