@@ -49,7 +49,8 @@ class UsageLimits(ByFields):
         requests: The number of model requests, failed attempts included.
         input_tokens, output_tokens, total_tokens: The number of tokens after which further requests are refused.
         tool_calls: The number of calls whose bodies may start.
-        cost: The cost of requests (by `RunConfig.price`) and calls (by `tool(cost=…)`) together, in the unit of both.
+        cost: The cost of requests (by `RunConfig.price`), calls (by `tool(cost=…)`) and hosted calls (by
+            `RunConfig.hosted_price`) together, in the unit of all three.
     """
 
     requests: int | None = attrs.field(default=None, validator=optional(FIELDS.count(0)))
@@ -114,7 +115,7 @@ class Budget(msgspec.Struct, eq=False):
         return budget
 
     def charge(self, cost: Amount) -> None:
-        """Add *cost*, the cost of a model request, to this ledger and the outer ones.
+        """Add *cost*, the cost of a model request and of its hosted calls, to this ledger and the outer ones.
 
         Raises:
             UserTypeError, UserValueError: if *cost* is no finite number from 0 on.

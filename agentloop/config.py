@@ -19,7 +19,7 @@ from agentloop.abc import Effects, Instrument, Model, ModelProvider, OutputStore
 from agentloop.budget import Amount, UsageLimits
 from agentloop.guardrails import InputGuardrail, OutputGuardrail
 from agentloop.handoffs import HandoffInputData, nesting
-from agentloop.items import Item
+from agentloop.items import HostedToolCall, Item
 from agentloop.policies import Policy
 from agentloop.settings import JsonLimits, ModelSettings, SessionSettings, ToolExecution
 from agentloop.usage import RequestUsage
@@ -76,6 +76,7 @@ HandoffInputFilter: TypeAlias = Callable[[HandoffInputData], HandoffInputData | 
 ModelInputFilter: TypeAlias = Callable[[ModelInputData], ModelInputData | Awaitable[ModelInputData]]
 SessionInputCallback: TypeAlias = Callable[[list[Item], list[Item]], Sequence[Item] | Awaitable[Sequence[Item]]]
 Price: TypeAlias = Callable[[str, RequestUsage], Amount]
+HostedPrice: TypeAlias = Callable[[str, HostedToolCall], Amount]
 
 _HEARS = tuple(name for name in vars(Instrument) if name.startswith("on_"))
 
@@ -112,6 +113,8 @@ class RunConfig(ByFields):
         output_store: The store for outputs longer than `max_output_chars`: `put(call, data) -> ref`.
         limits: `UsageLimits` of the run, nested runs included.
         price: `(model name, RequestUsage) -> Decimal`, the cost of one request.
+        hosted_price: `(model name, HostedToolCall) -> Decimal`, the provider's fee for one call of a tool that it runs
+            itself. The call has been made when it is priced, so a limit refuses the next request and not the call.
         stop_when: A condition, or a predicate of the run's context, checked after every turn.
         model_provider: The `ModelProvider` that resolves model strings, in place of the built-in ones.
         input_guardrails, output_guardrails: Guardrails in addition to the agents' own, before these in order.
@@ -157,6 +160,7 @@ class RunConfig(ByFields):
     )
     limits: UsageLimits | None = attrs.field(default=None, validator=optional(FIELDS.a(UsageLimits)))
     price: Price | None = attrs.field(default=None, validator=optional(FIELDS.function()))
+    hosted_price: HostedPrice | None = attrs.field(default=None, validator=optional(FIELDS.function()))
     stop_when: Condition | PredicateFunction | None = attrs.field(default=None, validator=optional(_condition))
     model_provider: ModelProvider | None = attrs.field(
         default=None, validator=optional(FIELDS.needs("a ModelProvider (with `get_model`) is needed", has("get_model")))

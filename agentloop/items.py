@@ -47,6 +47,7 @@ __all__ = [
     "ToolOutput",
     "UrlCitation",
     "UserMessage",
+    "find_hosted_calls",
     "to_items",
 ]
 
@@ -485,6 +486,18 @@ ITEM_TYPES: tuple[type, ...] = (
     Compaction,
     OpaqueItem,
 )
+
+
+_NO_CALLS = ("_output", "_result", "_response", "_tools")
+"""Ends of the kinds of `HostedToolCall`s that are no calls: outputs of calls, and lists of a server's tools."""
+
+
+def find_hosted_calls(items: Iterable[Item]) -> list[HostedToolCall]:
+    """Return those of *items* that are calls made by the provider: each may have a fee, and has a span.
+
+    A provider's tools give other items of this class, too: outputs (`tool_search_output`), lists (`mcp_list_tools`).
+    """
+    return [item for item in items if isinstance(item, HostedToolCall) and not item.kind.endswith(_NO_CALLS)]
 
 
 def to_items(given: str | Iterable[Item]) -> tuple[Item, ...]:

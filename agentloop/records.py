@@ -133,7 +133,8 @@ class ModelResponded(_Record, frozen=True, tag="model_responded"):
 
     response: ModelResponse
     cost: str | None = None
-    """The cost of the request, counted against the run's cost limit, as a decimal number."""
+    """The cost of the request and of the hosted calls in its answer, counted against the run's cost limit, as a decimal
+    number."""
     first_delta_at: float | None = None
     """Wall-clock seconds at which the first piece of the answer came: of text, reasoning or arguments; None if the
     model sent whole items alone."""

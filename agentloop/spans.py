@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-SpanKind: TypeAlias = Literal["run", "agent", "turn", "model", "tool", "guardrail", "handoff"]
+SpanKind: TypeAlias = Literal["run", "agent", "turn", "model", "tool", "hosted_tool", "guardrail", "handoff"]
 
 
 class Trace(msgspec.Struct, kw_only=True, eq=False, frozen=True):

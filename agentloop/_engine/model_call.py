@@ -9,6 +9,7 @@ import hashlib
 import logging
 import math
 from collections.abc import Awaitable, Callable, Coroutine
+from decimal import Decimal
 from functools import partial
 from operator import is_
 from typing import Any
@@ -27,10 +28,20 @@ from agentloop._engine.runtime.callbacks import call_user, resolve
 from agentloop._engine.runtime.cancel_source import record_end
 from agentloop._engine.runtime.interrupts import interruptible
 from agentloop._engine.runtime.live_run import LiveEffects, LiveRun, seconds_to_deadline
+from agentloop.abc import Model
 from agentloop.budget import Budget, to_amount
 from agentloop.config import ModelInputData, ModelInputFilter
 from agentloop.exceptions import ModelBehaviorError, ModelTimeoutError, ModelTransportError, UserTypeError
-from agentloop.items import AssistantMessage, HandoffCall, HostedToolCall, Item, ToolCall, ToolOutput, to_items
+from agentloop.items import (
+    AssistantMessage,
+    HandoffCall,
+    HostedToolCall,
+    Item,
+    ToolCall,
+    ToolOutput,
+    find_hosted_calls,
+    to_items,
+)
 from agentloop.model_events import ModelInfo, ModelRequest, ModelResponse
 from agentloop.records import ModelFailed, ModelRequested, ModelResponded
 from agentloop.settings import RetryContext
@@ -174,14 +185,26 @@ async def _choose_retry_delay(run: LiveRun, request: ModelRequest, error: Except
 
 
 def _charge(run: LiveRun, budget: Budget, view: TurnView, response: ModelResponse) -> str | None:
-    """Charge the request's cost to *budget* and return it as text; None without a price or a usage."""
-    price = run.price
-    if price is not None and response.usage is not None:
-        name = getattr(view.model, "name", None) or type(view.model).__name__
-        cost = price(name, response.usage)
-        budget.charge(cost)
-        return f"{to_amount('price', cost):f}"
-    return None
+    """Charge the request and the provider's fees for its hosted calls to *budget*; return the sum as text.
+
+    None if nothing of it has a price: there is no function for it, or the response has no usage.
+    """
+    name, costs = _find_priced_name(view.model, response), list[Decimal]()
+    if (price := run.price) is not None and response.usage is not None:
+        costs.append(to_amount("price", price(name, response.usage)))
+    if (hosted_price := run.hosted_price) is not None:
+        costs += [to_amount("hosted_price", hosted_price(name, call)) for call in find_hosted_calls(response.items)]
+    if not costs:
+        return None
+    cost = sum(costs)
+    budget.charge(cost)
+    return f"{cost:f}"
+
+
+def _find_priced_name(model: Model, response: ModelResponse) -> str:
+    """Return the name under which a response is priced: the model's own, else that of the member which answered."""
+    answered = response.model if response.usage is None else response.usage.model
+    return str(getattr(model, "name", None) or answered or type(model).__name__)
 
 
 def _make_request(run: LiveRun, view: TurnView) -> ModelRequest:

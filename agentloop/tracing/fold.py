@@ -14,6 +14,7 @@ import attrs
 from agentloop import records as r
 from agentloop._common.error_text import message_of
 from agentloop._common.masking import MASK, mask_arguments
+from agentloop.items import HostedToolCall, find_hosted_calls
 from agentloop.model_events import ModelInfo
 from agentloop.spans import Span, SpanKind, Trace
 
@@ -102,8 +103,12 @@ class SpanFold:
                     if asked.base_url is not None:
                         opened.model.data["base_url"] = asked.base_url
             case r.ModelResponded(response=response):
-                if opened.model is not None and record.first_delta_at is not None:
-                    opened.model.data["first_delta_at"] = record.first_delta_at
+                if opened.model is not None:
+                    for name in ("first_delta_at", "cost"):
+                        if (told := getattr(record, name)) is not None:
+                            opened.model.data[name] = told
+                for call in find_hosted_calls(response.items):
+                    self._add_hosted(opened, record, call)
                 self._end_model(opened, record, None, response.usage)
             case r.ModelFailed(error=error, usage=usage):
                 self._end_model(opened, record, error if self._sensitive else "The model call failed", usage)
@@ -142,6 +147,19 @@ class SpanFold:
         opened.agent.data["tools"] = record.tools
         opened.agent.data["handoffs"] = record.handoffs
         opened.turn = self._open("turn", f"turn {record.turn}", record, opened.agent) if self._turns else None
+
+    def _add_hosted(self, opened: _Open, record: r.Record, call: HostedToolCall) -> None:
+        """Add the span of a call that the provider made while it answered, below the model's and of the same times.
+
+        The log has no others: the provider tells when a call is made to those alone who watch the stream.
+        """
+        span = self._open("hosted_tool", call.kind, record, opened.model or opened.top())
+        if opened.model is not None:
+            span.started_at = opened.model.started_at
+        span.data |= {"call_id": call.call_id or call.id, "status": call.status}
+        if self._sensitive:
+            span.data |= {"data": call.data, "output": call.output}
+        self._close(span, record, TOOL_ERROR if call.status == "failed" else None)
 
     def _end_model(self, opened: _Open, record: r.Record, error: str | None, usage: Any) -> None:
         span, opened.model = opened.model, None

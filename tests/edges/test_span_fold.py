@@ -7,7 +7,7 @@ import attrs
 import pytest
 
 from agentloop import records as r
-from agentloop.items import AssistantMessage
+from agentloop.items import AssistantMessage, HostedToolCall
 from agentloop.model_events import ModelResponse
 from agentloop.outcomes import CallOutcome
 from agentloop.spans import Span, Trace
@@ -226,6 +226,42 @@ def test_a_calls_span_says_how_it_ended(outcome: dict[str, Any], error: str | No
     )
     assert span.data.get("arguments") == ('{"q": "mine"}' if ran else None)
     assert (span.started_at, span.ended_at) == (4 if ran else 5, 5)
+
+
+SEARCHED = HostedToolCall("web_search_call", {"action": {"query": "rain"}}, "ws", "completed")
+ROLLED = HostedToolCall("mcp_call", {"name": "roll"}, "mcp", "failed", {"no": "dice"}, "c9")
+LISTED = HostedToolCall("mcp_list_tools", {"server_label": "dice"}, "list", None, [])
+
+
+def _hosted(at: float) -> r.Record:
+    items = (LISTED, SEARCHED, ROLLED, AssistantMessage("x"))
+    return r.ModelResponded((), 1, at, response=ModelResponse(items, USAGE), cost="0.03")
+
+
+@pytest.mark.scenario("WR-06")
+def test_a_call_of_the_provider_has_a_span_below_that_of_the_request() -> None:
+    """Its times are the request's, as the log has no others. What only lists tools is no call."""
+    found = folded([*begun(), requested(2), _hosted(5), over(9)])
+    assert found.tree()[3:] == [
+        "      model a 2-5",
+        "        hosted_tool web_search_call 2-5",
+        "        hosted_tool mcp_call 2-5 Error running tool",
+    ]
+    assert [span.kind for span in found.ended][:3] == ["hosted_tool", "hosted_tool", "model"]
+    searched, rolled = (span.data for span in found.spans if span.kind == "hosted_tool")
+    assert searched == {"call_id": "ws", "status": "completed", "data": SEARCHED.data, "output": None}
+    assert rolled == {"call_id": "c9", "status": "failed", "data": ROLLED.data, "output": {"no": "dice"}}
+    assert found.only("model").data["cost"] == "0.03"
+
+
+def test_a_call_of_the_provider_shows_nothing_sensitive() -> None:
+    """Its arguments and output are left out. A log that begins with the answer has its span in the turn's."""
+    found = folded([*begun(), _hosted(5), over(9)], sensitive=False)
+    assert found.tree()[2:4] == ["    turn turn 1 1-9", "      hosted_tool web_search_call 5-5"]
+    assert [span.data for span in found.spans if span.kind == "hosted_tool"] == [
+        {"call_id": "ws", "status": "completed"},
+        {"call_id": "c9", "status": "failed"},
+    ]
 
 
 def test_what_is_sensitive_stays_out_where_it_must() -> None:

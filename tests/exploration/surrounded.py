@@ -296,6 +296,10 @@ def _price(model: str, usage: Any) -> int:
     return 1 if usage.total_tokens else 0
 
 
+def _fee(model: str, call: HostedToolCall) -> int:
+    return 2 if call.status == "completed" else 1
+
+
 def _filters(chance: Chance) -> World:
     """Return a world with handoffs in both directions, whose filters change the history."""
     if chance.one_in(2):
@@ -604,7 +608,9 @@ def _provided(chance: Chance) -> World:
         chance,
         [*steps, say("done")],
         Role(name="a", actors=(PLAIN, free), hosted=("web_search", "image_generation")),
-        config=RunConfig(tool_not_found_behavior="return_error_to_model"),
+        config=RunConfig(
+            tool_not_found_behavior="return_error_to_model", hosted_price=_fee, limits=UsageLimits(cost=1_000)
+        ),
         behaviors=behaviors,
         verdicts=tuple(verdicts),
         serialize=chance.one_in(2),

@@ -39,7 +39,7 @@ from agentloop import (
 from agentloop import records as r
 from agentloop.abc import Instrument, Model
 from agentloop.exceptions import ModelTransportError
-from agentloop.items import AssistantMessage, Refusal
+from agentloop.items import AssistantMessage, HostedToolCall, Refusal
 from agentloop.journal import MemoryJournal
 from agentloop.sessions import MemorySession
 from agentloop.testing import ScriptedModel, call, fail, respond, say
@@ -317,6 +317,7 @@ def calls(points: Points) -> tuple[Agent[Any, Any], Any, Options]:
         call("fails", call_id="c4"),
         call("late", call_id="c5"),
         call("unknown", call_id="c6"),
+        respond(HostedToolCall("web_search_call", {}, "ws", "completed")),
     ]
     agent: Agent[Any, Any] = Agent(
         "calls",
@@ -341,6 +342,7 @@ def calls(points: Points) -> tuple[Agent[Any, Any], Any, Options]:
         tool_execution=ToolExecution(max_output_chars=30, max_function_tool_concurrency=4),
         limits=UsageLimits(cost=Decimal(10)),
         price=points.sync("price", Decimal("0.1")),
+        hosted_price=points.sync("hosted_price", Decimal("0.1")),
     )
     return agent, "go", {"run_config": config, "hooks": hooks_of(points, RunHooks)}
 

@@ -27,6 +27,7 @@ SAMPLE = 3
 
 MUST_BE_REACHED = {
     *("instructions", "is_enabled", "handoff is_enabled", "needs_approval", "policy", "cost", "price", "stop_when"),
+    "hosted_price",
     *("input_guardrail", "input_guardrail beside", "output_guardrail", "tool_input_guardrail", "tool_output_guardrail"),
     *("failure_error_function", "timeout_error_function", "tool_error_formatter", "custom_data_extractor"),
     *("output_store", "on_handoff", "input_filter", "call_model_input_filter", "session_input_callback"),

@@ -45,7 +45,7 @@ from agentloop.abc import Instrument
 from agentloop.config import ModelInputData
 from agentloop.guardrails import Allow, RejectContent, ReplaceOutput, Rewrite
 from agentloop.handoffs import HandoffInputData
-from agentloop.items import Image, UserMessage
+from agentloop.items import AssistantMessage, HostedToolCall, Image, UserMessage
 from agentloop.journal import FileJournal, MemoryJournal
 from agentloop.limits import Capacity, Rate
 from agentloop.policies import Deny
@@ -1153,6 +1153,21 @@ def test_budgets_and_limits_of_their_own() -> None:
         "c3": "succeeded",
     }
     assert [record.cost for record in first.records if isinstance(record, ModelResponded)] == ["0.25", "0.25"]
+
+
+@pytest.mark.scenario("WR-06")
+@pytest.mark.parametrize("price", [None, lambda *_: ran("price", Decimal("0.25"))], ids=["free", "priced"])
+@pytest.mark.parametrize("usage", [None, RequestUsage(input_tokens=4, total_tokens=4)], ids=["untold", "told"])
+def test_fees_of_hosted_calls_are_the_recorded_ones(price: Any, usage: RequestUsage | None) -> None:
+    """The log has one cost for a whole answer: the application isn't asked for any part of it again."""
+    used = [HostedToolCall("web_search_call", {}, f"ws{n}", "completed") for n in range(2)]
+    steps = (respond(*used, usage=usage), respond(AssistantMessage("found"), usage=usage))
+    fee = lambda *_: ran("fee", Decimal("0.5"))  # noqa: E731 - beside the price
+    config = RunConfig(limits=UsageLimits(cost=5), price=price, hosted_price=fee)
+    [first, *_] = comes_out_the_same(Agent("searcher", model=scripted(*steps)), config=config)
+    tokens = Decimal("0.25") if price is not None and usage is not None else None
+    costs = [str(1 + (tokens or 0)) if tokens else "1.0", None if tokens is None else str(tokens)]
+    assert [record.cost for record in first.records if isinstance(record, ModelResponded)] == costs
 
 
 class Shelf:

@@ -28,7 +28,7 @@ from agentloop import (
 )
 from agentloop.abc import Model
 from agentloop.conditions import PredicateFunction
-from agentloop.items import Item, ToolCall
+from agentloop.items import HostedToolCall, Item, ToolCall
 
 
 class Shelf:
@@ -51,6 +51,10 @@ class Careful:
 
 def price(model: str, usage: RequestUsage) -> Decimal:
     return Decimal(usage.total_tokens)
+
+
+def fee(model: str, call: HostedToolCall) -> float:
+    return 0.01 if call.kind == "web_search_call" else 0
 
 
 async def shorten(data: ModelInputData) -> ModelInputData:
@@ -79,6 +83,7 @@ CONFIG = RunConfig(
     tool_execution=ToolExecution(mode="sequential"),
     limits=UsageLimits(requests=3),
     price=price,
+    hosted_price=fee,
     stop_when=MaxTurns(3) | late,
     policies=[Careful()],
     output_store=Shelf(),
@@ -107,6 +112,7 @@ def wrong_values_are_found() -> None:
     RunConfig(output_store=Nothing())  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     RunConfig(effects=Nothing())  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     RunConfig(price=late)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    RunConfig(hosted_price=price)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     RunConfig(call_model_input_filter=forget)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     RunConfig(stop_when=forget)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     RunConfig(policies=[Nothing()])  # type: ignore[list-item]  # pyright: ignore[reportArgumentType]

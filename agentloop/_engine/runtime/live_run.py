@@ -37,7 +37,7 @@ from agentloop._engine.runtime.threads import Threads
 from agentloop.abc import Effects, LateResult, Model, StillRunning
 from agentloop.agents import Agent
 from agentloop.budget import Budget
-from agentloop.config import Price, RunConfig
+from agentloop.config import HostedPrice, Price, RunConfig
 from agentloop.context import Callback, RunContext
 from agentloop.exceptions import UsageLimitExceeded
 from agentloop.hooks import RunHooks
@@ -314,6 +314,12 @@ class LiveRun(msgspec.Struct, eq=False, kw_only=True):
         """The function that prices a request: the configuration's, else the outer run's, whose budget pays as well."""
         own = self.settings.config.price
         return own if own is not None or self.parent is None else self.parent.price
+
+    @property
+    def hosted_price(self) -> HostedPrice | None:
+        """The function that prices a hosted call: the configuration's, else the outer run's, as for requests."""
+        own = self.settings.config.hosted_price
+        return own if own is not None or self.parent is None else self.parent.hosted_price
 
     @property
     def conversation(self) -> Sequence[Item]:

@@ -173,6 +173,7 @@ class RecordedAgents:
         self._hooks = HooksOfAgents(effects)
         self._sourced: dict[tuple[Path, str], SourcedTools] = {}
         self._described_limits: dict[tuple[Any, ...], Capacity | Rate] = {}
+        self._charged: r.ModelResponded | None = None
         effects.restore_tools = self._restore_tools
 
     def agent(self, given: Agent[Any, Any]) -> Agent[Any, Any]:
@@ -199,7 +200,8 @@ class RecordedAgents:
             effects=self._effects,
             instruments=(),
             tracing_disabled=True,
-            price=None if given.price is None else self._find_recorded_price,
+            price=None if given.price is None else self._find_recorded_cost,
+            hosted_price=None if given.hosted_price is None else self._find_recorded_cost,
         )
 
     @staticmethod
@@ -283,11 +285,13 @@ class RecordedAgents:
 
     # -- recorded costs
 
-    def _find_recorded_price(self, name: str, usage: Any) -> Decimal:
-        effects = self._effects
-        wanted = effects.due
-        cost = wanted.cost if isinstance(wanted, r.ModelResponded) else None
-        return Decimal(cost or 0)
+    def _find_recorded_cost(self, name: str, priced: Any) -> Decimal:
+        """Return the recorded cost of a whole answer for the part of it that is priced first, and 0 for the others."""
+        wanted = self._effects.due
+        if not isinstance(wanted, r.ModelResponded) or wanted is self._charged:
+            return Decimal(0)
+        self._charged = wanted
+        return Decimal(wanted.cost or 0)
 
     def _make_cost(self, tool: str) -> Any:
         """Return a cost function with the recorded costs of the calls of *tool*.

@@ -5,8 +5,9 @@ from typing import Any
 
 import anyio
 import anyio.lowlevel
+import attrs
 import pytest
-from kit.agents import Run, configure_run, make_agent, make_usage, script_turns
+from kit.agents import Run, configure_run, make_agent, make_usage, script_agent, script_turns
 from kit.ending import Backend, Rendezvous, advance_clock, cancel_when, check_duration
 from kit.results import find_records, read_requests, read_shown_outputs, read_statuses
 from kit.resuming import BatchJournal
@@ -38,7 +39,7 @@ from agentloop import (
 )
 from agentloop import records as r
 from agentloop.guardrails import RejectContent
-from agentloop.items import SystemMessage, ToolCall
+from agentloop.items import AssistantMessage, HostedToolCall, SystemMessage, ToolCall
 from agentloop.testing import ScriptedModel, call, respond, say, wait
 from agentloop.usage import RequestUsage
 
@@ -311,6 +312,41 @@ async def test_requests_and_calls_share_one_cost(run_mode: Run) -> None:
     with pytest.raises(UsageLimitExceeded, match="cost 90 of 90"):
         await run_mode(agent, "go", run_config=config)
     assert priced == [("ScriptedModel", 40)]
+
+
+@pytest.mark.scenario("WR-06")
+@pytest.mark.parametrize("told", [make_usage(40), None], ids=["with its usage", "without usage"])
+async def test_the_providers_fees_for_hosted_calls_count_too(run_mode: Run, told: RequestUsage | None) -> None:
+    """Each call has its fee, beside the price of the tokens; the record has their sum. What lists tools has none."""
+    asked: list[tuple[str, str]] = []
+
+    def fee(name: str, hosted: HostedToolCall) -> Decimal | float:
+        asked.append((name, hosted.kind))
+        return Decimal("0.50") if hosted.kind == "web_search_call" else 0.25
+
+    used = [HostedToolCall(kind) for kind in ("mcp_list_tools", "web_search_call", "mcp_call")]
+    agent = make_agent([fine], respond(*used, ToolCall("c1", "fine", "{}"), usage=told), say("done"), done=None)
+    config = RunConfig(limits=UsageLimits(cost=41), hosted_price=fee, price=lambda name, usage: usage.total_tokens)
+    result = await run_mode(agent, "go", run_config=config)
+    spent = "0.75" if told is None else "40.75"
+    assert [record.cost for record in find_records(result, r.ModelResponded)] == [spent, None]
+    assert asked == [("ScriptedModel", "web_search_call"), ("ScriptedModel", "mcp_call")]
+    with pytest.raises(UsageLimitExceeded, match=f"cost {spent} of 0.7"):
+        again = make_agent([fine], respond(*used, ToolCall("c1", "fine", "{}"), usage=told), say("done"), done=None)
+        await run_mode(again, "go", run_config=attrs.evolve(config, limits=UsageLimits(cost=0.7)))
+
+
+async def test_hosted_calls_of_a_nested_run_cost_what_the_nearest_price_says(run_mode: Run) -> None:
+    """A configuration without a price for them doesn't make them free for the outer run."""
+    search = HostedToolCall("web_search_call")
+    for own, expected in ((None, "2"), (lambda name, hosted: 3, "3")):
+        inner = script_agent("inner", respond(search, AssistantMessage("found")))
+        config = RunConfig(limits=UsageLimits(cost=100), hosted_price=own)
+        send = inner.as_tool("send", "Send.", run_config=config)
+        outer = make_agent([send], call("send", {"input": "go"}), say("done"), done=None)
+        priced = RunConfig(limits=UsageLimits(cost=100), hosted_price=lambda name, hosted: 2)
+        result = await run_mode(outer, "go", run_config=priced)
+        assert [one.cost for one in find_records(result, r.ModelResponded)] == [None, expected, None]
 
 
 async def test_limits_of_the_wrong_kind_are_a_users_error() -> None:
