@@ -64,8 +64,9 @@ class FallbackModel(Model):
     After `failures` failures in a row a member is left out for `cooldown` seconds, or for as long as it asks to be;
     then one request tries it again. `clock` returns seconds that only increase.
 
-    The response's `model` names who answered, and `provider_data["fallback"]` has the members that failed or were left
-    out before; a warning is logged for each failure. Its usage counts the failed ones in `attempts`. Members are models
+    The response's `model` names who answered in the provider's words, its usage's `model` in those of the
+    configuration: a run prices it under that name. `provider_data["fallback"]` has the members that failed or were left
+    out before; a warning is logged for each failure. The usage counts the failed ones in `attempts`. Members are models
     or model strings. Entering enters all of them, and fails if one of them can't be entered, as without its key: that
     is found at the start, not once the others are down. State that a provider keeps (`previous_response_id`,
     `conversation_id`) is refused, as the other members don't have it.
@@ -101,11 +102,6 @@ class FallbackModel(Model):
 
     def __repr__(self) -> str:
         return f"FallbackModel([{', '.join(repr(member.model) for member in self._members)}])"
-
-    @property
-    def name(self) -> str:
-        """The name of the first member. The usage of each answer names the model that gave it."""
-        return self._members[0].name
 
     @property
     def info(self) -> ModelInfo:
@@ -289,7 +285,11 @@ class _FallbackMember:
 
     @property
     def name(self) -> str:
-        return str(getattr(self.model, "name", None) or type(self.model).__name__)
+        return self.find_priced_name(None)
+
+    def find_priced_name(self, told: str | None) -> str:
+        """Return the configured name, as prices know it; else what its usage *told*, as that of an inner list does."""
+        return str(getattr(self.model, "name", None) or told or type(self.model).__name__)
 
 
 class _MemberAnswer:
@@ -337,7 +337,7 @@ class _MemberAnswer:
         usage = event.usage
         if usage is not None:  # a made-up one would say that the answer took no tokens
             failed = sum("error" in one for one in self.told)
-            usage = usage.replace(model=usage.model or name, attempts=usage.attempts + failed)
+            usage = usage.replace(model=self._member.find_priced_name(usage.model), attempts=usage.attempts + failed)
         data: Mapping[str, Any] | None = event.provider_data
         if self.told:
             data = {**(data or {}), "fallback": self.told}

@@ -2,12 +2,13 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from decimal import Decimal
 from typing import Any
 
 import anyio
 import pytest
 
-from agentloop import Agent, Runner
+from agentloop import Agent, RunConfig, Runner, UsageLimits
 from agentloop.abc import Model
 from agentloop.events import TextDelta as TextDeltaEvent
 from agentloop.exceptions import ModelBehaviorError, ModelTransportError, UserError, UserTypeError, UserValueError
@@ -297,6 +298,44 @@ async def test_the_limit_for_the_first_output_ends_with_it() -> None:
     assert (await done(FallbackModel([begun], first_output_timeout=5))).model == "slow"
 
 
+class Reporting(Named):
+    """A model whose provider calls it by a longer name than the configuration."""
+
+    def __init__(self, name: str, *answers: Any) -> None:
+        told = RequestUsage(input_tokens=1, model=f"{name}-2026")
+        super().__init__(
+            name,
+            *(
+                [event.replace(usage=told) if isinstance(event, ResponseDone) else event for event in events]
+                for events in answers
+            ),
+        )
+
+
+async def test_the_usage_names_the_member_as_it_is_configured() -> None:
+    """That is the name under which prices are listed; the response keeps the provider's. A list may hold a list."""
+    inner = FallbackModel([Named("dead", DOWN), Reporting("good", answer("A", model="good-2026"))])
+    last = await done(FallbackModel([Named("first", DOWN), inner]))
+    assert last.usage is not None
+    assert (last.usage.model, last.usage.attempts, last.model) == ("good", 3, "good-2026")
+
+
+@pytest.mark.scenario("WR-10")
+async def test_a_request_is_priced_as_one_to_the_member_that_answered() -> None:
+    """Not as one to the first of the list, which may cost another sum; nor by the name that the provider tells."""
+    priced: list[str] = []
+
+    def price(name: str, usage: RequestUsage) -> Decimal:
+        priced.append(name)
+        return Decimal(usage.input_tokens)
+
+    model = FallbackModel([Named("dead", DOWN), Reporting("good", answer("A", model="good-2026"))])
+    config = RunConfig(price=price, limits=UsageLimits(cost=5))
+    result = await Runner.run(Agent("a", model=model), "Hi", run_config=config)
+    [record] = [record for record in result.records if isinstance(record, ModelResponded)]
+    assert (priced, record.cost) == (["good"], "1")
+
+
 async def test_an_answer_without_usage_gets_none() -> None:
     """A made-up one would say that the answer took no tokens."""
     silent = [event.replace(usage=None) if isinstance(event, ResponseDone) else event for event in answer("B")]
@@ -361,9 +400,10 @@ def test_a_definition_that_cannot_work_is_refused() -> None:
 
 
 def test_members_may_be_model_strings() -> None:
-    """The first one's name and settings are the model's own."""
+    """The first one's settings are the model's own. Its identity names them all, so it has no name of one of them."""
     model = FallbackModel(["http://h/v1#qwen", ScriptedModel([])])
-    assert model.name == "qwen"
+    assert model.info.name.startswith("h:qwen, ")
+    assert not hasattr(model, "name")
     assert model.members[0].name == "qwen"  # type: ignore[attr-defined]
     assert model.default_settings == ModelSettings()
     assert repr(model).startswith("FallbackModel([OpenAIChatModel('qwen'")
