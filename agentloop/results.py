@@ -153,7 +153,7 @@ class RunResult(RunData, Generic[OutputT]):
         output = value_to_json(self.final_output, secrets)
         return {
             "status": self.status,
-            "final_output": secrets.hidden(output) if self._is_secret else output,
+            "final_output": secrets.hide_json(output) if self._is_secret else output,
             "stop_reason": self.stop_reason,
             "finish_reason": self.finish_reason,
             "last_response_id": self.last_response_id,

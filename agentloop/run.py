@@ -217,7 +217,7 @@ def _stream(
         raise UserTypeError(f"journal: a Journal is needed, not {journal!r}")
     config = _USUAL if options.get("run_config") is None else check_run_config(options["run_config"])
     handlers = {} if options.get("error_handlers") is None else _check_handlers(options["error_handlers"])
-    kept = _kept(options)
+    kept = _make_server_conversation(options)
     if _is_state(given):
         from agentloop._engine.resume import resume_from
 
@@ -271,7 +271,7 @@ def _restore_result(agent: Agent[Any, Any], state: RunState, options: Mapping[st
     return result_of(_make_run(agent, start, state.context if context is None else context, config, None, {}, None))
 
 
-def _kept(options: Mapping[str, Any]) -> ServerConversation | None:
+def _make_server_conversation(options: Mapping[str, Any]) -> ServerConversation | None:
     """Return the conversation that the provider keeps, or None if it keeps none."""
     conversation_id, previous_response_id = options.get("conversation_id"), options.get("previous_response_id")
     auto = options.get("auto_previous_response_id", False)

@@ -238,7 +238,7 @@ class RunState:
         from agentloop._storage.state_codec import state_to_json
 
         return state_to_json(
-            self._stored(),
+            self._make_stored(),
             context_serializer=context_serializer,
             strict_context=strict_context,
             codec=codec,
@@ -258,7 +258,7 @@ class RunState:
         from agentloop._storage.state_codec import state_to_string
 
         return state_to_string(
-            self._stored(),
+            self._make_stored(),
             context_serializer=context_serializer,
             strict_context=strict_context,
             codec=codec,
@@ -266,7 +266,7 @@ class RunState:
             key=key,
         )
 
-    def _stored(self) -> Stored:
+    def _make_stored(self) -> Stored:
         from agentloop._storage.state_codec import Stored
 
         graph = self.graph_before or AgentGraph(self.agent).describe()

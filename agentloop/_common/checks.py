@@ -57,7 +57,7 @@ class _Named(Value, frozen=True):
     name: str
 
 
-def _named(name: str) -> Any:
+def _make_attribute(name: str) -> Any:
     """Return a substitute for an attribute where there is none: for an argument, or for a member of a sequence.
 
     Validators ask an attribute for nothing but its name.
@@ -197,7 +197,7 @@ class Fields(Value, frozen=True):
         def validate(instance: Any, attribute: Any, value: Any) -> None:
             sequence(instance, attribute, value)
             for index, each in enumerate(value):
-                member(instance, _named(f"{attribute.name}[{index}]"), each)
+                member(instance, _make_attribute(f"{attribute.name}[{index}]"), each)
 
         return validate
 
@@ -214,7 +214,7 @@ def check(name: str, validator: Validator, value: object) -> None:
     Raises:
         UserTypeError, UserValueError: naming the argument.
     """
-    validator(None, _named(name), value)
+    validator(None, _make_attribute(name), value)
 
 
 def check_seconds(name: str, value: float | None, *, zero: bool = False) -> float | None:

@@ -28,10 +28,10 @@ def takes_options(written: str) -> Callable[[ClassT], ClassT]:
     def decorate(cls: ClassT) -> ClassT:
         made_by_attrs: Any = vars(cls).get("__attrs_init__")
         if made_by_attrs is None:
-            cls.__init__ = _telling(cls.__init__, cls.__name__, written)  # type: ignore[misc]
+            cls.__init__ = _explain_misplaced(cls.__init__, cls.__name__, written)  # type: ignore[misc]
         else:  # the class has none of its own but for type checkers
             made_by_attrs.__qualname__ = f"{cls.__qualname__}.__init__"
-            cls.__init__ = _telling(made_by_attrs, cls.__name__, written)  # type: ignore[misc]
+            cls.__init__ = _explain_misplaced(made_by_attrs, cls.__name__, written)  # type: ignore[misc]
         return cls
 
     return decorate
@@ -44,10 +44,10 @@ def function_takes_options(
 
     *options* is the `TypedDict` of its `**options`, if it has them: to the application each is a parameter of its own.
     """
-    return lambda function: _telling(function, name, written, options)
+    return lambda function: _explain_misplaced(function, name, written, options)
 
 
-def _telling(function: FunctionT, name: str, written: str | None, unpacked: type | None = None) -> FunctionT:
+def _explain_misplaced(function: FunctionT, name: str, written: str | None, unpacked: type | None = None) -> FunctionT:
     unpacked_signature = None if unpacked is None else _unpack(inspect.signature(function), unpacked)
     known = None if unpacked_signature is None else frozenset(unpacked_signature.parameters)
 

@@ -99,11 +99,11 @@ class HidesFields(Protocol):
 
 def format_struct(value: HidesFields, masks: Mapping[str, str] = _NO_MASKS) -> str:
     """Return the repr of *value*, with the texts in *masks* for the fields named there."""
-    fields = (f"{name}={masks.get(name) or repr(field)}" for name, field in shown_fields(value))
+    fields = (f"{name}={masks.get(name) or repr(field)}" for name, field in iter_shown_fields(value))
     return f"{type(value).__name__}({', '.join(fields)})"
 
 
-def shown_fields(value: HidesFields) -> Iterator[tuple[str, Any]]:
+def iter_shown_fields(value: HidesFields) -> Iterator[tuple[str, Any]]:
     """Yield the names and values of the fields that the repr of *value* shows."""
     for name in value.__struct_fields__:
         if name not in value._unshown:

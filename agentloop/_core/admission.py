@@ -206,7 +206,7 @@ class Admission:
         if lane is not None:
             lane.tickets.append(ticket)
             self._remember(ticket, lane)
-        elif lacking := self._lacking(ticket):
+        elif lacking := self._find_lacking(ticket):
             lane = self._lanes[ticket.limits] = _Lane()
             lane.tickets.append(ticket)
             self._remember(ticket, lane)
@@ -216,12 +216,12 @@ class Admission:
 
     def _check_head(self, lane: _Lane, started: list[Ticket]) -> None:
         ticket = lane.tickets[0]
-        if lacking := self._lacking(ticket):
+        if lacking := self._find_lacking(ticket):
             self._join_line(lane, ticket, lacking)
         else:
             self._start(ticket, started)
 
-    def _lacking(self, ticket: Ticket) -> list[Limit]:
+    def _find_lacking(self, ticket: Ticket) -> list[Limit]:
         """Return the limits that have no room for *ticket* beyond the tokens kept for earlier tickets."""
         now = self._now
         lacking = []
@@ -363,7 +363,7 @@ class Admission:
         if lane is None or lane.line is None or lane.tickets[0] is not ticket:
             return
         # No order of starts is known in which it lacks nothing: its line would be marked, and `admit` would check it.
-        if lacking := self._lacking(ticket):  # pragma: no branch
+        if lacking := self._find_lacking(ticket):  # pragma: no branch
             self._join_line(lane, ticket, lacking)
 
     def _keep(self, ticket: Ticket, *, capacity: bool) -> None:

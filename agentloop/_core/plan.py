@@ -38,7 +38,7 @@ from agentloop._core.call_identity import NearNames, find_called_tool, find_tool
 from agentloop._core.run_fold import CallState, RunFold
 from agentloop._core.turn_view import TurnView
 from agentloop._schema.json_text import canonical, parse_object, quote
-from agentloop._storage.withholding import Withheld, WithheldText, missing_secrets
+from agentloop._storage.withholding import Withheld, WithheldText, find_missing_secrets
 from agentloop.exceptions import ModelBehaviorError, StateError, ToolCallError
 from agentloop.items import ToolCall
 from agentloop.outcomes import CallOutcome
@@ -268,7 +268,7 @@ def _check_nested(state: RunFold) -> None:
 
 
 def _check_secrets_of(call: ToolCall, arguments: str | None) -> None:
-    if missing := missing_secrets(call, arguments):
+    if missing := find_missing_secrets(call, arguments):
         names = ", ".join(map(repr, missing))
         raise StateError(
             f"call {call.call_id!r} of tool {call.name!r} needs the secret arguments {names}, which "

@@ -540,7 +540,7 @@ class RunFold:
             record = self._set_secret(record)
         self.records.append(record)
         is_nested = len(record.path) > len(self.path)
-        target = self._nested_for(record) if is_nested else self
+        target = self._find_nested(record) if is_nested else self
         fold = _FOLDS.get(kind)
         if fold is not None:
             fold(target, record)
@@ -577,7 +577,7 @@ class RunFold:
         nested = self.nested.get(call.call_id) if self.nested else None
         return call.secret_output or (nested is not None and nested.ended is not None and nested.ended.secret)
 
-    def _nested_for(self, record: r.Record) -> RunFold:
+    def _find_nested(self, record: r.Record) -> RunFold:
         """Return the fold of the nested run that *record* belongs to; count its usage for the runs around that."""
         fold = self.at(record.path) or self._open(record.path)
         if isinstance(record, r.ModelResponded):
@@ -657,7 +657,7 @@ class RunFold:
             self._accept()  # only in the first turn may the model answer before the input guardrails have
         self.meter.add(response.usage)
         self.responses.append(response)
-        kept, self.conflict = drop_repeats(response.items, self._known, self.limits)
+        kept, self.conflict = drop_repeats(response.items, self._find_call, self.limits)
         for item in kept:
             if not isinstance(item, _CALLS):
                 continue
@@ -714,7 +714,7 @@ class RunFold:
                 f"{shorten(again.call_id, 80)!r}, tool {shorten(again.name, 80)!r}): it makes no progress"
             )
 
-    def _known(self, call_id: str) -> ToolCall | HandoffCall | None:
+    def _find_call(self, call_id: str) -> ToolCall | HandoffCall | None:
         call = self.calls.get(call_id)
         return call.call if call is not None else self.handoffs.get(call_id)
 

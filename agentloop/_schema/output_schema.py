@@ -87,10 +87,10 @@ class TypedOutput:
         """
         value, place = _json(self.what, text, limits), "$"
         if self.wrapped:
-            value, place = _unwrapped(self.what, value), f"$.{WRAPPER}"
+            value, place = _unwrap(self.what, value), f"$.{WRAPPER}"
         if self.schema.strict:
             value = drop_nulls(value, self._open, self._defs)
-        return self._fitted(self._slot.structure, value, place, ModelBehaviorError, self.what)
+        return self._fit(self._slot.structure, value, place, ModelBehaviorError, self.what)
 
     def using(self, converter: BaseConverter | None) -> TypedOutput:
         """Return this output with values converted by *converter*, the application's own, if it decides on the type.
@@ -118,7 +118,7 @@ class TypedOutput:
                 return slot.adapter.validate_python(value)
             return slot.structure(to_json_value(slot.conversion.unstructure(value) if slot.conversion else value))
 
-        fitted = self._fitted(structure, value, "$", UserTypeError, f"{self.what} ({self.type_name})")
+        fitted = self._fit(structure, value, "$", UserTypeError, f"{self.what} ({self.type_name})")
         return value if type(fitted) is type(value) and fitted == value else fitted
 
     def dump(self, value: Any) -> str:
@@ -138,7 +138,7 @@ class TypedOutput:
         except (TypeError, ValueError, RecursionError) as error:
             raise UserTypeError(f"{self.what} ({self.type_name}) can't be written as JSON: {error}") from error
 
-    def _fitted(
+    def _fit(
         self,
         structure: Callable[[Any], Any],
         value: Any,
@@ -172,14 +172,14 @@ def typed_output(type_: Any, *, what: str = FINAL_OUTPUT) -> TypedOutput:
         UserTypeError: naming the type, if it has no JSON form, or no strict schema where that is insisted on.
     """
     asked = type_ if isinstance(type_, OutputType) else OutputType(type_)
-    shown = _shown(asked.type)
-    slot, schema, defs, unknown = _described(asked.type, f"{what} can't be of type {shown}")
+    shown = _format_type(asked.type)
+    slot, schema, defs, unknown = _describe_type(asked.type, f"{what} can't be of type {shown}")
     # A root must say for itself that it is an object, a reference won't do.
     plain = schema
     while name := ref_name(plain):
         plain = defs[name]
     wrapped = plain.get("type") != "object"
-    root = _wrapping(schema) if wrapped else plain
+    root = _wrap_schema(schema) if wrapped else plain
     reason = obstacle(root, defs)
     if asked.strict and reason:
         raise UserTypeError(
@@ -204,7 +204,7 @@ def _adapt_output(output: TypedOutput, converter: BaseConverter) -> TypedOutput:
     return attrs.evolve(output, slot=output._slot.using(conversion_of(converter)))
 
 
-def _described(hint: Any, refusal: str) -> tuple[_Parameter, Schema, Schema, frozenset[type]]:
+def _describe_type(hint: Any, refusal: str) -> tuple[_Parameter, Schema, Schema, frozenset[type]]:
     """Return what structures values of *hint*, its schema, the definitions this refers to, and classes unknown here."""
     try:
         slot = _Parameter(
@@ -224,7 +224,7 @@ def _described(hint: Any, refusal: str) -> tuple[_Parameter, Schema, Schema, fro
     return slot, schemas[WRAPPER], defs, unknown.get(WRAPPER, frozenset())
 
 
-def _wrapping(schema: Schema) -> Schema:
+def _wrap_schema(schema: Schema) -> Schema:
     return {"type": "object", "properties": {WRAPPER: schema}, "required": [WRAPPER], "additionalProperties": False}
 
 
@@ -256,12 +256,12 @@ def _json(what: str, text: str, limits: JsonLimits) -> Any:
         raise ModelBehaviorError(f"{what} isn't valid JSON: {quote(text)}") from None
 
 
-def _unwrapped(what: str, value: Any) -> Any:
+def _unwrap(what: str, value: Any) -> Any:
     if not isinstance(value, dict) or set(value) != {WRAPPER}:
         shown = quote(json.dumps(value))
         raise ModelBehaviorError(f"{what} must be an object with the one key {WRAPPER}, not {shown}")
     return value[WRAPPER]
 
 
-def _shown(hint: Any) -> str:
+def _format_type(hint: Any) -> str:
     return hint.__name__ if isinstance(hint, type) and not typing.get_args(hint) else str(hint)

@@ -21,12 +21,12 @@ from agentloop._storage.typed_codec import (
     TypedCodec,
     class_form,
     fault_text,
-    hiding,
-    hiding_arguments,
+    hide_call_arguments,
+    hide_fields,
     kind_of,
     many,
     read_object,
-    tagged,
+    union_of,
 )
 from agentloop._storage.withholding import WithheldText, is_mark
 
@@ -88,9 +88,9 @@ def item_forms(objects: TypedCodec, values: TypedCodec) -> dict[Any, TypedCodec]
     known: dict[Any, TypedCodec] = {_JSON_OBJECT: objects, _ANY: values}
     known[i.Caller] = class_form(i.Caller, known)
     annotations = {cls: (kind, class_form(cls, known)) for cls, kind in _ANNOTATION_KINDS.items()}
-    known[_ANNOTATION] = tagged(annotations, "type", "an object is needed whose type is that of a citation")
+    known[_ANNOTATION] = union_of(annotations, "type", "an object is needed whose type is that of a citation")
     parts = {cls: (kind, class_form(cls, known)) for cls, kind in _PART_KINDS.items()}
-    known[_PART] = tagged(parts, "type", "an object is needed whose type is text, image, audio, file or refusal")
+    known[_PART] = union_of(parts, "type", "an object is needed whose type is text, image, audio, file or refusal")
     known[_PARTS] = _parts_codec(many(known[_PART]))
     known[_CONTENT] = _content_codec(known[_PARTS])
     items: dict[type, tuple[str, TypedCodec]] = {}
@@ -103,10 +103,10 @@ def item_forms(objects: TypedCodec, values: TypedCodec) -> dict[Any, TypedCodec]
 
 def _hide_secrets(cls: type, form: TypedCodec) -> TypedCodec:
     if cls is i.ToolCall:
-        return hiding_arguments(form)
+        return hide_call_arguments(form)
     if cls is i.ToolOutput:
-        return hiding(form, ("output",))
-    return hiding(form, ("content",)) if cls in _MESSAGES else form
+        return hide_fields(form, ("output",))
+    return hide_fields(form, ("content",)) if cls in _MESSAGES else form
 
 
 def _parts_codec(parts: TypedCodec) -> TypedCodec:
@@ -153,4 +153,4 @@ def _item_codec(items: Mapping[type, tuple[str, TypedCodec]]) -> TypedCodec:
         item: i.Item = reader(fields, context)
         return item
 
-    return TypedCodec(read, tagged(items, "type", "").write)
+    return TypedCodec(read, union_of(items, "type", "").write)

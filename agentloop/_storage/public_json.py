@@ -139,5 +139,5 @@ def guardrail_result_to_json(result: GuardrailResult, secrets: Secrets) -> dict[
         secret = bool(result.call.secret or result.call.secret_output)
     else:
         secret = isinstance(result, InputGuardrailResult) and result.secret
-    written["output"] = secrets.hidden(output) if secret else output
+    written["output"] = secrets.hide_json(output) if secret else output
     return written

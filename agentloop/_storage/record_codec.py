@@ -27,11 +27,11 @@ from agentloop._storage.typed_codec import (
     TypedCodec,
     class_form,
     fault_text,
-    hiding,
-    hiding_arguments,
+    hide_call_arguments,
+    hide_fields,
     kind_of,
     read_object,
-    tagged,
+    union_of,
 )
 from agentloop._storage.value_codec import read_value, value_to_json
 from agentloop._storage.withholding import DIGESTS, Secrets
@@ -109,12 +109,12 @@ def record_to_json(record: r.Record, secrets: Secrets | None = None) -> dict[str
     """
     if type(record) not in KINDS:
         raise UserTypeError(f"a record is needed, not {type(record).__name__}")
-    return _written(_RECORD, record, secrets or DIGESTS)
+    return _write_part(_RECORD, record, secrets or DIGESTS)
 
 
 def item_to_json_hidden(item: i.Item, secrets: Secrets | None) -> dict[str, Any]:
     """Return *item* as a new JSON object. *secrets* hides its secret values; with None they are in the clear."""
-    return _written(_ITEM, item, secrets)
+    return _write_part(_ITEM, item, secrets)
 
 
 def reveal_item(data: Mapping[str, Any], secrets: Secrets) -> i.Item:
@@ -132,10 +132,10 @@ def reveal_item(data: Mapping[str, Any], secrets: Secrets) -> i.Item:
 
 def value_part_to_json(part: CallOutcome | ModelResponse | RequestUsage, secrets: Secrets) -> dict[str, Any]:
     """Return a part of records as a new JSON object, as it is inside them."""
-    return _written(type(part), part, secrets)
+    return _write_part(type(part), part, secrets)
 
 
-def _written(hint: Any, value: Any, secrets: Secrets | None) -> dict[str, Any]:
+def _write_part(hint: Any, value: Any, secrets: Secrets | None) -> dict[str, Any]:
     written: dict[str, Any] = _codecs()[hint].written(value, secrets)
     return written
 
@@ -258,12 +258,12 @@ def _codecs() -> Mapping[Any, TypedCodec]:
     for cls in (RequestUsage, ModelInfo, ModelResponse, CallOutcome):
         known[cls] = _class_codec(cls, known)
     kinds = {cls: (kind, _class_codec(cls, known)) for cls, kind in KINDS.items()}
-    known[_RECORD] = tagged(kinds, "kind", "an object of a known kind of record is needed")
+    known[_RECORD] = union_of(kinds, "kind", "an object of a known kind of record is needed")
     return known
 
 
 def _class_codec(cls: type, known: Mapping[Any, TypedCodec]) -> TypedCodec:
     form = class_form(cls, known, leave=_LEFT_OUT.get(cls, _NOTHING))
     if cls in _SECRET_FIELDS:
-        return hiding(form, _SECRET_FIELDS[cls])
-    return hiding_arguments(form) if cls in _SECRET_ARGUMENTS else form
+        return hide_fields(form, _SECRET_FIELDS[cls])
+    return hide_call_arguments(form) if cls in _SECRET_ARGUMENTS else form

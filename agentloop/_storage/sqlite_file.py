@@ -13,7 +13,7 @@ from contextlib import contextmanager
 _PAUSE = 0.01
 
 
-def opened(path: str, schema: Sequence[str], *, busy_timeout: float, synced: bool = False) -> sqlite3.Connection:
+def connect(path: str, schema: Sequence[str], *, busy_timeout: float, synced: bool = False) -> sqlite3.Connection:
     """Return a connection to the file at *path* in which the statements of *schema* have been executed.
 
     The caller owns it. Several threads may use it, one at a time. It begins no transaction by itself: see

@@ -40,7 +40,7 @@ class CodecError(ValueError):
         self.faults = [(place, text)]
 
 
-def gathered(faults: list[tuple[str, str]]) -> CodecError:
+def gather_faults(faults: list[tuple[str, str]]) -> CodecError:
     """Return one error that holds several faults."""
     fault = CodecError("")
     fault.faults = faults
@@ -176,7 +176,7 @@ def many(form: TypedCodec) -> TypedCodec:
         try:
             return tuple([read_one(member, context) for member in value])
         except Exception:
-            raise gathered(_member_faults(read_one, value, context)) from None
+            raise gather_faults(_member_faults(read_one, value, context)) from None
 
     if write_one is None:
         return TypedCodec(read, lambda values, _context: list(values))
@@ -206,7 +206,7 @@ def one_of(values: tuple[Any, ...]) -> TypedCodec:
     return TypedCodec(read)
 
 
-def tagged(kinds: Mapping[type, tuple[str, TypedCodec]], tag: str, wanted: str) -> TypedCodec:
+def union_of(kinds: Mapping[type, tuple[str, TypedCodec]], tag: str, wanted: str) -> TypedCodec:
     """Return the codec of a closed union of classes; the object's key *tag* names its class."""
     by_name = {name: form.read for name, form in kinds.values()}
     writers = {cls: (name, form.written) for cls, (name, form) in kinds.items()}
@@ -230,7 +230,7 @@ def object_of(cls: type, forms: Mapping[str, TypedCodec]) -> TypedCodec:
     """Return the codec of a `Value` or attrs class: an object with the fields of *forms*, defaults left out."""
     defaults = _defaults_of(cls)
     fields = [name for name in field_names(cls) or () if name in forms]
-    left_out = {name: value for name, value in defaults.items() if name not in _stored_always(cls)}
+    left_out = {name: value for name, value in defaults.items() if name not in _find_stored_defaults(cls)}
     always = tuple((name, forms[name].write) for name in fields if name not in left_out)
     unless_default = tuple((name, left_out[name], forms[name].write) for name in fields if name in left_out)
     readers = {name: forms[name].read for name in fields}
@@ -256,7 +256,7 @@ def object_of(cls: type, forms: Mapping[str, TypedCodec]) -> TypedCodec:
                 values[name] = value if type(value) is plain[name] else readers[name](value, context)
             return cls(**values)
         except Exception:
-            raise gathered(_field_faults(readers, required, data, context)) from None
+            raise gather_faults(_field_faults(readers, required, data, context)) from None
 
     return TypedCodec(read, write)
 
@@ -276,7 +276,7 @@ def _defaults_of(cls: type) -> dict[str, Any]:
     }
 
 
-def _stored_always(cls: type) -> set[str]:
+def _find_stored_defaults(cls: type) -> set[str]:
     """Return the fields of a `Value` class that are stored also at their default: msgspec leaves no made text out."""
     if not issubclass(cls, msgspec.Struct):
         return set()
@@ -308,14 +308,14 @@ def _format_key(name: object) -> str:
     return ascii(name) if isinstance(name, str) else f"a key that is no text ({kind_of(name)})"
 
 
-def hiding(form: TypedCodec, fields: tuple[str, ...]) -> TypedCodec:
+def hide_fields(form: TypedCodec, fields: tuple[str, ...]) -> TypedCodec:
     """Return the codec of a class whose *fields* are hidden if its flag `secret` is set."""
     written = form.written
 
     def write(value: Any, context: Context) -> dict[str, Any]:
         data: dict[str, Any] = written(value, context)
         if value.secret and context is not None:
-            data.update({name: context.hidden(data[name]) for name in fields if name in data})
+            data.update({name: context.hide_json(data[name]) for name in fields if name in data})
         return data
 
     def read(data: Any, context: Context) -> Any:
@@ -328,12 +328,12 @@ def hiding(form: TypedCodec, fields: tuple[str, ...]) -> TypedCodec:
 
 def _reveal(data: Any, name: str, context: Secrets) -> Any:
     try:
-        return context.revealed(data)
+        return context.reveal_json(data)
     except StateError as error:
         raise CodecError(str(error), f".{name}") from None
 
 
-def hiding_arguments(form: TypedCodec) -> TypedCodec:
+def hide_call_arguments(form: TypedCodec) -> TypedCodec:
     """Return the codec of a class with a call's `arguments`; the values that its `secret` names are hidden."""
     written = form.written
 

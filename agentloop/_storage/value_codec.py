@@ -45,14 +45,14 @@ from agentloop._storage.typed_codec import (
     TypedCodec,
     fault_text,
     faults_in,
-    gathered,
+    gather_faults,
     kind_of,
     maybe,
     object_of,
     read_number,
     read_object,
     read_whole,
-    tagged,
+    union_of,
     write_number,
     write_whole,
 )
@@ -311,7 +311,7 @@ def _read_list(data: Any, secrets: Context, depth: int) -> list[Any]:
         try:
             values.append(read_value(member, secrets, depth))
         except CodecError as fault:
-            raise gathered(faults_in(fault, f"[{index}]")) from None
+            raise gather_faults(faults_in(fault, f"[{index}]")) from None
     return values
 
 
@@ -325,7 +325,7 @@ def _read_mapping(data: dict[Any, Any], secrets: Context, depth: int) -> Any:
         try:
             values[key] = read_value(member, secrets, depth)
         except CodecError as fault:
-            raise gathered(faults_in(fault, _path_of_key(key))) from None
+            raise gather_faults(faults_in(fault, _path_of_key(key))) from None
     return values
 
 
@@ -348,7 +348,7 @@ def _read_marked(data: dict[Any, Any], secrets: Context, depth: int) -> Any:
             raise CodecError("unknown: a key that begins with $")
         return form.read(read_object(_read_mapping(read_object(inner), secrets, depth)), secrets)
     except CodecError as fault:
-        raise gathered(faults_in(fault, f".{mark}" if mark in _KNOWN else "")) from None
+        raise gather_faults(faults_in(fault, f".{mark}" if mark in _KNOWN else "")) from None
 
 
 def _read_pairs(pairs: Any, secrets: Context, depth: int) -> dict[Any, Any]:
@@ -426,5 +426,5 @@ def _own_codecs() -> Mapping[str, TypedCodec]:
     }
     plain = item_forms(TypedCodec(read_object, lambda value, _context: dict(value)), AS_IT_IS)
     own = {cls: (name, object_of(cls, forms)) for cls, (name, forms) in kinds.items()}
-    values = tagged(own, "type", "an object of a known type is needed")
+    values = union_of(own, "type", "an object of a known type is needed")
     return {"$item": plain[_ITEM], "$part": plain[_PART], "$value": values}

@@ -101,11 +101,11 @@ class Secrets(Value, frozen=True):
         except Exception as error:
             raise StateError(f"the codec can't open a sealed secret: {type(error).__name__}") from None
 
-    def hidden(self, data: Any) -> Any:
+    def hide_json(self, data: Any) -> Any:
         """Return the mark of JSON *data*; a mark itself is returned unchanged."""
         return data if is_mark(data) else self.hide(encode(data))
 
-    def revealed(self, data: Any) -> Any:
+    def reveal_json(self, data: Any) -> Any:
         """Return the JSON data behind a mark, or *data* itself if it is no mark or can't be read."""
         opened = self.reveal(data) if is_mark(data) else None
         return data if opened is None else decode(opened)
@@ -148,7 +148,7 @@ def reveal_arguments(text: str, names: Collection[str], secrets: Secrets) -> str
     return WithheldText(whole) if gaps else whole
 
 
-def missing_secrets(call: ToolCall, arguments: str | None = None) -> list[str]:
+def find_missing_secrets(call: ToolCall, arguments: str | None = None) -> list[str]:
     """Return the names of *call*'s secret arguments that can't be read, in the order of the text.
 
     *arguments* is the JSON text to run it with, if not the model's own.

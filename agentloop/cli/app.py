@@ -74,7 +74,7 @@ _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class Supervised(Generic[T]):
     """The end of supervised work: its value, its error, and the signal that cancelled it; each may be None.
 
-    Made and filled by `supervised`.
+    Made and filled by `supervise`.
     """
 
     value: T | None = None
@@ -82,7 +82,7 @@ class Supervised(Generic[T]):
     signal: int | None = None
 
 
-async def supervised(work: Callable[[], Awaitable[T]], announce: Callable[[int], None]) -> Supervised[T]:
+async def supervise(work: Callable[[], Awaitable[T]], announce: Callable[[int], None]) -> Supervised[T]:
     """Do *work*, and cancel it at the first SIGINT or SIGTERM, after calling *announce* with the signal.
 
     When this returns, all tasks that the work had started have ended. A signal that this process ignores (as shells set
@@ -356,7 +356,7 @@ def serve(target: str, backend: str, port: int | None) -> None:
         else:
             await serve_agents(agent, name=agent.name, transport="streamable-http", port=port)
 
-    ended = anyio.run(supervised, work, lambda number: None, backend=backend)
+    ended = anyio.run(supervise, work, lambda number: None, backend=backend)
     if ended.error is not None:
         click.echo(errors.words_for(ended.error), err=True, nl=False)
         sys.exit(errors.code_of(ended.error))
@@ -426,7 +426,7 @@ def _perform(
     job: CliOptions, work: Callable[[], Awaitable[int]], announce: Callable[[int], None], cancelled: Callable[[], None]
 ) -> int:
     """Run *work* in an event loop, supervised for signals, report its error, and return the exit code."""
-    ended = anyio.run(supervised, work, announce, backend=job.backend)
+    ended = anyio.run(supervise, work, announce, backend=job.backend)
     if isinstance(ended.error, OutputClosed):
         _give_up_output()
         return errors.OUTPUT_CLOSED

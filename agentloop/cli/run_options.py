@@ -71,14 +71,14 @@ def call_name(request: ApprovalRequest) -> str:
     return "/".join((*request.path, request.call.call_id))
 
 
-def described(request: ApprovalRequest) -> str:
+def describe_call(request: ApprovalRequest) -> str:
     """Format the call of *request*: its tool and its complete arguments, with secret ones masked."""
     call = request.call
     tool = f"{call.namespace}.{call.name}" if call.namespace else call.name
     return exact(f"{tool} {mask_arguments(call.arguments, call.secret)}")
 
 
-def asked_because(request: ApprovalRequest) -> str:
+def find_asking_policy(request: ApprovalRequest) -> str:
     """Return the policy that requires approval of *request*, and its reason; an empty text if the tool requires it."""
     if request.policy is None:
         return ""
@@ -122,8 +122,8 @@ class Questions:
     async def _ask(self, state: RunState, request: ApprovalRequest, where: str) -> bool:
         inside = f", inside {exact('/'.join(request.path))}" if request.path else ""
         at = f", {where}" if where else ""
-        why = f"  {asked}\n" if (asked := asked_because(request)) else ""
-        await self.err.write(f"? {described(request)}\n  {exact(request.agent)} asks for it{inside}{at}\n{why}")
+        why = f"  {asked}\n" if (asked := find_asking_policy(request)) else ""
+        await self.err.write(f"? {describe_call(request)}\n  {exact(request.agent)} asks for it{inside}{at}\n{why}")
         while True:
             await self.err.write("  [y]es, [n]o (and why), [a]lways, ne[v]er, [e]dit, [l]ater: ")
             typed = await self._line()

@@ -27,9 +27,9 @@ from agentloop.cli.show import (
     answer_of,
     cancelled_json,
     error_json,
+    explain_unfinished,
     json_line,
     result_json,
-    unfinished,
 )
 from agentloop.cli.streams import InputLine, OutputClosed
 from agentloop.exceptions import UserError
@@ -259,7 +259,7 @@ class BatchRun:
                     self._fail_batch(error, scope)
 
     async def _print(self, slot: _PrintSlot) -> None:
-        trouble = unfinished(slot.ending) if slot.ending is not None else None
+        trouble = explain_unfinished(slot.ending) if slot.ending is not None else None
         self.answered += 1
         waits = slot.ending is not None and bool(slot.ending.waiting)
         self.waiting += waits

@@ -77,7 +77,7 @@ def answer_of(ending: RunSummary) -> str:
     return text_of(render(ending.final_output))
 
 
-def unfinished(ending: RunSummary) -> str | None:
+def explain_unfinished(ending: RunSummary) -> str | None:
     """Return the reason why a run is not completed, or None if it is."""
     if ending.status == "completed":
         return None
@@ -117,7 +117,7 @@ class Narrator:
                 await self._line(event, "→", "cyan", call, _format_arguments(call))
             case ev.CallProgress(call):
                 of = "" if event.total is None else f" of {event.total:g}"
-                await self._line(event, "…", "cyan", call, shown(f"{event.progress:g}{of} {event.message or ''}"))
+                await self._line(event, "…", "cyan", call, format_line(f"{event.progress:g}{of} {event.message or ''}"))
             case ev.ApprovalRequested(request):
                 await self._line(
                     event, "?", "yellow", request.call, f"{_format_arguments(request.call)} waits for approval"
@@ -133,7 +133,7 @@ class Narrator:
 
     async def ended(self, ending: RunSummary) -> None:
         """Write the answer to the output, or the reason why there is none to the error output."""
-        if (reason := unfinished(ending)) is not None:
+        if (reason := explain_unfinished(ending)) is not None:
             await self._end_line()
             await self._err.write(f"{reason}\n")
             return
@@ -166,13 +166,13 @@ class Narrator:
             await self._live.write("\n")
 
 
-def shown(text: str) -> str:
+def format_line(text: str) -> str:
     """Return *text* on one line, harmless for a terminal and of at most 200 characters."""
     return shorten(harmless(" ".join(text.split())), _SHOWN_CHARS)
 
 
 def _format_arguments(call: ToolCall) -> str:
-    return shown(mask_arguments(call.arguments, call.secret))
+    return format_line(mask_arguments(call.arguments, call.secret))
 
 
 def _format_outcome(outcome: CallOutcome) -> str:
@@ -182,7 +182,7 @@ def _format_outcome(outcome: CallOutcome) -> str:
     if outcome.started_at is not None and outcome.ended_at is not None:
         words.append(duration(outcome.ended_at - outcome.started_at))
     if outcome.status != "succeeded" and outcome.output is not None:
-        words.append(f"· {MASK if outcome.secret else shown(first_line(text_of(outcome.output)))}")
+        words.append(f"· {MASK if outcome.secret else format_line(first_line(text_of(outcome.output)))}")
     return " ".join(words)
 
 

@@ -20,7 +20,7 @@ from agentloop._storage.state_codec import line_encoder, state_from_journal
 from agentloop.agents import Agent
 from agentloop.cli import errors
 from agentloop.cli.journal_folder import Folder
-from agentloop.cli.run_options import asked_because, call_name, described, exact
+from agentloop.cli.run_options import call_name, describe_call, exact, find_asking_policy
 from agentloop.cli.show import request_json
 from agentloop.exceptions import AgentLoopError, StateError
 from agentloop.items import ApprovalRequest
@@ -84,8 +84,8 @@ def pending(folder: str, as_json: bool) -> None:
                 data = {"line": one.line, **request_json(one.request), "call": one.name}
                 click.echo(json.dumps(data, ensure_ascii=False))
             else:
-                why = asked_because(one.request)
-                line = f"{exact(one.name)}  {exact(one.request.agent)}  {described(one.request)}"
+                why = find_asking_policy(one.request)
+                line = f"{exact(one.name)}  {exact(one.request.agent)}  {describe_call(one.request)}"
                 click.echo(f"{line}  ({why})" if why else line)
         if not found and not as_json:
             click.echo("No call waits for approval.", err=True)

@@ -307,7 +307,7 @@ async def open_browser(
     if found is None:
         raise ComputerError(f"no browser is installed: none of {', '.join(_PROGRAMS)} is on PATH")
     words = [found, *_SWITCHES, f"--window-size={width},{height}", *switches]
-    async with _started(words) as (process, read, write):
+    async with _start_browser(words) as (process, read, write):
         browser = Browser(Display(width=width, height=height), read, write)
         try:
             await browser.attach()
@@ -321,7 +321,7 @@ async def open_browser(
 
 
 @contextlib.asynccontextmanager
-async def _started(words: Sequence[str]) -> AsyncIterator[tuple[Process, int, int]]:
+async def _start_browser(words: Sequence[str]) -> AsyncIterator[tuple[Process, int, int]]:
     """Start a browser with a new profile, to end with the block. Give its process, and descriptors to read and write.
 
     Raises:

@@ -244,7 +244,7 @@ class _View:
             self.files[key] = _ViewedFile(found, None if found is None else to_text(found.data, key))
         return key, self.files[key]
 
-    def _existing(self, path: str) -> tuple[str, _ViewedFile, str]:
+    def _find_existing(self, path: str) -> tuple[str, _ViewedFile, str]:
         key, file = self._file(path)
         if file.text is None:
             raise EditError(f"{path}: there is no such file")
@@ -262,20 +262,20 @@ class _View:
             case WriteFile(path=path, text=text):
                 self._file(path)[1].text = text
             case DeleteFile(path=path):
-                self._existing(path)[1].text = None
+                self._find_existing(path)[1].text = None
             case UpdateFile(path=path, diff=diff, move_to=move_to):
-                key, file, text = self._existing(path)
+                key, file, text = self._find_existing(path)
                 with _at(path):
                     file.text = apply_diff(text, diff)
                 if move_to is not None and "/".join(split_path(move_to)) != key:
                     self._move(key, file, move_to)
             case ReplaceText(path=path, old=old, new=new):
-                _, file, text = self._existing(path)
+                _, file, text = self._find_existing(path)
                 if (count := text.count(old) if old else 0) != 1:
                     raise EditError(f"{path}: the text to replace is there {count} times, and not once")
                 file.text = text.replace(old, new)
             case InsertText(path=path, line=line, text=added):
-                _, file, text = self._existing(path)
+                _, file, text = self._find_existing(path)
                 lines = text.splitlines(keepends=True)
                 if not 0 <= line <= len(lines):
                     raise EditError(f"{path}: it has {len(lines)} lines, and no line {line}")

@@ -85,7 +85,7 @@ class _Hunk:
     lines: list[tuple[str, str]] = attrs.field(factory=list)
     at_end: bool = False
 
-    def trimmed(self, bare: int) -> _Hunk:
+    def trim(self, bare: int) -> _Hunk:
         """Return the hunk without its last *bare* lines, which are empty and unmarked: the end of the text itself."""
         return attrs.evolve(self, lines=self.lines[: len(self.lines) - bare])
 
@@ -103,7 +103,7 @@ def _hunks(diff: str) -> Iterator[_Hunk]:
             hunk.at_end = True
         elif line.startswith("@@"):
             if hunk.lines:
-                yield hunk.trimmed(bare)
+                yield hunk.trim(bare)
                 hunk = _Hunk()
             bare = 0
             if anchor := line[2:].strip():
@@ -116,7 +116,7 @@ def _hunks(diff: str) -> Iterator[_Hunk]:
             bare += 1
         else:
             raise EditError(f"a line of a diff begins with ' ', '+', '-' or '@@', not like {line[:_QUOTED]!r}")
-    hunk = hunk.trimmed(bare)
+    hunk = hunk.trim(bare)
     if hunk.lines or hunk.anchors:
         yield hunk
 

@@ -298,12 +298,12 @@ def editor_tool(editor: Editor, *, native: bool = True, **options: Unpack[ToolOp
         if operations:
             return await editor.apply(operations)
         given: _EditorCommand = _read(arguments, _EditorCommand, "an editor")
-        return _numbered(await editor.read(given.path), given.view_range)
+        return _number_lines(await editor.read(given.path), given.view_range)
 
     return _make_tool(apply, _PATCH, "apply_patch", native, options, description=_ABOUT_PATCHES, needs_approval=True)
 
 
-def _numbered(text: str, bounds: tuple[int, int] | None) -> str:
+def _number_lines(text: str, bounds: tuple[int, int] | None) -> str:
     """Return the lines of *text* with their numbers, from the first of *bounds* to the second; -1 is the end."""
     lines = text.splitlines()
     first, last = bounds if bounds is not None else (1, -1)

@@ -18,7 +18,7 @@ from typing import Self
 import anyio
 
 from agentloop._common.checks import check_id, check_seconds
-from agentloop._storage.sqlite_file import opened, transaction
+from agentloop._storage.sqlite_file import connect, transaction
 from agentloop.abc import Codec
 from agentloop.exceptions import JournalError
 from agentloop.journal._checks import check_codec, check_path, check_records
@@ -177,7 +177,7 @@ class SQLiteJournal:
 
     def _connect(self) -> sqlite3.Connection:
         if self._connection is None:
-            self._connection = connection = opened(self._path, _SCHEMA, busy_timeout=self._busy_timeout, synced=True)
+            self._connection = connection = connect(self._path, _SCHEMA, busy_timeout=self._busy_timeout, synced=True)
             # If the application forgets to close it, Python warns when it collects an open connection.
             self._finalizer = weakref.finalize(self, connection.close)
         return self._connection

@@ -162,7 +162,7 @@ class Connection:
         with anyio.CancelScope() as scope:
             scope.deadline = anyio.current_time() + self._connect_timeout
             async with (
-                Client(self._watched(), message_handler=self._hear, mode=self._mode, cache=None) as client,
+                Client(self._open_transport(), message_handler=self._hear, mode=self._mode, cache=None) as client,
                 anyio.create_task_group() as group,
             ):
                 self.tools = await self._list(client)
@@ -177,7 +177,7 @@ class Connection:
             raise TimeoutError(f"no answer within {self._connect_timeout:g} seconds")
 
     @asynccontextmanager
-    async def _watched(self) -> AsyncIterator[Any]:
+    async def _open_transport(self) -> AsyncIterator[Any]:
         """Open the transport; when the stream of its messages ends, the connection is lost."""
         lost = self._lost
 
@@ -273,7 +273,7 @@ class Connection:
             MCPToolError: the server refused the request, or its answer isn't one.
         """
         for last in (False, True):
-            client = await self._connected()
+            client = await self._ensure_connected()
             try:
                 ask = partial(client.call_tool, name, arguments, progress_callback=report, meta=meta)
                 return await self._request(ask)
@@ -283,7 +283,7 @@ class Connection:
                 self._lose(client)  # the server was started anew, and knew nothing of the request
         raise AssertionError  # pragma: no cover - the loop returns or raises
 
-    async def _connected(self) -> Any:
+    async def _ensure_connected(self) -> Any:
         """Return the client; open the connection if it was lost.
 
         Raises:

@@ -62,8 +62,8 @@ from agentloop.models._codec import (
 from agentloop.models._common import (
     CallIds,
     chat_content,
-    chosen_name,
-    made_call_id,
+    find_forced_name,
+    make_call_id,
     no_form,
     output_text,
     plain_text,
@@ -130,7 +130,7 @@ def _refuse_server_state(request: ModelRequest) -> None:
 
 
 def _constrained_fields(request: ModelRequest) -> JsonDict:
-    tools = _constrained.offered(request)
+    tools = _constrained.list_offers(request)
     fields: JsonDict = {"messages": _constrained.messages(request, tools)}
     if not tools:
         return fields | _format_fields(request.output_schema)
@@ -151,7 +151,7 @@ def _tool_fields(request: ModelRequest) -> JsonDict:
         return {}
     fields: JsonDict = {"tools": tools}
     choice = tool_choice(request)
-    if (name := chosen_name(choice)) is not None:
+    if (name := find_forced_name(choice)) is not None:
         kind = next((tool.kind for tool in request.tools if tool.name == name and tool.kind == "custom"), "function")
         fields["tool_choice"] = {"type": kind, kind: {"name": name}}
     elif choice is not None:
@@ -348,8 +348,8 @@ class ChatDecoder:
     def __init__(self, request: ModelRequest, *, constrained: bool = False) -> None:
         self.done = False
         self._ids = CallIds(request)
-        self._constrained = _constrained.CallText() if constrained and _constrained.offered(request) else None
-        self._constrained_id = made_call_id(request, "local") if self._constrained else ""
+        self._constrained = _constrained.CallText() if constrained and _constrained.list_offers(request) else None
+        self._constrained_id = make_call_id(request, "local") if self._constrained else ""
         self._started = False
         self.shown = False
         """True once a part of the answer was returned to the caller."""
@@ -499,7 +499,7 @@ class ChatDecoder:
     # Items.
 
     def _items(self, cut: bool) -> Iterator[Item]:
-        said = self._said(cut)
+        said = self._make_parts(cut)
         calls = [self._tool_call(call, cut) for call in self._calls]
         if self._constrained is not None and not self._refusal and not calls:
             calls = self._constrained_call(self._constrained, cut)
@@ -510,7 +510,7 @@ class ChatDecoder:
             yield AssistantMessage(said, provider_data={LOGPROBS: self._logprobs} if self._logprobs else None)
         yield from calls
 
-    def _said(self, cut: bool) -> tuple[Part, ...]:
+    def _make_parts(self, cut: bool) -> tuple[Part, ...]:
         text, refusal = "".join(self._text), "".join(self._refusal)
         parts: list[Part] = []
         if text.strip() or (text and not cut):

@@ -110,7 +110,7 @@ def tool_choice(request: ModelRequest) -> str | Mapping[str, Any] | None:
     return request.tool_choice if request.tool_choice is not None else request.settings.tool_choice
 
 
-def chosen_name(choice: str | Mapping[str, Any] | None, interface: str = "Chat Completions") -> str | None:
+def find_forced_name(choice: str | Mapping[str, Any] | None, interface: str = "Chat Completions") -> str | None:
     """Return the name of the function that *choice* forces, or None if it forces none.
 
     Raises:
@@ -162,17 +162,17 @@ def refuse_custom(tool: ToolDefinition, interface: str) -> None:
         raise UserError(f"Tool {tool.name!r}: a custom tool has no form in {interface}.")
 
 
-def made_call_id(request: ModelRequest, prefix: str, number: int = 0) -> str:
+def make_call_id(request: ModelRequest, prefix: str, number: int = 0) -> str:
     """Return an id for a call without one: the same for equal requests, and not yet in the conversation.
 
     The turn makes it unique in a run, the path makes it unique among nested runs. Items of earlier runs may hold such
     an id already, so those are skipped.
     """
     base = f"{prefix}_{request.turn}" + (f"_{number}" if number else "")
-    return _find_free_id(request, base, taken_call_ids(request))
+    return _find_free_id(request, base, list_call_ids(request))
 
 
-def renamed_call_id(request: ModelRequest, given: str, taken: frozenset[str]) -> str:
+def rename_call_id(request: ModelRequest, given: str, taken: frozenset[str]) -> str:
     """Return a new id for a call, because the server has *given* its id to an earlier call of the run."""
     return _find_free_id(request, f"{given}_{request.turn}", taken)
 
@@ -198,22 +198,22 @@ class CallIds:
 
     @cached_property
     def _taken(self) -> frozenset[str]:
-        return taken_call_ids(self._request)  # most responses have no call
+        return list_call_ids(self._request)  # most responses have no call
 
     def assign(self, given: str | None, number: int) -> tuple[str, str]:
         """Return the run's id and the provider's id for call *number* of the response, the same whenever asked."""
         if number not in self._known:
             if given is None:
-                made = made_call_id(self._request, "call", number)
+                made = make_call_id(self._request, "call", number)
                 self._known[number] = made, made
             elif given in self._taken:
-                self._known[number] = renamed_call_id(self._request, given, self._taken), given
+                self._known[number] = rename_call_id(self._request, given, self._taken), given
             else:
                 self._known[number] = given, given
         return self._known[number]
 
 
-def taken_call_ids(request: ModelRequest) -> frozenset[str]:
+def list_call_ids(request: ModelRequest) -> frozenset[str]:
     """Return the ids of the run's calls, and of the calls in the request's items, which may be of earlier runs."""
     shown = (item.call_id for item in request.items if isinstance(item, ToolCall | HandoffCall))
     return frozenset((*shown, *request.call_ids))

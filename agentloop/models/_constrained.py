@@ -29,7 +29,7 @@ from agentloop.model_events import ModelRequest, ToolDefinition
 from agentloop.models._codec import QUOTED, JsonDict, parse_object
 from agentloop.models._common import (
     chat_content,
-    chosen_name,
+    find_forced_name,
     no_form,
     output_text,
     plain_text,
@@ -39,7 +39,7 @@ from agentloop.models._common import (
 MAX_SHOTS = 6
 
 
-def offered(request: ModelRequest) -> tuple[ToolDefinition, ...]:
+def list_offers(request: ModelRequest) -> tuple[ToolDefinition, ...]:
     """Return the tools and handoffs; the answer must call one of them. None if the tool choice is `"none"`.
 
     Raises:
@@ -49,7 +49,7 @@ def offered(request: ModelRequest) -> tuple[ToolDefinition, ...]:
     every = (*request.tools, *request.handoffs)
     if choice == "none":
         return ()
-    name = chosen_name(choice)
+    name = find_forced_name(choice)
     if name is None:
         return every
     named = tuple(tool for tool in every if tool.name == name)

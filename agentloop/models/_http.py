@@ -185,7 +185,7 @@ class Reply:
         self.request_id: str | None = next((id for id in found if id), None)
         self.content_type: str = response.headers.get("content-type", "").partition(";")[0].strip().lower()
 
-    def told_as_page(self) -> str:
+    def explain_page(self) -> str:
         """Return the error message for an answer that is a web page and not a model's response."""
         return f"{self.place} answered with {self.content_type}, not with a model's response.{_hint_v1(self.place)}"
 

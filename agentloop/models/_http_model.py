@@ -232,7 +232,7 @@ class ReplyEvents:
             self._finish()
             return
         if self._reply.content_type in _PAGES:
-            raise ModelBehaviorError(self._reply.redact(self._reply.told_as_page()))
+            raise ModelBehaviorError(self._reply.redact(self._reply.explain_page()))
         data = await self._reply.receive()
         for event in self._sse.feed(data):
             self._pending.extend(self._decoder.feed(event.data))

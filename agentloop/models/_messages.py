@@ -50,7 +50,7 @@ from agentloop.models._codec import (
     parse_json,
     without_none,
 )
-from agentloop.models._common import chosen_name, data_url, no_form, refuse_custom, tool_choice
+from agentloop.models._common import data_url, find_forced_name, no_form, refuse_custom, tool_choice
 from agentloop.models._pieces import CALL_TYPES, OUTPUT_TYPES, PieceCache
 
 INTERFACE = "Anthropic Messages"
@@ -186,7 +186,7 @@ def _thinking(reasoning: Mapping[str, Any], effort: object) -> JsonDict | None:
 
 def _tool_fields(request: ModelRequest, forced: OutputSchema | None, thinking: JsonDict | None) -> JsonDict:
     """Return the tools and the choice among them; *forced* is the output that a tool's call has to give."""
-    tools = [_tool(tool) for tool in (*request.tools, *request.handoffs)] + [_hosted(tool) for tool in request.hosted]
+    tools = [*map(_tool, (*request.tools, *request.handoffs)), *map(_hosted_tool, request.hosted)]
     choice = _tool_choice(request)
     if forced is not None:
         if thinking is not None and thinking.get("type") != "disabled":
@@ -242,7 +242,7 @@ _MCP = "mcp_toolset"
 """The provider's kind for the tools of an MCP server that it calls itself."""
 
 
-def _hosted(tool: HostedToolDefinition) -> JsonDict:
+def _hosted_tool(tool: HostedToolDefinition) -> JsonDict:
     """Return a tool that the provider runs. Its kinds are names with the date of their version, except for MCP's."""
     if tool.kind == _MCP:  # it has no name: the tools are the server's
         return {"type": tool.kind} | dict(tool.config)
@@ -259,7 +259,7 @@ def _tool_choice(request: ModelRequest) -> JsonDict | None:
     choice = tool_choice(request)
     if isinstance(choice, Mapping) and choice.get("type") in ("auto", "any", "none", "tool"):
         return dict(choice)
-    if (name := chosen_name(choice, INTERFACE)) is not None:
+    if (name := find_forced_name(choice, INTERFACE)) is not None:
         return {"type": "tool", "name": EDITOR if name == find_editor(request.tools) else name}
     return None if choice is None else {"type": "any" if choice == "required" else choice}
 

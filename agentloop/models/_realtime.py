@@ -49,7 +49,7 @@ from agentloop.models._codec import (
     server_error,
     without_none,
 )
-from agentloop.models._common import CallIds, chosen_name, output_text, refuse_tools, tool_choice
+from agentloop.models._common import CallIds, find_forced_name, output_text, refuse_tools, tool_choice
 from agentloop.settings import Prompt
 
 _USAGE = UsageNames("input_tokens", "input_token_details", "output_tokens", "output_token_details")
@@ -121,7 +121,7 @@ def _choice(request: ModelRequest) -> str | JsonDict:
     choice = tool_choice(request)
     if choice is None or not (request.tools or request.handoffs):
         return "auto"
-    name = chosen_name(choice, INTERFACE)
+    name = find_forced_name(choice, INTERFACE)
     return str(choice) if name is None else {"type": "function", "name": name}
 
 

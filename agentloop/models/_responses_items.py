@@ -134,7 +134,7 @@ def write_item(item: Item, place: str, call: ToolCall | HandoffCall | None = Non
         case ToolOutput() | HandoffOutput():
             return _output(item, call)
         case HostedToolCall() if item.kind in HOSTED:
-            return _hosted(item)
+            return _hosted_call(item)
         case Compaction(data) | OpaqueItem(data) if isinstance(data.get("type"), str):
             return _as_it_came(data)
         case _:
@@ -255,10 +255,10 @@ def _verdict(item: ToolOutput, request_id: object) -> JsonDict:
 def _output_content(output: Content) -> str | list[JsonDict]:
     if isinstance(output, str):
         return output
-    return [_shown_part(part) for part in output]
+    return [_write_part(part) for part in output]
 
 
-def _shown_part(part: Part) -> JsonDict:
+def _write_part(part: Part) -> JsonDict:
     """Return a part of a tool's output. A mark replaces a part that can't be shown, so that the model knows of it."""
     if isinstance(part, Image | File | Text):
         return input_part(part, "")
@@ -276,7 +276,7 @@ def _reasoning(item: Reasoning) -> JsonDict:
     return sent | {name: value for name, value in (_wire(item) or {}).items() if name not in sent}
 
 
-def _hosted(item: HostedToolCall) -> JsonDict:
+def _hosted_call(item: HostedToolCall) -> JsonDict:
     answer = HOSTED[item.kind]
     sent = {"type": item.kind, "id": item.id, "status": item.status, "call_id": item.call_id}
     if answer is not None and item.output is not None:
@@ -354,7 +354,7 @@ def read_item(
             raise ModelBehaviorError(f"The response has an item without a type: {str(kind)[:QUOTED]!r}")
 
 
-def _marked(data: Mapping[str, Any], known: Collection[str], more: Mapping[str, Any] | None = None) -> JsonDict:
+def _pick_rest(data: Mapping[str, Any], known: Collection[str], more: Mapping[str, Any] | None = None) -> JsonDict:
     """Return the provider data of an item: the fields of *data* that no field of the item holds.
 
     Without what the provider sends, and does not accept.
@@ -375,7 +375,7 @@ def _read_message(data: Mapping[str, Any]) -> AssistantMessage:
     said = [_output_part(part, "") for part in parts]
     # What the parts have no room for (probabilities, sources of new kinds) stays with the message.
     lost = {} if all(map(_equals, said, content)) and len(said) == len(content) else {"content": list(content)}
-    return AssistantMessage(parts, id=_id(data), provider_data=_marked(data, ("id", "role", "content"), lost))
+    return AssistantMessage(parts, id=_id(data), provider_data=_pick_rest(data, ("id", "role", "content"), lost))
 
 
 def _equals(written: JsonDict, came: Mapping[str, Any]) -> bool:
@@ -437,7 +437,7 @@ def _read_call(data: Mapping[str, Any], make_call_id: Callable[[str | None], tup
         read_text(data.get(space), space) or None,
         kind=kind,
         caller=_read_caller(caller) if isinstance(caller, Mapping) else None,
-        provider_data=_marked(data, known, None if call_id == given else {"call_id": given}),
+        provider_data=_pick_rest(data, known, None if call_id == given else {"call_id": given}),
     )
 
 
@@ -457,7 +457,7 @@ def _read_executor_call(
         executors.read_arguments(data),
         kind=kind,
         caller=_read_caller(caller) if isinstance(caller, Mapping) else None,
-        provider_data=_marked(data, ("call_id", "caller", *fields), more),
+        provider_data=_pick_rest(data, ("call_id", "caller", *fields), more),
     )
 
 
@@ -471,7 +471,7 @@ def _read_reasoning(data: Mapping[str, Any]) -> Reasoning:
         [read_text(part.get("text"), "summary") for part in read_objects(data.get("summary"), "summary")],
         [read_text(part.get("text"), "reasoning") for part in read_objects(data.get("content"), "reasoning")],
         read_text(data.get("encrypted_content"), "reasoning") or None,
-        provider_data=_marked(data, ("id", "summary", "content", "encrypted_content")),
+        provider_data=_pick_rest(data, ("id", "summary", "content", "encrypted_content")),
     )
 
 

@@ -28,7 +28,7 @@ from anyio.lowlevel import current_token
 
 from agentloop._common.checks import check_id, check_seconds
 from agentloop._storage.item_codec import item_from_json, item_to_json
-from agentloop._storage.sqlite_file import opened, transaction
+from agentloop._storage.sqlite_file import connect, transaction
 from agentloop.exceptions import StateError, UserError, UserTypeError, UserValueError
 from agentloop.items import Item
 from agentloop.sessions._checks import check_items, check_limit, conflict
@@ -196,7 +196,7 @@ class SQLiteSession:
 
     def _connect(self) -> sqlite3.Connection:
         if self._connection is None:
-            self._connection = connection = opened(self._path, _SCHEMA, busy_timeout=self._busy_timeout)
+            self._connection = connection = connect(self._path, _SCHEMA, busy_timeout=self._busy_timeout)
             # If the application forgets to close it, Python warns when it collects an open connection.
             self._finalizer = weakref.finalize(self, connection.close)
         return self._connection

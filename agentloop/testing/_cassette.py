@@ -152,7 +152,7 @@ def differences(recorded: Any, asked: Any, place: str = "") -> Iterator[tuple[st
         yield place, recorded, asked
 
 
-def checked_parts(parts: Iterable[str]) -> frozenset[str]:
+def check_parts(parts: Iterable[str]) -> frozenset[str]:
     """Return *parts* as a set of names of a request's parts.
 
     Raises:

@@ -234,7 +234,7 @@ class ReplayModel(Model):
     ) -> None:
         self._path = Path(path)
         self._redactor = tapes.Redactor(secrets)
-        self._ignore = tapes.checked_parts(ignore)
+        self._ignore = tapes.check_parts(ignore)
         self._info, self._takes = tapes.read_cassette(self._path)
         self._used: set[int] = set()
 

@@ -12,7 +12,7 @@ import pytest
 from click.testing import Result
 
 from agentloop import Agent, Ask, PendingCall, RunConfig, Runner, tool
-from agentloop.cli.run_options import asked_because, can_ask, exact
+from agentloop.cli.run_options import can_ask, exact, find_asking_policy
 from agentloop.cli.streams import Output
 from agentloop.items import ApprovalRequest, ToolCall
 from agentloop.journal import FileJournal
@@ -234,7 +234,7 @@ def test_which_policy_asks_and_why_is_told(invoke: Invoke, agent: AgentOf, kept:
 )
 def test_who_asks_in_words(policy: str | None, reason: str | None, said: str) -> None:
     """The policies and their reasons are joined; the text is empty where the tool itself asks."""
-    assert asked_because(ApprovalRequest(ToolCall("c", "f"), "a", policy=policy, reason=reason)) == said
+    assert find_asking_policy(ApprovalRequest(ToolCall("c", "f"), "a", policy=policy, reason=reason)) == said
 
 
 def test_without_a_folder_nothing_can_be_decided_later(invoke: Invoke, agent: AgentOf, noted: Noted) -> None:

@@ -16,8 +16,8 @@ from agentloop._storage.withholding import (
     Secrets,
     Withheld,
     WithheldText,
+    find_missing_secrets,
     hide_arguments,
-    missing_secrets,
     reveal_arguments,
 )
 from agentloop.exceptions import StateError
@@ -183,8 +183,8 @@ def test_arguments_come_back_to_the_character(arguments: dict[str, Any], ascii_o
     gaps = reveal_arguments(hidden, ("p", "q"), DIGESTS)
     assert hide_arguments(gaps, ("p", "q"), SEALED) == hidden
     call = i.ToolCall("c", "f", gaps, secret=("p", "q"))
-    assert missing_secrets(call) == [name for name in arguments if name in ("p", "q")]
-    assert missing_secrets(i.ToolCall("c", "f", text, secret=("p", "q"))) == []
+    assert find_missing_secrets(call) == [name for name in arguments if name in ("p", "q")]
+    assert find_missing_secrets(i.ToolCall("c", "f", text, secret=("p", "q"))) == []
 
 
 @pytest.mark.parametrize(
@@ -195,15 +195,15 @@ def test_a_model_can_not_write_what_reads_as_a_secret(text: str) -> None:
     for secrets in (SEALED, Secrets(Shifting(9))):
         hidden = hide_arguments(text, ("p",), secrets)
         assert reveal_arguments(hidden, ("p",), secrets) == text
-        assert missing_secrets(i.ToolCall("c", "f", text, secret=("p",))) == []
+        assert find_missing_secrets(i.ToolCall("c", "f", text, secret=("p",))) == []
 
 
 def test_arguments_that_do_not_parse_are_missing_whole() -> None:
     """Such a text has no separate arguments, so each secret one counts as missing."""
     gaps = reveal_arguments(hide_arguments('{"p": "hush', ("p",), DIGESTS), ("p",), DIGESTS)
     assert gaps.startswith("$digest:")
-    assert missing_secrets(i.ToolCall("c", "f", gaps, secret=("p",))) == ["p"]
-    assert missing_secrets(i.ToolCall("c", "f", "{}", secret=("p",)), gaps) == ["p"]
+    assert find_missing_secrets(i.ToolCall("c", "f", gaps, secret=("p",))) == ["p"]
+    assert find_missing_secrets(i.ToolCall("c", "f", "{}", secret=("p",)), gaps) == ["p"]
 
 
 @pytest.mark.parametrize("flag", [True, "p", [1], None, {"p": 1}, []])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agentloop._storage.sqlite_file import opened, transaction, use_wal
+from agentloop._storage.sqlite_file import connect, transaction, use_wal
 
 
 class _BusyOnce:
@@ -50,16 +50,16 @@ def test_a_file_that_can_not_be_used_is_not_left_open(tmp_path: Any) -> None:
     path = tmp_path / "x.db"
     path.write_bytes(b"no database" * 100)
     with pytest.raises(sqlite3.DatabaseError):
-        opened(str(path), ("CREATE TABLE t (x)",), busy_timeout=0)
+        connect(str(path), ("CREATE TABLE t (x)",), busy_timeout=0)
     with pytest.raises(sqlite3.OperationalError, match="syntax"):
-        opened(":memory:", ("CREATE NOTHING",), busy_timeout=0)
+        connect(":memory:", ("CREATE NOTHING",), busy_timeout=0)
 
 
 @pytest.mark.parametrize(("synced", "level"), [(True, 2), (False, None)])
 def test_a_synced_file_is_synced_at_each_commit(tmp_path: Any, synced: bool, level: int | None) -> None:
     """The level doesn't depend on the build's default; the statements are executed; the file is in write-ahead mode."""
     path = str(tmp_path / "x.db")
-    with closing(opened(path, ("CREATE TABLE t (x)",), busy_timeout=1, synced=synced)) as connection:
+    with closing(connect(path, ("CREATE TABLE t (x)",), busy_timeout=1, synced=synced)) as connection:
         (found,) = connection.execute("PRAGMA synchronous").fetchone()
         assert level in (None, found)
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)

@@ -18,7 +18,7 @@ from agentloop.testing.invariants._observation import Observation
 from agentloop.testing.simulation._case_maker import maker_of
 from agentloop.testing.simulation._crash_invariants import said_raise, sound, unknown
 from agentloop.testing.simulation._findings import has_its_end
-from agentloop.testing.simulation._restarts import CrashRun, run_crashing, undisturbed
+from agentloop.testing.simulation._restarts import CrashRun, run_crashing, run_undisturbed
 from agentloop.testing.simulation._timeline import script_as_code
 from agentloop.testing.simulation.crashing import BACKEND_PAIRS
 from agentloop.testing.simulation.disk import MODES, CrashAt
@@ -67,7 +67,7 @@ def crash_world(world: World, chance: Chance, counts: Counts) -> None:
     """
     first, then = chance.pick(BACKEND_PAIRS)
     streamed = chance.one_in(4)
-    whole = undisturbed(world, backend=first, streamed=streamed)
+    whole = run_undisturbed(world, backend=first, streamed=streamed)
     counts.numbers[f"schedules on {first}"] += 1
     check(whole.run, counts.tally, but=SLOW)
     for _ in range(POINTS):

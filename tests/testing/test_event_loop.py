@@ -572,7 +572,7 @@ def test_changed_private_names_are_an_import_error() -> None:
 def test_loop_that_does_not_order_as_told_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A release could change what the names mean: two tasks are tried out before the first run."""
     simulated_loop._try_out.cache_clear()
-    monkeypatch.setattr(simulated_loop.DeterministicLoop, "_permuted", lambda self, steps: steps)
+    monkeypatch.setattr(simulated_loop.DeterministicLoop, "_permute", lambda self, steps: steps)
     with pytest.raises(RuntimeError, match=r"can't choose the order of tasks with these releases \(anyio .*asyncio\)"):
         run_deterministic(mingling)
     monkeypatch.undo()

@@ -35,7 +35,7 @@ from agentloop.model_events import (
     TextDelta,
 )
 from agentloop.settings import ModelSettings
-from agentloop.testing.conformance._parts import STEPS, cancelled_after, within
+from agentloop.testing.conformance._parts import STEPS, cancel_after, within
 from agentloop.usage import RequestUsage
 
 EVENTS: tuple[type, ...] = get_args(ModelEvent)
@@ -226,7 +226,7 @@ class ModelConformance:
         async with self.entered(self.make_model()) as model:
             for steps in STEPS:
                 with within(self.patience, f"a request cancelled after {steps} steps should have ended"):
-                    await cancelled_after(steps, lambda: self._read_answer(model))
+                    await cancel_after(steps, lambda: self._read_answer(model))
                     await self.all_closed()
                 self._check_whole(await self._read_answer(model))
 
@@ -246,7 +246,7 @@ class ModelConformance:
         async with self.entered(model):
             for steps in STEPS:
                 with within(self.patience, f"an endless answer cancelled after {steps} steps should have ended"):
-                    returned = await cancelled_after(steps, lambda: self._read_answer(model))
+                    returned = await cancel_after(steps, lambda: self._read_answer(model))
                     await self.all_closed()
                 assert not returned, "an answer that never ends has ended: make_stalled_model() gave another model"
             with within(self.patience, "an endless answer past its deadline should have ended"):

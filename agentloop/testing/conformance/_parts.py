@@ -20,7 +20,7 @@ single pass.
 """
 
 
-async def cancelled_after(steps: int, work: Callable[[], Awaitable[Any]]) -> bool:
+async def cancel_after(steps: int, work: Callable[[], Awaitable[Any]]) -> bool:
     """Run *work* in a scope that is cancelled after *steps* passes of the loop. Return True if *work* returned.
 
     With 0 the scope is cancelled before *work* begins.

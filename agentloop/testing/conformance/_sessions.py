@@ -51,7 +51,7 @@ from agentloop.items import (
     UrlCitation,
     UserMessage,
 )
-from agentloop.testing.conformance._parts import STEPS, cancelled_after
+from agentloop.testing.conformance._parts import STEPS, cancel_after
 
 Change: TypeAlias = Callable[[], Awaitable[Any]]
 
@@ -398,7 +398,7 @@ class SessionConformance:
     async def _check_all_or_none(self, session: Session, steps: int, change: Change, before: str, after: str) -> None:
         await session.clear()
         await session.add_items(messages(*before))
-        returned = await cancelled_after(steps, change)
+        returned = await cancel_after(steps, change)
         found = await session.get_items()
         allowed = [messages(*after)] if returned else [messages(*before), messages(*after)]
         assert found in allowed, f"{change} cancelled after {steps} steps left {found}; it returned: {returned}"

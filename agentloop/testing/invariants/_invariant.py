@@ -16,7 +16,7 @@ import msgspec
 
 from agentloop import records as r
 from agentloop._common.masking import mask_arguments
-from agentloop._common.values import shown_fields
+from agentloop._common.values import iter_shown_fields
 from agentloop.testing.invariants._observation import ObservedLog
 
 Group: TypeAlias = Literal["execution", "cancellation", "guards", "accounting"]
@@ -175,7 +175,7 @@ def short(record: r.Record) -> str:
     defaults = {field.name: field.default for field in msgspec.structs.fields(record)}
     said = [
         f"{name}={mask_arguments(value, secret) if name == 'arguments' and secret else value!r}"
-        for name, value in shown_fields(record)
+        for name, value in iter_shown_fields(record)
         if name not in ("path", "turn", "at") and value not in (None, (), defaults.get(name))
     ]
     where = f"{'/'.join(record.path)} turn {record.turn}" if record.path else f"turn {record.turn}"

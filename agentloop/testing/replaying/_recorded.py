@@ -18,7 +18,7 @@ import attrs
 
 from agentloop import records as r
 from agentloop._storage.record_codec import record_to_json
-from agentloop._storage.withholding import missing_secrets
+from agentloop._storage.withholding import find_missing_secrets
 from agentloop.items import ToolCall
 
 Path: TypeAlias = tuple[str, ...]
@@ -240,7 +240,7 @@ def _list_calls_without_secrets(record: r.Record) -> list[ToolCall]:
     if not isinstance(record, r.ModelResponded):
         return []
     calls = (item for item in record.response.items if isinstance(item, ToolCall))
-    return [call for call in calls if missing_secrets(call, call.arguments)]
+    return [call for call in calls if find_missing_secrets(call, call.arguments)]
 
 
 def _split_segments(records: Sequence[r.Record]) -> Iterator[RecordedSegment]:

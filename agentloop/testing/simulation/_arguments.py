@@ -125,7 +125,7 @@ class _Values:
         if not isinstance(schema, Mapping):
             return self._anything()
         if "$ref" in schema:
-            return self.of(referred(schema["$ref"], self._root), depth + 1)
+            return self.of(resolve_reference(schema["$ref"], self._root), depth + 1)
         if "const" in schema:
             return st.just(schema["const"])
         if "enum" in schema:
@@ -214,7 +214,7 @@ class _Values:
         return both.filter(lambda found: least <= len(found) <= most)
 
 
-def referred(reference: str, root: Mapping[str, Any]) -> Any:
+def resolve_reference(reference: str, root: Mapping[str, Any]) -> Any:
     """Return the part of *root* that *reference* names; an empty schema if there is none."""
     found: Any = root
     for step in reference.removeprefix("#").strip("/").split("/"):
@@ -227,7 +227,7 @@ def _merge_all_of(schema: Mapping[str, Any], root: Mapping[str, Any]) -> dict[st
     """Return one schema for all of those in `allOf`."""
     found = {key: value for key, value in schema.items() if key != "allOf"}
     for member in schema["allOf"]:
-        one = referred(member["$ref"], root) if "$ref" in member else member
+        one = resolve_reference(member["$ref"], root) if "$ref" in member else member
         one = _merge_all_of(one, root) if "allOf" in one else one
         properties = {**found.get("properties", {}), **one.get("properties", {})}
         required = [*found.get("required", ()), *one.get("required", ())]
@@ -257,7 +257,7 @@ def _has_plain_text(schema: Schema, root: Mapping[str, Any], seen: set[str]) -> 
         if schema["$ref"] in seen:
             return False
         seen.add(schema["$ref"])
-        return _has_plain_text(referred(schema["$ref"], root), root, seen)
+        return _has_plain_text(resolve_reference(schema["$ref"], root), root, seen)
     kinds = schema.get("type", ())
     if "string" in ([kinds] if isinstance(kinds, str) else kinds) and not _limits_text(schema):
         return True

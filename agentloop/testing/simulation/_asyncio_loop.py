@@ -225,15 +225,15 @@ class DeterministicLoop(asyncio.SelectorEventLoop):
         places = [index for index, handle in enumerate(handles) if not handle._cancelled and _task_of(handle)]
         if len(places) > 1:
             # Callbacks keep their places: asyncio promises their order.
-            for index, handle in zip(places, self._permuted([handles[index] for index in places]), strict=True):
+            for index, handle in zip(places, self._permute([handles[index] for index in places]), strict=True):
                 handles[index] = handle
         for handle in handles:
             # An earlier step of this pass may have cancelled it.
             if not handle._cancelled:
                 self._run_handle(handle)
 
-    def _permuted(self, steps: list[Any]) -> list[Any]:
-        return self._choosing.permuted(sorted(steps, key=self._serial), self._label)
+    def _permute(self, steps: list[Any]) -> list[Any]:
+        return self._choosing.permute(sorted(steps, key=self._serial), self._label)
 
     def _run_one(self) -> None:
         """Run every callback, and one step of one task. The first candidate is the step that has waited longest."""

@@ -26,7 +26,7 @@ class Choosing(Generic[StepT]):
         """Release all steps."""
         self._arrived.clear()
 
-    def permuted(self, steps: list[StepT], label: Callable[[StepT], str]) -> list[StepT]:
+    def permute(self, steps: list[StepT], label: Callable[[StepT], str]) -> list[StepT]:
         """Return *steps* in the chosen order; they come in the natural one. Empties the list it got."""
         if self._scheduler is None:
             return steps

@@ -22,7 +22,7 @@ from agentloop.limits import Capacity
 from agentloop.results import RunResult
 from agentloop.run import Runner
 from agentloop.testing.simulation._case_maker import maker_of
-from agentloop.testing.simulation._lines import SWITCHING, Switching, count_as_own, monitored
+from agentloop.testing.simulation._lines import SWITCHING, Switching, count_as_own, monitor_lines
 from agentloop.testing.simulation._reach import REACH
 from agentloop.testing.simulation._simulated_parts import SimulatedEffects, SimulatedModels, Watch, agents_of
 from agentloop.testing.simulation._stepping import Stepped, run_stepped
@@ -155,7 +155,7 @@ def simulate(
         if driven.switching.wanted:
             tools = [tool.body for agent in agents_of(driven.agent) for tool in agent.functions]
             count_as_own([body.fn for body in tools if isinstance(body, PythonBody)])
-            stack.enter_context(monitored())
+            stack.enter_context(monitor_lines())
             stack.callback(driven.switching.close)
         driven.stepped = _run_stepped(world, driven, backend, scheduler)
     if (reach := REACH.get()) is not None:

@@ -146,7 +146,7 @@ def count_as_own(functions: Iterable[Callable[..., Any]]) -> None:
 
 
 @contextmanager
-def monitored() -> Iterator[None]:
+def monitor_lines() -> Iterator[None]:
     """Report lines within the block. Switching reports on is slow, so a search holds one block for all its runs."""
     _monitor.begin()
     try:
@@ -419,7 +419,7 @@ __all__ = [
     "Switching",
     "Worker",
     "count_as_own",
-    "monitored",
+    "monitor_lines",
     "raise_if_cancelled",
     "run_on_loop",
     "worker_here",

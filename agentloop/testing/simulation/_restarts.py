@@ -69,7 +69,7 @@ class Undisturbed:
     writes: tuple[int, ...]
 
 
-def undisturbed(world: World, *, backend: Backend, streamed: bool) -> Undisturbed:
+def run_undisturbed(world: World, *, backend: Backend, streamed: bool) -> Undisturbed:
     """Run *world* with a journal, to its end."""
     disk = SimulatedDisk()
     run = _Restarts(world, disk, streamed).run_process(backend)

@@ -153,7 +153,7 @@ class Watch(Instrument):
         if isinstance(record, r.CallStarted):
             self.started[record.path, record.call_id] = record
         elif isinstance(record, r.CallSettled):
-            if count := _cancelling():
+            if count := _count_cancels():
                 self.pending.append((record.path, record.call_id, count))
         elif isinstance(record, r.RunStarted):
             self.at_work[record.path] = record.agent
@@ -187,7 +187,7 @@ class Watch(Instrument):
         self.spans.append(("end", span))
 
 
-def _cancelling() -> int:
+def _count_cancels() -> int:
     """Return the number of pending native cancellations of the current task; 0 if a scope around it is cancelled."""
     try:
         task = asyncio.current_task()

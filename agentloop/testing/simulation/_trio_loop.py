@@ -104,7 +104,7 @@ class _Deadlines(internals.Deadlines):
 class DeterministicTrio:
     """The clock and the task order of one run; replaces trio's random generator while the run lasts.
 
-    `chosen_order` owns it. trio calls `shuffle`; the task of `_let_time_pass` moves the clock.
+    `choose_order` owns it. trio calls `shuffle`; the task of `_let_time_pass` moves the clock.
     """
 
     def __init__(self, scheduler: Scheduler, order: Literal["passes", "steps"], generator: Any) -> None:
@@ -236,12 +236,12 @@ class DeterministicTrio:
         elif self._one_at_a_time:
             batch[:] = self._choose_one(batch, runner) if batch else []
         elif len(batch) > 1:
-            batch[:] = reversed(self._permuted(batch))
+            batch[:] = reversed(self._permute(batch))
 
-    def _permuted(self, batch: Sequence[Any]) -> list[Any]:
+    def _permute(self, batch: Sequence[Any]) -> list[Any]:
         steps = sorted(batch, key=_serial)
         others = [task for task in steps if not self.is_ours(task)]
-        return others + self._choosing.permuted([task for task in steps if self.is_ours(task)], self._label)
+        return others + self._choosing.permute([task for task in steps if self.is_ours(task)], self._label)
 
     def _choose_one(self, batch: Sequence[Any], runner: Any) -> list[Any]:
         others = [task for task in batch if not self.is_ours(task)]
@@ -291,7 +291,7 @@ def _unshield(tasks: Iterable[Any]) -> None:
 
 
 @contextmanager
-def chosen_order(scheduler: Scheduler, order: Literal["passes", "steps"]) -> Iterator[DeterministicTrio]:
+def choose_order(scheduler: Scheduler, order: Literal["passes", "steps"]) -> Iterator[DeterministicTrio]:
     """Order the tasks of a run that begins within the block, with the yielded clock, as *scheduler* says.
 
     Raises:

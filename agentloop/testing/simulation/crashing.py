@@ -19,7 +19,7 @@ from agentloop.exceptions import ToolCallError, UserError
 from agentloop.testing.scripted import Step
 from agentloop.testing.simulation._crash_invariants import said_raise, sound, unknown
 from agentloop.testing.simulation._findings import ExplorationFailure, Finding, FindingJudge, again
-from agentloop.testing.simulation._restarts import CrashRun, Undisturbed, run_crashing, undisturbed
+from agentloop.testing.simulation._restarts import CrashRun, Undisturbed, run_crashing, run_undisturbed
 from agentloop.testing.simulation._shrink import shrunk_in_sweeps
 from agentloop.testing.simulation._timeline import timeline
 from agentloop.testing.simulation.disk import MODES, Crash, CrashAt, Mode, SimulatedDisk
@@ -132,7 +132,7 @@ def crash_world(
         if first not in BACKENDS or then not in BACKENDS:
             continue
         if first not in known:
-            known[first] = undisturbed(world, backend=first, streamed=streamed)
+            known[first] = run_undisturbed(world, backend=first, streamed=streamed)
             if (failed := judges.whole(known[first].run)) is not None:
                 raise ExplorationFailure(failed, found_after=1, shrunk_in=0)
         whole = known[first]
@@ -166,7 +166,7 @@ class _CrashSweep:
             yield run_crashing(world, whole.run, [crash], self.backends, streamed=self.streamed, seed=seed)
 
     def findings(self, world: World) -> Iterator[Finding | None]:
-        whole = undisturbed(world, backend=self.backends[0], streamed=self.streamed)
+        whole = run_undisturbed(world, backend=self.backends[0], streamed=self.streamed)
         if self.judges.whole(whole.run) is None:
             with suppress(UserError):  # a smaller world whose runs differ can't be a finding
                 yield from map(self.judges.crashed, self.runs(world, whole))

@@ -170,7 +170,7 @@ def _run(
 
             stack.enter_context(threads_in_place(lambda: asyncio.get_running_loop() in loops))
             return anyio.run(fn, backend="asyncio", backend_options={"loop_factory": factory})
-        simulated_loop = stack.enter_context(_trio_clockwork.chosen_order(scheduler, order))  # pyright: ignore
+        simulated_loop = stack.enter_context(_trio_clockwork.choose_order(scheduler, order))  # pyright: ignore
         stack.enter_context(threads_in_place(lambda: _trio_clockwork.current() is simulated_loop))  # pyright: ignore
         options = {"clock": simulated_loop.clock, "instruments": simulated_loop.instruments(before_step)}
         result: ResultT = anyio.run(simulated_loop.host, fn, backend="trio", backend_options=options)

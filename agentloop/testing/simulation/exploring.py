@@ -39,7 +39,7 @@ from agentloop.exceptions import UserError
 from agentloop.testing import _budget
 from agentloop.testing.scripted import Step
 from agentloop.testing.simulation._findings import Check, ExplorationFailure, Finding, FindingJudge, makes_calls, whole
-from agentloop.testing.simulation._lines import CAN_MONITOR, monitored
+from agentloop.testing.simulation._lines import CAN_MONITOR, monitor_lines
 from agentloop.testing.simulation._shrink import shrunk, shrunk_in_sweeps
 from agentloop.testing.simulation._stepping import COMBINATIONS, Kind
 from agentloop.testing.simulation.event_loop import BACKENDS, Backend
@@ -152,7 +152,7 @@ def explore_world(
     __tracebackhide__ = True
     judge = FindingJudge(check, allow)
     world = attrs.evolve(world, switch_lines=True)
-    with monitored():
+    with monitor_lines():
         return _explore(world, judge, max_schedules, tuple(backends), streamed, seed, tape)
 
 
