@@ -60,13 +60,12 @@ from agentloop._engine.prepare_turn import prepare_turn
 from agentloop._engine.run_guardrails import guard_model_call, guards_missing, input_guardrails
 from agentloop._engine.run_result import attach_run_data
 from agentloop._engine.runtime.backend import (
-    absorb_own_cancel,
+    Captured,
     cancelled_types,
+    capture_error,
     checkpoint_if_cancelled,
-    is_closing,
     own_task_and_count,
     raise_native_cancel,
-    self_cancelled,
 )
 from agentloop._engine.runtime.live_run import LiveEffects, LiveRun, new_id
 from agentloop._engine.turn_calls import plan_turn, settle
@@ -277,25 +276,25 @@ async def execute(run: LiveRun, segment: RunSegment) -> FinishedRun:
                 raise
         if ended is None:
             raise _find_cut_reason(run, segment)
-    except cancelled_types() as cancelled:
-        if not absorb_own_cancel(count):
-            broken = await finish_segment(run, FinishedRun("cancelled", error=cancelled))  # noqa: ASYNC120 - shielded inside
-            if broken is not None and is_fatal(broken):
-                raise broken from None
-            await raise_native_cancel(cancelled)  # noqa: ASYNC120 - does not wait: a cancellation is pending
-            raise
-        ended = FinishedRun("failed", error=self_cancelled(cancelled))
     except BaseException as error:  # noqa: ASYNC103 - raised again below
-        if is_closing(task):
-            raise
-        ended = FinishedRun("failed", error=error)
+        ended = _end_by(await capture_error(error, task, count, outlast=True))  # noqa: ASYNC102 - does not wait
     failed = await finish_segment(run, ended)
-    if failed is None:
-        return ended
     try:
+        if ended.error is not None and ended.status == "cancelled" and not (failed is not None and is_fatal(failed)):
+            failed = ended.error  # the cancellation continues
+            await raise_native_cancel(failed)  # does not wait: a cancellation is pending
+        if failed is None:
+            return ended
         raise attach_run_data(run, failed)
     finally:
         del ended, failed  # a frame of its traceback would hold it: the run would wait for the garbage collector
+
+
+def _end_by(captured: Captured) -> FinishedRun:
+    """Return the end of a run segment that an error or a cancellation has ended."""
+    if captured.run_cancel is not None:
+        return FinishedRun("cancelled", error=captured.run_cancel)
+    return FinishedRun("failed", error=captured.error)
 
 
 def _find_cut_reason(run: LiveRun, segment: RunSegment) -> BaseException:

@@ -46,6 +46,7 @@ from agentloop._engine.loop import RunSegment, execute
 from agentloop._engine.run_result import result_of
 from agentloop._engine.runtime.backend import (
     Holder,
+    Task,
     cancelled_types,
     checkpoint_if_cancelled,
     current_holder,
@@ -151,7 +152,7 @@ class RunStream(Generic[OutputT]):
     @uninterrupted
     async def _main(self, main: _RunTask) -> None:
         """Run the segment in the run's own task; store its error, and close the buffer and the journal's writer."""
-        task, closing, live = own_task(), False, main.live
+        task, live = own_task(), main.live
         self._has_begun = True
         try:
             with self._scope:
@@ -165,20 +166,21 @@ class RunStream(Generic[OutputT]):
                     self._scope.cancel()
                     raise
         except cancelled_types():
+            self._leave(live, task)
             raise
         except BaseException as error:  # noqa: ASYNC103 - see below; cancellations were raised above
             if is_closing(task):
-                closing = True
                 raise
             # Carried as a value: the consumer's task raises it, bare. A KeyboardInterrupt raised here would tear down
             # the event loop instead.
             self._error = scope_left_open(error) or error
-        finally:
-            if not closing:
-                self._end(live)
-                if self._nursery is not None:
-                    self._nursery.leave(task)
-                    self._nursery.ring_when_empty()
+        self._leave(live, task)
+
+    def _leave(self, live: LiveRun, task: Task | None) -> None:
+        self._end(live)
+        if self._nursery is not None:
+            self._nursery.leave(task)
+            self._nursery.ring_when_empty()
 
     def _end(self, live: LiveRun) -> None:
         if live.tree.log.journal is not None:

@@ -654,10 +654,8 @@ def _call_end_hooks_at_once(live: LiveCall, outcome: CallOutcome) -> BaseExcepti
     try:
         for hook in reversed(hooked):
             call_at_once(hook, context, live.run.agent, live.tool, outcome)
-    except cancelled_types() as raised:
-        error = self_cancelled(raised)
     except BaseException as raised:  # noqa: ASYNC103 - the call settles with it; a cancellation can't strike here
-        error = raised
+        error = self_cancelled(raised) if isinstance(raised, cancelled_types()) else raised
     if error is not None and outcome.status == "succeeded" and live.run.state.calls[live.call_id].body is None:
         record_body_end(live, end.Returned(outcome.value))  # that of the call tells of the hook
     return error

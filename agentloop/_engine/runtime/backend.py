@@ -16,11 +16,11 @@ native ones. Three rules:
    even its `finally`. So the work of a task belongs to the code that started it until the task's first step takes it
    over, and no code may wait for a task that may never have begun.
 
-Each boundary that runs application code and continues after its error is a `capture`, which keeps to this order:
-`own_task()` and `cancelling()` before; then, for a caught cancellation, `absorb_own_cancel`; if that returns False,
-`raise_native_cancel` and a bare `raise`; for any other BaseException `is_closing` first, since a coroutine that is
-being closed may not await. The boundaries that do more between two of these steps (of a call, of a run) keep to it,
-too.
+Each boundary that runs application code and continues after its error is a `capture`, or awaits `capture_error` in its
+handler, which keeps to this order: `own_task_and_count()` before; then, for a caught cancellation, `absorb_own_cancel`;
+if that returns False, `raise_native_cancel` before the cancellation continues; for any other BaseException `is_closing`
+first, since a coroutine that is being closed may not wait. The boundary of a call does more between two of these steps,
+and keeps to the order, too.
 
 Facts: asyncio's count of a task's cancellations, the state of the scopes, and the count that `Holder` found when the
 run's block was entered. No other state of a task is stored here.
@@ -222,16 +222,23 @@ async def raise_native_cancel(cancelled: BaseException) -> None:
 class Captured:
     """How awaited code ended: with `value`, or with `error`, an `Exception` or a graver one.
 
-    After a cancellation of the code's own, which no scope and no caller requested, `own_cancel` is that cancellation
-    and `error` the error that replaces it.
+    After a cancellation of the code's own, which no scope and no caller requested, `own_cancel` is that cancellation;
+    after the run's, which only `outlast` captures, `run_cancel`. `error` is then the error that replaces it.
     """
 
-    __slots__ = ("error", "own_cancel", "value")
+    __slots__ = ("error", "own_cancel", "run_cancel", "value")
 
-    def __init__(self, value: Any = None, error: BaseException | None = None, own_cancel: BaseException | None = None):
+    def __init__(
+        self,
+        value: Any = None,
+        error: BaseException | None = None,
+        own_cancel: BaseException | None = None,
+        run_cancel: BaseException | None = None,
+    ) -> None:
         self.value = value
         self.error = error
         self.own_cancel = own_cancel
+        self.run_cancel = run_cancel
 
 
 async def capture(work: Callable[[], Awaitable[object]], *, outlast: bool = False) -> Captured:
@@ -241,18 +248,30 @@ async def capture(work: Callable[[], Awaitable[object]], *, outlast: bool = Fals
 
     Cancellation: the run's own is raised, as the backend's class. So is the end of a coroutine that is being closed.
     """
-    task, count = own_task(), cancelling()
+    task, count = own_task_and_count()
     try:
         return Captured(await work())
-    except cancelled_types() as error:
-        if not absorb_own_cancel(count) and not outlast:
-            await raise_native_cancel(error)  # noqa: ASYNC120 - does not wait: a cancellation is pending
-            raise
-        return Captured(error=self_cancelled(error), own_cancel=error)
-    except BaseException as error:  # noqa: ASYNC103 - carried as a value; cancellations were raised above
-        if is_closing(task):
-            raise
-        return Captured(error=error)  # noqa: ASYNC104
+    except BaseException as error:  # noqa: ASYNC103 - carried as a value, or raised by this call
+        return await capture_error(error, task, count, outlast=outlast)  # noqa: ASYNC102, ASYNC104 - as said
+
+
+async def capture_error(error: BaseException, task: object, count: int, *, outlast: bool = False) -> Captured:
+    """Return what *error*, just caught, means, as `capture` would; or raise it again, as `capture` would.
+
+    For a handler whose code is no function of its own: a run, which would pay for one more coroutine. *task* and
+    *count* are `own_task_and_count()` from before that code. The handler keeps the result in no variable, since the
+    error's traceback holds its frame.
+    """
+    if isinstance(error, cancelled_types()):
+        if absorb_own_cancel(count):
+            return Captured(error=self_cancelled(error), own_cancel=error)
+        if outlast:
+            return Captured(error=self_cancelled(error), run_cancel=error)
+        await raise_native_cancel(error)  # does not wait: a cancellation is pending
+        raise error
+    if is_closing(task):
+        raise error
+    return Captured(error=error)
 
 
 @final

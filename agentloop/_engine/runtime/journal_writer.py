@@ -26,11 +26,10 @@ from typing import cast
 
 import anyio
 
+from agentloop._common.error_text import is_fatal
 from agentloop._engine.runtime.backend import (
-    cancelled_types,
-    enclosing_cancelled,
-    is_closing,
-    own_task,
+    capture,
+    checkpoint_if_cancelled,
     uncancel_to,
     wait_out_cancellations,
 )
@@ -72,7 +71,6 @@ class JournalWriter:
             self._wake = anyio.Event()
             self._progress = anyio.Event()
         self._begun = False
-        self._task: object = None
         self._closed = False
 
     @property
@@ -107,7 +105,7 @@ class JournalWriter:
             try:
                 append([self._encode(record)] if self._header is None else self._make_lines((record,)))
             except BaseException as error:  # noqa: ASYNC103 - raised by `durable`: the caller is within a step
-                self.error = _as_journal_error(error) if isinstance(error, Exception) else error
+                self.error = _as_journal_error(error)
                 self._failed()
             else:
                 self._written += 1
@@ -142,7 +140,6 @@ class JournalWriter:
         if self._begun:
             return
         self._begun = True
-        self._task = own_task()
         try:
             with anyio.CancelScope(shield=True):  # noqa: ASYNC912 - `close` ends its waits
                 while self.error is None and not (self._closed and not self._due):
@@ -167,19 +164,13 @@ class JournalWriter:
         Cancellation: raised if by a scope; a native one sets `error`.
         """
         due, self._due = self._due, []
-        try:
-            await self.journal.append(self._make_lines(due))
-        except cancelled_types():
-            if enclosing_cancelled():
-                raise
+        written = await capture(lambda: self.journal.append(self._make_lines(due)), outlast=True)
+        if written.own_cancel is not None or written.run_cancel is not None:
+            await checkpoint_if_cancelled()  # if a scope's, it continues
             uncancel_to(0)
             self.error = JournalError("a write to the journal was cancelled natively: whether it was done is unknown")
-        except Exception as error:
-            self.error = _as_journal_error(error)
-        except BaseException as error:  # noqa: ASYNC103 - `durable` and the run raise it, in other tasks
-            if is_closing(self._task):
-                raise
-            self.error = error
+        elif written.error is not None:
+            self.error = _as_journal_error(written.error)
         else:
             self._written += len(due)
             self._report_progress()
@@ -197,8 +188,9 @@ class JournalWriter:
         progress.set()
 
 
-def _as_journal_error(error: Exception) -> JournalError:
-    if isinstance(error, JournalError):
+def _as_journal_error(error: BaseException) -> BaseException:
+    """Return *error* as a `JournalError` that it caused, unless it is one, or is no Exception."""
+    if isinstance(error, JournalError) or is_fatal(error):
         return error
     failed = JournalError(f"the journal failed: {type(error).__name__}: {error}")
     failed.__cause__ = error
