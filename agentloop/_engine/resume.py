@@ -1,7 +1,7 @@
 """The starting point of a run segment: an empty log, or the log of an earlier segment.
 
 Checks whether a stored state can be resumed with the given agents; does not run anything. What is done about each call
-of the earlier segment, also about one in doubt, is decided in `_core/plan.py`.
+of the earlier segment is decided in `_core/planner.py`, and about one in doubt in `_core/call_in_doubt.py`.
 """
 
 from __future__ import annotations

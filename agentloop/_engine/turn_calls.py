@@ -10,7 +10,8 @@ from contextvars import copy_context
 from functools import partial
 
 from agentloop._core.call_identity import find_called_tool
-from agentloop._core.plan import Answer, Plan, PlanEntry, PlanRules, check_secrets, plan_response, read_arguments
+from agentloop._core.plan import Answer, Plan, PlanEntry, PlanRules, read_arguments
+from agentloop._core.planner import check_secrets, plan_response
 from agentloop._core.turn_view import TurnView
 from agentloop._engine.calls.approval import decide
 from agentloop._engine.calls.call import run_call

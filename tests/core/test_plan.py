@@ -17,10 +17,9 @@ from agentloop._core.plan import (
     Execute,
     PlanRules,
     Replay,
-    plan_response,
-    qualify_name,
     read_arguments,
 )
+from agentloop._core.planner import plan_response, qualify_name
 from agentloop.items import HandoffCall, ToolCall
 from agentloop.settings import JsonLimits
 from agentloop.testing import ScriptedModel

@@ -26,9 +26,9 @@ from agentloop._core.plan import (
     PlanEntry,
     PlanRules,
     Replay,
-    plan_response,
     read_arguments,
 )
+from agentloop._core.planner import plan_response
 from agentloop._core.run_fold import RunFold
 from agentloop._core.turn_view import TurnView
 from agentloop.agents import Agent

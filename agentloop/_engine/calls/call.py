@@ -12,7 +12,7 @@ Steps, in this order:
 
 Steps 8 to 12 run in the call's own scope, which the tool's timeouts, `cancel_call` and a sibling's failure cancel.
 They end in a body result (`body_result`): `run_call` classifies each exception at this one boundary, and
-`cancelled_by.decide_end` then lets the call's own scope overrule the body. Steps 13 to 17 are out of that scope,
+`call_cancellation.decide_end` then lets the call's own scope overrule the body. Steps 13 to 17 are out of that scope,
 because the body's effect has happened: a sibling's failure only sets a deadline for 13 to 15, and 16 is cut by the
 cleanup deadline alone.
 
@@ -41,7 +41,7 @@ from agentloop._core.call_identity import find_tool
 from agentloop._core.failure_choice import Failure
 from agentloop._core.plan import read_arguments
 from agentloop._engine.calls.approval import denial
-from agentloop._engine.calls.cancelled_by import classify_cancel, decide_end
+from agentloop._engine.calls.call_cancellation import classify_cancel, decide_end
 from agentloop._engine.calls.outcome import Converted, convert, is_in_doubt, raisable, record_body_end
 from agentloop._engine.calls.scheduler import BodyClock, BodyState, LiveCall
 from agentloop._engine.calls.tool_context import call_context

@@ -10,7 +10,7 @@ from typing import Any
 
 from agentloop._common.error_text import REDACTED, error_summary, is_fatal, message_of, summary_parts, tool_failure
 from agentloop._common.values import Value
-from agentloop._core.call_cuts import CUTS
+from agentloop._core.cancellation import CUTS
 from agentloop._core.failure_choice import Failure, class_of_summary
 from agentloop._engine.calls.output_text import UnwritableValue, bound_output, render
 from agentloop._engine.calls.scheduler import LiveCall

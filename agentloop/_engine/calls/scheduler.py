@@ -48,7 +48,7 @@ import msgspec
 from agentloop._common.error_text import error_summary, is_fatal, redact_message
 from agentloop._common.values import Value
 from agentloop._core.admission import Ticket
-from agentloop._core.call_cuts import CUTS, Cause, Stage, is_graver
+from agentloop._core.cancellation import CUTS, Cause, Stage, is_graver
 from agentloop._core.failure_choice import Failure, choose, choose_failure
 from agentloop._core.plan import Answer, Arguments, AwaitVerdict, Deliver, Disposition, Execute, Plan, PlanEntry, Replay
 from agentloop._engine.calls.output_text import cut_output

@@ -21,7 +21,7 @@ from agentloop import (
     tool,
     tool_output_guardrail,
 )
-from agentloop._core.call_cuts import CUTS, Cause, Cut, Stage
+from agentloop._core.cancellation import CUTS, Cause, Cut, Stage
 from agentloop.testing import call
 
 SHORT = 0.02

@@ -1,7 +1,9 @@
-"""The decision who cancelled a call, where several causes meet once its body has ended: `CallOutcome.cancelled_by`.
+"""The cancellation of a call: the decision who cancelled it, where several causes meet once its body has ended.
 
-The graver cause ends the call: `_core/call_cuts.py` has the order, and what becomes of the call by each. But a body
-that returned a value in time keeps it, also if a cancellation was requested in the same step.
+A call is cancelled by `LiveCall.cancel` in `scheduler` (`cancel_call`, a sibling's failure), by its timeout, which is
+its scope's deadline, or by a scope around it (`runtime/cancel_source.py`). The graver cause ends the call:
+`_core/cancellation.py` has the order, and what becomes of the call by each. But a body that returned a value in time
+keeps it, also if a cancellation was requested in the same step.
 """
 
 from __future__ import annotations

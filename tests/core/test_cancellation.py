@@ -3,7 +3,7 @@
 from itertools import product
 from typing import get_args
 
-from agentloop._core.call_cuts import CAUSES, CUTS, Cause, Stage, is_graver
+from agentloop._core.cancellation import CAUSES, CUTS, Cause, Stage, is_graver
 from agentloop.outcomes import FROM_ABOVE
 
 STAGES = get_args(Stage)

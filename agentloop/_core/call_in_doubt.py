@@ -1,0 +1,78 @@
+"""The decision about a call in doubt, in a resumed run: the call started in an earlier run segment and has no outcome.
+
+The first rule that fits decides:
+
+1. An agent tool continues its nested run (`Execute` with `resumed`, or `AwaitVerdict` while that run is paused).
+2. A body with a stored end is not run again: `Deliver`, or `Answer` if its value was not kept.
+3. A tool that may be run again (idempotent, or with `in_doubt="rerun"`) gives `Execute`.
+4. Any other gives `Answer` with status unknown, or the run fails (`in_doubt="raise"`).
+
+Pure; `planner` asks for each such call. Which calls have no outcome is in the log: `RunFold.due_calls`.
+"""
+
+from __future__ import annotations
+
+from agentloop._core.plan import Answer, Arguments, AwaitVerdict, Deliver, Disposition, Execute, PlanRules
+from agentloop._core.run_fold import CallState, RunFold
+from agentloop._core.turn_view import TurnView
+from agentloop._storage.withholding import Withheld
+from agentloop.exceptions import StateError, ToolCallError
+from agentloop.outcomes import CallOutcome
+from agentloop.records import BodyEnded
+from agentloop.tools import AgentCall, FunctionTool, may_run_again
+
+
+def plan_in_doubt(view: TurnView, state: RunFold, rules: PlanRules, call: CallState, tool: FunctionTool) -> Disposition:
+    """Return the disposition of a call that had started when an earlier run segment ended.
+
+    Raises:
+        StateError: its nested run would continue under another agent.
+        ToolCallError: the call is in doubt and its tool says `in_doubt="raise"`.
+    """
+    call_id = call.call.call_id
+    arguments = rules.read(tool, call.arguments if call.arguments is not None else call.call.arguments, rules.limits)
+    nested = state.nested.get(call_id)
+    if (nested is not None and nested.started is not None) or isinstance(tool.body, AgentCall):
+        _check_same_agent(call, tool, nested, rules)
+        if nested is not None and nested.paused:
+            return AwaitVerdict(arguments)
+        return Execute(arguments, attempt=call.attempt if call.cut is None else call.attempt + 1, resumed=True)
+    attempt = call.attempt + 1
+    if call.body is not None:
+        return _plan_finished_body(call, call.body, tool, arguments, attempt)
+    # A disabled tool, which `by_key` lacks, isn't run again.
+    if may_run_again(tool) and view.by_key.get(tool.lookup_key) is tool:
+        return Execute(arguments, attempt=attempt, decided=True)
+    text = f"Tool '{tool.name}' was interrupted when the run stopped; whether it took effect is unknown."
+    outcome = CallOutcome(status="unknown", output=text)
+    if tool.in_doubt == "raise":
+        raise ToolCallError(
+            f"Call {call_id!r} of tool {tool.name!r} was interrupted when the run stopped; whether it took effect is "
+            "unknown, and the tool says in_doubt='raise'",
+            tool=tool.name,
+            call=call.call,
+            outcome=outcome,
+        )
+    return Answer(outcome, attempt=attempt)
+
+
+def _plan_finished_body(
+    call: CallState, body: BodyEnded, tool: FunctionTool, arguments: Arguments, attempt: int
+) -> Disposition:
+    """Return `Deliver` if the body failed or its value was stored readably, else an answer without the output."""
+    if body.failed or (body.kept and not isinstance(body.value, Withheld)):
+        return Deliver(arguments, body, attempt)
+    text = f"Tool '{tool.name}' finished; its output was not kept."
+    return Answer(CallOutcome(status="unknown", output=text, body_finished=True), attempt=attempt)
+
+
+def _check_same_agent(call: CallState, tool: FunctionTool, nested: RunFold | None, rules: PlanRules) -> None:
+    """Raise `StateError` if a nested run would continue under another agent. Nothing of the batch has started yet."""
+    if nested is None or nested.started is None:
+        return
+    found = rules.agent_key(tool.body.agent) if isinstance(tool.body, AgentCall) and rules.agent_key else None
+    if found != nested.first_agent:
+        raise StateError(
+            f"call {call.call.call_id!r} of tool {tool.name!r} has begun a run of agent {nested.first_agent!r}; the "
+            f"tool is now {'one of agent ' + repr(found) if found else 'no agent tool'}"
+        )
