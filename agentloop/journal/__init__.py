@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from agentloop.abc import Codec, ImmediateJournal, Journal, SealingJournal
+from agentloop.abc import Codec, ImmediateJournal, Journal, LeasedJournal, SealingJournal
 
 if TYPE_CHECKING:
     from agentloop.journal._reading import read_journal
@@ -20,6 +20,7 @@ __all__ = [
     "FileJournal",
     "ImmediateJournal",
     "Journal",
+    "LeasedJournal",
     "MemoryJournal",
     "SQLiteJournal",
     "SealingJournal",

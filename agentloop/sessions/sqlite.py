@@ -12,13 +12,12 @@ it remains in the file until `clear`, and no other row is affected.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import sqlite3
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -27,11 +26,11 @@ import attrs
 from anyio.lowlevel import current_token
 
 from agentloop._common.checks import check_id, check_seconds
-from agentloop._storage.item_codec import item_from_json, item_to_json
 from agentloop._storage.sqlite_file import connect, transaction
-from agentloop.exceptions import StateError, UserError, UserTypeError, UserValueError
+from agentloop.exceptions import StateError, UserError, UserTypeError
 from agentloop.items import Item
-from agentloop.sessions._checks import check_items, check_limit, conflict
+from agentloop.sessions._checks import check_limit, conflict
+from agentloop.sessions._item_rows import read_item, write_items
 
 logger: logging.Logger = logging.getLogger("agentloop")
 
@@ -104,7 +103,7 @@ class SQLiteSession:
             UserTypeError, UserValueError: naming the position of the first value that is no item or has no JSON form;
                 nothing is added.
         """
-        texts = _write_items("items", items)
+        texts = write_items("items", items)
 
         def add(connection: sqlite3.Connection) -> None:
             with transaction(connection):
@@ -140,9 +139,9 @@ class SQLiteSession:
             SessionConflict: if the session has changed since; this then changes nothing.
             UserTypeError, UserValueError: naming the position of the first value that is no item or has no JSON form.
         """
-        texts = _write_items("items", items)
+        texts = write_items("items", items)
         # Compared in the form that the file returns, in which every array is a list.
-        expected = [item_from_json(json.loads(text)) for text in _write_items("expect", expect)]
+        expected = [read_item(text)[0] for text in write_items("expect", expect)]
 
         def replace(connection: sqlite3.Connection) -> None:
             with transaction(connection):
@@ -222,32 +221,10 @@ class SQLiteSession:
         return found
 
     def _read(self, row_id: int, text: bytes) -> Item | None:
-        try:
-            return item_from_json(json.loads(str(text, "utf-8")))
-        except StateError as error:
-            fault = str(error)
-        except (TypeError, ValueError, RecursionError):
-            fault = "not JSON"
+        item, fault = read_item(text)
+        if item is not None:
+            return item
         if row_id not in self._reported:
             self._reported.add(row_id)
             logger.warning("Session %r: row %d of %s is left out: %s", self.session_id, row_id, self._path, fault)
         return None
-
-
-def _write_items(name: str, items: Sequence[Item]) -> list[str]:
-    return [_to_text(f"{name}[{index}]", item) for index, item in enumerate(check_items(name, items))]
-
-
-def _to_text(place: str, item: Item) -> str:
-    try:
-        return json.dumps(item_to_json(item), separators=(",", ":"), allow_nan=False, default=_plain)
-    except (TypeError, RecursionError) as error:
-        raise UserTypeError(f"{place}: {error}") from None
-    except ValueError as error:
-        raise UserValueError(f"{place}: {error}") from None
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, Mapping):
-        return dict(value)
-    raise TypeError(f"{type(value).__name__} has no JSON form")

@@ -329,7 +329,7 @@ def _start_plain(live: LiveCall, task: object) -> Awaitable[Any]:
     assert bound is not None
     _append_start(live)
     if (journal := live.run.tree.log.journal) is not None:
-        journal.check()  # it never waits, so the start is durable unless it has failed
+        journal.check()  # its appends never wait, so the start is durable unless it has failed
     if live.batch.hooks is not None:
         _call_start_hooks_at_once(live, live.batch.hooks)
     live.phase = "body"
@@ -362,6 +362,8 @@ async def _run_body(live: LiveCall) -> end.Ending:
         live.phase = "body"
         body.timer = _start_timer(live)
         do = _make_body_function(live, context)
+        if (journal := run.tree.log.journal) is not None:
+            journal.check()  # a lease may have passed since the start became durable
         live.coro = run.tree.effects.perform(
             e.CallTool(
                 run.path,

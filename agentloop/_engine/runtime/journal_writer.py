@@ -64,6 +64,7 @@ class JournalWriter:
         self._encode = encode
         self._header = header
         self._append_nowait = find_append_nowait(journal)
+        self._check_lease: Callable[[], None] | None = getattr(journal, "check_lease", None)  # of a `LeasedJournal`
         self._due: list[Record] = []
         self._added = 0
         self._written = 0
@@ -85,11 +86,17 @@ class JournalWriter:
         return self._append_nowait is not None
 
     def check(self) -> None:
-        """Raise what `durable` would, where records are durable at once.
+        """Return if a body may start, once the record of its start is durable. Never waits.
 
         Raises:
-            BaseException: the journal's error.
+            BaseException: the journal's error, or the error of a lease that has passed since; then no more is written.
         """
+        if self._check_lease is not None and self.error is None:
+            try:
+                self._check_lease()
+            except Exception as error:
+                self.error = _as_journal_error(error)
+                self._failed()
         if self.error is not None:
             raise self.error
 

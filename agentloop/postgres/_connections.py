@@ -1,0 +1,238 @@
+"""The connections to one database, used by worker threads, and the tables that the library makes in it.
+
+psycopg's own async connections are asyncio's alone. So its sync ones are used, in worker threads, and both backends
+behave the same. A connection belongs to one thread from the beginning of a piece of work to its end.
+
+Theory. Two locks, as for a SQLite file: a limiter of the running event loop lets further calls wait without a thread,
+and the slots inside the threads give the guarantee, since a native cancellation on asyncio, or a second loop, can get
+past the limiter. A server that restarts costs a wait and no error: work that could not be sent is sent again until
+`timeout` is over, and work that may have been done is repeated only if its caller says that it may be (`again`).
+"""
+
+from __future__ import annotations
+
+import selectors
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeAlias, TypeVar
+
+import anyio
+import anyio.to_thread
+from anyio.lowlevel import current_token
+
+from agentloop.exceptions import JournalError, StateError, UserError
+
+ResultT = TypeVar("ResultT")
+Connection: TypeAlias = Any  # psycopg's: without the extra there are no types of it
+Work: TypeAlias = Callable[[Connection], ResultT]
+
+_PAUSE = 0.1
+"""Seconds between two attempts to reach the server."""
+
+_LOCK = 0x6167_656E_746C_6F6F
+"""The number of the advisory lock under which one process makes the tables."""
+
+MIGRATIONS: tuple[str, ...] = (
+    """
+    CREATE TABLE agentloop_leases (
+        run_id text PRIMARY KEY,
+        epoch bigint NOT NULL DEFAULT 0,
+        holder text,
+        ends_at timestamptz
+    ) WITH (fillfactor = 70);
+    CREATE TABLE agentloop_journal_lines (
+        run_id text NOT NULL,
+        n bigint NOT NULL,
+        line bytea NOT NULL,
+        PRIMARY KEY (run_id, n)
+    );
+    CREATE TABLE agentloop_sessions (
+        session_id text PRIMARY KEY,
+        next bigint NOT NULL
+    ) WITH (fillfactor = 70);
+    CREATE TABLE agentloop_session_items (
+        session_id text NOT NULL,
+        n bigint NOT NULL,
+        item text NOT NULL,
+        PRIMARY KEY (session_id, n)
+    );
+    """,
+)
+"""The statements that lead from each version of the tables to the next one. A released one never changes."""
+
+# `off` alone is changed: a commit has to outlive a power failure, and other values promise more than `on`.
+_SETTINGS = """
+SELECT set_config('statement_timeout', %(limit)s, false), set_config('idle_in_transaction_session_timeout', %(limit)s,
+    false), set_config('synchronous_commit', CASE current_setting('synchronous_commit') WHEN 'off' THEN 'on'
+    ELSE current_setting('synchronous_commit') END, false)
+"""
+
+
+def import_driver() -> Any:
+    """Return the module psycopg.
+
+    Raises:
+        UserError: if it isn't installed; says how to install it.
+    """
+    try:
+        import psycopg
+    except ImportError:
+        raise UserError("PostgreSQL needs the extra `postgres`: pip install 'agentloop[postgres]'") from None
+    return psycopg
+
+
+@contextmanager
+def as_journal_error(what: str) -> Iterator[None]:
+    """Raise an error of the driver in the block as a `JournalError` about *what*."""
+    try:
+        yield
+    except import_driver().Error as error:
+        raise JournalError(f"{what}: {str(error).strip()}") from error
+
+
+class Connections:
+    """At most *most* connections to the database of *conninfo*, opened as they are needed."""
+
+    def __init__(self, conninfo: str, most: int, timeout: float) -> None:
+        self._conninfo = conninfo
+        self._most = most
+        self._timeout = timeout
+        self._slots = threading.BoundedSemaphore(most)
+        self._idle: list[Connection] = []
+        self._migrating = threading.Lock()
+        self._reached = False  # a server that was never reached is a wrong address, which waiting doesn't cure
+        self._closed = False
+        self._limiter: tuple[Any, anyio.CapacityLimiter] | None = None
+
+    async def run(self, work: Work[ResultT], *, again: bool = False, wait: float | None = None) -> ResultT:
+        """Return `call(work)`, called in a worker thread. Cancellation: as for `in_thread`."""
+        return await self.in_thread(lambda: self.call(work, again=again, wait=wait))
+
+    async def in_thread(self, function: Callable[[], ResultT]) -> ResultT:
+        """Return `function()`, called in a worker thread; as many at a time as there are connections.
+
+        Cancellation: a checkpoint. Before the thread has begun, *function* isn't called; after that it is awaited.
+        """
+        return await anyio.to_thread.run_sync(function, limiter=self._limiter_here())
+
+    async def aclose(self) -> None:
+        """Close the idle connections now, and those in use when their work is over."""
+        await self.in_thread(self._close)
+
+    def call(self, work: Work[ResultT], *, again: bool = False, wait: float | None = None) -> ResultT:
+        """Return `work(connection)`. Blocks.
+
+        Args:
+            work: Called anew if the server couldn't be reached.
+            again: True if *work* may be called anew after it lost its connection, too.
+            wait: Seconds after which no further attempt begins; None = the timeout.
+
+        Raises:
+            psycopg.Error: the last attempt's.
+            UserError: after `aclose`, or if the driver is missing.
+            StateError: the tables are those of a later version of the library.
+        """
+        errors = import_driver()
+        until = time.monotonic() + (self._timeout if wait is None else min(wait, self._timeout))
+        with self._slots:
+            while True:
+                connection = None
+                try:
+                    connection = self._take()
+                    return work(connection)
+                except errors.OperationalError:
+                    if connection is not None and not (again and connection.closed):
+                        raise
+                    if not self._reached or time.monotonic() >= until:
+                        raise
+                finally:
+                    if connection is not None:
+                        self._put_back(connection)
+                time.sleep(_PAUSE)
+
+    def _limiter_here(self) -> anyio.CapacityLimiter:
+        token = current_token().native_token
+        if self._limiter is None or self._limiter[0] is not token:
+            self._limiter = (token, anyio.CapacityLimiter(self._most))
+        return self._limiter[1]
+
+    def _take(self) -> Connection:
+        if self._closed:
+            raise UserError("the PostgresStore is closed")
+        while self._idle:
+            connection = self._idle.pop()
+            if not _is_stale(connection):
+                return connection
+            connection.close()
+        return self._connect()
+
+    def _put_back(self, connection: Connection) -> None:
+        idle = import_driver().pq.TransactionStatus.IDLE
+        if self._closed or connection.closed or connection.info.transaction_status != idle:
+            connection.close()
+        else:
+            self._idle.append(connection)
+
+    def _close(self) -> None:
+        self._closed = True
+        while self._idle:
+            self._idle.pop().close()
+
+    def _connect(self) -> Connection:
+        milliseconds = round(self._timeout * 1000)
+        connection: Connection = import_driver().connect(
+            self._conninfo,
+            autocommit=True,
+            connect_timeout=max(2, round(self._timeout)),
+            tcp_user_timeout=milliseconds,
+            application_name="agentloop",
+        )
+        try:
+            connection.execute(_SETTINGS, {"limit": str(milliseconds)})
+            with self._migrating:
+                if not self._reached:
+                    migrate(connection, MIGRATIONS)
+                    self._reached = True
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+
+def _is_stale(connection: Connection) -> bool:
+    """Tell whether an idle connection has something to read: a server that ends says so, and then closes it."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(connection.fileno(), selectors.EVENT_READ)
+        return bool(selector.select(0))
+
+
+def migrate(connection: Connection, migrations: tuple[str, ...]) -> None:
+    """Bring the tables to the version that *migrations* lead to. One process does; others wait for it.
+
+    A database whose tables are up to date is only read, so a worker needs no right to make tables.
+
+    Raises:
+        StateError: the tables are of a later version.
+    """
+    made = connection.execute("SELECT to_regclass('agentloop_schema')").fetchone()[0]
+    if made is not None and _read_version(connection) == len(migrations):
+        return
+    with connection.transaction():
+        connection.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
+        connection.execute("CREATE TABLE IF NOT EXISTS agentloop_schema (version integer NOT NULL)")
+        version = _read_version(connection)
+        if version > len(migrations):
+            raise StateError(
+                f"the database has tables of version {version}, of a later agentloop; this one knows {len(migrations)}"
+            )
+        for statements in migrations[version:]:
+            connection.execute(statements)
+        connection.execute("DELETE FROM agentloop_schema")
+        connection.execute("INSERT INTO agentloop_schema (version) VALUES (%s)", (len(migrations),))
+
+
+def _read_version(connection: Connection) -> int:
+    row = connection.execute("SELECT version FROM agentloop_schema").fetchone()
+    return 0 if row is None else row[0]

@@ -1,0 +1,274 @@
+"""Journals in PostgreSQL, one row for each record. Each append is one statement, which checks the lease as well.
+
+The statement locks the row of the run's lease, so an append and a take-over follow each other: the new holder reads
+all that the old one wrote, and the old one writes no more. Since it is one statement, a worker that is stopped in the
+middle leaves no transaction open. The rows hold the same lines as a file does; their digests are a chain, by which an
+append whose answer was lost finds out whether it was done.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import anyio
+
+from agentloop._common.checks import check_id
+from agentloop.abc import Codec
+from agentloop.exceptions import JournalError, UserTypeError
+from agentloop.journal._checks import check_codec, check_records
+from agentloop.journal._envelope import End, Scan, Seal, scan, write_batch
+from agentloop.postgres._connections import Connection, as_journal_error, import_driver
+from agentloop.postgres._lease import FENCE, Lease, LeaseHeld
+from agentloop.postgres._store import PostgresStore
+
+if TYPE_CHECKING:
+    from agentloop.items import ApprovalRequest
+    from agentloop.state import RunState
+
+_FREE = """
+SELECT 1 FROM agentloop_leases
+WHERE run_id = %(run_id)s AND (ends_at IS NULL OR ends_at <= clock_timestamp()) FOR UPDATE
+"""
+_KNOWN = "INSERT INTO agentloop_leases (run_id) VALUES (%(run_id)s) ON CONFLICT DO NOTHING"
+_APPEND = """
+WITH fence AS MATERIALIZED ({fence})
+INSERT INTO agentloop_journal_lines (run_id, n, line)
+SELECT %(run_id)s, %(first)s + batch.at - 1, batch.line
+FROM fence, unnest(%(lines)s::bytea[]) WITH ORDINALITY AS batch(line, at)
+"""
+_READ = "SELECT n, line FROM agentloop_journal_lines WHERE run_id = %(run_id)s ORDER BY n"
+_ONE = "SELECT line FROM agentloop_journal_lines WHERE run_id = %(run_id)s AND n = %(n)s"
+
+
+class PostgresJournal:
+    """The journal of one run in PostgreSQL.
+
+    With a lease it appends only while the lease is held. Without one it reads, takes verdicts, and appends while no
+    other worker holds the run. In both cases, of two writers that continue from the same record, the first to append
+    continues and the other is refused. An append is committed when it returns, and waits for the disk as the server is
+    set up to.
+
+    It has no resources of its own: the store has the connections. After `aclose` it can't be used.
+
+    Args:
+        store: The database.
+        run: The run's lease, or its id.
+        key: Seals every line by HMAC-SHA256, so that a line can't be changed unnoticed without the key. No seal can
+            reveal that whole batches were removed at the end.
+        codec: The codec by which the run seals secrets; the journal itself doesn't use it.
+    """
+
+    def __init__(
+        self, store: PostgresStore, run: Lease | str, *, key: bytes | None = None, codec: Codec | None = None
+    ) -> None:
+        if not isinstance(store, PostgresStore):
+            raise UserTypeError(f"store: a PostgresStore is needed, not {type(store).__name__}")
+        self.lease: Lease | None = run if isinstance(run, Lease) else None
+        self.run_id: str = run.run_id if isinstance(run, Lease) else check_id("run", run)
+        self.codec: Codec | None = check_codec(codec)
+        self._connections = store.connections
+        self._seal = Seal(key)
+        self._in_thread = threading.Lock()
+        self._end: End | None = None  # when this object last read or wrote; None before that
+        self._writing = False
+        self._broken: str | None = None
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"PostgresJournal({self.run_id!r})"
+
+    async def append(self, records: Sequence[bytes]) -> None:
+        """Append *records* in one statement. A server that restarts is waited for, as long as the store's timeout.
+
+        Cancellation: a checkpoint. Before the thread has begun, nothing is appended; after that the append completes. A
+            native cancellation on asyncio raises at once, and the append continues.
+
+        Raises:
+            UserTypeError, UserValueError: naming the position of the first value that is no record; nothing is
+                appended.
+            LeaseLost: if the lease is held no more.
+            LeaseHeld: if this journal has no lease, and another worker has.
+            JournalError: if the database refuses or can't be reached, another writer has appended, or the rows are
+                damaged. After this, and after `LeaseLost`, the journal takes no more records.
+        """
+        added = check_records(records)
+        await self._connections.in_thread(lambda: self._append(added))
+
+    async def read(self) -> list[bytes]:
+        """Return every record appended so far. Needs no lease.
+
+        Raises:
+            JournalError: naming the line (row *n* is line *n* + 1) that was damaged, changed or removed; or the journal
+                was sealed with another key, or the database can't be read.
+        """
+        return await self._connections.in_thread(self._read)
+
+    def check_lease(self) -> None:
+        """Return if a body may start: the lease is still held, or the journal has none. Never waits.
+
+        Raises:
+            LeaseLost: if the lease has passed.
+        """
+        if self.lease is not None:
+            self.lease.check()
+
+    async def interruptions(self) -> tuple[ApprovalRequest, ...]:
+        """Return the calls that wait for a verdict, without the run's agents; none if the run isn't interrupted."""
+        from agentloop.state import RunState
+
+        held = await self.read()
+        return (await self._load()).interruptions if held else RunState(_placeholder(), ()).interruptions
+
+    async def approve(
+        self,
+        call: ApprovalRequest | str,
+        *,
+        arguments: str | Mapping[str, Any] | None = None,
+        always: bool = False,
+        by: str | None = None,
+    ) -> None:
+        """Append an approval of *call*, which the next `Runner.resume` finds. Any process may, without the agents.
+
+        Arguments are those of `RunState.approve`; edited ones are checked when the run is resumed.
+
+        Raises:
+            StateError: if no such call waits.
+            LeaseHeld: if a worker still has the run, so that it isn't waiting yet: try again when it has paused.
+            JournalError: as for `append`.
+        """
+        state = await self._load()
+        known = len(state.records)
+        state.approve(call, arguments=arguments, always=always, by=by)
+        await self._add(state, known)
+
+    async def reject(
+        self, call: ApprovalRequest | str, *, message: str | None = None, always: bool = False, by: str | None = None
+    ) -> None:
+        """Append a rejection of *call*: it never runs, and the model receives *message*. Otherwise as `approve`."""
+        state = await self._load()
+        known = len(state.records)
+        state.reject(call, message=message, always=always, by=by)
+        await self._add(state, known)
+
+    async def aclose(self) -> None:
+        """Take no more records, once the call in progress is over. Does nothing the second time."""
+        await self._connections.in_thread(self._close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        with anyio.CancelScope(shield=True):  # bounded by the store's timeout: it waits only for a call in progress
+            await self.aclose()
+
+    # ------------------------------------------------------------------------------------------ verdicts
+
+    async def _load(self) -> RunState:
+        """Return the run's state with a placeholder for its agent: a verdict needs only the log."""
+        from agentloop._storage.state_codec import state_from_journal
+        from agentloop.state import RunState
+
+        return RunState(_placeholder(), (await state_from_journal(self)).records)
+
+    async def _add(self, state: RunState, known: int) -> None:
+        from agentloop._storage.state_codec import line_encoder
+
+        await self.append(list(map(line_encoder(self.codec), state.records[known:])))
+
+    # ------------------------------------------------------------------------------------------ in the thread
+
+    def _append(self, records: list[bytes]) -> None:
+        with self._in_thread:
+            self._check_usable()
+            if self._broken is not None:
+                raise JournalError(f"{self!r} takes no more records since it failed: {self._broken}")
+            if not records:
+                return
+            try:
+                with as_journal_error(repr(self)):
+                    self._end = self._insert(records)
+            except LeaseHeld:
+                raise  # nothing was tried, so the journal is as good as before
+            except BaseException as error:
+                self._broken = str(error) or type(error).__name__
+                raise
+            self._writing = True
+
+    def _insert(self, records: list[bytes]) -> End:
+        start = self._end if self._end is not None else self._scan().end
+        lines, end = write_batch(records, start, kept=start.count, now=time.time(), seal=self._seal)
+        rows = [line[:-1] for line in lines]
+        parameters = {"run_id": self.run_id, "first": start.count, "lines": rows}
+        lease = self.lease
+        statement = _APPEND.format(fence=_FREE if lease is None else FENCE)
+        sent = False
+
+        def insert(connection: Connection) -> None:
+            nonlocal sent
+            if sent:  # the connection was lost before the answer came
+                found = connection.execute(_ONE, {"run_id": self.run_id, "n": end.count - 1}).fetchone()
+                if found is not None and found[0] == rows[-1]:  # the chain's digest is in it, so the batch is this one
+                    return
+            if lease is None:
+                connection.execute(_KNOWN, {"run_id": self.run_id})
+            else:
+                lease.check()
+            sent = True
+            try:
+                added = connection.execute(statement, parameters if lease is None else {**parameters, **lease.fence})
+            except import_driver().errors.UniqueViolation as error:
+                raise self._other_writer() from error
+            if added.rowcount == 0:
+                raise LeaseHeld(f"{self!r}: a worker holds the run", 0.0) if lease is None else lease.lose()
+
+        self._connections.call(insert, again=True, wait=None if lease is None else lease.remaining)
+        return end
+
+    def _scan(self) -> Scan:
+        def read(connection: Connection) -> list[Any]:
+            found: list[Any] = connection.execute(_READ, {"run_id": self.run_id}).fetchall()
+            return found
+
+        lines = []
+        for index, (n, line) in enumerate(self._connections.call(read, again=True)):
+            if n != index or b"\n" in line:
+                raise JournalError(f"{self!r}: line {index + 1} is damaged or missing")
+            lines.append(line + b"\n")
+        found = scan(b"".join(lines), self._seal, repr(self))
+        if found.torn:  # a statement is never torn, so the rows were changed
+            raise JournalError(f"{self!r}: the batch that begins at line {found.end.count + 1} isn't whole")
+        return found
+
+    def _read(self) -> list[bytes]:
+        with self._in_thread:
+            self._check_usable()
+            with as_journal_error(repr(self)):
+                found = self._scan()
+            if self._writing and self._broken is None and found.end != self._end:
+                raise self._other_writer()
+            if not self._writing:
+                self._end = found.end
+            return found.records
+
+    def _close(self) -> None:
+        with self._in_thread:
+            self._closed = True
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise JournalError(f"{self!r} is closed")
+
+    def _other_writer(self) -> JournalError:
+        return JournalError(f"{self!r}: something else has written to it since it was last read or written here")
+
+
+def _placeholder() -> Any:
+    from agentloop.agents import Agent
+
+    return Agent("undecided")

@@ -1,0 +1,192 @@
+"""Leases: the right of one worker to continue one run, for a time.
+
+A lease is a row: the run's epoch, which grows with every holder, and the time at which the lease ends, by the
+database's clock. A worker that appends proves in the same statement that the epoch is still its own and the time isn't
+over (`FENCE`). A worker that takes a run over has to wait until the time is over, and raises the epoch. Both lock the
+row, so one comes before the other.
+
+The worker counts the time as well, from before each renewal was sent, so its own end is never later than the
+database's. That closes the gap behind an append: a worker that was stopped after it, and wakes when the lease has
+passed, finds out without a question (`Lease.check`).
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+import anyio
+
+from agentloop.exceptions import JournalError
+from agentloop.postgres._connections import Connection, Connections, as_journal_error, import_driver
+
+_END = "clock_timestamp() + %(seconds)s * interval '1 second'"
+# A holder that asks twice, since the first answer was lost, gets the run again.
+_TAKE = f"""
+INSERT INTO agentloop_leases AS held (run_id, epoch, holder, ends_at) VALUES (%(run_id)s, 1, %(holder)s, {_END})
+ON CONFLICT (run_id) DO UPDATE SET epoch = held.epoch + 1, holder = excluded.holder, ends_at = {_END}
+WHERE held.ends_at IS NULL OR held.ends_at <= clock_timestamp() OR held.holder = excluded.holder
+RETURNING epoch
+"""
+_OTHER = """
+SELECT greatest(extract(epoch FROM ends_at - clock_timestamp()), 0)::float8 FROM agentloop_leases
+WHERE run_id = %(run_id)s
+"""
+_RENEW = f"""
+UPDATE agentloop_leases SET ends_at = {_END}
+WHERE run_id = %(run_id)s AND epoch = %(epoch)s AND ends_at > clock_timestamp()
+RETURNING 1
+"""
+_RELEASE = """
+UPDATE agentloop_leases SET ends_at = NULL, holder = NULL WHERE run_id = %(run_id)s AND epoch = %(epoch)s
+"""
+FENCE = """
+SELECT 1 FROM agentloop_leases WHERE run_id = %(run_id)s AND epoch = %(epoch)s AND ends_at > clock_timestamp()
+FOR UPDATE
+"""
+"""Returns a row, locked until the transaction ends, if the lease is still held."""
+
+if sys.platform == "linux":
+
+    def _clock() -> float:
+        """Return the seconds since the machine started. A machine that sleeps continues to count."""
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+else:  # pragma: no cover - another platform than that of the tests
+    _clock = time.monotonic
+
+
+class LeaseLost(JournalError):
+    """The lease of a run has passed, or another worker has taken the run over. Nothing was appended."""
+
+
+class LeaseHeld(JournalError):
+    """Another worker holds the run. `seconds` is the time until its lease ends, unless it is renewed."""
+
+    def __init__(self, message: str, seconds: float) -> None:
+        super().__init__(message)
+        self.seconds = seconds
+
+
+class Lease:
+    """The right to continue one run. Made by `PostgresStore.lease`; safe to read from any thread.
+
+    Attributes:
+        run_id: The run.
+        epoch: The number of times that the run was taken over, this one included.
+        seconds: How long the lease lasts after each renewal.
+    """
+
+    def __init__(self, connections: Connections, run_id: str, holder: str, seconds: float) -> None:
+        self.run_id = run_id
+        self.epoch = 0
+        self.seconds = seconds
+        self._connections = connections
+        self._holder = holder
+        self._until = 0.0
+        self._lost: str | None = "it was never taken"
+        self._renewed = anyio.Event()
+
+    def __repr__(self) -> str:
+        return f"<Lease of {self.run_id!r}, epoch {self.epoch}, {'held' if self.held else 'lost'}>"
+
+    @property
+    def held(self) -> bool:
+        """True until the lease has passed or was given back. No question to the database; never true for too long."""
+        return self.remaining > 0.0
+
+    @property
+    def remaining(self) -> float:
+        """The seconds until the lease passes unless it is renewed; 0 if it is lost."""
+        return max(self._until - _clock(), 0.0) if self._lost is None else 0.0
+
+    @property
+    def fence(self) -> dict[str, Any]:
+        """The parameters of `FENCE`."""
+        return {"run_id": self.run_id, "epoch": self.epoch}
+
+    def check(self) -> None:
+        """Return if the lease is still held. Never waits.
+
+        Raises:
+            LeaseLost: if it has passed.
+        """
+        if not self.held:
+            raise self.lost()
+
+    def lose(self) -> LeaseLost:
+        """Note that the database says the lease is held no more. Return the error."""
+        self._lost = self._lost or "another worker has taken it over, or its lease has passed"
+        return self.lost()
+
+    def lost(self) -> LeaseLost:
+        """Return the error of a lease that is held no more."""
+        return LeaseLost(f"run {self.run_id!r}, epoch {self.epoch}: {self._lost or 'its lease has passed'}")
+
+    # ------------------------------------------------------------------------------------------ the holder's side
+
+    async def take(self) -> None:
+        """Take the run over.
+
+        Raises:
+            LeaseHeld: if another worker holds it.
+            JournalError: if the database refuses or can't be reached.
+        """
+        parameters = {"run_id": self.run_id, "holder": self._holder, "seconds": self.seconds}
+
+        def take(connection: Connection) -> tuple[int, float]:
+            begun = _clock()
+            row = connection.execute(_TAKE, parameters).fetchone()
+            if row is not None:
+                return row[0], begun
+            other = connection.execute(_OTHER, parameters).fetchone()
+            left = 0.0 if other is None or other[0] is None else other[0]
+            raise LeaseHeld(f"run {self.run_id!r}: another worker holds it, for {left:.1f} s more", left)
+
+        with as_journal_error(f"run {self.run_id!r}"):
+            self.epoch, begun = await self._connections.run(take, again=True)
+        self._until, self._lost = begun + self.seconds, None
+
+    async def keep(self, scope: anyio.CancelScope) -> None:
+        """Renew the lease until it is lost; then cancel *scope*."""
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._renew)
+            while self.held:
+                await self._ended_or_renewed()
+            self._lost = self._lost or "its lease has passed"
+            scope.cancel()
+            group.cancel_scope.cancel()
+
+    async def _ended_or_renewed(self) -> None:
+        with anyio.move_on_after(max(self._until - _clock(), 0.0)):
+            await self._renewed.wait()
+
+    async def _renew(self) -> None:
+        """Renew the lease at each third of its time, until it is lost."""
+        parameters = {**self.fence, "seconds": self.seconds}
+
+        def renew(connection: Connection) -> float | None:
+            begun = _clock()
+            return begun if connection.execute(_RENEW, parameters).fetchone() is not None else None
+
+        while self.held:
+            await anyio.sleep(self.seconds / 3)
+            try:
+                begun = await self._connections.run(renew, again=True, wait=0.0)
+            except import_driver().Error:
+                continue  # the server may come back in time
+            if begun is None:
+                self.lose()
+            else:
+                self._until = begun + self.seconds
+            renewed, self._renewed = self._renewed, anyio.Event()
+            renewed.set()
+
+    async def give_back(self) -> None:
+        """End the lease now, so that another worker needn't wait for its end. An error is of no consequence."""
+        self._lost = self._lost or "it was given back"
+        try:
+            await self._connections.run(lambda connection: connection.execute(_RELEASE, self.fence), wait=0.0)
+        except import_driver().Error:
+            return  # it passes by itself

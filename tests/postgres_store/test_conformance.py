@@ -1,0 +1,109 @@
+"""Journals and sessions in PostgreSQL keep what the protocols promise, with a lease and without one."""
+
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+
+import anyio
+import pytest
+
+from agentloop.abc import Journal, LeasedJournal, ReplaceableSession, SealingJournal, Session
+from agentloop.postgres import Lease, PostgresJournal, PostgresSession, PostgresStore
+from agentloop.testing.conformance import JournalConformance, SessionConformance
+
+pytestmark = [pytest.mark.real_clock, pytest.mark.timeout(120)]
+
+
+@pytest.fixture
+def shared(conninfo: str) -> Iterator[PostgresStore]:
+    """A store for several event loops: some tests of the suites make their own."""
+    store = PostgresStore(conninfo)
+    yield store
+    run_elsewhere(store.aclose)
+
+
+def run_elsewhere(function: Callable[[], Awaitable[None]]) -> None:
+    """Run *function* in an event loop of another thread: the fixtures of a test share its thread with its own loop."""
+    thread = threading.Thread(target=anyio.run, args=(function,))
+    thread.start()
+    thread.join()
+
+
+def held(store: PostgresStore) -> Lease:
+    """Return a lease of the run that outlasts a test, and that no task renews."""
+    lease = Lease(store.connections, "run", "a test", 600.0)
+    run_elsewhere(lease.take)
+    return lease
+
+
+class TestPostgresJournal(JournalConformance):
+    """Without a lease."""
+
+    @pytest.fixture(autouse=True, params=[None, b"k"], ids=["plain", "keyed"])
+    def _place(self, request: pytest.FixtureRequest, shared: PostgresStore) -> None:
+        self.store = shared
+        self.key = request.param
+
+    def open_journal(self) -> Journal:
+        """Return a journal for the test's run."""
+        return PostgresJournal(self.store, "run", key=self.key)
+
+
+class TestLeasedJournal(JournalConformance):
+    """With a lease, which all objects of a test share."""
+
+    @pytest.fixture(autouse=True)
+    def _place(self, shared: PostgresStore) -> None:
+        self.store = shared
+        self.lease = held(shared)
+
+    def open_journal(self) -> Journal:
+        """Return a journal for the test's run."""
+        return PostgresJournal(self.store, self.lease)
+
+
+class TestPostgresSession(SessionConformance):
+    """In a database which holds another conversation too."""
+
+    lease: Lease | None = None
+
+    @pytest.fixture(autouse=True)
+    def _place(self, shared: PostgresStore) -> None:
+        self.store = shared
+
+    def open_session(self) -> Session:
+        """Return a session of the test's store."""
+        return PostgresSession(self.store, "one", lease=self.lease)
+
+    def open_another(self) -> Session:
+        """Return another conversation."""
+        return PostgresSession(self.store, "another")
+
+
+class TestLeasedSession(TestPostgresSession):
+    """Each change checks a lease."""
+
+    @pytest.fixture(autouse=True)
+    def _hold(self, _place: None) -> None:
+        self.lease = held(self.store)
+
+
+class Codec:
+    """Seals by turning round."""
+
+    def seal(self, data: bytes) -> bytes:
+        """Return *data* turned round."""
+        return data[::-1]
+
+    def open(self, sealed: bytes) -> bytes:
+        """Return it turned back."""
+        return sealed[::-1]
+
+
+async def test_they_have_the_wider_protocols(store: PostgresStore) -> None:
+    """A run asks for the codec and for the lease by protocol."""
+    codec = Codec()
+    journal = PostgresJournal(store, "run", codec=codec)
+    assert isinstance(journal, SealingJournal)
+    assert isinstance(journal, LeasedJournal)
+    assert journal.codec is codec
+    assert isinstance(PostgresSession(store), ReplaceableSession)
