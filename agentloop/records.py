@@ -245,8 +245,8 @@ class CallStarted(_CallRecord, frozen=True, tag="call_started"):
 class BodyEnded(_ValueRecord, frozen=True, tag="body_ended"):
     """A body came to its own end, and more follows before its call settles: a hook, a guardrail, a policy.
 
-    A call whose value is its output at once has `CallSettled` alone. `value` is the body's result, given only if no
-    output guardrail has to check it.
+    A call whose value is its output at once has `CallSettled` alone, unless the value is no text and may end the run.
+    `value` is the body's result, given only if no output guardrail has to check it.
     """
 
     call_id: str

@@ -171,7 +171,7 @@ def tool_output(call: CallState, *, typed: bool = False) -> Any:
     For a *typed* agent it is the Python value, if there is one.
     """
     assert call.outcome is not None
-    output, value = call.outcome.output, call.outcome.value
+    output, value = call.outcome.output, call.value
     if typed and value is not None:
         return value
     return output if isinstance(output, str) else value

@@ -102,6 +102,14 @@ class CallState:
         self.approval: r.ApprovalRequested | None = None
         self.verdict: r.VerdictGiven | None = None
 
+    @property
+    def value(self) -> Any:
+        """The Python value of its outcome, which it has; in a log that was stored and read, that of its body."""
+        assert self.outcome is not None
+        if self.outcome.value is None and self.outcome.status == "succeeded" and self.body is not None:
+            return self.body.value
+        return self.outcome.value
+
 
 class UsageMeter:
     """Sums of usage, owned by one fold and grown in place; `total` returns them as a value."""

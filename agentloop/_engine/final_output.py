@@ -133,7 +133,7 @@ async def ask_behavior(run: LiveRun) -> CheckOutput | None:
         ToolResult(
             tool=next((tool for tool in view.tools if tool.name == call.call.name), None) if view is not None else None,
             call=call.call,
-            value=call.outcome.value,
+            value=call.value,
             output=call.outcome.output,
         )
         for call in run.state.own_calls()

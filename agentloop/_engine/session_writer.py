@@ -80,15 +80,32 @@ async def save_items(
 
 async def _write(run: LiveRun, progress: SessionProgress, items: list[Item]) -> None:
     session = progress.session
-    if progress.doubtful:
-        progress.doubtful = False
-        effect = e.LoadSession(run.path, lambda: session.get_items(len(items)))
-        items = _not_there(items, list(await run.tree.effects.perform(effect)))
+    in_doubt = {id(item) for item in progress.doubtful}
+    doubtful = [item for item in items if id(item) in in_doubt]
+    if doubtful:
+        before = progress.preceding
+        effect = e.LoadSession(run.path, lambda: session.get_items(len(before) + len(doubtful)))
+        tail = list(await run.tree.effects.perform(effect))
+        items = [*_not_there(doubtful, _cut_after(tail, before, len(doubtful))), *items[len(doubtful) :]]
+    progress.doubtful, progress.preceding = [], []
     if items:
         progress.failed = True
         await run.tree.effects.perform(e.SaveSession(run.path, lambda: session.add_items(items)))
         progress.failed = False
     run.append(SessionSaved(*run.here(), progress.saved))
+
+
+def _cut_after(tail: list[Item], before: list[Item], most: int) -> list[Item]:
+    """Return the items that *tail*, the end of a session, has after the items *before*.
+
+    Equal items may be on both sides of that place: a model repeats its answer, a user a question. If the session lacks
+    *before* (it was compacted, or other code wrote to it in between), the last *most* items are returned.
+    """
+    found, wanted = [_digest_item(item) for item in tail], [_digest_item(item) for item in before]
+    for stop in range(len(found), len(wanted) - 1, -1) if wanted else ():
+        if found[stop - len(wanted) : stop] == wanted:
+            return tail[stop:]
+    return tail[-most:]
 
 
 def _not_there(items: list[Item], tail: list[Item]) -> list[Item]:

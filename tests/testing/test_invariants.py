@@ -7,6 +7,7 @@ from typing import Any
 import anyio
 import attrs
 import pytest
+from exploration.fixture_agents import Actor, FixtureAgents, Role
 from testing.planted import (
     PLANTED,
     both_failing,
@@ -36,6 +37,7 @@ from testing.planted import (
 )
 
 from agentloop import Agent, RunConfig, ToolExecution, tool
+from agentloop import records as r
 from agentloop.exceptions import JournalError, ToolLoopDetected, UserError
 from agentloop.outcomes import CallOutcome
 from agentloop.records import CallbackReturned, CallStarted, HistoryReplaced, RunEnded, TurnStarted
@@ -49,6 +51,7 @@ from agentloop.testing.invariants import (
     findings_of,
 )
 from agentloop.testing.invariants._observation import Counterpart, Observation, ObservedLog, Relation
+from agentloop.testing.simulation._case_maker import maker_of
 from agentloop.testing.simulation.runs import CancelAt, World, WorldRun, run_one
 
 
@@ -109,6 +112,24 @@ def test_a_failure_of_the_journal_behind_the_end_stands_in_no_log() -> None:
     assert findings_of(attrs.evolve(ended, error=JournalError("full"))) == []
     told = findings_of(attrs.evolve(ended, error=UserError("no")))
     assert [finding.invariant for finding in told] == ["exactly_one_end"]
+
+
+def test_an_output_is_judged_from_the_first_guardrail_on_after_a_crash() -> None:
+    """The log doesn't hold a replaced output, so a resumed run replaces it again; in one run segment nothing does."""
+    role = Role(name="a", actors=(Actor(name="a_0", after=("replace odd", "reject odd")),))
+    maker = FixtureAgents(roles=(role,))
+    script = [call("a_0", {"n": 1}, call_id="c1"), say("done")]
+    run = run_one(World(agent=maker, script=script, options={"run_config": RunConfig()}))
+    check(run)
+    first = next(n for n, one in enumerate(run.records) if isinstance(one, r.GuardrailSettled))
+    began, replaced = run.records[0], run.records[first]
+    assert isinstance(began, r.RunStarted)
+    resumed = r.RunResumed((), 1, replaced.at, agent="a", max_turns=began.max_turns)
+    for between, wanted in ([resumed], []), ([], ["each_guardrail_judges_what_is_there"]):
+        records = [*run.records[: first + 1], *between, replaced, *run.records[first + 1 :]]
+        observed = Observation(records=records, maker=maker_of(maker), faultless=False)
+        found = [one.invariant for one in findings_of(observed)]
+        assert [name for name in found if name.startswith("each_guardrail")] == wanted
 
 
 def test_an_application_may_keep_things_from_its_model() -> None:

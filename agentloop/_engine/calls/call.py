@@ -219,11 +219,15 @@ def _end_past_scope(live: LiveCall, result: end.Ending | None) -> end.Ending | N
     return result
 
 
+_ASKS_AGAIN = "run_llm_again"
+"""The `tool_use_behavior` with which no call ends a run."""
+
+
 def _end_body(live: LiveCall, result: end.Ending | None) -> end.Ending:
     """Return the final body result, once the call's scope has been left.
 
     An end by itself, with a value or an error, is recorded as `BodyEnded` in the same step, unless the call settles in
-    this very step: then `CallSettled` tells both.
+    this very step: then `CallSettled` tells both, except for a value that is no text and may end the run.
     """
     if isinstance(result, _WITHOUT_RESULT):
         return result
@@ -240,8 +244,11 @@ def _end_body(live: LiveCall, result: end.Ending | None) -> end.Ending:
     if body is not None and live.phase == "body":
         late = body.timer is not None and anyio.current_time() >= body.timer.ends_at
         body.ended_at = live.run.tree.log.wall()
-        settles_now = isinstance(result, end.Returned) and not late and (live.plain or _settles_with_body(live))
-        if isinstance(result, _UNCANCELLED) and not settles_now:
+        if isinstance(result, end.Returned) and not late and (live.plain or _settles_with_body(live)):
+            # `CallSettled` has the value as text. One that may end the run as it is must be in the log, too.
+            if not isinstance(result.value, str) and live.run.agent.tool_use_behavior != _ASKS_AGAIN:
+                record_body_end(live, result)
+        elif isinstance(result, _UNCANCELLED):
             record_body_end(live, result)
     return decide_end(live, result, late=late)
 

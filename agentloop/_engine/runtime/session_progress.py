@@ -23,8 +23,12 @@ class SessionProgress(msgspec.Struct, eq=False):
     failed: bool = False
     """True once a write has failed: no more is written then."""
 
-    doubtful: bool = False
-    """True if an earlier run segment, which didn't reach its end, may have written the items that are due next."""
+    doubtful: list[Item] = []
+    """Items that an earlier run segment, which didn't reach its end, may have written: its log lacks the record. The
+    next write reads the session first, and empties the list."""
+    preceding: list[Item] = []
+    """The items that the session holds right before the doubtful ones: the run's own that are written, else those that
+    it began with."""
 
     @classmethod
     def of(cls, session: Session, state: RunFold) -> SessionProgress:
@@ -33,11 +37,20 @@ class SessionProgress(msgspec.Struct, eq=False):
             return cls(session)
         saved = state.saved or 0
         saved_items = state.new_items[:saved]
-        complete = {id(item) for item in valid_history(saved_items)}
-        return cls(
+        complete = valid_history(saved_items)
+        written = {id(item) for item in complete}
+        progress = cls(
             session,
             input_saved=state.saved is not None,
             saved=saved,
-            held=[item for item in saved_items if id(item) not in complete],
-            doubtful=state.ended is None,
+            held=[item for item in saved_items if id(item) not in written],
         )
+        if state.ended is None:
+            progress.doubtful = [*progress.held, *state.new_items[saved:]]
+            if progress.input_saved:
+                progress.preceding = [*state.input, *complete]
+            else:
+                progress.doubtful[:0] = state.input
+                shown = state.started.shown or ()
+                progress.preceding = list(shown[: len(shown) - len(state.input)])
+        return progress

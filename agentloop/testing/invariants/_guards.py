@@ -368,10 +368,13 @@ def _check_output_guards(log: ObservedLog) -> Findings:
         if len(call.started) > 1 or call.call.secret:
             continue
         arguments = _parse_arguments(call.started[-1][1].arguments)
-        replaced = False
+        replaced, resumed_at = False, len(log.records)
         for n, record in call.guards:
             if record.stage != "tool_output":
                 continue
+            if n > resumed_at:
+                replaced = False  # judged again from the first guardrail on, as the log doesn't hold the replacement
+            resumed_at = log.next_segment(call.path, n)
             predicted = log.observation.maker.predict_verdict(record.guardrail, arguments, replaced=replaced)
             if predicted is not None and record.verdict != predicted[0]:
                 yield broken(f"{record.guardrail!r} said {record.verdict} of what call {call.call_id} gave", n)

@@ -368,8 +368,13 @@ def calls_end_a_run_as_its_agent_says(log: ObservedLog) -> Findings:
                     yield broken(f"the run completed with turn {turn.number}, and no call of it ends one", ended[0][0])
                 continue
             outcome = made.settled[-1][1].outcome
-            as_text = isinstance(outcome.output, str) and (agent.output_type is None or outcome.value is None)
-            wanted = outcome.output if as_text else outcome.value
+            stored = made.bodies_ended[-1][1].value if made.bodies_ended and outcome.status == "succeeded" else None
+            value = stored if outcome.value is None else outcome.value
+            wanted = (
+                outcome.output
+                if isinstance(outcome.output, str) and (agent.output_type is None or value is None)
+                else value
+            )
             if not last:
                 yield broken(f"call {made.call_id} was to end the run, and another turn began", run.turns[place + 1].n)
             elif ended and not ended[0][1].secret and ended[0][1].final_output != wanted:

@@ -38,8 +38,10 @@ from agentloop import records as r
 from agentloop.abc import Instrument
 from agentloop.exceptions import EarlierFailure
 from agentloop.guardrails import ReplaceOutput
+from agentloop.items import UserMessage
 from agentloop.sessions import MemorySession
-from agentloop.testing import ScriptedModel, call, say
+from agentloop.testing import FunctionModel, ScriptedModel, call, say
+from agentloop.tools import ToolsToFinalOutput
 
 WORLDS: dict[str, Plot] = {
     "calls of every kind": Plot((("plain", "idem", "rerun"), ("guarded", "fails", "plain")), at_once=2, guarded=True),
@@ -160,6 +162,90 @@ async def test_a_session_gets_each_item_once_over_two_crashes_right_after_it_was
     assert not any(b"session_saved" in line for line in await third.read())
     await Runner.resume(passing(), third, session=session)
     assert await session.get_items() == wanted
+
+
+def end_with_the_first(_: Any, results: Any) -> ToolsToFinalOutput:
+    """Let the first call end the run with its value."""
+    return ToolsToFinalOutput(is_final=True, output=results[0].value)
+
+
+class JournaledSession(MemorySession):
+    """Notes for each write how many lines the run's journal had then."""
+
+    def __init__(self, journal: BatchJournal) -> None:
+        super().__init__()
+        self.journal, self.writes = journal, list[tuple[int, list[Any]]]()
+
+    async def add_items(self, items: Sequence[Any]) -> None:
+        """Note and write them."""
+        self.writes.append((len(await self.journal.read()), list(items)))
+        await super().add_items(items)
+
+
+@pytest.mark.backends("asyncio", "trio")
+@pytest.mark.parametrize("also", [False, True])
+@pytest.mark.parametrize("earlier", [False, True])
+async def test_a_session_gets_equal_items_of_several_turns_each_once(earlier: bool, also: bool) -> None:
+    """A model that repeats its wrong answer gets the same correction, and a user asks the same again: a crash may come
+    before the write of the turn that began, and then the equal items of the turn before it aren't that write.
+    """
+
+    def answer(request: Any) -> Any:
+        since = max(n for n, item in enumerate(request.items) if item == UserMessage("go"))
+        corrected = sum(isinstance(item, UserMessage) for item in request.items[since:])
+        return say("no JSON" if corrected < 4 else '{"response": 5}')
+
+    agent: Agent[Any, Any] = Agent("a", model=FunctionModel(answer), output_type=int, output_retries=3)
+    journal = BatchJournal()
+    session = JournaledSession(journal)
+    before: list[Any] = []
+    if earlier:
+        before = await session_of_a_run(agent)
+        await MemorySession.add_items(session, before)
+    await Runner.run(agent, "go", journal=journal, session=session)
+    lines, wanted = await journal.read(), await session.get_items()
+    assert len(wanted) == len(before) + 8
+    assert len(session.writes) == 4
+    for count in range(2, len(lines)):
+        cut = MemorySession()
+        await cut.add_items(before)
+        for at, items in session.writes:
+            if at < count or (also and at == count):
+                await cut.add_items(items)
+        result = await Runner.resume(agent, await make_journal(lines[:count]), session=cut)
+        assert result.final_output == 5
+        assert await cut.get_items() == wanted, f"after {count} lines"
+
+
+async def session_of_a_run(agent: Agent[Any, Any]) -> list[Any]:
+    """Return what a session holds after a run of *agent*."""
+    session = MemorySession()
+    await Runner.run(agent, "go", session=session)
+    return await session.get_items()
+
+
+@pytest.mark.backends("asyncio", "trio")
+@pytest.mark.parametrize("behavior", ["stop_on_first_tool", end_with_the_first])
+async def test_a_typed_run_that_a_call_ends_has_its_value_after_a_crash_too(behavior: Any) -> None:
+    """The journal holds the value of a body, and the text that a model would see."""
+
+    @tool
+    async def count() -> list[int]:
+        """Count."""
+        return [1, 2]
+
+    def make() -> Agent[Any, Any]:
+        model = ScriptedModel([call("count", call_id="c")])
+        return Agent("a", model=model, tools=[count], output_type=list[int], tool_use_behavior=behavior)
+
+    journal = BatchJournal()
+    whole = await Runner.run(make(), "go", journal=journal)
+    assert whole.final_output == [1, 2]
+    lines = await journal.read()
+    [settled] = [place for place, line in enumerate(lines) if b'"kind":"call_settled"' in line]
+    for stop in range(settled + 1, len(lines)):
+        result = await Runner.resume(make(), await make_journal(lines[:stop]))
+        assert result.final_output == [1, 2], f"after {stop} lines"
 
 
 class CancelAt(Instrument):
