@@ -100,7 +100,8 @@ class ModelTransportError(AgentLoopError):
 
     Attributes:
         status: HTTP status, or None if no response came.
-        code: The provider's own error code, if it gave one; `silence_timeout` if no more data came in time.
+        code: The provider's own error code, if it gave one; `silence_timeout` if no more data came in time,
+            `answer_timeout` if the whole answer took too long.
         retry_after: Seconds to wait before the next request, as the provider asks, clamped to a sane range, or None.
         should_retry: The provider's explicit advice, or None if it gave none.
         request_id: The provider's id of the request, for its support.

@@ -62,6 +62,7 @@ from agentloop.models._codec import (
 from agentloop.models._common import (
     CallIds,
     chat_content,
+    find_allowed_tools,
     find_forced_name,
     make_call_id,
     no_form,
@@ -151,7 +152,11 @@ def _tool_fields(request: ModelRequest) -> JsonDict:
         return {}
     fields: JsonDict = {"tools": tools}
     choice = tool_choice(request)
-    if (name := find_forced_name(choice)) is not None:
+    if (allowed := find_allowed_tools(choice)) is not None:
+        mode, some = allowed
+        chosen = {"mode": mode, "tools": [_write_allowed(tool) for tool in some]}
+        fields["tool_choice"] = {"type": "allowed_tools", "allowed_tools": chosen}
+    elif (name := find_forced_name(choice)) is not None:
         kind = next((tool.kind for tool in request.tools if tool.name == name and tool.kind == "custom"), "function")
         fields["tool_choice"] = {"type": kind, kind: {"name": name}}
     elif choice is not None:
@@ -159,6 +164,15 @@ def _tool_fields(request: ModelRequest) -> JsonDict:
     if request.settings.parallel_tool_calls is not None:
         fields["parallel_tool_calls"] = request.settings.parallel_tool_calls
     return fields
+
+
+def _write_allowed(tool: Mapping[str, Any]) -> JsonDict:
+    """Return the reference to one of the allowed tools in this interface's form."""
+    match tool:
+        case {"type": ("function" | "custom") as kind, "name": str(name)}:
+            return {"type": kind, kind: {"name": name}}
+        case _:
+            return dict(tool)
 
 
 def _tool(tool: ToolDefinition) -> JsonDict:

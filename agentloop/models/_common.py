@@ -6,7 +6,7 @@ Pure; does not know about HTTP.
 from __future__ import annotations
 
 import mimetypes
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -128,6 +128,31 @@ def find_forced_name(choice: str | Mapping[str, Any] | None, interface: str = "C
             raise UserError(f"tool_choice: {kind!r} has no form in {interface}.")
         case _:
             raise UserTypeError(f"tool_choice: a string or a mapping with a type is needed, not {choice!r}")
+
+
+def find_allowed_tools(choice: str | Mapping[str, Any] | None) -> tuple[str, Sequence[Mapping[str, Any]]] | None:
+    """Return the mode and the tools of a *choice* among some of the tools; None for any other choice.
+
+    The vendor's two interfaces write it differently, and either form is read.
+
+    Raises:
+        UserTypeError: if *choice* has no known form.
+    """
+    if not isinstance(choice, Mapping) or choice.get("type") != "allowed_tools":
+        return None
+    match choice.get("allowed_tools", choice):
+        case {"mode": str(mode), "tools": [*tools]} if all(isinstance(tool, Mapping) for tool in tools):
+            return mode, tools
+        case _:
+            raise UserTypeError(f"tool_choice: allowed_tools needs a mode and tools, in {choice!r}")
+
+
+def find_allowed_name(tool: Mapping[str, Any]) -> str | None:
+    """Return the name of the function or custom tool that one of the allowed *tools* refers to; None for another."""
+    found = tool.get("name") or next(
+        (inner.get("name") for inner in map(tool.get, ("function", "custom")) if isinstance(inner, Mapping)), None
+    )
+    return found if isinstance(found, str) else None
 
 
 def refuse_tools(request: ModelRequest, interface: str, *, custom: bool = False) -> None:

@@ -29,6 +29,8 @@ from agentloop.model_events import ModelRequest, ToolDefinition
 from agentloop.models._codec import QUOTED, JsonDict, parse_object
 from agentloop.models._common import (
     chat_content,
+    find_allowed_name,
+    find_allowed_tools,
     find_forced_name,
     no_form,
     output_text,
@@ -49,12 +51,15 @@ def list_offers(request: ModelRequest) -> tuple[ToolDefinition, ...]:
     every = (*request.tools, *request.handoffs)
     if choice == "none":
         return ()
-    name = find_forced_name(choice)
-    if name is None:
+    if (allowed := find_allowed_tools(choice)) is not None:
+        names = [find_allowed_name(tool) for tool in allowed[1]]
+    elif (name := find_forced_name(choice)) is not None:
+        names = [name]
+    else:
         return every
-    named = tuple(tool for tool in every if tool.name == name)
+    named = tuple(tool for tool in every if tool.name in names)
     if not named:
-        raise UserValueError(f"tool_choice: there is no tool {name!r}")
+        raise UserValueError(f"tool_choice: there is no tool {', '.join(map(repr, names))}")
     return named
 
 

@@ -5,13 +5,13 @@ which the forks share. Does not know what the bytes mean.
 
 One request: `HttpDriver.post` sends it (`_send`, and `_attempt` once or twice), raises the error of an answer without
 success, and gives a `Reply` whose head has come. The reader calls `Reply.receive` or `read`, and sets two flags that
-only it can know: `begun` once the answer shows output, `complete` once it needs no more bytes. Leaving the block drains
-a complete reply, so that its connection can be reused, and closes every reply.
+only it can know: `wait.begun` once the answer shows output, `complete` once it needs no more bytes. Leaving the block
+drains a complete reply, so that its connection can be reused, and closes every reply.
 
 States of a reply: waiting for the first output (each piece may take `Patience.first`), begun (each piece may take
 `Patience.silence`), ended. `begun` depends on output and not on bytes, so the reader sets it. httpx's own timeouts
-bound the connection and the head, a cancel scope here bounds each piece of the body. Neither applies to a client that
-the caller has given other timeouts.
+bound the connection and the head, an `AnswerWait` bounds each piece of the body, and all of them together. Only the
+last applies to a client that the caller has given other timeouts.
 
 Invariants: a request is sent a second time only if a reused connection died before any byte of an answer, and only
 once; every answer is closed, also when cancelled, within `CLOSE_TIMEOUT`; no message holds the value of a secret header
@@ -36,9 +36,9 @@ from anyio.lowlevel import checkpoint
 
 from agentloop.exceptions import ModelBehaviorError, ModelTransportError
 from agentloop.models._codec import encode_json
+from agentloop.models._patience import AnswerWait, Patience, make_silence_error
 from agentloop.models._refusals import (
     QUOTED,
-    SILENT,
     check_headers,
     make_redactor,
     place_of,
@@ -58,21 +58,6 @@ _REQUEST_IDS = ("x-request-id", "request-id", "opc-request-id")
 _LOOPBACK = ("all://127.0.0.1", "all://localhost", "all://[::1]")
 
 
-@attrs.frozen
-class Patience:
-    """The timeouts of one request, in seconds; None = no limit. `ModelSettings.timeout` bounds the whole.
-
-    Attributes:
-        connect: Until there is a connection.
-        first: Until the answer's first output. Reasoning models are silent for minutes.
-        silence: Between two pieces of an answer that has begun.
-    """
-
-    connect: float | None
-    first: float | None
-    silence: float | None
-
-
 # ---------------------------------------------------------------------------------------------- failures
 
 
@@ -88,12 +73,6 @@ def _transport_error(error: Exception, host: str, redact: Callable[[str], str]) 
     """Return the library's error for the HTTP client's *error*."""
     why = "it took too long" if _is_named(error, "TimeoutException") else str(error) or "the connection broke"
     return ModelTransportError(redact(f"No answer from {host}: {why[:QUOTED]} ({type(error).__name__})"))
-
-
-def _silence_error(host: str, seconds: float | None) -> ModelTransportError:
-    return ModelTransportError(
-        f"No answer from {host}: it took too long, silent for {seconds:g} s (ReadTimeout)", code=SILENT
-    )
 
 
 @attrs.define(eq=False)
@@ -161,14 +140,14 @@ def _make_unpacker(encoding: str) -> _Plain | _Gzip:
 
 
 class Reply:
-    """One answer while it is read. Owned by `HttpDriver.post`, which closes it; the reader sets `begun`, `complete`."""
+    """One answer while it is read. Owned by `HttpDriver.post`, which closes it; the reader sets the wait's `begun`, and
+    `complete`.
+    """
 
-    def __init__(self, response: Any, url: str, redact: Callable[[str], str], patience: Patience | None) -> None:
-        self.begun = False
-        """True once the answer has shown output, set by the reader; from then on `Patience.silence` applies."""
-        self._patience = patience
+    def __init__(self, response: Any, url: str, redact: Callable[[str], str], patience: Patience) -> None:
         self._response = response
         self._host = urlsplit(url).hostname or url
+        self.wait = AnswerWait(self._read_raw, patience, self._host)
         self.place = place_of(url)
         """Host and path of the request's URL."""
         self.redact = redact
@@ -217,22 +196,20 @@ class Reply:
             else:
                 self._unpack = _make_unpacker(self.headers.get("content-encoding", ""))
                 self._raw = self._response.aiter_raw()
-        patience = self._patience
-        limit = None if patience is None else patience.silence if self.begun else patience.first
-        data: bytes | None = None
-        with anyio.move_on_after(limit) as scope:
-            try:
-                data = await anext(self._raw, None)
-            except Exception as error:
-                if not _is_http_error(error):
-                    raise
-                raise _transport_error(error, self._host, self.redact) from error
-        if scope.cancelled_caught:
-            raise _silence_error(self._host, limit)
+        data = await self.wait.next()
         if data is None:
             self._ended = True
             return ()
         return self._unpack.feed(data)
+
+    async def _read_raw(self) -> bytes | None:
+        try:
+            data: bytes | None = await anext(self._raw, None)
+        except Exception as error:
+            if not _is_http_error(error):
+                raise
+            raise _transport_error(error, self._host, self.redact) from error
+        return data
 
     async def read(self, most: int) -> tuple[bytes, bool]:
         """Return at most *most* bytes of the body, and True if that is the whole body."""
@@ -338,12 +315,12 @@ class HttpDriver:
         outgoing = _Outgoing(url, encode_json(body), sent, dict(query) if query else None, auth)
         redact = make_redactor({**headers, **(query or {})})
         # A client with httpx's default timeouts has five seconds, less than most models need, so they are replaced.
-        # Other timeouts are the application's choice and remain.
-        patient = patience if self._default_timeouts() else None
-        response = await self._send(outgoing, host, redact, patient)
+        # Other timeouts are the application's choice and remain; no client has one for the whole answer.
+        chosen = not self._default_timeouts()
+        response = await self._send(outgoing, host, redact, None if chosen else patience)
         # What was sent has more than *headers*: the signature, and what the application's client adds.
         redact = make_redactor({**headers, **(query or {}), **response.request.headers})
-        reply = Reply(response, url, redact, patient)
+        reply = Reply(response, url, redact, Patience(None, None, None, patience.answer) if chosen else patience)
         try:
             if not 200 <= reply.status < 300:
                 raise await _read_failed_answer(reply, host)
@@ -368,7 +345,7 @@ class HttpDriver:
             if not _is_http_error(error):
                 raise
             if patience is not None and _is_named(error, "ReadTimeout"):
-                raise _silence_error(host, patience.first) from error
+                raise make_silence_error(host, patience.first, " (ReadTimeout)") from error
             raise _transport_error(error, host, redact) from error
 
     async def _attempt(self, outgoing: _Outgoing, trace: _TransportTrace, patience: Patience | None) -> Any:

@@ -17,11 +17,12 @@ from agentloop.abc import Model
 from agentloop.exceptions import ModelBehaviorError, ModelTransportError, UserError, UserTypeError, UserValueError
 from agentloop.model_events import ModelEvent, ModelFeature, ModelInfo, ModelRequest
 from agentloop.models._codec import Decoder, HttpCodec, Vendor, check_key, identify, parse_object, split_url
+from agentloop.models._patience import ANSWER_TIMEOUT, Patience, find_first_timeout
 from agentloop.models._shared import Shared
 from agentloop.models._sse import SSEDecoder
 
 if TYPE_CHECKING:
-    from agentloop.models._http import HttpDriver, Patience, Reply
+    from agentloop.models._http import HttpDriver, Reply
 
 _MAX_BODY = 64_000_000
 
@@ -40,8 +41,9 @@ class HttpModel(Model):
 
     Timeouts are seconds, None = no limit, and each is counted on its own: `connect_timeout` for a connection,
     `first_output_timeout` until the first output of an answer (not given: 300, or 600 if `ModelSettings.reasoning`
-    requests effort), `silence_timeout` between two pieces of an answer that has begun. `ModelSettings.timeout` bounds a
-    whole attempt. An `http_client` with timeouts of its own keeps those.
+    requests effort), `silence_timeout` between two pieces of an answer that has begun, `answer_timeout` for all waits
+    of one answer together, so that an endless answer ends. `ModelSettings.timeout` bounds a whole attempt. An
+    `http_client` with timeouts of its own keeps those; `answer_timeout` holds for it, too.
     """
 
     holds_resources: bool = True
@@ -59,6 +61,7 @@ class HttpModel(Model):
         connect_timeout: float | None = 10.0,
         silence_timeout: float | None = 60.0,
         first_output_timeout: float | EllipsisType | None = ...,
+        answer_timeout: float | None = ANSWER_TIMEOUT,
     ) -> None:
         if not isinstance(name, str):
             raise UserTypeError(f"name: text is needed, not {type(name).__name__}")
@@ -86,6 +89,7 @@ class HttpModel(Model):
         self.first_output_timeout = first_output_timeout
         if first_output_timeout is not ...:
             check_seconds("first_output_timeout", first_output_timeout)
+        self.answer_timeout: float | None = check_seconds("answer_timeout", answer_timeout)
         self._drivers = Shared(self._open, _close)
 
     def __repr__(self) -> str:
@@ -150,12 +154,8 @@ class HttpModel(Model):
         return self._query | dict(request.settings.extra_query or {})
 
     def _patience(self, request: ModelRequest) -> Patience:
-        from agentloop.models._http import Patience  # imported late, as in `_new_driver`
-
-        first = self.first_output_timeout
-        if first is ...:
-            first = 600.0 if (request.settings.reasoning or {}).get("effort") else 300.0
-        return Patience(self.connect_timeout, first, self.silence_timeout)
+        first = find_first_timeout(self.first_output_timeout, request.settings)
+        return Patience(self.connect_timeout, first, self.silence_timeout, self.answer_timeout)
 
     def _driver(self) -> HttpDriver:
         driver = self._drivers.current()
@@ -236,7 +236,7 @@ class ReplyEvents:
         data = await self._reply.receive()
         for event in self._sse.feed(data):
             self._pending.extend(self._decoder.feed(event.data))
-        self._reply.begun = self._reply.begun or self._decoder.shown
+        self._reply.wait.begun = self._reply.wait.begun or self._decoder.shown
         if self._decoder.done or not data:
             self._finish()
 

@@ -31,6 +31,7 @@ from agentloop.exceptions import ModelBehaviorError, ModelTransportError
 from agentloop.model_events import ModelEvent, ModelRequest, Raw, ResponseDone
 from agentloop.models._codec import JsonDict, encode_json, optional_text, parse_object
 from agentloop.models._conversation import Conversation
+from agentloop.models._patience import AnswerWait, Patience
 from agentloop.models._realtime import EXPIRED, RealtimeDecoder, session_error
 from agentloop.models._refusals import SILENT
 
@@ -56,21 +57,6 @@ class Target:
     query: Mapping[str, str] = attrs.field(repr=False)
 
 
-@attrs.frozen
-class LineTimeouts:
-    """The timeouts of one request, in seconds; None = no limit.
-
-    Attributes:
-        connect: Until there is a connection, and again until it has a session.
-        first: Until the next event, while the answer shows no output.
-        silence: Until the next event of an answer that has begun.
-    """
-
-    connect: float | None
-    first: float | None
-    silence: float | None
-
-
 @attrs.define(eq=False)
 class Line:
     """One conversation and its connection. Used by one request at a time; the owner closes it."""
@@ -94,9 +80,7 @@ class Line:
         """True if the line has a connection."""
         return self._socket is not None
 
-    async def ask(
-        self, request: ModelRequest, session: JsonDict, target: Target, timeouts: LineTimeouts
-    ) -> AnswerEvents:
+    async def ask(self, request: ModelRequest, session: JsonDict, target: Target, patience: Patience) -> AnswerEvents:
         """Ask for the answer to *request*, which the conversation has adopted, and return it after its first event.
 
         Cancellation, and every error: `leave` has to be called without an answer.
@@ -111,17 +95,18 @@ class Line:
         await self._make_sure()
         kept = self._socket is not None
         if not kept:
-            await self._open(target, timeouts)
+            await self._open(target, patience.connect)
+        wait = AnswerWait(self._read_event, patience, self._place)
         try:
-            events = await self._begin(request, session, timeouts)
+            events = await self._begin(request, session, wait)
         except ModelTransportError as error:
             if not kept or error.code == SILENT:
                 raise
             await self.aclose()
-            await self._open(target, timeouts)
-            events = await self._begin(request, session, timeouts)
+            await self._open(target, patience.connect)
+            events = await self._begin(request, session, wait)
         decoder = RealtimeDecoder(request, model=self.model, earlier=self.conversation.response_ids)
-        answer = AnswerEvents(self, decoder, timeouts)
+        answer = AnswerEvents(self, decoder, wait)
         for event in events:
             answer.take_in(event)
         return answer
@@ -149,10 +134,10 @@ class Line:
             return False
         return self._left is None
 
-    async def _open(self, target: Target, timeouts: LineTimeouts) -> None:
-        self._socket = await self._connect(target, timeouts.connect)
+    async def _open(self, target: Target, timeout: float | None) -> None:
+        self._socket = await self._connect(target, timeout)
         self._target = target
-        event = await self.receive(timeouts.connect)
+        event = await AnswerWait(self._read_event, Patience(None, timeout, None), self._place).next()
         if event.get("type") == "error":
             raise self.redact_error(session_error(event))
         session = event.get("session")
@@ -163,14 +148,19 @@ class Line:
         session_id = session.get("id")
         self.conversation.begin_session(optional_text(session_id))
 
-    async def _begin(self, request: ModelRequest, session: JsonDict, timeouts: LineTimeouts) -> list[JsonDict]:
+    @property
+    def _place(self) -> str:
+        assert self._socket is not None
+        return self._socket.place
+
+    async def _begin(self, request: ModelRequest, session: JsonDict, wait: AnswerWait[JsonDict]) -> list[JsonDict]:
         """Send what the server lacks, and return its events up to the first that shows that it answers."""
         assert self._socket is not None
         self._received = 0
         await self._send(self.conversation.take_events(request, session))
         events: list[JsonDict] = []
         while True:
-            event = await self.receive(timeouts.first)
+            event = await wait.next()
             error = event.get("error")
             if isinstance(error, Mapping) and error.get("code") == EXPIRED:
                 raise ModelTransportError(f"{self._socket.place}: the session has expired.", code=EXPIRED)
@@ -188,19 +178,13 @@ class Line:
             texts.append(encode_json({**event, "event_id": event_id}).decode())
         await self._socket.send(*texts)
 
-    async def receive(self, limit: float | None) -> JsonDict:
-        """Return the next event, waiting at most *limit* seconds.
+    async def _read_event(self) -> JsonDict:
+        """Return the next event.
 
         Raises:
-            ModelTransportError: if none comes in time, or the connection ends.
+            ModelTransportError: if the connection ends.
             ModelBehaviorError: if the server breaks the protocol.
         """
-        assert self._socket is not None
-        with anyio.move_on_after(limit):
-            return await self._read_event()
-        raise ModelTransportError(f"No answer from {self._socket.place}: silent for {limit:g} s", code=SILENT)
-
-    async def _read_event(self) -> JsonDict:
         assert self._socket is not None
         text = await self._socket.receive()
         self._received += len(text)
@@ -259,14 +243,14 @@ class Line:
 class AnswerEvents:
     """The events of one answer, read from the line only as the consumer needs them. Owned by one request."""
 
-    def __init__(self, line: Line, decoder: RealtimeDecoder, timeouts: LineTimeouts) -> None:
+    def __init__(self, line: Line, decoder: RealtimeDecoder, wait: AnswerWait[JsonDict]) -> None:
         self.decoder = decoder
         self.given = False
         """True once the consumer has the whole answer."""
         self.failed = False
         """True once the answer can't be completed; the error is raised after the events from before it."""
         self._line = line
-        self._timeouts = timeouts
+        self._wait = wait
         self._pending: deque[ModelEvent] = deque()
         self._failure: _Failure | None = None
 
@@ -297,17 +281,14 @@ class AnswerEvents:
             if self.failed or self.decoder.done:
                 raise StopAsyncIteration
             try:
-                self.take_in(await self._line.receive(self._limit))
+                self._wait.begun = self.decoder.shown
+                self.take_in(await self._wait.next())
             except (ModelTransportError, ModelBehaviorError) as error:
                 self._fail(error)
         event = self._pending.popleft()
         if isinstance(event, ResponseDone):
             self._settle()
         return event
-
-    @property
-    def _limit(self) -> float | None:
-        return self._timeouts.silence if self.decoder.shown else self._timeouts.first
 
     def _settle(self) -> None:
         self.given = True

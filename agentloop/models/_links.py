@@ -27,10 +27,10 @@ import attrs
 from agentloop.exceptions import ModelTransportError
 from agentloop.models._codec import WrittenArray, encode_json, parse_json
 from agentloop.models._line import PROMPT, STALE, Target
+from agentloop.models._patience import AnswerWait, Patience
 from agentloop.models._refusals import SILENT
 
 if TYPE_CHECKING:
-    from agentloop.models._http import Patience
     from agentloop.models._websocket import WebSocket
 
 MAX_MESSAGE = 64_000_000
@@ -75,22 +75,22 @@ class Link:
 
 
 class LinkReply:
-    """One answer while it is read. Owned by `LinkPool.post`; the reader sets `begun` and `complete`, as over HTTP."""
+    """One answer while it is read. Owned by `LinkPool.post`; the reader sets what it sets over HTTP."""
 
     content_type: str = "text/event-stream"
     request_id: str | None = None
 
     def __init__(self, link: Link, patience: Patience) -> None:
         self.link = link
-        self.begun = self.complete = False
+        self.complete = False
+        self.wait = AnswerWait(link.socket.receive, patience, link.socket.place)
         self.redact: Callable[[str], str] = link.socket.redact
-        self._patience = patience
         self._first: str | None = None
 
     async def ask(self, body: Mapping[str, Any]) -> str:
         """Send *body* and return the first event, which `receive` returns again."""
         await self.link.socket.send(encode_json({**body, "type": "response.create"}).decode())
-        self._first = await self._next()
+        self._first = await self.wait.next()
         return self._first
 
     async def receive(self) -> bytes:
@@ -101,14 +101,8 @@ class LinkReply:
             ModelBehaviorError: if the server breaks the protocol.
         """
         text, self._first = self._first, None
-        text = await self._next() if text is None else text
+        text = await self.wait.next() if text is None else text
         return b"data: %s\n\n" % text.translate(_SPACES).encode()
-
-    async def _next(self) -> str:
-        limit = self._patience.silence if self.begun else self._patience.first
-        with anyio.move_on_after(limit):
-            return await self.link.socket.receive()
-        raise ModelTransportError(f"No answer from {self.link.socket.place}: silent for {limit:g} s", code=SILENT)
 
 
 class LinkPool:

@@ -14,7 +14,7 @@ from agentloop.items import HandoffOutput, Item, SystemMessage, ToolOutput, User
 from agentloop.model_events import ModelRequest, OutputSchema, ToolDefinition
 from agentloop.models import _responses_executors as executors
 from agentloop.models._codec import JsonDict, WrittenArray, add_extras, encode_json, without_none
-from agentloop.models._common import tool_choice
+from agentloop.models._common import find_allowed_tools, tool_choice
 from agentloop.models._pieces import PieceCache
 from agentloop.models._responses_items import EXECUTOR_KINDS, input_part, input_text, write_items
 from agentloop.settings import CachePolicy, ModelSettings, Prompt
@@ -171,6 +171,8 @@ def _tool(tool: ToolDefinition) -> JsonDict:
 
 
 def _choice(choice: str | Mapping[str, Any], request: ModelRequest, model_name: str) -> str | JsonDict:
+    if (allowed := find_allowed_tools(choice)) is not None:
+        return {"type": "allowed_tools", "mode": allowed[0], "tools": [_write_allowed(tool) for tool in allowed[1]]}
     match choice:
         case "auto" | "required" | "none":
             return choice
@@ -188,6 +190,18 @@ def _choice(choice: str | Mapping[str, Any], request: ModelRequest, model_name: 
             return dict(choice)
         case _:
             raise UserTypeError(f"tool_choice: a string or a mapping with a type is needed, not {choice!r}")
+
+
+def _write_allowed(tool: Mapping[str, Any]) -> JsonDict:
+    """Return the reference to one of the allowed tools in this interface's form."""
+    match tool:
+        case {"type": "function", "function": {"name": str()} as inner} | {
+            "type": "custom",
+            "custom": {"name": str()} as inner,
+        }:
+            return {"type": tool["type"], "name": inner["name"]}
+        case _:
+            return dict(tool)
 
 
 def _is_named(name: str, request: ModelRequest) -> bool:

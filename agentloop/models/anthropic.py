@@ -16,6 +16,7 @@ from agentloop.models._codec import HttpCodec, Vendor, without_none
 from agentloop.models._http_model import HttpModel
 from agentloop.models._messages import OutputMode, encode
 from agentloop.models._messages_answer import MessagesDecoder
+from agentloop.models._patience import ANSWER_TIMEOUT
 from agentloop.models._pieces import PieceCache
 
 ANTHROPIC = Vendor(
@@ -59,6 +60,7 @@ class AnthropicModel(HttpModel):
         connect_timeout: float | None = 10.0,
         silence_timeout: float | None = 60.0,
         first_output_timeout: float | EllipsisType | None = ...,
+        answer_timeout: float | None = ANSWER_TIMEOUT,
     ) -> None:
         check_count("max_tokens", max_tokens)
         if output_mode not in get_args(OutputMode):
@@ -81,6 +83,7 @@ class AnthropicModel(HttpModel):
             connect_timeout=connect_timeout,
             silence_timeout=silence_timeout,
             first_output_timeout=first_output_timeout,
+            answer_timeout=answer_timeout,
         )
 
 

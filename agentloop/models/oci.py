@@ -23,6 +23,7 @@ from agentloop.model_events import ModelInfo
 from agentloop.models._codec import read_variable
 from agentloop.models._http_model import HttpModel
 from agentloop.models._openai import make_headers
+from agentloop.models._patience import ANSWER_TIMEOUT
 from agentloop.models.openai_chat import make_chat_codec
 from agentloop.models.openai_responses import make_responses_codec
 
@@ -67,6 +68,7 @@ class OCIModel(HttpModel):
         connect_timeout: float | None = 10.0,
         silence_timeout: float | None = 60.0,
         first_output_timeout: float | EllipsisType | None = ...,
+        answer_timeout: float | None = ANSWER_TIMEOUT,
     ) -> None:
         key = api_key or read_variable("OCI_GENAI_API_KEY")
         file = Path(config_file or read_variable("OCI_CONFIG_FILE") or "~/.oci/config").expanduser()
@@ -91,6 +93,7 @@ class OCIModel(HttpModel):
             connect_timeout=connect_timeout,
             silence_timeout=silence_timeout,
             first_output_timeout=first_output_timeout,
+            answer_timeout=answer_timeout,
         )
 
     @property

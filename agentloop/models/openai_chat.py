@@ -14,6 +14,7 @@ from agentloop.models._chat import ChatDecoder, encode
 from agentloop.models._codec import HttpCodec, Vendor
 from agentloop.models._http_model import HttpModel
 from agentloop.models._openai import OPENAI, make_headers
+from agentloop.models._patience import ANSWER_TIMEOUT
 from agentloop.models._pieces import PieceCache
 
 GEMINI = Vendor(
@@ -74,6 +75,7 @@ class OpenAIChatModel(HttpModel):
         connect_timeout: float | None = 10.0,
         silence_timeout: float | None = 60.0,
         first_output_timeout: float | EllipsisType | None = ...,
+        answer_timeout: float | None = ANSWER_TIMEOUT,
     ) -> None:
         url = self._home.find_url(base_url)
         codec = make_chat_codec(
@@ -96,6 +98,7 @@ class OpenAIChatModel(HttpModel):
             connect_timeout=connect_timeout,
             silence_timeout=silence_timeout,
             first_output_timeout=first_output_timeout,
+            answer_timeout=answer_timeout,
         )
         self.constrained = constrained
 

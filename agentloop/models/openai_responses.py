@@ -19,6 +19,7 @@ from agentloop.models._codec import HttpCodec, WrittenArray
 from agentloop.models._http_model import HttpModel, ReplyEvents
 from agentloop.models._line import Target
 from agentloop.models._openai import OPENAI, make_headers
+from agentloop.models._patience import ANSWER_TIMEOUT
 from agentloop.models._pieces import PieceCache
 from agentloop.models._refusals import check_headers
 from agentloop.models._responses import ResponsesDecoder
@@ -69,6 +70,7 @@ class OpenAIResponsesModel(HttpModel):
         connect_timeout: float | None = 10.0,
         silence_timeout: float | None = 60.0,
         first_output_timeout: float | EllipsisType | None = ...,
+        answer_timeout: float | None = ANSWER_TIMEOUT,
     ) -> None:
         super().__init__(
             name,
@@ -81,6 +83,7 @@ class OpenAIResponsesModel(HttpModel):
             connect_timeout=connect_timeout,
             silence_timeout=silence_timeout,
             first_output_timeout=first_output_timeout,
+            answer_timeout=answer_timeout,
         )
         if websocket and (auth is not None or http_client is not None):
             raise UserValueError("websocket: its connections are the model's own; auth and http_client are for HTTP")

@@ -21,8 +21,9 @@ from agentloop.exceptions import UserError, UserTypeError, UserValueError
 from agentloop.model_events import ModelEvent, ModelFeature, ModelInfo, ModelRequest
 from agentloop.models._codec import check_key, identify, split_url
 from agentloop.models._conversation import sendable_items
-from agentloop.models._line import MAX_MESSAGE, AnswerEvents, Line, LineTimeouts, Target
+from agentloop.models._line import MAX_MESSAGE, AnswerEvents, Line, Target
 from agentloop.models._openai import OPENAI, name_account
+from agentloop.models._patience import ANSWER_TIMEOUT, Patience, find_first_timeout
 from agentloop.models._realtime import encode_session
 from agentloop.models._refusals import check_headers
 from agentloop.models._shared import Shared
@@ -62,7 +63,8 @@ class RealtimeModel(Model):
 
     Timeouts are seconds, None = no limit: `connect_timeout` for a connection, `first_output_timeout` for each event
     until the first output of an answer (not given: 300, or 600 if `ModelSettings.reasoning` requests effort),
-    `silence_timeout` for each event of an answer that has begun. `ModelSettings.timeout` bounds a whole attempt.
+    `silence_timeout` for each event of an answer that has begun, `answer_timeout` for all waits of one answer together.
+    `ModelSettings.timeout` bounds a whole attempt.
 
     Output types, `conversation_id`, hosted and custom tools, images, files and audio are refused with a `UserError`.
     """
@@ -81,6 +83,7 @@ class RealtimeModel(Model):
         connect_timeout: float | None = 10.0,
         silence_timeout: float | None = 60.0,
         first_output_timeout: float | EllipsisType | None = ...,
+        answer_timeout: float | None = ANSWER_TIMEOUT,
         idle_connections: int = 8,
     ) -> None:
         if not isinstance(name, str):
@@ -100,6 +103,7 @@ class RealtimeModel(Model):
         self.first_output_timeout = first_output_timeout
         if first_output_timeout is not ...:
             check_seconds("first_output_timeout", first_output_timeout)
+        self.answer_timeout: float | None = check_seconds("answer_timeout", answer_timeout)
         check_count("idle_connections", idle_connections, least=0)
         self.idle_connections = idle_connections
         self._lines = Shared(self._open, _close)
@@ -162,7 +166,7 @@ class RealtimeModel(Model):
         line = lines.take(request)
         answer: AnswerEvents | None = None
         try:
-            answer = await line.ask(request, session, target, self._timeouts(request))
+            answer = await line.ask(request, session, target, self._patience(request))
             yield answer
         finally:
             try:
@@ -176,11 +180,9 @@ class RealtimeModel(Model):
         query = {"model": self.name} | self._query | dict(settings.extra_query or {})
         return Target(check_headers(self._headers | more), query)
 
-    def _timeouts(self, request: ModelRequest) -> LineTimeouts:
-        first = self.first_output_timeout
-        if first is ...:
-            first = 600.0 if (request.settings.reasoning or {}).get("effort") else 300.0
-        return LineTimeouts(self.connect_timeout, first, self.silence_timeout)
+    def _patience(self, request: ModelRequest) -> Patience:
+        first = find_first_timeout(self.first_output_timeout, request.settings)
+        return Patience(self.connect_timeout, first, self.silence_timeout, self.answer_timeout)
 
     async def _open(self) -> _LinePool:
         return _LinePool(self)

@@ -301,6 +301,34 @@ def test_tool_choice_has_its_form_here(choice: Any, sent: Any) -> None:
     assert not encode(ask(settings=settings), "m").keys() & {"tool_choice", "parallel_tool_calls"}
 
 
+ALLOWED: Any = {"type": "function", "name": "f"}, {"type": "custom", "name": "shout"}
+NESTED: Any = {"type": "function", "function": {"name": "f"}}, {"type": "custom", "custom": {"name": "shout"}}
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"type": "allowed_tools", "mode": "required", "tools": ALLOWED},
+        {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [*NESTED]}},
+    ],
+    ids=["as Responses writes it", "as it is written here"],
+)
+def test_a_choice_among_some_tools_has_its_form_here(choice: Any) -> None:
+    """Both of the vendor's forms are read, so that one setting serves both interfaces."""
+    tools = [Definition("f"), Definition("shout", kind="custom"), Definition("g")]
+    body = encode(ask(tools=tools, tool_choice=choice), "m", custom_tools=True)
+    expected = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [*NESTED]}}
+    assert body["tool_choice"] == expected
+    assert len(body["tools"]) == 3
+
+
+@pytest.mark.parametrize("more", [{}, {"mode": 1, "tools": []}, {"mode": "auto", "tools": ["f"]}, {"allowed_tools": 3}])
+def test_a_choice_among_some_tools_without_its_parts_is_refused(more: Any) -> None:
+    """It is found before the request, in the words of the setting."""
+    with pytest.raises(UserTypeError, match="allowed_tools needs a mode and tools"):
+        encode(ask(tools=[Definition("f")], tool_choice={"type": "allowed_tools"} | more), "m")
+
+
 @pytest.mark.parametrize(("choice", "error"), [({"type": "mcp"}, UserError), ({}, UserTypeError), (3, UserTypeError)])
 def test_a_tool_choice_without_a_form_is_refused(choice: Any, error: type[Exception]) -> None:
     """The error names the field."""
@@ -795,6 +823,10 @@ def test_constrained_mode_minds_the_tool_choice() -> None:
     assert len(constrained_schema(PAINT, TREE, tool_choice="plant")["anyOf"]) == 1
     with pytest.raises(UserValueError, match="'zoom'"):
         encode(ask(tools=[PAINT], tool_choice="zoom"), "m", constrained=True)
+    some: Any = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "plant"}]}
+    assert constrained_schema(PAINT, TREE, tool_choice=some) == constrained_schema(PAINT, TREE, tool_choice="plant")
+    with pytest.raises(UserValueError, match="'plant'"):
+        encode(ask(tools=[PAINT], tool_choice=some), "m", constrained=True)
 
 
 ANSWERS = [

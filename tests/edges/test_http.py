@@ -282,6 +282,44 @@ async def test_answer_may_be_silent_longer_before_its_first_output(
     assert error.status is None
 
 
+PING = b": ping\n\n"
+
+
+@pytest.mark.scenario("RP-20")
+@pytest.mark.backends("trio-virtual", "asyncio-virtual")
+@pytest.mark.parametrize("own", [False, True], ids=["the usual client", "a client with timeouts of its own"])
+@pytest.mark.parametrize("begun", [False, True], ids=["before its output", "within its output"])
+async def test_an_answer_that_drips_is_left_after_two_hours(own: bool, begun: bool) -> None:
+    """Each piece comes in time, so only the time for the whole ends it; the request isn't made again."""
+    drip = (FIRST if begun else PING, *[PING] * 143, REST if begun else GOOD)
+    whole = httpx.Response(200, headers=SSE, stream=Pieces(*((49.0, piece) for piece in drip)))
+    await ask(mock_model(whole))
+    endless = httpx.Response(200, headers=SSE, stream=Pieces((0, drip[0]), *[(50.0, PING)] * 200))
+    client = httpx.AsyncClient(transport=httpx.MockTransport(lambda _: endless), timeout=5_000)
+    started = anyio.current_time()
+    error = await failure(mock_model(endless, **({"http_client": client} if own else {})))
+    assert str(error) == "No whole answer from model.test: it isn't complete after 7200 s"
+    assert (error.code, error.should_retry, error.status) == ("answer_timeout", False, None)
+    assert anyio.current_time() - started == pytest.approx(7_200)
+    patient = httpx.Response(200, headers=SSE, stream=Pieces(*[(50.0, PING)] * 200, (0.0, GOOD)))
+    await ask(mock_model(patient, answer_timeout=None))
+    with pytest.raises(UserValueError, match="answer_timeout"):
+        OpenAIChatModel("m", base_url=URL, answer_timeout=0)
+
+
+@pytest.mark.backends("trio-virtual", "asyncio-virtual")
+async def test_the_time_of_the_consumer_is_not_the_answers() -> None:
+    """A reader that waits for a day between two pieces has waited for its server for a second."""
+    stream = Pieces((0.5, FIRST), (0.5, REST))
+    model = mock_model(httpx.Response(200, headers=SSE, stream=stream), answer_timeout=2)
+    async with model.stream(REQUEST) as events:
+        seen = []
+        async for event in events:
+            seen.append(event)
+            await anyio.sleep(86_400)
+    assert isinstance(seen[-1], ResponseDone)
+
+
 @pytest.mark.scenario("RP-20")
 @pytest.mark.backends("trio-virtual", "asyncio-virtual")
 async def test_reasoning_effort_gives_the_first_output_more_time() -> None:

@@ -182,6 +182,23 @@ async def test_an_answer_in_single_bytes_is_whole(kind: Any) -> None:
     assert sum(isinstance(item, ToolCall) for item in whole.items) == 2
 
 
+@pytest.mark.parametrize("begun", [False, True], ids=["before its output", "within its output"])
+async def test_an_answer_that_drips_without_end_is_left_by_itself(kind: Any, begun: bool) -> None:
+    """Without a time for the attempt: each piece comes in time, and the time for the whole answer ends it."""
+
+    async def answer(exchange: Exchange) -> None:
+        events = MODELS[kind].split(b"\n\n")
+        half = b"\n\n".join([*events[: len(events) // 2], b""])
+        await exchange.send(SSE_HEAD + (chunked(half) if begun else b""))
+        while True:
+            await exchange.send(chunked(b": ping\n\n"))
+            await anyio.lowlevel.checkpoint()
+
+    error = await failure(kind, answer, answer_timeout=0.3)
+    assert isinstance(error, ModelTransportError)
+    assert (error.code, error.should_retry) == ("answer_timeout", False)
+
+
 @pytest.mark.parametrize("noise", [b": ping\n\n", b"data: {}\n\n"])
 async def test_an_answer_without_end_is_left_after_the_time_for_an_attempt(kind: Any, noise: bytes) -> None:
     """Pings and empty events keep a connection, not a request."""

@@ -54,7 +54,8 @@ from agentloop.items import AssistantMessage, Item, Reasoning, ToolCall, ToolOut
 from agentloop.model_events import ArgumentsDelta, ModelEvent, ModelRequest, Raw, ResponseDone, TextDelta
 from agentloop.models import OpenAIChatModel, RealtimeModel
 from agentloop.models._conversation import NOT_RUN
-from agentloop.models._line import Line, LineTimeouts, Target
+from agentloop.models._line import Line, Target
+from agentloop.models._patience import Patience
 from agentloop.models._realtime import encode_session
 from agentloop.models._refusals import SILENT
 from agentloop.models._websocket import WebSocket
@@ -516,7 +517,7 @@ async def test_an_expired_session_is_replaced(anyio_backend: Any) -> None:
 @pytest.mark.parametrize("alive", [True, False])
 async def test_a_connection_that_was_long_unused_is_checked(alive: bool, anyio_backend: Any) -> None:
     """A ping finds out whether such a connection still works; else nothing is sent over it."""
-    target, timeouts = Target({}, {}), LineTimeouts(5, 5, 5)
+    target, patience = Target({}, {}), Patience(5, 5, 5)
     with realtime_server(echo) as server:
         model = make_model(server)
         line = Line(model.open_connection, "m", stale_after=-1)
@@ -524,7 +525,7 @@ async def test_a_connection_that_was_long_unused_is_checked(alive: bool, anyio_b
         for _ in range(2):
             request = ModelRequest(system=None, items=items)
             adopt(line.conversation, request)
-            answer = await line.ask(request, encode_session(request), target, timeouts)
+            answer = await line.ask(request, encode_session(request), target, patience)
             items += [event async for event in answer][-1].items  # type: ignore[union-attr]
             await line.leave(answer)
             items.append(UserMessage("two"))
@@ -668,6 +669,17 @@ async def test_a_fault_of_the_server_is_a_typed_error(fault: str, anyio_backend:
             assert KEY not in f"{caught.value!r} {caught.value}"
             if "silent" in fault:
                 assert caught.value.code == SILENT  # type: ignore[attr-defined]
+            assert (await answer(model, *REQUEST.items)).items == (AssistantMessage("Hello"),)
+
+
+@pytest.mark.parametrize("steps", [(Stall(),), (Say(("Hel",)), Stall())], ids=["at once", "begun"])
+async def test_a_whole_answer_has_its_time(steps: tuple[Step, ...], anyio_backend: Any) -> None:
+    """Where that ends before the time for an event, it is what the error names; the next request works."""
+    with realtime_server(in_turn(steps, HELLO)) as server:
+        async with make_model(server, answer_timeout=0.3) as model:
+            with anyio.fail_after(5), pytest.raises(ModelTransportError, match="isn't complete after") as caught:
+                await ask(model)
+            assert caught.value.code == "answer_timeout"
             assert (await answer(model, *REQUEST.items)).items == (AssistantMessage("Hello"),)
 
 

@@ -640,6 +640,16 @@ def test_tools_of_every_kind() -> None:
     assert searched[1:] == [{"type": "tool_search", "execution": "client"}]
 
 
+DICE: Any = {"type": "mcp", "server_label": "dice", "name": "roll"}
+FLAT: Any = [{"type": "function", "name": "look"}, {"type": "custom", "name": "shout"}, DICE]
+NESTED: Any = [
+    {"type": "function", "function": {"name": "look"}},
+    {"type": "custom", "custom": {"name": "shout"}},
+    DICE,
+]
+SOME: Any = {"type": "allowed_tools", "mode": "auto", "tools": FLAT}
+
+
 @pytest.mark.parametrize(
     ("choice", "written"),
     [
@@ -652,6 +662,8 @@ def test_tools_of_every_kind() -> None:
         ("move", {"type": "function", "name": "move"}),
         ({"type": "function", "function": {"name": "look"}}, {"type": "function", "name": "look"}),
         ({"type": "mcp", "server_label": "dice"}, {"type": "mcp", "server_label": "dice"}),
+        (SOME, SOME),
+        ({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": NESTED}}, SOME),
         (None, None),
     ],
 )

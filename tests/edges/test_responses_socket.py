@@ -276,6 +276,16 @@ async def test_a_fault_of_the_server_is_a_typed_error(events: Any, error: Any, w
     assert len(server.frames) == 1
 
 
+@pytest.mark.parametrize("events", [[STALL], [*make_stream([message("Hi")])[:5], STALL]], ids=["at once", "begun"])
+async def test_a_whole_answer_has_its_time(events: Any, anyio_backend: Any) -> None:
+    """Where that ends before the time for a piece, it is what the error names."""
+    with socket_server(lambda server: events) as server:
+        async with make_model(server, answer_timeout=0.3) as model:
+            with anyio.fail_after(10), pytest.raises(ModelTransportError, match="isn't complete after") as caught:
+                await answer(model, HI)
+    assert caught.value.code == "answer_timeout"
+
+
 async def test_an_answer_may_outlive_its_model(anyio_backend: Any) -> None:
     """Its connection is then closed with it."""
     with socket_server(HELLO) as server:
