@@ -89,6 +89,7 @@ from agentloop.tools import (
     ToolsToFinalOutput,
     default_tool_error_function,
     tool,
+    tool_search,
 )
 from agentloop.usage import RequestUsage, Usage
 
@@ -255,5 +256,6 @@ __all__ = [
     "tool",
     "tool_input_guardrail",
     "tool_output_guardrail",
+    "tool_search",
     "trace",
 ]

@@ -60,9 +60,10 @@ class ModelInfo(Value, frozen=True, gc=False):
     base_url: str | None = None
 
 
-ModelFeature: TypeAlias = Literal["conversations", "hosted_tools", "prompts"]
+ModelFeature: TypeAlias = Literal["conversations", "hosted_tools", "prompts", "tool_search"]
 """A feature of a provider beyond the answer to one request: conversations that it keeps (`conversation_id`,
-`previous_response_id`), tools that it runs itself (`HostedTool`), and prompts that it has stored (`Prompt`)."""
+`previous_response_id`), tools that it runs itself (`HostedTool`), prompts that it has stored (`Prompt`), and its own
+search for deferred tools (`FunctionTool.defer_loading`)."""
 
 
 class HostedToolDefinition(Protocol):

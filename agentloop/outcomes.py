@@ -47,6 +47,7 @@ class CallOutcome(NotedValue, frozen=True, kw_only=True):
         cancelled_at: Wall-clock seconds at which a cancellation or the tool's timeout reached the call: what came after
             it is cleanup. Given with any status, as a body may finish in spite of it; None if none did, and where the
             body cancelled itself.
+        found: For a call of `tool_search`, the names of the tools that it found; None for any other.
         secret: True if no repr, log or span shows `output` and `custom_data`.
     """
 
@@ -65,6 +66,7 @@ class CallOutcome(NotedValue, frozen=True, kw_only=True):
     secret: bool = False
     cancelled_by_call: str | None = None
     cancelled_at: float | None = None
+    found: tuple[str, ...] | None = None
 
     _notes = frozenset({"value", "error", "custom_data", "secret"})
     _unshown = frozenset({"value", "custom_data", "secret"})

@@ -14,6 +14,7 @@ import re
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import (
     TYPE_CHECKING,
+    Annotated,
     Any,
     Concatenate,
     Generic,
@@ -32,7 +33,7 @@ import anyio.to_thread
 import attrs
 from attrs.validators import and_, matches_re
 
-from agentloop._common.checks import FIELDS, Fields, either, fits, has, is_a, optional
+from agentloop._common.checks import FIELDS, Fields, check_count, either, fits, has, is_a, optional
 from agentloop._common.error_text import error_summary, is_redacted
 from agentloop._common.errors import ModelBehaviorError, UserTypeError, UserValueError
 from agentloop._common.masking import ALL_ARGUMENTS, MASK
@@ -74,6 +75,16 @@ class PythonBody(Value, frozen=True):
 
     fn: Callable[..., Any]
     schema: FunctionSchema
+
+
+class ToolSearch(PythonBody, frozen=True):
+    """The body of a search over the agent's deferred tools; made by `tool_search`.
+
+    The engine knows by it which call has found tools, and whether the model's provider searches in its place.
+    """
+
+    limit: int | None = 5
+    native: bool = True
 
 
 class RawBody(Value, frozen=True):
@@ -516,7 +527,8 @@ def tool(fn: Callable[..., Any] | None = None, /, **options: Unpack[ToolOptions]
         exclusive: True if a call runs alone in its turn.
         abandon_on_cancel: For sync functions: True to leave the thread running when its call is cancelled.
         namespace: The namespace of the tool; the model calls it as a member of that namespace.
-        defer_loading: True if the provider shows the tool only after a search.
+        defer_loading: True if the model is shown the tool only once a search has found it: the provider's own search,
+            or that of `tool_search`.
         kind: `"custom"` for a tool that takes free text in place of JSON: a function of one `str`. `"shell"`,
             `"apply_patch"` and `"computer"` are set by the tools of `agentloop.executors`: a provider that has an item
             for these calls is shown its own tool, others a function.
@@ -548,6 +560,52 @@ def tool(fn: Callable[..., Any] | None = None, /, **options: Unpack[ToolOptions]
 def may_run_again(tool: FunctionTool[Any]) -> bool:
     """Tell whether a call of *tool* that may have taken effect is run again."""
     return tool.idempotent or tool.in_doubt == "rerun"
+
+
+# -- search of tools
+
+
+_ABOUT_SEARCH = "Find further tools by words that say what they do. What is found can be called from your next step on."
+_NOTHING_FOUND = "No tool fits. Try other words for what the tool should do."
+_ABOUT_QUERY = "Words for what the tool should do."
+
+
+def tool_search(*, limit: int | None = 5, native: bool = True, **options: Unpack[ToolOptions]) -> FunctionTool[Any]:
+    """Return a tool by which a model finds the agent's deferred tools (`defer_loading=True`).
+
+    With it, deferred tools are hidden until a search has found them: they cost no tokens, and small models choose among
+    fewer. The model gives words; it receives the names and descriptions of the tools that fit best, and is offered
+    these from its next turn on, in the rest of the run. `CallSettled.outcome.found` has the names, so a resumed or
+    replayed run offers the same. A search is an ordinary call, but no use of a tool: it is never the final output, and
+    a demanded tool choice stays until another tool was called.
+
+    A tool that `tool_choice` names is shown without a search. A call of a tool that is still hidden is answered by the
+    advice to search for it.
+
+    Args:
+        limit: The most tools that one search finds; None = all that fit.
+        native: True to leave the search to the model's provider, if its interface has one; False to search here always.
+        options: Those of `tool`, but for `kind`, `format` and `defer_loading`. The name is `"tool_search"` if not
+            given.
+
+    Raises:
+        UserTypeError, UserValueError: if an argument is invalid; names it.
+    """
+    check_count("tool_search: limit", limit)
+    if not isinstance(native, bool):
+        raise UserTypeError(f"tool_search: native: a bool is needed, not {native!r}")
+    if fixed := [name for name in ("kind", "format", "defer_loading") if name in options]:
+        raise UserTypeError(f"tool_search: {fixed[0]}: it is fixed")
+
+    async def search(ctx: ToolContext[Any], query: Annotated[str, _ABOUT_QUERY]) -> dict[str, Any]:
+        found = ctx._require_services("search_tools").search_tools(query, limit)
+        return {"found": found} if found else {"found": [], "note": _NOTHING_FOUND}
+
+    given: ToolOptions = {"name": "tool_search", "description": _ABOUT_SEARCH, "in_doubt": "rerun"}
+    made = _tool_from(search, {**given, **options})
+    assert isinstance(made.body, PythonBody)
+    body = ToolSearch(fn=made.body.fn, schema=made.body.schema, limit=limit, native=native)
+    return attrs.evolve(made, body=body, on_invoke_tool=None)
 
 
 # -- sources of tools

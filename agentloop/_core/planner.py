@@ -114,7 +114,8 @@ def _plan_call(view: TurnView, state: RunFold, rules: PlanRules, near: NearNames
     if tool is None and state.turn_has_effects:
         tool = _find_disabled_tool(view, state, call)
     if tool is None:
-        return PlanEntry(index, call, None, _answer_unknown_tool(view, rules, near, call))
+        refusal = _answer_hidden_tool(view, call) or _answer_unknown_tool(view, rules, near, call)
+        return PlanEntry(index, call, None, refusal)
     if rules.disabled and tool.lookup_key in rules.disabled:
         raise ModelBehaviorError(
             f"Tool {tool.qualified_name!r} of agent {view.agent.name!r} was disabled after the model was asked"
@@ -151,6 +152,19 @@ def _find_disabled_tool(view: TurnView, state: RunFold, call: ToolCall) -> Funct
 def qualify_name(call: ToolCall) -> str:
     """Return the name a call used, with its namespace."""
     return f"{call.namespace}.{call.name}" if call.namespace else call.name
+
+
+def _answer_hidden_tool(view: TurnView, call: ToolCall) -> Answer | None:
+    """Return the answer to a call of a deferred tool that no search has found in this run; None if it calls none.
+
+    The model knows the tool from an earlier run of the conversation, or guesses: no reason to end the run.
+    """
+    name = qualify_name(call)
+    if not any(tool.qualified_name == name for tool in view.searchable):
+        return None
+    searches = " or ".join(repr(tool.name) for tool in view.searches)
+    text = f"Tool {quote(name)} isn't loaded: find it by {searches}, then call it in your next step."
+    return Answer(CallOutcome(status="skipped", output=text))
 
 
 def _answer_unknown_tool(view: TurnView, rules: PlanRules, near: NearNames, call: ToolCall) -> Answer:

@@ -11,9 +11,9 @@ attribute. Those are of two kinds:
 * *Contents*, which copy what records said: `run_id`, `agent`, `turn`, `input`, `history`, `new_items`, `responses`,
   `response`, `calls`, `batch`, `guardrails`, `tripped`, `failures`, `meter`, `saved`, `started`, `resumed`, `ended`.
 * *Indices*, which a scan of `records` would find too: `nested`, `released_late`, `released`, `sticky`, `handoffs`,
-  `receipts`, `settled_tools`, `repeats`, `tool_users`, `input_guards_passed`, `turn_began`, the caches `_found` and
-  `_digest`. They exist because a scan in each turn would make the cost of a run quadratic; applying a record costs the
-  same at the thousandth turn as at the first.
+  `receipts`, `settled_tools`, `repeats`, `tool_users`, `found_tools`, `searches`, `input_guards_passed`, `turn_began`,
+  the caches `_found` and `_digest`. They exist because a scan in each turn would make the cost of a run quadratic;
+  applying a record costs the same at the thousandth turn as at the first.
 
 States of a turn, each left by the record named: the model is due (`turn_open`; `ModelResponded`, unless the provider
 has paused the answer), calls are due (`batch_open`; `BatchEnded`), a handoff is due (`handoffs_due`; `HandedOff`),
@@ -251,6 +251,11 @@ _MAY_BRING_SECRETS: dict[type, Callable[[Any], Any]] = {
 }
 
 
+def is_search(call: CallState) -> bool:
+    """Tell whether *call* is a search for deferred tools that has settled."""
+    return call.outcome is not None and call.outcome.found is not None
+
+
 class RunFold:
     """The fold of one run's records. The root fold also holds the records of the whole tree.
 
@@ -270,6 +275,7 @@ class RunFold:
         "ended",
         "failures",
         "first_agent",
+        "found_tools",
         "gaps",
         "guardrails",
         "handoffs",
@@ -303,6 +309,7 @@ class RunFold:
         "resumed",
         "run_id",
         "saved",
+        "searches",
         "secret_input",
         "sent",
         "settled_tools",
@@ -378,10 +385,14 @@ class RunFold:
         self.handoffs_due: list[HandoffCall] = []
         self.tool_users: frozenset[str] = frozenset()
         """Agents that have used a tool in this run, by key."""
+        self.found_tools: dict[str, tuple[str, ...]] = {}
+        """Names of the tools that searches have found in earlier turns, by key of the agent that searched."""
         self.settled_tools: frozenset[str] = frozenset()
         """Names of the tools with at least one settled call."""
         self.repeats: dict[tuple[str, str], tuple[object, int]] = {}
         """Last output by tool and arguments, and how many times in a row the tool gave it."""
+        self.searches: bool = False
+        """True while the current batch has a settled search for deferred tools."""
         self.warned_in: int = 0
         """The last turn after which the history got a warning that the model repeats itself."""
         self.turn_began: int = 0
@@ -500,8 +511,8 @@ class RunFold:
         return f"{stage}GuardrailTripwireTriggered({stage} guardrail {self.tripped.guardrail} tripped)"
 
     def own_calls(self) -> list[CallState]:
-        """Return the calls of the batch that are this library's to run: not those that the provider runs itself."""
-        return [call for call in self.batch if call.call.kind != "approval"]
+        """Return the calls of the batch that are uses of tools: no searches, and none that the provider runs itself."""
+        return [call for call in self.batch if call.call.kind != "approval" and not is_search(call)]
 
     def interruptions(self) -> list[ApprovalRequest]:
         """Return the calls that wait for a verdict; those of a nested run replace the call that started it."""
@@ -786,6 +797,8 @@ class RunFold:
         if call.index < self.released and not call.released:
             self.released_late = self.released_late or deque()
             self.released_late.append(call)
+        if record.outcome.found is not None:
+            self.searches = True
         cut = record.outcome.cancelled_by in FROM_ABOVE
         if record.error is not None and record.outcome.output is None and not cut:
             self.failures.append(record)
@@ -834,8 +847,19 @@ class RunFold:
             if call.item is not None:
                 self.history.append(call.item)
         self.batch_open = False
-        if self.batch and self.agent not in self.tool_users:
+        if self.searches:
+            self._note_found_tools()
+        if self.agent not in self.tool_users and not all(map(is_search, self.batch)):
             self.tool_users |= {self.agent}
+
+    def _note_found_tools(self) -> None:
+        """Note what the turn's searches have found. Not before the batch has ended: the turn keeps the tools it has."""
+        known = dict.fromkeys(self.found_tools.get(self.agent, ()))
+        for call in self.batch:
+            if call.outcome is not None:
+                known |= dict.fromkeys(call.outcome.found or ())
+        self.found_tools[self.agent] = tuple(known)
+        self.searches = False
 
     def _handed_off(self, record: r.HandedOff) -> None:
         if not self.input_accepted:

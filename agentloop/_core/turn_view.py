@@ -31,6 +31,9 @@ class Definitions(msgspec.Struct, eq=False, kw_only=True, frozen=True):
         output: The type of the final output; None for text.
         tool_names, handoff_names: The names of `tools` and `handoffs` for the model.
         sourced: The digests of those that came from a source of tools, by lookup key.
+        searches: The tools among `tools` that search for deferred tools; mostly none.
+        searchable: The deferred tools, where a search of this library finds them; those not found aren't in `tools`.
+        offered: `tools` as the model is shown them, where that is otherwise: a tool that was found isn't deferred.
         shown: JSON of all this as far as the model is shown it, for the digest of a request.
     """
 
@@ -44,6 +47,9 @@ class Definitions(msgspec.Struct, eq=False, kw_only=True, frozen=True):
     tool_names: tuple[str, ...] = ()
     handoff_names: tuple[str, ...] = ()
     sourced: Mapping[str, str] = {}
+    searches: tuple[FunctionTool, ...] = ()
+    searchable: tuple[FunctionTool, ...] = ()
+    offered: tuple[FunctionTool, ...] = ()
     shown: bytes = b""
 
 

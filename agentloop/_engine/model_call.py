@@ -216,7 +216,7 @@ def _make_request(run: LiveRun, view: TurnView) -> ModelRequest:
         previous_response_id=server.previous_response_id if server is not None else None,
         conversation_id=server.conversation_id if server is not None else None,
         instructions=view.instructions,
-        tools=view.tools,
+        tools=view.offered or view.tools,
         handoffs=view.handoffs,
         hosted=view.hosted,
         prompt=view.prompt,
@@ -277,6 +277,7 @@ def _classify_call(run: LiveRun, view: TurnView, call: ToolCall, others: list[di
         # A tool that isn't shown now, or is another agent's: its call won't run but is in the log, so mark its secrets.
         if not others:  # once for the response: it may hold any number of unknown names
             others += [{tool.lookup_key: tool for tool in agent.functions} for agent in run.tree.graph.agents()]
+            others.append({tool.lookup_key: tool for tool in view.searchable})  # also of sources
         known = [find_tool(tools, call.name, call.namespace) for tools in others]
         secret = frozenset().union(*(one.secret for one in known if one is not None))
         return call.replace(secret=secret) if secret else call

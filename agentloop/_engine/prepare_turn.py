@@ -28,7 +28,7 @@ from agentloop.exceptions import ModelTimeoutError, ModelTransportError, UserErr
 from agentloop.handoffs import Handoff, target_of
 from agentloop.model_events import ModelFeature
 from agentloop.settings import ModelSettings, Prompt
-from agentloop.tools import FunctionTool, HostedTool, PythonBody
+from agentloop.tools import FunctionTool, HostedTool, PythonBody, ToolSearch
 
 if TYPE_CHECKING:
     from agentloop._core.sourced_tools import SourcedTools
@@ -60,9 +60,13 @@ async def prepare_turn(run: LiveRun, *, answered: bool = False) -> TurnView:
         common: Definitions = prepared[1]
     else:
         common = await _resolve_definitions(run, parts, sourced)
+    model: Any = None
+    if common.searches:
+        model = _find_open_model(run) or await _resolve_model(run)
+        common = _limit_to_found(run, common, model)
     settings, shown = common.settings, common.shown or None
-    if settings.tool_choice is not None and agent.reset_tool_choice and run.agent_key in run.state.tool_users:
-        settings = attrs.evolve(settings, tool_choice=None)  # this agent has obeyed it
+    if settings.tool_choice is not None and agent.reset_tool_choice and _has_obeyed(run, common):
+        settings = attrs.evolve(settings, tool_choice=None)
         shown = None
     if callable(prompt):
         prompt = await _call_prompt(run, prompt)
@@ -70,7 +74,7 @@ async def prepare_turn(run: LiveRun, *, answered: bool = False) -> TurnView:
     if callable(given):
         given = await _call_instructions(run, given)
     several = given is not None and not isinstance(given, str)
-    model = _find_open_model(run) or await _resolve_model(run)
+    model = model or _find_open_model(run) or await _resolve_model(run)
     if (run.settings.server is not None or common.hosted or prompt is not None) and not answered:
         _check_features(run, model, common.hosted, prompt)
     return TurnView(
@@ -87,6 +91,9 @@ async def prepare_turn(run: LiveRun, *, answered: bool = False) -> TurnView:
         tool_names=common.tool_names,
         handoff_names=common.handoff_names,
         sourced=common.sourced,
+        searches=common.searches,
+        searchable=common.searchable,
+        offered=common.offered,
         shown=_format_shown(common, settings, prompt) if shown is None else shown,
         prompt=prompt,
         model=model,
@@ -157,12 +164,74 @@ async def _resolve_definitions(run: LiveRun, parts: tuple[object, ...], sourced:
         tool_names=tuple([tool.qualified_name for tool in tools]),
         handoff_names=tuple([handoff.name for handoff in handoffs]),
         sourced={key: digests[key] for key, tool in by_key.items() if id(tool) in given},
+        searches=tuple([tool for tool in tools if isinstance(tool.body, ToolSearch)]),
     )
     if not callable(agent.prompt):
         made = msgspec.structs.replace(made, shown=_format_shown(made, settings, agent.prompt))
     lasts = len(tools) == len(declared) and all(map(_is_fixed, declared)) and all(map(_is_fixed, targets))
     agent._prepared = (parts, made) if lasts else None
     return made
+
+
+def _has_obeyed(run: LiveRun, common: Definitions) -> bool:
+    """Tell whether the agent at work has called what its tool choice demands: a tool, or the search that it names."""
+    if run.agent_key in run.state.tool_users:
+        return True
+    return run.agent_key in run.state.found_tools and common.settings.tool_choice in [
+        tool.name for tool in common.searches
+    ]
+
+
+def _limit_to_found(run: LiveRun, made: Definitions, model: Model) -> Definitions:
+    """Return *made* for one turn of an agent that searches for tools: without those that no search has found yet.
+
+    Where the model's provider searches, its codec shows the deferred tools as such, and no search of ours.
+
+    Raises:
+        UserError: a deferred tool has the name of another tool or of a handoff, and the policy is "error".
+    """
+    from agentloop._core.tool_search import choose_shown
+
+    if "tool_search" in model.features and all(_is_native(tool) for tool in made.searches):
+        tools = tuple([tool for tool in made.tools if tool not in made.searches])
+        return _show_tools(made, tools, searchable=(), offered=())
+    taken = {tool.qualified_name for tool in made.tools if not tool.defer_loading} | set(made.handoff_names)
+    for tool in made.tools:
+        if tool.defer_loading and tool.qualified_name in taken:
+            text = f"agent {run.agent.name!r} has a deferred tool and another named {tool.qualified_name!r}"
+            if run.settings.config.tool_name_collision_policy == "error":
+                raise UserError(text)
+            _warn_once(run, tool.lookup_key, f"{text}; the other is used")
+    free = [tool for tool in made.tools if not (tool.defer_loading and tool.qualified_name in taken)]
+    chosen = made.settings.tool_choice
+    found = run.state.found_tools.get(run.agent_key, ())
+    shown = choose_shown(free, (*found, chosen) if isinstance(chosen, str) else found)
+    return _show_tools(made, shown.tools, searchable=shown.deferred, offered=shown.offered())
+
+
+def _is_native(search: FunctionTool) -> bool:
+    assert isinstance(search.body, ToolSearch)
+    return search.body.native
+
+
+def _show_tools(
+    made: Definitions,
+    tools: tuple[FunctionTool, ...],
+    *,
+    searchable: tuple[FunctionTool, ...],
+    offered: tuple[FunctionTool, ...],
+) -> Definitions:
+    by_key = {tool.lookup_key: tool for tool in tools}
+    return msgspec.structs.replace(
+        made,
+        tools=tools,
+        by_key=by_key,
+        tool_names=tuple([tool.qualified_name for tool in tools]),
+        sourced={key: digest for key, digest in made.sourced.items() if key in by_key},
+        searchable=searchable,
+        offered=offered,
+        shown=b"",
+    )
 
 
 def _is_fixed(one: FunctionTool | Handoff) -> bool:

@@ -172,7 +172,10 @@ def refuse_tools(request: ModelRequest, interface: str, *, custom: bool = False)
         if tool.namespace is not None:
             raise UserError(f"Tool {tool.name!r}: {interface} has no namespaces, and it is in {tool.namespace!r}.")
         if tool.defer_loading:
-            raise UserError(f"Tool {tool.name!r}: {interface} has no tool search, which would find a deferred tool.")
+            raise UserError(
+                f"Tool {tool.name!r}: {interface} has no tool search, which would find a deferred tool; "
+                "agentloop.tool_search() finds it here."
+            )
         if tool.allowed_callers and "direct" not in tool.allowed_callers:
             raise UserError(f"Tool {tool.name!r}: {interface} has no callers but the model, and it is for others.")
 

@@ -70,7 +70,7 @@ class AnthropicModel(HttpModel):
             headers=partial(_make_headers, version=version, betas=",".join(betas)),
             encode=partial(encode, max_tokens=max_tokens, output_mode=output_mode, pieces=PieceCache()),
             decoder=partial(MessagesDecoder, output_mode=output_mode),
-            features=frozenset({"hosted_tools"}),
+            features=frozenset({"hosted_tools", "tool_search"}),
         )
         super().__init__(
             name,

@@ -30,8 +30,8 @@ from agentloop.model_events import (
 )
 from agentloop.usage import RequestUsage
 
-ALL_FEATURES: frozenset[ModelFeature] = frozenset(get_args(ModelFeature))
-"""The features of a model that replaces any other in a test."""
+ALL_FEATURES: frozenset[ModelFeature] = frozenset(get_args(ModelFeature)) - {"tool_search"}
+"""The features of a model that replaces any other in a test. It searches for no tool, so the run's own search does."""
 
 
 @attrs.frozen

@@ -66,7 +66,7 @@ from agentloop.exceptions import EarlierFailure, OutcomeUnknown
 from agentloop.outcomes import CallOutcome
 from agentloop.records import BodyEnded, CallStarted
 from agentloop.spans import set_current_span
-from agentloop.tools import AgentCall, PythonBody, RawBody, may_run_again
+from agentloop.tools import AgentCall, PythonBody, RawBody, ToolSearch, may_run_again
 
 if TYPE_CHECKING:
     from agentloop._schema.function_schema import BoundArguments
@@ -632,7 +632,14 @@ def _fill_outcome(live: LiveCall, outcome: CallOutcome) -> CallOutcome:
         secret=outcome.secret or live.run.state.gives_secret(live.call),
         cancelled_by_call=None if by is None else live.find_canceller(by),
         cancelled_at=live.cancelled_at if by is None else live.find_cancel_time(by),
+        found=_list_found(outcome.value) if isinstance(live.tool.body, ToolSearch) else None,
     )
+
+
+def _list_found(value: object) -> tuple[str, ...]:
+    from agentloop._core.tool_search import list_found  # few agents search
+
+    return list_found(value)
 
 
 async def _call_end_hooks(live: LiveCall, outcome: CallOutcome) -> BaseException | None:

@@ -564,6 +564,7 @@ class Batch:
                 output=outcome.output,
                 value=outcome.value,
                 custom_data=outcome.custom_data,
+                found=outcome.found,
                 started_at=None,
                 ended_at=now,
             ),
@@ -907,7 +908,7 @@ def is_plain_run(run: LiveRun) -> bool:
 def is_plain_tool(tool: FunctionTool) -> bool:
     """Tell whether a call of *tool* is its body alone: nothing is asked, timed, judged or extracted around it."""
     return (
-        isinstance(tool.body, PythonBody)
+        type(tool.body) is PythonBody  # a search is none: its outcome says what it has found
         and tool.body.schema.is_async
         and tool.timeout is None
         and tool.idle_timeout is None

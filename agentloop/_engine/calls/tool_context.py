@@ -84,6 +84,14 @@ class ToolContextServices:
         """Cancel a call of the same run; return False if it has ended or is unknown."""
         return self._live.run.cancel_call(self._live.run.path, call_id, reason, by_call=self._live.call_id)
 
+    def search_tools(self, query: str, limit: int | None) -> list[dict[str, str]]:
+        """Return the names and descriptions of the turn's deferred tools that fit *query* best, at most *limit*."""
+        from agentloop._core.tool_search import rank  # few agents search
+
+        view = self._live.run.turn.view
+        found = rank(query, () if view is None else view.searchable, limit)
+        return [{"name": tool.qualified_name, "description": tool.description} for tool in found]
+
     def check_cancelled(self) -> None:
         """Raise the backend's cancellation in a worker thread whose call is being cancelled."""
         anyio.from_thread.check_cancelled()

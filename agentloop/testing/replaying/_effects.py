@@ -18,6 +18,7 @@ from agentloop import effects as e
 from agentloop import guardrails as g
 from agentloop import records as r
 from agentloop._core.failure_choice import class_of_summary
+from agentloop._core.tool_search import FoundText
 from agentloop._engine.calls.output_text import render
 from agentloop._engine.runtime.body_result import Paused
 from agentloop._engine.runtime.event_buffer import EventBuffer
@@ -279,6 +280,9 @@ class ReplayEffects(ReplayLog):
     def value_of_outcome(self, settled: r.CallSettled) -> Any:
         """Return the value of a body whose call settled at once: of a stored log, the output itself."""
         value, output = settled.outcome.value, settled.outcome.output
+        if settled.outcome.found is not None and value is None:
+            self.standins.add(settled.path)
+            return FoundText(output, settled.outcome.found) if isinstance(output, str) else output
         if value is not None and (type(value) is str or same_output(output, render(value))):
             return value
         self.standins.add(settled.path)

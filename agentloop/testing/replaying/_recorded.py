@@ -93,6 +93,10 @@ class RecordedRun:
         """Names of tools that were called with secret arguments of which the log has only digests."""
         return frozenset(call.name for record in self.records for call in _list_calls_without_secrets(record))
 
+    def shows(self, tool: str) -> bool:
+        """Tell whether some turn showed a tool of this name."""
+        return any(isinstance(record, r.TurnStarted) and tool in record.tools for record in self.records)
+
     @cached_property
     def hidden_from(self) -> float:
         """Number of the first record that hides a part of the history of models; infinity if there is none.

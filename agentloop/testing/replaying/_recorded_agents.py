@@ -32,7 +32,7 @@ from agentloop.settings import ModelSettings
 from agentloop.testing.replaying._effects import ReplayEffects
 from agentloop.testing.replaying._recorded import FROM_OUTSIDE, Path
 from agentloop.testing.scripted import ALL_FEATURES
-from agentloop.tools import AgentCall, FunctionTool, PythonBody, RawBody
+from agentloop.tools import AgentCall, FunctionTool, PythonBody, RawBody, ToolSearch
 
 
 class ClosedModel(Model):
@@ -40,7 +40,8 @@ class ClosedModel(Model):
 
     def __init__(self, model: object = None) -> None:
         self._settings = implicit_settings(model)
-        self._features = model.features if isinstance(model, Model) else ALL_FEATURES
+        searches: frozenset[ModelFeature] = frozenset({"tool_search"})
+        self._features = searches | (model.features if isinstance(model, Model) else ALL_FEATURES)
 
     @property
     def default_settings(self) -> ModelSettings:
@@ -49,7 +50,10 @@ class ClosedModel(Model):
 
     @property
     def features(self) -> frozenset[ModelFeature]:
-        """The features of the replaced model; of one that isn't known every feature, as the log may hold any."""
+        """The features of the replaced model; of one that isn't known every feature, as the log may hold any.
+
+        With a search for tools always: the log says which search was used, and the copies of tools repeat that.
+        """
         return self._features
 
     def stream(self, request: ModelRequest) -> AbstractAsyncContextManager[AsyncIterator[ModelEvent]]:
@@ -217,6 +221,8 @@ class RecordedAgents:
         body: Any = tool.body
         if tool.name in self._effects.recorded.hidden:
             body = RawBody(_refuse_body)  # the digests in place of its secrets needn't fit the schema
+        elif isinstance(body, ToolSearch):
+            body = body.replace(fn=_refuse_body, native=not self._effects.recorded.shows(tool.name))
         elif isinstance(body, PythonBody):
             body = body.replace(fn=_refuse_body)
         elif isinstance(body, AgentCall):

@@ -116,7 +116,7 @@ async def test_a_codec_says_what_its_interface_knows() -> None:
 
 
 def test_models_of_tests_know_everything(tmp_path: Path) -> None:
-    """They stand for any model; a recording has what the recorded model has."""
+    """They stand for any model, but leave the search for tools to the run; a recording has what its model has."""
     assert ScriptedModel([]).features == FunctionModel(str).features == ALL_FEATURES
     assert RecordingModel(Plain("prompts"), tmp_path / "a.json").features == {"prompts"}
 
@@ -125,11 +125,11 @@ def test_models_of_the_library_say_what_their_providers_have() -> None:
     """Chat Completions has nothing, and a fallback what all its members have, but no conversations."""
     responses, chat = OpenAIResponsesModel("m", api_key="k"), OpenAIChatModel("m", api_key="k")
     messages, realtime = AnthropicModel("m", api_key="k"), RealtimeModel("m", api_key="k")
-    assert responses.features == ALL_FEATURES
-    assert messages.features == {"hosted_tools"}
+    assert responses.features == {*ALL_FEATURES, "tool_search"}
+    assert messages.features == {"hosted_tools", "tool_search"}
     assert realtime.features == {"conversations", "prompts"}
     assert chat.features == LocalModel().features == FallbackModel([responses, chat]).features == frozenset()
-    assert FallbackModel([responses, messages]).features == {"hosted_tools"}
+    assert FallbackModel([responses, messages]).features == {"hosted_tools", "tool_search"}
     assert FallbackModel([responses, ScriptedModel([])]).features == {"hosted_tools", "prompts"}
 
 
