@@ -43,11 +43,14 @@ class ShellRequest(Value, frozen=True, kw_only=True):
         timeout: Seconds for all commands together; None = the shell's own limit.
         max_output: The most characters of output to keep of each command, stdout and stderr together; None = the
             shell's own limit.
+        restart: True if the model wants a new session first: only from a model that is shown a session
+            (`shell_tool(session=True)`), and then without commands.
     """
 
     commands: tuple[str, ...]
     timeout: float | None = None
     max_output: int | None = None
+    restart: bool = False
 
     def __post_init__(self) -> None:
         force_setattr(self, "commands", tuple(self.commands))

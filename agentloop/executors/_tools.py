@@ -123,6 +123,10 @@ _COMMANDS = {
 }
 
 
+_ABOUT_SHELL = "Run commands in a shell. Each command starts in the same folder, with no input and no terminal."
+_ABOUT_SESSION = "Run commands in a shell that stays: folder and variables are kept for the next command."
+
+
 def read_commands(arguments: Mapping[str, Any]) -> ShellRequest:
     """Return the request in the *arguments* of a call of a shell tool, whichever interface it came by.
 
@@ -151,10 +155,13 @@ def read_commands(arguments: Mapping[str, Any]) -> ShellRequest:
         commands=tuple(commands),
         timeout=None if given.timeout_ms is None else given.timeout_ms / 1000,
         max_output=None if most is None else max(most, 0),
+        restart=given.restart,
     )
 
 
-def shell_tool(shell: Shell, *, native: bool = True, **options: Unpack[ToolOptions]) -> FunctionTool[Any]:
+def shell_tool(
+    shell: Shell, *, native: bool = True, session: bool = False, **options: Unpack[ToolOptions]
+) -> FunctionTool[Any]:
     """Return a tool by which a model runs commands in *shell*.
 
     Its calls wait for approval unless `needs_approval` says otherwise, and those of one turn run one at a time
@@ -164,6 +171,9 @@ def shell_tool(shell: Shell, *, native: bool = True, **options: Unpack[ToolOptio
         shell: Runs the commands.
         native: True to show the provider's own tool where the interface has one, as newer models know it; False to
             show a function everywhere.
+        session: True if what a command changes (the folder, variables, background processes) stays for the next one,
+            and `ShellRequest.restart` begins anew. Anthropic models know their own shell as such a session, and are
+            shown it only then. `LocalShell` is none.
         options: Those of `tool`, but for `kind`, `format` and `strict_mode`.
 
     Raises:
@@ -175,8 +185,9 @@ def shell_tool(shell: Shell, *, native: bool = True, **options: Unpack[ToolOptio
         request = read_commands(_parse(ctx, text))
         return _fit(await shell.run(request), _most_chars(ctx))
 
-    about = "Run commands in a shell. Each command starts in the same folder, with no input and no terminal."
-    return _make_tool(run, _COMMANDS, "shell", native, options, description=about, needs_approval=True)
+    about = _ABOUT_SESSION if session else _ABOUT_SHELL
+    shape = {"session": True} if session else None
+    return _make_tool(run, _COMMANDS, "shell", native, options, shape, description=about, needs_approval=True)
 
 
 def _most_chars(ctx: ToolContext[Any]) -> int | None:

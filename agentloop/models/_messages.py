@@ -41,6 +41,7 @@ from agentloop.model_events import (
     OutputSchema,
     ToolDefinition,
 )
+from agentloop.models import _messages_executors as executors
 from agentloop.models._codec import (
     NOT_JSON,
     JsonDict,
@@ -63,9 +64,6 @@ CITATIONS = "messages_citations"
 """Key in a message's `provider_data` of its texts' citations as they came: a list for each text."""
 RESULT = "result"
 """Key in the data of a hosted tool's call of the block with its result."""
-EDITOR = "str_replace_based_edit_tool"
-"""The provider's name of its own tool for editors."""
-_EDITOR_TYPE = "text_editor_20250728"
 _OUTPUT_TOOL = "Give the final answer."
 
 # ---------------------------------------------------------------------------------------------- request
@@ -77,6 +75,7 @@ def encode(
     *,
     max_tokens: int,
     output_mode: OutputMode = "format",
+    computer: str | None = None,
     pieces: PieceCache | None = None,
 ) -> JsonDict:
     """Return the body that sends *request* to *model_name*.
@@ -84,7 +83,8 @@ def encode(
     `max_tokens` is sent where the settings have none, since the interface requires it. With the output mode `"tool"`
     the final answer is the input of a tool that the model must call, for models without structured outputs; a model
     that thinks may call it, since the interface refuses to force a call then. Settings that have no field here are left
-    out, as they don't change the question. *pieces* has what earlier requests wrote.
+    out, as they don't change the question. *computer* is the type of the provider's computer tool, if the model has
+    turned one on. *pieces* has what earlier requests wrote.
 
     Raises:
         UserError: for a part that the interface can't express; names its place in the request.
@@ -103,7 +103,7 @@ def encode(
     reasoning = dict(settings.reasoning or {})
     effort = reasoning.pop("effort", None)
     thinking = _thinking(reasoning, effort)
-    tools = _tool_fields(request, None if described else output, thinking)
+    tools = _tool_fields(request, None if described else output, thinking, computer)
     free = _mark_ends(request, tools.get("tools", ()), messages)
     body: JsonDict = without_none(
         {
@@ -184,10 +184,14 @@ def _thinking(reasoning: Mapping[str, Any], effort: object) -> JsonDict | None:
     return {"type": "enabled" if "budget_tokens" in fields else "adaptive"} | fields if fields else None
 
 
-def _tool_fields(request: ModelRequest, forced: OutputSchema | None, thinking: JsonDict | None) -> JsonDict:
+def _tool_fields(
+    request: ModelRequest, forced: OutputSchema | None, thinking: JsonDict | None, computer: str | None
+) -> JsonDict:
     """Return the tools and the choice among them; *forced* is the output that a tool's call has to give."""
-    tools = [*map(_tool, (*request.tools, *request.handoffs)), *map(_hosted_tool, request.hosted)]
-    choice = _tool_choice(request)
+    own = executors.own_tools(request.tools, computer)
+    tools = [_tool(tool, computer) for tool in (*request.tools, *request.handoffs)]
+    tools += map(_hosted_tool, request.hosted)
+    choice = _tool_choice(request, own)
     if forced is not None:
         if thinking is not None and thinking.get("type") != "disabled":
             choice = choice or {"type": "auto"}  # the interface refuses a forced choice of a model that thinks
@@ -204,26 +208,11 @@ def _tool_fields(request: ModelRequest, forced: OutputSchema | None, thinking: J
     return {"tools": tools} | ({} if choice is None else {"tool_choice": choice})
 
 
-def find_editor(tools: Sequence[ToolDefinition]) -> str | None:
-    """Return the name of the editor's tool among *tools*, which is shown as the provider's own; None without one.
-
-    Raises:
-        UserError: if there are two: the provider's tool has one name.
-    """
-    names = [tool.name for tool in tools if tool.kind == "apply_patch"]
-    if len(names) > 1:
-        raise UserError(
-            f"tools: {names[0]!r} and {names[1]!r} are both editors, of which {INTERFACE} has one; give one of them "
-            "native=False."
-        )
-    return names[0] if names else None
-
-
-def _tool(tool: ToolDefinition) -> JsonDict:
+def _tool(tool: ToolDefinition, computer: str | None) -> JsonDict:
     if tool.namespace is not None:
         raise UserError(f"Tool {tool.name!r}: {INTERFACE} has no namespaces, and it is in {tool.namespace!r}.")
-    if tool.kind == "apply_patch":
-        described: JsonDict = {"type": _EDITOR_TYPE, "name": EDITOR}
+    if executors.is_own(tool, computer):
+        described = executors.write_tool(tool, computer)
     else:
         schema = dict(tool.params_json_schema)
         described = {"name": tool.name, "description": tool.description, "input_schema": schema}
@@ -255,12 +244,12 @@ def _hosted_tool(tool: HostedToolDefinition) -> JsonDict:
     return {"type": tool.kind, "name": name} | dict(tool.config)
 
 
-def _tool_choice(request: ModelRequest) -> JsonDict | None:
+def _tool_choice(request: ModelRequest, own: Mapping[str, ToolDefinition]) -> JsonDict | None:
     choice = tool_choice(request)
     if isinstance(choice, Mapping) and choice.get("type") in ("auto", "any", "none", "tool"):
         return dict(choice)
     if (name := find_forced_name(choice, INTERFACE)) is not None:
-        return {"type": "tool", "name": EDITOR if name == find_editor(request.tools) else name}
+        return {"type": "tool", "name": next((each for each, tool in own.items() if tool.name == name), name)}
     return None if choice is None else {"type": "any" if choice == "required" else choice}
 
 
@@ -354,9 +343,9 @@ def _item_blocks(item: Item, call: ToolCall | HandoffCall | None, place: str) ->
 
 def _use_block(item: ToolCall | HandoffCall) -> JsonDict:
     given = _input(item.arguments)
-    # An editor's call of another interface has another content, and goes as a function's.
-    own = isinstance(item, ToolCall) and item.kind == "apply_patch" and "command" in given
-    block = {"type": "tool_use", "id": _wire_id(item), "name": EDITOR if own else item.name, "input": given}
+    # An executor's call of another interface has another content, and goes as a function's.
+    name = (executors.own_name(item) if isinstance(item, ToolCall) else None) or item.name
+    block = {"type": "tool_use", "id": _wire_id(item), "name": name, "input": given}
     if isinstance(item, ToolCall) and item.caller is not None:
         block["caller"] = {"type": item.caller.kind, "tool_id": item.caller.id}
     return block
@@ -365,7 +354,10 @@ def _use_block(item: ToolCall | HandoffCall) -> JsonDict:
 def _result_block(item: ToolOutput | HandoffOutput, call: ToolCall | HandoffCall | None, place: str) -> JsonDict:
     call_id = _clean_id(item.call_id) if call is None else _wire_id(call)
     block: JsonDict = {"type": "tool_result", "tool_use_id": call_id}
-    if content := _result_content(item.output, place):
+    output = item.output
+    if isinstance(call, ToolCall) and call.kind == "shell" and executors.own_name(call) is not None:
+        output = executors.shell_text(output)
+    if content := _result_content(output, place):
         block["content"] = content
     if isinstance(item, ToolOutput) and item.is_error:
         block["is_error"] = True

@@ -52,7 +52,8 @@ from agentloop.models._codec import (
     without_none,
 )
 from agentloop.models._common import CallIds
-from agentloop.models._messages import BLOCK, CITATIONS, EDITOR, HOSTED_CALLS, RESULT, WIRE_ID, OutputMode, find_editor
+from agentloop.models._messages import BLOCK, CITATIONS, HOSTED_CALLS, RESULT, WIRE_ID, OutputMode
+from agentloop.models._messages_executors import own_tools
 from agentloop.usage import RequestUsage
 
 _FINISH_REASONS = {
@@ -107,14 +108,16 @@ class MessagesDecoder:
     Owned by the call that reads the response. `done` is True once `message_stop` has come: nothing of use follows.
     """
 
-    def __init__(self, request: ModelRequest, *, output_mode: OutputMode = "format") -> None:
+    def __init__(
+        self, request: ModelRequest, *, output_mode: OutputMode = "format", computer: str | None = None
+    ) -> None:
         self.done = False
         self.shown = False
         """True once a part of the answer was returned to the caller."""
         output = request.output_schema
         self._output_tool = output.name if output is not None and output_mode == "tool" else None
         self._ids = CallIds(request)
-        self._editor = find_editor(request.tools)
+        self._own = own_tools(request.tools, computer)
         self._blocks: dict[int | None, _BlockRead] = {}
         self._newest: _BlockRead | None = None
         self._calls = 0
@@ -333,8 +336,8 @@ class MessagesDecoder:
         wire = None if call_id == given else {WIRE_ID: given}
         caller = _read_caller(block.start.get("caller"))
         text = block.joined or "{}"
-        if name == EDITOR and self._editor is not None:
-            return ToolCall(call_id, self._editor, text, kind="apply_patch", caller=caller, provider_data=wire)
+        if (own := self._own.get(name)) is not None:
+            return ToolCall(call_id, own.name, text, kind=own.kind, caller=caller, provider_data=wire)
         return ToolCall(call_id, name, text, caller=caller, provider_data=wire)
 
     def _refused(self) -> Iterator[Item]:

@@ -16,6 +16,7 @@ from agentloop.models._codec import HttpCodec, Vendor, without_none
 from agentloop.models._http_model import HttpModel
 from agentloop.models._messages import OutputMode, encode
 from agentloop.models._messages_answer import MessagesDecoder
+from agentloop.models._messages_executors import computer_type
 from agentloop.models._patience import ANSWER_TIMEOUT
 from agentloop.models._pieces import PieceCache
 
@@ -37,7 +38,8 @@ class AnthropicModel(HttpModel):
     `api_key` the key in ANTHROPIC_API_KEY is used, but only for the vendor or the server that ANTHROPIC_BASE_URL names.
     `max_tokens` is sent if `ModelSettings` has none, since the interface requires a limit. `version` is that
     of the interface: the one of 2026-10-21 refuses `temperature` and `top_p`. `betas` names features that are not for
-    everybody yet. Everything else is as in `HttpModel`.
+    everybody yet; `computer-use-YYYY-MM-DD` among them shows the provider's own computer tool of that date for an
+    agent's computer, in place of a function. Everything else is as in `HttpModel`.
 
     `ModelSettings.reasoning` has `effort`, or the fields of the interface's `thinking`: `type`, `budget_tokens`,
     `display`. A typed output is asked for by the interface's structured output; `output_mode="tool"` is for models
@@ -65,11 +67,15 @@ class AnthropicModel(HttpModel):
         check_count("max_tokens", max_tokens)
         if output_mode not in get_args(OutputMode):
             raise UserValueError(f'output_mode: "format" or "tool" is needed, not {output_mode!r}')
+        betas = tuple(betas)
+        computer = computer_type(betas)
         codec = HttpCodec(
             path="/v1/messages",
             headers=partial(_make_headers, version=version, betas=",".join(betas)),
-            encode=partial(encode, max_tokens=max_tokens, output_mode=output_mode, pieces=PieceCache()),
-            decoder=partial(MessagesDecoder, output_mode=output_mode),
+            encode=partial(
+                encode, max_tokens=max_tokens, output_mode=output_mode, computer=computer, pieces=PieceCache()
+            ),
+            decoder=partial(MessagesDecoder, output_mode=output_mode, computer=computer),
             features=frozenset({"hosted_tools", "tool_search"}),
         )
         super().__init__(

@@ -26,8 +26,10 @@ from agentloop.model_events import ModelRequest
 from agentloop.models import _chat, _messages, _realtime
 from agentloop.models._codec import encode_json
 from agentloop.models._messages_answer import MessagesDecoder
+from agentloop.models._messages_executors import BASH, COMPUTER, EDITOR, computer_type
 from agentloop.models._responses import ResponsesDecoder
 from agentloop.models._responses_request import encode
+from agentloop.models.anthropic import AnthropicModel
 from agentloop.testing import ScriptedModel, respond, say
 
 pytestmark = pytest.mark.scenario("EX-01")
@@ -277,9 +279,9 @@ def test_the_editor_of_messages(streamed: bool) -> None:
     """The provider's text editor: shown, its calls read, and written back; other executors are functions there."""
     tools = _messages.encode(request_of(), "m", max_tokens=10)["tools"]
     assert [tool.get("type") for tool in tools] == [None, "text_editor_20250728", None]
-    assert tools[1]["name"] == _messages.EDITOR
+    assert tools[1]["name"] == EDITOR
     given = {"command": "str_replace", "path": "a", "old_str": "x", "new_str": "y"}
-    block = {"type": "tool_use", "id": "tu_1", "name": _messages.EDITOR, "input": given}
+    block = {"type": "tool_use", "id": "tu_1", "name": EDITOR, "input": given}
     decoder = MessagesDecoder(request_of())
     answer = {"type": "message", "id": "m", "role": "assistant", "content": [block], "model": "m"}
     if streamed:
@@ -302,7 +304,7 @@ def test_the_editor_of_messages(streamed: bool) -> None:
         block,
         {"type": "tool_use", "id": "c2", "name": "apply_patch", "input": json.loads(foreign.arguments)},
     ]
-    assert body["tool_choice"] == {"type": "tool", "name": _messages.EDITOR}
+    assert body["tool_choice"] == {"type": "tool", "name": EDITOR}
     two = [editor_tool(Nothing(), name="a"), editor_tool(Nothing(), name="b")]
     with pytest.raises(UserError, match="'a' and 'b' are both editors"):
         _messages.encode(request_of(two, settings=ModelSettings(tool_choice="a")), "m", max_tokens=10)
@@ -357,3 +359,119 @@ def test_the_vendor_s_types_fit() -> None:
         item.validate_python(written)
     for call in CALLS:
         pydantic.TypeAdapter(responses.ResponseOutputItem).validate_python(call)
+
+
+# -- bash and computer of Messages
+
+SESSION = shell_tool(Nothing(), name="sh", needs_approval=False, session=True)
+COMPUTER_TYPE = "computer_20251124"
+
+
+def read_blocks(*blocks: Any, tools: Sequence[Any], computer: str | None = COMPUTER_TYPE) -> list[Item]:
+    """Return the items of an answer with these blocks."""
+    decoder = MessagesDecoder(request_of(tools), computer=computer)
+    answer = {"type": "message", "id": "m", "role": "assistant", "content": list(blocks), "model": "m"}
+    decoder.feed_answer({**answer, "stop_reason": "tool_use", "usage": {}})
+    return list(decoder.finish()[-1].items)  # type: ignore[union-attr]
+
+
+def use(name: str, given: Any) -> dict[str, Any]:
+    """Return a block that calls a tool."""
+    return {"type": "tool_use", "id": f"tu_{name}", "name": name, "input": given}
+
+
+def test_a_session_and_a_computer_are_the_provider_s_in_messages() -> None:
+    """Shown, called, and chosen by the provider's names; without the beta the computer is a function."""
+    tools = [SESSION, TOOLS[2]]
+    request = request_of(tools, settings=ModelSettings(tool_choice="sh"))
+    body = _messages.encode(request, "m", max_tokens=10, computer=COMPUTER_TYPE)
+    size = {"display_width_px": 640, "display_height_px": 480}
+    assert body["tools"] == [
+        {"type": "bash_20250124", "name": BASH},
+        {"type": COMPUTER_TYPE, "name": COMPUTER, **size},
+    ]
+    assert body["tool_choice"] == {"type": "tool", "name": BASH}
+    plain = _messages.encode(request_of(tools), "m", max_tokens=10)["tools"]
+    assert [(tool.get("type"), tool["name"]) for tool in plain] == [("bash_20250124", BASH), (None, "computer")]
+    shell, click = read_blocks(use(BASH, {"command": "ls"}), use(COMPUTER, {"action": "screenshot"}), tools=tools)
+    assert shell == ToolCall("tu_bash", "sh", '{"command": "ls"}', kind="shell")
+    assert click == ToolCall("tu_computer", "computer", '{"action": "screenshot"}', kind="computer")
+    [own] = read_blocks(use(BASH, {}), tools=[])  # a function of the application may have the name
+    assert own == ToolCall("tu_bash", "bash", "{}")
+    two = [SESSION, shell_tool(Nothing(), session=True)]
+    with pytest.raises(UserError, match="'sh' and 'shell' are both shells"):
+        _messages.encode(request_of(two), "m", max_tokens=10)
+
+
+@pytest.mark.parametrize(
+    ("given", "output", "shown"),
+    [
+        (
+            {"command": "ls"},
+            {
+                "results": [
+                    {"command": "ls", "exit_code": 2, "stdout": "a\n", "stderr": "bad\n", "left_running": ["7 (x)"]},
+                    {"command": "b", "timed_out": True},
+                ]
+            },
+            "a\nbad\n(exit code 2)\n(still running: 7 (x))\n(timed out)",
+        ),
+        ({"command": "true"}, {"results": [{"command": "true", "exit_code": 0}]}, "(no output)"),
+        ({"restart": True}, {"results": []}, "The shell was restarted."),
+        ({"command": "ls"}, "rejected", "rejected"),
+        ({"command": "ls"}, [1], "[1]"),
+        ({"commands": ["ls"]}, {"results": []}, '{"results": []}'),
+    ],
+)
+def test_outputs_of_a_session_are_text(given: Any, output: Any, shown: str) -> None:
+    """As in a terminal. Another interface's call, and what is no result of a shell, stay as they are."""
+    call = ToolCall("c1", "sh", json.dumps(given), kind="shell")
+    text = output if isinstance(output, str) else json.dumps(output)
+    items = [UserMessage("Hi"), call, ToolOutput("c1", text, kind="shell")]
+    request = request_of([SESSION], items=items)
+    body = json.loads(encode_json(_messages.encode(request, "m", max_tokens=10)))
+    foreign = "commands" in given
+    assert body["messages"][1]["content"][0]["name"] == ("sh" if foreign else BASH)
+    assert body["messages"][2]["content"][0]["content"] == shown
+
+
+def test_parts_of_a_session_and_a_screenshot_go_back_as_blocks() -> None:
+    """A screenshot is the picture that a computer's call wants; parts that a guardrail gave stay parts."""
+    picture = [Image(data="UE5H", media_type="image/png")]
+    calls = [
+        ToolCall("c1", "sh", '{"command": "x"}', kind="shell"),
+        ToolCall("c2", "computer", '{"action": "screenshot"}', kind="computer"),
+    ]
+    outputs = [ToolOutput(call.call_id, picture, kind=call.kind) for call in calls]
+    request = request_of([SESSION, TOOLS[2]], items=[UserMessage("Hi"), *calls, *outputs])
+    body = json.loads(encode_json(_messages.encode(request, "m", max_tokens=10, computer=COMPUTER_TYPE)))
+    assert [block["name"] for block in body["messages"][1]["content"]] == [BASH, COMPUTER]
+    block = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "UE5H"}}
+    assert [block["content"] for block in body["messages"][2]["content"]] == [[block]] * 2
+
+
+async def test_calls_of_the_provider_s_own_tools_run_as_ordinary_calls() -> None:
+    """By the model itself: the beta that names the computer's version is the header that turns it on."""
+    model = AnthropicModel("m", api_key="k", betas=["computer-use-2025-01-24", "computer-use-2025-11-24", "other"])
+    body = model._codec.encode(request_of([TOOLS[2]]), "m")
+    assert body["tools"][0]["type"] == COMPUTER_TYPE
+    assert computer_type(["other"]) is None
+    seen: list[ShellRequest] = []
+
+    class Session(Nothing):
+        async def run(self, request: ShellRequest) -> ShellResult:
+            seen.append(request)
+            return ShellResult(results=())
+
+    tools = [shell_tool(Session(), needs_approval=False, session=True), TOOLS[2]]
+    script = [
+        respond(
+            ToolCall("c1", "shell", '{"restart": true}', kind="shell"),
+            ToolCall("c2", "shell", '{"command": "ls"}', kind="shell"),
+            ToolCall("c3", "computer", '{"action": "screenshot"}', kind="computer"),
+        ),
+        say("done"),
+    ]
+    result = await Runner.run(Agent("a", model=ScriptedModel(script), tools=tools), "go")
+    assert [call.outcome.status for call in result.calls] == ["succeeded"] * 3
+    assert seen == [ShellRequest(commands=(), restart=True), ShellRequest(commands=("ls",))]
