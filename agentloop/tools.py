@@ -381,10 +381,15 @@ class FunctionTool(ReprByFields, Generic[ContextT_contra]):
             tool_namespace=self.namespace,
             _secret=self.secret,
         )
+        return await self._run_with(ctx)
+
+    async def _run_with(self, ctx: ToolContext[Any]) -> Any:
+        """Run the body alone for the call of *ctx*: for `run_body`, and for an engine that performs calls elsewhere."""
+        text, config = ctx.tool_arguments, ctx.run_config
         if isinstance(self.body, AgentCall):
             raise UserTypeError(f"tool {self.name!r} runs only inside a run")
         if isinstance(self.body, PythonBody) and not self.body.schema.is_async:
-            bound, fn = self._bind_text(text), self.body.fn
+            bound, fn = self._bind_text(text, None if config is None else config.converter), self.body.fn
             return await anyio.to_thread.run_sync(lambda: bound.call(fn, ctx))
         assert self.on_invoke_tool is not None  # set for every tool once it is made
         value = self.on_invoke_tool(ctx, text)

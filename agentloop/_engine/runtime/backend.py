@@ -29,6 +29,7 @@ run's block was entered. No other state of a task is stored here.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Generator
@@ -494,6 +495,14 @@ def new_wakeup() -> Wakeup:
     return _TrioWakeup() if own_task() is None else _AsyncioWakeup()
 
 
+def wake(future: asyncio.Future[None] | None) -> None:
+    """Wake the task that waits for *future*, if one does; after the end of its event loop none does any more."""
+    # A loop isn't asked whether it is closed: that of a durable engine's workflow can't say it.
+    if future is not None and not future.done():
+        with contextlib.suppress(RuntimeError):  # it is closed
+            future.set_result(None)
+
+
 @final
 class _AsyncioWakeup:
     __slots__ = ("_future",)
@@ -506,9 +515,7 @@ class _AsyncioWakeup:
         return self._future is not None and not self._future.done()
 
     def ring(self) -> None:
-        future = self._future
-        if future is not None and not future.done() and not future.get_loop().is_closed():
-            future.set_result(None)
+        wake(self._future)
 
     async def wait(self) -> None:
         self._future = asyncio.get_running_loop().create_future()

@@ -54,6 +54,7 @@ from agentloop._engine.runtime.backend import (
     own_task,
     starter,
     uncancel_to,
+    wake,
 )
 
 
@@ -329,9 +330,7 @@ class _BareTasks:
         return self.ended or self._owner.cancelling() > self._count
 
     def ring(self) -> None:
-        wakeup = self._wakeup
-        if wakeup is not None and not wakeup.done() and not self._loop.is_closed():
-            wakeup.set_result(None)
+        wake(self._wakeup)
 
     def leave(self, task: Task | None) -> None:
         # The callback of a task's end takes a handle and a pass of the loop: 3 µs of each call, and of a run of one

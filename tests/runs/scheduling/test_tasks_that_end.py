@@ -178,6 +178,24 @@ async def test_run_ends_whenever_the_engine_itself_breaks(
             settled(watch)
 
 
+@pytest.mark.backends("asyncio")
+async def test_loop_that_cannot_say_whether_it_is_closed(run_mode: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop of a durable engine's workflow lacks `is_closed`; a run on it works as on any other."""
+
+    def unknown() -> bool:
+        raise NotImplementedError
+
+    @tool
+    async def add(a: int, b: int) -> int:
+        await anyio.lowlevel.checkpoint()
+        return a + b
+
+    with monkeypatch.context() as patch:
+        patch.setattr(asyncio.get_running_loop(), "is_closed", unknown)
+        result = await run_mode(agent_of(add, calls=[call("add", {"a": 1, "b": 2}, call_id="c1")]), "go")
+    assert result.final_output == "done"
+
+
 @pytest.mark.scenario("RP-01")
 def test_thread_of_a_run_is_awaited_when_the_loop_is_left() -> None:
     """A native cancellation passes anyio's shield around a thread; the run still ends after its bodies."""

@@ -1,0 +1,124 @@
+"""Options of tools on an engine, and the registry of the agents that a process can run there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import attrs
+from attrs import validators as v
+
+from agentloop._core.agent_graph import AgentGraph
+from agentloop.config import RunConfig
+from agentloop.exceptions import UserError, UserValueError
+from agentloop.tools import AgentCall, FunctionTool, PythonBody
+
+if TYPE_CHECKING:
+    from agentloop._storage.signing import Keys
+    from agentloop.abc import Codec
+    from agentloop.models.registry import Providers
+
+HEARTBEAT_SECONDS = 1.0
+"""Seconds between two heartbeats of an activity. A cancellation comes with one, so this is below `cleanup_grace`."""
+
+
+def _positive(_instance: object, attribute: attrs.Attribute[Any], value: timedelta) -> None:
+    if value <= timedelta(0):
+        raise UserValueError(f"ToolActivity.{attribute.name}: a time above zero is needed, not {value!r}")
+
+
+@attrs.frozen(kw_only=True)
+class ToolActivity:
+    """How the calls of a tool, or those of models, are run as activities.
+
+    Attributes:
+        in_workflow: True to call the body in the workflow's own code. It must be async and deterministic: no I/O, no
+            clock, no random numbers but the workflow's.
+        task_queue: The queue of the workers that run the activity; the workflow's own if None.
+        start_to_close: The longest time of one attempt. The tool's own `timeout` ends a call before that.
+        heartbeat_timeout: The time without a heartbeat after which the worker counts as lost. Activities send one each
+            second. An event loop that is blocked for longer, by code that computes, looks like a lost worker.
+    """
+
+    in_workflow: bool = attrs.field(default=False, validator=v.instance_of(bool))
+    task_queue: str | None = attrs.field(default=None, validator=v.optional(v.instance_of(str)))
+    start_to_close: timedelta = attrs.field(
+        default=timedelta(hours=24), validator=[v.instance_of(timedelta), _positive]
+    )
+    heartbeat_timeout: timedelta = attrs.field(
+        default=timedelta(seconds=30), validator=[v.instance_of(timedelta), _positive]
+    )
+
+
+@attrs.define(eq=False)
+class AgentSetup:
+    """One agent that a process can run as workflows, with all that its runs need. Owned by the plugin."""
+
+    graph: AgentGraph
+    config: RunConfig
+    tools: Mapping[str, ToolActivity]
+    model: ToolActivity
+    read_context: Callable[[Any], Any] | None
+    key: Keys | None
+    codec: Codec | None
+    max_history: int
+    providers: Providers | None = None
+    """The models of model strings; set while a worker runs."""
+
+    def activity_of(self, tool: str) -> ToolActivity:
+        """Return the options of the tool *tool*."""
+        return self.tools.get(tool, _USUAL)
+
+    def restore_context(self, stored: Any) -> Any:
+        """Return the application's object for the JSON value *stored*."""
+        return stored if self.read_context is None or stored is None else self.read_context(stored)
+
+
+_USUAL = ToolActivity()
+_known: dict[str, AgentSetup] = {}
+
+
+def register(name: str, setup: AgentSetup) -> None:
+    """Make the agent known to the workflows and activities of this process. A later plugin replaces it."""
+    _known[name] = setup
+
+
+def find_setup(name: str) -> AgentSetup:
+    """Return what is known of the agent *name*.
+
+    Raises:
+        UserError: no plugin of this process has an agent of that name.
+    """
+    try:
+        return _known[name]
+    except KeyError:
+        known = ", ".join(sorted(_known)) or "none"
+        raise UserError(f"this worker has no agent {name!r} (its AgentPlugin has: {known})") from None
+
+
+def check_setup(setup: AgentSetup) -> None:
+    """Check that the agents of *setup* can run in a workflow.
+
+    Raises:
+        UserError: names the agent and the tool, or the option that names no tool.
+    """
+    names: set[str] = set()
+    for agent in setup.graph.agents():
+        if agent.toolsets:
+            raise UserError(f"agent {agent.name!r}: sources of tools can't be asked in a workflow; give it the tools")
+        for tool in agent.functions:
+            names.add(tool.qualified_name)
+            if setup.activity_of(tool.qualified_name).in_workflow and not _is_async(tool):
+                raise UserError(f"tool {tool.qualified_name!r}: a body in the workflow must be an async function")
+    if setup.config.toolsets:
+        raise UserError("RunConfig.toolsets: sources of tools can't be asked in a workflow; give the agent the tools")
+    for name in setup.tools:
+        if name not in names:
+            raise UserError(f"tools: no agent has a tool {name!r}")
+
+
+def _is_async(tool: FunctionTool[Any]) -> bool:
+    if isinstance(tool.body, PythonBody):
+        return tool.body.schema.is_async
+    return not isinstance(tool.body, AgentCall)

@@ -1,0 +1,115 @@
+"""`AgentPlugin`: what a client and its workers need to run agents as workflows."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import timedelta
+from typing import Any
+
+from temporalio import workflow
+from temporalio.plugin import SimplePlugin
+from temporalio.worker import WorkerConfig
+
+from agentloop._common.checks import NAMES, check, check_count, is_a
+from agentloop._core.agent_graph import AgentGraph
+from agentloop._storage.signing import Keys
+from agentloop.abc import Codec, Model
+from agentloop.agents import Agent
+from agentloop.config import RunConfig, check_run_config
+from agentloop.exceptions import AgentLoopError
+from agentloop.models.registry import Providers
+from agentloop.temporal._activities import call_model, call_tool
+from agentloop.temporal._options import HEARTBEAT_SECONDS, AgentSetup, ToolActivity, check_setup, register
+from agentloop.temporal._workflow import AgentWorkflow
+
+_MODEL = ToolActivity(start_to_close=timedelta(minutes=10))
+
+
+_LOGGERS = ("agentloop", "agentloop.tools")
+
+
+def _is_first_time(_record: logging.LogRecord) -> bool:
+    """Return False for what a workflow logs again while the engine replays it."""
+    return not (workflow.in_workflow() and workflow.unsafe.is_replaying())
+
+
+class AgentPlugin(SimplePlugin):
+    """Agents for a Temporal client and the workers made with it: `Client.connect(…, plugins=[AgentPlugin(…)])`.
+
+    A worker then has the workflow `AgentWorkflow` and the activities of models and tools; errors of the library are
+    failures of a workflow, not of a workflow task; heartbeats are frequent enough for a cancellation to arrive in time.
+    While a worker runs, the models of its agents are open.
+
+    The agents are known by name to the whole process: a later plugin replaces an agent of the same name.
+
+    Args:
+        agents: The agents that workflows may run, by the names that `start_run` gives. All workers of a queue need the
+            same ones: a worker without the agent fails the activity, which is tried again elsewhere.
+        run_config: The configuration of the runs. `effects`, sources of tools and an output store can't be used.
+        tools: How the calls of single tools run, by their names.
+        model: How model calls run.
+        read_context: A callable that makes the application's object of the JSON value given to the run. Each activity
+            gets an object of its own: what a body changes in it is lost.
+        key: The key that signs stored runs which leave the workflow's memory (`SealKey`).
+        codec: The codec that seals secret values in them; without it a run with secrets can't continue as a new one.
+        max_history: The number of events in a workflow's history from which the run continues as a new workflow.
+
+    Raises:
+        UserError: an agent can't run in a workflow; names the agent and the tool.
+    """
+
+    def __init__(
+        self,
+        agents: Mapping[str, Agent[Any, Any]],
+        *,
+        run_config: RunConfig | None = None,
+        tools: Mapping[str, ToolActivity] | None = None,
+        model: ToolActivity = _MODEL,
+        read_context: Callable[[Any], Any] | None = None,
+        key: Keys | None = None,
+        codec: Codec | None = None,
+        max_history: int = 10_000,
+    ) -> None:
+        check("agents", NAMES.needs("a mapping of agents by name is needed", is_a(Mapping)), agents)
+        check_count("max_history", max_history)
+        config = RunConfig() if run_config is None else check_run_config(run_config)
+        self._setups = []
+        for name, agent in agents.items():
+            check(f"agents[{name!r}]", NAMES.needs("an Agent is needed", is_a(Agent)), agent)
+            setup = AgentSetup(AgentGraph(agent), config, tools or {}, model, read_context, key, codec, max_history)
+            check_setup(setup)
+            register(name, setup)
+            self._setups.append(setup)
+        super().__init__(
+            "agentloop.AgentPlugin",
+            activities=[call_model, call_tool],
+            workflows=[AgentWorkflow],
+            workflow_failure_exception_types=[AgentLoopError],
+            run_context=self._open_models,
+        )
+
+    def configure_worker(self, config: WorkerConfig) -> WorkerConfig:
+        """Add the workflow and the activities, and let heartbeats through each second."""
+        interval = timedelta(seconds=HEARTBEAT_SECONDS)
+        config["max_heartbeat_throttle_interval"] = interval
+        config["default_heartbeat_throttle_interval"] = interval
+        return super().configure_worker(config)
+
+    @asynccontextmanager
+    async def _open_models(self) -> AsyncIterator[None]:
+        """Hold the models of all agents open while a worker runs, and log nothing twice."""
+        async with AsyncExitStack() as stack:
+            for name in _LOGGERS:
+                logging.getLogger(name).addFilter(_is_first_time)
+                stack.callback(logging.getLogger(name).removeFilter, _is_first_time)
+            providers = await stack.enter_async_context(Providers())
+            entered: set[int] = set()
+            for setup in self._setups:
+                setup.providers = providers
+                for model in [agent.model for agent in setup.graph.agents()] + [setup.config.model]:
+                    if isinstance(model, Model) and not model.is_open and id(model) not in entered:
+                        entered.add(id(model))
+                        await stack.enter_async_context(model)
+            yield

@@ -1,0 +1,260 @@
+"""`AgentWorkflow`, a workflow that runs one agent, and `run_agent` for workflows of the application's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Unpack
+
+import anyio._backends._asyncio  # noqa: F401 - else it is imported within a workflow
+import attrs
+from temporalio import workflow
+from temporalio.exceptions import ApplicationError
+
+from agentloop._storage.public_json import to_json
+from agentloop.config import RunConfig
+from agentloop.exceptions import StateError, UserError
+from agentloop.items import Item
+from agentloop.records import CancelRequested, Record, RunEnded
+from agentloop.results import RunResult
+from agentloop.run import ResumeOptions, Runner
+from agentloop.state import RunState
+from agentloop.temporal._effects import WorkflowEffects
+from agentloop.temporal._options import AgentSetup, find_setup
+from agentloop.temporal._substitutes import NamedModels, RecordList, observe_once
+
+
+@dataclass
+class AgentRunInput:
+    """The argument of an `AgentWorkflow`.
+
+    Attributes:
+        agent: The name under which the `AgentPlugin` of the worker has the agent.
+        input: The user's message.
+        context: A JSON value, from which the worker makes the application's object.
+        max_turns: As for `Runner.run`.
+        state: A stored run to continue, in place of *input*: set where a workflow continues as a new one.
+        pending_input: Messages not yet given to that run.
+    """
+
+    agent: str
+    input: str = ""
+    context: Any = None
+    max_turns: int | None = 10
+    state: str | None = None
+    pending_input: list[str] = field(default_factory=list)
+
+
+async def run_agent(
+    agent: str, input: str | Iterable[Item] | RunState, **options: Unpack[ResumeOptions[Any]]
+) -> RunResult[Any]:
+    """Run an agent in the current workflow, and return the result: `Runner.run` for workflows of your own.
+
+    Args:
+        agent: The name under which the worker's `AgentPlugin` has the agent.
+        input: As for `Runner.run`.
+        **options: As for `Runner.run`, but: `context` is a JSON value, from which the plugin's *read_context* makes the
+            application's object, once for the callbacks in the workflow and for each call of a tool in its activity;
+            `run_config` is the plugin's if not given; `session` isn't supported.
+
+    Cancellation: as for `Runner.run`; activities under way are cancelled and awaited.
+
+    Raises:
+        UserError: the worker has no such agent, or an option isn't supported in a workflow.
+        AgentLoopError: as for `Runner.run`. The plugin declares it a failure of the workflow.
+    """
+    setup = find_setup(agent)
+    if options.get("session") is not None:
+        raise UserError("session: not supported in a workflow, whose own history holds the run")
+    context = options.get("context")
+    options["run_config"] = _configure(agent, setup, options.get("run_config") or setup.config, context)
+    options["context"] = setup.restore_context(context)
+    return await Runner.run(setup.graph.root, input, **options)
+
+
+def _configure(
+    name: str, setup: AgentSetup, config: RunConfig, context: Any, before_model: Callable[[], None] = lambda: None
+) -> RunConfig:
+    if config.output_store is not None:
+        raise UserError("RunConfig.output_store: not supported in a workflow")
+    return attrs.evolve(
+        config,
+        effects=WorkflowEffects(name, setup, context, before_model),
+        model_provider=NamedModels(),
+        instruments=tuple(map(observe_once, config.instruments)),
+    )
+
+
+@workflow.defn(name="AgentRun", sandboxed=False)
+class AgentWorkflow:
+    """A workflow that runs one agent to its end.
+
+    It waits for the verdicts of calls that need approval, takes more input, cancels single calls, and continues as a
+    new workflow with the stored run when its history grows long. `AgentRunHandle` has these as methods.
+
+    Not sandboxed: its code is this library's, and the agents' objects must be those of the process. Callbacks of the
+    application that run in the workflow must be deterministic all the same.
+    """
+
+    @workflow.init
+    def __init__(self, given: AgentRunInput) -> None:
+        self._given = given
+        self._setup = find_setup(given.agent)
+        self._records: list[Record] = []
+        self._inputs: list[str] = list(given.pending_input)
+        self._verdicts: list[dict[str, Any]] = []
+        self._stream: Any = None
+        self._state: RunState | None = None
+        self._pausing = False
+
+    @workflow.run
+    async def run(self, given: AgentRunInput) -> dict[str, Any]:
+        """Run the agent and return how the run ended: its status, output, usage and error."""
+        setup, root = self._setup, self._setup.graph.root
+        config = _configure(given.agent, setup, setup.config, given.context, self._check_length)
+        config = attrs.evolve(config, instruments=(*config.instruments, RecordList(self._records)))
+        work: str | RunState = given.input
+        if given.state is not None:
+            work = RunState.from_string(root, given.state, key=setup.key, codec=setup.codec, converter=config.converter)
+            self._records.extend(work.records)
+        options: dict[str, Any] = {"context": setup.restore_context(given.context), "run_config": config}
+        if given.state is None:
+            options["max_turns"] = given.max_turns
+        while True:
+            result = await self._run_segment(work, options)
+            options.pop("max_turns", None)
+            state = result.to_state()
+            if result.status == "interrupted":
+                self._state = state
+                await workflow.wait_condition(lambda: bool(self._verdicts))
+                self._state = None
+                self._give_verdicts(state)
+            elif self._pausing:
+                # The run continues as after a crash: its log doesn't end here.
+                while isinstance(state.records[-1], RunEnded | CancelRequested):
+                    del state.records[-1]
+                state = RunState(root, state.records, context=state.context)
+            else:
+                return result.to_json(codec=setup.codec, converter=config.converter)
+            self._give_inputs(state)
+            self._pausing = False
+            self._records[:] = state.records
+            if self._is_long():
+                await self._continue_as_new(state)
+            work = state
+
+    async def _run_segment(self, work: str | RunState, options: dict[str, Any]) -> RunResult[Any]:
+        async with Runner.run_streamed(self._setup.graph.root, work, **options) as stream:
+            self._stream = stream
+            try:
+                async for _ in stream:
+                    pass
+            finally:
+                self._stream = None
+        return stream.result
+
+    def _is_long(self) -> bool:
+        info = workflow.info()
+        return info.is_continue_as_new_suggested() or info.get_current_history_length() > self._setup.max_history
+
+    def _check_length(self) -> None:
+        """Called before each model call: let the run pause after this turn if the history has grown long."""
+        if self._is_long():
+            self._pause()
+
+    def _pause(self) -> None:
+        if self._stream is not None:
+            self._pausing = True
+            self._stream.cancel("after_turn")
+
+    def _give_inputs(self, state: RunState) -> None:
+        if not self._inputs or state.interruptions:
+            return
+        for text in self._inputs:
+            state.add_input(text)
+        self._inputs.clear()
+
+    def _give_verdicts(self, state: RunState) -> None:
+        for verdict in self._verdicts:
+            approved, call_id = verdict.pop("approved"), verdict.pop("call_id")
+            try:
+                (state.approve if approved else state.reject)(call_id, **verdict)
+            except StateError as error:
+                workflow.logger.warning("a verdict on call %s was not taken: %s", call_id, error)
+        self._verdicts.clear()
+
+    async def _continue_as_new(self, state: RunState) -> None:
+        given = self._given
+        await workflow.wait_condition(workflow.all_handlers_finished)
+        text = self._store(state)
+        workflow.continue_as_new(
+            AgentRunInput(given.agent, given.input, given.context, given.max_turns, text, list(self._inputs))
+        )
+
+    # -- what others ask of it
+
+    @workflow.update
+    def give_verdict(self, verdict: dict[str, Any]) -> None:
+        """Take a verdict on a call that waits. Refused if none of that id does."""
+        self._take(verdict)
+
+    def _take(self, verdict: dict[str, Any]) -> None:
+        call_id, approved = verdict["call_id"], verdict["approved"]
+        if self._stream is not None:
+            more = {name: value for name, value in verdict.items() if name not in ("call_id", "approved")}
+            (self._stream.approve if approved else self._stream.reject)(call_id, **more)
+        else:
+            self._verdicts.append(dict(verdict))
+
+    @give_verdict.validator
+    def _check_verdict(self, verdict: dict[str, Any]) -> None:
+        if verdict["call_id"] not in [request.call.call_id for request in self._waiting()]:
+            raise ApplicationError(f"no call {verdict['call_id']!r} waits for a verdict", type="StateError")
+
+    @workflow.signal
+    def verdict(self, verdict: dict[str, Any]) -> None:
+        """Take a verdict like `give_verdict`, from a sender that doesn't wait for the answer."""
+        if verdict["call_id"] in [request.call.call_id for request in self._waiting()]:
+            self._take(verdict)
+
+    @workflow.update
+    def cancel_call(self, call_id: str, reason: str | None) -> bool:
+        """Cancel one call while the run continues. False if it has ended or is unknown."""
+        return self._stream is not None and self._stream.cancel_call(call_id, reason)
+
+    @workflow.signal
+    def add_input(self, text: str) -> None:
+        """Show the model a message of the user at the end of the turn that runs."""
+        self._inputs.append(text)
+        self._pause()
+
+    @workflow.query
+    def interruptions(self) -> list[dict[str, Any]]:
+        """Return the calls that wait for a verdict."""
+        return [
+            {"call_id": one.call.call_id, "tool": one.call.name, "arguments": one.call.arguments, "agent": one.agent}
+            for one in self._waiting()
+        ]
+
+    @workflow.query
+    def records_after(self, number: int) -> list[dict[str, Any]]:
+        """Return the records after the first *number*, as JSON."""
+        return [to_json(record) for record in self._records[number:]]
+
+    @workflow.query
+    def stored_state(self) -> str:
+        """Return the run as `RunState.to_string`, signed if the plugin has a key."""
+        state = RunState(self._setup.graph.root, list(self._records))
+        return self._store(state)
+
+    def _store(self, state: RunState) -> str:
+        setup = self._setup
+        # The context is made of the workflow's input again, so it isn't stored.
+        return state.to_string(
+            key=setup.key, codec=setup.codec, converter=setup.config.converter, context_serializer=lambda _: None
+        )
+
+    def _waiting(self) -> tuple[Any, ...]:
+        if self._stream is not None:
+            return tuple(self._stream.state.interruptions)
+        return () if self._state is None else self._state.interruptions

@@ -1,0 +1,173 @@
+"""The agents of these tests, and a worker of them as a program: `python -m temporal_engine.durable_agents ADDRESS`."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import anyio
+from temporalio.client import Client
+from temporalio.worker import Worker
+
+from agentloop import Agent, ToolContext, tool
+from agentloop.items import ToolOutput
+from agentloop.model_events import ModelRequest
+from agentloop.temporal import AgentPlugin, ToolActivity
+from agentloop.testing import FunctionModel, call, say
+
+NOTES = "NOTES"
+KILL_AT = "KILL_AT"
+"""The environment's names for the file of notes, and for the note at which a worker kills itself, once."""
+
+
+def note(text: str) -> None:
+    """Write a line that outlives the process; kill the process if it is asked to die here and nobody has yet."""
+    path = os.environ.get(NOTES)
+    if path is None:
+        return
+    with open(path, "a") as file:
+        file.write(f"{text}\n")
+        file.flush()
+        os.fsync(file.fileno())
+    if (point := os.environ.get(KILL_AT)) and text.startswith(point):
+        mark = Path(path + ".killed")
+        if not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def notes(path: Path) -> list[str]:
+    """Return the lines written so far."""
+    return path.read_text().splitlines() if path.exists() else []
+
+
+@tool(idempotent=True)
+async def look_up(ctx: ToolContext[Any], n: int) -> str:
+    """Look something up."""
+    note(f"look_up {n} {ctx.idempotency_key}")
+    await anyio.sleep(0.05)
+    return f"found {n}"
+
+
+@tool
+def count(n: int) -> int:
+    """Count, in a thread."""
+    note(f"count {n}")
+    return n + 1
+
+
+@tool(timeout=1.0)
+async def hang() -> str:
+    """Hang until the timeout."""
+    note("hang")
+    try:
+        await anyio.sleep_forever()
+    finally:
+        note("hang ended")
+    raise AssertionError
+
+
+@tool(needs_approval=True)
+async def pay(amount: int) -> str:
+    """Pay."""
+    note(f"pay {amount}")
+    return f"paid {amount}"
+
+
+@tool
+async def fail(n: int) -> str:
+    """Fail."""
+    raise ValueError(f"no {n}")
+
+
+@tool
+async def greet(ctx: ToolContext[Any]) -> str:
+    """Greet whom the context names."""
+    await ctx.report(1, 1, "done")
+    return f"hello {ctx.context['name']}"
+
+
+def scripted(*steps: Any) -> FunctionModel:
+    """Return a model that knows its place from the turn alone: any worker may be asked."""
+
+    def answer(request: ModelRequest) -> Any:
+        note(f"model {'/'.join(request.path)} {request.turn}")
+        step = steps[request.turn - 1]
+        return step(request) if callable(step) else step
+
+    return FunctionModel(answer)
+
+
+def sleeping(n: int) -> Agent[Any, Any]:
+    """Return an agent whose *n* calls end only by a cancellation."""
+
+    @tool
+    async def wait(n: int) -> str:
+        """Wait."""
+        note(f"wait {n}")
+        try:
+            await anyio.sleep_forever()
+        finally:
+            note(f"wait ended {n}")
+        raise AssertionError
+
+    calls = [call("wait", {"n": each}, call_id=f"w{each}") for each in range(n)]
+    return Agent("sleeping", model=scripted(calls, say("done")), tools=[wait])
+
+
+def talkative(turns: int) -> Agent[Any, Any]:
+    """Return an agent that needs *turns* turns of one call each."""
+    steps = [[call("look_up", {"n": n}, call_id=f"t{n}")] for n in range(turns)]
+    return Agent("talkative", model=scripted(*steps, say("done")), tools=[look_up])
+
+
+def agents() -> dict[str, Agent[Any, Any]]:
+    """Return new agents, by the names that runs are started with."""
+    inner = Agent(
+        "inner", model=scripted([call("look_up", {"n": 10}, call_id="i1")], say("inner done")), tools=[look_up]
+    )
+    steps = [
+        [
+            call("look_up", {"n": 1}, call_id="a1"),
+            call("count", {"n": 1}, call_id="a2"),
+            call("hang", {}, call_id="a3"),
+        ],
+        [call("fail", {"n": 3}, call_id="b1"), call("count", {"n": 2}, call_id="b2")],
+        [call("ask_inner", {"input": "x"}, call_id="c1"), call("pay", {"amount": 7}, call_id="c2")],
+        say("all done"),
+    ]
+    ask = inner.as_tool("ask_inner", "Ask.")
+    everything = Agent("everything", model=scripted(*steps), tools=[look_up, count, hang, pay, fail, ask])
+    greeter = Agent("greeter", model=scripted([call("greet", {}, call_id="g1")], _echo), tools=[greet])
+    payer = Agent("payer", model=scripted([call("pay", {"amount": 1}, call_id="p1")], say("paid")), tools=[pay])
+    return {
+        "everything": everything,
+        "greeter": greeter,
+        "payer": payer,
+        "sleeping": sleeping(3),
+        "talkative": talkative(6),
+    }
+
+
+def _echo(request: ModelRequest) -> Any:
+    outputs = [item.output for item in request.items if isinstance(item, ToolOutput)]
+    users = [item.text for item in request.items if type(item).__name__ == "UserMessage"]
+    return say(json.dumps([outputs, users]))
+
+
+async def work(address: str, queue: str) -> None:
+    """Run a worker until the process is killed. A lost one is missed soon."""
+    soon = timedelta(seconds=2)
+    lost = ToolActivity(heartbeat_timeout=soon)
+    known = {"everything": agents()["everything"]}
+    used = {tool.name: lost for tool in (look_up, count, hang, pay, fail)}
+    client = await Client.connect(address, plugins=[AgentPlugin(known, tools=used, model=lost)])
+    await Worker(client, task_queue=queue, sticky_queue_schedule_to_start_timeout=soon).run()
+
+
+if __name__ == "__main__":
+    asyncio.run(work(*sys.argv[1:]))

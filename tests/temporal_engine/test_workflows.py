@@ -1,0 +1,222 @@
+"""Runs as workflows of the engine's own server: their logs, verdicts, cancellations and continuations."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+pytest.importorskip("temporalio", reason="needs the extra temporal: nox -s tests-temporal")
+
+import anyio
+from temporal_engine.durable_agents import agents
+from temporalio.client import Client, WorkflowFailureError
+from temporalio.worker import Replayer, Worker
+
+from agentloop import Agent, RunConfig, Runner, RunState, UserError, tool
+from agentloop.exceptions import StateError
+from agentloop.temporal import AgentPlugin, AgentRunHandle, ToolActivity, start_run
+from agentloop.testing import normal
+
+pytestmark = [
+    pytest.mark.real_clock,
+    pytest.mark.timeout(120),
+    pytest.mark.backends("asyncio"),
+    pytest.mark.leaves_threads,
+]
+
+
+@asynccontextmanager
+async def worker(address: str, plugin: AgentPlugin) -> AsyncIterator[tuple[Client, str]]:
+    """Run a worker, on a queue of its own; give a client and the queue."""
+    client = await Client.connect(address, plugins=[plugin])
+    queue = f"queue-{uuid4().hex}"
+    async with Worker(client, task_queue=queue, graceful_shutdown_timeout=timedelta(seconds=5)):
+        yield client, queue
+
+
+async def start(client: Client, queue: str, agent: str, text: str = "go", **options: Any) -> AgentRunHandle:
+    """Start a run with an id of its own."""
+    run_id = f"{agent}-{uuid4().hex}"
+    return await start_run(
+        client, agent, text, id=run_id, task_queue=queue, execution_timeout=timedelta(seconds=60), **options
+    )
+
+
+async def waiting(handle: AgentRunHandle, count: int = 1) -> list[dict[str, Any]]:
+    """Return the calls that wait, once there are *count* of them."""
+    with anyio.fail_after(30):
+        while len(found := await handle.interruptions()) < count:  # noqa: ASYNC110 - it is another process
+            await anyio.sleep(0.05)
+    return found
+
+
+async def started(handle: AgentRunHandle, kind: str, count: int = 1) -> None:
+    """Wait until the run has *count* records of a kind."""
+    with anyio.fail_after(30):
+        seen = 0
+        async for record in handle.records(interval=0.05):
+            seen += type(record).__name__ == kind
+            if seen == count:
+                return
+    raise AssertionError(f"the run ended with {seen} of {kind}")
+
+
+async def logged(handle: AgentRunHandle, agent: Agent[Any, Any]) -> list[dict[str, Any]]:
+    """Return the normal form of the run's log."""
+    return normal(RunState.from_string(agent, await handle.stored_state()).records)
+
+
+def assert_equal_logs(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
+    """Compare record by record, so that a failure shows the first that differ."""
+    for ours, theirs in zip(found, expected, strict=False):
+        assert ours == theirs
+    assert len(found) == len(expected)
+
+
+async def replay_history(handle: AgentRunHandle, plugin: AgentPlugin) -> None:
+    """Have the engine check that the workflow's code does again what its history says."""
+    history = await handle.workflow.fetch_history()
+    result = await Replayer(workflows=[], plugins=[plugin]).replay_workflow(history, raise_on_replay_failure=False)
+    assert result.replay_failure is None
+
+
+@pytest.mark.scenario("DU-01", "DU-04")
+async def test_the_log_is_that_of_a_plain_run(address: str) -> None:
+    """Parallel, sync, timed-out, failing, approved and nested calls: the log has the normal form of a plain run's."""
+    plain = agents()["everything"]
+    first = await Runner.run(plain, "go")
+    state = first.to_state()
+    for request in state.interruptions:
+        state.approve(request, by="boss")
+    last = await Runner.run(plain, state)
+    plugin = AgentPlugin(agents())
+    async with worker(address, plugin) as (client, queue):
+        handle = await start(client, queue, "everything")
+        assert [(one["tool"], one["arguments"]) for one in await waiting(handle)] == [("pay", '{"amount": 7}')]
+        await started(handle, "RunEnded")  # before that the verdict would come within the turn
+        await handle.approve("c2", by="boss")
+        result = await handle.result()
+        assert (result.status, result.final_output) == ("completed", "all done")
+        ours = agents()["everything"]
+        assert_equal_logs(await logged(handle, ours), normal(last.records))
+        await replay_history(handle, plugin)
+
+
+@pytest.mark.scenario("DU-04")
+async def test_verdicts(address: str) -> None:
+    """An update is refused where nothing waits, and a rejection reaches the model; a signal works as well."""
+    async with worker(address, AgentPlugin(agents())) as (client, queue):
+        handle = await start(client, queue, "payer")
+        await waiting(handle)
+        with pytest.raises(StateError, match="no call 'other' waits"):
+            await handle.approve("other")
+        await handle.reject("p1", message="too much")
+        result = await handle.result()
+        assert [one["outcome"]["status"] for one in result.data["calls"]] == ["rejected"]
+        handle = await start(client, queue, "payer")
+        await waiting(handle)
+        await handle.workflow.signal("verdict", {"call_id": "p1", "approved": True})
+        assert [one["outcome"]["status"] for one in (await handle.result()).data["calls"]] == ["succeeded"]
+
+
+async def test_context_and_input(address: str) -> None:
+    """The context is made in each activity; input added at run time is shown after the turn."""
+    plugin = AgentPlugin(agents(), read_context=lambda data: {"name": data["name"].title()})
+    async with worker(address, plugin) as (client, queue):
+        handle = await start(client, queue, "greeter", context={"name": "ada"})
+        await handle.add_input("and bob")
+        outputs, users = json.loads((await handle.result()).final_output)
+        assert outputs == ["hello Ada"]
+        assert users in (["go"], ["go", "and bob"])  # it may come after the last turn
+
+
+@pytest.mark.scenario("DU-03")
+async def test_a_cancelled_workflow(address: str) -> None:
+    """Every body has ended when the workflow has, and no workflow task spins."""
+    async with worker(address, AgentPlugin(agents())) as (client, queue):
+        handle = await start(client, queue, "sleeping")
+        await started(handle, "CallStarted", 3)
+        with anyio.fail_after(30):
+            await handle.cancel()
+            with pytest.raises(WorkflowFailureError):
+                await handle.result()
+        ended = [record async for record in handle.records()][-1]
+        assert ended.status == "cancelled"
+        history = await handle.workflow.fetch_history()
+        assert len(history.events) < 60
+
+
+async def test_one_call_is_cancelled(address: str) -> None:
+    """The run goes on with the others."""
+    async with worker(address, AgentPlugin(agents())) as (client, queue):
+        handle = await start(client, queue, "sleeping")
+        await started(handle, "CallStarted", 3)
+        for each in range(3):
+            assert await handle.cancel_call(f"w{each}", "enough")
+        assert not await handle.cancel_call("none")
+        with anyio.fail_after(30):
+            result = await handle.result()
+        assert [one["outcome"]["status"] for one in result.data["calls"]] == ["cancelled"] * 3
+        assert result.final_output == "done"
+
+
+@pytest.mark.scenario("DU-05")
+async def test_a_long_history_continues_as_a_new_workflow(address: str) -> None:
+    """No activity is repeated, and the records of all executions are those of one run."""
+    plain = await Runner.run(agents()["talkative"], "go")
+    async with worker(address, AgentPlugin(agents(), max_history=30)) as (client, queue):
+        handle = await start(client, queue, "talkative")
+        result = await handle.result()
+        assert result.final_output == "done"
+        first = await client.get_workflow_handle(
+            handle.id, run_id=handle.workflow.first_execution_run_id
+        ).fetch_history()
+        assert first.events[-1].HasField("workflow_execution_continued_as_new_event_attributes")
+        found = await logged(handle, agents()["talkative"])
+        assert_equal_logs([one for one in found if one["kind"] != "RunResumed"], normal(plain.records))
+        starts = [one["call_id"] for one in found if one["kind"] == "CallStarted"]
+        assert starts == [f"t{n}" for n in range(6)]
+
+
+async def test_errors_of_runs_are_failures_of_the_workflow(address: str) -> None:
+    """Not of a workflow task, which would be tried for ever."""
+    async with worker(address, AgentPlugin(agents())) as (client, queue):
+        handle = await start(client, queue, "talkative", max_turns=1)
+        with anyio.fail_after(30), pytest.raises(WorkflowFailureError) as caught:
+            await handle.result()
+        assert "MaxTurnsExceeded" in repr(caught.value.cause) or "turns" in str(caught.value.cause)
+        handle = await start(client, queue, "nobody")
+        with anyio.fail_after(30), pytest.raises(WorkflowFailureError) as caught:
+            await handle.result()
+        assert "no agent 'nobody'" in str(caught.value.cause)
+
+
+def test_what_cannot_run_in_a_workflow() -> None:
+    """It is refused when the plugin is made, by a sentence with the names."""
+
+    @tool
+    def sync() -> str:
+        """Sync."""
+        return ""
+
+    class Source:
+        name = "source"
+
+        async def tools(self, ctx: object, agent: object) -> list[Any]:
+            return []
+
+    agent = Agent("a", model="local:x", tools=[sync])
+    with pytest.raises(UserError, match=r"'sync'.*async"):
+        AgentPlugin({"a": agent}, tools={"sync": ToolActivity(in_workflow=True)})
+    with pytest.raises(UserError, match="no agent has a tool 'other'"):
+        AgentPlugin({"a": agent}, tools={"other": ToolActivity()})
+    with pytest.raises(UserError, match="agent 'b': sources of tools"):
+        AgentPlugin({"b": Agent("b", model="local:x", toolsets=[Source()])})
+    with pytest.raises(UserError, match=r"RunConfig\.toolsets"):
+        AgentPlugin({"a": agent}, run_config=RunConfig(toolsets=[Source()]))
+    with pytest.raises(UserError, match="start_to_close"):
+        ToolActivity(start_to_close=timedelta(0))
