@@ -166,5 +166,8 @@ class _ActivityCall:
     def cancel_call(self, call_id: str, reason: str | None) -> bool:
         raise UserError("ToolContext.cancel_call works only in the workflow, not in an activity")
 
+    def search_tools(self, query: str, limit: int | None) -> list[dict[str, str]]:
+        raise AssertionError("a search for tools runs in the workflow")  # pragma: no cover
+
     def check_cancelled(self) -> None:
         anyio.from_thread.check_cancelled()

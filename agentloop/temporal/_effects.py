@@ -26,6 +26,7 @@ from agentloop.model_events import ModelResponse, ResponseDone
 from agentloop.temporal._activities import CALL_MODEL, CALL_TOOL
 from agentloop.temporal._options import AgentSetup, ToolActivity
 from agentloop.temporal._payloads import error_from_json, request_to_json, value_from_json
+from agentloop.tools import ToolSearch
 
 _AGAIN = RetryPolicy(initial_interval=timedelta(milliseconds=200), maximum_interval=timedelta(seconds=30))
 _ONCE = RetryPolicy(maximum_attempts=1)
@@ -77,9 +78,9 @@ class WorkflowEffects:
         context = effect.context
         name = f"{context.tool_namespace}.{effect.tool}" if context.tool_namespace else effect.tool
         options = self._setup.activity_of(name)
-        if effect.nested or options.in_workflow:
-            return await effect.do()
         tool = next(one for one in context.agent.functions if one.qualified_name == name)
+        if effect.nested or options.in_workflow or isinstance(tool.body, ToolSearch):
+            return await effect.do()
         asked = {
             "root": self._root,
             "agent": self._setup.graph.key(context.agent),
@@ -131,7 +132,7 @@ class WorkflowEffects:
                 raise cancelled
             return handle.result()
         except ActivityError as error:
-            if isinstance(error.cause, ApplicationError):
+            if isinstance(error.cause, ApplicationError) and error.cause.type != _SHUT_DOWN:
                 raise error.cause from None
             raise
         finally:
@@ -139,3 +140,5 @@ class WorkflowEffects:
 
 
 _NONE = Exception()
+_SHUT_DOWN = "WorkerShutdown"
+"""The type that the SDK gives the error of an activity that its worker ended when it was stopped."""

@@ -99,13 +99,16 @@ class AgentWorkflow:
     @workflow.init
     def __init__(self, given: AgentRunInput) -> None:
         self._given = given
-        self._setup = find_setup(given.agent)
         self._records: list[Record] = []
         self._inputs: list[str] = list(given.pending_input)
         self._verdicts: list[dict[str, Any]] = []
         self._stream: Any = None
         self._state: RunState | None = None
         self._pausing = False
+
+    @property
+    def _setup(self) -> AgentSetup:
+        return find_setup(self._given.agent)
 
     @workflow.run
     async def run(self, given: AgentRunInput) -> dict[str, Any]:

@@ -150,6 +150,22 @@ async def test_a_cancelled_workflow(address: str) -> None:
         assert len(history.events) < 60
 
 
+async def test_a_worker_that_stops_leaves_its_runs_to_the_next(address: str) -> None:
+    """Calls under way are cut with the worker and unknown; the run goes on in the next worker, to its end."""
+    lost = {"wait": ToolActivity(heartbeat_timeout=timedelta(seconds=2))}
+    plugin = AgentPlugin({"sleeping": agents()["sleeping"]}, tools=lost)
+    client = await Client.connect(address, plugins=[plugin])
+    queue = f"queue-{uuid4().hex}"
+    async with Worker(client, task_queue=queue):
+        handle = await start(client, queue, "sleeping")
+        await started(handle, "CallStarted", 3)
+    async with Worker(client, task_queue=queue):
+        with anyio.fail_after(60):
+            result = await handle.result()
+    assert {one["outcome"]["status"] for one in result.data["calls"]} == {"unknown"}
+    assert result.final_output == "done"
+
+
 async def test_one_call_is_cancelled(address: str) -> None:
     """The run goes on with the others."""
     async with worker(address, AgentPlugin(agents())) as (client, queue):
