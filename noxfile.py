@@ -440,6 +440,7 @@ LONG = {
     "eager": ["--backends", "asyncio-eager", "tests/runs"],
     "nursery": ["--backends", "asyncio", "--anyio-nursery", "tests/runs", "tests/sweeps"],
     "mcp": ["--backends", "asyncio,trio", "tests/mcp_servers/test_kill_points.py"],
+    "postgres": ["--backends", "asyncio", "tests/postgres_store/test_fleet.py"],
     "steps": ["--backends", "asyncio,trio-virtual", "--no-plain-calls", "tests/runs", "tests/sweeps"],
 }
 """The passes of pytest of the session `long`: the sweeps are run whole there."""
@@ -453,7 +454,7 @@ def long(session: nox.Session) -> None:
     `nox -s long -- uvloop scale` takes these parts.
     """
     python = (
-        _environment(session, interpreters()[0], "long", "-e", ".[test,local,mcp]", "pytest-repeat", "uvloop")
+        _environment(session, interpreters()[0], "long", "-e", ".[test-postgres,local,mcp]", "pytest-repeat", "uvloop")
         / "python"
     )
     passes = {name: ["-m", "pytest", "-q", "-p", "no:cacheprovider", *given] for name, given in LONG.items()}
@@ -462,7 +463,7 @@ def long(session: nox.Session) -> None:
     passes["scale"] = ["-m", "benchmarks.scale"]
     if unknown := set(session.posargs) - set(passes):
         session.error(f"no part {', '.join(sorted(unknown))}; there are {', '.join(passes)}")
-    environment = {"AGENTLOOP_SWEEP": "whole", "MCP_KILL_POINTS": "200"}
+    environment = {"AGENTLOOP_SWEEP": "whole", "MCP_KILL_POINTS": "200", "POSTGRES_FLEET": "whole"}
     failed = []
     for name in session.posargs or passes:
         session.log(name)
