@@ -53,6 +53,9 @@ class Stage:
         """Return a number that says nothing."""
         return 0
 
+    def reporting(self) -> None:
+        """Note nothing: no check reads these runs."""
+
     def cleaning(self, section: str, entered: int | None = None) -> contextlib.AbstractContextManager[None]:
         """Note nothing: no check reads these runs."""
         return contextlib.nullcontext()

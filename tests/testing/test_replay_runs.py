@@ -49,7 +49,15 @@ from agentloop.items import AssistantMessage, HostedToolCall, Image, UserMessage
 from agentloop.journal import FileJournal, MemoryJournal
 from agentloop.limits import Capacity, Rate
 from agentloop.policies import Deny
-from agentloop.records import CallSettled, CleanupCut, GuardrailSettled, ModelResponded, RunEnded
+from agentloop.records import (
+    CallSettled,
+    CancelRequested,
+    CleanupCut,
+    DeadlinePassed,
+    GuardrailSettled,
+    ModelResponded,
+    RunEnded,
+)
 from agentloop.sessions import MemorySession
 from agentloop.testing import FunctionModel, call, fail, respond, say
 from agentloop.testing.fixtures import VirtualClock
@@ -1291,3 +1299,54 @@ def test_source_that_was_waited_for_when_the_run_timed_out() -> None:
     agent = Agent("a", toolsets=[Slow()], model=scripted(say("done")))
     for one in comes_out_the_same(agent, config=RunConfig(timeout=0.02)):
         assert isinstance(one.error, RunTimeout)
+
+
+# ---------------------------------------------------------------------------------------------- ends of a busy loop
+
+
+async def _recorded(agent: Agent[Any, Any], **options: Any) -> list[Any]:
+    """Run *agent*, which fails, and return the records."""
+    kept = Records()
+    config = attrs.evolve(options.pop("run_config", RunConfig()), instruments=(kept,))
+    with pytest.raises(Exception, match=r"."):
+        await Runner.run(agent, "go", run_config=config, **options)
+    return kept.records
+
+
+def _replayed_equally(agent: Agent[Any, Any], records: list[Any], config: RunConfig) -> None:
+    for backend in BACKENDS:
+        replayed = replay(records, agent, run_config=config, backend=backend)
+        assert lines(replayed.records) == lines(records), backend
+
+
+def test_a_cancellation_and_a_deadline_that_a_busy_loop_notices_at_once() -> None:
+    """The log has the cancellation alone, and the run timed out: the deadline had passed before."""
+
+    async def think(request: Any) -> Any:
+        await anyio.sleep_forever()
+
+    agent: Agent[Any, Any] = Agent("a", model=FunctionModel(think))
+    config = RunConfig(timeout=0.01)
+    records = anyio.run(lambda: _recorded(agent, run_config=config))
+    [place] = [n for n, one in enumerate(records) if isinstance(one, DeadlinePassed)]
+    passed = records[place]
+    records[place] = CancelRequested(passed.path, passed.turn, passed.at)
+    _replayed_equally(agent, records, config)
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_cancellation_that_comes_while_a_failed_run_ends(saved: bool) -> None:
+    """The run had chosen its failure: the cancellation ended nothing, though the records follow one another closely."""
+
+    @tool(failure_error_function=None)
+    async def work() -> str:
+        """Work."""
+        raise ValueError("no")
+
+    agent: Agent[Any, Any] = Agent("a", tools=[work], model=FunctionModel(lambda _: call("work", call_id="c")))
+    session = {"session": MemorySession()} if saved else {}
+    records = anyio.run(lambda: _recorded(agent, **session))
+    place = next(n for n, one in enumerate(records) if isinstance(one, CallSettled)) + 1
+    before = records[place - 1]
+    records.insert(place, CancelRequested((), before.turn, before.at))
+    _replayed_equally(agent, records, RunConfig())

@@ -283,10 +283,22 @@ class ReplayLog:
         return isinstance(self.due, r.CancelRequested | r.DeadlinePassed) and not self.is_end_too_late()
 
     def is_end_too_late(self) -> bool:
-        """Tell whether the due record is of a cancellation of the run that had timed out already: it ended nothing."""
+        """Tell whether the due record is of a cancellation of the run that ended nothing.
+
+        The run had timed out already, or had failed: then only the last steps of its end follow.
+        """
         due = self.due
         if not isinstance(due, r.CancelRequested) or due.call_id is not None:
             return False
+        end = self.find(r.RunEnded, ())
+        if end is None or self.records[end].status != "failed":  # type: ignore[union-attr]  # as its kind says
+            return False
+        return self.ends_by_timeout() or all(
+            isinstance(one, r.SessionSaved | r.CleanupCut) for one in self.records[self.cursor + 1 : end]
+        )
+
+    def ends_by_timeout(self) -> bool:
+        """Tell whether the segment's run timed out."""
         end = self.find(r.RunEnded, ())
         error = None if end is None else self.records[end].error  # type: ignore[union-attr]  # as its kind says
         return error is not None and error.startswith("RunTimeout(")

@@ -246,8 +246,10 @@ class _SegmentReplay:
             self._cause_end()
             if effects.due is wanted:
                 effects.diverge(None, stuck(wanted, self.held()))
-        elif isinstance(wanted, r.VerdictGiven | r.InputAdded | r.GraphChanged) or effects.is_end_too_late():
+        elif isinstance(wanted, r.VerdictGiven | r.InputAdded | r.GraphChanged):
             effects.insert()
+        elif effects.is_end_too_late():
+            self._insert_late_end()
         elif isinstance(wanted, r.GuardrailSettled) and effects.release_next(
             lambda later: _judges_same_output(wanted, later)
         ):
@@ -405,6 +407,17 @@ class _SegmentReplay:
         elif live.settings.config.timeout is not None:
             live.scope.cancel()
             record_end(live)
+
+    def _insert_late_end(self) -> None:
+        """Append the due cancellation as it was recorded, and cause the deadline that had passed before it.
+
+        A busy loop may notice both at once. Then the log has the cancellation alone, and the run ends by its deadline.
+        """
+        live, timed_out = self.stream._live, self.effects.ends_by_timeout()
+        live.cancel_recorded = True
+        self.effects.insert()
+        if timed_out and not live.deadline_recorded:
+            live.scope.cancel()
 
     def _expire_waiting(self) -> None:
         """Settle the calls that the due records show to have waited too long, before their owners do anything else."""
