@@ -225,11 +225,12 @@ def drop_repeats(
         if not isinstance(item, _CALLS):
             kept.append(item)
             continue
-        earlier = fresh.get(item.call_id) or known(item.call_id)
+        call_id = item.call_id
+        earlier = fresh.get(call_id) or known(call_id)
         if earlier is None:
             kept.append(item)
-            if item.call_id:
-                fresh[item.call_id] = item
+            if call_id:
+                fresh[call_id] = item
             continue
         if conflict is None and not same_invocation(earlier, item, limits):
             conflict = item
@@ -240,6 +241,7 @@ def drop_repeats(
 
 _DEFAULT_LIMITS = JsonLimits()
 _CALLS = (ToolCall, HandoffCall)
+_NEVER: tuple[object, int] = (None, 0)
 _MAY_HOLD_SECRETS = OF_CALLS | {r.RunEnded}
 
 
@@ -552,13 +554,13 @@ class RunFold:
 
     def apply(self, record: r.Record) -> r.Record:
         """Append *record* and fold it, in one synchronous step. Return it as appended: with its `secret` flags set."""
-        kind = type(record)
-        if not self.holds_secrets and kind in _MAY_BRING_SECRETS:
-            self.holds_secrets = bool(_MAY_BRING_SECRETS[kind](record))
+        kind, path = type(record), record.path
+        if not self.holds_secrets and (brings_secrets := _MAY_BRING_SECRETS.get(kind)) is not None:
+            self.holds_secrets = bool(brings_secrets(record))
         if self.holds_secrets and kind in _MAY_HOLD_SECRETS:
             record = self._set_secret(record)
         self.records.append(record)
-        is_nested = len(record.path) > len(self.path)
+        is_nested = len(path) > len(self.path) if path else False
         target = self._find_nested(record) if is_nested else self
         fold = _FOLDS.get(kind)
         if fold is not None:
@@ -677,21 +679,22 @@ class RunFold:
         self.meter.add(response.usage)
         self.responses.append(response)
         kept, self.conflict = drop_repeats(response.items, self._find_call, self.limits)
+        batch = self.batch
         for item in kept:
             if not isinstance(item, _CALLS):
                 continue
-            if not item.call_id:
+            call_id = item.call_id
+            if not call_id:
                 self.call_without_id = self.call_without_id or item
             elif isinstance(item, ToolCall):
-                state = CallState(item, record.turn, len(self.batch))
-                self.calls[item.call_id] = state
-                self.batch.append(state)
+                state = self.calls[call_id] = CallState(item, record.turn, len(batch))
+                batch.append(state)
             else:
-                self.handoffs[item.call_id] = item
+                self.handoffs[call_id] = item
                 self.handoffs_due.append(item)
         self.response = kept
-        self.batch_open = bool(self.batch)
-        if self.batch or self.handoffs_due:
+        self.batch_open = bool(batch)
+        if batch or self.handoffs_due:
             self.only_repeats = 0
         elif response.paused:
             self.only_repeats = 0
@@ -792,25 +795,25 @@ class RunFold:
     def _call_settled(self, record: r.CallSettled) -> None:
         if not self.input_accepted:
             self._accept()
-        call = self.calls[record.call_id]
-        call.tool, call.outcome, call.cut = record.tool, record.outcome, None
+        call, tool, outcome = self.calls[record.call_id], record.tool, record.outcome
+        made, output = call.call, outcome.output
+        call.tool, call.outcome, call.cut = tool, outcome, None
         if call.index < self.released and not call.released:
             self.released_late = self.released_late or deque()
             self.released_late.append(call)
-        if record.outcome.found is not None:
+        if outcome.found is not None:
             self.searches = True
-        cut = record.outcome.cancelled_by in FROM_ABOVE
-        if record.error is not None and record.outcome.output is None and not cut:
+        cut = outcome.cancelled_by is not None and outcome.cancelled_by in FROM_ABOVE
+        if record.error is not None and output is None and not cut:
             self.failures.append(record)
-        kept = not isinstance(record.outcome.output, WithheldText)  # an output stored as a digest can't be an answer
-        if record.receipt is not None and record.outcome.status == "succeeded" and kept:
-            self.receipts.setdefault(record.receipt, record.call_id)
-        if call.call.name not in self.settled_tools and call.call.kind != "approval":
-            self.settled_tools |= {call.call.name}
+        if record.receipt is not None and outcome.status == "succeeded" and not isinstance(output, WithheldText):
+            self.receipts.setdefault(record.receipt, record.call_id)  # one stored as a digest can't be an answer
+        if made.name not in self.settled_tools and made.kind != "approval":
+            self.settled_tools |= {made.name}
         if not cut:  # else the call is due again if the run is resumed, so this output is no repeat
-            key = (record.tool, call.call.arguments)
-            last, count = self.repeats.get(key, (None, 0))
-            self.repeats[key] = (record.outcome.output, count + 1 if last == record.outcome.output else 1)
+            key = (tool, made.arguments)
+            last, count = self.repeats.get(key, _NEVER)
+            self.repeats[key] = (output, count + 1 if last == output else 1)
         self._release()
 
     def _release(self) -> None:
@@ -823,8 +826,9 @@ class RunFold:
         self.just_released = released
         while self.released_late:
             self._release_call(self.released_late.popleft(), released)
-        while self.released < len(self.batch):
-            call = self.batch[self.released]
+        batch = self.batch
+        while self.released < len(batch):
+            call = batch[self.released]
             if not call.released:
                 if call.outcome is not None:
                     self._release_call(call, released)
@@ -835,9 +839,9 @@ class RunFold:
     def _release_call(self, call: CallState, released: list[ToolOutput]) -> None:
         call.released = True
         outcome = call.outcome
-        if outcome is not None and outcome.output is not None:
+        if outcome is not None and (text := outcome.output) is not None:
             made, failed = call.call, outcome.status not in SUCCESSES
-            output = ToolOutput(made.call_id, outcome.output, kind=made.kind, is_error=failed, secret=outcome.secret)
+            output = ToolOutput(made.call_id, text, kind=made.kind, is_error=failed, secret=outcome.secret)
             call.item = output
             self.new_items.append(output)
             released.append(output)

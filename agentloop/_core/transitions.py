@@ -118,9 +118,10 @@ def check_next(root: RunFold, record: r.Record) -> None:
             return
         fold = found
     phase = run_phase(fold)
-    if phase not in OF_RUNS[kind]:
-        raise ValueError(_WRONG_RUN_PHASE[phase])
-    check = _CHECKS.get(kind)
+    try:
+        check = _NEXT[phase][kind]
+    except KeyError:
+        raise ValueError(_WRONG_RUN_PHASE[phase]) from None
     if check is not None:
         check(fold, record)
 
@@ -131,8 +132,9 @@ def _check_turn(fold: RunFold, record: r.TurnStarted) -> None:
 
 
 def _check_batch(fold: RunFold, _record: r.BatchEnded) -> None:
-    if not all(call.released for call in fold.batch):
-        raise ValueError("not all calls of the batch have been released")
+    for call in fold.batch:
+        if not call.released:
+            raise ValueError("not all calls of the batch have been released")
 
 
 def _check_handoff(fold: RunFold, record: r.HandedOff) -> None:
@@ -194,3 +196,11 @@ _CHECKS: dict[type, Callable[[RunFold, Any], object]] = {
     r.HandedOff: _check_handoff,
 }
 """By kind: what a record must fit besides the phase of its run."""
+
+_NEXT: dict[RunPhase, dict[type, Callable[[RunFold, Any], object] | None]] = {
+    phase: {kind: _CHECKS.get(kind) for kind, phases in OF_RUNS.items() if phase in phases}
+    for phase in _WRONG_RUN_PHASE
+}
+"""`OF_RUNS` and `_CHECKS` as an index: by phase, the kinds that may come next with what they must fit besides. It is
+asked for each record of a stored log.
+"""

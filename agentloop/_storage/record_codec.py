@@ -1,8 +1,9 @@
 """The codec of records: to JSON and back, for a run's state and its journal.
 
-A record is an object with its kind under `kind`; fields at their default are left out. Only the classes of the table
-here are ever built. Values of the application (outputs, answers, infos) go through `agentloop._storage.value_codec`.
-Does not know about runs, files or keys.
+A record is an object with its kind under `kind`, then its fields in the order of their declaration, mappings of the
+application sorted by their keys; fields at their default are left out. So equal records have equal lines. Only the
+classes of the table here are ever built. Values of the application (outputs, answers, infos) go through
+`agentloop._storage.value_codec`. Does not know about runs, files or keys.
 """
 
 from __future__ import annotations
@@ -157,13 +158,13 @@ def record_from_json(data: Mapping[str, Any], *, path: str = "$", secrets: Secre
 
 
 def record_to_line(record: r.Record, secrets: Secrets | None = None) -> ObjectLine:
-    """Return `record_to_json` of *record* as canonical JSON text.
+    """Return `record_to_json` of *record* as canonical JSON text, its kind first.
 
     Raises:
         UserTypeError: if *record* is no record.
     """
     line = plain_line(record)
-    return ObjectLine(encode(record_to_json(record, secrets)) if line is None else line)
+    return ObjectLine(encode(record_to_json(record, secrets), None) if line is None else line)
 
 
 def record_from_line(line: bytes, *, path: str = "$", secrets: Secrets | None = None) -> r.Record:

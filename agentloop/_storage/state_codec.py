@@ -19,7 +19,7 @@ from agentloop import records as r
 from agentloop._common.errors import JournalError, StateError, UserTypeError
 from agentloop._schema.conversion import each_fault, structure
 from agentloop._storage.json_bytes import ObjectLine
-from agentloop._storage.plain_records import read_plain_line
+from agentloop._storage.plain_records import read_plain_line, read_plain_state
 from agentloop._storage.record_codec import (
     SCHEMA_VERSION,
     decode,
@@ -133,11 +133,27 @@ def _join(parts: Mapping[str, bytes]) -> bytes:
     return b"{%b}" % b",".join([b'"%b":%b' % (name.encode(), parts[name]) for name in sorted(parts)])
 
 
+@attrs.frozen
+class _ReadRecords:
+    """Records in place of their JSON values: no caller's data holds one."""
+
+    records: list[r.Record]
+
+
 def text_to_data(text: str) -> Any:
-    """Return the JSON values of a state's text. Its records are left as text, unless the text isn't canonical."""
+    """Return the JSON values of a state's text. Its records are read already if all are plain, and left as text if some
+    are, unless the text isn't canonical.
+
+    A text of plain records is read in one pass. Finding where the records lie first costs a fifth of reading them.
+    """
     if not isinstance(text, str):
         raise UserTypeError(f"text: a state's text is needed, not {type(text).__name__}")
     whole = text.encode("utf-8", "surrogatepass")
+    state = read_plain_state(whole)
+    if state is not None and state.schema == SCHEMA_VERSION:
+        head = {"graph": state.graph, "library": state.library, "context": state.context}
+        values = {name: decode(bytes(part)) for name, part in head.items() if part}
+        return {**values, "schema": state.schema, "records": _ReadRecords(state.records)}
     try:
         parts = {name: bytes(part) for name, part in _split(whole).items()}
     except (ValueError, RecursionError):
@@ -174,6 +190,8 @@ def state_from_json(
 
 
 def _read_records(records: object, secrets: Secrets) -> list[r.Record]:
+    if isinstance(records, _ReadRecords):
+        return records.records
     if isinstance(records, msgspec.Raw):
         return records_from_array(bytes(records), path="$.records", secrets=secrets)
     return records_from_list(records, path="$.records", secrets=secrets)

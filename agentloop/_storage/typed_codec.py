@@ -24,6 +24,8 @@ from agentloop._storage.withholding import Secrets, hide_arguments, reveal_argum
 
 MOST_FAULTS = 3
 _HEX = re.compile(r"-?0x[0-9a-f]+")
+_ALWAYS: Any = object()
+"""In place of a default: the field is always written."""
 _FLOATS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 Context: TypeAlias = Secrets | None
@@ -231,18 +233,14 @@ def object_of(cls: type, forms: Mapping[str, TypedCodec]) -> TypedCodec:
     defaults = _defaults_of(cls)
     fields = [name for name in field_names(cls) or () if name in forms]
     left_out = {name: value for name, value in defaults.items() if name not in _find_stored_defaults(cls)}
-    always = tuple((name, forms[name].write) for name in fields if name not in left_out)
-    unless_default = tuple((name, left_out[name], forms[name].write) for name in fields if name in left_out)
+    writers = tuple((name, left_out.get(name, _ALWAYS), forms[name].write) for name in fields)
     readers = {name: forms[name].read for name in fields}
     plain = {name: forms[name].plain for name in fields}
     required = tuple(name for name in fields if name not in defaults)
 
     def write(value: Any, context: Context) -> dict[str, Any]:
         written = {}
-        for name, writer in always:
-            member = getattr(value, name)
-            written[name] = member if writer is None else writer(member, context)
-        for name, default, writer in unless_default:
+        for name, default, writer in writers:
             member = getattr(value, name)
             if member is default or (default is not None and type(member) is type(default) and member == default):
                 continue

@@ -182,7 +182,7 @@ class _Writing:
             if type(key) is not str or key[:1] == "$":
                 return self._pairs(value, depth)
             written[key] = write(member, depth)
-        return written
+        return _sort(written)
 
     def _pairs(self, value: dict[Any, Any], depth: int) -> dict[str, Any]:
         """Write a mapping with keys that JSON can't hold unchanged; of equal keys the last one is written."""
@@ -191,7 +191,7 @@ class _Writing:
             written = self._key(key, depth)
             pairs[_make_hashable(read_value(written, None))] = [written, self.write(member, depth)]
         if all(isinstance(key, str) and key[:1] != "$" for key, _ in pairs.values()):  # dates, members of an enum …
-            return dict(pairs.values())
+            return _sort(dict(pairs.values()))
         return {"$map": list(pairs.values())}
 
     def _key(self, key: Any, depth: int) -> Any:
@@ -244,6 +244,11 @@ def _write_simple(value: Any) -> Any:
     if isinstance(value, _TEXTUAL):
         return str(value)
     return _NOT_SIMPLE
+
+
+def _sort(written: dict[str, Any]) -> dict[str, Any]:
+    """Return a mapping of the application with its keys sorted, so that equal ones have equal texts."""
+    return {key: written[key] for key in sorted(written)} if len(written) > 1 else written
 
 
 def _fields_of(value: Any) -> dict[str, Any] | None:

@@ -1,6 +1,7 @@
 """Records that msgspec stores alone: the same bytes and equal records as by `record_codec`, or left to it."""
 
 import copy
+import json
 import math
 from typing import Any
 
@@ -23,6 +24,7 @@ from agentloop._storage.record_codec import (
     records_from_array,
     records_to_array,
 )
+from agentloop._storage.state_codec import Stored, state_from_json, state_to_string, text_to_data
 from agentloop._storage.withholding import DIGESTS
 from agentloop.model_events import ModelResponse
 from agentloop.outcomes import CallOutcome
@@ -63,15 +65,20 @@ UNUSUAL: list[r.Record] = [
 ]
 
 
+def line_of(record: r.Record) -> bytes:
+    """Return what the codec alone writes."""
+    return encode(record_to_json(record), None)
+
+
 @given(st.lists(RECORDS, max_size=3))
 def test_what_is_stored_plainly_is_what_the_codec_stores(records: list[r.Record]) -> None:
     """Bytes are the same, whichever way they were made; records read from them are equal."""
     for record in records:
-        line = encode(record_to_json(record))
+        line = line_of(record)
         assert plain_line(record) in (None, line)
         assert record_to_line(record) == line
         assert read_plain_line(line) in (None, record_from_json(decode(line)))
-        assert encode(record_to_json(record_from_line(line))) == line
+        assert line_of(record_from_line(line)) == line
     array = b"[%b]" % b",".join([record_to_line(record) for record in records])
     assert plain_lines(records) in (None, array)
     assert records_to_array(records, DIGESTS) == array
@@ -82,7 +89,7 @@ def test_what_is_stored_plainly_is_what_the_codec_stores(records: list[r.Record]
 @pytest.mark.parametrize("record", PLAIN, ids=lambda record: type(record).__name__)
 def test_usual_records_are_plain(record: r.Record) -> None:
     """A record without secrets and values of the application never needs the codec, there and back."""
-    line = encode(record_to_json(record))
+    line = line_of(record)
     assert plain_line(record) == line
     assert read_plain_line(line) == record
     assert read_plain_lines(b"[%b,%b]" % (line, line)) == [record, record]
@@ -91,7 +98,7 @@ def test_usual_records_are_plain(record: r.Record) -> None:
 @pytest.mark.parametrize("record", UNUSUAL, ids=repr)
 def test_unusual_records_are_left_to_the_codec(record: r.Record) -> None:
     """Among others that are plain, too."""
-    line = encode(record_to_json(record))
+    line = line_of(record)
     assert (plain_line(record), read_plain_line(line)) == (None, None)
     array = records_to_array([STARTED, record], DIGESTS)
     assert array == b"[%b,%b]" % (record_to_line(STARTED), line)
@@ -102,7 +109,7 @@ def test_unusual_records_are_left_to_the_codec(record: r.Record) -> None:
 def _altered(change: Any, record: r.Record = SETTLED) -> bytes:
     data = copy.deepcopy(record_to_json(record))
     change(data)
-    return encode(data)
+    return encode(data, None)
 
 
 @pytest.mark.parametrize(
@@ -127,3 +134,46 @@ def test_what_no_record_writes_is_refused_by_the_codec(line: bytes) -> None:
         record_from_line(line)
     with pytest.raises(StateError, match="Malformed"):
         records_from_array(b"[%b]" % line, path="$.records", secrets=DIGESTS)
+
+
+def _state_of(records: list[r.Record], context: Any = None) -> str:
+    stored = Stored(tuple(records), context, {"agents": {"a": {}}})
+    return state_to_string(stored, context_serializer=None, strict_context=True, codec=None, converter=None, key=None)
+
+
+def _read_state(data: Any) -> Stored:
+    return state_from_json(
+        data, context=None, context_deserializer=None, context_type=None, key=None, codec=None, converter=None
+    )
+
+
+@pytest.mark.parametrize("records", [PLAIN, [STARTED, UNUSUAL[0]], []], ids=["plain", "one unusual", "none"])
+@pytest.mark.parametrize("context", [None, {"b": 1, "a": [2]}], ids=["without context", "with context"])
+def test_a_state_is_read_alike_from_its_text_and_from_its_values(records: list[r.Record], context: Any) -> None:
+    """In one pass, with its records as text, from values parsed before, and with keys in another order."""
+    text = _state_of(records, context)
+    read = _read_state(text_to_data(text))
+    assert (read.context, read.graph) == (context, {"agents": {"a": {}}})
+    assert _state_of(list(read.records), read.context) == text
+    assert _read_state(json.loads(text)) == read
+    assert _read_state(text_to_data(json.dumps(json.loads(text), sort_keys=True))) == read
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('"schema":"2"', '"schema":"2","schema":"2"', "a key stands twice"),
+        ('"agents":{"a":{}}', '"agents":{"a":{},"a":{}}', "a key stands twice"),
+        ('"value":{"x":1}', '"value":{"x":1,"x":1}', "a key stands twice"),
+        ('"turn":1', '"turn":1,"turn":1', "a key stands twice"),
+        ('"schema":"2"', '"schema":"3"', "Unknown schema version 3"),
+        ('"schema":"2"', '"schema":"2","seal":"x"', "sealed"),
+        ('"schema":"2"', '"schema":"2","more":1', "1 unknown fields"),
+    ],
+)
+def test_a_damaged_text_of_a_state_is_refused(old: str, new: str, message: str) -> None:
+    """Whether its records are plain or not."""
+    text = _state_of([SETTLED], {"x": 1})
+    assert old in text
+    with pytest.raises(StateError, match=message):
+        _read_state(text_to_data(text.replace(old, new, 1)))

@@ -800,7 +800,7 @@ def test_a_run_that_crashed_and_went_on() -> None:
     assert replayed.result is not None
     assert replayed.result.final_output == "done"
     assert sum(isinstance(one, RunEnded) and not one.path for one in replayed.records) == 1
-    assert [encode(record_to_json(one)) for one in replayed.records] == anyio.run(journal.read)[1:]
+    assert [encode(record_to_json(one), None) for one in replayed.records] == anyio.run(journal.read)[1:]
 
 
 def test_a_journal_with_a_torn_tail_is_replayed_as_far_as_it_goes(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def two_turns(**fields: Any) -> Agent[Any, Any]:
 
 def lines_of(records: Sequence[Any]) -> list[bytes]:
     """Return records in the form they have in a journal."""
-    return [encode(record_to_json(record)) for record in records]
+    return [encode(record_to_json(record), None) for record in records]
 
 
 def kinds(lines: Sequence[bytes]) -> list[str]:
