@@ -14,7 +14,7 @@ from agentloop._engine.finish import FinishedRun, save
 from agentloop._engine.run_guardrails import judge_final_output
 from agentloop._engine.run_result import run_data_of
 from agentloop._engine.runtime.backend import checkpoint_if_cancelled
-from agentloop._engine.runtime.callbacks import call_user, resolve
+from agentloop._engine.runtime.callbacks import call_user, find_hook, resolve
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.config import ErrorHandlerData, ErrorHandlerResult
 from agentloop.exceptions import AgentLoopError, MaxTurnsExceeded, ModelBehaviorError, UserTypeError
@@ -76,10 +76,11 @@ async def _check_output(run: LiveRun, output: Any, made_by: str | None = None) -
     Exception the session is saved first.
     """
     agent = run.agent
-    if agent.hooks is not None:
-        await resolve(agent.hooks.on_end(run.context, agent, output))
-    if run.settings.hooks is not None:
-        await resolve(run.settings.hooks.on_agent_end(run.context, agent, output))
+    if agent.hooks is not None and (hook := find_hook(agent.hooks, "on_end")) is not None:
+        await resolve(hook(run.context, agent, output))
+    hooks = run.settings.hooks
+    if hooks is not None and (hook := find_hook(hooks, "on_agent_end")) is not None:
+        await resolve(hook(run.context, agent, output))
     if run.settings.config.output_guardrails or agent.output_guardrails:
         await _judge(run, output, made_by)
     if run.may_be_cancelled():

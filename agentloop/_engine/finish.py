@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
@@ -22,13 +22,17 @@ from agentloop._engine.runtime.backend import (
     checkpoint_if_cancelled,
     wait_out_cancellations,
 )
-from agentloop._engine.runtime.callbacks import resolve
+from agentloop._engine.runtime.callbacks import find_hook, resolve
 from agentloop._engine.runtime.cancel_source import record_end
 from agentloop._engine.runtime.live_run import LiveRun
+from agentloop.context import Callback
 from agentloop.exceptions import RunTimeout
-from agentloop.hooks import RunHooks, RunOutcome
+from agentloop.hooks import RunOutcome
 from agentloop.items import AssistantMessage, Item, Reasoning
 from agentloop.records import RunEnded, RunStatus
+
+if TYPE_CHECKING:
+    from agentloop._engine.runtime.journal_writer import JournalWriter
 
 GOES_ON = ("interrupted", "cancelled", "stopped")
 
@@ -124,8 +128,9 @@ async def finish_segment(run: LiveRun, ended: FinishedRun) -> BaseException | No
     errors += await run.resources.close(run.cleanup, run.cut)
     if errors:
         ended = _fail(ended, errors)
-    if run.settings.hooks is not None and run.parent is None:
-        await _collect_error(errors, partial(_call_run_end_hook, run, run.settings.hooks, ended))
+    hooks = run.settings.hooks
+    if hooks is not None and run.parent is None and (hook := find_hook(hooks, "on_run_end")) is not None:
+        await _collect_error(errors, partial(_call_run_end_hook, run, hook, ended))
         if errors:
             ended = _fail(ended, errors)
     broken = run.tree.log.instrument_error if run.parent is None else None
@@ -153,10 +158,9 @@ async def finish_segment(run: LiveRun, ended: FinishedRun) -> BaseException | No
         )
     run.stopped_by = None  # its traceback holds frames that hold the run
     if journal is not None and run.parent is None:
-        with anyio.CancelScope(shield=True):  # the writer has deadlines of its own
-            written = await capture(partial(wait_out_cancellations, journal.durable))
-            if written.error is not None:
-                failed = _choose_graver(failed, written.error)
+        unwritten = journal.error if journal.immediate else await _join_writer(journal)
+        if unwritten is not None:
+            failed = _choose_graver(failed, unwritten)
     late = run.tree.log.instrument_error if broken is None and run.parent is None else None
     if late is not None:  # an instrument has broken at the last record
         failed = _choose_graver(failed, late)
@@ -164,6 +168,14 @@ async def finish_segment(run: LiveRun, ended: FinishedRun) -> BaseException | No
         for other in others:
             failed.add_note(f"also failed: {other}")
     return failed
+
+
+async def _join_writer(journal: JournalWriter) -> BaseException | None:
+    """Wait until *journal* holds all records, and return the error if it never will."""
+    error: BaseException | None = None
+    with anyio.CancelScope(shield=True):  # the writer has deadlines of its own
+        error = (await capture(partial(wait_out_cancellations, journal.durable))).error
+    return error
 
 
 def _bound_cleanup(run: LiveRun, ended: FinishedRun) -> None:
@@ -211,11 +223,11 @@ def _choose_graver(failed: BaseException | None, other: BaseException) -> BaseEx
     return failed
 
 
-async def _call_run_end_hook(run: LiveRun, hooks: RunHooks, ended: FinishedRun) -> None:
+async def _call_run_end_hook(run: LiveRun, hook: Callback, ended: FinishedRun) -> None:
     error = None if ended.status == "cancelled" else ended.error
     outcome = RunOutcome(status=ended.status, final_output=ended.output, error=error)
     with run.cleanup.section(on_cut=lambda: run.cut("on_run_end")):
-        await resolve(hooks.on_run_end(run.context, outcome))
+        await resolve(hook(run.context, outcome))
 
 
 async def _collect_error(errors: list[BaseException], work: Callable[[], Awaitable[None]]) -> None:

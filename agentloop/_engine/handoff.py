@@ -12,7 +12,7 @@ from agentloop._core.handoff_history import DEFAULT_WRAPPER, nest_history
 from agentloop._core.machine import Transfer
 from agentloop._core.run_fold import handoff_outputs
 from agentloop._core.turn_view import TurnView
-from agentloop._engine.runtime.callbacks import call_user, resolve
+from agentloop._engine.runtime.callbacks import call_user, find_hook, resolve
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.exceptions import UserError, UserTypeError
 from agentloop.handoffs import Handoff, HandoffInputData
@@ -64,10 +64,10 @@ async def transfer(run: LiveRun, view: TurnView, action: Transfer) -> None:
 
 async def begin_agent(run: LiveRun) -> None:
     """Call the start hooks of the run's agent: once per activation."""
-    if run.settings.hooks is not None:
-        await resolve(run.settings.hooks.on_agent_start(run.context, run.agent))
-    if run.agent.hooks is not None:
-        await resolve(run.agent.hooks.on_start(run.context, run.agent))
+    if (hook := find_hook(run.settings.hooks, "on_agent_start")) is not None:
+        await resolve(hook(run.context, run.agent))
+    if (hook := find_hook(run.agent.hooks, "on_start")) is not None:
+        await resolve(hook(run.context, run.agent))
 
 
 async def _call_on_handoff(run: LiveRun, handoff: Handoff, arguments: str, call_id: str) -> None:

@@ -67,6 +67,7 @@ from agentloop._engine.runtime.backend import (
     own_task_and_count,
     raise_native_cancel,
 )
+from agentloop._engine.runtime.callbacks import find_hook
 from agentloop._engine.runtime.live_run import LiveEffects, LiveRun, new_id
 from agentloop._engine.turn_calls import plan_turn, settle
 from agentloop.effects import NewId
@@ -346,7 +347,10 @@ async def _begin(run: LiveRun, given: tuple[Item, ...], max_turns: int | None, t
             started = started.replace(input=own, shown=shown)
     finally:
         run.append(started)  # the first record, also if loading the session fails
-    if run.settings.hooks is not None or run.agent.hooks is not None:
+    hooks, agent_hooks = run.settings.hooks, run.agent.hooks
+    if (hooks is not None and find_hook(hooks, "on_agent_start")) or (
+        agent_hooks is not None and find_hook(agent_hooks, "on_start")
+    ):
         from agentloop._engine.handoff import begin_agent
 
         await checkpoint_if_cancelled()

@@ -24,7 +24,7 @@ from agentloop._common.error_text import error_summary
 from agentloop._core.call_identity import find_tool
 from agentloop._core.turn_view import TurnView
 from agentloop._engine.runtime.backend import cancelled_types, checkpoint_if_cancelled
-from agentloop._engine.runtime.callbacks import call_user, resolve
+from agentloop._engine.runtime.callbacks import call_user, find_hook, resolve
 from agentloop._engine.runtime.cancel_source import record_end
 from agentloop._engine.runtime.interrupts import interruptible
 from agentloop._engine.runtime.live_run import LiveEffects, LiveRun, seconds_to_deadline
@@ -69,8 +69,8 @@ async def call_model(run: LiveRun, view: TurnView, *, checked: bool = False) -> 
         checked = False
     run.context.turn_input = request.items
     for hooks in (run.settings.hooks, run.agent.hooks):
-        if hooks is not None:
-            await resolve(hooks.on_llm_start(run.context, run.agent, request.system, request.items))
+        if hooks is not None and (hook := find_hook(hooks, "on_llm_start")) is not None:
+            await resolve(hook(run.context, run.agent, request.system, request.items))
             checked = False
     if not checked:
         await checkpoint_if_cancelled()  # a request that is never made must not be counted
@@ -87,8 +87,8 @@ async def call_model(run: LiveRun, view: TurnView, *, checked: bool = False) -> 
     if run.state.conflict is not None:
         return  # the response contradicts an earlier one: planning refuses it, so hooks do not get it as an answer
     for hooks in (run.agent.hooks, run.settings.hooks):
-        if hooks is not None:
-            await resolve(hooks.on_llm_end(run.context, run.agent, response))
+        if hooks is not None and (hook := find_hook(hooks, "on_llm_end")) is not None:
+            await resolve(hook(run.context, run.agent, response))
 
 
 class _Attempt(msgspec.Struct):

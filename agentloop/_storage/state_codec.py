@@ -271,8 +271,7 @@ def header(run_id: str, graph: Mapping[str, Any], *, sealed: bool) -> ObjectLine
 def line_encoder(codec: Codec | None, converter: BaseConverter | None = None) -> Callable[[r.Record], ObjectLine]:
     """Return a function that writes a record as a line of a journal: it hides secrets by *codec*, and writes the
     application's types by *converter*."""
-    secrets = Secrets(codec, converter)
-    return lambda record: record_to_line(record, secrets)
+    return partial(record_to_line, secrets=Secrets(codec, converter))
 
 
 def plain_line(record: r.Record, converter: BaseConverter | None = None) -> bytes:

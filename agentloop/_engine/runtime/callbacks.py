@@ -39,7 +39,22 @@ async def call_user(fn: Callable[..., Any], *args: Any) -> Any:
     return await resolve(fn(*args))
 
 
-# -- hooks of tool calls
+# -- hooks
+
+
+def find_hook(hooks: RunHooks | AgentHooks | None, name: str) -> Callback | None:
+    """Return the hook *name* of *hooks*, or None if there is none.
+
+    A method of the base class does nothing, so no run calls it, or does what surrounds a call: most applications have
+    hooks on few events.
+    """
+    method: Callback | None = getattr(hooks, name, None)
+    return None if getattr(method, "__func__", None) in _EMPTY_HOOKS else method
+
+
+_EMPTY_HOOKS = frozenset(
+    hook for base in (RunHooks, AgentHooks) for name, hook in vars(base).items() if name.startswith("on_")
+)
 
 
 class ToolHooks(Value, frozen=True):
@@ -51,28 +66,14 @@ class ToolHooks(Value, frozen=True):
 
 
 def find_tool_hooks(hooks: RunHooks | None, agent_hooks: AgentHooks | None) -> ToolHooks | None:
-    """Return the hooks of tool calls, or None if there are none.
-
-    A method of the base class does nothing, so a call doesn't do it: most applications have hooks on few events.
-    """
+    """Return the hooks of tool calls, or None if there are none."""
     if hooks is None and agent_hooks is None:
         return None
-    each = (hooks, agent_hooks)
-    found = [(_find_hook(one, "on_tool_start"), _find_hook(one, "on_tool_end")) for one in each if one is not None]
+    found = [(find_hook(one, "on_tool_start"), find_hook(one, "on_tool_end")) for one in (hooks, agent_hooks)]
     pairs = tuple([pair for pair in found if pair != (None, None)])
     if not pairs:
         return None
     return ToolHooks(pairs, not all(hook is None or never_waits(hook) for pair in pairs for hook in pair))
-
-
-def _find_hook(hooks: RunHooks | AgentHooks, name: str) -> Callback | None:
-    method: Callback = getattr(hooks, name)
-    return None if getattr(method, "__func__", None) in _EMPTY_HOOKS else method
-
-
-_EMPTY_HOOKS = frozenset(
-    getattr(base, name) for base in (RunHooks, AgentHooks) for name in ("on_tool_start", "on_tool_end")
-)
 
 
 def never_waits(function: Callable[..., Any]) -> bool:
