@@ -307,7 +307,10 @@ def types(session: nox.Session) -> None:
 def vendors(session: nox.Session) -> None:
     """Compare codecs and signatures with the vendors' own Python clients, which the other test sessions don't have."""
     session.install(".[test,vendors]")
-    files = [f"tests/edges/test_{name}.py" for name in ("vendor_types", "realtime_types", "responses_socket", "oci")]
+    files = [
+        f"tests/edges/test_{name}.py"
+        for name in ("vendor_types", "vendor_streams", "realtime_types", "responses_socket", "oci")
+    ]
     session.run("pytest", *files, *session.posargs)
 
 

@@ -135,7 +135,6 @@ async def constrains(interface: Interface) -> bool:
         return False
 
 
-@pytest.mark.scenario("WR-03")
 @pytest.mark.local_model
 @pytest.mark.slow
 @pytest.mark.real_clock

@@ -18,7 +18,15 @@ from edges.definition import Definition
 from agentloop.exceptions import ModelTransportError, UserError, UserTypeError, UserValueError
 from agentloop.items import AssistantMessage, ToolCall, UserMessage
 from agentloop.model_events import ArgumentsDelta, ModelEvent, ModelRequest, OutputSchema, ResponseDone, TextDelta
-from agentloop.models import LocalModel, OpenAIResponsesModel, _install, local
+from agentloop.models import (
+    AnthropicModel,
+    HttpModel,
+    LocalModel,
+    OpenAIChatModel,
+    OpenAIResponsesModel,
+    _install,
+    local,
+)
 from agentloop.settings import ModelSettings
 
 needs_model = pytest.mark.local_model
@@ -118,7 +126,6 @@ async def read_text(model: OpenAIResponsesModel, request: ModelRequest) -> tuple
 @needs_model
 @real
 @slow
-@pytest.mark.scenario("WR-03")
 async def test_the_local_server_is_a_peer_of_the_responses_interface() -> None:
     """Plain, with the answer before sent back, constrained, two at once, and cut in a stream."""
     async with LocalModel(n_parallel=2) as local_model:
@@ -150,6 +157,50 @@ async def test_the_local_server_is_a_peer_of_the_responses_interface() -> None:
             assert scope.cancelled_caught
             with anyio.fail_after(20):
                 await read_text(model, first)
+
+
+@needs_model
+@real
+@slow
+@pytest.mark.parametrize("kind", [OpenAIResponsesModel, OpenAIChatModel, AnthropicModel])
+async def test_the_local_server_gives_two_answers_at_once_and_is_told_of_one_that_is_cut(kind: Any) -> None:
+    """Over each interface both answers have begun before either ends; the place of a cut one is free again."""
+    request = ask("Tell me a very long story.").replace(settings=ModelSettings(max_tokens=20, temperature=0.0))
+    async with LocalModel(n_parallel=2) as local_model:
+        child = local_model._children.current()
+        assert child is not None
+        url = child.model.base_url
+        async with kind(local_model.name, base_url=url.removesuffix("/v1") if kind is AnthropicModel else url) as model:
+            await _read_two_at_once(model, request)
+            for _ in range(3):
+                with anyio.CancelScope() as scope:
+                    async with model.stream(request) as events:
+                        async for event in events:
+                            if isinstance(event, TextDelta):
+                                scope.cancel()
+                assert scope.cancelled_caught
+            with anyio.fail_after(20):
+                await _read_two_at_once(model, request)
+
+
+async def _read_two_at_once(model: HttpModel, request: ModelRequest) -> None:
+    """Read two answers, each of which goes on after its first piece only once the other has begun, too."""
+    begun = [anyio.Event(), anyio.Event()]
+
+    async def read(place: int) -> None:
+        async with model.stream(request) as events:
+            async for event in events:
+                if isinstance(event, TextDelta) and not begun[place].is_set():
+                    begun[place].set()
+                    await begun[1 - place].wait()
+        assert isinstance(event, ResponseDone)
+        assert event.usage is not None
+        assert event.usage.output_tokens > 1
+
+    with anyio.fail_after(30):
+        async with anyio.create_task_group() as two:
+            two.start_soon(read, 0)
+            two.start_soon(read, 1)
 
 
 @needs_model

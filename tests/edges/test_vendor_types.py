@@ -1,4 +1,4 @@
-"""The vendors' own Python clients as an independent judge: their types of requests, and what they read.
+"""The vendors' own Python clients as an independent judge: their types of requests, of events and of items.
 
 Needs the extra `vendors`; without a client its tests are skipped.
 """
@@ -12,11 +12,8 @@ from typing import Any
 
 import attrs
 import pytest
-from edges.chat_fixture import chat_bytes
 from edges.definition import Definition
 from edges.messages_fixture import WHOLE, begin, end, more, stop, wire
-from edges.responses_fixture import make_stream
-from edges.responses_fixture import wire as write_events
 from edges.test_responses_codec import ITEMS
 from exploration import surrounded
 from exploration.generators import Seeded
@@ -283,6 +280,7 @@ def test_requests_of_responses_are_what_the_vendor_declares() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("interface", ["responses", "chat", "messages"])
 def test_requests_of_runs_are_what_the_vendor_declares(interface: str) -> None:
     """Generated worlds are run, and what their models are asked is encoded: with tools of the provider and of free
@@ -302,7 +300,7 @@ def test_requests_of_runs_are_what_the_vendor_declares(interface: str) -> None:
     module, name = hints[interface]
     hint = getattr(pytest.importorskip(module), name)
     adapter, pieces, sent = pydantic.TypeAdapter(hint), PieceCache(), 0
-    for seed in range(CASES // 4):
+    for seed in range(CASES // 2):  # two worlds each
         world = surrounded.draw_surrounded(Seeded(f"vendor {seed}"), seed).world
         provided = surrounded.KINDS["provided"](Seeded(f"vendor {seed}"))
         for run in map(run_one, (world, provided)):
@@ -314,7 +312,7 @@ def test_requests_of_runs_are_what_the_vendor_declares(interface: str) -> None:
                 adapter.validate_python(body)
                 assert unknown_keys(body, hint) == [], f"seed {seed}"
                 sent += 1
-    assert sent > CASES // 4
+    assert sent > CASES
 
 
 def test_an_unknown_key_is_found_wherever_it_is() -> None:
@@ -333,101 +331,6 @@ def test_an_unknown_key_is_found_wherever_it_is() -> None:
 def _read(decoder: Any, data: bytes) -> list[ModelEvent]:
     events = [event for one in SSEDecoder().feed(data) for event in decoder.feed(one.data)]
     return [*events, *decoder.finish()]
-
-
-def test_a_stream_of_messages_reads_as_the_vendors_client_reads_it() -> None:
-    """The same bytes, in the vendor's client and here: equal texts, thoughts, calls, usage and end."""
-    anthropic = pytest.importorskip("anthropic")
-    import httpx2
-
-    def answer(request: Any) -> Any:
-        return httpx2.Response(200, headers={"content-type": "text/event-stream"}, content=wire(WHOLE))
-
-    transport = httpx2.MockTransport(answer)
-    client = anthropic.Anthropic(api_key="k", http_client=httpx2.Client(transport=transport))
-    with client, client.messages.stream(model="m", max_tokens=9, messages=[]) as stream:
-        theirs = stream.get_final_message()
-    done = _read(_messages_answer.MessagesDecoder(REQUEST), wire(WHOLE))[-1]
-    assert isinstance(done, ResponseDone)
-    texts = [block.text for block in theirs.content if block.type == "text"]
-    assert [item.text for item in done.items if isinstance(item, AssistantMessage)] == texts
-    calls = [(block.id, block.name, block.input or {}) for block in theirs.content if block.type == "tool_use"]
-    ours = [(item.call_id, item.name, json.loads(item.arguments)) for item in done.items if isinstance(item, ToolCall)]
-    assert ours == calls
-    thoughts = [(block.thinking, block.signature) for block in theirs.content if block.type == "thinking"]
-    reasoning = [item for item in done.items if isinstance(item, Reasoning) and item.content]
-    assert [("".join(item.content), item.encrypted) for item in reasoning] == thoughts
-    assert done.usage is not None
-    assert done.usage.output_tokens == theirs.usage.output_tokens
-    assert done.usage.cached_tokens == theirs.usage.cache_read_input_tokens
-    assert (done.response_id, theirs.stop_reason, done.finish_reason) == (theirs.id, "tool_use", "tool_calls")
-
-
-def test_a_stream_of_chat_completions_reads_as_the_vendors_client_reads_it() -> None:
-    """The same bytes, in the vendor's client and here: equal text, calls, usage and end."""
-    openai = pytest.importorskip("openai")
-    import httpx2
-
-    def answer(request: Any) -> Any:
-        return httpx2.Response(200, headers={"content-type": "text/event-stream"}, content=chat_bytes())
-
-    transport = httpx2.MockTransport(answer)
-    client = openai.OpenAI(api_key="k", http_client=httpx2.Client(transport=transport))
-    options = {"include_usage": True}
-    with client, client.chat.completions.stream(model="m", messages=[], stream_options=options) as stream:
-        theirs = stream.get_final_completion()
-    done = _read(_chat.ChatDecoder(REQUEST), chat_bytes())[-1]
-    assert isinstance(done, ResponseDone)
-    [choice] = theirs.choices
-    message, *calls = done.items
-    assert isinstance(message, AssistantMessage)
-    assert message.text == choice.message.content
-    assert [(call.call_id, call.name, call.arguments) for call in calls if isinstance(call, ToolCall)] == [
-        (call.id, call.function.name, call.function.arguments) for call in choice.message.tool_calls
-    ]
-    assert done.finish_reason == choice.finish_reason
-    assert done.usage is not None
-    assert done.usage.input_tokens == theirs.usage.prompt_tokens
-    assert done.usage.output_tokens == theirs.usage.completion_tokens
-    assert done.usage.cached_tokens == theirs.usage.prompt_tokens_details.cached_tokens
-    assert done.usage.reasoning_tokens == theirs.usage.completion_tokens_details.reasoning_tokens
-
-
-def test_a_stream_of_responses_reads_as_the_vendors_client_reads_it() -> None:
-    """The same bytes, in the vendor's client and here: equal pieces, items, usage and end."""
-    openai = pytest.importorskip("openai")
-    import httpx2
-
-    def answer(request: Any) -> Any:
-        return httpx2.Response(200, headers={"content-type": "text/event-stream"}, content=write_events(make_stream()))
-
-    transport = httpx2.MockTransport(answer)
-    client = openai.OpenAI(api_key="k", http_client=httpx2.Client(transport=transport))
-    with client, client.responses.create(model="m", input="Hi", stream=True) as stream:
-        events = list(stream)
-    theirs = events[-1].response
-    ours = _read(_responses.ResponsesDecoder(REQUEST), write_events(make_stream()))
-    done = ours[-1]
-    assert isinstance(done, ResponseDone)
-    assert [event.data["type"] for event in ours if isinstance(event, Raw)] == [event.type for event in events]
-    texts = [event.delta for event in events if event.type == "response.output_text.delta"]
-    assert [event.text for event in ours if isinstance(event, TextDelta)] == texts
-    assert "".join(texts) == theirs.output_text
-    # Each item goes back as the client would send it back: without what it only tells.
-    sent = as_sent(_responses_request.encode(REQUEST.replace(items=done.items), "m"))["input"]
-    for item, one in zip(theirs.output, sent, strict=True):
-        dumped = item.model_dump(mode="json", by_alias=True, exclude_unset=True)
-        for part in dumped.get("content") or ():
-            part.pop("logprobs", None)
-        assert one == dumped
-    assert done.usage is not None
-    assert done.usage.input_tokens == theirs.usage.input_tokens
-    assert done.usage.output_tokens == theirs.usage.output_tokens
-    assert done.usage.total_tokens == theirs.usage.total_tokens
-    assert done.usage.cached_tokens == theirs.usage.input_tokens_details.cached_tokens
-    assert done.usage.cache_write_tokens == theirs.usage.input_tokens_details.cache_write_tokens
-    assert done.usage.reasoning_tokens == theirs.usage.output_tokens_details.reasoning_tokens
-    assert (done.response_id, done.model, done.service_tier) == (theirs.id, theirs.model, theirs.service_tier)
 
 
 _TERMINAL = ("response.completed", "response.failed", "response.incomplete", "error")
