@@ -381,7 +381,7 @@ def tests_temporal(session: nox.Session) -> None:
 @nox.session
 def docs(session: nox.Session) -> None:
     """Build the documentation into build/docs; a warning is an error."""
-    session.install(".[docs,test]")
+    session.install(".[docs,test,temporal]")
     session.run("sphinx-build", "-W", "--keep-going", "-q", "-E", "-b", "html", "docs", "build/docs", *session.posargs)
 
 

@@ -92,8 +92,8 @@ class AgentWorkflow:
     It waits for the verdicts of calls that need approval, takes more input, cancels single calls, and continues as a
     new workflow with the stored run when its history grows long. `AgentRunHandle` has these as methods.
 
-    Not sandboxed: its code is this library's, and the agents' objects must be those of the process. Callbacks of the
-    application that run in the workflow must be deterministic all the same.
+    It isn't sandboxed, since the agents' objects must be those of the process. Callbacks of the application that run in
+    the workflow must be deterministic all the same.
     """
 
     @workflow.init
