@@ -139,6 +139,7 @@ async def _resolve_definitions(run: LiveRun, parts: tuple[object, ...], sourced:
     for each in sourced:
         declared += each.tools
         digests.update(each.digests())
+    declared = list(dict.fromkeys(declared))  # two sources may give one tool, which is shown once
     targets = [target_of(entry) for entry in agent.handoffs]
     enabled = await _filter_enabled(run, declared)
     handoffs = tuple(await _filter_enabled(run, targets))

@@ -42,7 +42,7 @@ from agentloop.settings import ModelSettings
 from agentloop.testing.invariants._observation import agents_of
 from agentloop.testing.scripted import ScriptedModel
 from agentloop.testing.simulation._case_maker import CaseMaker
-from agentloop.tools import AgentCall, FunctionTool, HostedTool, StopAtTools, tool
+from agentloop.tools import AgentCall, FunctionTool, HostedTool, StopAtTools, tool, tool_search
 
 from .faults import playing
 from .observers import AgentHookLog, HookLog, JournalLog, Listener, SessionLog
@@ -96,6 +96,8 @@ class Actor:
     """The agent that it runs, if it is an agent tool."""
     own: RunConfig | None = None
     """The agent tool's own configuration."""
+    deferred: bool = False
+    """True if a search has to find it."""
     listens: tuple[float, int] | None = None
     """The agent tool's `on_stream`, if it has one: seconds for each event, and N to fail at every N-th event."""
 
@@ -137,6 +139,34 @@ XOR_CODEC = XorCodec()
 
 
 @attrs.frozen(kw_only=True)
+class Shelf:
+    """A source of tools: what it gives in each turn that asks it, the last of these from then on."""
+
+    answers: tuple[tuple[Actor, ...] | None, ...]
+    """None: the source fails."""
+    seconds: float = 0.0
+    """How long each answer takes."""
+
+
+class ShelfSource:
+    """The source of one run that *shelf* describes."""
+
+    def __init__(self, shelf: Shelf) -> None:
+        self._shelf, self._asked = shelf, 0
+        self._fickle = {actor: _function_tool(actor, ()) for one in shelf.answers for actor in one or () if actor.says}
+
+    async def tools(self, ctx: Any, agent: Any) -> Sequence[FunctionTool]:
+        """Return the tools of this turn."""
+        place = min(self._asked, len(self._shelf.answers) - 1)
+        self._asked += 1
+        await anyio.sleep(self._shelf.seconds)
+        answer = self._shelf.answers[place]
+        if answer is None:
+            raise RuntimeError("the shelf is shut")
+        return [self._fickle.get(actor) or _free_tool(actor) for actor in answer]
+
+
+@attrs.frozen(kw_only=True)
 class Role:
     """One fixture agent."""
 
@@ -164,6 +194,10 @@ class Role:
     """The agent's `output_retries`, and its output is a number; None: its output is text."""
     filter: HandoffFilter | None = None
     """The filter of its handoffs; None: the next agent's view is complete."""
+    shelves: tuple[Shelf, ...] = ()
+    """Its sources of tools."""
+    searches: bool = False
+    """True if it has a search for deferred tools."""
 
 
 @attrs.frozen(kw_only=True)
@@ -242,7 +276,12 @@ class FixtureAgents(CaseMaker):
         return Agent(
             role.name,
             instructions=f"You are {role.name}.",
-            tools=[*(self._tool(actor, shared, rated) for actor in role.actors), *map(HostedTool, role.hosted)],
+            tools=[
+                *(self._tool(actor, shared, rated) for actor in role.actors),
+                *map(HostedTool, role.hosted),
+                *([tool_search()] if role.searches else ()),
+            ],
+            toolsets=list(map(ShelfSource, role.shelves)),
             handoffs=[],
             input_guardrails=[
                 InputGuardrail(_make_judge(verdict), name=f"{role.name}: input {index}", run_in_parallel=beside)
@@ -377,6 +416,7 @@ def _function_tool(actor: Actor, limits: Sequence[Capacity | Rate]) -> FunctionT
         base,
         name=actor.name,
         namespace=actor.namespace,
+        defer_loading=actor.deferred,
         cost=_make_price(actor.cost) if actor.cost else None,
         idle_timeout=actor.idle,
         # A sync function can't be stopped.

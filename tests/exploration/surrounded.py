@@ -30,7 +30,7 @@ from agentloop.testing.simulation.runs import Behavior, CancelAt, Verdict, World
 from agentloop.usage import RequestUsage
 
 from .faults import Cleans, Hangs, Holds, OnStage, Reports
-from .fixture_agents import LATE, Actor, FixtureAgents, Role
+from .fixture_agents import LATE, Actor, FixtureAgents, Role, Shelf
 from .further import Further
 from .generators import FILTERS, LONG_NUMBER, GeneratorConfig, draw_config, draw_world
 from .observers import HookLog, JournalLog, SessionLog
@@ -617,6 +617,48 @@ def _provided(chance: Chance) -> World:
     )
 
 
+def _sourced(chance: Chance) -> World:
+    """Return a world of sources whose tools change from turn to turn, fail, hang and collide, some found by search."""
+    other = Actor(name="other", approval=chance.one_in(3), says=(True, False) if chance.one_in(4) else ())
+    late = Actor(name="late", deferred=True)
+    kinds: list[tuple[Actor, ...]] = [(other,), (other, late), (late,), (), (PLAIN, other)]
+    shelves = []
+    for _ in range(chance.whole(1, 2)):
+        answers: list[tuple[Actor, ...] | None] = [chance.pick(kinds) for _ in range(chance.whole(1, 3))]
+        if chance.one_in(6):
+            answers.append(None)
+        shelves.append(Shelf(answers=tuple(answers), seconds=chance.pick([0.0, 0.0, 0.25, 30.0])))
+    steps: list[Step] = []
+    verdicts: list[Verdict] = []
+    behaviors: dict[str, Behavior] = {}
+    for turn in range(chance.whole(2, 4)):
+        calls = []
+        for place in range(chance.whole(1, 3)):
+            call_id, name = f"c{turn}{place}", chance.pick(["plain", "other", "late", "tool_search"])
+            calls.append(call(name, {"query": "late"} if name == "tool_search" else {"n": 1}, call_id=call_id))
+            verdicts.append(Verdict(call_id=call_id, approved=not chance.one_in(4)))
+            if chance.one_in(3) and name != "tool_search":
+                behaviors[call_id] = chance.pick([Returns(1, 0.0), Returns(0, 0.75), Raises(0, 0.25)])
+        steps.append(calls)
+    role = Role(name="a", actors=(PLAIN,), shelves=tuple(shelves), searches=not chance.one_in(3))
+    config = RunConfig(
+        tool_not_found_behavior="return_error_to_model",
+        timeout=chance.pick([None, None, 10.0]),
+        tool_name_collision_policy=chance.pick(["warn", "warn", "error"]),
+    )
+    cancel = CancelAt(chance.whole(1, 12)) if chance.one_in(4) else None
+    return _make_world(
+        chance,
+        [*steps, say("done")],
+        role,
+        config=config,
+        verdicts=tuple(verdicts),
+        behaviors=behaviors,
+        cancel=cancel,
+        serialize=chance.one_in(2),
+    )
+
+
 KINDS: dict[str, Callable[[Chance], World]] = {
     "choices": _choices,
     "edited": _edited,
@@ -638,4 +680,5 @@ KINDS: dict[str, Callable[[Chance], World]] = {
     "filters": _filters,
     "names": _names,
     "provided": _provided,
+    "sourced": _sourced,
 }

@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import attrs
 from exploration.faults import Cleans, Hangs, Holds, OnStage, Reports
-from exploration.fixture_agents import LONG, Actor, FixtureAgents, Role
+from exploration.fixture_agents import LONG, Actor, FixtureAgents, Role, Shelf
 from exploration.observers import HookLog, JournalLog, SessionLog
 
 from agentloop import events as ev
@@ -281,6 +281,13 @@ def bounded() -> Observation:
 def fickle() -> Observation:
     """A run with a call of a tool that decides for itself whether it is on."""
     return observe_run(run_one(_world(_calls("fickle"), actors=(Actor(name="fickle", says=(True,)),))))
+
+
+@cache
+def shelved() -> Observation:
+    """A run with a tool of a source."""
+    role = {"shelves": (Shelf(answers=((Actor(name="lent"),),)),)}
+    return observe_run(run_one(_world(_calls("lent"), actors=(PLAIN,), role=role)))
 
 
 @cache
@@ -679,6 +686,7 @@ PLANTED: dict[str, Plant] = {
         lambda e: put(e, find(e, r.ModelRequested, 1), r.TurnStarted((), 2, 0.0, "a")),
     ),
     "outputs_keep_to_their_length": (circling, lambda e: ended(e, "c4", output="wordy")),
+    "what_sources_give_is_shown": (shelved, lambda e: change(e, find(e, r.TurnStarted, 1), tools=("plain",))),
     "what_is_off_is_neither_shown_nor_run": (
         fickle,
         lambda e: change(e, find(e, r.CallbackReturned, key="c1"), answer=False),

@@ -96,6 +96,7 @@ def test_surrounded_worlds_meet_what_they_are_for(kind: str) -> None:
 
 
 SURROUNDED = {
+    "sourced": ("what_sources_give_is_shown",),
     "choices": ("a_tool_choice_is_dropped_once_obeyed", "a_verdict_fits_one_call"),
     "edited": ("a_verdict_fits_one_call", "calls_run_with_their_arguments"),
     "threads": ("bodies_in_flight_fit_the_limits", "agents_hooks_hear_of_their_agent"),

@@ -7,6 +7,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from agentloop import events as ev
 from agentloop import records as r
@@ -421,6 +422,34 @@ def _read_number(arguments: str) -> object:
 
 _ANSWERS_BEFORE_ARE_OLD = (r.RunStarted, r.RunResumed, r.TurnStarted, r.ModelResponded, r.BatchEnded, r.HandedOff)
 """Kinds of records after which earlier answers of `is_enabled` in the same run no longer count."""
+
+
+@invariant("execution")
+def what_sources_give_is_shown(log: ObservedLog) -> Findings:
+    """A turn shows what its agent's sources of tools have given for it, and no other tool that isn't its agent's own.
+
+    An answer without content is the source's last one again. Tools that can be off, that are to be searched for, or
+    have a handoff's name needn't be shown.
+    """
+    given: dict[tuple[Path, str], list[dict[str, Any]]] = {}
+    fresh: dict[Path, list[str]] = {}
+    for n, record in enumerate(log.records):
+        if isinstance(record, r.CallbackReturned) and record.what == "toolset":
+            place = record.key.partition(":")[2]
+            if record.answer is not None:
+                given[record.path, place] = record.answer
+            fresh.setdefault(record.path, []).append(place)
+        elif isinstance(record, r.TurnStarted) and record.path in fresh:
+            described = [one for place in fresh.pop(record.path) for one in given[record.path, place]]
+            names = {f"{one['namespace']}.{one['name']}" if "namespace" in one else one["name"] for one in described}
+            agent = log.agent_named(record.agent)
+            own = {tool.qualified_name for tool in agent.functions} if agent is not None else set(record.tools)
+            free = {one["name"] for one in described if not {"is_enabled", "defer_loading", "namespace"} & one.keys()}
+            missing, foreign = free - {*record.tools, *record.handoffs}, {*record.tools} - names - own
+            if missing or foreign:
+                yield broken(f"turn {record.turn} shows {record.tools}: it lacks {missing}, nobody gave {foreign}", n)
+            else:
+                yield HELD
 
 
 @invariant("execution")

@@ -413,3 +413,16 @@ async def test_raw_body_may_check_its_arguments(run_mode: Run) -> None:
     assert read_statuses(result) == ["failed", "succeeded", "replayed"]
     assert "Arguments of tool f don't fit: a: 1 is needed" in next(iter(read_outputs(result.new_items).values()))
     assert [record.call_id for record in find_records(result, r.CallStarted)] == ["2"]
+
+
+@pytest.mark.scenario("TS-05")
+async def test_one_tool_of_two_sources_is_shown_once(run_mode: Run) -> None:
+    """It doesn't collide with itself, and is asked once whether it is on."""
+    asked: list[object] = []
+    both = one("both", is_enabled=lambda ctx, agent: not asked.append(agent))
+    agent = script_agent("a", call("both"), say("done"))
+    agent.tools, agent.toolsets = [both], [Source([[both]]), Source([[both]])]
+    result = await run_mode(agent, "go", run_config=RunConfig(tool_name_collision_policy="error"))
+    assert result.final_output == "done"
+    assert shown_in(agent) == [["both"]] * 2
+    assert len([each for each in find_records(result, r.CallbackReturned) if each.key == "0:both"]) == 1
