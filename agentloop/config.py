@@ -17,6 +17,7 @@ from agentloop._common.misplaced import takes_options
 from agentloop._common.values import ByFields, Value
 from agentloop.abc import Effects, Instrument, Model, ModelProvider, OutputStore
 from agentloop.budget import Amount, UsageLimits
+from agentloop.context import SandboxProvider
 from agentloop.guardrails import InputGuardrail, OutputGuardrail
 from agentloop.handoffs import HandoffInputData, nesting
 from agentloop.items import HostedToolCall, Item
@@ -139,6 +140,8 @@ class RunConfig(ByFields):
         tracing_disabled: True if no spans are made.
         effects: The door of side effects; None is the live one.
         instruments: Instruments that observe the run.
+        sandbox: The `SandboxProvider` of the run's sandbox, `RunContext.sandbox`. Runs nested in it share the sandbox.
+            Every segment of the run needs it.
         toolsets: Sources of tools for every agent of the run, beside the agents' own.
     """
 
@@ -200,6 +203,12 @@ class RunConfig(ByFields):
     )
     instruments: Sequence[Instrument] = attrs.field(
         default=(), validator=FIELDS.each("an Instrument", fits(_is_instrument))
+    )
+    sandbox: SandboxProvider | None = attrs.field(
+        default=None,
+        validator=optional(
+            FIELDS.needs("a SandboxProvider (with `create` and `find`) is needed", has("create", "find"))
+        ),
     )
     toolsets: Sequence[ToolSource] = attrs.field(
         default=(), validator=FIELDS.each("a ToolSource (with `tools`)", has("tools"))

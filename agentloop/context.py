@@ -1,4 +1,4 @@
-"""The contexts that user code receives: `RunContext` of a run, `ToolContext` of a call.
+"""The contexts that user code receives: `RunContext` of a run, `ToolContext` of a call; and the run's sandbox in them.
 
 Both are views made by the engine. The application object in `context` belongs to the caller: it is never copied and
 never shown to a model. Does not know about the engine; it calls it through two protocols.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
@@ -22,11 +22,73 @@ from agentloop.usage import Usage
 ResourceT = TypeVar("ResourceT")
 
 
+@runtime_checkable
+class Sandbox(Protocol):
+    """A place of its own in which one run acts, with storage that outlives the process. Held by one run at a time.
+
+    Bodies get it as `RunContext.sandbox`. `agentloop.executors.LocalSandboxes` makes such ones on this machine.
+    """
+
+    @property
+    def name(self) -> str:
+        """The name by which the provider finds the sandbox again: text without secrets, which the run's log holds."""
+        ...
+
+    @property
+    def isolation(self) -> str:
+        """The means that keep the sandbox's processes apart from the machine; `"none"` if nothing does."""
+        ...
+
+    @property
+    def shell(self) -> Any:
+        """The `agentloop.executors.Shell` that runs commands in the sandbox."""
+        ...
+
+    @property
+    def editor(self) -> Any:
+        """The `agentloop.executors.Editor` of the sandbox's files."""
+        ...
+
+    async def release(self) -> None:
+        """Give the sandbox back, with all its storage: a run segment is over, and another one may follow."""
+        ...
+
+    async def remove(self) -> None:
+        """Give the sandbox back and remove its storage: the run is over, and its log says so durably.
+
+        Cancellation: the removal stops; what is left must be found by the provider's own clean-up.
+        """
+        ...
+
+
+@runtime_checkable
+class SandboxProvider(Protocol):
+    """A source of sandboxes: makes one for a run, and finds it again for the run's later segments."""
+
+    async def create(self, run_id: str) -> Sandbox:
+        """Return a new sandbox for the run *run_id*.
+
+        Cancellation: no sandbox is made, or its storage is removed.
+        """
+        ...
+
+    async def find(self, name: str, run_id: str) -> Sandbox:
+        """Return the sandbox *name*, which `create` made for the run *run_id*.
+
+        Raises:
+            StateError: if it is gone, is another run's, or is in use.
+        """
+        ...
+
+
 class RunServices(Protocol):
     """The services of a run that its contexts use."""
 
     @property
     def usage(self) -> Usage: ...
+
+    @property
+    def sandbox(self) -> Sandbox | None: ...
 
     def deadline(self) -> float | None: ...
 
@@ -55,6 +117,7 @@ class _Detached:
     """The services of a context made outside a run: no usage, no deadline."""
 
     usage = Usage()
+    sandbox = None
 
     def deadline(self) -> float | None:
         return None
@@ -98,6 +161,18 @@ class RunContext(msgspec.Struct, Generic[ContextT_co], kw_only=True, eq=False, w
     def deadline(self) -> float | None:
         """Seconds left until the nearest enclosing deadline; None if there is none."""
         return self._run.deadline()
+
+    @property
+    def sandbox(self) -> Sandbox:
+        """The sandbox of the outermost run, which `RunConfig.sandbox` made for it.
+
+        Raises:
+            UserError: if the run has none.
+        """
+        held = self._run.sandbox
+        if held is None:
+            raise UserError("the run has no sandbox: give RunConfig.sandbox, for one LocalSandboxes(folder)")
+        return held
 
     async def shared_resource(self, factory: Callable[[], AbstractAsyncContextManager[ResourceT]]) -> ResourceT:
         """Return the value of *factory*'s context manager, entered once for all runs that can share it.

@@ -43,6 +43,7 @@ __all__ = [
     "RunResumed",
     "RunStarted",
     "RunStatus",
+    "SandboxOpened",
     "SessionSaved",
     "TurnStarted",
     "VerdictGiven",
@@ -319,6 +320,15 @@ class SessionSaved(_Record, frozen=True, tag="session_saved"):
     count: int
 
 
+class SandboxOpened(_Record, frozen=True, tag="sandbox_opened"):
+    """The run got a sandbox of its own, by the provider's *name* for it; later run segments find it by that name.
+
+    At most once in a run, and durable before any body uses the sandbox.
+    """
+
+    name: str
+
+
 class CallbackReturned(_ValueRecord, frozen=True, tag="answered"):
     """A callback of the application returned, or a random number was drawn. *what* and *key* identify the call."""
 
@@ -393,6 +403,7 @@ Record: TypeAlias = (
     | HandedOff
     | HistoryReplaced
     | InputAdded
+    | SandboxOpened
     | SessionSaved
     | CallbackReturned
     | CancelRequested

@@ -310,6 +310,7 @@ class RunFold:
         "responses",
         "resumed",
         "run_id",
+        "sandbox",
         "saved",
         "searches",
         "secret_input",
@@ -424,6 +425,8 @@ class RunFold:
         """Input, of the run or added later, that the guardrails have not accepted yet."""
         self.saved: int | None = None
         """Number of the new items that session writes have covered; None before the first write."""
+        self.sandbox: str | None = None
+        """The name of the run's sandbox, which its provider finds it by; of the outermost run alone."""
         self.sent: int = 0
         """Length of the part of `history` that a provider with a server-side conversation already has."""
         self.started: r.RunStarted | None = None
@@ -906,6 +909,9 @@ class RunFold:
         self.input_guards_passed = frozenset()  # a guardrail that passed the earlier input has not seen the new one
         self.unchecked_input.extend(record.items)
 
+    def _sandbox_opened(self, record: r.SandboxOpened) -> None:
+        self.sandbox = record.name
+
     def _session_saved(self, record: r.SessionSaved) -> None:
         self.saved = record.count
 
@@ -932,6 +938,7 @@ _FOLDS: dict[type, Callable[[RunFold, Any], None]] = {
     r.HandedOff: RunFold._handed_off,
     r.HistoryReplaced: RunFold._history_replaced,
     r.InputAdded: RunFold._input_added,
+    r.SandboxOpened: RunFold._sandbox_opened,
     r.SessionSaved: RunFold._session_saved,
     r.RunEnded: RunFold._run_ended,
 }

@@ -51,6 +51,7 @@ OF_RUNS: dict[type, tuple[RunPhase, ...]] = {
     r.HandedOff: ("handoff",),
     r.HistoryReplaced: ("between",),
     r.InputAdded: ("between", "model", "ended"),
+    r.SandboxOpened: _UNDER_WAY,
     r.SessionSaved: _UNDER_WAY,
     r.CallbackReturned: _UNDER_WAY,
     r.CancelRequested: _UNDER_WAY,
@@ -185,8 +186,14 @@ def _check_settled(fold: RunFold, record: r.CallSettled) -> None:
         raise ValueError(f"the body of call {record.call_id!r} has not begun")
 
 
+def _check_sandbox(fold: RunFold, _record: r.SandboxOpened) -> None:
+    if fold.path or fold.sandbox is not None:
+        raise ValueError("a run has one sandbox, which its nested runs share")
+
+
 _CHECKS: dict[type, Callable[[RunFold, Any], object]] = {
     r.TurnStarted: _check_turn,
+    r.SandboxOpened: _check_sandbox,
     r.ApprovalRequested: _check_call,
     r.VerdictGiven: _check_call,
     r.CallStarted: _check_start,

@@ -1,4 +1,4 @@
-"""The end of a run segment: save the session, close resources, call `on_run_end`, append `RunEnded`.
+"""The end of a run segment: save the session, close resources, call `on_run_end`, append `RunEnded`, leave the sandbox.
 
 Knows the parts of a run, not the loop: the caller has decided that and how the segment ends.
 """
@@ -143,7 +143,7 @@ async def finish_segment(run: LiveRun, ended: FinishedRun) -> BaseException | No
         if error is not None:
             run.redact_error(error)
     others = [error_summary(error) for error in errors if error is not failed]
-    if run.state.started is not None and run.state.ended is None:  # else the segment failed before its first record
+    if run.has_begun:
         run.append(
             RunEnded(
                 *run.here(),
@@ -156,11 +156,19 @@ async def finish_segment(run: LiveRun, ended: FinishedRun) -> BaseException | No
                 turn_ended_at=turn_ended_at,
             )
         )
+    over = run.has_begun and run.state.ended is not None and not run.state.ended.resumable
     run.stopped_by = None  # its traceback holds frames that hold the run
     if journal is not None and run.parent is None:
         unwritten = journal.error if journal.immediate else await _join_writer(journal)
         if unwritten is not None:
             failed = _choose_graver(failed, unwritten)
+    if run.sandbox is not None:
+        from agentloop._engine.sandbox import leave_sandbox
+
+        # The storage goes after the record of the end is durable, and stays where that is unknown.
+        fatal = await leave_sandbox(run, run.sandbox, over=over and (journal is None or journal.error is None))
+        if fatal is not None:
+            failed = _choose_graver(failed, fatal)
     late = run.tree.log.instrument_error if broken is None and run.parent is None else None
     if late is not None:  # an instrument has broken at the last record
         failed = _choose_graver(failed, late)

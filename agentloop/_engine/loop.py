@@ -8,8 +8,8 @@ resumed and a recovered run take the same path and differ only in the count of r
 
 A run segment, from a start or resume to the next end or pause, is one call of `execute`, in this order:
 
-    _enter         open the trace and the journal; then `_begin` (RunStarted, the session's items, the agent's hooks) or
-                   `_resume` (RunResumed, missing guardrails)
+    _enter         open the trace, find the run's sandbox, open the journal; then `_begin` (RunStarted, the session's
+                   items, a new sandbox, the agent's hooks) or `_resume` (RunResumed, missing guardrails)
     drive          one action at a time, until the run has ended, paused or stopped
     finish_segment session, resources, `on_run_end`, RunEnded: always, also when the segment fails or is cancelled
 
@@ -81,6 +81,7 @@ if TYPE_CHECKING:
     from agentloop._core.run_fold import RunFold
     from agentloop._engine.runtime.live_run import ServerConversation
     from agentloop.agents import Agent
+    from agentloop.context import SandboxProvider
     from agentloop.state import RunState
 
 
@@ -310,6 +311,10 @@ def _find_cut_reason(run: LiveRun, segment: RunSegment) -> BaseException:
 
 async def _enter(run: LiveRun, segment: RunSegment) -> None:
     trace = None if segment.open_trace is None else await segment.open_trace(run)
+    if run.state.sandbox is not None:
+        from agentloop._engine.sandbox import find_sandbox
+
+        await find_sandbox(run, run.state.sandbox)
     if segment.open_journal is not None:
         await segment.open_journal(run)
     if segment.given is None:
@@ -347,6 +352,9 @@ async def _begin(run: LiveRun, given: tuple[Item, ...], max_turns: int | None, t
             started = started.replace(input=own, shown=shown)
     finally:
         run.append(started)  # the first record, also if loading the session fails
+        run.has_begun = True
+    if run.settings.config.sandbox is not None:
+        await _ensure_sandbox(run, run.settings.config.sandbox)
     hooks, agent_hooks = run.settings.hooks, run.agent.hooks
     if (hooks is not None and find_hook(hooks, "on_agent_start")) or (
         agent_hooks is not None and find_hook(agent_hooks, "on_start")
@@ -355,6 +363,14 @@ async def _begin(run: LiveRun, given: tuple[Item, ...], max_turns: int | None, t
 
         await checkpoint_if_cancelled()
         await begin_agent(run)
+
+
+async def _ensure_sandbox(run: LiveRun, provider: SandboxProvider) -> None:
+    """Make the sandbox that the run's configuration wants, unless an earlier segment or an outer run has one."""
+    if run.sandbox is None and run.parent is None:
+        from agentloop._engine.sandbox import create_sandbox
+
+        await create_sandbox(run, provider)
 
 
 async def _resume(run: LiveRun, segment: RunSegment, trace: Trace | None) -> None:
@@ -366,8 +382,11 @@ async def _resume(run: LiveRun, segment: RunSegment, trace: Trace | None) -> Non
     if trace is not None:
         resumed = resumed.replace(workflow=trace.workflow_name, trace_id=trace.trace_id)
     run.append(resumed)
+    run.has_begun = True
     if segment.graph_changes:
         run.append(GraphChanged(*run.here(), segment.graph_changes))
+    if run.settings.config.sandbox is not None:
+        await _ensure_sandbox(run, run.settings.config.sandbox)
     await checkpoint_if_cancelled()
     if state.turn and not state.turn_open and not state.input_added_later:
         await guard_model_call(

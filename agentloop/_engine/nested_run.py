@@ -217,7 +217,9 @@ def _make_nested_run(outer: LiveRun, call: ToolCall, body: AgentCall, config: Ru
         context=RunContext(
             context=outer.context.context,
             run_id=f"{outer.context.run_id}/{call_id}",
-            _run=RunServicesView(state.path, outer.tree.log.state, outer.tree.shared_resources),
+            _run=RunServicesView(
+                state.path, outer.tree.log.state, outer.tree.shared_resources, outer.context._run.sandbox
+            ),
         ),
         cleanup=Cleanup(config.tool_execution.cleanup_grace, outer.cleanup),
         resources=Resources(outer.resources),

@@ -27,6 +27,7 @@ from agentloop.cli import errors
 from agentloop.cli.journal_folder import Folder, FolderError, KeptRequests, Order, Requests
 from agentloop.cli.run_options import CliOptions, approver_for, can_ask
 from agentloop.cli.runs import Bar, BatchRun, run_one, show_for
+from agentloop.cli.sandboxes import sandbox
 from agentloop.cli.streams import Lines, Output, OutputClosed, count_lines
 from agentloop.cli.target import absolute_target, load_agent
 from agentloop.cli.verdicts import approve, pending, reject
@@ -159,7 +160,7 @@ def app() -> None:
     """Run agents from the command line."""
 
 
-for _command in (model, pending, approve, reject):
+for _command in (model, pending, approve, reject, sandbox):
     app.add_command(_command)
 
 

@@ -8,26 +8,22 @@ value is returned without a further wait; so a call that is reported as cancelle
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
 
 import anyio
 import anyio.from_thread
 import anyio.lowlevel
-import anyio.to_thread
 import attrs
 
 from agentloop._common.checks import FIELDS
 from agentloop._common.errors import UserTypeError
 from agentloop.executors._edit_files import FileEdit
 from agentloop.executors._protocols import EditOperation, EditResult
+from agentloop.executors._worker import run_to_end
 
 _LOCK_PAUSE = 0.02
 """Seconds between two questions for the lock of a root. Only another edit of the same root is waited for."""
-
-ValueT = TypeVar("ValueT")
 
 
 def _to_root(path: str | os.PathLike[str]) -> Path:
@@ -71,7 +67,7 @@ class LocalEditor:
         edit = FileEdit(self.root, self.max_file_bytes)
         try:
             await _lock(edit)
-            result = await _run_to_end(lambda: edit.apply(operations, anyio.from_thread.check_cancelled))
+            result = await run_to_end(lambda: edit.apply(operations, anyio.from_thread.check_cancelled))
             await anyio.lowlevel.checkpoint_if_cancelled()
             edit.keep()
             return result
@@ -79,7 +75,7 @@ class LocalEditor:
             try:
                 if not edit.is_decided:
                     with anyio.CancelScope(shield=True):
-                        await _run_to_end(edit.undo)
+                        await run_to_end(edit.undo)
             finally:
                 edit.close()  # on the event loop: a thread would be waited for, and the call be cancelled meanwhile
 
@@ -92,35 +88,11 @@ class LocalEditor:
         edit = FileEdit(self.root, self.max_file_bytes)
         try:
             await _lock(edit)
-            return await _run_to_end(lambda: edit.read(path))
+            return await run_to_end(lambda: edit.read(path))
         finally:
             edit.close()
 
 
 async def _lock(edit: FileEdit) -> None:
-    while not await _run_to_end(edit.lock):  # noqa: ASYNC110 - another process may have it
+    while not await run_to_end(edit.lock):  # noqa: ASYNC110 - another process may have it
         await anyio.sleep(_LOCK_PAUSE)
-
-
-async def _run_to_end(work: Callable[[], ValueT]) -> ValueT:
-    """Run *work* in a worker thread and return its value. It has ended, or will never begin, when this returns.
-
-    Cancellation: waits for the end. A native cancellation of an asyncio task passes anyio's own wait for a thread.
-    """
-    claim, over = threading.Lock(), threading.Event()
-
-    def run() -> ValueT:
-        if not claim.acquire(blocking=False):
-            raise AssertionError("cancelled before it began: no one reads the result")
-        try:
-            return work()
-        finally:
-            over.set()
-
-    try:
-        return await anyio.to_thread.run_sync(run)
-    except BaseException:
-        if not claim.acquire(blocking=False) and not over.is_set():
-            with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(over.wait)
-        raise

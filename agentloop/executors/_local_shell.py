@@ -13,7 +13,7 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +42,18 @@ def _to_directory(path: str | os.PathLike[str]) -> Path:
     return Path(path).absolute()
 
 
-def _to_env(env: Mapping[str, str]) -> Mapping[str, str]:
+def _to_words(words: Iterable[str]) -> tuple[str, ...]:
+    return tuple(words)
+
+
+def to_env(env: Mapping[str, str]) -> Mapping[str, str]:
+    """Return a copy of *env*; what is no mapping is left to the validator."""
     given: object = env
     return dict(env) if isinstance(given, Mapping) else env
 
 
-def _is_env(env: object) -> bool:
+def is_env(env: object) -> bool:
+    """Tell whether *env* maps texts to texts."""
     return isinstance(env, dict) and all(isinstance(text, str) for pair in env.items() for text in pair)
 
 
@@ -76,15 +82,15 @@ class LocalShell:
     directory: Path = attrs.field(converter=_to_directory)
     env: Mapping[str, str] = attrs.field(
         factory=dict,
-        converter=_to_env,
+        converter=to_env,
         kw_only=True,
         repr=False,
-        validator=FIELDS.needs("a mapping of texts is needed", fits(_is_env)),
+        validator=FIELDS.needs("a mapping of texts is needed", fits(is_env)),
     )
     timeout: float | None = attrs.field(default=300.0, kw_only=True, validator=optional(FIELDS.seconds()))
     max_output: int = attrs.field(default=16_000, kw_only=True, validator=FIELDS.count())
     grace: float = attrs.field(default=1.0, kw_only=True, validator=FIELDS.seconds())
-    shell: tuple[str, ...] = attrs.field(default=("/bin/sh", "-c"), converter=tuple, kw_only=True)
+    shell: tuple[str, ...] = attrs.field(default=("/bin/sh", "-c"), converter=_to_words, kw_only=True)
 
     async def run(self, request: ShellRequest) -> ShellResult:
         """Run the commands of *request* one after the other, until one is ended by the time limit.

@@ -17,7 +17,7 @@ from agentloop.exceptions import AgentLoopError
 
 
 class ExecutorError(AgentLoopError):
-    """An executor could not do what it was asked for. Base of `ShellError`, `EditError` and `ComputerError`."""
+    """An executor could not do what it was asked for. Base of the errors below."""
 
 
 class ShellError(ExecutorError):
@@ -26,6 +26,10 @@ class ShellError(ExecutorError):
 
 class EditError(ExecutorError):
     """Edits were refused or failed. Every file is as before, unless the message names one that isn't."""
+
+
+class SandboxError(ExecutorError):
+    """A sandbox could not be made or opened."""
 
 
 class ComputerError(ExecutorError):

@@ -50,6 +50,7 @@ from agentloop.settings import JsonLimits
 from agentloop.tools import FunctionTool, ToolOptions
 
 ArgumentsT = TypeVar("ArgumentsT")
+ExecutorT = TypeVar("ExecutorT")
 
 
 def _read(arguments: Mapping[str, Any], kind: Any, what: str) -> Any:
@@ -87,6 +88,23 @@ def _make_tool(
 def _check(executor: object, protocol: Any, where: str) -> None:
     if not isinstance(executor, protocol):
         raise UserTypeError(f"{where}: a {protocol.__name__} is needed, not {type(executor).__name__}")
+
+
+def _chooser(
+    given: ExecutorT | Callable[[ToolContext[Any]], ExecutorT], protocol: Any, where: str
+) -> Callable[[ToolContext[Any]], ExecutorT]:
+    """Return the function that gives the executor of a call."""
+    if isinstance(given, protocol) or not callable(given):
+        _check(given, protocol, where)
+        executor: Any = given
+        return lambda _ctx: executor
+
+    def chosen(ctx: ToolContext[Any]) -> ExecutorT:
+        executor: Any = given(ctx)
+        _check(executor, protocol, where)
+        return executor  # type: ignore[no-any-return]  # the protocol is checked
+
+    return chosen
 
 
 # ---------------------------------------------------------------------------------------------- shell
@@ -160,7 +178,11 @@ def read_commands(arguments: Mapping[str, Any]) -> ShellRequest:
 
 
 def shell_tool(
-    shell: Shell, *, native: bool = True, session: bool = False, **options: Unpack[ToolOptions]
+    shell: Shell | Callable[[ToolContext[Any]], Shell],
+    *,
+    native: bool = True,
+    session: bool = False,
+    **options: Unpack[ToolOptions],
 ) -> FunctionTool[Any]:
     """Return a tool by which a model runs commands in *shell*.
 
@@ -168,7 +190,7 @@ def shell_tool(
     (`serial="shell"`), beside calls of other tools. `CallSettled.outcome.value` is the `ShellResult`.
 
     Args:
-        shell: Runs the commands.
+        shell: Runs the commands; or a function that chooses it for each call: `lambda ctx: ctx.sandbox.shell`.
         native: True to show the provider's own tool where the interface has one, as newer models know it; False to
             show a function everywhere.
         session: True if what a command changes (the folder, variables, background processes) stays for the next one,
@@ -179,11 +201,11 @@ def shell_tool(
     Raises:
         UserTypeError, UserValueError: if an argument is invalid; names it.
     """
-    _check(shell, Shell, "shell_tool")
+    choose = _chooser(shell, Shell, "shell_tool")
 
     async def run(ctx: ToolContext[Any], text: str) -> ShellResult:
         request = read_commands(_parse(ctx, text))
-        return _fit(await shell.run(request), _most_chars(ctx))
+        return _fit(await choose(ctx).run(request), _most_chars(ctx))
 
     about = _ABOUT_SESSION if session else _ABOUT_SHELL
     shape = {"session": True} if session else None
@@ -286,14 +308,16 @@ def _read_editor_command(given: _EditorCommand) -> tuple[EditOperation, ...]:
     raise ModelBehaviorError(f"Arguments of an editor don't fit: {given.command!r} is unknown or lacks an argument")
 
 
-def editor_tool(editor: Editor, *, native: bool = True, **options: Unpack[ToolOptions]) -> FunctionTool[Any]:
+def editor_tool(
+    editor: Editor | Callable[[ToolContext[Any]], Editor], *, native: bool = True, **options: Unpack[ToolOptions]
+) -> FunctionTool[Any]:
     """Return a tool by which a model changes files with *editor*.
 
     Its calls wait for approval unless `needs_approval` says otherwise, and those of one turn run one at a time
     (`serial="apply_patch"`), beside calls of other tools. `CallSettled.outcome.value` is the `EditResult`.
 
     Args:
-        editor: Changes the files.
+        editor: Changes the files; or a function that chooses it for each call: `lambda ctx: ctx.sandbox.editor`.
         native: True to show the provider's own tool where the interface has one, as newer models know it; False to
             show a function everywhere.
         options: Those of `tool`, but for `kind`, `format` and `strict_mode`.
@@ -301,15 +325,15 @@ def editor_tool(editor: Editor, *, native: bool = True, **options: Unpack[ToolOp
     Raises:
         UserTypeError, UserValueError: if an argument is invalid; names it.
     """
-    _check(editor, Editor, "editor_tool")
+    choose = _chooser(editor, Editor, "editor_tool")
 
     async def apply(ctx: ToolContext[Any], text: str) -> EditResult | str:
         arguments = _parse(ctx, text)
         operations = read_edits(arguments)
         if operations:
-            return await editor.apply(operations)
+            return await choose(ctx).apply(operations)
         given: _EditorCommand = _read(arguments, _EditorCommand, "an editor")
-        return _number_lines(await editor.read(given.path), given.view_range)
+        return _number_lines(await choose(ctx).read(given.path), given.view_range)
 
     return _make_tool(apply, _PATCH, "apply_patch", native, options, description=_ABOUT_PATCHES, needs_approval=True)
 

@@ -57,6 +57,7 @@ RECORDS: tuple[r.Record, ...] = (
     r.HandedOff(*AT, "h", "a", "b"),
     r.HistoryReplaced(*AT, "reason", 0, ()),
     r.InputAdded(*AT, ()),
+    r.SandboxOpened(*AT, "box"),
     r.SessionSaved(*AT, 0),
     r.CallbackReturned(*AT, "what", "key"),
     r.CancelRequested(*AT),
@@ -164,3 +165,12 @@ def test_a_record_of_an_unknown_run_is_marked_by_nothing() -> None:
     assert fold.holds_secrets
     ended = r.RunEnded(("nobody",), 0, 0.0, "failed")
     assert fold.mark(ended) is ended
+
+
+def test_a_run_has_one_sandbox_which_nested_runs_share() -> None:
+    """A second one, or one of a nested run, is refused."""
+    opened = r.SandboxOpened(*AT, "box")
+    assert fold_of(STARTED, opened).sandbox == "box"
+    assert not is_allowed(fold_of(STARTED, opened), opened)
+    nested = r.RunStarted(("c",), 0, 0.0, "run/c", "b", (), 10)
+    assert not is_allowed(fold_of(*IN_CALLS, BEGUN, nested), opened.replace(path=("c",)))

@@ -38,7 +38,7 @@ from agentloop.abc import Effects, LateResult, Model, StillRunning
 from agentloop.agents import Agent
 from agentloop.budget import Budget
 from agentloop.config import HostedPrice, Price, RunConfig
-from agentloop.context import Callback, RunContext
+from agentloop.context import Callback, RunContext, Sandbox
 from agentloop.exceptions import UsageLimitExceeded
 from agentloop.hooks import RunHooks
 from agentloop.items import Item, ToolCall
@@ -152,6 +152,8 @@ class RunServicesView(Value, frozen=True, eq=False):
     fold: RunFold
     shared: Resources
     """The resources of the open runtime, or of the outermost run."""
+    sandbox: Sandbox | None = None
+    """The sandbox of the outermost run, once it is open."""
 
     @property
     def usage(self) -> Usage:
@@ -282,6 +284,10 @@ class LiveRun(msgspec.Struct, eq=False, kw_only=True):
     stopped_by: BaseException | None = None
     """The very error that stopped the run's own loop, where another run segment may get past it: a limit that is set
     anew, a model that answers again. An equal error from a body, a hook or any other callback is not this one."""
+    sandbox: Sandbox | None = None
+    """The sandbox that this run has to give back; of the outermost run alone."""
+    has_begun: bool = False
+    """True once the log has the first record of this run segment."""
     stop_after_turn: bool = False
     last_stopped_turn: int = 0
     """The last turn after which `stop_when` has stopped a run segment: it doesn't do so twice after one turn."""

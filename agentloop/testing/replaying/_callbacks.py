@@ -12,6 +12,7 @@ from typing import Any, NoReturn, Protocol
 from agentloop import guardrails as g
 from agentloop import records as r
 from agentloop._common.error_text import REDACTED
+from agentloop._common.values import Value
 from agentloop._core.run_fold import handoff_outputs
 from agentloop.config import ErrorHandlerResult, ModelInputData
 from agentloop.handoffs import HandoffInputData
@@ -23,6 +24,21 @@ from agentloop.testing.replaying._recorded_errors import rebuilt
 from agentloop.tools import ToolsToFinalOutput
 
 _REFERENCE = re.compile(r"characters cut, all of it at (.*?) …\]\n", re.DOTALL)
+
+
+class RecordedSandbox(Value, frozen=True):
+    """The sandbox of a replayed run: its name alone. Nothing is run in it, and it has no storage."""
+
+    name: str
+    isolation: str = "none"
+    shell: Any = None
+    editor: Any = None
+
+    async def release(self) -> None:
+        """Do nothing."""
+
+    async def remove(self) -> None:
+        """Do nothing."""
 
 
 class Answering(Protocol):
@@ -130,6 +146,13 @@ async def _answer_toolset(fx: Answering, path: Path, key: str) -> Any:
     return fx.restore_tools(path, key.partition(":")[2], answer)
 
 
+async def _answer_sandbox(fx: Answering, path: Path, key: str) -> Any:
+    if key:  # an earlier segment has recorded the name
+        return RecordedSandbox(key)
+    opened = await fx.told(fx.find(r.SandboxOpened, path), path, None, "sandbox")
+    return RecordedSandbox(opened.name)
+
+
 async def _answer_custom_data(fx: Answering, path: Path, key: str) -> Any:
     settled, record = await _await_settlement(fx, path, key, "custom_data_extractor")
     if settled.outcome.status == "failed" and not isinstance(record, r.GuardrailSettled):
@@ -220,6 +243,7 @@ _TOLD_ELSEWHERE: dict[str, Callable[[Answering, Path, str], Awaitable[Any]]] = {
     "timeout_error_function": lambda fx, path, key: _answer_failure(fx, path, key, "timeout_error_function"),
     "tool_error_formatter": _answer_tool_error,
     "toolset": _answer_toolset,
+    "sandbox": _answer_sandbox,
     "output_store": _answer_output_store,
     "custom_data_extractor": _answer_custom_data,
     "input_filter": _answer_input_filter,

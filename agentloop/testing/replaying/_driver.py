@@ -50,7 +50,7 @@ from agentloop.state import RunState
 from agentloop.testing.replaying._comparison import CLEARLY, CUT_OFF, SLACK, Pending, pass_time
 from agentloop.testing.replaying._effects import Consumer, ReplayEffects
 from agentloop.testing.replaying._recorded import Call, Path, RecordedRun, RecordedSegment, call_of
-from agentloop.testing.replaying._recorded_agents import ClosedSession, HooksOfRuns, RecordedAgents
+from agentloop.testing.replaying._recorded_agents import ClosedSandboxes, ClosedSession, HooksOfRuns, RecordedAgents
 from agentloop.testing.replaying._recorded_errors import rebuilt
 from agentloop.testing.replaying._words import stuck
 from agentloop.testing.simulation.event_loop import Backend, Deadlock, run_deterministic, waiting
@@ -114,6 +114,8 @@ class Replaying:
     ) -> RunStream[Any]:
         begun: Any = self.recorded.records[0]
         first: Any = self.recorded.records[entry.start]
+        if self._has_sandbox(entry):
+            config = attrs.evolve(config, sandbox=ClosedSandboxes())
         given: Any = begun.input
         if isinstance(first, r.RunResumed):
             given = RunState(agent, self.recorded.records[: entry.start])
@@ -134,6 +136,13 @@ class Replaying:
             options["previous_response_id"] = begun.previous_response_id
             options["auto_previous_response_id"] = begun.conversation_id is None
         return _stream(agent, given, options, subscribe=False)
+
+    def _has_sandbox(self, entry: RecordedSegment) -> bool:
+        """Tell whether the run has a sandbox in segment *entry*, or failed there to get one."""
+        upto, own = self.recorded.records[: entry.stop], self.recorded.records[entry.start : entry.stop]
+        if any(isinstance(record, r.SandboxOpened) for record in upto):
+            return True
+        return self.config.sandbox is not None and not any(isinstance(record, r.TurnStarted) for record in own)
 
     def _has_session(self, begun: r.RunStarted) -> bool:
         return begun.shown is not None or self.recorded.has_session

@@ -21,6 +21,7 @@ from agentloop._core.sourced_tools import ASKED, SourcedTools
 from agentloop.abc import Model, ModelProvider
 from agentloop.agents import Agent, implicit_settings
 from agentloop.config import RunConfig
+from agentloop.context import Sandbox
 from agentloop.exceptions import UserError
 from agentloop.guardrails import tool_input_guardrail, tool_output_guardrail
 from agentloop.handoffs import Handoff
@@ -87,6 +88,18 @@ class ClosedSession:
     async def clear(self) -> None:
         """Raise UserError."""
         raise UserError("a replay writes to no session")
+
+
+class ClosedSandboxes:
+    """A placeholder for a provider of sandboxes, which is not asked: the log has their names."""
+
+    async def create(self, run_id: str) -> Sandbox:
+        """Raise UserError."""
+        raise UserError("a replay makes no sandbox")
+
+    async def find(self, name: str, run_id: str) -> Sandbox:
+        """Raise UserError."""
+        raise UserError("a replay finds no sandbox")
 
 
 class HooksOfAgents(AgentHooks):
@@ -204,6 +217,7 @@ class RecordedAgents:
             effects=self._effects,
             instruments=(),
             tracing_disabled=True,
+            sandbox=None,  # the driver says in which segments there is one
             price=None if given.price is None else self._find_recorded_cost,
             hosted_price=None if given.hosted_price is None else self._find_recorded_cost,
         )

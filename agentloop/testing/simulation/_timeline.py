@@ -68,6 +68,8 @@ def _describe_record(record: r.Record) -> str:
             return f"{call_id} {tool} {outcome.status}{by}: {_shorten(outcome.output)}"
         case r.HandedOff(source_agent=source, target_agent=target):
             return f"{source} hands over to {target}"
+        case r.SandboxOpened(name=name):
+            return f"sandbox {name} is the run's"
         case r.SessionSaved(count=count):
             return f"{count} items are in the session"
         case r.CancelRequested(call_id=call_id):
