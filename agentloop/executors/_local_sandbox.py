@@ -241,8 +241,9 @@ class LocalSandboxes:
     ) -> tuple[PrunedSandbox, ...]:
         """Remove the storage that no run needs any more, and return what was found.
 
-        That is: what a process left that died while it made or removed a sandbox; what *is_over* says so of; and what
-        no run has used for *older_than* seconds. Storage that a run has is never removed.
+        A process that died while it made or removed a sandbox has left storage that is always removed. Of the rest,
+        it removes what *is_over* says is over, and what no run has used for *older_than* seconds. Storage that a run
+        has is never removed.
 
         Args:
             is_over: `(run_id, name) -> bool | None`: True if that run is over, or has another sandbox. It is called in
