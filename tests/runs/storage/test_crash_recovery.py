@@ -33,7 +33,18 @@ from kit.ending import Fatal, Rendezvous
 from kit.results import check_history, find_outcome, find_records, read_shown_outputs, read_statuses
 from kit.resuming import BatchJournal, make_journal
 
-from agentloop import Agent, RejectContent, Runner, ToolCallError, ToolContext, tool, tool_output_guardrail
+from agentloop import (
+    Agent,
+    GuardrailFunctionOutput,
+    OutputGuardrailTripwireTriggered,
+    RejectContent,
+    Runner,
+    ToolCallError,
+    ToolContext,
+    output_guardrail,
+    tool,
+    tool_output_guardrail,
+)
 from agentloop import records as r
 from agentloop.abc import Instrument
 from agentloop.exceptions import EarlierFailure
@@ -161,6 +172,36 @@ async def test_a_session_gets_each_item_once_over_two_crashes_right_after_it_was
     third, session = await cut_behind(second, "handed_off"), await session_of(wanted[:5])
     assert not any(b"session_saved" in line for line in await third.read())
     await Runner.resume(passing(), third, session=session)
+    assert await session.get_items() == wanted
+
+
+@pytest.mark.backends("asyncio", "trio")
+async def test_an_output_that_is_withheld_after_a_crash_reaches_the_session_once() -> None:
+    """The withheld text replaces the output of the first call; that of the second was in the log before the crash."""
+
+    @tool
+    async def look(n: int) -> str:
+        """Look."""
+        return f"seen {n}"
+
+    @output_guardrail
+    async def refuse(_: Any, agent: Any, output: Any) -> GuardrailFunctionOutput:
+        return GuardrailFunctionOutput(tripwire_triggered=True)
+
+    def make() -> Agent[Any, Any]:
+        model = script_turns([call("look", {"n": 1}, call_id="c1"), call("look", {"n": 2}, call_id="c2")])
+        fields: Any = {"tools": [look], "tool_use_behavior": "stop_on_first_tool", "output_guardrails": [refuse]}
+        return Agent("a", model=model, **fields)
+
+    journal, whole = BatchJournal(), MemorySession()
+    with pytest.raises(OutputGuardrailTripwireTriggered):
+        await Runner.run(make(), "go", journal=journal, session=whole)
+    wanted, lines = await whole.get_items(), await journal.read()
+    assert [type(item).__name__ for item in wanted] == ["UserMessage", *["ToolCall"] * 2, *["ToolOutput"] * 2]
+    [place] = [place for place, line in enumerate(lines) if b'"kind":"batch_ended"' in line]
+    session = MemorySession()
+    with pytest.raises(OutputGuardrailTripwireTriggered):
+        await Runner.resume(make(), await make_journal(lines[: place + 1]), session=session)
     assert await session.get_items() == wanted
 
 
