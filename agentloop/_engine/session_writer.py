@@ -87,7 +87,7 @@ async def _write(run: LiveRun, progress: SessionProgress, items: list[Item]) -> 
         effect = e.LoadSession(run.path, lambda: session.get_items(len(before) + len(doubtful)))
         tail = list(await run.tree.effects.perform(effect))
         left = {id(item) for item in _not_there(doubtful, _cut_after(tail, before, len(doubtful)))}
-        # Others may stand between those: an output that a guardrail has withheld since is another item.
+        # Others may come between those: an output that a guardrail has withheld since is another item.
         items = [item for item in items if id(item) in left or id(item) not in in_doubt]
     progress.doubtful, progress.preceding = [], []
     if items:
