@@ -36,7 +36,6 @@ from agentloop._engine.runtime.live_run import (
 )
 from agentloop._engine.runtime.log import Log
 from agentloop._engine.runtime.resources import Resources
-from agentloop._engine.runtime.threads import Threads
 from agentloop.abc import Instrument, Journal, Model, ReplayingEffects, Session, TimedEffects
 from agentloop.agents import Agent
 from agentloop.budget import Budget
@@ -131,7 +130,9 @@ class Runner:
         """
         stream = _stream(agent, input, options, subscribe=False, plain=True)
         async with stream:
-            await stream.outlast()
+            await stream.next_ring()
+            while not stream.is_complete:
+                await stream.next_ring()
         return stream.result
 
     @staticmethod
@@ -218,7 +219,7 @@ def _stream(
     config = _USUAL if options.get("run_config") is None else check_run_config(options["run_config"])
     handlers = {} if options.get("error_handlers") is None else _check_handlers(options["error_handlers"])
     kept = _make_server_conversation(options)
-    if _is_state(given):
+    if not isinstance(given, str) and _is_state(given):  # most inputs are texts: then the class isn't needed
         from agentloop._engine.resume import resume_from
 
         start = resume_from(given, agent, kept)
@@ -244,15 +245,11 @@ def _stream(
         open_journal,
     )
 
-    def begin() -> LiveRun:
-        return _make_run(agent, start, context, config, hooks, handlers, session)
-
+    begin = functools.partial(_make_run, agent, start, context, config, hooks, handlers, session)
     return RunStream(begin, segment, subscribe=subscribe, plain=plain)
 
 
 def _is_state(given: object) -> TypeGuard[RunState]:
-    if isinstance(given, str):  # which most inputs are: then the class isn't needed
-        return False
     from agentloop.state import RunState
 
     return isinstance(given, RunState)
@@ -309,12 +306,10 @@ def _make_run(
     shared = loop_state()
     runtime = current_runtime()
     effects = config.effects or _LIVE
-    log = Log(start.fold, tuple(config.instruments))
-    if effects is not _LIVE:
-        if isinstance(effects, TimedEffects):
-            log.wall = effects.wall
-        if isinstance(effects, ReplayingEffects):
-            log.expect = effects.expect
+    expect = None if effects is _LIVE or not isinstance(effects, ReplayingEffects) else effects.expect
+    log = Log(start.fold, tuple(config.instruments), expect)
+    if effects is not _LIVE and isinstance(effects, TimedEffects):
+        log.wall = effects.wall
     begun = start.fold.started
     resources = Resources()
     shared_resources = runtime.resources if runtime else resources
@@ -335,9 +330,7 @@ def _make_run(
     )
     settings = RunSettings(
         config=config,
-        make_threads=functools.partial(
-            Threads, config.tool_execution.max_threads, runtime.threads if runtime else shared.threads
-        ),
+        around=runtime.threads if runtime else shared.threads,
         hooks=hooks,
         error_handlers=handlers,
         session=_follow_session(session, start.fold) if session is not None else None,

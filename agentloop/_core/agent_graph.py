@@ -54,22 +54,33 @@ def _digest_of_parts(agent: Agent[Any, Any]) -> str:
     )[:8]
 
 
+_NO_TABLE: dict[Any, Any] = {}
+"""Both tables of a graph that has none yet. Nothing is ever written to it."""
+
+
 class AgentGraph:
     """The agents a run may reach, found from its first one. Owned by a run; grows when agents are added during it."""
 
+    __slots__ = ("_agents", "_keys", "_lone_key", "root")
+
     def __init__(self, root: Agent[Any, Any]) -> None:
         self.root = root
-        self._keys: dict[int, str] = {}
-        self._agents: dict[str, Agent[Any, Any]] = {}
+        self._lone_key: str | None = None
+        """The key of the root while it was asked for alone, and reaches no other agent: most runs need no table."""
+        self._keys: dict[int, str] = _NO_TABLE
+        self._agents: dict[str, Agent[Any, Any]] = _NO_TABLE
 
     def key(self, agent: Agent[Any, Any]) -> str:
         """Return the key of *agent*; it is the same as long as this object exists."""
+        if agent is self.root and self._lone_key is not None:
+            return self._lone_key
         found = self._keys.get(id(agent))
         if found is None:
-            if agent is self.root and next(_neighbours(agent), None) is None:  # alone, as most are
-                self._agents[agent.name], self._keys[id(agent)] = agent, agent.name
-            else:
-                self._add_keys(agent)
+            nested = [one for one in agent.tools if isinstance(one, FunctionTool) and isinstance(one.body, AgentCall)]
+            if agent is self.root and not (self._keys or agent.handoffs or nested):
+                self._lone_key = agent.name
+                return agent.name
+            self._add_keys(agent)
             found = self._keys[id(agent)]
         return found
 
@@ -103,6 +114,10 @@ class AgentGraph:
         return _find_reachable(self.root)
 
     def _add_keys(self, agent: Agent[Any, Any]) -> None:
+        if self._keys is _NO_TABLE:
+            self._keys, self._agents = {}, {}
+            if self._lone_key is not None:
+                self._keys[id(self.root)], self._agents[self._lone_key] = self._lone_key, self.root
         agents = {id(one): one for one in (*_find_reachable(self.root), agent)}
         alike: defaultdict[str, list[Agent[Any, Any]]] = defaultdict(list)
         for one in agents.values():

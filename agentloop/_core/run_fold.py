@@ -37,7 +37,7 @@ import hashlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
 
 from agentloop import records as r
 from agentloop._common.digests import digestible
@@ -61,6 +61,21 @@ from agentloop.model_events import ModelInfo, ModelResponse
 from agentloop.outcomes import FROM_ABOVE, SUCCESSES, CallOutcome
 from agentloop.settings import JsonLimits
 from agentloop.usage import RequestUsage, Usage
+
+T = TypeVar("T")
+
+# What few runs have begins as one of these, which all folds share, and is made at its first entry: each container is an
+# object that the garbage collector counts and visits for every run that waits.
+_NO_DICT: dict[Any, Any] = {}
+_NO_SET: frozenset[Any] = frozenset()
+
+
+def _append_to(kept: Sequence[T], new: T) -> Sequence[T]:
+    """Return *kept* with *new*: the same list, or the first one."""
+    if isinstance(kept, list):
+        kept.append(new)
+        return kept
+    return [new]
 
 
 class CallState:
@@ -135,7 +150,7 @@ class UsageMeter:
         self.cache_write_tokens: int = 0
         self.reasoning_tokens: int = 0
         self.audio_tokens: int = 0
-        self.entries: list[RequestUsage] = []
+        self.entries: Sequence[RequestUsage] = ()
 
     def add(self, usage: RequestUsage | None) -> None:
         """Count one request, or the attempts that *usage* tells. Without *usage* only `requests` grows."""
@@ -151,7 +166,7 @@ class UsageMeter:
         self.reasoning_tokens += usage.reasoning_tokens
         self.audio_tokens += usage.audio_tokens
         if usage.total_tokens or usage.input_tokens or usage.output_tokens or not usage.complete:
-            self.entries.append(usage)
+            self.entries = _append_to(self.entries, usage)
 
     def total(self) -> Usage:
         """Return the sums as a detached value."""
@@ -246,11 +261,12 @@ _MAY_HOLD_SECRETS = OF_CALLS | {r.RunEnded}
 
 
 _MAY_BRING_SECRETS: dict[type, Callable[[Any], Any]] = {
-    r.RunStarted: lambda record: bring_secrets(record.input),
-    r.InputAdded: lambda record: bring_secrets(record.items),
-    r.ModelResponded: lambda record: bring_secrets(record.response.items),
+    r.RunStarted: attrgetter("input"),
+    r.InputAdded: attrgetter("items"),
+    r.ModelResponded: attrgetter("response.items"),
     r.CallSettled: attrgetter("outcome.secret"),
 }
+"""By class of record: returns the items that it brings, or whether it is secret."""
 
 
 def is_search(call: CallState) -> bool:
@@ -335,7 +351,7 @@ class RunFold:
         self.limits: JsonLimits = limits
         self.records: list[r.Record] = []
         self.nested: dict[str, RunFold] = {}
-        self._found: dict[tuple[str, ...], RunFold] = {}
+        self._found: dict[tuple[str, ...], RunFold] = _NO_DICT
         """Cache of nested folds by path, so that a deep one is searched for once."""
         self.run_id: str = ""
         self.first_agent: str = ""
@@ -364,7 +380,7 @@ class RunFold:
         """Index into `batch`: every call below it has been released or waits for a verdict."""
         self.released_late: deque[CallState] | None = None
         """Settled calls below `released` that are not released yet: they waited when the index passed them."""
-        self.sticky: dict[tuple[str, str], r.VerdictGiven] = {}
+        self.sticky: dict[tuple[str, str], r.VerdictGiven] = _NO_DICT
         """Verdicts on all calls of an agent to a tool, by agent and tool."""
         self.conflict: ToolCall | HandoffCall | None = None
         self.turn_has_effects: bool = False
@@ -384,13 +400,13 @@ class RunFold:
         """Number of answers of the current agent that didn't fit its output type, and that the model has to correct."""
         self.pauses: int = 0
         """Number of times that the provider has paused its answer in the current turn, to continue in the same turn."""
-        self.handoffs: dict[str, HandoffCall] = {}
+        self.handoffs: dict[str, HandoffCall] = _NO_DICT
         self.handoffs_due: list[HandoffCall] = []
-        self.tool_users: frozenset[str] = frozenset()
+        self.tool_users: frozenset[str] = _NO_SET
         """Agents that have used a tool in this run, by key."""
-        self.found_tools: dict[str, tuple[str, ...]] = {}
+        self.found_tools: dict[str, tuple[str, ...]] = _NO_DICT
         """Names of the tools that searches have found in earlier turns, by key of the agent that searched."""
-        self.settled_tools: frozenset[str] = frozenset()
+        self.settled_tools: frozenset[str] = _NO_SET
         """Names of the tools with at least one settled call."""
         self.repeats: dict[tuple[str, str], tuple[object, int]] = {}
         """Last output by tool and arguments, and how many times in a row the tool gave it."""
@@ -404,13 +420,13 @@ class RunFold:
         """Items of the current turn's last response, without repeated calls; None before it, and once a handoff or a
         request to correct it has followed.
         """
-        self.receipts: dict[str, str] = {}
-        self.guardrails: list[r.GuardrailSettled] = []
+        self.receipts: dict[str, str] = _NO_DICT
+        self.guardrails: Sequence[r.GuardrailSettled] = ()
         self.tripped: r.GuardrailSettled | None = None
         """The input or output guardrail of the run whose tripwire ends this run segment."""
         self.input_guards_due: tuple[tuple[str, int], ...] = ()
         """Input guardrails that have to pass `unchecked_input`, as the current turn's start names them; often none."""
-        self.input_guards_passed: frozenset[tuple[str, int]] = frozenset()
+        self.input_guards_passed: frozenset[tuple[str, int]] = _NO_SET
         """Input guardrails that have passed `unchecked_input`, by name and position among those of that name."""
         self.input_accepted: bool = False
         """True once every input item has been accepted; False again when input is added."""
@@ -421,7 +437,7 @@ class RunFold:
         self.meter: UsageMeter = UsageMeter()
         self.turn_open: bool = False
         """True from the start of a turn until the model has answered in it; a paused answer leaves the turn open."""
-        self.unchecked_input: list[Item] = []
+        self.unchecked_input: tuple[Item, ...] = ()
         """Input, of the run or added later, that the guardrails have not accepted yet."""
         self.saved: int | None = None
         """Number of the new items that session writes have covered; None before the first write."""
@@ -432,7 +448,7 @@ class RunFold:
         self.started: r.RunStarted | None = None
         self.resumed: r.RunResumed | None = None
         self.ended: r.RunEnded | None = None
-        self.failures: list[r.CallSettled] = []
+        self.failures: Sequence[r.CallSettled] = ()
         """Settled calls whose error was not converted to an output."""
         self.just_released: Sequence[ToolOutput] = ()
         """The outputs released by the last record that may release some: see `_release`."""
@@ -540,6 +556,8 @@ class RunFold:
             for step in path[len(self.path) :]:
                 fold = fold.nested.get(step) if fold is not None else None
             if fold is not None:
+                if self._found is _NO_DICT:
+                    self._found = {}
                 self._found[path] = fold
         return fold
 
@@ -558,8 +576,9 @@ class RunFold:
     def apply(self, record: r.Record) -> r.Record:
         """Append *record* and fold it, in one synchronous step. Return it as appended: with its `secret` flags set."""
         kind, path = type(record), record.path
-        if not self.holds_secrets and (brings_secrets := _MAY_BRING_SECRETS.get(kind)) is not None:
-            self.holds_secrets = bool(brings_secrets(record))
+        if not self.holds_secrets and (get_brought := _MAY_BRING_SECRETS.get(kind)) is not None:
+            brought = get_brought(record)
+            self.holds_secrets = brought if type(brought) is bool else bring_secrets(brought)
         if self.holds_secrets and kind in _MAY_HOLD_SECRETS:
             record = self._set_secret(record)
         self.records.append(record)
@@ -632,8 +651,9 @@ class RunFold:
         self.run_id, self.first_agent, self.max_turns = record.run_id, record.agent, record.max_turns
         self.agent = record.agent
         self.input = record.input
-        self._note_secrets(record.input)
-        self.unchecked_input.extend(record.input)
+        if secret := [item for item in record.input if getattr(item, "secret", False)]:
+            self._note_secrets(secret)
+        self.unchecked_input += record.input
         self.history.extend(record.input if record.shown is None else record.shown)
         self.kept_length = len(self.history)
 
@@ -693,6 +713,8 @@ class RunFold:
                 state = self.calls[call_id] = CallState(item, record.turn, len(batch))
                 batch.append(state)
             else:
+                if self.handoffs is _NO_DICT:
+                    self.handoffs = {}
                 self.handoffs[call_id] = item
                 self.handoffs_due.append(item)
         self.response = kept
@@ -748,7 +770,7 @@ class RunFold:
             self.meter.add(record.usage)
 
     def _guardrail_settled(self, record: r.GuardrailSettled) -> None:
-        self.guardrails.append(record)
+        self.guardrails = _append_to(self.guardrails, record)
         if record.stage == "input" and record.verdict == "passed":
             self.input_guards_passed |= {(record.guardrail, record.nth)}
             self._accept_if_passed()
@@ -765,8 +787,8 @@ class RunFold:
         The engine acts on a response only after that. So any record of a call, a handoff or a pause proves it.
         """
         self.input_accepted = True
-        self.unchecked_input.clear()
-        self.input_guards_passed = frozenset()
+        self.unchecked_input = ()
+        self.input_guards_passed = _NO_SET
 
     def _call_started(self, record: r.CallStarted) -> None:
         self.turn_has_effects = True
@@ -793,6 +815,8 @@ class RunFold:
         if call is not None and (call.approval is None or fits(record, call.approval)):
             call.verdict = record
             if record.always:
+                if self.sticky is _NO_DICT:
+                    self.sticky = {}
                 self.sticky[record.agent, record.tool] = record
 
     def _call_settled(self, record: r.CallSettled) -> None:
@@ -808,8 +832,10 @@ class RunFold:
             self.searches = True
         cut = outcome.cancelled_by is not None and outcome.cancelled_by in FROM_ABOVE
         if record.error is not None and output is None and not cut:
-            self.failures.append(record)
+            self.failures = _append_to(self.failures, record)
         if record.receipt is not None and outcome.status == "succeeded" and not isinstance(output, WithheldText):
+            if self.receipts is _NO_DICT:
+                self.receipts = {}
             self.receipts.setdefault(record.receipt, record.call_id)  # one stored as a digest can't be an answer
         if made.name not in self.settled_tools and made.kind != "approval":
             self.settled_tools |= {made.name}
@@ -865,7 +891,7 @@ class RunFold:
         for call in self.batch:
             if call.outcome is not None:
                 known |= dict.fromkeys(call.outcome.found or ())
-        self.found_tools[self.agent] = tuple(known)
+        self.found_tools = {**self.found_tools, self.agent: tuple(known)}
         self.searches = False
 
     def _handed_off(self, record: r.HandedOff) -> None:
@@ -906,8 +932,8 @@ class RunFold:
         self.history.extend(record.items)
         self.new_items.extend(record.items)
         self.input_added_later, self.input_accepted = self.input_added_later or self.input_accepted, False
-        self.input_guards_passed = frozenset()  # a guardrail that passed the earlier input has not seen the new one
-        self.unchecked_input.extend(record.items)
+        self.input_guards_passed = _NO_SET  # a guardrail that passed the earlier input has not seen the new one
+        self.unchecked_input += record.items
 
     def _sandbox_opened(self, record: r.SandboxOpened) -> None:
         self.sandbox = record.name

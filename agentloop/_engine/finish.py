@@ -125,7 +125,8 @@ async def finish_segment(run: LiveRun, ended: FinishedRun) -> BaseException | No
     errors: list[BaseException] = []
     if ended.status != "completed":
         await _collect_error(errors, partial(_save_rest, run, ended.error))
-    errors += await run.resources.close(run.cleanup, run.cut)
+    if run.resources.seal():
+        errors += await run.resources.close(run.cleanup, run.cut)
     if errors:
         ended = _fail(ended, errors)
     hooks = run.settings.hooks
@@ -146,7 +147,9 @@ async def finish_segment(run: LiveRun, ended: FinishedRun) -> BaseException | No
     if run.has_begun:
         run.append(
             RunEnded(
-                *run.here(),
+                run.state.path,
+                run.state.turn,
+                run.tree.log.wall(),
                 ended.status,
                 final_output=ended.output if failed is None else None,
                 stop_reason=ended.stop_reason,

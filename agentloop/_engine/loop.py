@@ -91,6 +91,9 @@ async def drive(run: LiveRun) -> FinishedRun:
     Raises:
         BaseException: the error that ends the run early.
     """
+    # In a plain run `_check_turn_end` has nothing to check but for `stop_after_turn`.
+    settings, events = run.settings, run.tree.log.events
+    stops = settings.stop_when is not None or settings.config.loop_detection is not None or events is not None
     while True:  # noqa: ASYNC913 - every action waits but the last
         action = next_action(run.state, run.turn.view)
         if isinstance(action, AskBehavior):
@@ -99,7 +102,7 @@ async def drive(run: LiveRun) -> FinishedRun:
             case RequestModel() if run.state.turn_open and run.turn.view is not None:
                 await call_model(run, await _continue_turn(run, run.turn.view), checked=True)
             case RequestModel():
-                if _may_stop(run) and (ended := await _check_turn_end(run)) is not None:
+                if (stops or run.stop_after_turn) and (ended := await _check_turn_end(run)) is not None:
                     return ended
                 view = await _begin_turn(run)
                 if run.state.input_guards_due and (guards := guards_missing(run)):
@@ -107,9 +110,10 @@ async def drive(run: LiveRun) -> FinishedRun:
                 else:
                     await call_model(run, view, checked=True)
             case Settle():
-                view = await _ensure_view(run)
+                view = run.turn.view or await _ensure_view(run)
                 await settle(run, view, await plan_turn(run, view))
-                await save_turn(run)
+                if run.settings.session is not None:
+                    await save_turn(run)
             case Transfer():
                 from agentloop._engine.handoff import transfer
 
@@ -136,13 +140,6 @@ async def _ensure_view(run: LiveRun) -> TurnView:
     if run.turn.view is None:
         run.turn.view = await prepare_turn(run, answered=True)
     return run.turn.view
-
-
-def _may_stop(run: LiveRun) -> bool:
-    """Tell whether `_check_turn_end` has something to check: in a plain run it mostly hasn't."""
-    settings = run.settings
-    watched = settings.stop_when is not None or settings.config.loop_detection is not None
-    return watched or run.stop_after_turn or run.tree.log.events is not None
 
 
 async def _check_turn_end(run: LiveRun) -> FinishedRun | None:
@@ -186,12 +183,11 @@ async def _begin_turn(run: LiveRun) -> TurnView:
     view = run.turn.view = await prepare_turn(run)
     if run.may_be_cancelled():
         await checkpoint_if_cancelled()  # a shielded section before this may have hidden the end of the run
-    path, turn, at = run.here()
-    if not run.state.turn_open:  # else the turn began in an earlier run segment, and got no answer
-        turn += 1
-    judges = () if run.state.input_accepted else tuple([guard.name for guard in input_guardrails(run)])
-    run.append(TurnStarted(path, turn, at, run.tree.graph.key(run.agent), view.tool_names, view.handoff_names, judges))
-    log = run.tree.log
+    state, log = run.state, run.tree.log
+    turn = state.turn if state.turn_open else state.turn + 1  # open: from an earlier run segment, without an answer
+    judges = () if state.input_accepted else tuple([guard.name for guard in input_guardrails(run)])
+    key = run.tree.graph.key(run.agent)
+    run.append(TurnStarted(state.path, turn, log.wall(), key, view.tool_names, view.handoff_names, judges))
     if log.journal is not None:
         await log.journal.durable()
     if log.is_watched or (log.journal is not None and not log.journal.immediate):
@@ -328,14 +324,13 @@ async def _begin(run: LiveRun, given: tuple[Item, ...], max_turns: int | None, t
     if not run.context.run_id:
         effects = run.tree.effects
         run.context.run_id = new_id() if type(effects) is LiveEffects else await effects.perform(NewId())
-    path, _, at = run.here()
     server = run.settings.server
     started = RunStarted(
-        path,
+        run.state.path,
         0,
-        at,
+        run.tree.log.wall(),
         run.context.run_id,
-        run.agent_key,
+        run.tree.graph.key(run.agent),
         given,
         max_turns,
         workflow=trace.workflow_name if trace is not None else None,

@@ -8,11 +8,10 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from decimal import Decimal
 from functools import partial
 from operator import is_
-from typing import Any
 
 import anyio
 import msgspec
@@ -79,7 +78,8 @@ async def call_model(run: LiveRun, view: TurnView, *, checked: bool = False) -> 
     if items is not response.items:
         response = response.replace(items=items)
     cost = None if run.settings.budget is None else _charge(run, run.settings.budget, view, response)
-    run.append(ModelResponded(*run.here(), response, cost=cost, first_delta_at=first_delta_at))
+    path, turn, at = run.state.path, run.state.turn, run.tree.log.wall()
+    run.append(ModelResponded(path, turn, at, response, cost=cost, first_delta_at=first_delta_at))
     if run.settings.server is not None:
         run.settings.server.sent = len(run.state.history)
         if run.settings.server.conversation_id is None:
@@ -120,9 +120,17 @@ async def _request_response(run: LiveRun, view: TurnView, request: ModelRequest)
         raise UserTypeError(f"info of {view.model!r} must be a ModelInfo, not {asked!r}")
     while True:
         digest = _digest_request(run, view, request)
-        run.append(ModelRequested(*run.here(), digest, attempt.number, None if asked == run.state.model else asked))
+        state, asked_anew = run.state, None if asked == run.state.model else asked
+        run.append(ModelRequested(state.path, state.turn, run.tree.log.wall(), digest, attempt.number, asked_anew))
         try:
-            return await _begin_attempt(run, view, request, attempt), attempt.first_delta_at
+            # The door of live effects would only await it: no coroutine is put around the model's for that.
+            read = _read_response if request.settings.timeout is None else _read_in_time
+            if type(run.tree.effects) is LiveEffects:
+                return await read(run, view, request, attempt), attempt.first_delta_at
+            do = partial(read, run, view, request, attempt)
+            model, shown = view.model, attempt.note_shown
+            effect = e.CallModel(run.path, request.turn, attempt.number, do, request, run.agent_key, model, shown)
+            return await run.tree.effects.perform(effect), attempt.first_delta_at
         except cancelled_types():
             record_end(run)
             run.append(ModelFailed(*run.here(), "cancelled", attempt.number, usage=RequestUsage(complete=False)))
@@ -294,22 +302,6 @@ def _digest_request(run: LiveRun, view: TurnView, request: ModelRequest) -> str:
     return hashlib.sha256(b"[%b,%b,%b" % (items, system, view.shown)).hexdigest()[:32]
 
 
-def _begin_attempt(
-    run: LiveRun, view: TurnView, request: ModelRequest, attempt: _Attempt
-) -> Coroutine[Any, Any, ModelResponse]:
-    """Return the coroutine of one attempt.
-
-    The door of the live effects would do nothing but await it: no coroutine is put around the model's for that.
-    """
-    read = _read_response if request.settings.timeout is None else _read_in_time
-    if type(run.tree.effects) is LiveEffects:
-        return read(run, view, request, attempt)
-    do = partial(read, run, view, request, attempt)
-    return run.tree.effects.perform(
-        e.CallModel(run.path, request.turn, attempt.number, do, request, run.agent_key, view.model, attempt.note_shown)
-    )
-
-
 @interruptible
 async def _read_in_time(run: LiveRun, view: TurnView, request: ModelRequest, attempt: _Attempt) -> ModelResponse:
     timeout = request.settings.timeout
@@ -370,7 +362,7 @@ async def _read_response(run: LiveRun, view: TurnView, request: ModelRequest, at
         done.service_tier,
         done.provider_data,
     )
-    if response.cut:
+    if response.finish_reason is not None and response.cut:
         _check_cut(run, response)
     return response
 

@@ -33,7 +33,6 @@ from agentloop._engine.runtime.interrupts import uninterrupted
 from agentloop._engine.runtime.live_run import LiveRun, RunServicesView, RunSettings
 from agentloop._engine.runtime.resources import Resources
 from agentloop._engine.runtime.session_progress import SessionProgress
-from agentloop._engine.runtime.threads import Threads
 from agentloop.budget import Budget
 from agentloop.conditions import as_condition
 from agentloop.config import RunConfig
@@ -122,7 +121,7 @@ async def _run_streamed(run: LiveRun, on_stream: Callback, work: Callable[[], Aw
     """
     log = run.tree.log
     buffer = EventBuffer(log.state, None, run.agent_at, run.path)
-    log.listeners.append(buffer)
+    log.listeners += (buffer,)
     failures: list[BaseException] = []
     captured = Captured()
     try:
@@ -141,7 +140,7 @@ async def _run_streamed(run: LiveRun, on_stream: Callback, work: Callable[[], Aw
                 buffer.discard()
                 raise
             finally:
-                log.listeners.remove(buffer)
+                log.listeners = tuple([other for other in log.listeners if other is not buffer])
                 buffer.close()
         await checkpoint_if_cancelled()
     except cancelled_types():
@@ -192,17 +191,11 @@ def _make_nested_run(outer: LiveRun, call: ToolCall, body: AgentCall, config: Ru
     if state is None:
         state = outer.state.nested[call_id] = RunFold((*outer.path, call_id), limits=config.json_limits)
     agent = body.agent if state.started is None else outer.tree.graph.get(state.agent)
-    around = outer.settings
-
-    def make_threads() -> Threads:
-        own = config is not around.config
-        return Threads(config.tool_execution.max_threads, around.threads) if own else around.threads
-
     # An inherited condition is the outer run's: it is checked between that run's turns.
     stop_when = config.stop_when if body.run_config is not None else None
     settings = RunSettings(
         config=config,
-        make_threads=make_threads,
+        around=outer.settings,
         session=SessionProgress.of(body.session, state) if body.session is not None else None,
         budget=_make_budget(config, outer, state) if body.run_config is not None else outer.settings.budget,
         stop_when=as_condition(stop_when) if stop_when is not None else None,

@@ -125,7 +125,7 @@ async def guard_model_call(run: LiveRun, guards: list[Judge], call_model: Callab
         InputGuardrailTripwireTriggered: by the first that trips; the model call and the other guardrails have ended.
         Exception: the error of a guardrail or the model; all others have ended, too.
     """
-    given, none_beside = tuple(run.state.unchecked_input), run.state.input_added_later
+    given, none_beside = run.state.unchecked_input, run.state.input_added_later
     blocking: list[Callable[[], Awaitable[None]]] = []
     beside: list[Callable[[], Awaitable[None]]] = []
     for judge in guards:

@@ -32,7 +32,7 @@ left, no task of the run is running.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextvars import copy_context
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, final
@@ -112,7 +112,7 @@ class RunStream(Generic[OutputT]):
     )
 
     def __init__(self, start: Start, entry: RunSegment, *, subscribe: bool, plain: bool = False) -> None:
-        self._start = start
+        self._start: Start | None = start
         self._entry = entry
         self._subscribe = subscribe
         self._plain = plain
@@ -127,24 +127,26 @@ class RunStream(Generic[OutputT]):
 
     @uninterrupted
     async def __aenter__(self) -> Self:
-        if self._live is not None:
+        if self._start is None:
             raise UserError("a streamed run can be entered once")
-        if own_task() is None:
+        task = own_task()
+        if task is None:
             protect()
         context = copy_context()
         nursery = new_nursery(self._lose_task, outermost=True) if self._plain else new_group_nursery()
-        live = self._start()
+        live, self._start = self._start(), None
         if self._subscribe:
             self._events = EventBuffer(live.state, live.settings.config.stream_buffer, live.agent_at)
             live.tree.log.events = self._events
         self._nursery = await nursery.__aenter__()
         self._scope = nursery.new_scope()
         self._live, live.holder_scope = live, self._scope
-        context.run(current_holder.set, Holder(nursery.cancel))
+        context.run(current_holder.set, Holder(nursery.cancel, task))
         context.run(current_relay.set, nursery.relay_to_members)
         if nursery.is_cut is not None:
             live.own_scope, live.is_cut = self._scope, nursery.is_cut
-        live.tree.log.on_instrument_error = self._stop
+        if live.tree.log.is_watched:
+            live.tree.log.on_instrument_error = self._stop
         live.resources.spawn = lambda work, on, name: nursery.start(work, on, name, context, shielded=True)
         nursery.start(self._main, _RunTask(live, self._scope), f"agentloop run of {live.agent.name}", context)
         return self
@@ -179,8 +181,7 @@ class RunStream(Generic[OutputT]):
     def _leave(self, live: LiveRun, task: Task | None) -> None:
         self._end(live)
         if self._nursery is not None:
-            self._nursery.leave(task)
-            self._nursery.ring_when_empty()
+            self._nursery.leave(task, rings=True)
 
     def _end(self, live: LiveRun) -> None:
         if live.tree.log.journal is not None:
@@ -190,7 +191,10 @@ class RunStream(Generic[OutputT]):
             self._ended.set()
         if self._events is not None:
             self._events.close()
-        live.release_refs()
+        # The reference cycles of the run are broken, so that a finished one doesn't wait for the garbage collector.
+        log = live.tree.log
+        log.events = log.spans = log.on_instrument_error = None
+        live.tree.children.clear()
 
     def _lose_task(self) -> None:
         """Fail the run: other code has cancelled one of its tasks before its first step."""
@@ -259,7 +263,7 @@ class RunStream(Generic[OutputT]):
             KeyboardInterrupt: trio raised it here, bare.
         """
         assert self._nursery is not None
-        interrupt = None if own_task() is not None else await self._outlast_interrupts(left_by)
+        interrupt = await self._outlast_interrupts(left_by) if self._nursery.on_trio else None
         caught: bool | None = False
         try:
             caught = await self._nursery.__aexit__(exc_type, left_by if exc_type is not None else None, tb)
@@ -321,12 +325,13 @@ class RunStream(Generic[OutputT]):
                 self._ended.set()
         await self._ended.wait()
 
-    @uninterrupted
-    async def outlast(self) -> None:
-        """Wait as `finished` does, for the holder of a plain run: in its nursery, without an event of its own."""
+    def next_ring(self) -> Awaitable[None]:
+        """Wait for the next ring in the nursery of a plain run; `is_complete` then tells whether the run has ended.
+
+        For the run's holder, to be awaited at once.
+        """
         assert self._nursery is not None
-        while not self._is_over:
-            await self._nursery.wait(math.inf)
+        return self._nursery.wait(math.inf)
 
     def __aiter__(self) -> Self:
         return self

@@ -50,7 +50,7 @@ async def plan_turn(run: LiveRun, view: TurnView) -> Plan:
     if (
         run.state.conflict is None
         and not run.state.turn_has_effects
-        and any(not isinstance(tool.is_enabled, bool) for tool in view.by_key.values())
+        and [tool for tool in view.by_key.values() if not isinstance(tool.is_enabled, bool)]
     ):
         rules = rules.replace(disabled=await _find_disabled(run, view))
     plan = plan_response(view, run.state, rules)
@@ -112,9 +112,10 @@ async def settle(run: LiveRun, view: TurnView, plan: Plan) -> None:
     if batch.stopped in ("parent", "deadline"):
         # The nursery ended by itself: anyio cancels a nursery if one of its tasks is cancelled natively.
         raise unexpected_cancellation()
-    batch.raise_failure()
+    if batch.failures:
+        batch.raise_failure()
     if not run.state.due_calls():
-        run.append(BatchEnded(*run.here()))
+        run.append(BatchEnded(run.state.path, run.state.turn, run.tree.log.wall()))
 
 
 async def _format_answer(run: LiveRun, entry: PlanEntry) -> CallOutcome:

@@ -395,13 +395,13 @@ async def _run_body(live: LiveCall) -> end.Ending:
 def _append_start(live: LiveCall) -> BodyState:
     """Do step 10: append `CallStarted`, and spend the budget reserved for the call."""
     run, reserved = live.run, None if live.charge is None else live.charge.reservation
-    path, turn, at = run.here()
+    state, at = run.state, run.tree.log.wall()
     body = live.body = BodyState(at)
     live.clock = live.batch.nursery.now()
     run.append(
         CallStarted(
-            path,
-            turn,
+            state.path,
+            state.turn,
             at,
             live.call_id,
             live.tool.name,

@@ -323,7 +323,7 @@ class Batch:
         self.execution = run.settings.config.tool_execution
         self.calls: dict[str, LiveCall] = {}
         """The calls without an outcome, by id, in model order."""
-        self.answers: list[PlanEntry] = []
+        self.answers: Sequence[PlanEntry] = ()
         self.failures: list[Failure] = []
         self.halted = False
         self.stopped: Cause | None = None
@@ -338,13 +338,12 @@ class Batch:
         context.run(current_relay.set, self.nursery.relay_to_members)
         self._opened = False
         self._segments: list[list[LiveCall]] = []  # last first; an empty deque takes 0.7 KiB of each turn
-        self._current: set[LiveCall] = set()
+        self._current: set[LiveCall] | None = None
         self.unsettled = 0
         """The number of calls without an outcome that are not paused."""
-        self._equal: dict[str, list[LiveCall]] = {}
+        self._equal: dict[str, list[LiveCall]] | None = None
         self._opened_at = self.nursery.now()
         self.queued_at = run.tree.log.wall()
-        self._plain_tools: dict[FunctionTool, bool] = {}
         self.hooks = find_tool_hooks(run.settings.hooks, run.agent.hooks)
         self._gate = run.tree.log.events.new_gate() if run.tree.log.events is not None else None
         self.pump: CapQueue | Dispatcher | None = None
@@ -384,15 +383,17 @@ class Batch:
         if self._gate is not None:
             base = (*base, self._gate)
         groups: dict[str, Limit] = {}
+        plain_tools: dict[FunctionTool, bool] = {}
+        answers: list[PlanEntry] = []
         segment: list[LiveCall] = []
         has_limits = self._gate is not None
         for entry in plan.entries:
             if isinstance(entry.disposition, AwaitVerdict):
                 continue
             if isinstance(entry.disposition, Answer) or entry.tool is None:
-                self.answers.append(entry)
+                answers.append(entry)
                 continue
-            live = self._add_call(entry, entry.tool, base, groups)
+            live = self._add_call(entry, entry.tool, base, groups, plain_tools)
             has_limits = has_limits or live.limits is not base
             alone = sequential or entry.tool.exclusive
             if alone and segment:
@@ -405,15 +406,21 @@ class Batch:
         if segment:
             self._segments.append(segment)
         self._segments.reverse()
+        self.answers = answers or ()
         self.unsettled = len(self.calls) + len(self.answers)
-        self.run.tree.calls[self.run.path] = self.calls
+        self.run.tree.calls[self.run.state.path] = self.calls
         if has_limits:
             self.pump = self._dispatcher = self._choose_dispatcher()
         elif cap is not None and base:
             self.pump = CapQueue(cap, base[0].name_shown)
 
     def _add_call(
-        self, entry: PlanEntry, tool: FunctionTool, base: tuple[Limit, ...], groups: dict[str, Limit]
+        self,
+        entry: PlanEntry,
+        tool: FunctionTool,
+        base: tuple[Limit, ...],
+        groups: dict[str, Limit],
+        plain_tools: dict[FunctionTool, bool],
     ) -> LiveCall:
         call, disposition = entry.call, entry.disposition
         assert isinstance(disposition, _RUNNING)
@@ -421,10 +428,10 @@ class Batch:
         if tool.serial is not None:
             group = groups.setdefault(tool.serial, OrderedCapacity(1, f"serial:{tool.serial}"))
             limits = (*limits, group)
-        plain = self._plain_tools.get(tool)
+        plain = plain_tools.get(tool)
         if plain is None:
             hooks_wait = self.hooks is not None and self.hooks.wait
-            plain = self._plain_tools[tool] = not hooks_wait and is_plain_run(self.run) and is_plain_tool(tool)
+            plain = plain_tools[tool] = not hooks_wait and is_plain_run(self.run) and is_plain_tool(tool)
         plain = plain and is_plain_start(disposition)
         if len(limits) > 1:
             limits = tuple(dict.fromkeys(limits))
@@ -508,6 +515,8 @@ class Batch:
         if source is not None:
             self._settle_replayed(live, source)
             return True
+        if self._equal is None:
+            self._equal = {}
         equal = self._equal.setdefault(key, [])
         equal.append(live)
         return equal[0] is not live
@@ -544,8 +553,8 @@ class Batch:
 
     def _promote_follower(self, key: str, leader: LiveCall) -> None:
         """Let the first follower of *key* lead, since *leader* has no output to share."""
-        equal = self._equal.get(key)
-        if equal is None or equal[0] is not leader:
+        equal = self._equal.get(key) if self._equal is not None else None
+        if self._equal is None or equal is None or equal[0] is not leader:
             return
         del self._equal[key]
         waiting = [live for live in equal if live.phase == "waiting" and live.cause is None]
@@ -600,13 +609,16 @@ class Batch:
         del self.calls[live.call_id]
         if live.arguments.receipt is not None:
             self._share_outcome(live.arguments.receipt, live, outcome)
-        if self._segments or not self.unsettled:
+        if self._segments:
             self._leave_segment(live)
+        elif not self.unsettled:
+            self.nursery.ring_when_empty()
 
     def _leave_segment(self, live: LiveCall) -> None:
         """Start the next segment if *live*, which is over for this run segment, was the last of its own."""
         if self._segments:
-            self._current.discard(live)
+            if self._current is not None:
+                self._current.discard(live)
             self._next_segment()
         if self.unsettled == 0:
             self.nursery.ring_when_empty()
@@ -629,7 +641,8 @@ class Batch:
         if output is not None and limit is not None and not (type(output) is str and len(output) <= limit):
             outcome = outcome.replace(output=cut_output(output, limit))
         error = None if outcome.error is None else error_summary(outcome.error)
-        return CallSettled(*self.run.here(), call.call_id, tool, outcome, error=error, **fields)
+        state, at = self.run.state, self.run.tree.log.wall()
+        return CallSettled(state.path, state.turn, at, call.call_id, tool, outcome, error=error, **fields)
 
     def pause(self, live: LiveCall) -> None:
         """Pause *live*, whose nested run needs a verdict: the call is over for this run segment, without an outcome."""
@@ -648,7 +661,7 @@ class Batch:
         self.spawn(live)
 
     def _share_outcome(self, key: str, live: LiveCall, outcome: CallOutcome) -> None:
-        equal = self._equal.get(key)
+        equal = self._equal.get(key) if self._equal is not None else None
         if equal is None or equal[0] is not live:
             return
         if outcome.status != "succeeded":
@@ -726,7 +739,7 @@ class Batch:
         """
         if live.phase != "waiting" or live.earlier is not _FIRST:
             return False
-        return live not in self._equal.get(live.arguments.receipt or "", ())[1:]
+        return self._equal is None or live not in self._equal.get(live.arguments.receipt or "", ())[1:]
 
     def settle_abandoned(self, live: LiveCall, failure: Failure | None = None) -> None:
         """Settle a call whose task has ended without settling it, or will never begin; *failure* ended the task.
@@ -793,12 +806,18 @@ class Batch:
         Cancellation: waiting calls settle unstarted, running ones are awaited (with reports past the cleanup deadline),
         then the cancellation continues. Not a checkpoint if every call has settled already.
         """
+        timed = self.execution.queue_timeout is not None or self._dispatcher is not None
         try:
             while self.unsettled or (self.failures and self.stopped is None):
-                await self._wait(self._next_wake_time())
+                until = self._next_wake_time() if timed or self.stopped is not None else math.inf
+                if self.stopped is not None or not self.failures:
+                    await self.nursery.wait(until)
+                    if self.stopped is not None and until < math.inf:
+                        self._report_running()
                 if self.failures:
                     self.stop("sibling")
-                self._expire_waiting()
+                if timed:
+                    self._expire_waiting()
                 if self._dispatcher is not None:
                     self._dispatcher.pump()
         except cancelled_types():
@@ -808,7 +827,8 @@ class Batch:
             self._settle_unstarted()
             with anyio.CancelScope(shield=True):  # noqa: ASYNC912 - waits as long as a body does
                 while self.unsettled:
-                    await self._wait(self._next_wake_time())
+                    await self.nursery.wait(self._next_wake_time())
+                    self._report_running()
             raise
 
     def _wake_for(self, room: float) -> None:
@@ -816,15 +836,12 @@ class Batch:
         if room + CLOCK_SLACK < self._sleeps_until:
             self.nursery.ring()
 
-    async def _wait(self, until: float) -> None:
-        self._sleeps_until = until
-        if not self.unsettled or (self.failures and self.stopped is None):
-            return
-        await self.nursery.wait(until)
-        if self.stopped is not None and until < math.inf:
-            self._report_running()
-
     def _next_wake_time(self) -> float:
+        """Return the time on the loop's clock at which the owner has something to do although no call has settled."""
+        self._sleeps_until = until = self._find_wake_time()
+        return until
+
+    def _find_wake_time(self) -> float:
         if self.stopped is not None:
             deadline, now = self.run.cleanup.deadline, anyio.current_time()
             return now + 1.0 if deadline is None else max(deadline, self._report_next) + CLOCK_SLACK
@@ -866,7 +883,9 @@ class Batch:
             return
         if self._dispatcher is not None:
             self._leave_dispatcher()
-        self.halt()
+        if self.pump is not None:
+            self.halt()
+        self.halted = True
         for entry in self.answers:
             if self.run.state.calls[entry.call.call_id].outcome is None:
                 assert isinstance(entry.disposition, Answer)
@@ -878,9 +897,10 @@ class Batch:
                 self.settle_abandoned(live)
         for live in self.calls.values():  # those that are paused
             live.context = live.ticket = None
-        self.run.tree.calls.pop(self.run.path, None)
-        for held in (self.calls, self._segments, self._current, self._equal):
-            held.clear()  # they hold calls, which hold the batch
+        self.run.tree.calls.pop(self.run.state.path, None)
+        self.calls.clear()  # they hold calls, which hold the batch
+        self._segments.clear()
+        self._current = self._equal = None
 
     def raise_failure(self) -> None:
         """Raise the chosen failure of the batch, if it has one."""

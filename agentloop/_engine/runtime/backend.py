@@ -119,16 +119,14 @@ def cancelled_outside(scope: anyio.CancelScope) -> bool:
 
 def own_task() -> asyncio.Task[object] | None:
     """Return the current task on asyncio; None on trio, and outside of an event loop."""
-    try:
-        return asyncio.current_task()
-    except RuntimeError:  # not on asyncio
-        return None
+    # Without a loop `current_task` would raise, which takes 1 µs more of each call on trio.
+    return asyncio.current_task() if asyncio._get_running_loop() is not None else None
 
 
 def own_task_and_count() -> tuple[asyncio.Task[object] | None, int]:
     """Return `own_task()` and `cancelling()`."""
-    task = own_task()
-    return task, task.cancelling() if task is not None else 0
+    task = asyncio.current_task() if asyncio._get_running_loop() is not None else None
+    return task, 0 if task is None else task.cancelling()
 
 
 def has_task_factory() -> bool:
@@ -161,9 +159,9 @@ class Holder:
 
     __slots__ = ("_cancel", "_count", "_task")
 
-    def __init__(self, cancel: Callable[[], None]) -> None:
+    def __init__(self, cancel: Callable[[], None], task: Task | None) -> None:
         self._cancel = cancel
-        self._task = own_task()
+        self._task = task
         self._count = self._task.cancelling() if self._task is not None else 0
 
     def is_leaving(self) -> bool:

@@ -229,7 +229,8 @@ class RunSettings(msgspec.Struct, eq=False, kw_only=True):
     """The settings of one run. No field is assigned anew after the run has been made."""
 
     config: RunConfig
-    make_threads: Callable[[], Threads]
+    around: Threads | RunSettings
+    """The worker threads of the open runtime or of the loop; for a nested run, the settings of the run around it."""
     hooks: RunHooks | None = None
     error_handlers: Mapping[str, Callback] = {}
     session: SessionProgress | None = None
@@ -245,7 +246,13 @@ class RunSettings(msgspec.Struct, eq=False, kw_only=True):
     def threads(self) -> Threads:
         """The worker threads of the run, made at first use: most runs have no sync body."""
         if self._threads is None:
-            self._threads = self.make_threads()
+            around, most = self.around, self.config.tool_execution.max_threads
+            if isinstance(around, Threads):
+                self._threads = Threads(most, around)
+            elif self.config is around.config:
+                self._threads = around.threads
+            else:
+                self._threads = Threads(most, around.threads)
         return self._threads
 
 
@@ -405,12 +412,6 @@ class LiveRun(msgspec.Struct, eq=False, kw_only=True):
         return run.agent if run is not None else None
 
     # -- the end
-
-    def release_refs(self) -> None:
-        """Break the reference cycles of the run, so that a finished one doesn't wait for the garbage collector."""
-        log = self.tree.log
-        log.events = log.spans = log.on_instrument_error = None
-        self.tree.children.clear()
 
     def cut(self, section: str, call_id: str | None = None) -> None:
         """Record that a section of cleanup was cut at the deadline."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from agentloop._core.run_fold import RunFold
@@ -34,6 +34,7 @@ class Log:
         "events",
         "expect",
         "instrument_error",
+        "is_watched",
         "journal",
         "listeners",
         "on_instrument_error",
@@ -42,13 +43,18 @@ class Log:
         "wall",
     )
 
-    def __init__(self, state: RunFold, instruments: tuple[Instrument, ...]) -> None:
+    def __init__(
+        self,
+        state: RunFold,
+        instruments: tuple[Instrument, ...],
+        expect: Callable[[Record], Record | None] | None = None,
+    ) -> None:
         self.state: RunFold = state
         self.events: EventBuffer | None = None
-        self.listeners: list[EventBuffer] = []
+        self.listeners: tuple[EventBuffer, ...] = ()
         """Buffers of parts of the tree, for agent tools with `on_stream`. The run never waits for their readers."""
         self.wall: Callable[[], float] = time.time
-        self.expect: Callable[[Record], Record | None] | None = None
+        self.expect = expect
         """The function of a replay that compares a record and returns the one to append in its place, which keeps the
         recorded times; None to append nothing."""
         self.spans: SpanSource | None = None
@@ -57,6 +63,8 @@ class Log:
         """A BaseException of an instrument, such as KeyboardInterrupt: the run ends with it."""
         self.on_instrument_error: Callable[[], None] | None = None
         """The function that ends the run after an instrument has broken it. Set while the run is under way."""
+        self.is_watched = bool(instruments) or expect is not None
+        """True if code that may cancel the run is called with each record: instruments, or a replay."""
         self._instruments = instruments
         self._warned: tuple[int, ...] = ()
 
@@ -82,12 +90,7 @@ class Log:
         for listener in self.listeners:
             listener.record(record)
 
-    @property
-    def is_watched(self) -> bool:
-        """True if code that may cancel the run is called with each record: instruments, or a replay."""
-        return bool(self._instruments) or self.expect is not None
-
-    def buffers(self) -> list[EventBuffer]:
+    def buffers(self) -> Sequence[EventBuffer]:
         """Return the buffers that take signals; empty where there are none, so that no signal need be made."""
         return self.listeners if self.events is None else [self.events, *self.listeners]
 

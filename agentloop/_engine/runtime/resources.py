@@ -120,6 +120,11 @@ class Resources:
         held.settled.set()
         self._held[left] = held
 
+    def seal(self) -> bool:
+        """Refuse every resource from now on; return True if there are some to leave, by `close`."""
+        self._closed = True
+        return bool(self._held)
+
     async def close(self, cleanup: Cleanup, cut: Callable[[str], None]) -> list[BaseException]:
         """Leave all resources in reverse order, each within the cleanup deadline; return the errors of their exits.
 

@@ -28,10 +28,10 @@ version of anyio whose scopes can't show a deadline (`_find_scope_class` tries t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import Context
-from functools import cache
+from functools import cache, partial
 from types import TracebackType
 from typing import Any, Protocol, Self, cast, final
 
@@ -68,8 +68,14 @@ class Member(Protocol):
 class TurnNursery(Protocol):
     """The tasks of one turn's calls, or of one run. Entered and waited in by its owner's task; any starts members."""
 
+    on_trio: bool
     now: Callable[[], float]
     """Returns the time on the loop's clock."""
+
+    @property
+    def new_scope(self) -> Callable[[], anyio.CancelScope]:
+        """Returns a scope for a member, whose task must enter it first."""
+        ...
 
     @property
     def is_cut(self) -> Callable[[], bool] | None:
@@ -94,10 +100,6 @@ class TurnNursery(Protocol):
 
         Cancellation: the members are cancelled and awaited, then it continues.
         """
-        ...
-
-    def new_scope(self) -> anyio.CancelScope:
-        """Return a scope for a member. Its task must enter it first."""
         ...
 
     def start(self, work: Work, member: Any, name: str, context: Context, *, shielded: bool = False) -> None:
@@ -131,16 +133,23 @@ class TurnNursery(Protocol):
         """Wake the owner, if it waits."""
         ...
 
-    def leave(self, task: Task | None) -> None:
-        """Let the owner continue without *task*, the current one, a member's, which is in its last step."""
+    def leave(self, task: Task | None, *, rings: bool = False) -> None:
+        """Let the owner continue without *task*, the current one, a member's, which is in its last step.
+
+        With *rings* the owner is woken for it, else where it waits for the last member's end.
+        """
         ...
 
     def ring_when_empty(self) -> None:
         """Wake the owner, which only needs to leave the nursery: at once, or when the members' tasks have ended."""
         ...
 
-    async def wait(self, until: float) -> None:
-        """Wait for a ring, at most until the time *until* on the loop's clock. A checkpoint. For the owner."""
+    def wait(self, until: float) -> Awaitable[None]:
+        """Wait for a ring, at most until the time *until* on the loop's clock. A checkpoint. For the owner.
+
+        To be awaited at once. On asyncio it is a bare future where there is no time limit: each waiting run has two of
+        them, and a coroutine around one is an object for the collector.
+        """
         ...
 
 
@@ -206,6 +215,7 @@ class _BareTasks:
     """Bare tasks on asyncio, each in one scope at a time."""
 
     __slots__ = (
+        "_context",
         "_count",
         "_error",
         "_inner",
@@ -215,12 +225,14 @@ class _BareTasks:
         "_on_lost",
         "_outer",
         "_owner",
-        "_scope_class",
         "_shown",
         "_wakeup",
         "ended",
+        "new_scope",
         "now",
     )
+
+    on_trio: bool = False
 
     def __init__(
         self, owner: Task, scope_class: type[Any], on_lost: Callable[[], None], outer: _BareTasks | None
@@ -238,8 +250,10 @@ class _BareTasks:
         self._error: BaseException | None = None
         self._shown = anyio.current_effective_deadline()
         # The backend's class itself, where there is no deadline to show: calling `anyio.CancelScope` costs 0.7 µs more.
-        self._scope_class: Any = scope_class if self._shown < math.inf else scope_class.__base__
+        plain = cast(type[anyio.CancelScope], scope_class.__base__)
+        self.new_scope = plain if self._shown == math.inf else partial(_show_deadline, scope_class, self._shown)
         self._on_end: Callable[[Task], None] = self._forget  # one bound method for all members
+        self._context: Context | None = None
         self._outer = outer
         self._inner: dict[_BareTasks, None] | None = None
 
@@ -281,18 +295,13 @@ class _BareTasks:
             self.ended = True  # a copy of the context, in which a member's child asks, may outlive the nursery
             if self._outer is not None:
                 (self._outer._inner or {}).pop(self, None)
-            del self._owner, self._on_lost, self._on_end, self._error
+            del self._owner, self._on_lost, self._on_end, self._error, self._context
             del error, leaving  # else: error, its traceback, this frame, error
-
-    def new_scope(self) -> anyio.CancelScope:
-        scope: anyio.CancelScope = self._scope_class()
-        if self._shown < math.inf:
-            scope.shown = self._shown  # type: ignore[attr-defined]
-        return scope
 
     def start(self, work: Work, member: Any, name: str, context: Context, *, shielded: bool = False) -> None:
         if self.ended and not shielded:
             member.scope.cancel()
+        self._context = context
         context = context.copy()
         task = self._loop.create_task(work(member), name=name, context=context)
         self._members[task] = None if shielded else member
@@ -330,9 +339,12 @@ class _BareTasks:
         return self.ended or self._owner.cancelling() > self._count
 
     def ring(self) -> None:
-        wake(self._wakeup)
+        wakeup = self._wakeup
+        if wakeup is not None and not wakeup.done():
+            wakeup.remove_done_callback(self._look)  # it looks at a cancellation alone: one pass of the loop less
+            wake(wakeup)
 
-    def leave(self, task: Task | None) -> None:
+    def leave(self, task: Task | None, *, rings: bool = False) -> None:
         # The callback of a task's end takes a handle and a pass of the loop: 3 µs of each call, and of a run of one
         # turn. It is left to the tasks that don't come to this, or never begin.
         assert task is not None
@@ -345,15 +357,17 @@ class _BareTasks:
         if not self._members:
             self.ring()
 
-    async def wait(self, until: float) -> None:
+    def wait(self, until: float) -> Awaitable[None]:
         self._wakeup = wakeup = self._loop.create_future()
-        wakeup.add_done_callback(self._look)
-        timer = None if until == math.inf else self._loop.call_at(until, self.ring)
+        wakeup.add_done_callback(self._look, context=self._context)  # without it the callback gets a context of its own
+        return wakeup if until == math.inf else self._wait_until(wakeup, until)
+
+    async def _wait_until(self, wakeup: Future, until: float) -> None:
+        timer = self._loop.call_at(until, self.ring)
         try:
             await wakeup
         finally:
-            if timer is not None:
-                timer.cancel()
+            timer.cancel()
 
     def _look(self, wakeup: Future) -> None:
         """Relay the owner's cancellation in the pass in which it learns of it.
@@ -386,9 +400,17 @@ class _BareTasks:
             self.ring()
 
 
+def _show_deadline(scope_class: type[Any], shown: float) -> anyio.CancelScope:
+    """Return a scope that shows the deadline *shown*, of the class that `find_scope_class` found."""
+    scope: anyio.CancelScope = scope_class()
+    scope.shown = shown  # type: ignore[attr-defined]
+    return scope
+
+
 class _Grouped:
     """The common part of nurseries whose scope is around their members."""
 
+    on_trio: bool = False
     is_cut: Callable[[], bool] | None = None
     relay_to_members: Relay | None = None
     now: Callable[[], float]
@@ -411,15 +433,16 @@ class _Grouped:
     def ring(self) -> None:
         self._wakeup.ring()
 
-    def leave(self, task: Task | None) -> None:
-        pass  # the group tells its owner
+    def leave(self, task: Task | None, *, rings: bool = False) -> None:
+        if rings:  # else the group tells its owner
+            self.ring()
 
     ring_when_empty = ring
 
-    async def wait(self, until: float) -> None:
-        if until == math.inf:
-            await self._wakeup.wait()
-            return
+    def wait(self, until: float) -> Awaitable[None]:
+        return self._wakeup.wait() if until == math.inf else self._wait_until(until)
+
+    async def _wait_until(self, until: float) -> None:
         with anyio.CancelScope(deadline=until):  # noqa: ASYNC912 - the wait below is its cancel point
             await self._wakeup.wait()
 
@@ -430,6 +453,7 @@ class _AnyioNursery(_Grouped):
 
     def __init__(self) -> None:
         self._group = anyio.create_task_group()
+        self.new_scope = anyio.CancelScope
         self._wakeup = new_wakeup()
         self.now = anyio.current_time
 
@@ -443,9 +467,6 @@ class _AnyioNursery(_Grouped):
     ) -> bool | None:
         return await self._group.__aexit__(kind, error, tb)  # noqa: ASYNC102 - it cancels its tasks before it waits
 
-    def new_scope(self) -> anyio.CancelScope:
-        return anyio.CancelScope()
-
     def start(self, work: Work, member: Any, name: str, context: Context, *, shielded: bool = False) -> None:
         self._start(work, member, name, context)
 
@@ -457,10 +478,13 @@ class _AnyioNursery(_Grouped):
 class _TrioNursery(_Grouped):
     """trio's own nursery and scopes; anyio's around them cost 5 µs a nursery, and a third more a scope."""
 
+    on_trio: bool = True
+
     def __init__(self) -> None:
         import trio  # an extra, and here only where it runs
 
         self._trio = trio
+        self.new_scope = cast(type[anyio.CancelScope], trio.CancelScope)
         self._start_soon: Any
         self._manager = trio.open_nursery(strict_exception_groups=True)
         self._wakeup = new_wakeup()
@@ -482,9 +506,6 @@ class _TrioNursery(_Grouped):
             raise
         finally:
             del error, tb  # else: error, its traceback, this frame, error
-
-    def new_scope(self) -> anyio.CancelScope:
-        return cast(anyio.CancelScope, self._trio.CancelScope())
 
     def start(self, work: Work, member: Any, name: str, context: Context, *, shielded: bool = False) -> None:
         context.run(self._start_soon, work, member, name=name)
