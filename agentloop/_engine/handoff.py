@@ -5,7 +5,6 @@ Does not choose the handoff: the machine does.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 
 from agentloop._core.handoff_history import DEFAULT_WRAPPER, nest_history
@@ -18,8 +17,6 @@ from agentloop.exceptions import UserError, UserTypeError
 from agentloop.handoffs import Handoff, HandoffInputData
 from agentloop.items import HandoffOutput, Item
 from agentloop.records import HandedOff, HistoryReplaced
-
-logger = logging.getLogger("agentloop")
 
 
 async def transfer(run: LiveRun, view: TurnView, action: Transfer) -> None:
@@ -99,9 +96,8 @@ async def _choose_shown(run: LiveRun, handoff: Handoff, handed: HandedOff) -> tu
     if nest is False:
         return None
     if run.settings.server is not None:
-        if "nest_handoff_history" not in run.tree.warned:
-            run.tree.warned["nest_handoff_history"] = None
-            logger.warning("the provider keeps the conversation: nest_handoff_history has no effect")
+        text = "the provider keeps the conversation: nest_handoff_history has no effect"
+        run.tree.warn_once("nest_handoff_history", text)
         return None
     return "nested_history", nest_history([*run.state.history, *answers], DEFAULT_WRAPPER if nest is True else nest)
 

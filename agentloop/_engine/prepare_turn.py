@@ -5,8 +5,8 @@ Calls the application's callables (instructions, `is_enabled`); does not request
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from operator import is_
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -32,8 +32,6 @@ from agentloop.tools import FunctionTool, HostedTool, PythonBody, ToolSearch
 
 if TYPE_CHECKING:
     from agentloop._core.sourced_tools import SourcedTools
-
-logger = logging.getLogger("agentloop")
 
 DeclaredT = TypeVar("DeclaredT", FunctionTool, Handoff)
 
@@ -202,7 +200,7 @@ def _limit_to_found(run: LiveRun, made: Definitions, model: Model) -> Definition
             text = f"agent {run.agent.name!r} has a deferred tool and another named {tool.qualified_name!r}"
             if run.settings.config.tool_name_collision_policy == "error":
                 raise UserError(text)
-            _warn_once(run, tool.lookup_key, f"{text}; the other is used")
+            run.tree.warn_once(tool.lookup_key, f"{text}; the other is used")
     free = [tool for tool in made.tools if not (tool.defer_loading and tool.qualified_name in taken)]
     chosen = made.settings.tool_choice
     found = run.state.found_tools.get(run.agent_key, ())
@@ -288,14 +286,8 @@ def _find_shadowed_tools(run: LiveRun, handoffs: Sequence[Handoff], by_key: dict
         text = f"agent {run.agent.name!r} has a tool and a handoff named {name!r}"
         if run.settings.config.tool_name_collision_policy == "error":
             raise UserError(text)
-        _warn_once(run, name, f"{text}; the handoff is used")
+        run.tree.warn_once(name, f"{text}; the handoff is used")
     return clashing
-
-
-def _warn_once(run: LiveRun, key: str, text: str) -> None:
-    if key not in run.tree.warned:
-        run.tree.warned[key] = None
-        logger.warning("%s", text)
 
 
 def _index_disabled(declared: list[FunctionTool], enabled: list[FunctionTool]) -> dict[str, FunctionTool]:
@@ -305,12 +297,7 @@ def _index_disabled(declared: list[FunctionTool], enabled: list[FunctionTool]) -
 
 async def _call_instructions(run: LiveRun, instructions: Callback) -> Any:
     """Return the result of the application's callable: text, texts or None."""
-    await checkpoint_if_cancelled()  # as above
-    if not takes(instructions, 2):
-        raise UserTypeError(f"Agent.instructions of {run.agent.name!r}: a callable of (ctx, agent) is needed")
-    text = await run.call_callback(
-        "instructions", str(run.state.turn), lambda: call_user(instructions, run.context, run.agent)
-    )
+    text = await _call_definition(run, "instructions", instructions)
     if text is not None and not isinstance(text, str) and not is_texts(text):
         raise UserTypeError(f"Agent.instructions of {run.agent.name!r} must return text, not {text!r}")
     return text
@@ -318,15 +305,21 @@ async def _call_instructions(run: LiveRun, instructions: Callback) -> Any:
 
 async def _call_prompt(run: LiveRun, prompt: Callback) -> Prompt | None:
     """Return the result of the application's callable: a stored prompt, or None."""
-    await checkpoint_if_cancelled()  # as above
-    if not takes(prompt, 2):
-        raise UserTypeError(f"Agent.prompt of {run.agent.name!r}: a callable of (ctx, agent) is needed")
-    made = await run.call_callback(
-        "prompt", str(run.state.turn), lambda: call_user(prompt, run.context, run.agent), to_plain=_format_prompt
-    )
+    made = await _call_definition(run, "prompt", prompt, _format_prompt)
     if made is not None and not isinstance(made, Prompt):
         raise UserTypeError(f"Agent.prompt of {run.agent.name!r} must return Prompt(…) or None, not {made!r}")
     return made
+
+
+async def _call_definition(
+    run: LiveRun, field: str, given: Callback, to_plain: Callable[[Any], Any] | None = None
+) -> Any:
+    """Call *given*, the value of the agent's *field*, with context and agent, and return its result."""
+    await checkpoint_if_cancelled()  # as above
+    if not takes(given, 2):
+        raise UserTypeError(f"Agent.{field} of {run.agent.name!r}: a callable of (ctx, agent) is needed")
+    do = partial(call_user, given, run.context, run.agent)
+    return await run.call_callback(field, str(run.state.turn), do, to_plain=to_plain)
 
 
 def _format_prompt(prompt: Any) -> Any:
@@ -362,7 +355,7 @@ def _index_tools(run: LiveRun, tools: list[FunctionTool]) -> dict[str, FunctionT
             )
             if run.settings.config.tool_name_collision_policy == "error":
                 raise UserError(text)
-            _warn_once(run, tool.lookup_key, f"{text}; the last is used")
+            run.tree.warn_once(tool.lookup_key, f"{text}; the last is used")
         by_key[tool.lookup_key] = tool
     return by_key
 

@@ -77,6 +77,11 @@ def input_guardrails(run: LiveRun) -> list[InputGuardrail]:
     return [*run.settings.config.input_guardrails, *run.agent.input_guardrails]
 
 
+def output_guardrails(run: LiveRun) -> list[OutputGuardrail]:
+    """Return the output guardrails, in the same order."""
+    return [*run.settings.config.output_guardrails, *run.agent.output_guardrails]
+
+
 class Judge(Value, frozen=True):
     """An input guardrail that still has to judge: its index in declaration order, and among those of its name."""
 
@@ -188,7 +193,7 @@ async def judge_final_output(run: LiveRun, output: Any, *, withheld: str | None 
         OutputGuardrailTripwireTriggered: by the first that trips; the others have ended.
         Exception: the error of a guardrail; the others have ended, too.
     """
-    guards: list[OutputGuardrail] = [*run.settings.config.output_guardrails, *run.agent.output_guardrails]
+    guards = output_guardrails(run)
     keys = number_names(guard.name for guard in guards)
     held: dict[int, OutputGuardrailResult] = {}
 

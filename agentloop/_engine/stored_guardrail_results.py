@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from agentloop._common.values import Value
+from agentloop._engine.run_guardrails import input_guardrails, output_guardrails
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.guardrails import (
     Allow,
@@ -47,11 +48,7 @@ def restore_result(run: LiveRun, record: GuardrailSettled) -> Any:
 
 
 def _find_guardrail(run: LiveRun, record: GuardrailSettled) -> Any:
-    known = (
-        [*run.settings.config.input_guardrails, *run.agent.input_guardrails]
-        if record.stage == "input"
-        else [*run.settings.config.output_guardrails, *run.agent.output_guardrails]
-    )
+    known: list[Any] = list(input_guardrails(run) if record.stage == "input" else output_guardrails(run))
     named = [guardrail for guardrail in known if guardrail.name == record.guardrail]
     return named[record.nth] if record.nth < len(named) else RestoredGuardrail(record.guardrail)
 

@@ -310,13 +310,13 @@ async def _run_input_guardrails(live: LiveCall) -> end.Ending | None:
     from agentloop._engine.calls.tool_guardrails import judge_input
 
     judged = await judge_input(live, call_context(live))
-    if judged.refusal is not None:
-        return end.Refused(judged.refusal)
-    if judged.tripwire is not None:
-        return end.Raised(judged.tripwire, "around")
-    if judged.arguments is not None:
+    if isinstance(judged, CallOutcome):
+        return end.Refused(judged)
+    if isinstance(judged, Exception):
+        return end.Raised(judged, "around")
+    if judged is not None:
         config = live.run.settings.config
-        rewritten = read_arguments(live.tool, judged.arguments, config.json_limits, config.converter)
+        rewritten = read_arguments(live.tool, judged, config.json_limits, config.converter)
         if (denied := await denial(live.run, live.call, live.tool, rewritten)) is not None:
             return end.Refused(denied.replace(ended_at=live.run.tree.log.wall()))
         await checkpoint_if_cancelled()  # a call that is being cancelled must not return to waiting

@@ -158,24 +158,15 @@ async def _run_output_guardrails(live: LiveCall, outcome: CallOutcome) -> Conver
     if live.tool.tool_output_guardrails:
         from agentloop._engine.calls.tool_guardrails import judge_output
 
-        assert outcome.output is not None
         try:
-            judged = await judge_output(live, outcome.value, outcome.output)
-            replacement = render(judged.value, live.run.settings.config.converter) if judged.replaced else None
+            judged = await judge_output(live, outcome)
         except UnwritableValue as error:  # the value that a guardrail gave as a replacement
             live.redact_error(error)
             return await _convert_and_log_failure(live, error, run_guardrails=False)
-        if judged.tripwire is not None:
-            failed = CallOutcome(status="failed", error=judged.tripwire)
-            return Converted(
-                failed, Failure(index=live.index, call_id=live.call_id, error=judged.tripwire, phase="post")
-            )
-        if judged.message is not None:
-            # No part of the tool's value may survive a rejection.
-            reason, secret = "output guardrail", live.redacts_errors
-            outcome = CallOutcome(status="rejected", output=judged.message, reason=reason, secret=secret)
-        elif judged.replaced:
-            outcome = outcome.replace(value=judged.value, output=replacement, custom_data=None)
+        if isinstance(judged, Exception):
+            failed = CallOutcome(status="failed", error=judged)
+            return Converted(failed, Failure(index=live.index, call_id=live.call_id, error=judged, phase="post"))
+        outcome = judged
     bounded = await _bound_output(live, outcome.output)
     return Converted(outcome if bounded is outcome.output else outcome.replace(output=bounded))
 

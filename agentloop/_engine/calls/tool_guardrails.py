@@ -5,13 +5,12 @@ Does not change the call or its arguments: returns a judgement that the caller a
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import anyio
 import attrs
 
 from agentloop import effects as e
-from agentloop._common.values import Value
 from agentloop._core.plan import Arguments
 from agentloop._engine.calls.output_text import render
 from agentloop._engine.calls.scheduler import LiveCall
@@ -36,7 +35,7 @@ from agentloop.guardrails import (
     ToolOutputData,
     ToolOutputGuardrail,
 )
-from agentloop.items import Content, ToolCall
+from agentloop.items import ToolCall
 from agentloop.outcomes import CallOutcome
 from agentloop.records import GuardrailSettled
 from agentloop.tools import FunctionTool
@@ -47,21 +46,8 @@ _VERDICTS: dict[str, tuple[type[Any], ...]] = {
 }
 
 
-class InputJudged(Value, frozen=True, kw_only=True):
-    """The judgement of the input guardrails: a refusal, a tripwire, rewritten arguments (JSON text), or none."""
-
-    refusal: CallOutcome | None = None
-    tripwire: Exception | None = None
-    arguments: str | None = None
-
-
-class OutputJudged(Value, frozen=True, kw_only=True):
-    """The judgement of the output guardrails. With `message` the output is refused; else `value` is to be used."""
-
-    value: Any = None
-    replaced: bool = False
-    message: str | None = None
-    tripwire: Exception | None = None
+Tripped: TypeAlias = ToolInputGuardrailTripwireTriggered | ToolOutputGuardrailTripwireTriggered
+"""The judgement of a guardrail that ends the run: the error to raise."""
 
 
 @attrs.define(eq=False)
@@ -90,9 +76,9 @@ async def judge_before_approval(
     """
     context = tool_context(run, call, tool, arguments, run.conversation)
     judged = await judge_input(_UnapprovedCall(run, call, tool, arguments), context)
-    if judged.tripwire is not None:
-        raise judged.tripwire
-    return judged.refusal if judged.refusal is not None else judged.arguments
+    if isinstance(judged, Exception):
+        raise judged
+    return judged
 
 
 async def _run_guardrail(
@@ -145,8 +131,13 @@ def _format_detail(verdict: Any) -> Any:
             return None
 
 
-async def judge_input(live: LiveCall | _UnapprovedCall, context: ToolContext[Any]) -> InputJudged:
-    """Run the tool's input guardrails, in order. After a `Rewrite` the later ones judge the new arguments."""
+async def judge_input(
+    live: LiveCall | _UnapprovedCall, context: ToolContext[Any]
+) -> CallOutcome | Tripped | str | None:
+    """Run the tool's input guardrails, in order. After a `Rewrite` the later ones judge the new arguments.
+
+    Returns the outcome of a call that one refuses, a tripwire, the arguments if one has rewritten them, or None.
+    """
     parsed = live.arguments.parsed
     rewritten: str | None = None
     for guardrail in live.tool.tool_input_guardrails:
@@ -156,43 +147,47 @@ async def judge_input(live: LiveCall | _UnapprovedCall, context: ToolContext[Any
             case RejectContent(message):
                 reason = f"input guardrail {guardrail.name}"
                 secret = live.run.redacts_errors_of(live.call)
-                return InputJudged(refusal=CallOutcome(status="rejected", output=message, reason=reason, secret=secret))
+                return CallOutcome(status="rejected", output=message, reason=reason, secret=secret)
             case RaiseException():
-                return InputJudged(
-                    tripwire=ToolInputGuardrailTripwireTriggered(
-                        f"Tool input guardrail {guardrail.name} tripped on a call of tool {live.tool.name}",
-                        guardrail_result=result,
-                    )
+                return ToolInputGuardrailTripwireTriggered(
+                    f"Tool input guardrail {guardrail.name} tripped on a call of tool {live.tool.name}",
+                    guardrail_result=result,
                 )
             case Rewrite(arguments):
                 parsed = dict(arguments)
                 rewritten = live.tool.write_arguments(parsed)
-    return InputJudged(arguments=rewritten)
+    return rewritten
 
 
-async def judge_output(live: LiveCall, value: Any, output: Content) -> OutputJudged:
-    """Run the tool's output guardrails, in order. After a `ReplaceOutput` the later ones judge the new value."""
-    replaced = False
+async def judge_output(live: LiveCall, outcome: CallOutcome) -> CallOutcome | Tripped:
+    """Run the tool's output guardrails, in order. After a `ReplaceOutput` the later ones judge the new value.
+
+    Returns *outcome*, another one that replaces it, or a tripwire. No part of the tool's value survives a rejection.
+
+    Raises:
+        UnwritableValue: a replacement can't be shown to the model.
+    """
     for guardrail in live.tool.tool_output_guardrails:
+        assert outcome.output is not None
         data = ToolOutputData(
             context=call_context(live),
             agent=live.run.agent,
             tool=live.tool,
             arguments=live.arguments.parsed,
-            value=value,
-            output=output,
+            value=outcome.value,
+            output=outcome.output,
         )
         result = await _run_guardrail(live, "tool_output", guardrail, data)
         match result.output:
             case RejectContent(message):
-                return OutputJudged(message=message)
+                secret = live.redacts_errors
+                return CallOutcome(status="rejected", output=message, reason="output guardrail", secret=secret)
             case RaiseException():
-                return OutputJudged(
-                    tripwire=ToolOutputGuardrailTripwireTriggered(
-                        f"Tool output guardrail {guardrail.name} tripped on a call of tool {live.tool.name}",
-                        guardrail_result=result,
-                    )
+                return ToolOutputGuardrailTripwireTriggered(
+                    f"Tool output guardrail {guardrail.name} tripped on a call of tool {live.tool.name}",
+                    guardrail_result=result,
                 )
-            case ReplaceOutput(new):
-                value, output, replaced = new, render(new, live.run.settings.config.converter), True
-    return OutputJudged(value=value, replaced=replaced)
+            case ReplaceOutput(value):
+                output = render(value, live.run.settings.config.converter)
+                outcome = outcome.replace(value=value, output=output, custom_data=None)
+    return outcome

@@ -339,25 +339,29 @@ async def in_own_task(work: Callable[[], Awaitable[None]]) -> None:
         UserError: *work* cancelled itself.
         BaseException: the error of *work*, bare.
     """
-    count = cancelling()
-    job = _OwnTask(work)
-    while not job.begun:  # a task that was cancelled natively before its first step did nothing: start it again
+    count, done, begun, ended = cancelling(), anyio.Event(), False, Captured()
+
+    async def run(_: None) -> None:
+        nonlocal begun, ended
+        begun = True
+        try:
+            ended = await capture(work)
+        finally:
+            done.set()
+
+    while not begun:  # a task that was cancelled natively before its first step did nothing: start it again
         async with anyio.create_task_group() as group:
-            starter(group)(_run_own_task, job, "agentloop own task")
-            while not job.done.is_set():
-                try:
-                    await job.done.wait()
-                except asyncio.CancelledError:  # noqa: ASYNC103 - a stray one: only a scope's continues
-                    if enclosing_cancelled():
-                        raise
-                    uncancel_to(count)
+            starter(group)(run, None, "agentloop own task")
+            await wait_out_cancellations(done.wait, count)
         await checkpoint_if_cancelled()
-    if job.failure is not None:
-        raise job.failure
+    if ended.error is not None:
+        raise ended.error
 
 
-async def wait_out_cancellations(wait: Callable[[], Awaitable[object]]) -> None:
-    """Await `wait()`, again each time that a native cancellation has ended it. Only in a task of the library's own.
+async def wait_out_cancellations(wait: Callable[[], Awaitable[object]], count: int = 0) -> None:
+    """Await `wait()`, again each time that a native cancellation has ended it, and take that back, down to *count*.
+
+    Only in a task of the library's own, or where the task's own code has left the cancellation behind.
 
     Cancellation: scopes around it end it, native cancellations don't.
     """
@@ -367,32 +371,9 @@ async def wait_out_cancellations(wait: Callable[[], Awaitable[object]]) -> None:
         except asyncio.CancelledError:  # noqa: ASYNC103 - a native one: only a scope's continues
             if enclosing_cancelled():
                 raise
-            uncancel_to(0)
+            uncancel_to(count)
         else:
             return
-
-
-@final
-class _OwnTask:
-    """Work for a task of its own, and its result. Owned by the waiting task; the work's task mutates it."""
-
-    __slots__ = ("begun", "done", "failure", "work")
-
-    def __init__(self, work: Callable[[], Awaitable[None]]) -> None:
-        self.work = work
-        self.begun = False
-        self.done = anyio.Event()
-        self.failure: BaseException | None = None
-
-
-@uninterrupted
-async def _run_own_task(job: _OwnTask) -> None:
-    """Do the work of *job* in the current task and store its error. Scopes' cancellations are raised."""
-    job.begun = True
-    try:
-        job.failure = (await capture(job.work)).error
-    finally:
-        job.done.set()
 
 
 def self_cancelled(error: BaseException) -> UserError:

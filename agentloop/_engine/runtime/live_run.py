@@ -218,6 +218,12 @@ class RunTree(msgspec.Struct, eq=False, kw_only=True):
     sourced: dict[tuple[tuple[str, ...], str], SourcedTools] = {}
     """The last answer of each source of tools, by path and by the place of the source."""
 
+    def warn_once(self, key: str, text: str) -> None:
+        """Log the warning *text*, unless one with this *key* was logged already."""
+        if key not in self.warned:
+            self.warned[key] = None
+            logger.warning("%s", text)
+
     def find_call(self, call: tuple[tuple[str, ...], str]) -> Cancellable | None:
         """Return the live call with this path and id; None where there is none, or it waits for a verdict."""
         path, call_id = call
