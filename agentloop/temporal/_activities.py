@@ -156,7 +156,7 @@ class _ActivityCall:
 
     def cleanup(self, seconds: float | None) -> anyio.CancelScope:
         within = self._grace if seconds is None else min(seconds, self._grace)
-        return anyio.move_on_after(within, shield=True)
+        return anyio.move_on_after(within, shield=True)  # noqa: ASYNC122 - the body enters it at once
 
     async def resource(self, factory: Callable[[], AbstractAsyncContextManager[Any]]) -> Any:
         if factory not in self._opened:

@@ -122,7 +122,7 @@ class WorkflowEffects:
         cancelled: BaseException | None = None
         try:
             await ended.wait()
-        except anyio.get_cancelled_exc_class() as error:
+        except anyio.get_cancelled_exc_class() as error:  # noqa: ASYNC103 - raised below, but for a completed activity
             cancelled = error
             handle.cancel()
             with anyio.CancelScope(shield=True):

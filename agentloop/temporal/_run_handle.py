@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
@@ -107,26 +108,42 @@ class AgentRunHandle:
         """Show the model a message of the user when the turn that runs has ended. Not for a run that is over."""
         await self.workflow.signal(AgentWorkflow.add_input, text)
 
-    async def records(self, *, after: int = 0, interval: float = 0.5) -> AsyncIterator[Record]:
-        """Yield the records of the run as it makes them, from number *after* on, up to the end of the run.
+    def records(self, *, after: int = 0, interval: float = 0.5) -> AsyncIterator[Record]:
+        """Return an iterator of the run's records as it makes them, from number *after* on, up to the end of the run.
 
         Queries are asked every *interval* seconds; they add nothing to the workflow's history. Values that tools mark
         secret are placeholders.
         """
-        number = after
-        while True:
-            over = (await self.workflow.describe()).close_time is not None
-            found = await self.workflow.query(AgentWorkflow.records_after, number)
-            for data in found:
-                yield record_from_json(data)
-            number += len(found)
-            if over:
-                return
-            await anyio.sleep(interval)
+        return _Records(self.workflow, after, interval)
 
     async def stored_state(self) -> str:
         """Return the run as `RunState.to_string` would, for `RunState.from_string`; signed if the plugin has a key."""
         return await self.workflow.query(AgentWorkflow.stored_state)
+
+
+class _Records(AsyncIterator[Record]):
+    """The records of a run after the first *number*. No async generator: one that isn't closed holds nothing here."""
+
+    def __init__(self, handle: WorkflowHandle[Any, Any], number: int, interval: float) -> None:
+        self._handle, self._number, self._interval = handle, number, interval
+        self._read: deque[dict[str, Any]] = deque()
+        self._is_over = False
+
+    async def __anext__(self) -> Record:
+        while not self._read:
+            if self._is_over:
+                raise StopAsyncIteration
+            await self._look()
+        return record_from_json(self._read.popleft())
+
+    async def _look(self) -> None:
+        """Read what there is; wait a moment if that is nothing."""
+        self._is_over = (await self._handle.describe()).close_time is not None
+        found = await self._handle.query(AgentWorkflow.records_after, self._number)
+        self._number += len(found)
+        self._read.extend(found)
+        if not found and not self._is_over:
+            await anyio.sleep(self._interval)
 
 
 async def start_run(
