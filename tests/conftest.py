@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import logging
 import os
 import sys
 import threading
@@ -72,6 +73,14 @@ def _log_is_legal(_check_every_append: None) -> Iterator[None]:
     ILLEGAL.clear()
     yield
     assert not ILLEGAL
+
+
+@pytest.fixture(autouse=True)
+def _logging_stays_on() -> Iterator[None]:
+    """Fail a test that leaves logging disabled: later tests of the process would find nothing logged."""
+    before = logging.root.manager.disable
+    yield
+    assert logging.root.manager.disable == before
 
 
 # ---------------------------------------------------------------------------------------------- backends

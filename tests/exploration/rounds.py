@@ -112,7 +112,14 @@ class Round:
 
     def play(self, *, stop: bool = False) -> None:
         """Play all parts, and add violations to the counts. With *stop*, end after the first part that has one."""
+        before = logging.root.manager.disable
         logging.disable(logging.CRITICAL)
+        try:
+            self._play_parts(stop)
+        finally:
+            logging.disable(before)
+
+    def _play_parts(self, stop: bool) -> None:
         # The fastest first: a fault of the core shows there in a moment.
         self.judged("alone", self.alone)
         if not (stop and self.counts.violations):
