@@ -64,7 +64,7 @@ class AgentGraph:
     __slots__ = ("_agents", "_keys", "_lone_key", "root")
 
     def __init__(self, root: Agent[Any, Any]) -> None:
-        self.root = root
+        self.root: Agent[Any, Any] = root
         self._lone_key: str | None = None
         """The key of the root while it was asked for alone, and reaches no other agent: most runs need no table."""
         self._keys: dict[int, str] = _NO_TABLE

@@ -80,7 +80,7 @@ class Lease:
 
     def __init__(self, connections: Connections, run_id: str, holder: str, seconds: float) -> None:
         self.run_id = run_id
-        self.epoch = 0
+        self.epoch: int = 0
         self.seconds = seconds
         self._connections = connections
         self._holder = holder
@@ -145,7 +145,8 @@ class Lease:
             raise LeaseHeld(f"run {self.run_id!r}: another worker holds it, for {left:.1f} s more", left)
 
         with as_journal_error(f"run {self.run_id!r}"):
-            self.epoch, begun = await self._connections.run(take, again=True)
+            epoch, begun = await self._connections.run(take, again=True)
+        self.epoch = epoch
         self._until, self._lost = begun + self.seconds, None
 
     async def keep(self, scope: anyio.CancelScope) -> None:

@@ -33,7 +33,7 @@ class PostgresStore:
         check("conninfo", NAMES.text(), conninfo)
         check("connections", NAMES.count(), connections)
         check("timeout", NAMES.seconds(), timeout)
-        self.connections = Connections(conninfo, connections, timeout)
+        self.connections: Connections = Connections(conninfo, connections, timeout)
         self._most = connections
 
     def __repr__(self) -> str:

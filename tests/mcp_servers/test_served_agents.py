@@ -119,6 +119,7 @@ from agentloop.testing import FunctionModel, call, say
 async def hang() -> str:
     "Hang."
     try:
+        open("hangs", "w").close()
         await anyio.sleep(100)
     finally:
         open("cut", "w").close()
@@ -127,7 +128,6 @@ async def hang() -> str:
 def answer(request):
     text = request.items[-1].text
     if text == "hang":
-        open("hangs", "w").close()
         return call("hang")
     return say("heard " + text)
 

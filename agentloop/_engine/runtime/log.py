@@ -54,7 +54,7 @@ class Log:
         self.listeners: tuple[EventBuffer, ...] = ()
         """Buffers of parts of the tree, for agent tools with `on_stream`. The run never waits for their readers."""
         self.wall: Callable[[], float] = time.time
-        self.expect = expect
+        self.expect: Callable[[Record], Record | None] | None = expect
         """The function of a replay that compares a record and returns the one to append in its place, which keeps the
         recorded times; None to append nothing."""
         self.spans: SpanSource | None = None
@@ -63,7 +63,7 @@ class Log:
         """A BaseException of an instrument, such as KeyboardInterrupt: the run ends with it."""
         self.on_instrument_error: Callable[[], None] | None = None
         """The function that ends the run after an instrument has broken it. Set while the run is under way."""
-        self.is_watched = bool(instruments) or expect is not None
+        self.is_watched: bool = bool(instruments) or expect is not None
         """True if code that may cancel the run is called with each record: instruments, or a replay."""
         self._instruments = instruments
         self._warned: tuple[int, ...] = ()
