@@ -18,7 +18,7 @@ pytest.importorskip("temporalio", reason="needs the extra temporal: nox -s tests
 import anyio
 import anyio.to_thread
 from temporal_engine.durable_agents import KILL_AT, NOTES, agents, notes
-from temporalio.client import Client
+from temporalio.client import Client, WorkflowQueryFailedError
 
 from agentloop import Runner, RunState
 from agentloop.temporal import AgentPlugin, AgentRunHandle, start_run
@@ -78,12 +78,16 @@ async def ended(process: "subprocess.Popen[bytes]") -> None:
 
 async def finish(handle: AgentRunHandle) -> list[dict[str, Any]]:
     """Approve the one call that waits, and return the normal form of the run's log at its end."""
-    with anyio.fail_after(120):
-        async for record in handle.records(interval=0.1):
-            if type(record).__name__ == "RunEnded" and record.status == "interrupted":
-                break
-        await handle.approve("c2", by="boss")
-        assert (await handle.result()).final_output == "all done"
+    try:
+        with anyio.fail_after(120):
+            async for record in handle.records(interval=0.1):
+                if type(record).__name__ == "RunEnded" and record.status == "interrupted":
+                    break
+            await handle.approve("c2", by="boss")
+            assert (await handle.result()).final_output == "all done"
+    except (WorkflowQueryFailedError, TimeoutError):
+        print((await handle.workflow.fetch_history()).to_json())  # what the workflow's code didn't do again
+        raise
     return normal(RunState.from_string(agents()["everything"], await handle.stored_state()).records)
 
 
