@@ -405,6 +405,7 @@ async def use(conninfo: str) -> None:
 
 async def test_a_wrong_address_is_said_at_once(anyio_backend: Any) -> None:
     """A server that was never reached isn't waited for."""
+    pytest.importorskip("psycopg", reason="needs the extra postgres: nox -s tests-postgres")
     begun = time.monotonic()
     async with PostgresStore("host=127.0.0.1 port=1 user=x") as store:
         with pytest.raises(JournalError, match="refused"):
