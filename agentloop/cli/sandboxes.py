@@ -47,7 +47,7 @@ def sandbox() -> None:
 
 
 @sandbox.command()
-@click.argument("folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("folder", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option(
     "--journal",
     "journals",

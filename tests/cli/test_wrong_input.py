@@ -43,6 +43,7 @@ CASES = [
     Wrong("run agents.py:echo --input absent", ("'--input'", "'absent'", "No such file")),
     Wrong("serve absent.py:agent", ("'absent.py:agent'", "no file 'absent.py'")),
     Wrong("serve agents.py:echo --http 8000 --backend trio", ("--http needs --backend asyncio",)),
+    Wrong("sandbox prune absent", ("absent",)),
     Wrong("resume absent", ("{here}/absent", "no job is there")),
     Wrong("resume file", ("{here}/file", "no job is there")),
     Wrong("resume garbled", ("{here}/garbled", "job.json")),

@@ -29,7 +29,7 @@ SCALE = 0.1
 
 def lines(records: Any) -> list[bytes]:
     """Return *records* as the bytes a journal holds."""
-    return [encode(record_to_json(record)) for record in records]
+    return [encode(record_to_json(record), None) for record in records]
 
 
 @attrs.frozen

@@ -476,9 +476,10 @@ def new_wakeup() -> Wakeup:
 
 def wake(future: asyncio.Future[None] | None) -> None:
     """Wake the task that waits for *future*, if one does; after the end of its event loop none does any more."""
-    # A loop isn't asked whether it is closed: that of a durable engine's workflow can't say it.
+    # A loop isn't asked whether it is closed: that of a durable engine's workflow can't say it. An interrupt may cancel
+    # the future between the question and the answer.
     if future is not None and not future.done():
-        with contextlib.suppress(RuntimeError):  # it is closed
+        with contextlib.suppress(RuntimeError, asyncio.InvalidStateError):
             future.set_result(None)
 
 
