@@ -889,8 +889,7 @@ class RunFold:
         """Note what the turn's searches have found. Not before the batch has ended: the turn keeps the tools it has."""
         known = dict.fromkeys(self.found_tools.get(self.agent, ()))
         for call in self.batch:
-            if call.outcome is not None:
-                known |= dict.fromkeys(call.outcome.found or ())
+            known |= dict.fromkeys((call.outcome and call.outcome.found) or ())
         self.found_tools = {**self.found_tools, self.agent: tuple(known)}
         self.searches = False
 

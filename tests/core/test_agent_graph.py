@@ -44,3 +44,15 @@ def test_a_key_with_a_digest_finds_the_agent_that_is_alone_with_its_name() -> No
     key = both.key(kept)
     assert AgentGraph(Agent("root", handoffs=[Agent("twin", instructions="a")])).find(key) is not None
     assert AgentGraph(Agent("root", handoffs=[Agent("twin", instructions="c")])).find(key) is None
+
+
+def test_agents_added_one_after_the_other_keep_their_keys() -> None:
+    """Each agent that comes later gets a key of its own, and those given before stay."""
+    root = Agent("root")
+    graph = AgentGraph(root)
+    assert graph.key(root) == "root"
+    later = [Agent("later"), Agent("later", instructions="b")]
+    keys = [graph.key(agent) for agent in later]
+    assert len({*keys, graph.key(root)}) == 3
+    assert [graph.key(agent) for agent in (root, *later)] == ["root", *keys]
+    assert [graph.find(key) for key in keys] == later
