@@ -35,14 +35,12 @@ CALL_TOOL = "agentloop.call_tool"
 async def call_model(asked: dict[str, Any]) -> dict[str, Any]:
     """Ask the model for one response. Returns `{"done": event}` or `{"error": error}`."""
     setup, agent = _find_agent(asked)
-    async with _heartbeats():
-        async with AsyncExitStack() as stack:
-            try:
-                model = await _open_model(setup, agent, stack)
-                done = await _read_response(model, asked, setup, agent)
-            except Exception as error:
-                return {"error": model_error_to_json(error)}
-        return {"done": model_event_to_json(done)}
+    async with _heartbeats(), AsyncExitStack() as stack:
+        try:
+            model = await _open_model(setup, agent, stack)
+            return {"done": model_event_to_json(await _read_response(model, asked, setup, agent))}
+        except Exception as error:
+            return {"error": model_error_to_json(error)}
     raise AssertionError("the block above returns")  # pragma: no cover
 
 
@@ -145,7 +143,6 @@ class _ActivityCall:
     def __init__(self, resources: AsyncExitStack, grace: float) -> None:
         self._resources, self._grace = resources, grace
         self._opened: dict[Any, Any] = {}
-        self._token = anyio.lowlevel.current_token()
 
     async def report(self, progress: float, total: float | None, message: str | None) -> None:
         activity.heartbeat(progress, total, message)

@@ -104,7 +104,6 @@ class AgentWorkflow:
         self._verdicts: list[dict[str, Any]] = []
         self._stream: Any = None
         self._state: RunState | None = None
-        self._pausing = False
 
     @property
     def _setup(self) -> AgentSetup:
@@ -132,15 +131,14 @@ class AgentWorkflow:
                 await workflow.wait_condition(lambda: bool(self._verdicts))
                 self._state = None
                 self._give_verdicts(state)
-            elif self._pausing:
-                # The run continues as after a crash: its log doesn't end here.
+            elif result.status == "cancelled":
+                # It paused after a turn, and continues as after a crash: its log doesn't end here.
                 while isinstance(state.records[-1], RunEnded | CancelRequested):
                     del state.records[-1]
                 state = RunState(root, state.records, context=state.context)
+                self._give_inputs(state)
             else:
                 return result.to_json(codec=setup.codec, converter=config.converter)
-            self._give_inputs(state)
-            self._pausing = False
             self._records[:] = state.records
             if self._is_long():
                 await self._continue_as_new(state)
@@ -149,6 +147,8 @@ class AgentWorkflow:
     async def _run_segment(self, work: str | RunState, options: dict[str, Any]) -> RunResult[Any]:
         async with Runner.run_streamed(self._setup.graph.root, work, **options) as stream:
             self._stream = stream
+            if self._inputs:
+                self._pause()
             try:
                 async for _ in stream:
                     pass
@@ -167,15 +167,15 @@ class AgentWorkflow:
 
     def _pause(self) -> None:
         if self._stream is not None:
-            self._pausing = True
             self._stream.cancel("after_turn")
 
     def _give_inputs(self, state: RunState) -> None:
-        if not self._inputs or state.interruptions:
-            return
-        for text in self._inputs:
-            state.add_input(text)
-        self._inputs.clear()
+        while self._inputs:
+            try:
+                state.add_input(self._inputs[0])
+            except StateError:
+                return  # the model's last answer isn't dealt with yet, or no turn is left: they wait for the next pause
+            del self._inputs[0]
 
     def _give_verdicts(self, state: RunState) -> None:
         for verdict in self._verdicts:

@@ -180,11 +180,26 @@ async def test_one_call_is_cancelled(address: str) -> None:
         assert result.final_output == "done"
 
 
+async def test_input_that_comes_while_a_call_waits(address: str) -> None:
+    """It is shown once the turn of that call has ended."""
+    async with worker(address, AgentPlugin(agents())) as (client, queue):
+        handle = await start(client, queue, "payer")
+        await started(handle, "RunEnded")
+        await handle.add_input("and thank you")
+        await handle.approve("p1")
+        with anyio.fail_after(30):
+            assert (await handle.result()).final_output == "paid"
+        kinds = [one["kind"] for one in await logged(handle, agents()["payer"])]
+        assert kinds.count("InputAdded") == 1
+        assert kinds.index("CallSettled") < kinds.index("InputAdded")
+
+
 @pytest.mark.scenario("DU-05")
-async def test_a_long_history_continues_as_a_new_workflow(address: str) -> None:
-    """No activity is repeated, and the records of all executions are those of one run."""
+@pytest.mark.parametrize("most", [1, 30])
+async def test_a_long_history_continues_as_a_new_workflow(address: str, most: int) -> None:
+    """No activity is repeated, and the records of all executions are those of one run; also if each turn is long."""
     plain = await Runner.run(agents()["talkative"], "go")
-    async with worker(address, AgentPlugin(agents(), max_history=30)) as (client, queue):
+    async with worker(address, AgentPlugin(agents(), max_history=most)) as (client, queue):
         handle = await start(client, queue, "talkative")
         result = await handle.result()
         assert result.final_output == "done"
