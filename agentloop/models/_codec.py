@@ -14,7 +14,7 @@ from urllib.parse import SplitResult, parse_qsl, urlsplit, urlunsplit
 
 import attrs
 
-from agentloop._common.strict_json import read_finite, reject_constant
+from agentloop._common.strict_json import read_finite, reject_constant, write_text
 from agentloop.exceptions import ModelBehaviorError, ModelTransportError, UserTypeError, UserValueError
 from agentloop.model_events import ModelEvent, ModelFeature, ModelInfo, ModelRequest
 from agentloop.settings import ModelSettings
@@ -211,20 +211,11 @@ def encode_json(body: Mapping[str, Any]) -> bytes:
 
 def _encode(value: object) -> bytes:
     try:
-        return _ENCODER.encode(value).encode()
+        return write_text(value).encode()
     except (TypeError, RecursionError) as error:
         raise UserTypeError(f"The request can't be written as JSON: {error}") from None
     except ValueError as error:
         raise UserValueError(f"The request can't be written as JSON: {error}") from None
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, Mapping):
-        return dict(value)
-    raise TypeError(f"{type(value).__name__} has no JSON form")
-
-
-_ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"), default=_plain)
 
 
 # ---------------------------------------------------------------------------------------------- answers

@@ -9,8 +9,8 @@ append whose answer was lost finds out whether it was done.
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -18,10 +18,10 @@ import anyio
 
 from agentloop._common.checks import check_id
 from agentloop.abc import Codec
-from agentloop.exceptions import JournalError, UserTypeError
+from agentloop.exceptions import UserTypeError
 from agentloop.journal._checks import check_codec, check_records
-from agentloop.journal._envelope import End, Scan, Seal, scan, write_batch
-from agentloop.postgres._connections import Connection, as_journal_error, import_driver
+from agentloop.journal._rows import JournalRows
+from agentloop.postgres._connections import Connection, Connections, ResultT, as_journal_error, import_driver
 from agentloop.postgres._lease import FENCE, Lease, LeaseHeld
 from agentloop.postgres._store import PostgresStore
 
@@ -70,13 +70,9 @@ class PostgresJournal:
         self.lease: Lease | None = run if isinstance(run, Lease) else None
         self.run_id: str = run.run_id if isinstance(run, Lease) else check_id("run", run)
         self.codec: Codec | None = check_codec(codec)
+        self._rows = _PostgresRows(repr(self), store.connections, self.run_id, self.lease, key)
         self._connections = store.connections
-        self._seal = Seal(key)
         self._in_thread = threading.Lock()
-        self._end: End | None = None  # when this object last read or wrote; None before that
-        self._writing = False
-        self._broken: str | None = None
-        self._closed = False
 
     def __repr__(self) -> str:
         return f"PostgresJournal({self.run_id!r})"
@@ -96,7 +92,7 @@ class PostgresJournal:
                 damaged. After this, and after `LeaseLost`, the journal takes no more records.
         """
         added = check_records(records)
-        await self._connections.in_thread(lambda: self._append(added))
+        await self._run(lambda: self._rows.append(added))
 
     async def read(self) -> list[bytes]:
         """Return every record appended so far. Needs no lease.
@@ -105,7 +101,7 @@ class PostgresJournal:
             JournalError: naming the line (row *n* is line *n* + 1) that was damaged, changed or removed; or the journal
                 was sealed with another key, or the database can't be read.
         """
-        return await self._connections.in_thread(self._read)
+        return await self._run(self._rows.read)
 
     def check_lease(self) -> None:
         """Return if a body may start: the lease is still held, or the journal has none. Never waits.
@@ -156,7 +152,7 @@ class PostgresJournal:
 
     async def aclose(self) -> None:
         """Take no more records, once the call in progress is over. Does nothing the second time."""
-        await self._connections.in_thread(self._close)
+        await self._run(self._rows.close)
 
     async def __aenter__(self) -> Self:
         return self
@@ -181,91 +177,63 @@ class PostgresJournal:
 
         await self.append(list(map(line_encoder(self.codec), state.records[known:])))
 
-    # ------------------------------------------------------------------------------------------ in the thread
+    async def _run(self, work: Callable[[], ResultT]) -> ResultT:
+        """Return `work()`, called in a worker thread, one at a time."""
 
-    def _append(self, records: list[bytes]) -> None:
-        with self._in_thread:
-            self._check_usable()
-            if self._broken is not None:
-                raise JournalError(f"{self!r} takes no more records since it failed: {self._broken}")
-            if not records:
-                return
-            try:
-                with as_journal_error(repr(self)):
-                    self._end = self._insert(records)
-            except LeaseHeld:
-                raise  # nothing was tried, so the journal is as good as before
-            except BaseException as error:
-                self._broken = str(error) or type(error).__name__
-                raise
-            self._writing = True
+        def run_alone() -> ResultT:
+            with self._in_thread:
+                return work()
 
-    def _insert(self, records: list[bytes]) -> End:
-        start = self._end if self._end is not None else self._scan().end
-        lines, end = write_batch(records, start, kept=start.count, now=time.time(), seal=self._seal)
-        rows = [line[:-1] for line in lines]
-        parameters = {"run_id": self.run_id, "first": start.count, "lines": rows}
-        lease = self.lease
+        return await self._connections.in_thread(run_alone)
+
+
+class _PostgresRows(JournalRows):
+    """The rows of *run_id*; with a lease they are inserted only while it is held."""
+
+    def __init__(
+        self, name: str, connections: Connections, run_id: str, lease: Lease | None, key: bytes | None
+    ) -> None:
+        super().__init__(name, key, harmless=(LeaseHeld,))
+        self._connections = connections
+        self._run_id = run_id
+        self._lease = lease
+
+    def select(self) -> Iterable[tuple[int, object]]:
+        def read(connection: Connection) -> list[Any]:
+            found: list[Any] = connection.execute(_READ, {"run_id": self._run_id}).fetchall()
+            return found
+
+        return self._connections.call(read, again=True)
+
+    def insert(self, first: int, lines: list[bytes]) -> None:
+        parameters = {"run_id": self._run_id, "first": first, "lines": lines}
+        lease = self._lease
         statement = _APPEND.format(fence=_FREE if lease is None else FENCE)
         sent = False
 
         def insert(connection: Connection) -> None:
             nonlocal sent
             if sent:  # the connection was lost before the answer came
-                found = connection.execute(_ONE, {"run_id": self.run_id, "n": end.count - 1}).fetchone()
-                if found is not None and found[0] == rows[-1]:  # the chain's digest is in it, so the batch is this one
+                last = {"run_id": self._run_id, "n": first + len(lines) - 1}
+                found = connection.execute(_ONE, last).fetchone()
+                if found is not None and found[0] == lines[-1]:  # the chain's digest is in it: the batch is this one
                     return
             if lease is None:
-                connection.execute(_KNOWN, {"run_id": self.run_id})
+                connection.execute(_KNOWN, {"run_id": self._run_id})
             else:
                 lease.check()
             sent = True
             try:
                 added = connection.execute(statement, parameters if lease is None else {**parameters, **lease.fence})
             except import_driver().errors.UniqueViolation as error:
-                raise self._other_writer() from error
+                raise self.other_writer() from error
             if added.rowcount == 0:
-                raise LeaseHeld(f"{self!r}: a worker holds the run", 0.0) if lease is None else lease.lose()
+                raise LeaseHeld(f"{self.name}: a worker holds the run", 0.0) if lease is None else lease.lose()
 
         self._connections.call(insert, again=True, wait=None if lease is None else lease.remaining)
-        return end
 
-    def _scan(self) -> Scan:
-        def read(connection: Connection) -> list[Any]:
-            found: list[Any] = connection.execute(_READ, {"run_id": self.run_id}).fetchall()
-            return found
-
-        lines = []
-        for index, (n, line) in enumerate(self._connections.call(read, again=True)):
-            if n != index or b"\n" in line:
-                raise JournalError(f"{self!r}: line {index + 1} is damaged or missing")
-            lines.append(line + b"\n")
-        found = scan(b"".join(lines), self._seal, repr(self))
-        if found.torn:  # a statement is never torn, so the rows were changed
-            raise JournalError(f"{self!r}: the batch that begins at line {found.end.count + 1} isn't whole")
-        return found
-
-    def _read(self) -> list[bytes]:
-        with self._in_thread:
-            self._check_usable()
-            with as_journal_error(repr(self)):
-                found = self._scan()
-            if self._writing and self._broken is None and found.end != self._end:
-                raise self._other_writer()
-            if not self._writing:
-                self._end = found.end
-            return found.records
-
-    def _close(self) -> None:
-        with self._in_thread:
-            self._closed = True
-
-    def _check_usable(self) -> None:
-        if self._closed:
-            raise JournalError(f"{self!r} is closed")
-
-    def _other_writer(self) -> JournalError:
-        return JournalError(f"{self!r}: something else has written to it since it was last read or written here")
+    def as_journal_error(self) -> AbstractContextManager[None]:
+        return as_journal_error(self.name)
 
 
 def _placeholder() -> Any:

@@ -21,7 +21,7 @@ from agentloop.postgres._connections import Connection, ResultT, Work, import_dr
 from agentloop.postgres._lease import FENCE, Lease
 from agentloop.postgres._store import PostgresStore
 from agentloop.sessions._checks import check_limit, conflict
-from agentloop.sessions._item_rows import read_item, write_items
+from agentloop.sessions._item_rows import ItemRows, as_stored, write_items
 
 logger: logging.Logger = logging.getLogger("agentloop")
 
@@ -75,7 +75,7 @@ class PostgresSession:
         self.session_id: str = check_id("session_id", session_id)
         self._connections = store.connections
         self._lease = lease
-        self._reported: set[int] = set()
+        self._items = ItemRows(self.session_id)
 
     def __repr__(self) -> str:
         return f"PostgresSession({self.session_id!r})"
@@ -122,8 +122,7 @@ class PostgresSession:
             UserTypeError, UserValueError: naming the position of the first value that is no item or has no JSON form.
         """
         texts = write_items("items", items)
-        # Compared in the form that the table returns, in which every array is a list.
-        expected = [read_item(text)[0] for text in write_items("expect", expect)]
+        expected = as_stored("expect", expect)
 
         def replace(connection: Connection, first: int) -> None:
             rows = self._rows(connection, None)
@@ -168,16 +167,9 @@ class PostgresSession:
             wanted = most - len(found)
             given = {"session_id": self.session_id, "before": before, "most": wanted}
             rows = connection.execute(_LATEST_FIRST, given).fetchall()
-            found += [_StoredItem(n, item) for n, text in rows if (item := self._read(n, text)) is not None]
+            found += [_StoredItem(n, item) for n, text in rows if (item := self._items.read(n, text)) is not None]
             if len(rows) < wanted:
                 break
             before = rows[-1][0]
         found.reverse()
         return found
-
-    def _read(self, n: int, text: str) -> Item | None:
-        item, fault = read_item(text)
-        if item is None and n not in self._reported:
-            self._reported.add(n)
-            logger.warning("Session %r: row %d is left out: %s", self.session_id, n, fault)
-        return item

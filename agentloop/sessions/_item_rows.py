@@ -3,22 +3,38 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Sequence
 
+from agentloop._common.strict_json import write_text
 from agentloop._storage.item_codec import item_from_json, item_to_json
 from agentloop.exceptions import StateError, UserTypeError, UserValueError
 from agentloop.items import Item
 from agentloop.sessions._checks import check_items
 
+logger: logging.Logger = logging.getLogger("agentloop")
 
-def read_item(text: str | bytes) -> tuple[Item | None, str]:
-    """Return the item that *text* holds; None and what is wrong with it if it can't be read."""
-    try:
-        return item_from_json(json.loads(str(text, "utf-8") if isinstance(text, bytes) else text)), ""
-    except StateError as error:
-        return None, str(error)
-    except (TypeError, ValueError, RecursionError):
-        return None, "not JSON"
+
+class ItemRows:
+    """Reads the rows of one session, kept at *place*. The log names each row that can't be read, once."""
+
+    def __init__(self, session_id: str, place: str = "") -> None:
+        self._session_id = session_id
+        self._place = place and f" of {place}"
+        self._reported: set[int] = set()
+
+    def read(self, n: int, text: str | bytes) -> Item | None:
+        """Return the item that row *n* holds; None if it can't be read."""
+        try:
+            return _read_text(str(text, "utf-8") if isinstance(text, bytes) else text)
+        except StateError as error:
+            fault = str(error)
+        except (TypeError, ValueError, RecursionError):
+            fault = "not JSON"
+        if n not in self._reported:
+            self._reported.add(n)
+            logger.warning("Session %r: row %d%s is left out: %s", self._session_id, n, self._place, fault)
+        return None
 
 
 def write_items(name: str, items: Sequence[Item]) -> list[str]:
@@ -30,16 +46,19 @@ def write_items(name: str, items: Sequence[Item]) -> list[str]:
     return [_to_text(f"{name}[{index}]", item) for index, item in enumerate(check_items(name, items))]
 
 
+def as_stored(name: str, items: Sequence[Item]) -> list[Item]:
+    """Return *items* in the form that a database returns, in which every array is a list. Raises as `write_items`."""
+    return [_read_text(text) for text in write_items(name, items)]
+
+
+def _read_text(text: str) -> Item:
+    return item_from_json(json.loads(text))
+
+
 def _to_text(place: str, item: Item) -> str:
     try:
-        return json.dumps(item_to_json(item), separators=(",", ":"), allow_nan=False, default=_plain)
+        return write_text(item_to_json(item))
     except (TypeError, RecursionError) as error:
         raise UserTypeError(f"{place}: {error}") from None
     except ValueError as error:
         raise UserValueError(f"{place}: {error}") from None
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, Mapping):
-        return dict(value)
-    raise TypeError(f"{type(value).__name__} has no JSON form")

@@ -30,7 +30,7 @@ from agentloop._storage.sqlite_file import connect, transaction
 from agentloop.exceptions import StateError, UserError, UserTypeError
 from agentloop.items import Item
 from agentloop.sessions._checks import check_limit, conflict
-from agentloop.sessions._item_rows import read_item, write_items
+from agentloop.sessions._item_rows import ItemRows, as_stored, write_items
 
 logger: logging.Logger = logging.getLogger("agentloop")
 
@@ -80,7 +80,7 @@ class SQLiteSession:
         self._connection: sqlite3.Connection | None = None
         self._finalizer: weakref.finalize[..., Any] | None = None
         self._closed = False
-        self._reported: set[int] = set()
+        self._items = ItemRows(self.session_id, self._path)
 
     def __repr__(self) -> str:
         return f"SQLiteSession({self._path!r}, {self.session_id!r})"
@@ -140,8 +140,7 @@ class SQLiteSession:
             UserTypeError, UserValueError: naming the position of the first value that is no item or has no JSON form.
         """
         texts = write_items("items", items)
-        # Compared in the form that the file returns, in which every array is a list.
-        expected = [read_item(text)[0] for text in write_items("expect", expect)]
+        expected = as_stored("expect", expect)
 
         def replace(connection: sqlite3.Connection) -> None:
             with transaction(connection):
@@ -211,7 +210,7 @@ class SQLiteSession:
         cursor = connection.execute(_LATEST_FIRST, (self.session_id,))
         try:
             for row_id, text in cursor:
-                if (item := self._read(row_id, text)) is not None:
+                if (item := self._items.read(row_id, text)) is not None:
                     found.append(_Row(row_id, item))
                 if len(found) == limit:
                     break
@@ -219,12 +218,3 @@ class SQLiteSession:
             cursor.close()
         found.reverse()
         return found
-
-    def _read(self, row_id: int, text: bytes) -> Item | None:
-        item, fault = read_item(text)
-        if item is not None:
-            return item
-        if row_id not in self._reported:
-            self._reported.add(row_id)
-            logger.warning("Session %r: row %d of %s is left out: %s", self.session_id, row_id, self._path, fault)
-        return None

@@ -1,6 +1,5 @@
 """`Browser`: a computer that is a page of a real headless Chromium."""
 
-import contextlib
 import json
 import os
 import shutil
@@ -13,6 +12,7 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import pytest
+from kit.processes import processes_with
 
 from agentloop import Agent, Runner
 from agentloop.executors import (
@@ -167,24 +167,14 @@ async def test_cancelled_while_it_starts(tmp_path: Path, monkeypatch: pytest.Mon
     """No process of this browser is left, at whatever moment it is cancelled; others' browsers don't count."""
     monkeypatch.setenv("TEST_OF_BROWSER", str(tmp_path))
     async with browsing(tmp_path):
-        assert _processes_with(str(tmp_path))
+        assert processes_with(str(tmp_path), "environ")
     for after in (0.0, 0.01, 0.1, 0.4):
         with anyio.move_on_after(after):
             async with browsing(tmp_path):
                 await anyio.sleep_forever()
     with anyio.fail_after(20):
-        while _processes_with(str(tmp_path)):  # noqa: ASYNC110 - killed, and perhaps not gone yet
+        while processes_with(str(tmp_path), "environ"):  # noqa: ASYNC110 - killed, and perhaps not gone yet
             await anyio.sleep(0.01)
-
-
-def _processes_with(mark: str) -> list[str]:
-    """Return the processes that have *mark* in their environment, but for this one, whose own was changed later."""
-    found = []
-    for process in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):
-            if process.name.isdigit() and mark.encode() in (process / "environ").read_bytes():
-                found.append(process.name)
-    return found
 
 
 async def test_a_browser_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

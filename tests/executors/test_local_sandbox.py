@@ -1,6 +1,5 @@
 """`LocalSandboxes`: whose storage it is, who removes it and when, and what its commands can and can't do."""
 
-import contextlib
 import json
 import logging
 import os
@@ -17,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 from executors import kill_sandboxes
 from kit.child_runs import ENVIRONMENT
+from kit.processes import processes_with
 
 from agentloop import Agent, RunConfig, Runner, RunState
 from agentloop import records as r
@@ -493,22 +493,12 @@ async def test_the_ends_of_commands_in_namespaces(tmp_path: Path) -> None:
     """
     result = await run(box, bomb, timeout=0.7)
     assert (result.timed_out, result.left_running) == (True, ())
-    assert _processes_with(mark) == []
+    assert processes_with(mark, "cmdline") == []
     with anyio.move_on_after(0.4) as scope:
         await run(box, f"trap '' TERM; while :; do sleep 100{mark}; done")
     assert scope.cancelled_caught
-    assert _processes_with(mark) == []
+    assert processes_with(mark, "cmdline") == []
     await box.remove()
-
-
-def _processes_with(mark: str) -> list[str]:
-    """Return the ids of the processes that have *mark* in their command lines."""
-    found = []
-    for process in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):
-            if process.name.isdigit() and mark.encode() in (process / "cmdline").read_bytes():
-                found.append(process.name)
-    return found
 
 
 @isolated
