@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import resource
 import signal
 import stat
 import subprocess
@@ -498,6 +499,22 @@ async def test_the_ends_of_commands_in_namespaces(tmp_path: Path) -> None:
         await run(box, f"trap '' TERM; while :; do sleep 100{mark}; done")
     assert scope.cancelled_caught
     assert processes_with(mark, "cmdline") == []
+    await box.remove()
+
+
+@isolated
+@pytest.mark.slow
+async def test_a_gigabyte_of_output_from_namespaces(tmp_path: Path) -> None:
+    """The processes between the command and the run keep none of it, and the command has no terminal to ask at."""
+    box = await LocalSandboxes(tmp_path / "boxes", isolation="namespaces", max_output=1_000).create("run")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    script = "cat; tty; read x < /dev/tty; echo $?; head -c 1000000000 /dev/zero | tr '\\0' x; echo; echo last"
+    result = await run(box, script)
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    assert result.stdout.startswith(("not a tty\n1\nxxx", "not a tty\n2\nxxx"))
+    assert result.stdout.endswith("xxx\nlast\n")
+    assert "[… the middle of 1,000,000,018 bytes was cut …]" in result.stdout
+    assert max(now - then for now, then in zip(after, before, strict=True)) < 50_000  # kilobytes
     await box.remove()
 
 
