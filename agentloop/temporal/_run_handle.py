@@ -9,6 +9,7 @@ from typing import Any
 import anyio
 import attrs
 from temporalio.client import Client, WorkflowHandle, WorkflowUpdateFailedError
+from temporalio.service import RPCError, RPCStatusCode
 
 from agentloop._storage.public_json import record_from_json
 from agentloop.exceptions import StateError
@@ -121,6 +122,10 @@ class AgentRunHandle:
         return await self.workflow.query(AgentWorkflow.stored_state)
 
 
+_ATTEMPTS = 20
+_UNANSWERED = (RPCStatusCode.CANCELLED, RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.UNAVAILABLE)
+
+
 class _Records(AsyncIterator[Record]):
     """The records of a run after the first *number*. No async generator: one that isn't closed holds nothing here."""
 
@@ -139,11 +144,26 @@ class _Records(AsyncIterator[Record]):
     async def _look(self) -> None:
         """Read what there is; wait a moment if that is nothing."""
         self._is_over = (await self._handle.describe()).close_time is not None
-        found = await self._handle.query(AgentWorkflow.records_after, self._number)
+        found = await self._ask()
         self._number += len(found)
         self._read.extend(found)
         if not found and not self._is_over:
             await anyio.sleep(self._interval)
+
+    async def _ask(self) -> list[dict[str, Any]]:
+        """Ask for the records after the number reached. A query that a dying worker has taken fails, so it is repeated.
+
+        Raises:
+            RPCError: no worker has answered `_ATTEMPTS` times in a row, or the engine refuses the query.
+        """
+        for last in [False] * (_ATTEMPTS - 1) + [True]:
+            try:
+                return await self._handle.query(AgentWorkflow.records_after, self._number)
+            except RPCError as error:
+                if last or error.status not in _UNANSWERED:
+                    raise
+            await anyio.sleep(self._interval)
+        raise AssertionError("the last attempt returns or raises")  # pragma: no cover
 
 
 async def start_run(

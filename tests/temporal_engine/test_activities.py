@@ -3,6 +3,7 @@
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any, Self
 from uuid import uuid4
 
@@ -13,17 +14,18 @@ pytest.importorskip("temporalio", reason="needs the extra temporal: nox -s tests
 from temporalio import workflow
 from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
+from temporalio.service import RPCError, RPCStatusCode
 from temporalio.testing import ActivityEnvironment
 from temporalio.worker import Replayer, Worker
 
-from agentloop import Agent, RunConfig, Runner, ToolContext, UserError, tool
+from agentloop import Agent, RunConfig, Runner, ToolContext, UserError, to_json, tool
 from agentloop.abc import Instrument, Model, ModelProvider
 from agentloop.exceptions import OutcomeUnknown
 from agentloop.items import AssistantMessage
 from agentloop.model_events import ItemDone, ModelRequest, ResponseDone, TextDelta
-from agentloop.records import Record
+from agentloop.records import ModelFailed, Record
 from agentloop.settings import ModelSettings
-from agentloop.temporal import AgentPlugin, run_agent
+from agentloop.temporal import AgentPlugin, AgentRunHandle, run_agent
 from agentloop.temporal._activities import call_model, call_tool
 from agentloop.temporal._options import find_setup
 from agentloop.temporal._payloads import error_from_json, value_from_json
@@ -285,3 +287,30 @@ async def test_a_workflow_of_ones_own(address: str) -> None:
     history = await handle.fetch_history()
     await Replayer(workflows=[_Two], plugins=[plugin]).replay_workflow(history)
     assert watcher.records == told
+
+
+class _LosingHandle:
+    """The handle of a workflow whose worker dies while it is asked: so many queries fail before one is answered."""
+
+    def __init__(self, failures: int, status: RPCStatusCode) -> None:
+        self.failures, self.status = failures, status
+
+    async def describe(self) -> Any:
+        return SimpleNamespace(close_time=1.0)
+
+    async def query(self, what: object, number: int) -> list[dict[str, Any]]:
+        if self.failures:
+            self.failures -= 1
+            raise RPCError("context canceled", self.status, b"")
+        return [to_json(ModelFailed(path=(), turn=1, at=0.0, error="timeout"))][: 1 - number]
+
+
+async def test_a_query_that_a_dying_worker_has_taken() -> None:
+    """It is repeated, for a bounded number of times; a refusal isn't."""
+    for failures, status in ((3, RPCStatusCode.CANCELLED), (19, RPCStatusCode.UNAVAILABLE)):
+        handle = AgentRunHandle(_LosingHandle(failures, status))  # type: ignore[arg-type]
+        assert [type(one).__name__ async for one in handle.records(interval=0.0)] == ["ModelFailed"]
+    for failures, status in ((20, RPCStatusCode.CANCELLED), (1, RPCStatusCode.NOT_FOUND)):
+        handle = AgentRunHandle(_LosingHandle(failures, status))  # type: ignore[arg-type]
+        with pytest.raises(RPCError):
+            await anext(handle.records(interval=0.0))
