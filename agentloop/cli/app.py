@@ -24,12 +24,15 @@ from anyio.abc import TaskStatus
 
 import agentloop
 from agentloop.cli import errors
+from agentloop.cli.graph import graph
+from agentloop.cli.init import init
 from agentloop.cli.journal_folder import Folder, FolderError, KeptRequests, Order, Requests
 from agentloop.cli.run_options import CliOptions, approver_for, can_ask
 from agentloop.cli.runs import Bar, BatchRun, run_one, show_for
-from agentloop.cli.sandboxes import sandbox
+from agentloop.cli.sandboxes import sandbox as sandbox_commands
 from agentloop.cli.streams import Lines, Output, OutputClosed, count_lines
 from agentloop.cli.target import absolute_target, load_agent
+from agentloop.cli.terminal_text import harmless
 from agentloop.cli.verdicts import approve, pending, reject
 from agentloop.exceptions import UserError
 from agentloop.models import _install
@@ -160,7 +163,7 @@ def app() -> None:
     """Run agents from the command line."""
 
 
-for _command in (model, pending, approve, reject, sandbox):
+for _command in (model, pending, approve, reject, sandbox_commands, init, graph):
     app.add_command(_command)
 
 
@@ -190,9 +193,16 @@ def _add_run_options(command: _Command) -> _Command:
 @click.option("--input", "source", type=click.File("rb"), help="File of requests, one a line; - is standard input.")
 @click.option("--journal", "folder", metavar="DIR", help="Folder in which every run is kept, to go on after a crash.")
 @click.option("--max-turns", type=click.IntRange(min=1), default=10, show_default=True, help="Turns of one run.")
+@click.option("--sandbox", metavar="DIR", help="Folder in which every run has a sandbox of its own, for its tools.")
 @_add_run_options
 def run(
-    target: str, request: str | None, source: BinaryIO | None, folder: str | None, max_turns: int, **options: Any
+    target: str,
+    request: str | None,
+    source: BinaryIO | None,
+    folder: str | None,
+    max_turns: int,
+    sandbox: str | None,
+    **options: Any,
 ) -> None:
     """Run the agent at TARGET (module:agent or file.py:agent) on REQUEST.
 
@@ -212,6 +222,7 @@ def run(
         request=(request or "") if source is None else None,
         model=options["model"],
         max_turns=max_turns,
+        sandbox=None if sandbox is None else str(Path(sandbox).absolute()),
     )
     _perform_order(order, None if folder is None else Folder.at(folder), source, is_new=True, **options)
 
@@ -271,6 +282,7 @@ def _perform_order(
                 more_turns=more_turns,
                 approver=approver_for(approve, err, can_ask=asks),
                 folder=folder,
+                sandbox=order.sandbox,
                 **options,
             )
             if folder is not None:
@@ -284,10 +296,20 @@ def _perform_order(
     sys.exit(code)
 
 
+class _ErrorOutputHandler(logging.Handler):
+    """Writes log messages to standard error as it is at that moment, without characters that control a terminal."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            sys.stderr.write(harmless(f"{self.format(record)}\n"))
+        except Exception:  # as the standard library's handlers: a message that can't be written ends nothing
+            self.handleError(record)
+
+
 @contextlib.contextmanager
 def _log_tool_tracebacks() -> Iterator[None]:
     """Write the log messages about failed tools to standard error: otherwise only the model receives these errors."""
-    tools, handler = logging.getLogger("agentloop.tools"), logging.StreamHandler()
+    tools, handler = logging.getLogger("agentloop.tools"), _ErrorOutputHandler()
     before = tools.level, tools.propagate
     tools.setLevel(logging.DEBUG)
     tools.addHandler(handler)

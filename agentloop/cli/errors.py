@@ -1,4 +1,4 @@
-"""Exit codes, and the texts of errors for a terminal. Does not write them."""
+"""Exit codes, and the texts of errors, which are safe for a terminal. Does not write them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, Self
 from agentloop import exceptions
 from agentloop._common.error_text import is_redacted, leads_to_redacted, redact, shorten, traceback_of
 from agentloop._common.error_text import message_of as whole_message_of
+from agentloop.cli.terminal_text import harmless
 from agentloop.exceptions import UserError
 
 OK = 0
@@ -62,14 +63,14 @@ def message_of(error: BaseException) -> str:
 
 
 def words_for(error: BaseException, *, with_traceback: bool = False) -> str:
-    """Return the lines that report *error* to a user, ended by a newline."""
+    """Return the lines that report *error* to a user, ended by a newline. What it quotes can't control a terminal."""
     if with_traceback:
-        return _traceback_for(error)
+        return harmless(_traceback_for(error))
     message = message_of(error)
     kind = kind_of(error)
     named = message if _is_user_error(error) or message == kind else f"{kind}: {message}"
     notes = [f"  {redact(note)}" for note in _notes_of(error)]
-    return "\n".join([f"Error: {named}", *notes]) + "\n"
+    return harmless("\n".join([f"Error: {named}", *notes]) + "\n")
 
 
 def _traceback_for(error: BaseException) -> str:

@@ -40,7 +40,7 @@ class Order:
     """The definition of a job: everything that `agentloop resume` needs to continue it.
 
     `folder` is the working folder, on which tools and imports may rely. `request` is None if the job has many requests;
-    these are in a file of their own.
+    these are in a file of their own. `sandbox` is the folder of its runs' sandboxes, None if they have none.
     """
 
     target: str
@@ -48,6 +48,7 @@ class Order:
     request: str | None
     model: str | None = None
     max_turns: int = 10
+    sandbox: str | None = None
 
 
 @attrs.frozen
@@ -157,6 +158,9 @@ class Folder:
     def _to_order(self, data: Any) -> Order:
         optional = (str, type(None))
         kinds: dict[str, Any] = {"target": str, "folder": str, "request": optional, "model": optional, "max_turns": int}
+        kinds["sandbox"] = optional
+        if isinstance(data, dict):
+            data = {"sandbox": None, **data}  # folders made before there was such an option lack it
         if isinstance(data, dict) and set(data) == {"version", *kinds}:
             wrong = [name for name, kind in kinds.items() if not isinstance(data[name], kind)]
             if not wrong:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import unicodedata
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, Protocol
@@ -17,14 +16,13 @@ from agentloop.abc import Journal
 from agentloop.agents import Agent
 from agentloop.cli.journal_folder import Folder
 from agentloop.cli.streams import Output
+from agentloop.cli.terminal_text import exact
 from agentloop.config import RunConfig
 from agentloop.exceptions import AgentLoopError
 from agentloop.items import ApprovalRequest
 from agentloop.runtime import Runtime
 from agentloop.state import RunState
 
-# Unicode categories of characters that are invisible, or that control a terminal.
-_HIDDEN = frozenset({"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"})
 _CHUNK = 4_096
 
 
@@ -55,15 +53,6 @@ class Everything:
         for request in state.interruptions:
             state.approve(request)
         return True
-
-
-def exact(text: str) -> str:
-    """Return *text* on one line, and escape every character that could hide a part of it or control a terminal."""
-    return "".join(_escape(char) if unicodedata.category(char) in _HIDDEN else char for char in text)
-
-
-def _escape(char: str) -> str:
-    return char.encode("unicode_escape", "backslashreplace").decode("ascii")
 
 
 def call_name(request: ApprovalRequest) -> str:
@@ -197,7 +186,8 @@ def approver_for(choice: Literal["ask", "never", "always"] | None, err: Output, 
 class CliOptions:
     """The options of one command: the agent and its model, the backend, the outputs, the approver and the folder.
 
-    Immutable; the command makes it. `max_turns` limits new runs, `more_turns`, if given, resumed ones.
+    Immutable; the command makes it. `max_turns` limits new runs, `more_turns`, if given, resumed ones. `sandbox` is the
+    folder of the runs' sandboxes.
     """
 
     agent: Agent[Any, Any]
@@ -212,12 +202,23 @@ class CliOptions:
     traceback: bool = False
     approver: Approver = attrs.field(factory=Nobody)
     folder: Folder | None = None
+    sandbox: str | None = None
+
+    @property
+    def run_config(self) -> RunConfig:
+        """The configuration of every run of the command."""
+        config = RunConfig(model=self.model)
+        if self.sandbox is None:
+            return config
+        from agentloop.executors import LocalSandboxes
+
+        return attrs.evolve(config, sandbox=LocalSandboxes(self.sandbox))
 
     def options(self, *, is_fresh: bool, journal: Journal | None) -> dict[str, Any]:
         """Return the options of `Runner`'s methods for a new run (*is_fresh*), or for a resumed one."""
         turns = self.max_turns if is_fresh else self.more_turns
         limit = {} if turns is None else {"max_turns": turns}
-        return {"run_config": RunConfig(model=self.model), "journal": journal, **limit}
+        return {"run_config": self.run_config, "journal": journal, **limit}
 
     async def open_model(self, runtime: Runtime) -> None:
         """Open the model before the first run, so that a missing key or model is reported once, and before any effect.

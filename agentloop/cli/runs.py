@@ -32,6 +32,7 @@ from agentloop.cli.show import (
     result_json,
 )
 from agentloop.cli.streams import InputLine, OutputClosed
+from agentloop.cli.terminal_text import harmless
 from agentloop.exceptions import UserError
 from agentloop.results import RunResult
 from agentloop.run import Runner
@@ -272,6 +273,7 @@ class BatchRun:
                         words = errors.words_for(slot.error, with_traceback=self.job.traceback)
                     await self.job.err.write(f"line {slot.line.number}: {words}")
                 text = self._json(slot) if self.job.json else self._text(slot, trouble)
+                text = harmless(text) if self.job.out.is_terminal else text
                 await self.job.out.write(text, encoding="utf-8" if self.job.json else None)
 
     def _text(self, slot: _PrintSlot, trouble: str | None) -> str:

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.text import Text as Styled
 
 from agentloop import events as ev
-from agentloop._common.error_text import error_summary, first_line, shorten
+from agentloop._common.error_text import error_summary, first_line
 from agentloop._common.masking import MASK, mask_arguments
 from agentloop._common.values import field_names
 from agentloop._engine.calls.output_text import render
@@ -25,6 +25,7 @@ from agentloop.cli import errors
 from agentloop.cli.run_options import call_name
 from agentloop.cli.saved_run import RunSummary
 from agentloop.cli.streams import Output
+from agentloop.cli.terminal_text import duration, format_line, harmless
 from agentloop.guardrails import InputGuardrailResult, ToolGuardrailResult, ToolInputGuardrail, ToolOutputGuardrail
 from agentloop.items import (
     ITEM_TYPES,
@@ -39,8 +40,8 @@ from agentloop.items import (
 )
 from agentloop.outcomes import CallOutcome
 
-_SHOWN_CHARS = 200
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+# JSON escapes the controls below a space itself, and no others: a terminal takes these as orders, too.
+_CONTROL_IN_JSON = re.compile(r"[\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _MARKS = {"succeeded": ("✓", "green"), "replayed": ("✓", "green"), "cancelled": ("–", "yellow")}
 
 
@@ -58,11 +59,6 @@ class Show(Protocol):
 
     def cancelled(self) -> None:
         """Show that a signal ended the run. Called after the event loop has ended."""
-
-
-def harmless(text: str) -> str:
-    """Return *text* with escaped control characters, so that it can't control the terminal."""
-    return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
 
 
 def text_of(content: Content) -> str:
@@ -166,11 +162,6 @@ class Narrator:
             await self._live.write("\n")
 
 
-def format_line(text: str) -> str:
-    """Return *text* on one line, harmless for a terminal and of at most 200 characters."""
-    return shorten(harmless(" ".join(text.split())), _SHOWN_CHARS)
-
-
 def _format_arguments(call: ToolCall) -> str:
     return format_line(mask_arguments(call.arguments, call.secret))
 
@@ -184,11 +175,6 @@ def _format_outcome(outcome: CallOutcome) -> str:
     if outcome.status != "succeeded" and outcome.output is not None:
         words.append(f"· {MASK if outcome.secret else format_line(first_line(text_of(outcome.output)))}")
     return " ".join(words)
-
-
-def duration(seconds: float) -> str:
-    """Format a duration given in seconds: below one second in milliseconds."""
-    return f"{max(seconds, 0) * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
 
 
 # ------------------------------------------------------------------------------------------------ for programs
@@ -242,8 +228,9 @@ class JsonLines:
 
 
 def json_line(value: Mapping[str, Any]) -> str:
-    """Return *value* as one line of JSON."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n"
+    """Return *value* as one line of JSON, without a character that could control a terminal."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    return _CONTROL_IN_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n"
 
 
 def result_json(ending: RunSummary) -> dict[str, Any]:

@@ -7,6 +7,7 @@ event loop instead, where a cancellation can end the wait. Knows bytes and lines
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import stat
@@ -18,6 +19,7 @@ import attrs
 MAX_LINE = 1_000_000
 _CHUNK = 65_536
 _ATOMIC = 4_096  # PIPE_BUF of Linux: as much as a writable pipe takes without waiting
+_GONE = (errno.EPIPE, errno.ECONNRESET, errno.EIO)  # the last is what a terminal says that was closed
 _PATIENCE = 1.0  # seconds that `write_last` waits for the reader
 
 
@@ -103,7 +105,9 @@ class Output:
             written = os.write(self._descriptor, self._pending[:_ATOMIC])
         except BlockingIOError:  # another process has made the shared descriptor non-blocking, and the pipe is full
             return
-        except (BrokenPipeError, ConnectionResetError):
+        except OSError as error:
+            if error.errno not in _GONE:
+                raise
             self._pending.clear()
             raise OutputClosed from None
         del self._pending[:written]

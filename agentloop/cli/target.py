@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from agentloop._common.error_text import redact, shorten
+from agentloop.abc import Model
 from agentloop.agents import Agent
 from agentloop.exceptions import UserError
 
@@ -58,6 +59,13 @@ def load_agent(target: str) -> Agent[Any, Any]:
             f"TARGET {target!r}: {name!r} is of type {kind}, not an Agent.{_suggest_agents(module, name)}"
         )
     return found
+
+
+def name_model(model: str | Model) -> str:
+    """Return the name of *model* for people: its model string, or `provider:name`."""
+    if isinstance(model, str):
+        return model
+    return f"{model.info.provider}:{model.info.name}"
 
 
 def _suggest_agents(module: ModuleType, name: str) -> str:

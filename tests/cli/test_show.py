@@ -11,8 +11,9 @@ from agentloop import Agent, Allow, CallOutcome, Runner, ToolGuardrailResult, Us
 from agentloop import events as ev
 from agentloop.cli import errors
 from agentloop.cli.saved_run import RunSummary, summary_of
-from agentloop.cli.show import JsonLines, Narrator, duration, json_line, plain, result_json, text_of
+from agentloop.cli.show import JsonLines, Narrator, json_line, plain, result_json, text_of
 from agentloop.cli.streams import Output
+from agentloop.cli.terminal_text import duration
 from agentloop.items import HostedToolCall, Image, Text, ToolCall
 from agentloop.testing import ScriptedModel, say
 
