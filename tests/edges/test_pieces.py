@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentloop import Agent, Runner
+from agentloop._common import strict_json
 from agentloop.items import (
     AssistantMessage,
     HandoffCall,
@@ -28,7 +29,7 @@ from agentloop.items import (
     UserMessage,
 )
 from agentloop.model_events import ModelRequest
-from agentloop.models import _chat, _codec, _messages, _responses_request
+from agentloop.models import _chat, _messages, _responses_request
 from agentloop.models._codec import encode_json
 from agentloop.models._pieces import PieceCache
 from agentloop.settings import CachePolicy, ModelSettings
@@ -173,9 +174,8 @@ async def test_a_turn_writes_what_is_new_and_no_more(kind: Any, monkeypatch: pyt
         headers = {"content-type": "text/event-stream"}
         return httpx.Response(200, headers=headers, content=INTERFACES[kind](items, True))
 
-    monkeypatch.setattr(
-        _codec, "_ENCODER", Counting(allow_nan=False, separators=(",", ":"), default=_codec._ENCODER.default)
-    )
+    usual = strict_json._WRITER
+    monkeypatch.setattr(strict_json, "_WRITER", Counting(allow_nan=False, separators=(",", ":"), default=usual.default))
     async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as client:
         model = kind("m", base_url="http://model.test/v1", http_client=client)
         await Runner.run(Agent("guide", model=model, tools=[weather, now]), "Which city?", max_turns=turns)
