@@ -31,13 +31,16 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "engine": ("_engine",),
     "edges": ("models", "sessions", "journal", "tracing", "executors"),
     "entry": ("run", "runtime", ""),  # the empty name is the package's own `__init__`
-    "outermost": ("testing", "cli", "mcp", "postgres", "temporal"),
+    "outermost": ("testing", "cli", "mcp", "postgres", "temporal", "asgi", "otel"),
 }
 FLOOR = {layer: floor for floor, layer in enumerate(LAYERS)}
 APART = (("edges", "core"), ("edges", "state"), ("edges", "runtime"), ("edges", "calls"), ("edges", "engine"))
 """Edges know nothing of the machine, nor the machine of them."""
-MOST_ROOMS, MOST_FLOORS = 48, 15
-"""Rooms of the package, and the longest way down through their imports: more of either is a decision."""
+MOST_ROOMS, MOST_FLOORS = 50, 15
+"""Rooms of the package, and the longest way down through their imports: more of either is a decision.
+
+The library itself has 44; each of six adapters (executors, mcp, postgres, temporal, asgi, otel) is one more, outermost.
+"""
 
 WAITING_OR_CHANGING = frozenset(
     {"asyncio", "trio", "anyio", "httpx", "socket", "threading", "time", "random", "secrets", "uuid"}
