@@ -317,7 +317,9 @@ def vendors(session: nox.Session) -> None:
 @nox.session
 def mcp(session: nox.Session) -> None:
     """Run the tests of MCP servers with the official SDK, which the other test sessions don't have and skip them."""
-    session.install(".[test,mcp]")
+    session.install(".[test-mcp]")
+    # Without these their tests would be skipped.
+    session.run("python", "-c", "import mcp_server_fetch, mcp_server_git, mcp_server_time")
     _run_covered(session, "coverage", "mcp", "tests/mcp_servers", "asyncio,trio")
 
 
@@ -449,10 +451,8 @@ def long(session: nox.Session) -> None:
     with all steps of every call, ten minutes of exploration, and what `scale` measures. All of it runs, whatever fails.
     `nox -s long -- uvloop scale` takes these parts.
     """
-    python = (
-        _environment(session, interpreters()[0], "long", "-e", ".[test-postgres,local,mcp]", "pytest-repeat", "uvloop")
-        / "python"
-    )
+    what = ["-e", ".[test-postgres,test-mcp,local]", "pytest-repeat", "uvloop"]
+    python = _environment(session, interpreters()[0], "long", *what) / "python"
     passes = {name: ["-m", "pytest", "-q", "-p", "no:cacheprovider", *given] for name, given in LONG.items()}
     passes["exploration"] = ["-m", "tests.exploration", "--budget", "600"]
     passes["answers"] = ["-m", "tests.exploration.malformed_answers", "--count", "200000"]
