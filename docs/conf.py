@@ -2,6 +2,7 @@
 
 import re
 from importlib import metadata
+from pathlib import Path
 
 import agentloop.runtime
 from agentloop.models.registry import Providers
@@ -14,12 +15,12 @@ author = "The agentloop authors"
 release = metadata.version("agentloop")
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
-exclude_patterns = ["build", "mutants.md"]
+exclude_patterns = ["build"]
 html_theme = "furo"
 html_title = "agentloop"
 
 myst_enable_extensions = ["colon_fence", "deflist"]
-myst_heading_anchors = 3
+myst_heading_anchors = 4
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
@@ -56,6 +57,32 @@ def labels_become_fields(_app, _what, _name, _obj, _options, lines):
         lines[number] = _SPAN.sub(_span, line)
 
 
+_HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
+_LISTED = re.compile(r"^\* \[[^\]]+\]\(([\w/-]+)\.md\)", re.MULTILINE)
+
+
+def lists_become_toctrees(app, docname, source):
+    """Append hidden toctrees to an index page, one for each of its sections: the pages that the section lists.
+
+    A forge shows the lists, the site builds its navigation from them, so each page is named once. A page that an index
+    of its own folder lists is left to that index.
+    """
+    if Path(docname).name != "index":
+        return
+    captions_and_texts = ["", *_HEADING.split(source[0])]
+    for caption, text in zip(captions_and_texts[::2], captions_and_texts[1::2], strict=True):
+        pages = [page for page in _LISTED.findall(text) if page.endswith("index") or not _has_index(app, docname, page)]
+        if pages:
+            options = [":hidden:", *([f":caption: {caption}"] if caption else [])]
+            source[0] += "\n".join(["", "```{toctree}", *options, "", *pages, "```", ""])
+
+
+def _has_index(app, docname, page):
+    folder = Path(app.srcdir, docname).parent / page
+    return folder.parent != Path(app.srcdir, docname).parent and (folder.parent / "index.md").exists()
+
+
 def setup(app):
+    app.connect("source-read", lists_become_toctrees)
     # Before napoleon, which reads what is left as sections.
     app.connect("autodoc-process-docstring", labels_become_fields, priority=400)

@@ -160,6 +160,14 @@ def try_all(mutants: Sequence[Mutant], base: Path, *, jobs: int, **how: Any) -> 
         yield from pool.map(lambda mutant: try_out(mutant, base, **how), mutants)
 
 
+HEAD = """# Planted faults
+
+[How the runtime is searched for faults](exploration.md) says how a fault is planted and found.
+
+"""
+"""The beginning of the page that `--table` writes."""
+
+
 def table(mutants: Sequence[Mutant], verdicts: Sequence[Verdict]) -> str:
     """Return the verdicts on *mutants* as a table for the documentation."""
     rows = ["| Planted fault | In | Found by | Rounds |", "|---|---|---|---|"]
@@ -210,7 +218,7 @@ def main(arguments: list[str]) -> int:
         print(f"the list can't be applied: {error}", file=sys.stderr)
         return 2
     if given.table is not None:
-        given.table.write_text(table(mutants, verdicts))
+        given.table.write_text(HEAD + table(mutants, verdicts))
     killed = sum(one.verdict == "killed" for one in verdicts)
     print(f"{killed} of {len(verdicts)} killed")
     return 0 if killed == len(verdicts) else 1
