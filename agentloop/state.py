@@ -17,12 +17,14 @@ from agentloop import records as r
 from agentloop._core.agent_graph import AgentGraph, changes
 from agentloop._core.call_identity import arguments_digest, find_tool
 from agentloop._core.plan import read_arguments
+from agentloop._core.record_events import parse_event_id, read_events
 from agentloop._core.run_fold import RunFold
 from agentloop._core.transitions import check_next
 from agentloop._schema.json_text import parse_object
 from agentloop._storage.signing import Keys
 from agentloop.abc import Codec, Journal
 from agentloop.agents import Agent
+from agentloop.events import Event
 from agentloop.exceptions import ModelBehaviorError, StateError, UserError, UserTypeError, UserValueError
 from agentloop.items import ApprovalRequest, Item, ToolCall, to_items
 from agentloop.settings import JsonLimits
@@ -136,6 +138,21 @@ class RunState:
     def error(self) -> str | None:
         """The error that ended the last run segment, as `TYPE(MESSAGE)`; None if none did."""
         return self.fold.ended.error if self.fold.ended is not None else None
+
+    def events(self, after: str | None = None) -> Iterator[tuple[str, Event]]:
+        """Return the events of the log with their ids, in order: those that its streams have shown, without signals.
+
+        An id is `RECORD.INDEX`, as `RunStream.last_event_id` gives it. The events are made as they are asked for.
+
+        Args:
+            after: The id of an event; only those that follow it are returned. None for all.
+
+        Raises:
+            UserTypeError, UserValueError: if *after* is no id.
+        """
+        if after is not None:
+            parse_event_id(after)
+        return read_events(tuple(self.records), AgentGraph(self.agent), after)
 
     # -- deciding
 

@@ -666,6 +666,7 @@ class RunFold:
         self.resumed, self.ended, self.max_turns = record, None, record.max_turns
         self.tripped = None
         self.turn_has_effects = True
+        self.just_released = ()
         if not self.batch_open:
             return
         # Calls that the caller or a deadline cut are due again, in the same batch, so releasing starts again.

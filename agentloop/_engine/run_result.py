@@ -33,10 +33,15 @@ def _collect_guardrail_results(run: LiveRun) -> dict[str, Any]:
     state = run.state
     by_stage: dict[str, list[Any]] = {"input": [], "output": [], "tool_input": [], "tool_output": []}
     positions = {call_id: position for position, call_id in enumerate(state.calls)}
-    from agentloop._engine.stored_guardrail_results import restore_result
+    from agentloop._core.guardrail_results import restore_result
+    from agentloop._engine.run_guardrails import input_guardrails, output_guardrails
 
     for record in sorted(state.guardrails, key=lambda settled: positions.get(settled.call_id or "", settled.index)):
-        by_stage[record.stage].append(record.result if record.result is not None else restore_result(run, record))
+        result = record.result
+        if result is None:
+            known = input_guardrails(run) if record.stage == "input" else output_guardrails(run)
+            result = restore_result(record, state, run.agent, known)
+        by_stage[record.stage].append(result)
     return {f"{stage}_guardrail_results": tuple(results) for stage, results in by_stage.items()}
 
 

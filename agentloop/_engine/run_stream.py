@@ -349,6 +349,14 @@ class RunStream(Generic[OutputT]):
             raise self._error
         raise StopAsyncIteration
 
+    @property
+    def last_event_id(self) -> str | None:
+        """The id of the event that iteration has given last: `RECORD.INDEX`, as in `RunState.events`.
+
+        None for an event that no record holds (a piece of an answer, a progress report), and before the first event.
+        """
+        return self._events.last_event_id() if self._events is not None else None
+
     # -- control
 
     @uninterrupted

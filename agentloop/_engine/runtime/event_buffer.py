@@ -1,6 +1,7 @@
 """The buffer of a run's events between the log and the consumer: a deque and a wakeup.
 
-Makes events from records and model events; does not know about tasks, models, journals or how the run continues.
+Makes events from model events; those of records are made by `_core/record_events.py`. Does not know about tasks,
+models, journals or how the run continues.
 
 Theory. The log puts, in the step that appends a record; the consumer takes. Putting never waits, at any speed of the
 consumer. A wakeup only makes the consumer look; an event stays in the deque until it is taken, so no cancellation can
@@ -14,8 +15,8 @@ calls that wait to start, and never one that has started.
 States: open; closed (`close`: the run has ended, unread events can still be taken); discarding (`discard`: nothing is
 kept any more). `take` returns None when closed and empty, or when discarding.
 
-Facts: `_unread`, `_taken`, `closed`, `discarding`. `_progress` is an index: the number, counted from the run's first
-event, of each call's last progress report, from which its position in the deque follows.
+Facts: `_unread`, `_taken`, `closed`, `discarding`, `_sources`. `_progress` is an index: the number, counted from the
+run's first event, of each call's last progress report, from which its position in the deque follows.
 
 Invariants: events are taken in the order of putting. `_announce_room` runs in the step in which the buffer stops being
 full: it wakes the waiting tasks and runs the dispatchers in `on_room`.
@@ -27,14 +28,15 @@ import math
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio
 
 from agentloop import events as ev
 from agentloop import model_events as m
 from agentloop import records as r
-from agentloop._core.run_fold import CallState, RunFold, make_interruption
+from agentloop._core.record_events import events_of
+from agentloop._core.run_fold import RunFold
 from agentloop._engine.runtime.backend import checkpoint_if_cancelled, new_wakeup
 from agentloop.agents import Agent
 from agentloop.exceptions import UserError
@@ -66,14 +68,15 @@ class _ConsumerGate(Limit):
         """Do nothing: a call that ends frees no room in the buffer."""
 
 
-def as_run(state: CallState) -> ToolCall:
-    """Return a call with the arguments it runs with, which an approval or a guardrail may have changed."""
-    call, text = state.call, state.arguments
-    return call if text is None or text == call.arguments else call.replace(arguments=text)
+class _Source(NamedTuple):
+    """One record's events: the number of the first one, counted from the run's first event, and how many there are.
 
+    `record` is the position of the record in the log.
+    """
 
-def _finish_reason(state: RunFold) -> str | None:
-    return state.responses[-1].finish_reason if state.responses else None
+    first: int
+    events: int
+    record: int
 
 
 class EventBuffer:
@@ -95,6 +98,8 @@ class EventBuffer:
         self._room = anyio.Event()
         self._taken = 0
         """The count of events that have left the deque, which is the number of the first unread one."""
+        self._sources: deque[_Source] = deque()
+        """The records behind the unread events and behind the one that was taken last."""
         self._progress: dict[tuple[tuple[str, ...], str], int] = {}
         """The event number of the last progress report of each call that has not settled."""
         self.on_room: dict[Callable[[], None], None] = {}
@@ -154,53 +159,33 @@ class EventBuffer:
 
     def record(self, record: r.Record) -> None:
         """Add the events that follow from *record*, which must have been folded."""
-        if not self.hears(record.path):
+        if self.discarding or not self.hears(record.path):
             return
-        state = self._state.at(record.path)
-        assert state is not None  # the record has been folded
-        where: Any = {"path": record.path, "turn": record.turn}
-        match record:
-            case r.RunStarted():
-                self.put(ev.AgentUpdated(self._agents(record.path), **where))
-            case r.HandedOff(call_id=call_id, ignored=ignored):
-                ids = {call_id, *ignored}
-                for item in state.new_items[-len(ids) :]:
-                    self.put(ev.ItemCreated(item, **where))
-                self.put(ev.AgentUpdated(self._agents(record.path), **where))
-            case r.TurnStarted():
-                self.put(ev.TurnStarted(**where))
-            case r.ModelResponded():
-                for item in state.response or ():
-                    self.put(ev.ItemCreated(item, **where))
-            case r.HistoryReplaced(reason="invalid_final_output", items=items):
-                for item in items:
-                    self.put(ev.ItemCreated(item, **where))
-            case r.CallStarted(call_id=call_id):
-                self.put(ev.CallStarted(as_run(state.calls[call_id]), **where))
-            case r.CallSettled(call_id=call_id, outcome=outcome):
-                self._progress.pop((record.path, call_id), None)
-                self.put(ev.CallSettled(state.calls[call_id].call, outcome, **where))
-                self._put_released(state)
-            case r.RunResumed():
-                self._put_released(state)
-            case r.ApprovalRequested(call_id=call_id):
-                self.put(ev.ApprovalRequested(make_interruption(state.calls[call_id].call, record), **where))
-            case r.GuardrailSettled(result=result):
-                self.put(ev.GuardrailSettled(result, **where))
-            case r.BatchEnded():
-                self.put(ev.TurnEnded(_finish_reason(state), **where))
-            case r.RunEnded(status=status):
-                self.put(ev.RunEnded(status, _finish_reason(state), **where))
-                if self.hears(record.path[:-1]) and record.path:
-                    outer = self._state.at(record.path[:-1])
-                    assert outer is not None  # the run is nested in it
-                    self._put_released(outer)
-            case _:
-                pass
+        if isinstance(record, r.CallSettled):
+            self._progress.pop((record.path, record.call_id), None)
+        made = events_of(record, self._state, self._agents)
+        if not made:
+            return
+        self._drop_read_sources()
+        self._sources.append(_Source(self._taken + len(self._unread), len(made), len(self._state.records) - 1))
+        for event in made:
+            if not self._path or self.hears(event.path):  # the end of a run may release outputs of the run around it
+                self.put(event)
 
-    def _put_released(self, state: RunFold) -> None:
-        for output in state.just_released:
-            self.put(ev.ItemCreated(output, path=state.path, turn=state.turn))
+    def last_event_id(self) -> str | None:
+        """Return the id of the event taken last, `RECORD.INDEX`; None for a signal, and before the first event.
+
+        Of the buffer of a whole tree alone.
+        """
+        self._drop_read_sources()
+        index = self._taken - 1 - self._sources[0].first if self._sources else -1
+        return f"{self._sources[0].record}.{index}" if 0 <= index < self._sources[0].events else None
+
+    def _drop_read_sources(self) -> None:
+        """Forget the records whose events were taken before the last one that was."""
+        sources, last = self._sources, self._taken - 1
+        while len(sources) > 1 and sources[1].first <= last:
+            sources.popleft()
 
     async def room(self) -> None:
         """Wait until the consumer has caught up. Raises a pending cancellation even if there is room."""

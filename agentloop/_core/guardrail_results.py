@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from agentloop._common.values import Value
-from agentloop._engine.run_guardrails import input_guardrails, output_guardrails
-from agentloop._engine.runtime.live_run import LiveRun
+from agentloop._core.run_fold import RunFold
 from agentloop.guardrails import (
     Allow,
     GuardrailFunctionOutput,
@@ -28,27 +28,32 @@ class RestoredGuardrail(Value, frozen=True):
     name: str
 
 
-def restore_result(run: LiveRun, record: GuardrailSettled) -> Any:
-    """Return the guardrail result of *record*, with as much of the answer's data as the log keeps."""
+def restore_result(record: GuardrailSettled, state: RunFold, agent: Any, known: Sequence[Any] = ()) -> Any:
+    """Return the guardrail result of *record*, with as much of the answer's data as the log keeps.
+
+    Args:
+        record: The record.
+        state: The fold of the run that *record* belongs to.
+        agent: The agent at work.
+        known: The guardrails of the record's stage, of that agent and the run; a result refers to its guardrail if it
+            is one of these, else to a placeholder with its name.
+    """
     if record.stage in ("tool_input", "tool_output"):
-        state = run.state.calls.get(record.call_id or "")
-        call = state.call if state is not None else ToolCall(record.call_id or "", "")
-        guardrail: Any = RestoredGuardrail(record.guardrail)
+        call = state.calls.get(record.call_id or "")
         return ToolGuardrailResult(
-            guardrail=guardrail, output=_restore_verdict(record), duration=record.duration, call=call
+            guardrail=_find_guardrail(record, ()),
+            output=_restore_verdict(record),
+            duration=record.duration,
+            call=call.call if call is not None else ToolCall(record.call_id or "", ""),
         )
+    guardrail = _find_guardrail(record, known)
     output = GuardrailFunctionOutput(record.info, record.verdict == "tripped")
     if record.stage == "input":
-        return InputGuardrailResult(
-            guardrail=_find_guardrail(run, record), output=output, duration=record.duration, secret=record.secret
-        )
-    return OutputGuardrailResult(
-        guardrail=_find_guardrail(run, record), output=output, duration=record.duration, agent=run.agent
-    )
+        return InputGuardrailResult(guardrail=guardrail, output=output, duration=record.duration, secret=record.secret)
+    return OutputGuardrailResult(guardrail=guardrail, output=output, duration=record.duration, agent=agent)
 
 
-def _find_guardrail(run: LiveRun, record: GuardrailSettled) -> Any:
-    known: list[Any] = list(input_guardrails(run) if record.stage == "input" else output_guardrails(run))
+def _find_guardrail(record: GuardrailSettled, known: Sequence[Any]) -> Any:
     named = [guardrail for guardrail in known if guardrail.name == record.guardrail]
     return named[record.nth] if record.nth < len(named) else RestoredGuardrail(record.guardrail)
 

@@ -1,0 +1,134 @@
+"""The events that follow from records: what a stream shows of a log, the same for a run under way and a stored one.
+
+`events_of` is the only place where a record becomes events. A stream calls it as each record is appended; `read_events`
+folds a stored log and calls it for each record again, so that a consumer who has lost the connection gets what it
+missed. Signals (pieces of an answer, progress) follow from no record and are not made here.
+
+An event's id is `RECORD.INDEX`: the position of its record in the log, and its position among the events of that
+record, both from 0. Ids grow along the log, over all run segments, and mean the same event in a live run as in the log
+that is read later.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeAlias
+
+from agentloop import events as ev
+from agentloop import records as r
+from agentloop._core.agent_graph import AgentGraph
+from agentloop._core.guardrail_results import restore_result
+from agentloop._core.run_fold import CallState, RunFold, make_interruption
+from agentloop.agents import Agent
+from agentloop.exceptions import UserTypeError, UserValueError
+from agentloop.items import Item, ToolCall
+
+FindAgent: TypeAlias = Callable[[tuple[str, ...]], Agent[Any, Any] | None]
+"""Returns the agent at work in the run at a path."""
+
+_ID = re.compile(r"(0|[1-9][0-9]{0,17})\.(0|[1-9][0-9]{0,17})", re.ASCII)
+
+
+def as_run(state: CallState) -> ToolCall:
+    """Return a call with the arguments it runs with, which an approval or a guardrail may have changed."""
+    call, text = state.call, state.arguments
+    return call if text is None or text == call.arguments else call.replace(arguments=text)
+
+
+def _finish_reason(state: RunFold) -> str | None:
+    return state.responses[-1].finish_reason if state.responses else None
+
+
+def _created(items: Iterable[Item], state: RunFold) -> list[ev.Event]:
+    return [ev.ItemCreated(item, path=state.path, turn=state.turn) for item in items]
+
+
+def events_of(record: r.Record, root: RunFold, find_agent: FindAgent) -> list[ev.Event]:
+    """Return the events that follow from *record*, in order; most records have one, or none.
+
+    Args:
+        record: A record of *root*'s tree, which must be the last one that has been folded.
+        root: The fold of the outermost run.
+        find_agent: Called for a record that makes an agent active.
+    """
+    state = root.at(record.path)
+    assert state is not None  # the record has been folded
+    where: Any = {"path": record.path, "turn": record.turn}
+    match record:
+        case r.RunStarted():
+            return [ev.AgentUpdated(find_agent(record.path), **where)]
+        case r.HandedOff(ignored=ignored):
+            items = state.new_items[-1 - len(set(ignored)) :]
+            created: list[ev.Event] = [ev.ItemCreated(item, **where) for item in items]
+            return [*created, ev.AgentUpdated(find_agent(record.path), **where)]
+        case r.TurnStarted():
+            return [ev.TurnStarted(**where)]
+        case r.ModelResponded():
+            return [ev.ItemCreated(item, **where) for item in state.response or ()]
+        case r.HistoryReplaced(reason="invalid_final_output", items=items):
+            return [ev.ItemCreated(item, **where) for item in items]
+        case r.CallStarted(call_id=call_id):
+            return [ev.CallStarted(as_run(state.calls[call_id]), **where)]
+        case r.CallSettled(call_id=call_id, outcome=outcome):
+            return [ev.CallSettled(state.calls[call_id].call, outcome, **where), *_created(state.just_released, state)]
+        case r.RunResumed():
+            return _created(state.just_released, state)
+        case r.ApprovalRequested(call_id=call_id):
+            return [ev.ApprovalRequested(make_interruption(state.calls[call_id].call, record), **where)]
+        case r.GuardrailSettled(result=result):
+            if result is None:  # the log was stored: it holds no objects
+                result = restore_result(record, state, find_agent(record.path))
+            return [ev.GuardrailSettled(result, **where)]
+        case r.BatchEnded():
+            return [ev.TurnEnded(_finish_reason(state), **where)]
+        case r.RunEnded(status=status):
+            ended: list[ev.Event] = [ev.RunEnded(status, _finish_reason(state), **where)]
+            if record.path:
+                outer = root.at(record.path[:-1])
+                assert outer is not None  # the run is nested in it
+                ended += _created(outer.just_released, outer)
+            return ended
+        case _:
+            return []
+
+
+def read_events(
+    records: Iterable[r.Record], graph: AgentGraph, after: str | None = None
+) -> Iterator[tuple[str, ev.Event]]:
+    """Yield each event of a stored log with its id, in order; with *after*, those that follow the event of that id.
+
+    An agent that *graph* lacks is shown as one without a definition, whose name is its key.
+
+    Raises:
+        UserTypeError, UserValueError: if *after* is no id; when the first event is asked for.
+    """
+    last = None if after is None else parse_event_id(after)
+    root = RunFold()
+
+    def find_agent(path: tuple[str, ...]) -> Agent[Any, Any]:
+        fold = root.at(path)
+        assert fold is not None  # its record has been folded
+        return graph.find(fold.agent) or Agent(fold.agent)
+
+    for number, record in enumerate(records):
+        record = root.apply(record)
+        if last is not None and number < last[0]:
+            continue
+        for index, event in enumerate(events_of(record, root, find_agent)):
+            if last is None or (number, index) > last:
+                yield f"{number}.{index}", event
+
+
+def parse_event_id(text: str) -> tuple[int, int]:
+    """Return the numbers of an event's id, `RECORD.INDEX`; ids are ordered as these are.
+
+    Raises:
+        UserTypeError, UserValueError: if *text* is no such id.
+    """
+    if not isinstance(text, str):
+        raise UserTypeError(f"event id: text such as '17.0' is needed, not {text!r}")
+    found = _ID.fullmatch(text)
+    if found is None:
+        raise UserValueError(f"event id: text such as '17.0' is needed, not {text[:60]!r}")
+    return int(found[1]), int(found[2])
