@@ -375,8 +375,10 @@ def _run_covered(session: nox.Session, coverage: str, package: str, tests: str, 
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """Build the documentation into build/docs; a warning is an error."""
+    """Check links and the reference, and build the documentation into build/docs; a warning is an error."""
     session.install(".[docs,test,temporal]")
+    session.run("python", "docs/generate_reference.py", "--check")
+    session.run("pytest", "-q", "-p", "no:cacheprovider", "tests/test_docs_links.py")
     session.run("sphinx-build", "-W", "--keep-going", "-q", "-E", "-b", "html", "docs", "build/docs", *session.posargs)
 
 

@@ -39,6 +39,7 @@ from agentloop.testing.simulation.event_loop import Backend
 __all__ = ["Replayed", "ShadowReport", "Shadowed", "Source", "replay"]
 
 Source: TypeAlias = "str | os.PathLike[str] | Journal | RunState | RunData | Iterable[r.Record]"
+"""A run to replay: a path, a journal, a `RunState`, the result of a run, or records."""
 Mode: TypeAlias = Literal["strict", "resume", "what_if", "shadow"]
 
 

@@ -1,0 +1,94 @@
+"""The reference has every public name, and says what the docstrings and signatures say."""
+
+import importlib.util
+import re
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import agentloop
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted((ROOT / "docs" / "reference").glob("*.md"))
+
+
+def _load_generator() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("generate_reference", ROOT / "docs" / "generate_reference.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+GENERATOR = _load_generator()
+
+
+def _entries() -> set[str]:
+    pages = "\n".join(path.read_text(encoding="utf-8") for path in PAGES)
+    return set(re.findall(r"^#{2,4} `([\w.]+)`$", pages, re.MULTILINE))
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    """Each name has an entry of its own, or is a module whose names have one."""
+    assert set(agentloop.__all__) - _entries() == set()
+
+
+@pytest.mark.parametrize("module", agentloop._SUBMODULES)
+def test_every_public_name_of_a_public_module_is_in_the_reference(module: str) -> None:
+    """Each name that the module lists has an entry."""
+    assert set(import_module(f"agentloop.{module}").__all__) - _entries() == set()
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_a_page_of_the_reference_is_up_to_date(path: Path) -> None:
+    """The page has the text that its names' docstrings and signatures give."""
+    page = path.read_text(encoding="utf-8")
+    if "<!-- reference: agentloop.temporal" in page:
+        pytest.importorskip("temporalio")
+    assert GENERATOR.generate([path.name])[path] == page, "run python docs/generate_reference.py"
+
+
+def test_docstrings_become_markdown() -> None:
+    """Sections become lists, labels bold words; names on several lines and continuations are joined."""
+    docstring = """Do it.
+
+    More of it: a colon is no label.
+
+    Args:
+        one: First
+            and more.
+        two,
+        three: Others.
+
+    Units: seconds
+        each.
+    Raises:
+        UserError: if not.
+    """
+    assert GENERATOR.markdown(docstring).split("\n") == [
+        *("Do it.", "", "More of it: a colon is no label.", "", "**Arguments:**", ""),
+        *("* `one`: First", "  and more.", "* `two`, `three`: Others.", ""),
+        *("**Units:** seconds", "each.", "", "**Raises:**", "", "* `UserError`: if not."),
+    ]
+
+
+def test_names_in_the_text_become_links() -> None:
+    """A span that is one entry's name links to it; words in lower case and an entry's own name don't."""
+    head = "<!-- reference: agentloop\nOne\n-->\n"
+    text = f"{head}\n## `One`\n\n`One` `Two` `two` `Two.go` `One.two`\n\n```py\n`Two`\n```\n<!-- end -->"
+    other = f"{head}\n## `Two`\n\n### `Two.go`\n\n## `two`\n<!-- end -->"
+    found = GENERATOR.linked({"a.md": text, "b.md": other})
+    assert "`One` [`Two`](b.md#two) `two` [`Two.go`](b.md#twogo) `One.two`\n" in found["a.md"]
+    assert "\n`Two`\n" in found["a.md"]
+
+
+def test_parameters_are_shown_as_their_source_has_them() -> None:
+    """Markers of positional and keyword parameters are kept; a default made by a call is an ellipsis."""
+
+    def function(self: int, one: "A | None", /, two: str = "x", *, three: object = object(), **rest: int) -> "B": ...  # noqa: F821
+
+    shown = GENERATOR.function_text("go", function, method=True)
+    assert shown == "go(one: A | None, /, two: str = 'x', *, three: object = ..., **rest: int) -> B"
