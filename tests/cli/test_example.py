@@ -1,27 +1,20 @@
 """The example agent's tools do real work, and only where they should."""
 
-import importlib.util
 import subprocess
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from kit.examples import load_example
 
 from agentloop import Runner, ToolCallError
 from agentloop.testing import ScriptedModel, call
-
-EXAMPLE = Path(__file__).parents[2] / "examples" / "repo_helper.py"
 
 
 @pytest.fixture
 def helper() -> ModuleType:
     """The example as a module."""
-    spec = importlib.util.spec_from_file_location("repo_helper", EXAMPLE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_example("repo_helper")
 
 
 @pytest.fixture

@@ -1,19 +1,16 @@
 """The example that answers by shell commands asks for each of them at the terminal."""
 
-import importlib.util
 import os
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from types import ModuleType
 
 import anyio
 import pytest
+from kit.examples import ROOT, load_example
 
 from agentloop.testing import ScriptedModel, call
-
-ROOT = Path(__file__).parents[2]
 
 
 def _has_local_model() -> bool:
@@ -26,12 +23,7 @@ def _has_local_model() -> bool:
 @pytest.fixture
 def example() -> ModuleType:
     """The example as a module."""
-    spec = importlib.util.spec_from_file_location("shell_helper", ROOT / "examples" / "shell_helper.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_example("shell_helper")
 
 
 @pytest.mark.parametrize(("answer", "shown"), [("y", "hi\n"), ("", "The person at the terminal said no.\n")])
