@@ -23,6 +23,7 @@ import click
 from anyio.abc import TaskStatus
 
 import agentloop
+from agentloop._common.terminal_text import harmless
 from agentloop.cli import errors
 from agentloop.cli.graph import graph
 from agentloop.cli.init import init
@@ -32,7 +33,7 @@ from agentloop.cli.runs import Bar, BatchRun, run_one, show_for
 from agentloop.cli.sandboxes import sandbox as sandbox_commands
 from agentloop.cli.streams import Lines, Output, OutputClosed, count_lines
 from agentloop.cli.target import absolute_target, load_agent
-from agentloop.cli.terminal_text import harmless
+from agentloop.cli.trace import trace
 from agentloop.cli.verdicts import approve, pending, reject
 from agentloop.exceptions import UserError
 from agentloop.models import _install
@@ -163,7 +164,7 @@ def app() -> None:
     """Run agents from the command line."""
 
 
-for _command in (model, pending, approve, reject, sandbox_commands, init, graph):
+for _command in (model, pending, approve, reject, sandbox_commands, init, graph, trace):
     app.add_command(_command)
 
 

@@ -9,7 +9,7 @@ from typing import Any, Self
 from agentloop import exceptions
 from agentloop._common.error_text import is_redacted, leads_to_redacted, redact, shorten, traceback_of
 from agentloop._common.error_text import message_of as whole_message_of
-from agentloop.cli.terminal_text import harmless
+from agentloop._common.terminal_text import harmless
 from agentloop.exceptions import UserError
 
 OK = 0

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import click
 
+from agentloop._common.terminal_text import exact
 from agentloop.cli import errors
 from agentloop.cli.agent_cards import AgentLink, AgentPart, Cards
 from agentloop.cli.graph_svg import draw_svg
 from agentloop.cli.help_text import examples
 from agentloop.cli.target import load_agent
-from agentloop.cli.terminal_text import exact
 from agentloop.exceptions import UserError
 
 _SHAPES = {

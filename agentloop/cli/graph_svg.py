@@ -16,8 +16,8 @@ from xml.sax.saxutils import escape
 import attrs
 from rich.cells import cell_len, set_cell_size
 
+from agentloop._common.terminal_text import exact
 from agentloop.cli.agent_cards import AgentLink, Card, Cards
-from agentloop.cli.terminal_text import exact
 
 _CHAR, _LINE, _PAD = (
     7.3,

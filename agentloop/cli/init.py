@@ -9,9 +9,9 @@ from pathlib import Path
 
 import click
 
+from agentloop._common.terminal_text import exact
 from agentloop.cli import errors
 from agentloop.cli.help_text import examples
-from agentloop.cli.terminal_text import exact
 
 _AGENT = '''\
 """A first agent: it answers with the help of one tool.

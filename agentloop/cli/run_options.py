@@ -12,11 +12,11 @@ import anyio
 import attrs
 
 from agentloop._common.masking import mask_arguments
+from agentloop._common.terminal_text import exact
 from agentloop.abc import Journal
 from agentloop.agents import Agent
 from agentloop.cli.journal_folder import Folder
 from agentloop.cli.streams import Output
-from agentloop.cli.terminal_text import exact
 from agentloop.config import RunConfig
 from agentloop.exceptions import AgentLoopError
 from agentloop.items import ApprovalRequest

@@ -16,6 +16,7 @@ from anyio.abc import ObjectReceiveStream
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from agentloop._common.terminal_text import harmless
 from agentloop.cli import errors
 from agentloop.cli.journal_folder import FolderError, KeptRequests, Requests
 from agentloop.cli.run_options import CliOptions, Questions
@@ -32,7 +33,6 @@ from agentloop.cli.show import (
     result_json,
 )
 from agentloop.cli.streams import InputLine, OutputClosed
-from agentloop.cli.terminal_text import harmless
 from agentloop.exceptions import UserError
 from agentloop.results import RunResult
 from agentloop.run import Runner

@@ -17,6 +17,7 @@ from rich.text import Text as Styled
 from agentloop import events as ev
 from agentloop._common.error_text import error_summary, first_line
 from agentloop._common.masking import MASK, mask_arguments
+from agentloop._common.terminal_text import duration, format_line, harmless
 from agentloop._common.values import field_names
 from agentloop._engine.calls.output_text import render
 from agentloop._schema.function_schema import to_json_value
@@ -25,7 +26,6 @@ from agentloop.cli import errors
 from agentloop.cli.run_options import call_name
 from agentloop.cli.saved_run import RunSummary
 from agentloop.cli.streams import Output
-from agentloop.cli.terminal_text import duration, format_line, harmless
 from agentloop.guardrails import InputGuardrailResult, ToolGuardrailResult, ToolInputGuardrail, ToolOutputGuardrail
 from agentloop.items import (
     ITEM_TYPES,

@@ -16,13 +16,13 @@ import anyio
 import attrs
 import click
 
+from agentloop._common.terminal_text import exact
 from agentloop._storage.state_codec import line_encoder, state_from_journal
 from agentloop.agents import Agent
 from agentloop.cli import errors
 from agentloop.cli.journal_folder import Folder
 from agentloop.cli.run_options import call_name, describe_call, find_asking_policy
 from agentloop.cli.show import request_json
-from agentloop.cli.terminal_text import exact
 from agentloop.exceptions import AgentLoopError, StateError
 from agentloop.items import ApprovalRequest
 from agentloop.journal import FileJournal

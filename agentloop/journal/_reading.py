@@ -1,37 +1,120 @@
-"""Reading a journal's file as records, without agents, an event loop or the lock of its writer."""
+"""Reading a journal as records, without agents, an event loop or the lock of its writer: from a file, or from the rows
+of one run in a SQLite file."""
 
 from __future__ import annotations
 
 import os
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from urllib.parse import quote
 
 from agentloop.abc import Codec
 from agentloop.exceptions import JournalError
 from agentloop.journal._checks import check_codec, check_path
 from agentloop.journal._envelope import Seal, scan
+from agentloop.journal._rows import scan_rows
 from agentloop.journal._storage import FileStorage
+from agentloop.journal.sqlite import SELECT_LINES, SELECT_RUNS
 from agentloop.records import Record
+
+_SQLITE = b"SQLite format 3\0"
+_BUSY_SECONDS = 5.0
 
 
 def read_journal(
-    path: str | os.PathLike[str], *, key: bytes | None = None, codec: Codec | None = None
+    path: str | os.PathLike[str],
+    *,
+    run_id: str | None = None,
+    key: bytes | None = None,
+    codec: Codec | None = None,
 ) -> Iterator[Record]:
-    """Return the records in the file of a `FileJournal`, in order. The file may be one that a run still writes.
+    """Return the records in the file of a `FileJournal` or a `SQLiteJournal`, in order. A run may still write it.
 
     Args:
         path: The file.
+        run_id: The run in a SQLite file; needed if it holds several.
         key: The key that the journal was sealed with.
         codec: The codec that opens sealed secrets; without it they are placeholders.
 
     Raises:
-        JournalError: the file is missing, empty, damaged, or no journal; or *key* is not its key.
+        JournalError: the file is missing, empty, damaged, or no journal; *key* is not its key; or it holds several
+            runs and *run_id* names none of them.
         StateError: a record doesn't fit any schema that the library reads; names its line.
+    """
+    records = read_whole_records(path, run_id=run_id, key=key, codec=codec)
+    if records is None:
+        raise JournalError(f"{check_path(path)}: there is no such journal, or nothing whole of one")
+    return iter(records)
+
+
+def read_whole_records(
+    path: str | os.PathLike[str],
+    *,
+    run_id: str | None = None,
+    key: bytes | None = None,
+    codec: Codec | None = None,
+) -> tuple[Record, ...] | None:
+    """Return the records that `read_journal` gives; None if nothing whole is there, or no file.
+
+    Raises:
+        JournalError, StateError: as `read_journal`.
     """
     from agentloop._storage.state_codec import read_lines
 
     name = check_path(path)
     check_codec(codec)
-    lines = scan(FileStorage(name).read(), Seal(key), name).records
-    if not lines:
-        raise JournalError(f"{name}: there is no such journal, or nothing whole of one")
-    return iter(read_lines(lines, codec).records)
+    try:
+        data = FileStorage(name).read()
+    except OSError as error:
+        raise JournalError(f"{name}: {error.strerror or error}") from error
+    seal = Seal(key)
+    lines = _read_rows(name, run_id, seal) if data.startswith(_SQLITE) else scan(data, seal, name).records
+    return read_lines(lines, codec).records if lines else None
+
+
+def list_runs(path: str | os.PathLike[str]) -> list[str] | None:
+    """Return the ids of the runs in a SQLite file of journals, sorted; None if the file isn't one of SQLite.
+
+    Raises:
+        JournalError: if the file can't be read, or has no journals.
+    """
+    name = check_path(path)
+    try:
+        with open(name, "rb") as file:
+            if file.read(len(_SQLITE)) != _SQLITE:
+                return None
+    except OSError as error:
+        raise JournalError(f"{name}: {error.strerror or error}") from error
+    with _connect(name) as connection:
+        return [run_id for (run_id,) in connection.execute(SELECT_RUNS)]
+
+
+def _read_rows(name: str, run_id: str | None, seal: Seal) -> list[bytes]:
+    with _connect(name) as connection:
+        if run_id is None:
+            runs = [found for (found,) in connection.execute(SELECT_RUNS)]
+            if len(runs) > 1:
+                raise JournalError(f"{name} holds {len(runs)} runs: give the run_id of one")
+            if not runs:
+                return []
+            run_id = runs[0]
+        rows = connection.execute(SELECT_LINES, (run_id,)).fetchall()
+    if not rows:
+        raise JournalError(f"{name} holds no run {run_id!r}")
+    return scan_rows(rows, seal, name).records
+
+
+@contextmanager
+def _connect(name: str) -> Iterator[sqlite3.Connection]:
+    """Give a connection that can't change the file.
+
+    Raises:
+        JournalError: in place of the database's own errors.
+    """
+    try:
+        address = f"file:{quote(os.path.abspath(name))}?mode=ro"
+        with closing(sqlite3.connect(address, uri=True, timeout=_BUSY_SECONDS)) as connection:
+            yield connection
+    except sqlite3.Error as error:
+        raise JournalError(f"{name}: {error}") from error

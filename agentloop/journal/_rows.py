@@ -101,16 +101,25 @@ class JournalRows(ABC):
         return JournalError(f"{self.name}: something else has written to it since it was last read or written here")
 
     def _scan(self) -> Scan:
-        lines = []
-        for index, (n, line) in enumerate(self.select()):
-            if n != index or not isinstance(line, bytes) or b"\n" in line:
-                raise JournalError(f"{self.name}: line {index + 1} is damaged or missing")
-            lines.append(line + b"\n")
-        found = scan(b"".join(lines), self._seal, self.name)
-        if found.torn:  # a batch is inserted whole, so the rows were changed
-            raise JournalError(f"{self.name}: the batch that begins at line {found.end.count + 1} isn't whole")
-        return found
+        return scan_rows(self.select(), self._seal, self.name)
 
     def _check_open(self) -> None:
         if self._closed:
             raise JournalError(f"{self.name} is closed")
+
+
+def scan_rows(rows: Iterable[tuple[int, object]], seal: Seal, name: str) -> Scan:
+    """Return the scan of a run's rows in order: number, line without its line feed.
+
+    Raises:
+        JournalError: naming *name* and the line: the rows are damaged, or sealed with another key.
+    """
+    lines = []
+    for index, (n, line) in enumerate(rows):
+        if n != index or not isinstance(line, bytes) or b"\n" in line:
+            raise JournalError(f"{name}: line {index + 1} is damaged or missing")
+        lines.append(line + b"\n")
+    found = scan(b"".join(lines), seal, name)
+    if found.torn:  # a batch is inserted whole, so the rows were changed
+        raise JournalError(f"{name}: the batch that begins at line {found.end.count + 1} isn't whole")
+    return found

@@ -28,7 +28,8 @@ _SCHEMA = (
     "CREATE TABLE IF NOT EXISTS agentloop_journal_lines ("
     "run_id TEXT NOT NULL, n INTEGER NOT NULL, line BLOB NOT NULL, PRIMARY KEY (run_id, n))",
 )
-_READ = "SELECT n, line FROM agentloop_journal_lines WHERE run_id = ? ORDER BY n"
+SELECT_LINES = "SELECT n, line FROM agentloop_journal_lines WHERE run_id = ? ORDER BY n"
+SELECT_RUNS = "SELECT DISTINCT run_id FROM agentloop_journal_lines ORDER BY run_id"
 _INSERT = "INSERT INTO agentloop_journal_lines (run_id, n, line) VALUES (?, ?, ?)"
 
 
@@ -121,7 +122,7 @@ class _SQLiteRows(JournalRows):
         self._finalizer: weakref.finalize[..., object] | None = None
 
     def select(self) -> Iterable[tuple[int, object]]:
-        return self._connect().execute(_READ, (self._run_id,)).fetchall()
+        return self._connect().execute(SELECT_LINES, (self._run_id,)).fetchall()
 
     def insert(self, first: int, lines: list[bytes]) -> None:
         connection = self._connect()

@@ -1,6 +1,52 @@
-"""Spans of runs, folded from records."""
+"""Spans of runs, and timelines: both folded from records. What belongs to timelines is imported at first use."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from agentloop.spans import Span, Trace, current_span, current_trace, trace
 from agentloop.tracing.fold import SpanFold
 
-__all__ = ["Span", "SpanFold", "Trace", "current_span", "current_trace", "trace"]
+if TYPE_CHECKING:
+    from agentloop.tracing._timeline_fold import TimelineFold, read_timeline
+    from agentloop.tracing._timeline_text import render_text
+    from agentloop.tracing.timeline import Arrow, Ending, Gap, Mark, Phase, Timeline, TimelineRow
+
+__all__ = [
+    "Span",
+    "SpanFold",
+    "Trace",
+    "current_span",
+    "current_trace",
+    "trace",
+    "read_timeline",
+    "render_text",
+    "Timeline",
+    "TimelineFold",
+    "TimelineRow",
+    "Phase",
+    "Mark",
+    "Ending",
+    "Arrow",
+    "Gap",
+]
+
+_LAZY = {
+    **dict.fromkeys(("TimelineFold", "read_timeline"), "_timeline_fold"),
+    **dict.fromkeys(("Ending", "TimelineRow", "Arrow", "Mark", "Gap", "Phase", "Timeline"), "timeline"),
+    "render_text": "_timeline_text",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        from importlib import import_module
+
+        value = getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

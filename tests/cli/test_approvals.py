@@ -12,9 +12,9 @@ import pytest
 from click.testing import Result
 
 from agentloop import Agent, Ask, PendingCall, RunConfig, Runner, tool
+from agentloop._common.terminal_text import exact
 from agentloop.cli.run_options import can_ask, find_asking_policy
 from agentloop.cli.streams import Output
-from agentloop.cli.terminal_text import exact
 from agentloop.items import ApprovalRequest, ToolCall
 from agentloop.journal import FileJournal
 from agentloop.testing import ScriptedModel, call

@@ -9,11 +9,11 @@ import pytest
 
 from agentloop import Agent, Allow, CallOutcome, Runner, ToolGuardrailResult, UserError, tool_input_guardrail
 from agentloop import events as ev
+from agentloop._common.terminal_text import duration
 from agentloop.cli import errors
 from agentloop.cli.saved_run import RunSummary, summary_of
 from agentloop.cli.show import JsonLines, Narrator, json_line, plain, result_json, text_of
 from agentloop.cli.streams import Output
-from agentloop.cli.terminal_text import duration
 from agentloop.items import HostedToolCall, Image, Text, ToolCall
 from agentloop.testing import ScriptedModel, say
 

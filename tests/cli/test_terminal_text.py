@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
+from agentloop._common.terminal_text import format_line, harmless
 from agentloop.cli.show import json_line
 from agentloop.cli.streams import Output, OutputClosed
-from agentloop.cli.terminal_text import format_line, harmless
 
 Invoke = Callable[..., Result]
 Start = Callable[..., "subprocess.Popen[str]"]

@@ -1,0 +1,117 @@
+"""`agentloop trace`: the timeline of a run, from its journal alone."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import attrs
+import click
+
+from agentloop._common.terminal_text import exact
+from agentloop.cli import errors
+from agentloop.cli.help_text import examples
+from agentloop.cli.journal_folder import Folder
+from agentloop.exceptions import AgentLoopError, UserError
+from agentloop.journal._reading import list_runs, read_whole_records
+from agentloop.tracing import Timeline, read_timeline, render_text
+
+_WIDTH_OF_A_PIPE = 120
+_MOST_NAMED = 10
+
+
+@attrs.frozen
+class JournalSource:
+    """The journal of one run: its file, and the run's id if the file holds several."""
+
+    path: Path
+    run_id: str | None = None
+
+    @classmethod
+    def find(cls, given: Path, line: int | None, run_id: str | None) -> JournalSource:
+        """Return the journal at *given*: a file, or a folder of `agentloop run --journal`.
+
+        Raises:
+            UserError: if there is none, or several and neither *line* nor *run_id* chooses.
+            JournalError: if a SQLite file can't be read.
+        """
+        if given.is_dir():
+            if run_id is not None:
+                raise UserError(f"{given} is a folder: --run is for a SQLite file")
+            return cls(_find_in_folder(given, line))
+        if line is not None:
+            raise UserError(f"{given} is no folder: --line is for a folder of `agentloop run --journal`")
+        if not given.exists():
+            raise UserError(f"there is no {given}")
+        runs = list_runs(given)
+        if runs is None and run_id is not None:
+            raise UserError(f"{given} is no SQLite file: it holds one run")
+        if runs is not None and run_id not in (runs if run_id is not None else (None, *runs)):
+            raise UserError(f"{given} holds no run {run_id!r}: {_name_some(runs)}")
+        if runs is not None and run_id is None and len(runs) > 1:
+            raise UserError(f"{given} holds {len(runs)} runs, choose one by --run: {_name_some(runs)}")
+        return cls(given, run_id)
+
+    def read(self, *, content: bool) -> Timeline:
+        """Return the timeline of what is whole in the journal; an empty one if nothing is yet.
+
+        Raises:
+            JournalError, StateError: if the journal is damaged, or sealed with a key.
+        """
+        return read_timeline(read_whole_records(self.path, run_id=self.run_id) or (), content=content)
+
+
+def _find_in_folder(given: Path, line: int | None) -> Path:
+    folder = Folder.at(str(given))
+    found = dict(folder.journals())
+    if line is not None:
+        if line not in found:
+            raise folder.refusal(f"there is no journal of line {line}")
+        return found[line]
+    if len(found) > 1:
+        numbers = [str(number) for number in found if number is not None]
+        raise folder.refusal(f"it holds {len(found)} runs, choose one by --line: {_name_some(numbers)}")
+    if not found:
+        raise folder.refusal("there is no journal")
+    return next(iter(found.values()))
+
+
+def _name_some(names: list[str]) -> str:
+    more = f", … ({len(names)})" if len(names) > _MOST_NAMED else ""
+    return ", ".join(map(exact, names[:_MOST_NAMED])) + more
+
+
+@click.command(
+    epilog=examples(
+        "agentloop trace jobs/may",
+        "agentloop trace run.journal",
+    )
+)
+@click.argument("journal", metavar="JOURNAL", type=click.Path(path_type=Path))
+@click.option("--line", type=click.IntRange(min=1), help="The request of that line, of a folder with many.")
+@click.option("--run", "run_id", metavar="ID", help="The run of that id, of a SQLite file with many.")
+@click.option("--no-content", is_flag=True, help="Leave out arguments, outputs, messages and texts of errors.")
+@click.option("--width", type=click.IntRange(min=20), help="Columns of the text; those of the terminal unless given.")
+def trace(journal: Path, line: int | None, run_id: str | None, no_content: bool, width: int | None) -> None:
+    """Show what a run did when, from its JOURNAL alone: a journal's file, or a folder of `run --journal`.
+
+    Standard output gets a line for each turn, request and call, with bars where the terminal is wide enough. The agents
+    aren't imported. The journal of a run under way, or of
+    one whose process has died, is shown as far as it is whole.
+
+    Exit codes: 0 all went well, 1 the journal is damaged, 2 wrong use.
+    """
+    try:
+        timeline = JournalSource.find(journal, line, run_id).read(content=not no_content)
+        _write_text(timeline, width)
+    except AgentLoopError as error:
+        click.echo(errors.words_for(error), err=True, nl=False)
+        sys.exit(errors.code_of(error))
+
+
+def _write_text(timeline: Timeline, width: int | None) -> None:
+    columns = width or shutil.get_terminal_size((_WIDTH_OF_A_PIPE, 24)).columns
+    text = render_text(timeline, width=columns)
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    click.echo(text.encode(encoding, "backslashreplace").decode(encoding), nl=False)

@@ -1,0 +1,155 @@
+"""`agentloop trace`: a timeline from a journal alone, wherever the journal is and however much of it is whole."""
+
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from click.testing import Result
+
+from agentloop import Agent, Runner, tool
+from agentloop.cli.journal_folder import Folder, Order
+from agentloop.exceptions import JournalError
+from agentloop.journal import FileJournal, SQLiteJournal, read_journal
+from agentloop.testing import ScriptedModel, call, say
+
+Invoke = Callable[..., Result]
+
+
+@tool(secret=("password",))
+def login(user: str, password: str) -> str:
+    """Log in."""
+    return f"{user}\x1b[2J is in"
+
+
+def make_agent() -> Agent[Any, Any]:
+    """Return an agent whose model writes an escape sequence, and whose tool has a secret argument."""
+    step = [call("login", {"user": "\x1b]0;evil\x07", "password": "hunter2"})]
+    return Agent("\x1b[31mclerk", model=ScriptedModel([step, say("\x1b[2Jdone")]), tools=[login])
+
+
+async def _write(journal: Any) -> None:
+    async with journal:
+        await Runner.run(make_agent(), "Log in.", journal=journal)
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Path:
+    """The file of a journal of a whole run."""
+    path = tmp_path / "run.journal"
+    anyio.run(_write, FileJournal(path))
+    return path
+
+
+def test_a_line_for_each_row_and_nothing_of_a_model_controls_the_terminal(invoke: Invoke, journal: Path) -> None:
+    """Names are written out where they could be orders; the agent isn't imported."""
+    shown = invoke("trace", str(journal), "--width", "120")
+    assert (shown.exit_code, shown.stderr) == (0, "")
+    assert "\x1b" not in shown.stdout
+    lines = shown.stdout.splitlines()
+    assert lines[0].startswith("Run ")
+    assert "completed" in lines[0]
+    assert any("✓ login" in line and "succeeded" in line for line in lines)
+    assert "\\x1b[31mclerk" in shown.stdout
+    assert "█ running" in shown.stdout
+
+
+def test_a_narrow_terminal_gets_no_bars(invoke: Invoke, journal: Path) -> None:
+    """Every line keeps the width."""
+    shown = invoke("trace", str(journal), "--width", "40")
+    assert max(map(len, shown.stdout.splitlines())) <= 40
+    assert "█" not in shown.stdout
+
+
+@pytest.mark.scenario("VI-01")
+def test_a_journal_torn_at_any_byte_is_shown_as_far_as_it_is_whole(invoke: Invoke, journal: Path) -> None:
+    """Each beginning of the file has a timeline; one without a whole line says that no run has begun."""
+    data = journal.read_bytes()
+    ends = [at + 1 for at, byte in enumerate(data) if byte == 10]
+    counts = []
+    for size in sorted({*range(0, len(data), 37), *ends, *(end - 1 for end in ends), len(data)}):
+        journal.write_bytes(data[:size])
+        shown = invoke("trace", str(journal))
+        assert (shown.exit_code, shown.stderr) == (0, ""), size
+        counts.append(len(shown.stdout.splitlines()))
+    assert counts == sorted(counts)
+    journal.write_bytes(b"")
+    assert invoke("trace", str(journal)).stdout == "No run has begun in this journal.\n"
+
+
+@pytest.mark.scenario("VI-01")
+def test_a_damaged_middle_is_an_error(invoke: Invoke, journal: Path) -> None:
+    """It names the line; so does the function."""
+    journal.write_bytes(journal.read_bytes().replace(b"Log in.", b"Log on.", 1))
+    shown = invoke("trace", str(journal))
+    assert (shown.exit_code, shown.stdout) == (1, "")
+    assert "JournalError" in shown.stderr
+    assert "line 2" in shown.stderr
+    with pytest.raises(JournalError, match="line 2"):
+        read_journal(journal)
+
+
+@pytest.mark.scenario("VI-01")
+def test_a_journal_of_rows_is_shown(invoke: Invoke, tmp_path: Path) -> None:
+    """The only run of a SQLite file needs no name; of several, the error lists them."""
+    path = tmp_path / "runs.db"
+    anyio.run(_write, SQLiteJournal(path, "one"))
+    assert invoke("trace", str(path)).stdout.startswith("Run ")
+    assert list(read_journal(path)) == list(read_journal(path, run_id="one"))
+    anyio.run(_write, SQLiteJournal(path, "two"))
+    assert invoke("trace", str(path), "--run", "two").exit_code == 0
+    for options, said in (((), "choose one by --run: one, two"), (("--run", "three"), "no run 'three': one, two")):
+        shown = invoke("trace", str(path), *options)
+        assert (shown.exit_code, shown.stdout) == (2, "")
+        assert said in shown.stderr
+    with pytest.raises(JournalError, match="holds 2 runs"):
+        read_journal(path)
+    with pytest.raises(JournalError, match="no run 'three'"):
+        read_journal(path, run_id="three")
+    with sqlite3.connect(path) as connection:
+        connection.execute("DELETE FROM agentloop_journal_lines WHERE n = 3")
+    assert "line 4 is damaged or missing" in invoke("trace", str(path), "--run", "one").stderr
+    with sqlite3.connect(path) as connection:
+        connection.execute("DELETE FROM agentloop_journal_lines")
+    assert invoke("trace", str(path)).stdout == "No run has begun in this journal.\n"
+    with sqlite3.connect(path) as connection:
+        connection.execute("DROP TABLE agentloop_journal_lines")
+    connection.close()
+    assert invoke("trace", str(path)).exit_code == 1
+
+
+def test_a_folder_of_the_command_line_is_shown(invoke: Invoke, tmp_path: Path) -> None:
+    """Of many requests a line is chosen."""
+    folder = Folder.at(str(tmp_path / "kept"))
+    folder.make()
+    folder.begin(Order(target="a:b", folder="/", request=None))
+    assert "there is no journal" in invoke("trace", str(folder.path)).stderr
+    for line in (1, 2):
+        anyio.run(_write, FileJournal(folder.journal(line)))
+    assert "choose one by --line: 1, 2" in invoke("trace", str(folder.path)).stderr
+    assert invoke("trace", str(folder.path), "--line", "2").exit_code == 0
+    assert "no journal of line 3" in invoke("trace", str(folder.path), "--line", "3").stderr
+    assert "--run is for a SQLite file" in invoke("trace", str(folder.path), "--run", "x").stderr
+    folder.journal(2).unlink()
+    assert invoke("trace", str(folder.path)).exit_code == 0
+
+
+def test_a_wrong_path_or_option_is_refused(invoke: Invoke, journal: Path, tmp_path: Path) -> None:
+    """The exit code is 2 and the reason is on the error output."""
+    for given, said in [
+        ((str(tmp_path / "absent"),), "there is no"),
+        ((str(journal), "--line", "1"), "is no folder"),
+        ((str(journal), "--run", "1"), "is no SQLite file"),
+    ]:
+        shown = invoke("trace", *given)
+        assert (shown.exit_code, shown.stdout) == (2, "")
+        assert said in shown.stderr
+
+
+@pytest.mark.scenario("VI-05")
+def test_secrets_are_in_no_line(invoke: Invoke, journal: Path) -> None:
+    """With or without content."""
+    for options in ((), ("--no-content",)):
+        assert "hunter2" not in invoke("trace", str(journal), "--width", "400", *options).output
