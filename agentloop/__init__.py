@@ -94,6 +94,7 @@ from agentloop.tools import (
 from agentloop.usage import RequestUsage, Usage
 
 if TYPE_CHECKING:
+    from agentloop._engine.run_batch import BatchedRun, RunBatch
     from agentloop._schema.json_schema import JsonSchema
     from agentloop._schema.output_schema import OutputType
     from agentloop._storage.public_json import item_from_json, record_from_json, to_json
@@ -118,6 +119,7 @@ _SUBMODULES = (
     "testing",
 )
 _LAZY = {
+    **dict.fromkeys(("BatchedRun", "RunBatch"), "_engine.run_batch"),
     **dict.fromkeys(("Condition", "MaxTurns", "TextMention", "TokenLimit", "ToolCalled"), "conditions"),
     **dict.fromkeys(("Computer", "Editor", "Shell"), "executors"),
     "JsonSchema": "_schema.json_schema",
@@ -148,6 +150,7 @@ __all__ = [
     "AgentLoopError",
     "Allow",
     "Ask",
+    "BatchedRun",
     "CachePolicy",
     "CallOutcome",
     "Capacity",
@@ -196,6 +199,7 @@ __all__ = [
     "RetryAdvice",
     "RetryContext",
     "Rewrite",
+    "RunBatch",
     "RunConfig",
     "RunContext",
     "RunData",

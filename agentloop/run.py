@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+import os
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping
+from contextlib import nullcontext
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, TypeGuard, Unpack, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypedDict, TypeGuard, Unpack, cast
 
 import anyio
 import anyio.lowlevel
 
 from agentloop._common.checks import NAMES, check, check_count, is_a, optional
+from agentloop._common.error_text import shorten
 from agentloop._common.misplaced import function_takes_options
 from agentloop._common.type_parameters import ContextT, OutputT
 from agentloop._core.agent_graph import AgentGraph
@@ -44,13 +47,14 @@ from agentloop.context import RunContext
 from agentloop.effects import NewId
 from agentloop.exceptions import UserError, UserTypeError, UserValueError
 from agentloop.hooks import AgentHooks, RunHooks
-from agentloop.items import Item, ToolCall, to_items
+from agentloop.items import Item, ToolCall, UserMessage, to_items
 from agentloop.results import RunResult
-from agentloop.runtime import current_runtime
+from agentloop.runtime import current_runtime, open_runtime
 from agentloop.spans import Span, Trace, current_trace
 
 if TYPE_CHECKING:
     from agentloop._core.plan import Arguments
+    from agentloop._engine.run_batch import JournalFactory, RunBatch
     from agentloop._engine.runtime.session_progress import SessionProgress
     from agentloop.conditions import Condition, PredicateFunction
     from agentloop.models.registry import Providers
@@ -61,6 +65,7 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger("agentloop")
 
 DEFAULT_MAX_TURNS = 10
+_SHOWN_CHARS = 200
 _USUAL = RunConfig()
 _LIVE = LiveEffects()
 HANDLERS = ("max_turns", "model_refusal", "invalid_final_output")
@@ -102,6 +107,9 @@ class RunOptions(ResumeOptions[ContextT], total=False):
     """
 
     journal: Journal | None
+
+
+RunInput: TypeAlias = "str | Iterable[Item] | RunState"
 
 
 class Runner:
@@ -167,10 +175,111 @@ class Runner:
         """
         from agentloop.state import RunState
 
+        return await _continue(agent, await RunState.from_journal(agent, journal), journal, options)
+
+    @staticmethod
+    @function_takes_options("Runner.run_or_resume", options=ResumeOptions)
+    @uninterrupted
+    async def run_or_resume(
+        agent: Agent[ContextT, OutputT],
+        input: str | Iterable[Item],
+        *,
+        journal: Journal,
+        **options: Unpack[ResumeOptions[ContextT]],
+    ) -> RunResult[OutputT]:
+        """Run *agent* on *input*, or resume the run of *journal* if that holds one, and return the result.
+
+        So a program that is started again after a crash needs no question before: an empty journal begins a run, one
+        with an unfinished run resumes it and repeats nothing, and the result of a completed run is returned. Options
+        are those of `run`, everything else as for `resume`.
+
+        Raises:
+            UserError: if *input* is not the input that the journal's run began with.
+            StateError: if the run has failed for good, or the agents don't fit it.
+            JournalError: if the journal is broken.
+        """
+        if not isinstance(journal, Journal):
+            raise UserTypeError(f"journal: a Journal is needed, not {journal!r}")
+        items = to_items(input)
+        if not await journal.read():
+            return await Runner.run(agent, items, journal=journal, **options)
+        from agentloop.state import RunState
+
         state = await RunState.from_journal(agent, journal)
-        if state.status == "completed":
-            return _restore_result(agent, state, options)
-        return await Runner.run(agent, state, journal=journal, **options)
+        if not state.began_with(items):
+            begun = ", ".join(repr(_text_or_item(item)) for item in state.input)
+            raise UserError(f"input: the run in {journal!r} began with another one: {shorten(begun, _SHOWN_CHARS)}")
+        return await _continue(agent, state, journal, options)
+
+    @staticmethod
+    @function_takes_options("Runner.run_many", options=ResumeOptions)
+    def run_many(
+        agent: Agent[ContextT, OutputT],
+        inputs: Iterable[RunInput] | AsyncIterable[RunInput],
+        *,
+        limit: int | None = None,
+        journals: JournalFactory | str | os.PathLike[str] | None = None,
+        ordered: bool = False,
+        fail_fast: bool = False,
+        **options: Unpack[ResumeOptions[ContextT]],
+    ) -> RunBatch[RunResult[OutputT]]:
+        """Return the runs of *agent* on many inputs, to be iterated in an `async with` block, or awaited for a list.
+
+        Args:
+            agent: The agent that every run starts with.
+            inputs: Inputs as those of `run`, from a sequence or any iterable, also an async one: each is read when its
+                run can start. The caller closes it. With *journals* they can't be a `RunState`.
+            limit: How many runs may be under way at once; None = no limit. With a limit, memory doesn't grow with the
+                number of inputs: a consumer that takes no runs stops new ones.
+            journals: A folder, made if it doesn't exist, with a `FileJournal` for each run; or a callable, sync or
+                async, that returns the journal of `(index, input)`, which the batch closes. Each run is then a
+                `run_or_resume`: the same call with the same inputs, after a crash, repeats nothing.
+            ordered: True to give the runs in the order of the inputs, not of their ends.
+            fail_fast: True to cancel all runs when one fails, and raise its error; of several, that of the first input,
+                with the others as notes. Otherwise the other runs continue, and the failed one is given with its error.
+            **options: `RunOptions` but for the journal, shared by all runs.
+
+        Models, connections and threads are shared as in `open_runtime`, which the batch opens if none is open.
+
+        Cancellation: of the block's task, or by leaving the block: every run is cancelled and joined. Of a run with a
+            journal, the journal has all that was done.
+
+        Raises:
+            UserError: if an argument is wrong. The errors of the batch are raised by the `RunBatch`.
+        """
+        from agentloop._engine.run_batch import RunBatch, run_with_journal
+
+        if not isinstance(agent, Agent):
+            raise UserTypeError(f"agent: an Agent is needed, not {agent!r}")
+        if isinstance(inputs, str | bytes) or not isinstance(inputs, Iterable | AsyncIterable):
+            raise UserTypeError(f"inputs: a sequence, or another iterable, of inputs is needed, not {inputs!r}")
+        check_count("limit", limit)
+        check("ordered", NAMES.flag(), ordered)
+        check("fail_fast", NAMES.flag(), fail_fast)
+        open_journal = None if journals is None else _read_journals(journals)
+        config = check_run_config(options.get("run_config") or _USUAL)
+
+        async def work(index: int, given: Any) -> RunResult[OutputT]:
+            if open_journal is None:
+                return await Runner.run(agent, given, **options)
+            if not isinstance(given, str) and _is_state(given):
+                raise UserTypeError("inputs: with journals a RunState is no input: its journal has it already")
+            return await run_with_journal(
+                open_journal,
+                index,
+                given,
+                lambda journal: Runner.run_or_resume(agent, given, journal=journal, **options),
+                config.tool_execution.cleanup_grace,
+            )
+
+        return RunBatch(
+            work,
+            inputs,
+            limit=limit,
+            around=lambda: nullcontext() if current_runtime() is not None else open_runtime(),
+            ordered=ordered,
+            fail_fast=fail_fast,
+        )
 
     @staticmethod
     @function_takes_options("Runner.run_sync", options=RunOptions)
@@ -253,6 +362,33 @@ def _is_state(given: object) -> TypeGuard[RunState]:
     from agentloop.state import RunState
 
     return isinstance(given, RunState)
+
+
+def _text_or_item(item: Item) -> object:
+    return item.text if isinstance(item, UserMessage) and not item.secret else item
+
+
+async def _continue(
+    agent: Agent[Any, Any], state: RunState, journal: Journal, options: ResumeOptions[Any]
+) -> RunResult[Any]:
+    """Run *state*, which *journal* holds, to its end, or return its result if it has completed."""
+    if state.status == "completed":
+        return _restore_result(agent, state, options)
+    return await Runner.run(agent, state, journal=journal, **options)
+
+
+def _read_journals(given: JournalFactory | str | os.PathLike[str]) -> JournalFactory:
+    """Return the callable that opens the journal of one run of a batch, as *given* says.
+
+    Raises:
+        UserTypeError: if it is neither a callable nor a path.
+    """
+    if isinstance(given, str | os.PathLike):
+        from agentloop.journal._folder import journals_in
+
+        return journals_in(given)
+    check("journals", NAMES.needs("a folder or a callable is needed", is_a(Callable)), given)
+    return given
 
 
 def _restore_result(agent: Agent[Any, Any], state: RunState, options: Mapping[str, Any]) -> RunResult[Any]:

@@ -130,6 +130,21 @@ class RunState:
         return self.fold.ended.status if self.fold.ended is not None else None
 
     @property
+    def input(self) -> tuple[Item, ...]:
+        """The items that the run began with; empty if it has not started. Later input (`add_input`) is not in it."""
+        return self.fold.input
+
+    def began_with(self, input: str | Iterable[Item]) -> bool:
+        """Tell whether the run began with *input*. A secret that was stored as a digest is compared by it."""
+        begun = self.fold.started
+        if begun is None:
+            return False
+        from agentloop._storage.state_codec import plain_line
+
+        given = begun.replace(input=to_items(input))
+        return plain_line(given, self.converter) == plain_line(begun, self.converter)
+
+    @property
     def final_output(self) -> Any:
         """The final output; None unless the run has completed. Of a stored run it is plain data."""
         return self.fold.ended.final_output if self.fold.ended is not None else None

@@ -28,8 +28,9 @@ from agentloop import (
     ToolContext,
     tool,
 )
-from agentloop.journal import FileJournal
-from agentloop.testing import call, say
+from agentloop.items import ToolOutput
+from agentloop.model_events import ModelRequest
+from agentloop.testing import ScriptedModel, call, say
 from kit.agents import make_usage, script_turns
 
 _PATH = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
@@ -86,7 +87,7 @@ TURNS = 4
 RUNS = 6
 
 
-def make_journaled_agent(ledger: Ledger, run: int) -> Agent[Any, Any]:
+def make_journaled_agent(ledger: Ledger) -> Agent[Any, Any]:
     """Return an agent with two calls a turn, one of them idempotent; bodies take a hundredth of a second."""
 
     async def work(ctx: ToolContext[Any], n: int) -> str:
@@ -99,11 +100,18 @@ def make_journaled_agent(ledger: Ledger, run: int) -> Agent[Any, Any]:
         tool(work, name="once", description="Once."),
         tool(work, name="idem", description="Idempotent.", idempotent=True),
     ]
-    steps = [
-        [call(name, {"n": 100 * run + turn}, call_id=f"{name}{turn}") for name in ("once", "idem")]
-        for turn in range(1, TURNS)
-    ]
-    return Agent("worker", tools=tools, model=script_turns(*steps, say(f"{run} is done", make_usage(11))))
+
+    def answer(request: ModelRequest) -> Any:
+        """Answer by the run's input and its turn alone: a process may be anywhere in a run."""
+        run, turn = (
+            int(request.items[0].text.split()[1]),
+            1 + sum(isinstance(i, ToolOutput) for i in request.items) // 2,
+        )
+        if turn == TURNS:
+            return say(f"{run} is done", make_usage(11))
+        return [call(name, {"n": 100 * run + turn}, call_id=f"{name}{turn}") for name in ("once", "idem")]
+
+    return Agent("worker", tools=tools, model=ScriptedModel([answer] * (TURNS * RUNS)))
 
 
 def make_report(state: RunState) -> dict[str, Any]:
@@ -121,32 +129,11 @@ def make_report(state: RunState) -> dict[str, Any]:
     }
 
 
-async def run_journaled(ledger: Ledger, path: Path, run: int) -> RunState:
-    """Begin the run of the journal at *path*, or resume it; return its state, at once if it is complete."""
-    agent = make_journaled_agent(ledger, run)
-    async with FileJournal(path, fsync="never") as journal:
-        if not await journal.read():
-            result = await Runner.run(agent, f"run {run}", journal=journal)
-        else:
-            state = await RunState.from_journal(agent, journal)
-            if state.fold.ended is not None and state.fold.ended.status == "completed":
-                return state
-            result = await Runner.run(agent, state, journal=journal)
-    ended: RunState = result.to_state()
-    return ended
-
-
 async def run_batch(ledger: Ledger, folder: Path) -> list[dict[str, Any]]:
     """Run or resume all runs of *folder* at once, and return their reports in order."""
-    states: dict[int, RunState] = {}
-
-    async def run_one(run: int) -> None:
-        states[run] = await run_journaled(ledger, folder / f"{run}.jsonl", run)
-
-    async with anyio.create_task_group() as group:
-        for run in range(RUNS):
-            group.start_soon(run_one, run)
-    return [make_report(states[run]) for run in range(RUNS)]
+    inputs = [f"run {run}" for run in range(RUNS)]
+    runs = await Runner.run_many(make_journaled_agent(ledger), inputs, journals=folder, fail_fast=True)
+    return [make_report(run.result.to_state()) for run in runs]
 
 
 def main(what: str, *args: str) -> None:

@@ -13,6 +13,7 @@
 | `streaming` | streamed runs, their consumers, and that they equal plain ones |
 | `hooks` | hooks, instruments, spans and progress |
 | `storage` | sessions, journals, crashes and killed processes |
+| `batches` | many runs under one cap, and the one call that begins or resumes a run |
 | `resume` | the stored state of a run, and runs that resume from it |
 | `secrets` | what is secret, and what is sealed |
 """

@@ -1,0 +1,405 @@
+"""Many runs under one cap: a context manager from which its consumer takes the ended runs one by one.
+
+Knows work by index and input, a cap and an order; not agents, journals or events: `Runner.run_many` and the command
+line give it the work. Does not know how a run proceeds.
+
+Theory. As a stream's (`run_stream`), the block holds a nursery with one task, `_main`, which enters the nursery of the
+runs in its own function, reads the inputs and starts a task for each run. The consumer takes ended runs from
+`_finished`; no result is kept after that. Errors are values until they are raised in the consumer's task, bare and
+once: a nursery would wrap them in a group, and a KeyboardInterrupt raised in a child would tear down asyncio's loop.
+
+Two limits. `_free` has one permit for each run that may be under way; a run gives it back when it ends. `_room` has one
+permit for each run that was started and not yet taken, so that a slow consumer, or a slow run in front of the others
+where the order matters, bounds the memory. An input is read when it has both permits, so nothing is read too early.
+
+States: made; open (`__aenter__` has started `_main`); over (`_is_over`: every run has ended, and the inputs are read or
+an error has ended the batch); left (`__aexit__` has joined every task).
+
+Facts: `_finished` (ended runs that were not taken, by index, in the order of their ends), `_error`, `_failures`,
+`started`, `finished`, `failed`. `_changed` is only a signal: the consumer checks the facts again.
+
+Invariants: `_room` permits taken = runs under way + length of `_finished`. The next run to take in order is always
+started, since runs start in order: so an ordered consumer never waits for a run that waits for room.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import OrderedDict
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from types import TracebackType
+from typing import Any, Generic, Self, TypeAlias, TypeVar, final
+
+import anyio
+import anyio.lowlevel
+from anyio.abc import TaskGroup
+
+from agentloop._common.error_text import is_fatal
+from agentloop._core.failure_choice import Failure, choose
+from agentloop._engine.runtime.backend import (
+    Captured,
+    cancelled_types,
+    capture,
+    checkpoint_if_cancelled,
+    own_task,
+    unexpected_cancellation,
+)
+from agentloop._engine.runtime.interrupts import interruptible, protect, uninterrupted
+from agentloop.abc import Journal
+from agentloop.exceptions import UserError, UserTypeError
+
+ResultT = TypeVar("ResultT")
+
+Work = Callable[[int, Any], Awaitable[ResultT]]
+"""Does one run: of an index and an input. Returns its result."""
+JournalFactory: TypeAlias = Callable[[int, Any], Journal | Awaitable[Journal]]
+"""Returns the journal of one run: of an index and an input."""
+
+_AHEAD = 64
+"""Ordered runs that may be started and not taken, per run under way: others continue behind a slow one."""
+_BUFFERED = 2
+"""The same of runs in the order of their ends: as many may wait for the consumer as are under way."""
+_END: Any = object()
+
+
+@final
+class BatchedRun(Generic[ResultT]):
+    """A run of a batch that has ended, as `RunBatch` gives it.
+
+    Attributes:
+        index: The position of its input, counted from 0.
+        input: Its input, as it was given.
+        error: The error that it ended with, or None.
+    """
+
+    __slots__ = ("_result", "error", "index", "input")
+
+    def __init__(self, index: int, input: Any, result: Any = None, error: Exception | None = None) -> None:
+        self.index: int = index
+        self.input: Any = input
+        self.error: Exception | None = error
+        self._result = result
+
+    def __repr__(self) -> str:
+        end = getattr(self._result, "status", "ended") if self.error is None else repr(self.error)
+        return f"<BatchedRun {self.index}: {end}>"
+
+    @property
+    def result(self) -> ResultT:
+        """The result of the run.
+
+        Raises:
+            Exception: the run's error, if it ended with one.
+        """
+        if self.error is not None:
+            raise self.error
+        result: ResultT = self._result
+        return result
+
+
+@final
+class RunBatch(Generic[ResultT]):
+    """Many runs, some of them at once. Made by `Runner.run_many`; nothing runs before it is entered or awaited.
+
+    Enter it, and iterate for each run as it ends. Leaving the block early cancels the other runs and waits for their
+    tasks. Or await it for a list of all ended runs, in the order of the inputs. It can be used once, by one consumer.
+
+    A run that fails is given like the others, with its `error`. An error of the batch (of its inputs, or of a run where
+    `fail_fast` is set) cancels all runs, and is raised bare and once, after the runs that had ended were taken: from
+    iteration, else when the block is left.
+
+    Attributes:
+        total: The number of inputs, where they have a length; else None.
+        started: The number of runs that have started.
+        finished: The number of runs that have ended, in any way but by a cancellation.
+        failed: The number of those that ended with an error.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_around",
+        "_changed",
+        "_error",
+        "_error_raised",
+        "_fail_fast",
+        "_failures",
+        "_finished",
+        "_free",
+        "_group",
+        "_inputs",
+        "_is_over",
+        "_next",
+        "_ordered",
+        "_room",
+        "_runs",
+        "_work",
+        "failed",
+        "finished",
+        "started",
+        "total",
+    )
+
+    def __init__(
+        self,
+        work: Work[ResultT],
+        inputs: Iterable[Any] | AsyncIterable[Any],
+        *,
+        limit: int | None,
+        around: Callable[[], AbstractAsyncContextManager[Any]],
+        ordered: bool = False,
+        fail_fast: bool = False,
+    ) -> None:
+        self.total: int | None = _count_inputs(inputs)
+        self.started: int = 0
+        self.finished: int = 0
+        self.failed: int = 0
+        self._work = work
+        self._inputs: Iterable[Any] | AsyncIterable[Any] | None = inputs
+        self._around = around
+        self._ordered = ordered
+        self._fail_fast = fail_fast
+        self._free = None if limit is None else anyio.Semaphore(limit)
+        self._room = None if limit is None else anyio.Semaphore(limit * (_AHEAD if ordered else _BUFFERED))
+        self._finished: OrderedDict[int, BatchedRun[ResultT]] = OrderedDict()
+        self._failures: list[Failure] = []
+        self._next = 0
+        self._error: BaseException | None = None
+        self._error_raised = False
+        self._is_over = False
+        self._changed = anyio.Event()
+        self._group: TaskGroup | None = None
+        self._runs: anyio.CancelScope | None = None
+
+    # -- the consumer
+
+    def __await__(self) -> Generator[Any, None, list[BatchedRun[ResultT]]]:
+        return self._collect().__await__()
+
+    async def _collect(self) -> list[BatchedRun[ResultT]]:
+        async with self:
+            runs = [run async for run in self]
+        return sorted(runs, key=lambda run: run.index)
+
+    @uninterrupted
+    async def __aenter__(self) -> Self:
+        if self._inputs is None:
+            raise UserError("a batch of runs can be entered or awaited once")
+        if own_task() is None:
+            protect()
+        inputs, self._inputs = self._inputs, None
+        self._group = anyio.create_task_group()
+        await self._group.__aenter__()
+        self._group.start_soon(self._main, inputs, name="agentloop batch of runs")
+        return self
+
+    def __aiter__(self) -> Self:
+        return self
+
+    @uninterrupted
+    async def __anext__(self) -> BatchedRun[ResultT]:
+        """Return the next run that has ended.
+
+        Cancellation: a checkpoint; no run is lost by it.
+
+        Raises:
+            StopAsyncIteration: when all runs were taken.
+            BaseException: the error of the batch.
+        """
+        if self._group is None:
+            raise UserError("iterate a batch of runs inside its `async with` block")
+        await anyio.lowlevel.checkpoint()
+        while (run := self._take()) is None:
+            if self._is_over:
+                if self._error is not None and not self._error_raised:
+                    self._error_raised = True
+                    raise self._error
+                raise StopAsyncIteration
+            self._changed = anyio.Event()
+            await self._changed.wait()
+        return run
+
+    def _take(self) -> BatchedRun[ResultT] | None:
+        """Take the run that comes next, and make room for another; None if it has not ended."""
+        if self._ordered:
+            run = self._finished.pop(self._next, None)
+        else:
+            run = self._finished.popitem(last=False)[1] if self._finished else None
+        if run is not None:
+            self._next += 1
+            if self._room is not None:
+                self._room.release()
+        return run
+
+    @uninterrupted
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> bool:
+        assert self._group is not None
+        if exc is not None and isinstance(exc, cancelled_types()):
+            # Given to the group, which may have been cancelled itself: it alone tells the two cancellations apart.
+            caught = await self._join(exc_type, exc, tb)  # noqa: ASYNC102 - its tasks are being cancelled
+            if caught:  # its own scope: anyio cancels it where a task of the group was cancelled natively
+                self._error_raised = True
+                raise self._error or unexpected_cancellation()
+            self._raise_fatal()
+            return False
+        if not self._is_over:
+            self._group.cancel_scope.cancel()
+        # The group does not get the block's own exception: it would come back wrapped in a group.
+        await self._join(None, None, None)  # noqa: ASYNC102 - as above
+        await checkpoint_if_cancelled()  # noqa: ASYNC102 - the consumer's own cancellation continues
+        error = self._error
+        if error is None or self._error_raised:
+            return False
+        if exc is None:
+            self._error_raised = True
+            raise error
+        if exc.__context__ is None:
+            exc.__context__ = error
+        return False
+
+    def _raise_fatal(self) -> None:
+        """Raise the error of the batch if it outranks the cancellation that leaves."""
+        if self._error is not None and not self._error_raised and is_fatal(self._error):
+            self._error_raised = True
+            raise self._error
+
+    async def _join(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> bool:
+        """Wait until every task of the batch has ended; return True if the group caught the exception it was given.
+
+        On trio a KeyboardInterrupt that comes meanwhile is raised, bare.
+        """
+        assert self._group is not None
+        try:
+            return bool(await self._group.__aexit__(exc_type, exc, tb))
+        except BaseExceptionGroup as errors:
+            if errors.subgroup(KeyboardInterrupt) is None:
+                raise
+            raise KeyboardInterrupt from None
+
+    # -- the runs
+
+    @uninterrupted
+    async def _main(self, inputs: Iterable[Any] | AsyncIterable[Any]) -> None:
+        try:
+            with anyio.CancelScope() as scope:
+                try:
+                    ended = await capture(partial(self._run_all, inputs))
+                    self._fail(_error_of(ended))
+                except cancelled_types():
+                    # The cancellation ends here, as in `RunStream`: else anyio would move the counts of the scopes
+                    # inside to the consumer's task, and take back a native cancellation of that task.
+                    scope.shield = True
+                    scope.cancel()
+                    raise
+        finally:
+            self._is_over = True
+            self._changed.set()
+
+    @uninterrupted
+    async def _run_all(self, inputs: Iterable[Any] | AsyncIterable[Any]) -> None:
+        try:
+            async with self._around(), anyio.create_task_group() as group:
+                self._runs = group.cancel_scope
+                ended = await capture(partial(self._start_runs, inputs, group))
+                if ended.error is not None:
+                    self._fail(_error_of(ended))
+                    group.cancel_scope.cancel()
+        finally:
+            if self._failures:
+                self._fail(choose(self._failures))
+        if self._error is None and self.finished < self.started:
+            await checkpoint_if_cancelled()
+            # The group has taken the end of a task that other code cancelled before its first step for its own.
+            self._fail(unexpected_cancellation())
+
+    @uninterrupted
+    async def _start_runs(self, inputs: Iterable[Any] | AsyncIterable[Any], group: TaskGroup) -> None:
+        iterator = _begin_reading(inputs)
+        while True:
+            if self._room is not None and self._free is not None:
+                await self._room.acquire()
+                await self._free.acquire()
+            # Also where inputs come without a wait: those that were started have to begin.
+            await anyio.lowlevel.checkpoint()
+            given = await _read_next(iterator)
+            if given is _END:
+                return
+            group.start_soon(self._run_one, self.started, given, name=f"agentloop run {self.started} of a batch")
+            self.started += 1
+
+    @uninterrupted
+    async def _run_one(self, index: int, given: Any) -> None:
+        ended = await capture(lambda: self._work(index, given))
+        if self._free is not None:
+            self._free.release()
+        error = _error_of(ended)
+        self.finished += 1
+        self.failed += error is not None
+        if error is not None and (self._fail_fast or not isinstance(error, Exception)):
+            self._failures.append(Failure(index=index, error=error, phase="body"))
+            assert self._runs is not None
+            self._runs.cancel()
+            return
+        assert error is None or isinstance(error, Exception)
+        self._finished[index] = BatchedRun(index, given, ended.value, error)
+        self._changed.set()
+
+    def _fail(self, error: BaseException | None) -> None:
+        self._error = self._error or error
+
+
+@uninterrupted
+async def run_with_journal(
+    open_journal: JournalFactory,
+    index: int,
+    given: Any,
+    run: Callable[[Journal], Awaitable[ResultT]],
+    cleanup_grace: float,
+) -> ResultT:
+    """Do *run* with the journal that *open_journal* makes for the run of *index* and *given*, and close the journal.
+
+    Closing has *cleanup_grace* seconds, also after a cancellation: when the batch has been left, its journals are free.
+    """
+    journal = await _call_factory(open_journal, index, given)
+    if not isinstance(journal, Journal):
+        raise UserTypeError(f"journals: a Journal is needed, not {journal!r}")
+    try:
+        return await run(journal)
+    finally:
+        with anyio.move_on_after(cleanup_grace, shield=True):
+            await journal.aclose()
+
+
+@interruptible
+async def _call_factory(open_journal: JournalFactory, index: int, given: Any) -> object:
+    journal: object = open_journal(index, given)
+    return await journal if inspect.isawaitable(journal) else journal
+
+
+def _error_of(ended: Captured) -> BaseException | None:
+    return ended.error if ended.own_cancel is None else unexpected_cancellation()
+
+
+def _count_inputs(inputs: object) -> int | None:
+    try:
+        return len(inputs)  # type: ignore[arg-type]  # those without a length raise
+    except TypeError:
+        return None
+
+
+@interruptible
+def _begin_reading(inputs: Iterable[Any] | AsyncIterable[Any]) -> Iterator[Any] | AsyncIterator[Any]:
+    return aiter(inputs) if isinstance(inputs, AsyncIterable) else iter(inputs)
+
+
+@interruptible
+async def _read_next(inputs: Iterator[Any] | AsyncIterator[Any]) -> Any:
+    """Return the next input; `_END` after the last."""
+    if isinstance(inputs, AsyncIterator):
+        return await anext(inputs, _END)
+    return next(inputs, _END)

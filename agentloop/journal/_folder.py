@@ -1,0 +1,30 @@
+"""A folder of journals, one in a file of its own for each run of a batch, by the position of the run's input."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from agentloop.exceptions import UserError
+from agentloop.journal.file import FileJournal
+
+
+def journals_in(folder: str | os.PathLike[str]) -> Callable[[int, Any], FileJournal]:
+    """Return a function that opens the journal of the run with a given index and input in *folder*.
+
+    It makes the folder where there is none, readable by its owner only, since journals hold private data.
+
+    Raises (when called):
+        UserError: if the folder can't be made.
+    """
+
+    def open_journal(index: int, _input: Any) -> FileJournal:
+        try:
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+        except OSError as error:
+            place = os.fspath(folder)
+            raise UserError(f"journals: {place!r} can't be made a folder: {error.strerror or error}") from error
+        return FileJournal(os.path.join(folder, f"run-{index:06}.journal"))
+
+    return open_journal
