@@ -1,11 +1,24 @@
-"""Every Python example of the documentation is executed."""
+"""Every Python example of the documentation is executed, as a reader would who copies it.
 
+A block runs alone, in a fresh namespace, unless the line above it says what it follows:
+
+    Continues the example above.
+    Continues the example under [Heading](#heading).
+
+Then it runs after the nearest block above, or after the last block under that heading, which may follow others itself.
+A block marked `<!-- no-run -->` needs more than a test has; a sentence above it ("Needs …") says what.
+"""
+
+import builtins
+import dis
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import CodeType
 
 import attrs
 import pytest
+from test_docs_links import slug
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
@@ -15,6 +28,8 @@ PAGES = [
 ]
 
 _FENCE = re.compile(r"^```(?P<kind>[\w{}-]*)[^\n]*\n(?P<text>.*?)^```\s*$", re.MULTILINE | re.DOTALL)
+_HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+_CONTINUES = re.compile(r"^Continues the example (?:above|under \[[^\]]+\]\(#(?P<anchor>[\w-]+)\))\.$")
 _UNRUN = "<!-- no-run -->"
 _BY_PYTEST = "<!-- pytest -->"
 """Before a block that is a test file of its own, with fixtures: pytest runs it."""
@@ -24,47 +39,117 @@ _BY_PYTEST = "<!-- pytest -->"
 class Example:
     """One ```python block: its code, its first line in the page, and the output the page shows after it.
 
-    Shown output is a ```text block joined to the code by the one word `prints`.
+    Shown output is a ```text block joined to the code by the one word `prints`. `follows` is the number of the block
+    that runs before it, None for a block that runs alone.
     """
 
     code: str
     line: int
     shown: str | None
+    follows: int | None = None
 
 
-def examples(page: str) -> Iterator[Example]:
-    """Yield the blocks of *page* that are to be run, in order."""
+def examples(page: str) -> list[Example]:
+    """Return the blocks of *page* that are to be run, in order."""
     fences = list(_FENCE.finditer(page))
+    found: list[Example] = []
+    ends: list[int] = []
     for fence, following in zip(fences, [*fences[1:], None], strict=True):
-        if fence["kind"] != "python" or page[: fence.start()].rstrip().endswith((_UNRUN, _BY_PYTEST)):
+        before = page[: fence.start()].rstrip()
+        if fence["kind"] != "python" or before.endswith((_UNRUN, _BY_PYTEST)):
             continue
         prints = following is not None and following["kind"] == "text"
         between = page[fence.end() : following.start()].strip() if following is not None else ""
         shown = following["text"] if following is not None and prints and between == "prints" else None
-        yield Example(fence["text"], page.count("\n", 0, fence.start()) + 2, shown)
+        line = page.count("\n", 0, fence.start()) + 2
+        found.append(Example(fence["text"], line, shown, _followed(page, before, ends)))
+        ends.append(fence.end())
+    return found
+
+
+def _followed(page: str, before: str, ends: list[int]) -> int | None:
+    """Return the number of the block that the last line of *before* names; *ends* are those of the blocks so far."""
+    sentence = _CONTINUES.match(before.rpartition("\n")[2])
+    if sentence is None:
+        return None
+    if sentence["anchor"] is None:
+        assert ends, "the first block of a page continues none"
+        return len(ends) - 1
+    code = [fence.span() for fence in _FENCE.finditer(page)]
+    headings = [
+        heading for heading in _HEADING.finditer(page) if not any(start < heading.start() < end for start, end in code)
+    ]
+    for heading, following in zip(headings, [*headings[1:], None], strict=True):
+        if slug(heading[1]) == sentence["anchor"]:
+            end = following.start() if following is not None else len(page)
+            under = [number for number, place in enumerate(ends) if heading.end() < place <= end]
+            assert under, f"no block above stands under {heading[1]!r}"
+            return under[-1]
+    raise AssertionError(f"the page has no heading #{sentence['anchor']}")
+
+
+def chains(found: list[Example]) -> Iterator[list[Example]]:
+    """Yield what a reader copies: each block that no other follows, after all the blocks that it needs."""
+    for number in sorted(set(range(len(found))) - {example.follows for example in found}):
+        chain = [found[number]]
+        while (follows := chain[0].follows) is not None:
+            chain.insert(0, found[follows])
+        yield chain
+
+
+def _globals_of(code: CodeType) -> set[str]:
+    """Return the global names that the functions of *code* use: a block that doesn't call them runs without."""
+    inner = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    used = {step.argval for one in inner for step in dis.get_instructions(one) if step.opname == "LOAD_GLOBAL"}
+    return used.union(*map(_globals_of, inner))
+
+
+def run_chain(path: Path, chain: list[Example], capsys: pytest.CaptureFixture[str]) -> None:
+    """Run blocks one after the other in a namespace of their own; their output is the one that the page shows."""
+    namespace: dict[str, object] = {"__name__": "__docs__"}
+    for example in chain:
+        capsys.readouterr()
+        where = f"{path.name}:{example.line}"
+        # Blank lines in front, so that a traceback points into the page.
+        code = compile("\n" * (example.line - 1) + example.code, str(path), "exec")
+        try:
+            exec(code, namespace)
+        except NameError as error:
+            error.add_note(f"{where} doesn't run alone: complete it, or say which example it continues")
+            raise
+        unknown = sorted(_globals_of(code) - set(namespace) - set(dir(builtins)))
+        assert not unknown, f"{where} doesn't run alone: {', '.join(unknown)} is used and not defined"
+        if example.shown is not None:
+            assert capsys.readouterr().out == example.shown, f"{where} prints something else"
 
 
 def run_examples(path: Path, page: str, capsys: pytest.CaptureFixture[str]) -> int:
-    """Run the blocks of one page in one namespace and return how many there were."""
-    namespace: dict[str, object] = {"__name__": "__docs__"}
-    count = 0
-    for example in examples(page):
-        capsys.readouterr()
-        # Blank lines in front, so that a traceback points into the page.
-        exec(compile("\n" * (example.line - 1) + example.code, str(path), "exec"), namespace)
-        if example.shown is not None:
-            assert capsys.readouterr().out == example.shown, f"{path.name}:{example.line} prints something else"
-        count += 1
-    return count
+    """Run all blocks of one page and return how many there are."""
+    found = examples(page)
+    for chain in chains(found):
+        run_chain(path, chain, capsys)
+    return len(found)
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_examples_of_a_page_run_and_print_what_it_shows(
     path: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Blocks of a page share a namespace; where the page shows the output, it is the output."""
-    monkeypatch.chdir(tmp_path)
-    run_examples(path, path.read_text(encoding="utf-8"), capsys)
+    """A block runs alone or after those that the page says it follows; where the page shows the output, it is that."""
+    for number, chain in enumerate(chains(examples(path.read_text(encoding="utf-8")))):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        run_chain(path, chain, capsys)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_block_that_is_not_run_says_what_it_needs(path: Path) -> None:
+    """A reader who copies it finds the condition right above: a key, an extra, a server."""
+    page = path.read_text(encoding="utf-8")
+    for above in page.split(_UNRUN)[:-1]:
+        paragraph = above.rstrip().rpartition("\n\n")[2]
+        assert re.search(r"\bNeeds\b[^.]*", paragraph), f"{path.name}:{above.count(chr(10)) + 1}"
 
 
 def _test_files() -> Iterator[tuple[str, str]]:
@@ -95,11 +180,31 @@ def test_the_readme_and_the_tutorial_have_examples() -> None:
 
 
 def test_reader_of_examples(capsys: pytest.CaptureFixture[str]) -> None:
-    """The reader runs a page in one namespace, skips marked blocks, checks output and leaves other fences alone."""
+    """The reader joins blocks as the page says, skips marked ones, checks output and leaves other fences alone."""
     page = (
         "```python\nx = 1\n```\n\n<!-- no-run -->\n```python\n1 / 0\n```\n\n```bash\nfalse\n```\n\n"
-        "```python\nprint(x + 1)\n```\nprints\n```text\n{}\n```\n"
+        "Continues the example above.\n\n```python\nprint(x + 1)\n```\nprints\n```text\n{}\n```\n"
     )
     assert run_examples(Path("page.md"), page.format(2), capsys) == 2
-    with pytest.raises(AssertionError, match=r"page\.md:15"):
+    with pytest.raises(AssertionError, match=r"page\.md:17"):
         run_examples(Path("page.md"), page.format(3), capsys)
+
+
+def test_a_block_follows_those_that_its_page_names(capsys: pytest.CaptureFixture[str]) -> None:
+    """A block alone shares nothing; one that names a heading follows the last block under it, and what that follows."""
+    page = (
+        "## A `b`\n\n```python\nx = 1\n```\nContinues the example above.\n```python\n# Not a heading\nx += 1\n```\n\n"
+        "## C\n\n```python\ny = 1\n```\n\n## D\n\n{}\n```python\nprint(x)\n```\n"
+    )
+    named = page.format("Continues the example under [A](#a-b).")
+    assert [example.follows for example in examples(named)] == [None, 0, None, 1]
+    assert run_examples(Path("page.md"), named, capsys) == 4
+    assert capsys.readouterr().out == "2\n"
+    with pytest.raises(NameError) as caught:
+        run_examples(Path("page.md"), page.format("Some text."), capsys)
+    assert caught.value.__notes__ == ["page.md:22 doesn't run alone: complete it, or say which example it continues"]
+    with pytest.raises(AssertionError, match=r"page\.md:2 doesn't run alone: x is used and not defined"):
+        run_examples(Path("page.md"), "```python\ndef read():\n    return x\n```\n", capsys)
+    for wrong in ("Continues the example under [E](#e).", "Continues the example under [D](#d)."):
+        with pytest.raises(AssertionError):
+            examples(page.format(wrong))

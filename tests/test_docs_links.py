@@ -26,6 +26,11 @@ def _tokens(text: str) -> list[Token]:
     return MarkdownIt("commonmark").enable("table").parse(text)
 
 
+def slug(heading: str) -> str:
+    """Return the anchor that a forge makes of a heading's words."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
 def anchors_of(text: str) -> set[str]:
     """Return the anchors that a forge gives to the headings of a page; a repeated heading gets a number."""
     seen: Counter[str] = Counter()
@@ -34,9 +39,9 @@ def anchors_of(text: str) -> set[str]:
     for opening, inline in pairwise(tokens):
         if opening.type == "heading_open":
             words = "".join(part.content for part in inline.children or () if part.type in ("text", "code_inline"))
-            slug = re.sub(r"[^\w\- ]", "", words.strip().lower()).replace(" ", "-")
-            found.add(f"{slug}-{seen[slug]}" if seen[slug] else slug)
-            seen[slug] += 1
+            anchor = slug(words)
+            found.add(f"{anchor}-{seen[anchor]}" if seen[anchor] else anchor)
+            seen[anchor] += 1
     return found
 
 
