@@ -1,0 +1,32 @@
+"""Agents for web clients: runs whose events are server-sent events, by ASGI alone, with or without a framework.
+
+`RunResponse` is one run as a response; `AgentApp` is an application with everything that a client needs: start, read
+again after a lost connection, cancel, decide on calls that wait. Both work on asyncio and trio.
+"""
+
+from agentloop.asgi._app import AgentApp, Grant, WebRequest
+from agentloop.asgi._http import HTTPRefusal, WebLimits
+from agentloop.asgi._response import RunResponse
+from agentloop.asgi._states import (
+    ClientStates,
+    FolderStates,
+    JournalFolder,
+    JournalSource,
+    MemoryStates,
+    StateStore,
+)
+
+__all__ = [
+    "AgentApp",
+    "ClientStates",
+    "FolderStates",
+    "Grant",
+    "HTTPRefusal",
+    "JournalFolder",
+    "JournalSource",
+    "MemoryStates",
+    "RunResponse",
+    "StateStore",
+    "WebLimits",
+    "WebRequest",
+]

@@ -1,0 +1,256 @@
+"""Runs that continue without their clients: each is a task of the host's nursery, with a journal and a feed.
+
+Theory. A run has one owner, its task here; requests only read its feed. The id of a run names its journal. A run is
+*live* from the moment at which its id is claimed until its journal is closed; `_live` has an entry for exactly that
+time, so that of two requests that want to resume one run the second is refused. Across processes the journal itself
+decides: its first append takes the lock, or finds that another process has written.
+
+States of a live run: claimed (its journal is being read; the feed is None), under way (`feed` and `stream` are set),
+over (the feed is closed, the entry is gone; later readers use the journal).
+
+Invariants: the task of a run raises nothing but a BaseException of the application. Leaving the host's block cancels
+every run and waits for it, which its cleanup deadline bounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import anyio
+import attrs
+from anyio.abc import TaskGroup
+
+from agentloop._storage.state_codec import codec_of, line_encoder
+from agentloop.abc import Journal
+from agentloop.agents import Agent
+from agentloop.asgi._failures import describe_summary
+from agentloop.asgi._feed import Feed, position_after
+from agentloop.asgi._http import HTTPRefusal
+from agentloop.asgi._response import log_failure
+from agentloop.asgi._states import JournalSource, is_name
+from agentloop.asgi._writer import describe_pause
+from agentloop.exceptions import JournalError, UserError
+from agentloop.items import Item
+from agentloop.run import Runner
+from agentloop.state import RunState
+
+if TYPE_CHECKING:
+    from agentloop._engine.run_stream import RunStream
+    from agentloop.events import Event
+
+Options: TypeAlias = Mapping[str, Any]
+Decide: TypeAlias = Callable[[RunState], None]
+"""Gives verdicts on a state. Raises `HTTPRefusal`."""
+
+
+@attrs.define(eq=False)
+class WebRun:
+    """A run that is under way in this process; of a run that ends with its client, `feed` stays None."""
+
+    id: str
+    stream: RunStream[Any] | None = None
+    feed: Feed | None = None
+
+
+@attrs.frozen
+class StoredRun:
+    """A run that is not under way, as its journal has it: the events that a client wants, and the frames after them."""
+
+    events: list[tuple[str, Event]]
+    final: tuple[dict[str, Any], ...]
+
+
+class RunHost:
+    """The runs of one application. Owned by it; entered for the time in which runs may continue without clients."""
+
+    def __init__(self, agent: Agent[Any, Any], journals: JournalSource | None, most: int) -> None:
+        self._agent = agent
+        self._journals = journals
+        self._most = most
+        self._live: dict[str, WebRun] = {}
+        self._group: TaskGroup | None = None
+
+    async def __aenter__(self) -> RunHost:
+        if self._group is not None:
+            raise UserError("the application has been entered already")
+        group = anyio.create_task_group()
+        await group.__aenter__()
+        self._group = group
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        """Cancel every run, and wait for its end."""
+        assert self._group is not None
+        group, self._group = self._group, None
+        group.cancel_scope.cancel()
+        await group.__aexit__(*error)  # noqa: ASYNC102 - its tasks are being cancelled
+
+    # -- who is live
+
+    def claim(self, run: str) -> WebRun:
+        """Enter the run *run* as live; `release` ends that.
+
+        Raises:
+            HTTPRefusal: it is live already (409), or too many are (503).
+        """
+        if run in self._live:
+            raise HTTPRefusal(409, "The run is under way.")
+        if len(self._live) >= self._most:
+            raise HTTPRefusal(503, "Too many runs are under way: try again later.")
+        live = self._live[run] = WebRun(run)
+        return live
+
+    def release(self, live: WebRun) -> None:
+        """Note that the run is over."""
+        if self._live.get(live.id) is live:  # else its client has resumed it meanwhile
+            del self._live[live.id]
+
+    def find(self, run: str) -> WebRun | None:
+        """Return the run *run* if it is live."""
+        return self._live.get(run)
+
+    # -- runs in tasks of their own
+
+    def open_journal(self, run: str) -> Journal:
+        """Return the journal of the run *run*.
+
+        Raises:
+            HTTPRefusal: there can be none (404).
+        """
+        if self._journals is None or not is_name(run):
+            raise HTTPRefusal(404, "There is no such run.")
+        return self._journals.journal(run)
+
+    def start(self, live: WebRun, given: str | Iterable[Item] | RunState, opened: Journal, options: Options) -> Feed:
+        """Start the claimed run *live* in a task of its own, which closes its journal, and return its feed.
+
+        Args:
+            live: The run.
+            given: The input, or the state to resume.
+            opened: Its journal.
+            options: `RunOptions` without a journal.
+
+        Raises:
+            UserError: the options are wrong, or the host has not been entered. The run is still claimed.
+        """
+        if self._group is None:
+            raise UserError("runs that continue without clients need the application's lifespan: `async with app:`")
+        stream: RunStream[Any] = Runner.run_streamed(self._agent, given, journal=opened, **options)
+        live.feed = feed = Feed(given.events() if isinstance(given, RunState) else ())
+        self._group.start_soon(self._host, live, stream, feed, opened, name=f"agentloop web run {live.id}")
+        return feed
+
+    @asynccontextmanager
+    async def claimed(self, run: str) -> AsyncIterator[tuple[WebRun, Journal]]:
+        """Claim the run *run*, and give its journal; if the block raises, close that and release the run.
+
+        Raises:
+            HTTPRefusal: as for `claim` and `open_journal`.
+        """
+        live = self.claim(run)
+        journal: Journal | None = None
+        try:
+            journal = self.open_journal(run)
+            yield live, journal
+        except BaseException:
+            await self.give_up(live, journal)  # noqa: ASYNC102 - shielded there
+            raise
+
+    async def give_up(self, live: WebRun, journal: Journal | None) -> None:
+        """Close the journal of a run that is over, and release the run. Harmless the second time."""
+        try:
+            if journal is not None:
+                with anyio.CancelScope(shield=True):  # bounded: it waits for a write in progress
+                    await journal.aclose()
+        finally:
+            self.release(live)
+
+    async def load_paused(self, journal: Journal, decide: Decide | None) -> RunState:
+        """Return the state in *journal*, with the verdicts of *decide*, which are durable then.
+
+        Raises:
+            HTTPRefusal: there is no such run (404), or another process has resumed it (409).
+            StateError: the agents don't fit it.
+        """
+        state = await self._load(journal)
+        if decide is not None:
+            known = len(state.records)
+            decide(state)
+            await _append_verdicts(journal, state, known)
+        return state
+
+    async def _host(self, live: WebRun, stream: RunStream[Any], feed: Feed, journal: Journal) -> None:
+        """Run to the end; the feed gets every event, also those that a cancelled stream has dropped."""
+        final: tuple[dict[str, Any], ...] = ()
+        try:
+            async with stream:
+                live.stream = stream
+                async for event in stream:
+                    feed.add(stream.last_event_id, event)
+            for number, event in stream.state.events(feed.last_id):
+                feed.add(number, event)
+            if stream.result.interruptions:
+                final = (describe_pause(stream.result.interruptions, live.id),)
+        except Exception as error:
+            final = (log_failure(error),)
+        finally:
+            try:
+                await self.give_up(live, journal)  # noqa: ASYNC102 - shielded there
+            except Exception as error:
+                final = final or (log_failure(error),)
+            feed.close(final)
+
+    # -- runs that are not live
+
+    async def _load(self, journal: Journal) -> RunState:
+        """Return the state in *journal*.
+
+        Raises:
+            HTTPRefusal: no run has written to it (404).
+        """
+        try:
+            return await RunState.from_journal(self._agent, journal)
+        except JournalError as error:
+            if await journal.read():  # noqa: ASYNC120 - a cancellation is more than the error
+                raise
+            raise HTTPRefusal(404, "There is no such run.") from error
+
+    async def read(self, run: str, after: str | None) -> StoredRun:
+        """Return the events of a run that is not live, those after the id *after*.
+
+        Raises:
+            HTTPRefusal: there is no such run (404) or event (409).
+            StateError, JournalError: what is stored can't be read.
+        """
+        journal = self.open_journal(run)
+        try:
+            state = await self._load(journal)
+        finally:
+            with anyio.CancelScope(shield=True):  # bounded: it waits for a read in progress
+                await journal.aclose()
+        events = list(state.events())
+        return StoredRun(events[0 if after is None else position_after(events, after) :], _describe_end(state, run))
+
+
+def _describe_end(state: RunState, run: str) -> tuple[dict[str, Any], ...]:
+    """Return the frames after the last event of a run that is not live in this process."""
+    if state.status is None:
+        return ({"type": "detached"},)
+    if state.interruptions:
+        return (describe_pause(state.interruptions, run),)
+    return () if state.error is None else ({"type": "error", "error": describe_summary(state.error)},)
+
+
+async def _append_verdicts(journal: Journal, state: RunState, known: int) -> None:
+    """Append the records of *state* from *known* on, which makes this process the only one that resumes the run.
+
+    Raises:
+        HTTPRefusal: another process does (409).
+    """
+    encode = line_encoder(codec_of(journal), state.converter)
+    try:
+        await journal.append([encode(record) for record in state.records[known:]])
+    except JournalError as error:
+        raise HTTPRefusal(409, "The run is being resumed elsewhere, or its journal takes no verdict.") from error

@@ -1,0 +1,113 @@
+"""`RunResponse`: one run whose events are the response to one request, and which ends with it.
+
+The ASGI callable itself holds the run's block; a second task waits for the client's end. So each end of the request
+(by the client, a deadline, the server) leaves the block, and the block waits for the whole run.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Unpack
+
+from agentloop._common.error_text import error_summary
+from agentloop.agents import Agent
+from agentloop.asgi._failures import describe_error
+from agentloop.asgi._http import ClientGone, Headers, Receive, Scope, Send, WebLimits, while_connected
+from agentloop.asgi._writer import EventWriter, Numbered, describe_pause, format_event, format_frame
+from agentloop.exceptions import UserError
+from agentloop.run import Runner, RunOptions
+
+if TYPE_CHECKING:
+    from agentloop._engine.run_stream import RunStream
+    from agentloop.items import Item
+    from agentloop.state import RunState
+
+logger: logging.Logger = logging.getLogger("agentloop")
+
+KeepState = Callable[["RunState"], Awaitable[str]]
+"""Keeps the state of an interrupted run, and returns the handle by which a client resumes it."""
+
+
+class RunResponse:
+    """A response that runs *agent* on *input* and streams the events: an ASGI application for one request.
+
+    The run begins when the response is called, and has ended when that returns. If the client leaves, the run is
+    cancelled. Its error is the last event, `error`; it is logged and not raised.
+
+    Args:
+        agent: The agent to start with.
+        input: Text, items, or a `RunState` to resume.
+        limits: The bounds of the stream; `WebLimits()` if not given.
+        keep_state: Called with the `RunState` of a run that is interrupted; returns the handle that the event
+            `interrupted` gives to the client. Without it the handle is None.
+        headers: Further headers of the response, as pairs of bytes.
+        **options: `RunOptions`, by keyword.
+
+    Raises:
+        UserError: as for `Runner.run_streamed`; or the response is called again.
+    """
+
+    def __init__(
+        self,
+        agent: Agent[Any, Any],
+        input: str | Iterable[Item] | RunState,
+        *,
+        limits: WebLimits | None = None,
+        keep_state: KeepState | None = None,
+        headers: Headers = (),
+        **options: Unpack[RunOptions[Any]],
+    ) -> None:
+        self.stream: RunStream[Any] = Runner.run_streamed(agent, input, **options)
+        self._limits = limits or WebLimits()
+        self._keep_state = keep_state
+        self._headers = headers
+        self._called = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run, and send the events; return when the run has ended.
+
+        Cancellation: the run is cancelled and awaited.
+        """
+        if self._called:
+            raise UserError("a RunResponse is one run: make another one for each request")
+        self._called = True
+        await while_connected(receive, partial(self._serve, EventWriter(send, self._limits)))
+
+    async def _serve(self, writer: EventWriter) -> None:
+        try:
+            await writer.open(self._headers)
+            try:
+                await self._run(writer)
+            except ClientGone:
+                raise
+            except Exception as error:
+                await writer.write(format_frame(log_failure(error)))
+            await writer.close()
+        except ClientGone:
+            pass  # no one reads the rest, and the run has ended
+
+    async def _run(self, writer: EventWriter) -> None:
+        last: str | None = None
+        async with self.stream as stream:
+            last = await writer.pump(partial(take_from, stream))
+        # `cancel` makes a stream drop its unread events: they are in the log.
+        for number, event in stream.state.events(last):
+            await writer.write(format_event(number, event))
+        result = stream.result
+        if result.interruptions:
+            handle = None if self._keep_state is None else await self._keep_state(result.to_state())
+            await writer.write(format_frame(describe_pause(result.interruptions, handle)))
+
+
+async def take_from(stream: RunStream[Any]) -> Numbered | None:
+    """Return the next event of a stream with its id; None after the last. A cancelled call has lost no event."""
+    event = await anext(stream, None)
+    return None if event is None else (stream.last_event_id, event)
+
+
+def log_failure(error: Exception) -> dict[str, Any]:
+    """Log a run's error for the application, and return the event that tells the client."""
+    logger.error("a run for a web client has failed: %s", error_summary(error))
+    return {"type": "error", "error": describe_error(error)}

@@ -1,0 +1,194 @@
+"""Where web runs are kept: the states of paused runs, of which each has one taker, and the journals of runs.
+
+A state is a text here: what `RunState.to_string` wrote, sealed where the application has a key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import re
+import secrets
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import anyio.to_thread
+from anyio.lowlevel import checkpoint
+
+from agentloop._common.checks import NAMES, check, is_a
+from agentloop.abc import Codec, Journal
+from agentloop.exceptions import StateError, UserError
+from agentloop.journal import FileJournal
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{16,64}", re.ASCII)
+
+
+def new_name() -> str:
+    """Return a random name of 128 bits that can't be guessed."""
+    return secrets.token_urlsafe(16)
+
+
+def is_name(text: str) -> bool:
+    """Tell whether *text* may be a name that `new_name` made; such a text is safe in a path."""
+    return _NAME.fullmatch(text) is not None
+
+
+@runtime_checkable
+class StateStore(Protocol):
+    """Keeps the states of paused runs. Any object with these two methods is one."""
+
+    async def put(self, state: str) -> str:
+        """Keep *state*, and return the handle by which it can be taken. The handle can't be guessed."""
+        ...
+
+    async def take(self, handle: str) -> str | None:
+        """Return the state of *handle* and forget it; None if there is none.
+
+        Of several callers, at the same time and in any process, exactly one gets the state.
+        """
+        ...
+
+
+@runtime_checkable
+class JournalSource(Protocol):
+    """Gives the journals of runs. Any object with this method is one."""
+
+    def journal(self, run: str) -> Journal:
+        """Return the journal of the run with the id *run*, new or continued. `AgentApp` closes it."""
+        ...
+
+
+class MemoryStates:
+    """States that exist as long as this object. For one process; at most *limit* states, of which the oldest go."""
+
+    def __init__(self, *, limit: int = 10_000) -> None:
+        check("limit", NAMES.count(), limit)
+        self._limit = limit
+        self._states: dict[str, str] = {}
+
+    async def put(self, state: str) -> str:
+        """Keep *state*; see `StateStore`."""
+        await checkpoint()
+        while len(self._states) >= self._limit:
+            del self._states[next(iter(self._states))]
+        handle = new_name()
+        self._states[handle] = state
+        return handle
+
+    async def take(self, handle: str) -> str | None:
+        """Return the state of *handle* and forget it; see `StateStore`."""
+        await checkpoint()
+        return self._states.pop(handle, None)
+
+
+class FolderStates:
+    """States as files of one folder, which several processes of one machine may share. Files are the owner's alone.
+
+    The taker is the one whose renaming of the file succeeds. A process that dies after that leaves a file with the
+    ending `.taken`, which is never taken again: whether the run has been resumed is unknown.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = Path(path)
+
+    async def put(self, state: str) -> str:
+        """Keep *state*; see `StateStore`.
+
+        Raises:
+            StateError: if the disk refuses.
+        """
+        handle = new_name()
+        await anyio.to_thread.run_sync(self._put, handle, state)
+        return handle
+
+    async def take(self, handle: str) -> str | None:
+        """Return the state of *handle* and forget it; see `StateStore`.
+
+        Raises:
+            StateError: if the disk refuses.
+        """
+        return await anyio.to_thread.run_sync(self._take, handle) if is_name(handle) else None
+
+    def _put(self, handle: str, state: str) -> None:
+        new = self._path / f"{handle}.new"
+        try:
+            self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+                file.write(state)
+                file.flush()
+                os.fsync(file.fileno())
+            new.rename(self._path / f"{handle}.state")
+        except OSError as error:
+            raise StateError(f"{self._path}: a state can't be kept: {error.strerror or error}") from error
+
+    def _take(self, handle: str) -> str | None:
+        taken = self._path / f"{handle}.taken"
+        try:
+            (self._path / f"{handle}.state").rename(taken)
+            text = taken.read_text(encoding="utf-8")
+            taken.unlink()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise StateError(f"{self._path}: a state can't be taken: {error.strerror or error}") from error
+        return text
+
+
+class ClientStates:
+    """States that the clients carry; the server keeps a ticket for each, by which it is taken once.
+
+    The handle is the state itself, so `AgentApp` refuses this store without a key that seals it. A seal hides nothing:
+    the client can read the whole log but for secrets. The body's limit must have room for it.
+
+    Args:
+        tickets: The store of the tickets, some hundred bytes for each; `MemoryStates()` if not given. A state whose
+            ticket is lost can't be resumed.
+    """
+
+    def __init__(self, tickets: StateStore | None = None) -> None:
+        self._tickets = MemoryStates() if tickets is None else tickets
+        check("tickets", NAMES.needs("a StateStore is needed", is_a(StateStore)), self._tickets)
+
+    async def put(self, state: str) -> str:
+        """Return *state* with its ticket."""
+        return f"{await self._tickets.put(_digest(state))}.{state}"
+
+    async def take(self, handle: str) -> str | None:
+        """Return the state in *handle*, once; None if its ticket is unknown, taken, or another state's."""
+        ticket, _, state = handle.partition(".")
+        known = await self._tickets.take(ticket)
+        return state if known is not None and hmac.compare_digest(known, _digest(state)) else None
+
+
+def _digest(state: str) -> str:
+    return hashlib.sha256(state.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+class JournalFolder:
+    """Journals of runs as files of one folder, made at the first use, the owner's alone.
+
+    Args:
+        path: The folder.
+        key: The key that seals every line; see `FileJournal`.
+        codec: The codec that seals secrets; see `FileJournal`.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, key: bytes | None = None, codec: Codec | None = None) -> None:
+        self._path = Path(path)
+        self._key = key
+        self._codec = codec
+
+    def journal(self, run: str) -> FileJournal:
+        """Return the journal of the run with the id *run*.
+
+        Raises:
+            UserError: it is no id of a run, or the folder can't be made.
+        """
+        if not is_name(run):
+            raise UserError("journal: the id of a run is needed, of 16 to 64 letters, digits, - and _")
+        try:
+            self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"{self._path} can't be made a folder: {error.strerror or error}") from error
+        return FileJournal(self._path / f"{run}.journal", key=self._key, codec=self._codec)

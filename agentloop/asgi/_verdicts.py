@@ -1,0 +1,78 @@
+"""Verdicts that clients give on the calls of a run: on a paused state, or on a stream under way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import msgspec
+
+from agentloop.asgi._http import HTTPRefusal
+from agentloop.exceptions import StateError, UserError
+from agentloop.items import ApprovalRequest
+from agentloop.state import RunState
+
+
+class ClientVerdict(msgspec.Struct, forbid_unknown_fields=True):
+    """A verdict as a client sends it."""
+
+    call_id: str
+    approve: bool
+    path: tuple[str, ...] = ()
+    arguments: dict[str, Any] | None = None
+    message: str | None = None
+    always: bool = False
+
+
+class _Decided(Protocol):
+    """A `RunState` or a `RunStream`."""
+
+    def approve(self, call: Any, *, arguments: Any = None, always: bool = False, by: str | None = None) -> None: ...
+    def reject(self, call: Any, *, message: str | None = None, always: bool = False, by: str | None = None) -> None: ...
+
+
+def apply_verdicts(state: RunState, verdicts: Iterable[ClientVerdict], by: str | None) -> None:
+    """Give *verdicts* on the calls of *state* that wait.
+
+    Raises:
+        HTTPRefusal: a call doesn't wait (409), or the verdict doesn't fit it (400).
+    """
+    for verdict in verdicts:
+        _give(state, _find(state.interruptions, verdict), verdict, by)
+
+
+def give_verdicts(stream: _Decided, verdicts: Iterable[ClientVerdict], by: str | None) -> None:
+    """Give *verdicts* on calls of a run that is under way.
+
+    Raises:
+        HTTPRefusal: as for `apply_verdicts`.
+    """
+    for verdict in verdicts:
+        _give(stream, verdict.call_id, verdict, by)
+
+
+def _find(waiting: Iterable[ApprovalRequest], verdict: ClientVerdict) -> ApprovalRequest:
+    for asked in waiting:
+        if (asked.path, asked.call.call_id) == (verdict.path, verdict.call_id):
+            return asked
+    raise _not_waiting(verdict)
+
+
+def _not_waiting(verdict: ClientVerdict) -> HTTPRefusal:
+    return HTTPRefusal(409, f"Call {verdict.call_id[:100]!r} waits for no verdict.")
+
+
+def _give(decided: _Decided, call: ApprovalRequest | str, verdict: ClientVerdict, by: str | None) -> None:
+    try:
+        if verdict.approve:
+            if verdict.message is not None:
+                raise UserError("a message goes with a rejection")
+            decided.approve(call, arguments=verdict.arguments, always=verdict.always, by=by)
+        elif verdict.arguments is not None:
+            raise UserError("arguments go with an approval")
+        else:
+            decided.reject(call, message=verdict.message, always=verdict.always, by=by)
+    except StateError:
+        raise _not_waiting(verdict) from None
+    except UserError as error:
+        raise HTTPRefusal(400, f"The verdict doesn't fit: {error}.") from None

@@ -1,0 +1,121 @@
+"""The stream of one client: a run's events as server-sent events.
+
+A frame has the event's kind as its `event`, its public JSON form as its `data`, and an `id` if a record holds it. A
+frame without an id leaves the client's last event id as it is. So a client that comes back names the last event of a
+record, and gets those that follow it.
+
+A client that reads nothing is waited for, by `send` of the server, until the limit has passed; then it counts as gone.
+Nothing is buffered here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeAlias
+
+import anyio
+import msgspec
+
+from agentloop import events as ev
+from agentloop._storage.public_json import to_json
+from agentloop.abc import Codec
+from agentloop.asgi._http import ClientGone, Headers, Send, WebLimits
+from agentloop.items import ApprovalRequest
+
+Numbered: TypeAlias = tuple[str | None, ev.Event]
+"""An event with its id, None for a signal."""
+Take: TypeAlias = Callable[[], Awaitable[Numbered | None]]
+"""Waits for the next event; returns None after the last. A cancelled call has lost no event."""
+
+_HEADERS = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),  # else nginx would collect the stream
+)
+_SILENCE = object()
+
+
+def format_frame(data: Mapping[str, Any], number: str | None = None) -> bytes:
+    """Return *data* as one server-sent event of the kind `data["type"]`, with the id *number*."""
+    try:
+        text = msgspec.json.encode(data)
+    except UnicodeEncodeError:  # half a character at the end of a delta
+        text = msgspec.json.encode(_replace_surrogates(data))
+    head = b"event: %b\n" % data["type"].encode()
+    return (head if number is None else b"%bid: %b\n" % (head, number.encode())) + b"data: %b\n\n" % text
+
+
+def _replace_surrogates(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, Mapping):
+        return {key: _replace_surrogates(one) for key, one in value.items()}
+    return [_replace_surrogates(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def format_event(number: str | None, event: ev.Event, codec: Codec | None = None) -> bytes:
+    """Return *event* as a frame; empty for a provider's own event, which may hold secrets in any form."""
+    return b"" if isinstance(event, ev.RawModelEvent) else format_frame(to_json(event, codec=codec), number)
+
+
+def describe_pause(interruptions: tuple[ApprovalRequest, ...], handle: str | None) -> dict[str, Any]:
+    """Return the last frame's data of a run that waits for verdicts: its calls, and the handle to resume it by."""
+    return {"type": "interrupted", "handle": handle, "interruptions": [to_json(asked) for asked in interruptions]}
+
+
+class EventWriter:
+    """The response of one request. Owned by the request's task."""
+
+    def __init__(self, send: Send, limits: WebLimits) -> None:
+        self._send = send
+        self._limits = limits
+
+    async def open(self, headers: Headers = ()) -> None:
+        """Begin the response. Raises `ClientGone` as every method does."""
+        await self._pass({"type": "http.response.start", "status": 200, "headers": [*_HEADERS, *headers]})
+        await self.write(b": open\n\n")  # so that the client has the headers before the first event
+
+    async def write(self, frame: bytes) -> None:
+        """Send one frame; nothing if it is empty.
+
+        Raises:
+            ClientGone: the client has left, or has not taken the frame within the limit.
+        """
+        if frame:
+            await self._pass({"type": "http.response.body", "body": frame, "more_body": True})
+
+    async def close(self) -> None:
+        """End the response."""
+        await self._pass({"type": "http.response.body", "body": b""})
+
+    async def pump(self, take: Take) -> str | None:
+        """Send events until *take* returns None; return the id of the last one that has an id.
+
+        While none comes, comments keep the connection open.
+
+        Raises:
+            ClientGone: as for `write`.
+            BaseException: what *take* raises.
+        """
+        last: str | None = None
+        while True:
+            taken: Any = _SILENCE
+            with anyio.move_on_after(self._limits.keep_alive):
+                taken = await take()
+            if taken is _SILENCE:
+                await self.write(b": still here\n\n")
+            elif taken is None:
+                return last
+            else:
+                number, event = taken
+                await self.write(format_event(number, event))
+                last = number or last
+
+    async def _pass(self, message: dict[str, Any]) -> None:
+        with anyio.move_on_after(self._limits.send_timeout) as waiting:
+            try:
+                await self._send(message)
+            except OSError as error:
+                raise ClientGone from error
+        if waiting.cancelled_caught:
+            raise ClientGone

@@ -1,0 +1,281 @@
+"""Verdicts over HTTP: a paused run has one taker, wherever its state is kept."""
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from web.agents import Watched, deleting
+from web.harness import Exchange, ask, send_request
+from web.test_continued import Journals, recorded
+
+from agentloop import Agent, SealKey, tool
+from agentloop.asgi import AgentApp, ClientStates, FolderStates, Grant, JournalFolder, MemoryStates, WebRequest
+from agentloop.exceptions import StateError
+from agentloop.testing import ScriptedModel, call, say
+
+HELLO = {"input": "hello"}
+KEY = SealKey(b"0123456789abcdef")
+YES = {"call_id": "call_1", "approve": True}
+NO = {"call_id": "call_2", "approve": False, "message": "b is needed"}
+
+MAKERS: dict[str, Callable[[Any, Path], AgentApp]] = {
+    "memory": lambda agent, path: AgentApp(agent),
+    "folder": lambda agent, path: AgentApp(agent, states=FolderStates(path / "states"), key=KEY),
+    "client": lambda agent, path: AgentApp(agent, states=ClientStates(), key=KEY),
+    "journal": lambda agent, path: AgentApp(agent, journals=JournalFolder(path / "runs")),
+    "continue": lambda agent, path: AgentApp(agent, on_disconnect="continue", journals=JournalFolder(path / "runs")),
+}
+pytestmark = [pytest.mark.real_clock]
+
+
+@pytest.fixture(params=list(MAKERS))
+def make_app(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Any], AgentApp]:
+    """Makes an application over one of the places where paused runs are kept."""
+    return lambda agent: MAKERS[request.param](agent, tmp_path)
+
+
+async def pause(app: AgentApp) -> str:
+    """Run to the pause, and return the handle."""
+    response = await ask(app, "POST", "/runs", HELLO)
+    last = response.frames[-1]
+    assert last.kind == "interrupted"
+    assert [one["call"]["call_id"] for one in last.data["interruptions"]] == ["call_1", "call_2"]
+    handle = last.data["handle"]
+    assert isinstance(handle, str)
+    return handle
+
+
+async def decide(app: AgentApp, handle: str, *verdicts: dict[str, Any], **more: Any) -> Exchange:
+    """Send verdicts."""
+    return await ask(app, "POST", "/verdicts", {"handle": handle, "verdicts": list(verdicts), **more})
+
+
+async def test_verdicts_resume_the_run_once(make_app: Callable[[Any], AgentApp]) -> None:
+    """The response streams the rest of the run; a second request gets 409, and nothing runs twice."""
+    watched = Watched()
+    async with make_app(watched.agent(deleting())) as app:
+        handle = await pause(app)
+        response = await decide(app, handle, YES, NO)
+        assert response.status == 200
+        assert response.frames[-1].data["status"] == "completed"
+        outputs = [frame.data["outcome"]["output"] for frame in response.frames if frame.kind == "call_settled"]
+        assert outputs == ["b is needed", "a is gone"]
+        again = await decide(app, handle, YES, NO)
+        assert again.status == 409
+        assert set(again.json) <= {"error", "handle"}
+    assert watched.deleted == ["a"]
+
+
+async def test_of_many_verdicts_at_once_one_is_taken(make_app: Callable[[Any], AgentApp]) -> None:
+    """Ten clients decide at the same time: one streams the run, the others get 409."""
+    watched = Watched()
+    answers: list[Exchange] = []
+    async with make_app(watched.agent(deleting())) as app:
+        handle = await pause(app)
+
+        async def one() -> None:
+            answers.append(await decide(app, handle, YES, NO))
+
+        async with anyio.create_task_group() as group:
+            for _ in range(10):
+                group.start_soon(one)
+    assert sorted(answer.status or 0 for answer in answers if "run_ended" in answer.kinds) == [200]
+    assert {answer.status for answer in answers} <= {200, 202, 409}
+    assert watched.deleted == ["a"]
+
+
+async def test_run_pauses_again_until_every_call_is_decided(make_app: Callable[[Any], AgentApp]) -> None:
+    """The calls that are decided run; the next handle is for the others."""
+    watched = Watched()
+    async with make_app(watched.agent(deleting())) as app:
+        response = await decide(app, await pause(app), YES)
+        last = response.frames[-1]
+        assert last.kind == "interrupted"
+        assert [one["call"]["call_id"] for one in last.data["interruptions"]] == ["call_2"]
+        response = await decide(app, last.data["handle"], {**NO, "approve": True, "message": None})
+        assert response.frames[-1].data["status"] == "completed"
+    assert watched.deleted == ["a", "b"]
+
+
+WRONG: list[tuple[int, str, dict[str, Any]]] = [
+    (409, "Call 'call_9' waits for no verdict.", {"call_id": "call_9", "approve": True}),
+    (409, "waits for no verdict", {**YES, "path": ["other"]}),
+    (400, "a message goes with a rejection", {**YES, "message": "no"}),
+    (400, "arguments go with an approval", {**NO, "arguments": {}}),
+    (400, "don't fit", {**YES, "arguments": {"path": 1}}),
+]
+
+
+@pytest.mark.parametrize(("status", "sentence", "verdict"), WRONG)
+async def test_verdict_that_does_not_fit_leaves_the_run_waiting(
+    make_app: Callable[[Any], AgentApp], status: int, sentence: str, verdict: dict[str, Any]
+) -> None:
+    """It is refused with a sentence; where the state was taken for it, the answer has a new handle."""
+    watched = Watched()
+    async with make_app(watched.agent(deleting())) as app:
+        handle = await pause(app)
+        refused = await decide(app, handle, verdict)
+        assert refused.status == status
+        assert sentence in refused.json["error"]
+        response = await decide(app, refused.json.get("handle", handle), YES, NO)
+        assert response.frames[-1].data["status"] == "completed"
+
+
+async def test_bodies_that_are_no_verdicts(make_app: Callable[[Any], AgentApp]) -> None:
+    """400 names the place; an unknown handle is 404 or 409, and no file of that name is looked for."""
+    async with make_app(Watched().agent([])) as app:
+        for body, sentence in (
+            ({"handle": "x" * 20, "verdicts": []}, "a verdict is needed"),
+            ({"handle": "x" * 20}, "missing required field `verdicts`"),
+            ({"handle": "x" * 20, "verdicts": [{"call_id": 1}]}, "$.verdicts[0].call_id"),
+        ):
+            response = await ask(app, "POST", "/verdicts", body)
+            assert response.status == 400
+            assert sentence in response.json["error"]
+        for handle in ("x" * 20, "../../etc/passwd", ""):
+            assert (await decide(app, handle, YES)).status in (404, 409)
+
+
+async def test_arguments_are_replaced_and_the_giver_is_kept(tmp_path: Path) -> None:
+    """`admit` says who decides; the log has it, and the body gets the other arguments."""
+    watched, journals = Watched(), Journals()
+
+    def admit(request: WebRequest) -> Grant:
+        return Grant(by="ada") if request.action == "decide" else Grant()
+
+    app = AgentApp(watched.agent(deleting()), journals=journals, admit=admit)
+    handle = await pause(app)
+    await decide(app, handle, {**YES, "arguments": {"path": "c"}}, NO)
+    assert watched.deleted == ["c"]
+    lines = b"\n".join(await journals.kept[handle].read())
+    assert lines.count(b'"by":"ada"') == 2
+
+
+async def test_whole_run_is_read_over_its_pause(tmp_path: Path) -> None:
+    """A client that missed the pause reads all events of both run segments; while it waits, it gets the handle."""
+    watched = Watched()
+    app = AgentApp(watched.agent(deleting()), on_disconnect="continue", journals=JournalFolder(tmp_path))
+    async with app:
+        first = await ask(app, "POST", "/runs", HELLO)
+        run = first.headers["agentloop-run"]
+        waiting = await ask(app, "GET", f"/runs/{run}/events", headers={"last-event-id": recorded(first.frames)[-1][0]})
+        assert waiting.kinds == ["interrupted"]
+        assert waiting.frames[0].data == first.frames[-1].data
+        second = await decide(app, run, YES, NO)
+        whole = await ask(app, "GET", f"/runs/{run}/events")
+    assert recorded(first.frames) + recorded(second.frames) == recorded(whole.frames)
+
+
+async def test_verdict_while_the_run_is_under_way() -> None:
+    """It avoids the pause; the response is 202, and the stream of the run goes on."""
+    watched = Watched()
+    steps = [[call("delete", {"path": "a"}), call("hold")], say("Done.")]
+    app = AgentApp(watched.agent(steps), on_disconnect="continue", journals=Journals())
+    async with app, send_request(app, "POST", "/runs", HELLO) as response:
+        await response.frame("approval_requested")
+        await watched.started.wait()
+        run = response.headers["agentloop-run"]
+        refused = await decide(app, run, {"call_id": "call_2", "approve": True})
+        assert refused.status == 409
+        given = await decide(app, run, YES)
+        assert (given.status, given.json) == (202, {"run": run})
+        watched.free.set()
+        await response.end()
+    assert response.frames[-1].data["status"] == "completed"
+    assert watched.deleted == ["a"]
+
+
+async def test_state_of_a_client_is_sealed_and_used_once() -> None:
+    """A changed state is refused, and so is one whose ticket belongs to another."""
+    watched = Watched()
+    tickets = MemoryStates()
+    app = AgentApp(watched.agent(deleting() + deleting()), states=ClientStates(tickets), key=KEY)
+    handle = await pause(app)
+    ticket, _, text = handle.partition(".")
+    changed = json.loads(text)
+    changed["records"][0]["input"][0]["content"] = "other"
+    assert (await decide(app, f"{ticket}.{json.dumps(changed)}", YES, NO)).status == 409
+    assert (await decide(app, handle, YES, NO)).status == 409  # its ticket is spent
+    forged = await tickets.put(_digest(json.dumps(changed)))
+    refused = await decide(app, f"{forged}.{json.dumps(changed)}", YES, NO)
+    assert refused.status == 409  # by the seal
+    assert watched.deleted == []
+
+
+def _digest(text: str) -> str:
+    from agentloop.asgi._states import _digest as digest
+
+    return digest(text)
+
+
+async def test_secret_arguments_are_hidden_in_the_question() -> None:
+    """The client that decides sees digests; without a codec the call can't run after that, and says so."""
+
+    @tool(needs_approval=True, secret={"token"})
+    async def login(token: str) -> str:
+        """Log in."""
+        raise AssertionError
+
+    agent = Agent("a", model=ScriptedModel([call("login", {"token": "hunter22"}), say("No.")]), tools=[login])
+    app = AgentApp(agent)
+    response = await ask(app, "POST", "/runs", HELLO)
+    assert response.frames[-1].kind == "interrupted"
+    answer = await decide(app, response.frames[-1].data["handle"], YES)
+    assert b"hunter22" not in response.body + answer.body
+
+
+async def test_store_of_states_in_memory_forgets_the_oldest() -> None:
+    """Beyond its limit; a state is given once."""
+    states = MemoryStates(limit=2)
+    handles = [await states.put(str(number)) for number in range(3)]
+    assert [await states.take(handle) for handle in handles] == [None, "1", "2"]
+    assert await states.take(handles[1]) is None
+
+
+async def test_store_of_states_in_a_folder(tmp_path: Path) -> None:
+    """Files of the owner alone; of many takers one gets it; a disk that refuses is a `StateError`."""
+    states = FolderStates(tmp_path / "states")
+    handle = await states.put("text")
+    assert all(path.stat().st_mode & 0o77 == 0 for path in (tmp_path / "states").iterdir())
+    got: list[str | None] = []
+
+    async def take() -> None:
+        got.append(await states.take(handle))
+
+    async with anyio.create_task_group() as group:
+        for _ in range(5):
+            group.start_soon(take)
+    assert sorted(got, key=str) == [None] * 4 + ["text"]
+    assert list((tmp_path / "states").iterdir()) == []
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StateError, match="can't be kept"):
+        await FolderStates(tmp_path / "file").put("text")
+    with pytest.raises(StateError, match="can't be taken"):
+        await FolderStates(tmp_path / "file").take(handle)
+
+
+async def test_journal_that_another_process_has_continued_takes_no_verdict(tmp_path: Path) -> None:
+    """Two applications over one folder stand for two processes: the lock on the file decides."""
+    first, second = Watched(), Watched()
+    make = partial(AgentApp, journals=JournalFolder(tmp_path))
+    app, other = make(first.agent(deleting())), make(second.agent(deleting()[1:]))
+    run = await pause(app)
+    async with JournalFolder(tmp_path).journal(run) as journal:
+        await journal.append([])
+        await _touch(journal)
+        assert (await decide(other, run, YES, NO)).status == 409
+    assert second.deleted == []
+
+
+async def _touch(journal: Any) -> None:
+    """Take the lock of a journal, by appending its last record's like: a verdict on the first call."""
+    from agentloop._storage.state_codec import line_encoder, state_from_journal
+    from agentloop.state import RunState
+
+    state = RunState(Agent("any"), (await state_from_journal(journal)).records)
+    state.approve("call_1")
+    await journal.append([line_encoder(None)(state.records[-1])])

@@ -1,0 +1,295 @@
+"""Runs that go on without their clients, and clients that come back."""
+
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from web.agents import Watched, holding, looking
+from web.harness import Frame, ask, send_request
+
+from agentloop import Agent, UserError
+from agentloop.asgi import AgentApp, HTTPRefusal, JournalFolder, WebLimits
+from agentloop.asgi import _feed as feeds
+from agentloop.events import TextDelta
+from agentloop.exceptions import JournalError, StateError
+from agentloop.journal import FileJournal, MemoryJournal
+from agentloop.testing import ScriptedModel, call, say
+
+HELLO = {"input": "hello"}
+
+
+class Journals:
+    """Journals in memory, which outlive the application's closing of them."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, MemoryJournal] = {}
+
+    def journal(self, run: str) -> MemoryJournal:
+        """Return the journal of *run*."""
+        return self.kept.setdefault(run, _Kept())
+
+
+class _Kept(MemoryJournal):
+    async def aclose(self) -> None:
+        pass
+
+
+def recorded(frames: list[Frame]) -> list[tuple[str, Any]]:
+    """Return ids and data of the frames that have ids."""
+    return [(frame.number, frame.data) for frame in frames if frame.number is not None]
+
+
+def going_on(agent: Agent[Any, Any], journals: Any = None, **options: Any) -> AgentApp:
+    """Return an application whose runs go on."""
+    return AgentApp(agent, on_disconnect="continue", journals=journals or Journals(), **options)
+
+
+@pytest.mark.scenario("VI-07")
+async def test_run_goes_on_without_its_client_and_is_read_to_its_end_by_the_next() -> None:
+    """The second client names the last event that the first one got."""
+    watched = Watched()
+    app = going_on(watched.agent(holding()))
+    async with app:
+        async with send_request(app, "POST", "/runs", HELLO) as first:
+            await first.frame("call_started", 2)
+        run, seen = first.headers["agentloop-run"], recorded(first.frames)
+        assert watched.ended == []
+        async with send_request(app, "GET", f"/runs/{run}/events", headers={"last-event-id": seen[-1][0]}) as second:
+            await second.until(lambda: second.status is not None)
+            watched.free.set()
+            await second.end()
+        assert watched.ended == ["hold"]
+        whole = await ask(app, "GET", f"/runs/{run}/events")
+    assert seen + recorded(second.frames) == recorded(whole.frames)
+    assert second.frames[-1].data["status"] == "completed"
+    assert "text_delta" in second.kinds  # live ones come
+    assert "text_delta" not in whole.kinds  # deltas missed aren't repeated
+
+
+@pytest.mark.scenario("VI-07")
+async def test_for_every_event_what_came_before_and_what_comes_after_it_are_the_whole() -> None:
+    """A client that loses the connection after any event gets every later recorded event once, in order."""
+    app = going_on(Watched().agent([*looking(), say("more")]))
+    async with app:
+        whole = await ask(app, "POST", "/runs", HELLO)
+        run, events = whole.headers["agentloop-run"], recorded(whole.frames)
+        for position, (number, _) in enumerate(events):
+            rest = await ask(app, "GET", f"/runs/{run}/events", headers={"last-event-id": number})
+            assert rest.status == 200
+            assert events[: position + 1] + recorded(rest.frames) == events
+
+
+@pytest.mark.scenario("VI-07")
+async def test_clients_at_every_place_of_a_live_run_get_the_same_rest() -> None:
+    """While the run is under way, readers that begin after different events all end with the same ones."""
+    watched = Watched()
+    app = going_on(watched.agent(holding()))
+    async with app, anyio.create_task_group() as group:
+        async with send_request(app, "POST", "/runs", HELLO) as first:
+            await first.frame("call_settled")
+        run, seen = first.headers["agentloop-run"], recorded(first.frames)
+        rests: dict[str, list[Any]] = {}
+
+        async def read(number: str, joined: anyio.Event) -> None:
+            async with send_request(app, "GET", f"/runs/{run}/events", headers={"last-event-id": number}) as response:
+                await response.until(lambda: response.status is not None)
+                joined.set()
+                rests[number] = recorded((await response.end()).frames)
+
+        for number, _ in seen:
+            joined = anyio.Event()
+            group.start_soon(read, number, joined)
+            await joined.wait()
+        watched.free.set()
+    whole = seen + rests[seen[-1][0]]
+    for position, (number, _) in enumerate(seen):
+        assert seen[: position + 1] + rests[number] == whole
+
+
+async def test_leaving_the_application_cancels_its_runs_and_a_later_process_resumes_them() -> None:
+    """The journal holds the run; `resume` continues it, and a client reads on from where it was."""
+    watched, journals = Watched(), Journals()
+    app = going_on(watched.agent(holding()), journals)
+    async with app, send_request(app, "POST", "/runs", HELLO) as first:
+        await watched.started.wait()
+        await first.frame("call_started", 2)
+    assert watched.ended == ["hold"]
+    run, seen = first.headers["agentloop-run"], recorded(first.frames)
+    again = Watched()
+    again.free.set()
+    app = going_on(again.agent([say("Done.")]), journals)
+    async with app:
+        await app.resume(run)
+        rest = await ask(app, "GET", f"/runs/{run}/events", headers={"last-event-id": seen[-1][0]})
+        whole = await ask(app, "GET", f"/runs/{run}/events")
+        with pytest.raises(StateError, match="over"):
+            await app.resume(run)
+        with pytest.raises(HTTPRefusal, match="no such run"):
+            await app.resume("another-run-that-never-was")
+    assert rest.frames[-1].data["status"] == "completed"
+    assert seen + recorded(rest.frames) == recorded(whole.frames)
+
+
+async def test_run_that_a_crash_has_cut_is_shown_as_detached() -> None:
+    """A log without an end, of a run that isn't under way here, ends with an event that says so."""
+    watched, journals = Watched(), Journals()
+    app = going_on(watched.agent(looking()), journals)
+    async with app:
+        whole = await ask(app, "POST", "/runs", HELLO)
+        run = whole.headers["agentloop-run"]
+        kept = journals.kept[run]
+        del kept._records[-1]
+        cut = await ask(app, "GET", f"/runs/{run}/events")
+    assert cut.frames[-1].data == {"type": "detached"}
+    assert recorded(cut.frames) == recorded(whole.frames)[:-1]
+
+
+async def test_failed_run_ends_with_its_error_live_and_later() -> None:
+    """The log has a summary of the error; a later client gets the same public form as the first one."""
+    app = going_on(Watched().agent([]))
+    async with app:
+        live = await ask(app, "POST", "/runs", HELLO)
+        later = await ask(app, "GET", f"/runs/{live.headers['agentloop-run']}/events")
+    assert live.frames[-1].kind == "error"
+    assert live.frames[-1].data == later.frames[-1].data
+
+
+async def test_wrong_event_ids_are_refused() -> None:
+    """Live and later: what is no id, and the id of an event that the run doesn't have."""
+    watched = Watched()
+    app = going_on(watched.agent(holding()))
+    async with app:
+        async with send_request(app, "POST", "/runs", HELLO) as first:
+            await watched.started.wait()
+        run = first.headers["agentloop-run"]
+
+        async def check() -> None:
+            for number, status in (("x", 400), ("1", 400), ("99.0", 409), ("0.7", 409), ("\xff", 400)):
+                refused = await ask(app, "GET", f"/runs/{run}/events", headers={"last-event-id": number})
+                assert refused.status == status, number
+
+        await check()
+        watched.free.set()
+        await ask(app, "GET", f"/runs/{run}/events")
+        await check()
+
+
+async def test_cancelled_run_shows_its_end_to_all_its_clients() -> None:
+    """A request cancels it; each client gets the events of the end."""
+    watched = Watched()
+    app = going_on(watched.agent(holding()))
+    async with app, send_request(app, "POST", "/runs", HELLO) as first:
+        await watched.started.wait()
+        run = first.headers["agentloop-run"]
+        async with send_request(app, "GET", f"/runs/{run}/events") as second:
+            await second.frame("call_started")
+            assert (await ask(app, "POST", f"/runs/{run}/cancel", {})).status == 202
+            await second.end()
+        await first.end()
+    assert recorded(first.frames) == recorded(second.frames)
+    assert second.frames[-1].data["status"] == "cancelled"
+
+
+async def test_client_that_reads_nothing_costs_the_run_nothing() -> None:
+    """The run ends in its time; signals above the limit are dropped, recorded events never."""
+    feed = feeds.Feed()
+    with feeds.FeedReader(feed, None) as reader:
+        for number in range(3 * feeds.MOST_SIGNALS):
+            feed.add(None, TextDelta(str(number)))
+        feed.add("1.0", TextDelta("recorded"))
+        feed.close(())
+        got = []
+        while (one := await reader.take()) is not None:
+            got.append(one)
+    assert len(got) <= feeds.MOST_SIGNALS + 1
+    assert got[-1] == ("1.0", TextDelta("recorded"))
+    watched = Watched()
+    app = going_on(watched.agent(holding()))
+    async with app, send_request(app, "POST", "/runs", HELLO) as first:
+        await watched.started.wait()
+        run, first.stuck = first.headers["agentloop-run"], True
+        watched.free.set()
+        other = await ask(app, "GET", f"/runs/{run}/events")
+        assert other.frames[-1].data["status"] == "completed"
+
+
+async def test_application_that_is_not_entered_starts_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """It has no nursery; the log says what is missing."""
+    app = going_on(Watched().agent(looking()))
+    response = await ask(app, "POST", "/runs", HELLO)
+    assert response.status == 500
+    assert "need the application's lifespan" in caplog.text
+    async with app:
+        with pytest.raises(UserError, match="entered already"):
+            await app.__aenter__()
+
+
+async def test_journal_that_fails_is_an_error_of_the_run(caplog: pytest.LogCaptureFixture) -> None:
+    """Whether it fails at the first record or at its closing, the client gets one sentence."""
+
+    class Broken(MemoryJournal):
+        def append_nowait(self, records: Any) -> None:
+            raise JournalError("disk /srv/x is full")
+
+    class Unclosed(MemoryJournal):
+        async def aclose(self) -> None:
+            raise JournalError("disk /srv/x is full")
+
+    class Source:
+        def __init__(self, made: Any) -> None:
+            self.made = made
+
+        def journal(self, run: str) -> Any:
+            return self.made
+
+    for made in (Broken(), Unclosed()):
+        app = going_on(Watched().agent(looking()), Source(made))
+        async with app:
+            response = await ask(app, "POST", "/runs", HELLO)
+        assert response.frames[-1].data == {
+            "type": "error",
+            "error": {"type": "JournalError", "message": "The store of the run has failed."},
+        }
+        assert b"/srv/x" not in response.body
+
+
+@pytest.mark.real_clock
+async def test_journals_of_a_folder(tmp_path: Path) -> None:
+    """A run of `JournalFolder` is one file, readable by its owner alone; the id can't leave the folder."""
+    folder = JournalFolder(tmp_path / "runs", key=b"0123456789abcdef")
+    app = AgentApp(Watched().agent(looking()), journals=folder)
+    whole = await ask(app, "POST", "/runs", HELLO)
+    run = whole.headers["agentloop-run"]
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == [f"{run}.journal"]
+    assert (tmp_path / "runs").stat().st_mode & 0o77 == 0
+    later = await ask(app, "GET", f"/runs/{run}/events")
+    assert recorded(later.frames) == recorded(whole.frames)
+    assert (await ask(app, "GET", "/runs/never-was-such-a-run/events")).status == 404
+    for wrong in ("../../etc/passwd", "", "x" * 65):
+        with pytest.raises(UserError, match="id of a run"):
+            folder.journal(wrong)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="can't be made a folder"):
+        JournalFolder(tmp_path / "file" / "x").journal(run)
+    path = tmp_path / "runs" / f"{run}.journal"
+    path.write_bytes(b"x" + path.read_bytes())
+    broken = await ask(app, "GET", f"/runs/{run}/events")
+    assert (broken.status, broken.json) == (500, {"error": "The request has failed."})
+    assert isinstance(folder.journal(run), FileJournal)
+
+
+async def test_nested_runs_have_their_paths() -> None:
+    """Events of an agent tool come with the path of its call, live and later."""
+    scout = Agent("scout", model=ScriptedModel([say("Fine.")]))
+    front = Agent(
+        "front",
+        model=ScriptedModel([call("scout", {"input": "Rome?"}), say("Fine in Rome.")]),
+        tools=[scout.as_tool("scout", "Ask the scout.")],
+    )
+    app = going_on(front, limits=WebLimits())
+    async with app:
+        whole = await ask(app, "POST", "/runs", HELLO)
+        later = await ask(app, "GET", f"/runs/{whole.headers['agentloop-run']}/events")
+    assert {tuple(data["path"]) for _, data in recorded(whole.frames)} == {(), ("call_1",)}
+    assert recorded(later.frames) == recorded(whole.frames)
