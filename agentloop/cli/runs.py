@@ -6,19 +6,19 @@ Knows the runner, the outputs and the progress bar; signals and exit of the proc
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import TracebackType
 from typing import Any, Self
 
 import anyio
 import attrs
-from anyio.abc import ObjectReceiveStream
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from agentloop import BatchedRun, RunBatch
 from agentloop._common.terminal_text import harmless
 from agentloop.cli import errors
-from agentloop.cli.journal_folder import FolderError, KeptRequests, Requests
+from agentloop.cli.journal_folder import KeptRequests, Requests
 from agentloop.cli.run_options import CliOptions, Questions
 from agentloop.cli.saved_run import RunSummary, SavedRun
 from agentloop.cli.show import (
@@ -26,7 +26,6 @@ from agentloop.cli.show import (
     Narrator,
     Show,
     answer_of,
-    cancelled_json,
     error_json,
     explain_unfinished,
     json_line,
@@ -106,10 +105,6 @@ class Bar:
         self._progress.update(self._task, completed=self._ended, description=f"{running} running", refresh=True)
 
 
-_AHEAD = 64
-"""Requests read ahead of the last printed one, per run in flight: bounds the memory behind a slow run."""
-
-
 class BadLine(UserError):
     """A line of the input can't be read as a request."""
 
@@ -122,14 +117,23 @@ class NoModel(Exception):
         self.why = why
 
 
-@attrs.define(eq=False)
-class _PrintSlot:
-    """The output of one request. Its run fills it and sets `done`; the printer waits for `done`, in order of lines."""
+class _LineSource:
+    """The lines of a batch as its inputs; tells the bar how many were read."""
 
-    line: InputLine
-    done: anyio.Event = attrs.field(factory=anyio.Event)
-    ending: RunSummary | None = None
-    error: Exception | None = None
+    def __init__(self, lines: Requests, bar: Bar) -> None:
+        self._lines = lines
+        self._bar = bar
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> InputLine:
+        line = await self._lines.next()
+        if line is None:
+            self._bar.all_read()
+            raise StopAsyncIteration
+        self._bar.read()
+        return line
 
 
 @attrs.define(eq=False)
@@ -149,8 +153,6 @@ class BatchRun:
     _runtime: Runtime | None = None
     _model: anyio.Lock = attrs.field(factory=anyio.Lock)
     _model_is_open: bool = False
-    _broken: Exception | None = None
-    """The error that ended the whole batch: a closed output, a missing model, or the input of another job."""
     _screen: anyio.Lock = attrs.field(factory=anyio.Lock)
 
     async def run(self) -> int:
@@ -171,9 +173,7 @@ class BatchRun:
             if self.job.folder is None:
                 await self._open_model()
             with self.bar:
-                await self._run_lines()
-        if self._broken is not None:
-            raise self._broken
+                await self._answer_lines()
         return await self._report_and_get_code()
 
     async def _report_and_get_code(self) -> int:
@@ -192,42 +192,23 @@ class BatchRun:
             return errors.FAILED
         return errors.PENDING if self.waiting else errors.OK
 
-    async def _run_lines(self) -> None:
-        free = anyio.Semaphore(self.job.concurrency)
-        send, receive = anyio.create_memory_object_stream[_PrintSlot](self.job.concurrency * _AHEAD)
-        async with anyio.create_task_group() as group, send:
-            group.start_soon(self._print_in_order, receive, group.cancel_scope)
-            while (line := await self._read_next(group.cancel_scope)) is not None:
-                self.bar.read()
-                slot = _PrintSlot(line)
-                await send.send(slot)  # before the run starts: the printer gets the slots in order of lines
-                await free.acquire()
-                group.start_soon(self._answer, slot, free, group.cancel_scope, name=f"request of line {line.number}")
-            self.bar.all_read()
+    async def _answer_lines(self) -> None:
+        lines = _LineSource(self.lines, self.bar)
+        batch = RunBatch(self._answer, lines, limit=self.job.concurrency, around=nullcontext, ordered=True)
+        async with batch:
+            async for run in batch:
+                if isinstance(run.error, NoModel):
+                    raise run.error.why
+                await self._print(run)
 
-    async def _read_next(self, scope: anyio.CancelScope) -> InputLine | None:
-        try:
-            return await self.lines.next()
-        except FolderError as error:
-            self._fail_batch(error, scope)
-            return None
-
-    async def _answer(self, slot: _PrintSlot, free: anyio.Semaphore, scope: anyio.CancelScope) -> None:
-        line = slot.line
+    async def _answer(self, _index: int, line: InputLine) -> RunSummary:
         self.bar.started()
         try:
             if line.error is not None:
                 raise BadLine(line.error)
-            slot.ending = await SavedRun(self.job, line.text, line.number).run(self._run_agent, self._open_model)
-        except NoModel as error:
-            self._fail_batch(error.why, scope)
-            return
-        except Exception as error:
-            slot.error = error
+            return await SavedRun(self.job, line.text, line.number).run(self._run_agent, self._open_model)
         finally:
-            free.release()
-        self.bar.ended()
-        slot.done.set()
+            self.bar.ended()
 
     async def _run_agent(self, given: str | RunState, options: dict[str, Any]) -> RunResult[Any]:
         return await Runner.run(self.job.agent, given, **options)
@@ -246,50 +227,34 @@ class BatchRun:
                 raise NoModel(error) from error
             self._model_is_open = True
 
-    def _fail_batch(self, error: Exception, scope: anyio.CancelScope) -> None:
-        self._broken = self._broken or error
-        scope.cancel()
-
-    async def _print_in_order(self, slots: ObjectReceiveStream[_PrintSlot], scope: anyio.CancelScope) -> None:
-        async with slots:
-            async for slot in slots:
-                await slot.done.wait()
-                try:
-                    await self._print(slot)
-                except OutputClosed as error:
-                    self._fail_batch(error, scope)
-
-    async def _print(self, slot: _PrintSlot) -> None:
-        trouble = explain_unfinished(slot.ending) if slot.ending is not None else None
+    async def _print(self, run: BatchedRun[RunSummary]) -> None:
+        line: InputLine = run.input
+        trouble = explain_unfinished(run.result) if run.error is None else None
         self.answered += 1
-        waits = slot.ending is not None and bool(slot.ending.waiting)
+        waits = run.error is None and bool(run.result.waiting)
         self.waiting += waits
-        self.failed += not waits and (slot.error is not None or trouble is not None)
+        self.failed += not waits and (run.error is not None or trouble is not None)
         async with self._screen:
             with self.bar.hidden():
-                if slot.error is not None or trouble is not None:
+                if run.error is not None or trouble is not None:
                     words = f"{trouble}\n"
-                    if slot.error is not None:
-                        words = errors.words_for(slot.error, with_traceback=self.job.traceback)
-                    await self.job.err.write(f"line {slot.line.number}: {words}")
-                text = self._json(slot) if self.job.json else self._text(slot, trouble)
+                    if run.error is not None:
+                        words = errors.words_for(run.error, with_traceback=self.job.traceback)
+                    await self.job.err.write(f"line {line.number}: {words}")
+                text = self._json(run) if self.job.json else self._text(run, trouble)
                 text = harmless(text) if self.job.out.is_terminal else text
                 await self.job.out.write(text, encoding="utf-8" if self.job.json else None)
 
-    def _text(self, slot: _PrintSlot, trouble: str | None) -> str:
-        if slot.error is not None:
-            return f"Error: {errors.message_of(slot.error).splitlines()[0]}\n"
-        assert slot.ending is not None
+    def _text(self, run: BatchedRun[RunSummary], trouble: str | None) -> str:
+        if run.error is not None:
+            return f"Error: {errors.message_of(run.error).splitlines()[0]}\n"
         if trouble is not None:
-            return f"{'Pending' if slot.ending.waiting else 'Error'}: {trouble}\n"
-        return f"{answer_of(slot.ending)}\n"
+            return f"{'Pending' if run.result.waiting else 'Error'}: {trouble}\n"
+        return f"{answer_of(run.result)}\n"
 
-    def _json(self, slot: _PrintSlot) -> str:
-        if slot.error is not None:
-            value = error_json(slot.error)
-        else:
-            value = result_json(slot.ending) if slot.ending is not None else cancelled_json()
-        return json_line({"line": slot.line.number, "request": slot.line.text, **value})
+    def _json(self, run: BatchedRun[RunSummary]) -> str:
+        value = error_json(run.error) if run.error is not None else result_json(run.result)
+        return json_line({"line": run.input.number, "request": run.input.text, **value})
 
 
 def show_for(job: CliOptions) -> Show:

@@ -17,7 +17,7 @@ from agentloop._storage.withholding import Withheld, WithheldText
 from agentloop.cli.errors import PastError
 from agentloop.cli.journal_folder import FolderError
 from agentloop.cli.run_options import CliOptions
-from agentloop.items import ApprovalRequest, to_items
+from agentloop.items import ApprovalRequest
 from agentloop.journal import FileJournal
 from agentloop.results import RunResult
 from agentloop.state import RunState
@@ -105,7 +105,7 @@ class SavedRun:
             return await self._run_until_settled(given, journal, entry, ready)
 
     def _check(self, state: RunState, path: Path) -> None:
-        if state.fold.input != tuple(to_items(self.request)):
+        if not state.began_with(self.request):
             raise FolderError(f"{path} is the journal of another request")
 
     async def _run_until_settled(
