@@ -16,8 +16,6 @@ import sys
 import time
 from typing import Any
 
-import anyio
-
 from agentloop.exceptions import JournalError
 from agentloop.postgres._connections import Connection, Connections, as_journal_error, import_driver
 
@@ -33,11 +31,6 @@ _OTHER = """
 SELECT greatest(extract(epoch FROM ends_at - clock_timestamp()), 0)::float8 FROM agentloop_leases
 WHERE run_id = %(run_id)s
 """
-_RENEW = f"""
-UPDATE agentloop_leases SET ends_at = {_END}
-WHERE run_id = %(run_id)s AND epoch = %(epoch)s AND ends_at > clock_timestamp()
-RETURNING 1
-"""
 _RELEASE = """
 UPDATE agentloop_leases SET ends_at = NULL, holder = NULL WHERE run_id = %(run_id)s AND epoch = %(epoch)s
 """
@@ -49,12 +42,12 @@ FOR UPDATE
 
 if sys.platform == "linux":
 
-    def _clock() -> float:
+    def read_clock() -> float:
         """Return the seconds since the machine started. A machine that sleeps continues to count."""
         return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 else:  # pragma: no cover - another platform than that of the tests
-    _clock = time.monotonic
+    read_clock = time.monotonic
 
 
 class LeaseLost(JournalError):
@@ -86,7 +79,6 @@ class Lease:
         self._holder = holder
         self._until = 0.0
         self._lost: str | None = "it was never taken"
-        self._renewed = anyio.Event()
 
     def __repr__(self) -> str:
         return f"<Lease of {self.run_id!r}, epoch {self.epoch}, {'held' if self.held else 'lost'}>"
@@ -99,7 +91,7 @@ class Lease:
     @property
     def remaining(self) -> float:
         """The seconds until the lease passes unless it is renewed; 0 if it is lost."""
-        return max(self._until - _clock(), 0.0) if self._lost is None else 0.0
+        return max(self._until - read_clock(), 0.0) if self._lost is None else 0.0
 
     @property
     def fence(self) -> dict[str, Any]:
@@ -136,7 +128,7 @@ class Lease:
         parameters = {"run_id": self.run_id, "holder": self._holder, "seconds": self.seconds}
 
         def take(connection: Connection) -> tuple[int, float]:
-            begun = _clock()
+            begun = read_clock()
             row = connection.execute(_TAKE, parameters).fetchone()
             if row is not None:
                 return row[0], begun
@@ -147,42 +139,21 @@ class Lease:
         with as_journal_error(f"run {self.run_id!r}"):
             epoch, begun = await self._connections.run(take, again=True)
         self.epoch = epoch
-        self._until, self._lost = begun + self.seconds, None
+        self.extend(begun)
+        self._lost = None
 
-    async def keep(self, scope: anyio.CancelScope) -> None:
-        """Renew the lease until it is lost; then cancel *scope*."""
-        async with anyio.create_task_group() as group:
-            group.start_soon(self._renew)
-            while self.held:
-                await self._ended_or_renewed()
-            self._lost = self._lost or "its lease has passed"
-            scope.cancel()
-            group.cancel_scope.cancel()
+    @property
+    def renewed_at(self) -> float:
+        """The time, by `read_clock`, at which the latest take or renewal that was answered was sent."""
+        return self._until - self.seconds
 
-    async def _ended_or_renewed(self) -> None:
-        with anyio.move_on_after(max(self._until - _clock(), 0.0)):
-            await self._renewed.wait()
+    def extend(self, begun: float) -> None:
+        """Note that the database has renewed the lease, by a statement that was sent at the time *begun*."""
+        self._until = begun + self.seconds
 
-    async def _renew(self) -> None:
-        """Renew the lease at each third of its time, until it is lost."""
-        parameters = {**self.fence, "seconds": self.seconds}
-
-        def renew(connection: Connection) -> float | None:
-            begun = _clock()
-            return begun if connection.execute(_RENEW, parameters).fetchone() is not None else None
-
-        while self.held:
-            await anyio.sleep(self.seconds / 3)
-            try:
-                begun = await self._connections.run(renew, again=True, wait=0.0)
-            except import_driver().Error:
-                continue  # the server may come back in time
-            if begun is None:
-                self.lose()
-            else:
-                self._until = begun + self.seconds
-            renewed, self._renewed = self._renewed, anyio.Event()
-            renewed.set()
+    def expire(self) -> None:
+        """Note that the lease has passed, if it isn't lost already."""
+        self._lost = self._lost or "its lease has passed"
 
     async def give_back(self) -> None:
         """End the lease now, so that another worker needn't wait for its end. An error is of no consequence."""

@@ -14,6 +14,7 @@ import anyio
 from agentloop._common.checks import NAMES, check, check_id, check_seconds
 from agentloop.postgres._connections import Connections
 from agentloop.postgres._lease import Lease
+from agentloop.postgres._renewals import Renewals
 
 
 class PostgresStore:
@@ -35,6 +36,7 @@ class PostgresStore:
         check("timeout", NAMES.seconds(), timeout)
         self.connections: Connections = Connections(conninfo, connections, timeout)
         self._most = connections
+        self._renewals = Renewals(self.connections)
 
     def __repr__(self) -> str:
         return f"PostgresStore(connections={self._most})"  # the address may hold a password
@@ -43,8 +45,9 @@ class PostgresStore:
     async def lease(self, run_id: str, *, seconds: float = 30.0) -> AsyncIterator[Lease]:
         """Take a run over, hold it for a block, and give it back. A run that hasn't begun can be taken, too.
 
-        The lease is renewed at each third of *seconds*. Within it no other worker can take the run, so a run of a
-        worker that died is free when *seconds* are over. A block that stops the event loop for longer loses it.
+        The lease is renewed at each third of *seconds*, in one statement with the others that this store holds in the
+        same event loop. Within it no other worker can take the run, so a run of a worker that died is free when
+        *seconds* are over. A block that stops the event loop for longer loses it.
 
         Cancellation: if the lease is lost, the block is cancelled. The lease is given back after every other
             cancellation, as after an error.
@@ -62,7 +65,7 @@ class PostgresStore:
         await lease.take()
         try:
             async with anyio.create_task_group() as group:
-                group.start_soon(lease.keep, group.cancel_scope)
+                group.start_soon(self._renewals.keep, lease, group.cancel_scope)
                 try:
                     yield lease
                 except (anyio.get_cancelled_exc_class(), GeneratorExit):

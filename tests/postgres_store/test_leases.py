@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from typing import Any
 
 import anyio
@@ -69,6 +70,78 @@ async def test_a_lease_is_renewed_for_the_block(store: PostgresStore) -> None:
         await anyio.sleep(3 * SHORT)
         lease.check()
         await PostgresJournal(store, lease).append([NOTE])
+
+
+@pytest.fixture
+def renewals(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of leases in each statement that renews some; entries are added as they are sent."""
+    import psycopg
+
+    sent: list[int] = []
+    execute = psycopg.Connection.execute
+
+    def count(self: Any, query: Any, *arguments: Any, **options: Any) -> Any:
+        if "AS asked" in str(query):
+            sent.append(len(arguments[0]["run_ids"]))
+        return execute(self, query, *arguments, **options)
+
+    monkeypatch.setattr(psycopg.Connection, "execute", count)
+    return sent
+
+
+@pytest.mark.slow
+async def test_the_leases_of_a_worker_are_renewed_together(store: PostgresStore, renewals: list[int]) -> None:
+    """Two hundred, taken one after the other, need as many statements as one: three for each of their times."""
+    seconds, rounds = 4.5, 3
+
+    async def hold_short() -> None:
+        """A shorter lease doesn't renew the long ones each time."""
+        async with store.lease("short", seconds=3 * SHORT):
+            await anyio.sleep(2 * seconds / 3)
+
+    async with anyio.create_task_group() as group, AsyncExitStack() as stack:
+        leases = [await stack.enter_async_context(store.lease(f"run{n}", seconds=seconds)) for n in range(200)]
+        await anyio.sleep(2 * seconds / 3)  # the first rounds bring them together
+        renewals.clear()
+        group.start_soon(hold_short)
+        await anyio.sleep(rounds * seconds / 3)
+        assert all(lease.held for lease in leases)
+    large = [count for count in renewals if count > 1]
+    assert len(large) <= rounds + 1
+    assert max(large) >= 200
+
+
+async def test_a_task_that_is_cancelled_while_it_renews_leaves_it_to_the_next(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody waits for an answer that doesn't come, and no lease is lost."""
+    run = store.connections.run
+    taken, asked, gone = anyio.Event(), anyio.Event(), anyio.CancelScope()
+
+    async def hang_once(work: Any, **options: Any) -> Any:
+        if not asked.is_set() and options.get("wait") == 0.0:
+            asked.set()
+            gone.cancel()
+            await anyio.sleep_forever()
+        return await run(work, **options)
+
+    async def hold_first() -> None:
+        with gone:
+            async with store.lease("first", seconds=1.5):  # it is renewed before the other
+                taken.set()
+                await anyio.sleep_forever()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(hold_first)
+        await taken.wait()
+        async with store.lease("second", seconds=2.0) as lease:
+            begun = lease.renewed_at
+            monkeypatch.setattr(store.connections, "run", hang_once)
+            await asked.wait()
+            while lease.renewed_at == begun:  # noqa: ASYNC110 - it is another task, which tells nobody
+                await anyio.sleep(0.01)
+            lease.check()
+    assert gone.cancelled_caught
 
 
 @pytest.mark.scenario("DU-06")

@@ -1,0 +1,130 @@
+"""Renewals of leases: those that the tasks of one event loop hold, in one statement.
+
+Each lease has a task that keeps it (`Renewals.keep`), which ends with the lease's block. There is no task of the store,
+since it would need an owner. The first task whose lease has to be renewed renews the others with it; the others find
+that theirs is under way, and wait for the answer. If the task that does it is cancelled before the statement is sent,
+it wakes them, and the next one does it.
+
+A lease is renewed with others once half of its interval has passed. So the leases of one length are renewed together
+after two rounds, however their beginnings were spread, and a short lease doesn't renew the long ones each time.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import anyio
+import attrs
+from anyio.lowlevel import current_token
+
+from agentloop.postgres._connections import Connection, Connections, import_driver
+from agentloop.postgres._lease import Lease, read_clock
+
+# Rows are locked in one order, so two statements with the same rows don't wait for each other.
+_RENEW = """
+WITH ours AS MATERIALIZED (
+    SELECT held.run_id, asked.seconds
+    FROM unnest(%(run_ids)s::text[], %(epochs)s::bigint[], %(seconds)s::float8[]) AS asked(run_id, epoch, seconds)
+    JOIN agentloop_leases AS held USING (run_id, epoch)
+    WHERE held.ends_at > clock_timestamp() ORDER BY held.run_id FOR UPDATE OF held
+)
+UPDATE agentloop_leases AS held SET ends_at = clock_timestamp() + ours.seconds * interval '1 second'
+FROM ours WHERE held.run_id = ours.run_id
+RETURNING held.run_id, held.epoch
+"""
+
+
+@attrs.define(eq=False)
+class _Kept:
+    """A lease that a task keeps."""
+
+    lease: Lease
+    due_at: float
+    """The time of the next renewal, by the clock of leases."""
+    is_asked: bool = False
+    """True while a statement that renews it is under way."""
+    answered: anyio.Event = attrs.field(factory=anyio.Event)
+    """Set when the next such statement is over, done or not. Then it is replaced."""
+
+    @property
+    def interval(self) -> float:
+        return self.lease.seconds / 3
+
+    def answer(self) -> None:
+        self.is_asked = False
+        answered, self.answered = self.answered, anyio.Event()
+        answered.set()
+
+
+class Renewals:
+    """Renews the leases of one store. Safe to use from several event loops."""
+
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
+        self._kept: dict[Any, dict[_Kept, None]] = {}
+        """By event loop, each touched by its own loop alone."""
+
+    async def keep(self, lease: Lease, scope: anyio.CancelScope) -> None:
+        """Renew *lease* until it is lost; then cancel *scope*."""
+        loop = current_token().native_token
+        ours = self._kept.setdefault(loop, {})
+        kept = _Kept(lease, lease.renewed_at + lease.seconds / 3)
+        ours[kept] = None
+        try:
+            async with anyio.create_task_group() as group:
+                group.start_soon(self._renew, kept, ours)
+                while lease.held:
+                    with anyio.move_on_after(lease.remaining):
+                        await kept.answered.wait()
+                lease.expire()
+                scope.cancel()
+                group.cancel_scope.cancel()
+        finally:
+            del ours[kept]
+            if not ours:
+                self._kept.pop(loop, None)
+
+    async def _renew(self, kept: _Kept, ours: dict[_Kept, None]) -> None:
+        """Renew the lease at each third of its time, or see that another task does, until it is lost."""
+        while kept.lease.held:
+            if kept.is_asked:
+                await kept.answered.wait()
+            elif (left := kept.due_at - read_clock()) > 0.0:
+                await anyio.sleep(left)
+            else:
+                await self._renew_together(ours)
+
+    async def _renew_together(self, ours: dict[_Kept, None]) -> None:
+        """Renew the leases that have to be renewed soon, in one statement. An error leaves them as they are."""
+        soon = read_clock()
+        batch = [one for one in ours if not one.is_asked and one.lease.held and one.due_at - one.interval / 2 <= soon]
+        for one in batch:
+            one.is_asked = True
+        leases = [one.lease for one in batch]
+        begun = math.nan
+
+        def renew(connection: Connection) -> set[tuple[str, int]]:
+            nonlocal begun
+            begun = read_clock()
+            given = {
+                "run_ids": [lease.run_id for lease in leases],
+                "epochs": [lease.epoch for lease in leases],
+                "seconds": [lease.seconds for lease in leases],
+            }
+            return set(connection.execute(_RENEW, given).fetchall())
+
+        try:
+            renewed = await self._connections.run(renew, again=True, wait=0.0)
+        except import_driver().Error:
+            renewed = None  # the server may come back in time
+        finally:
+            for one in batch:
+                one.answer()
+        for one in batch:
+            one.due_at = read_clock() + one.interval
+            if renewed is not None and (one.lease.run_id, one.lease.epoch) in renewed:
+                one.lease.extend(begun)
+                one.due_at = begun + one.interval
+            elif renewed is not None:
+                one.lease.lose()
