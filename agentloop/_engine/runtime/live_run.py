@@ -113,8 +113,9 @@ def loop_state() -> LoopState:
     global _recent
     task = own_task()
     loop = None if task is None else task.get_loop()
-    if loop is not None and _recent is not None and _recent[0]() is loop and (recent := _recent[1]()) is not None:
-        return recent
+    recent = _recent  # read once: the loop of another thread may replace it between two looks
+    if loop is not None and recent is not None and recent[0]() is loop and (state := recent[1]()) is not None:
+        return state
     shared = _shared.get(None)
     if shared is None:
         shared = LoopState()
