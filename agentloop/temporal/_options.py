@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -97,25 +97,39 @@ def find_setup(name: str) -> AgentSetup:
         raise UserError(f"this worker has no agent {name!r} (its AgentPlugin has: {known})") from None
 
 
-def check_setup(setup: AgentSetup) -> None:
-    """Check that the agents of *setup* can run in a workflow.
+def check_setups(setups: Iterable[AgentSetup], tools: Mapping[str, ToolActivity]) -> None:
+    """Check that the agents of *setups* can run in a workflow, and that each name in *tools* is that of a tool of one.
 
     Raises:
         UserError: names the agent and the tool, or the option that names no tool.
     """
     names: set[str] = set()
+    for setup in setups:
+        names.update(_check_tools(setup))
+        if setup.config.toolsets:
+            raise UserError(
+                "RunConfig.toolsets: sources of tools can't be asked in a workflow; give the agent the tools"
+            )
+    for name in tools:
+        if name not in names:
+            raise UserError(f"tools: no agent has a tool {name!r}")
+
+
+def _check_tools(setup: AgentSetup) -> Iterator[str]:
+    """Yield the names of the tools of all agents of *setup*, each once it is found to fit."""
     for agent in setup.graph.agents():
         if agent.toolsets:
             raise UserError(f"agent {agent.name!r}: sources of tools can't be asked in a workflow; give it the tools")
         for tool in agent.functions:
-            names.add(tool.qualified_name)
-            if setup.activity_of(tool.qualified_name).in_workflow and not _is_async(tool):
-                raise UserError(f"tool {tool.qualified_name!r}: a body in the workflow must be an async function")
-    if setup.config.toolsets:
-        raise UserError("RunConfig.toolsets: sources of tools can't be asked in a workflow; give the agent the tools")
-    for name in setup.tools:
-        if name not in names:
-            raise UserError(f"tools: no agent has a tool {name!r}")
+            name = tool.qualified_name
+            if setup.activity_of(name).in_workflow and not _is_async(tool):
+                raise UserError(f"tool {name!r}: a body in the workflow must be an async function")
+            if tool.capacity:
+                raise UserError(
+                    f"tool {name!r}: a capacity is shared by the runs of one event loop; each workflow has its own. "
+                    "Bound its activities by the workers of a task queue of its own"
+                )
+            yield name
 
 
 def _is_async(tool: FunctionTool[Any]) -> bool:

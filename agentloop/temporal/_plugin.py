@@ -14,14 +14,17 @@ from temporalio.worker import WorkerConfig
 
 from agentloop._common.checks import NAMES, check, check_count, is_a
 from agentloop._core.agent_graph import AgentGraph
+from agentloop._storage.public_json import to_json
 from agentloop._storage.signing import Keys
 from agentloop.abc import Codec, Model
 from agentloop.agents import Agent
 from agentloop.config import RunConfig, check_run_config
 from agentloop.exceptions import AgentLoopError
 from agentloop.models.registry import Providers
+from agentloop.records import RunEnded
+from agentloop.state import RunState
 from agentloop.temporal._activities import call_model, call_tool
-from agentloop.temporal._options import HEARTBEAT_SECONDS, AgentSetup, ToolActivity, check_setup, register
+from agentloop.temporal._options import HEARTBEAT_SECONDS, AgentSetup, ToolActivity, check_setups, register
 from agentloop.temporal._workflow import AgentWorkflow
 
 _MODEL = ToolActivity(start_to_close=timedelta(minutes=10))
@@ -75,13 +78,14 @@ class AgentPlugin(SimplePlugin):
         check("agents", NAMES.needs("a mapping of agents by name is needed", is_a(Mapping)), agents)
         check_count("max_history", max_history)
         config = RunConfig() if run_config is None else check_run_config(run_config)
-        self._setups = []
+        self._setups: list[tuple[str, AgentSetup]] = []
         for name, agent in agents.items():
             check(f"agents[{name!r}]", NAMES.needs("an Agent is needed", is_a(Agent)), agent)
             setup = AgentSetup(AgentGraph(agent), config, tools or {}, model, read_context, key, codec, max_history)
-            check_setup(setup)
+            self._setups.append((name, setup))
+        check_setups((setup for _, setup in self._setups), tools or {})
+        for name, setup in self._setups:
             register(name, setup)
-            self._setups.append(setup)
         super().__init__(
             "agentloop.AgentPlugin",
             activities=[call_model, call_tool],
@@ -100,16 +104,29 @@ class AgentPlugin(SimplePlugin):
     @asynccontextmanager
     async def _open_models(self) -> AsyncIterator[None]:
         """Hold the models of all agents open while a worker runs, and log nothing twice."""
+        _make_codecs(self._setups[0][1] if self._setups else None)
         async with AsyncExitStack() as stack:
             for name in _LOGGERS:
                 logging.getLogger(name).addFilter(_is_first_time)
                 stack.callback(logging.getLogger(name).removeFilter, _is_first_time)
             providers = await stack.enter_async_context(Providers())
             entered: set[int] = set()
-            for setup in self._setups:
+            for _, setup in self._setups:
                 setup.providers = providers
                 for model in [agent.model for agent in setup.graph.agents()] + [setup.config.model]:
                     if isinstance(model, Model) and not model.is_open and id(model) not in entered:
                         entered.add(id(model))
                         await stack.enter_async_context(model)
             yield
+
+
+def _make_codecs(setup: AgentSetup | None) -> None:
+    """Make the codecs of records and states, which is done at first use and takes a twentieth of a second.
+
+    A workflow may not compute for more than two seconds, else the engine takes its task to hang. On a busy machine,
+    where several workflows begin in as many threads and each makes them, it took longer.
+    """
+    if setup is not None:
+        record = RunEnded((), 0, 0.0, "failed")
+        to_json(record)
+        RunState(setup.graph.root, [record]).to_string()

@@ -16,7 +16,7 @@ from temporal_engine.durable_agents import agents
 from temporalio.client import Client, WorkflowFailureError
 from temporalio.worker import Replayer, Worker
 
-from agentloop import Agent, RunConfig, Runner, RunState, UserError, tool
+from agentloop import Agent, Capacity, RunConfig, Runner, RunState, UserError, tool
 from agentloop.exceptions import StateError
 from agentloop.temporal import AgentPlugin, AgentRunHandle, ToolActivity, start_run
 from agentloop.testing import normal
@@ -234,6 +234,11 @@ def test_what_cannot_run_in_a_workflow() -> None:
         """Sync."""
         return ""
 
+    @tool(capacity=Capacity(2))
+    async def few() -> str:
+        """Few."""
+        return ""
+
     class Source:
         name = "source"
 
@@ -245,6 +250,9 @@ def test_what_cannot_run_in_a_workflow() -> None:
         AgentPlugin({"a": agent}, tools={"sync": ToolActivity(in_workflow=True)})
     with pytest.raises(UserError, match="no agent has a tool 'other'"):
         AgentPlugin({"a": agent}, tools={"other": ToolActivity()})
+    AgentPlugin({"a": agent, "b": Agent("b", model="local:x")}, tools={"sync": ToolActivity()})
+    with pytest.raises(UserError, match="tool 'few': a capacity is shared by the runs of one event loop"):
+        AgentPlugin({"few": Agent("few", model="local:x", tools=[few])})
     with pytest.raises(UserError, match="agent 'b': sources of tools"):
         AgentPlugin({"b": Agent("b", model="local:x", toolsets=[Source()])})
     with pytest.raises(UserError, match=r"RunConfig\.toolsets"):
