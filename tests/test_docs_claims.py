@@ -1,0 +1,61 @@
+"""The pages say what is so: the errors they explain are raised, and the tests they name exist."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+TROUBLE = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+MESSAGES = re.findall(r"^### `(.+)`$", TROUBLE, re.MULTILINE)
+
+_FIELD = re.compile(r"%(?:\.\d+)?[rsdfg]")
+"""What differs from case to case in a message that `logging` formats."""
+
+
+def _template(node: ast.expr) -> str | None:
+    """Return the text of a string in the source, with `…` for each value that is put into it."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return _FIELD.sub("…", node.value)
+    if isinstance(node, ast.JoinedStr):
+        return "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values)
+    return None
+
+
+def _templates(package: Path) -> Iterator[str]:
+    for path in package.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.expr) and (text := _template(node)) is not None:
+                yield text
+
+
+TEMPLATES = list(_templates(ROOT / "agentloop"))
+
+
+def is_in_the_source(message: str) -> bool:
+    """Tell whether a string of the package can make *message*; its `…` are the values."""
+    return any(message in text for text in TEMPLATES)
+
+
+@pytest.mark.parametrize("message", MESSAGES)
+def test_a_message_of_the_page_is_one_of_the_package(message: str) -> None:
+    """The text was not changed in the source since the page explained it."""
+    assert is_in_the_source(message)
+
+
+def test_the_page_explains_many_messages() -> None:
+    """There are at least thirty, each once, with a way to correct the mistake; the test also guards the pattern."""
+    assert len(MESSAGES) >= 30
+    assert len(set(MESSAGES)) == len(MESSAGES)
+    assert TROUBLE.count("\n**Fix:** ") == len(MESSAGES)
+
+
+def test_reader_of_messages() -> None:
+    """The reader joins pieces of a string, puts the ellipsis for values, and refuses what no string says."""
+    assert is_in_the_source("The run timed out after … seconds.")
+    assert not is_in_the_source("The run timed out after 5 seconds.")
+    source = ast.parse('"a %s b %.1f c" f"{x}d" "e"', mode="eval").body
+    assert _template(source) == "a %s b %.1f c…de"
+    assert _template(ast.parse('"a %s b %.1f c"', mode="eval").body) == "a … b … c"
