@@ -1,4 +1,4 @@
-"""`agentloop trace`: the timeline of a run, from its journal alone."""
+"""`agentloop trace`: the timeline of a run, from its journal alone, as text or as a page."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agentloop.cli.help_text import examples
 from agentloop.cli.journal_folder import Folder
 from agentloop.exceptions import AgentLoopError, UserError
 from agentloop.journal._reading import list_runs, read_whole_records
-from agentloop.tracing import Timeline, read_timeline, render_text
+from agentloop.tracing import Timeline, read_timeline, render_html, render_text
 
 _WIDTH_OF_A_PIPE = 120
 _MOST_NAMED = 10
@@ -85,29 +85,38 @@ def _name_some(names: list[str]) -> str:
 @click.command(
     epilog=examples(
         "agentloop trace jobs/may",
-        "agentloop trace run.journal",
+        "agentloop trace run.journal --html run.html",
     )
 )
 @click.argument("journal", metavar="JOURNAL", type=click.Path(path_type=Path))
+@click.option("--html", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path), help="Write a page to FILE.")
 @click.option("--line", type=click.IntRange(min=1), help="The request of that line, of a folder with many.")
 @click.option("--run", "run_id", metavar="ID", help="The run of that id, of a SQLite file with many.")
 @click.option("--no-content", is_flag=True, help="Leave out arguments, outputs, messages and texts of errors.")
 @click.option("--width", type=click.IntRange(min=20), help="Columns of the text; those of the terminal unless given.")
-def trace(journal: Path, line: int | None, run_id: str | None, no_content: bool, width: int | None) -> None:
+def trace(
+    journal: Path, html: Path | None, line: int | None, run_id: str | None, no_content: bool, width: int | None
+) -> None:
     """Show what a run did when, from its JOURNAL alone: a journal's file, or a folder of `run --journal`.
 
-    Standard output gets a line for each turn, request and call, with bars where the terminal is wide enough. The agents
-    aren't imported. The journal of a run under way, or of
-    one whose process has died, is shown as far as it is whole.
+    Standard output gets a line for each turn, request and call, with bars where the terminal is wide enough. With
+    --html a page is written instead, which needs no network. The agents aren't imported. The journal of a run under
+    way, or of one whose process has died, is shown as far as it is whole.
 
-    Exit codes: 0 all went well, 1 the journal is damaged, 2 wrong use.
+    Exit codes: 0 all went well, 1 the journal is damaged or FILE can't be written, 2 wrong use.
     """
     try:
         timeline = JournalSource.find(journal, line, run_id).read(content=not no_content)
-        _write_text(timeline, width)
+        if html is None:
+            _write_text(timeline, width)
+        else:
+            html.write_text(render_html(timeline), encoding="utf-8")
     except AgentLoopError as error:
         click.echo(errors.words_for(error), err=True, nl=False)
         sys.exit(errors.code_of(error))
+    except OSError as error:
+        click.echo(f"Error: {exact(str(html))}: {error.strerror or error}", err=True)
+        sys.exit(errors.FAILED)
 
 
 def _write_text(timeline: Timeline, width: int | None) -> None:

@@ -9,6 +9,7 @@ from agentloop.tracing.fold import SpanFold
 
 if TYPE_CHECKING:
     from agentloop.tracing._timeline_fold import TimelineFold, read_timeline
+    from agentloop.tracing._timeline_page import render_html
     from agentloop.tracing._timeline_text import render_text
     from agentloop.tracing.timeline import Arrow, Ending, Gap, Mark, Phase, Timeline, TimelineRow
 
@@ -20,6 +21,7 @@ __all__ = [
     "current_trace",
     "trace",
     "read_timeline",
+    "render_html",
     "render_text",
     "Timeline",
     "TimelineFold",
@@ -34,6 +36,7 @@ __all__ = [
 _LAZY = {
     **dict.fromkeys(("TimelineFold", "read_timeline"), "_timeline_fold"),
     **dict.fromkeys(("Ending", "TimelineRow", "Arrow", "Mark", "Gap", "Phase", "Timeline"), "timeline"),
+    "render_html": "_timeline_page",
     "render_text": "_timeline_text",
 }
 

@@ -448,7 +448,8 @@ class TimelineFold:
             Ending(outcome.status, record.at, outcome.cancelled_by, reason, error, outcome.cleanup, outcome.abandoned)
         )
         if outcome.cancelled_by is not None:
-            row.ended_by.append(EndedBy(record.at, outcome.cancelled_by, outcome.cancelled_by_call))
+            reached = record.at if outcome.cancelled_at is None else outcome.cancelled_at
+            row.ended_by.append(EndedBy(reached, outcome.cancelled_by, outcome.cancelled_by_call))
         self._tell_outcome(row, record)
 
     def _tell_outcome(self, row: GrowingRow, record: r.CallSettled) -> None:

@@ -19,6 +19,7 @@ from agentloop.tracing._timeline_words import (
     describe_ending,
     describe_run,
     format_span,
+    name_canceller,
 )
 from agentloop.tracing.timeline import Timeline, TimelineRow
 
@@ -73,7 +74,7 @@ def render_text(timeline: Timeline, *, width: int = 100) -> str:
     bar_width = 0 if width < _NO_BARS_BELOW else max((width - name_width - _TIME - 3) * 3 // 5, 10)
     axis = _Axis(timeline, bar_width)
     lines = [*head, *([_ruler(axis, name_width)] if bar_width else [])]
-    sources = _name_sources(timeline)
+    sources = name_canceller(timeline)
     for position, (row, label) in enumerate(zip(timeline.rows, labels, strict=True)):
         bar = f" {axis.draw(row)}" if bar_width else ""
         took = format_span(row.end - row.start) if row.phases else ""
@@ -97,16 +98,6 @@ def _label(row: TimelineRow) -> str:
     else:
         name = f"◆ {row.name}" if row.kind == "model" else row.name
     return "  " * min(row.depth, 10) + exact(name)
-
-
-def _name_sources(timeline: Timeline) -> dict[int, list[str]]:
-    """Return, by the position of a cancelled row, the names of the calls that cancelled it, in order."""
-    found: dict[int, list[str]] = {}
-    for arrow in timeline.arrows:
-        source = timeline.rows[arrow.source]
-        is_call = source.kind == "call" and arrow.source != arrow.target and arrow.cause != "parent"
-        found.setdefault(arrow.target, []).append(source.name if is_call else "")
-    return found
 
 
 def _describe(row: TimelineRow, sources: Sequence[str]) -> Iterator[str]:

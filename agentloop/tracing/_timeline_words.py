@@ -13,7 +13,7 @@ STATUSES: Mapping[str, str] = {
     "timed_out": "timed out",
     "cancelled": "cancelled",
     "rejected": "rejected",
-    "replayed": "answered by an earlier equal call",
+    "replayed": "replayed",
     "skipped": "skipped",
     "unknown": "unknown",
     "completed": "completed",
@@ -80,18 +80,40 @@ def describe_amounts(tokens: tuple[int, int] | None, cost: str | None) -> list[s
     return found if cost is None else [*found, f"cost {cost}"]
 
 
+def summarize(timeline: Timeline) -> list[tuple[str, str]]:
+    """Return what is known of the whole run, as names and texts; the name is empty where the text says it."""
+    gone = sum(max(gap.end - gap.start, 0) for gap in timeline.gaps)
+    if not timeline.rows:
+        return []
+    found = [("", format_span(max(timeline.end - timeline.start - gone, 0)))]
+    found += [("", _count(timeline.turns, "turn")), ("", _count(timeline.calls, "call"))]
+    if timeline.gaps:
+        found.append(("paused for", format_span(gone)))
+    found += [("", text) for text in describe_amounts(timeline.tokens, timeline.cost)]
+    found += [("workflow", timeline.workflow)] if timeline.workflow else []
+    return found if timeline.has_content else [*found, ("", "without content")]
+
+
 def describe_run(timeline: Timeline) -> str:
     """Return the run in one line: who, how it ended, how long it took, what it used."""
     if not timeline.rows:
         return "No run has begun in this journal."
     status = OPEN if timeline.status is None else STATUSES.get(timeline.status, timeline.status)
-    paused = sum(max(pause.end - pause.start, 0) for pause in timeline.gaps)
-    took = duration(max(timeline.end - timeline.start - paused, 0))
-    counts = [_count(timeline.turns, "turn"), _count(timeline.calls, "call")]
-    if timeline.gaps:
-        counts.append(f"paused for {format_span(paused)}")
-    amounts = describe_amounts(timeline.tokens, timeline.cost)
-    return f"Run {timeline.run_id} of {timeline.agent}: " + " · ".join([status, took, *counts, *amounts])
+    parts = [f"{name} {text}".strip() for name, text in summarize(timeline)]
+    return f"Run {timeline.run_id} of {timeline.agent}: " + " · ".join([status, *parts])
+
+
+def name_canceller(timeline: Timeline) -> dict[int, list[str]]:
+    """Return, by the position of a cancelled row, the names of the calls that cancelled it, in order of its endings.
+
+    A name is empty where no call did.
+    """
+    found: dict[int, list[str]] = {}
+    for arrow in timeline.arrows:
+        source = timeline.rows[arrow.source]
+        is_call = source.kind == "call" and arrow.source != arrow.target and arrow.cause != "parent"
+        found.setdefault(arrow.target, []).append(source.name if is_call else "")
+    return found
 
 
 def _count(number: int, word: str) -> str:

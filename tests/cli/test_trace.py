@@ -148,6 +148,18 @@ def test_a_wrong_path_or_option_is_refused(invoke: Invoke, journal: Path, tmp_pa
         assert said in shown.stderr
 
 
+def test_a_page_is_written(invoke: Invoke, journal: Path, tmp_path: Path) -> None:
+    """Nothing is printed; a file that can't be written is an error."""
+    page = tmp_path / "run.html"
+    written = invoke("trace", str(journal), "--html", str(page))
+    assert (written.exit_code, written.output) == (0, "")
+    assert "login" in page.read_text(encoding="utf-8")
+    assert "hunter2" not in page.read_text(encoding="utf-8")
+    refused = invoke("trace", str(journal), "--html", str(tmp_path / "absent" / "run.html"))
+    assert (refused.exit_code, refused.stdout) == (1, "")
+    assert "No such file" in refused.stderr
+
+
 @pytest.mark.scenario("VI-05")
 def test_secrets_are_in_no_line(invoke: Invoke, journal: Path) -> None:
     """With or without content."""

@@ -1,0 +1,167 @@
+"""A timeline as one HTML page that needs no network: the template, its style and script, and the timeline as data.
+
+The data is JSON in an element that no browser executes, with every sign that could end it written out; the script puts
+texts into the page as texts. The page's policy allows this script and this style alone, by their digests, so that even
+a text that became markup could run nothing. Does not know about records.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from agentloop._common.error_text import shorten
+from agentloop._common.terminal_text import exact
+from agentloop.tracing._timeline_words import (
+    CAUSES,
+    KINDS,
+    NEVER,
+    OPEN,
+    PHASES,
+    STATUSES,
+    describe_amounts,
+    describe_ending,
+    name_canceller,
+    summarize,
+)
+from agentloop.tracing.timeline import Ending, Timeline, TimelineRow
+
+MOST_CHARS = 2_600_000
+"""Characters of a page's data above which facts are cut shorter."""
+_FACT_CHARS = (2_000, 500, 120, 0)
+_FOLDER = Path(__file__).with_name("_page")
+_UNSAFE = str.maketrans({char: f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"})
+_WORDS = {"statuses": STATUSES, "causes": CAUSES, "phases": PHASES, "kinds": KINDS, "open": OPEN, "never": NEVER}
+EMPTY = "No run has begun in this journal."
+
+Json = dict[str, Any]
+
+
+def render_html(timeline: Timeline) -> str:
+    """Return *timeline* as an HTML page, to be written as UTF-8.
+
+    It opens without a network. Facts are cut shorter where the page would exceed some three megabytes.
+    """
+    head, data = head_to_json(timeline), ""
+    for limit in _FACT_CHARS:
+        data = _encode({**head, "rows": rows_to_json(timeline, limit)})
+        if len(data) <= MOST_CHARS:
+            break
+    return _fill(timeline, data)
+
+
+def render_follow_page() -> str:
+    """Return the page of a timeline that comes as server-sent events from the address `events` beside it."""
+    empty = Timeline()
+    return _fill(empty, _encode({**head_to_json(empty), "rows": [], "follow": True}), connects=True)
+
+
+def _fill(timeline: Timeline, data: str, *, connects: bool = False) -> str:
+    """Return the page with *data*, harmless JSON text. *connects* allows it to ask its own server."""
+    template, style, script = _read_files()
+    policy = ["default-src 'none'", f"style-src '{_digest(style)}'", f"script-src '{_digest(script)}'"]
+    policy += ["base-uri 'none'", "form-action 'none'", *(["connect-src 'self'"] if connects else [])]
+    values = {
+        "title": escape(_title(timeline)),
+        "policy": "; ".join(policy),
+        "style": style,
+        "script": script,
+        "data": data,
+    }
+    page, rest = "", template
+    while rest:  # one pass: a value that holds a placeholder is left as it is
+        before, opening, after = rest.partition("{{")
+        name, _, rest = after.partition("}}")
+        page += before + (values[name] if opening else "")
+    return page
+
+
+@functools.cache
+def _read_files() -> tuple[str, str, str]:
+    names = ("timeline.html", "timeline.css", "timeline.js")
+    template, style, script = (_FOLDER.joinpath(name).read_text(encoding="utf-8") for name in names)
+    return template, style, script
+
+
+def _digest(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+def _title(timeline: Timeline) -> str:
+    return f"Run {exact(timeline.run_id)} of {exact(timeline.agent)}" if timeline.rows else "No run yet"
+
+
+# -- data
+
+
+def _encode(data: Json) -> str:
+    """Return *data* as JSON text that ends no element of a page."""
+    return msgspec.json.encode(data).decode().translate(_UNSAFE)
+
+
+def head_to_json(timeline: Timeline) -> Json:
+    """Return everything but the rows, in the form that the page's script reads."""
+    start = timeline.start
+    return {
+        "title": _title(timeline),
+        "summary": summarize(timeline),
+        "status": timeline.status or ("open" if timeline.rows else None),
+        "start": start,
+        "end": _seconds(timeline.end, start),
+        "gaps": [[_seconds(gap.start, start), _seconds(gap.end, start), gap.crashed] for gap in timeline.gaps],
+        "arrows": [[each.source, each.target, _seconds(each.at, start), each.cause] for each in timeline.arrows],
+        "words": _WORDS,
+        "empty": EMPTY,
+    }
+
+
+def rows_to_json(timeline: Timeline, limit: int) -> list[Json]:
+    """Return the rows in the form that the page's script reads, with facts of at most *limit* characters."""
+    cancellers = name_canceller(timeline)
+    return [
+        _row_to_json(row, timeline.start, cancellers.get(position, []), limit)
+        for position, row in enumerate(timeline.rows)
+    ]
+
+
+def _row_to_json(row: TimelineRow, start: float, cancellers: list[str], limit: int) -> Json:
+    left = list(cancellers)
+    return {
+        "k": row.kind,
+        "n": exact(row.name),
+        "d": row.depth,
+        "p": row.parent,
+        "s": _seconds(row.start, start),
+        "e": _seconds(row.end, start),
+        "o": row.open,
+        "t": row.turn,
+        "i": row.call_id,
+        "ph": [
+            [phase.kind, _seconds(phase.start, start), _seconds(phase.end, start), phase.open, phase.note]
+            for phase in row.phases
+        ],
+        "m": [[mark.kind, _seconds(mark.at, start), mark.note] for mark in row.marks],
+        "en": [_ending_to_json(row, each, start, left) for each in row.endings],
+        "u": " · ".join(describe_amounts(row.tokens, row.cost)),
+        "f": [[name, shorten(text, limit)] for name, text in row.facts] if limit else [],
+    }
+
+
+def _ending_to_json(row: TimelineRow, ending: Ending, start: float, cancellers: list[str]) -> Json:
+    source = cancellers.pop(0) if ending.cancelled_by is not None and cancellers else ""
+    found: Json = {"s": ending.status, "at": _seconds(ending.at, start), "w": describe_ending(row, ending, source)}
+    if ending.cancelled_by is not None:
+        found |= {"by": ending.cancelled_by, "who": source and f"by {exact(source)}"}
+    if more := ending.error or (ending.reason if row.kind != "model" else ""):
+        found["m"] = shorten(more, 200)
+    return found
+
+
+def _seconds(at: float, start: float) -> float:
+    return round(at - start, 6)

@@ -1,0 +1,120 @@
+"""The page of a timeline as text: nothing in it can be more than text, it stays small, and it is in the wheel."""
+
+import base64
+import hashlib
+import html
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from timeline.stories import START, Story, every_ending, long_run
+
+import agentloop.tracing
+from agentloop import records as r
+from agentloop.items import AssistantMessage, ToolCall, UserMessage
+from agentloop.tracing import read_timeline, render_html
+from agentloop.tracing._timeline_page import render_follow_page
+
+HOSTILE = (
+    "</script><script>document.title='run'</script>",
+    "<img src=x onerror=\"document.title='run'\">",
+    "{{data}}{{script}}",
+    "<!--<script>",
+    "\u2028\u2029\ud800\udc00 \ud800",
+    "&lt;b&gt;",
+    "\u202eevil",
+)
+
+
+def hostile_run() -> list[r.Record]:
+    """Return a run in which every text that a model or an application writes is hostile."""
+    text = " ".join(HOSTILE)
+    story = Story(text, text)
+    story.begin(0)
+    call = ToolCall(text, text, json.dumps({"a": text}))
+    story.ask(0, 1, AssistantMessage(text), call)
+    story.tell(r.GuardrailSettled, 1, "input", text, text, 0.5)
+    story.tell(r.CallStarted, 1, call_id=text, tool=text, arguments=text, queued_at=START, waited_for=(text,))
+    fields: dict[str, Any] = {"agent": text, "tool": text, "digest": "d"}
+    story.tell(r.ApprovalRequested, 1, call_id=text, policy=text, reason=text, **fields)
+    story.tell(r.VerdictGiven, 1.5, call_id=text, approved=True, by=text, message=text, **fields)
+    story.turn = 0
+    story.settle(2, text, "failed", error=text, output=text, reason=text)
+    story.tell(r.InputAdded, 2, (UserMessage(text),))
+    story.tell(r.GraphChanged, 2, (text,))
+    story.tell(r.RunEnded, 3, "failed", error=text, final_output=text)
+    return story.records
+
+
+def data_of(page: str) -> Any:
+    """Return the data that the page's script reads."""
+    [data] = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    return json.loads(data)
+
+
+def test_hostile_texts_are_data_alone() -> None:
+    """The page has the elements of its template and no more; the texts come back whole from its data."""
+    page = render_html(read_timeline(hostile_run()))
+    plain = render_html(read_timeline([]))
+    for tag in ("<script", "</script", "<img", "<style", "<title", "<!--"):
+        assert page.count(tag) == plain.count(tag), tag
+    assert "onerror" in json.dumps(data_of(page))
+    assert "\ufffd" in json.dumps(data_of(page), ensure_ascii=False)
+    page.encode()
+    [title] = re.findall("<title>(.*?)</title>", page)
+    assert "<script>" in html.unescape(title)
+    assert "\\u202eevil" in title
+
+
+@pytest.mark.parametrize("follows", [False, True])
+def test_the_policy_allows_the_pages_own_script_and_style_alone(follows: bool) -> None:
+    """By their digests; nothing is asked of a network, but for the page that follows a run."""
+    page = render_follow_page() if follows else render_html(read_timeline(every_ending()))
+    [policy] = re.findall('Content-Security-Policy" content="(.*?)"', page)
+    for tag in ("script", "style"):
+        [own] = re.findall(f"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(own.encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}'" in policy
+    assert policy.startswith("default-src 'none'; ")
+    assert ("connect-src 'self'" in policy) == bool(data_of(page).get("follow")) == follows
+    assert not re.search(r"(?:src|href)=\"(?!#)", page)
+    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", re.sub(r"(?s)<script type=.*?</script>", "", page))
+
+
+def test_a_run_of_ten_thousand_records_is_small() -> None:
+    """Also one with long texts, of which the page has the beginnings."""
+    records = list(long_run(10_000))
+    assert len(records) >= 10_000
+    assert len(render_html(read_timeline(records)).encode()) < 3_000_000
+    long = [
+        record.replace(outcome=record.outcome.replace(output="<" * 9_000))
+        if isinstance(record, r.CallSettled)
+        else record
+        for record in records
+    ]
+    assert len(render_html(read_timeline(long)).encode()) < 3_000_000
+
+
+@pytest.mark.scenario("VI-05")
+def test_secrets_are_not_in_the_page() -> None:
+    """What a tool marks secret is masked; without content no message is there."""
+    story = Story(asked="canary-input")
+    story.begin(0)
+    call = ToolCall("login-1", "login", '{"password": "canary-argument"}', secret=("password",))
+    story.ask(0, 1, call, AssistantMessage("canary-message"))
+    story.start(1, "login")
+    story.settle(2, "login", "succeeded", output="canary-output", secret=True)
+    story.tell(r.RunEnded, 3, "failed", error="ValueError(canary-error)", final_output="canary-result")
+    page = render_html(read_timeline(story.records))
+    assert "canary-argument" not in page
+    assert "canary-output" not in page
+    assert "canary-input" in page
+    assert "canary" not in render_html(read_timeline(story.records, content=False))
+
+
+def test_the_files_of_the_page_are_beside_the_module() -> None:
+    """They are no Python, so the package must name them or take the whole folder."""
+    folder = Path(agentloop.tracing.__file__).parent / "_page"
+    assert {path.name for path in folder.iterdir()} == {"timeline.html", "timeline.css", "timeline.js"}
