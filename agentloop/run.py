@@ -164,8 +164,9 @@ class Runner:
         Options are those of `run`. Calls that have completed are not run again. A call that may or may not have taken
         effect is treated according to its tool's `in_doubt`.
 
-        A run that has completed isn't run again: its result is returned, with the values that the journal has. Nothing
-        is called or written, so code that resumes after a crash needs no question before.
+        A run that has completed isn't run again: its result is returned, with the values that the journal has; the
+        final output is again of the agent's output type. Nothing is called or written, so code that resumes after a
+        crash needs no question before.
 
         Cancellation and other errors: as for `run`.
 
@@ -401,7 +402,8 @@ def _restore_result(agent: Agent[Any, Any], state: RunState, options: Mapping[st
     context = options.get("context")
     graph = AgentGraph(agent)
     start = StartingPoint(state.fold, graph.get(state.fold.agent), None, graph, (), state)
-    return result_of(_make_run(agent, start, state.context if context is None else context, config, None, {}, None))
+    run = _make_run(agent, start, state.context if context is None else context, config, None, {}, None)
+    return result_of(run, from_records=True)
 
 
 def _make_server_conversation(options: Mapping[str, Any]) -> ServerConversation | None:

@@ -71,10 +71,7 @@ async def work(folder: Path, dies_at: str) -> None:
     """Do the job, from the beginning or from where an earlier process has left it."""
     bank = Bank(folder / "bank.jsonl", dies_at)
     async with FileJournal(folder / "job.journal") as journal:
-        if await journal.read():
-            result = await Runner.resume(agent, journal, context=bank)
-        else:
-            result = await Runner.run(agent, f"Pay {', '.join(INVOICES)}.", journal=journal, context=bank)
+        result = await Runner.run_or_resume(agent, f"Pay {', '.join(INVOICES)}.", journal=journal, context=bank)
     print(f"  {result.final_output} ({result.usage.requests} requests in all)", flush=True)
 
 

@@ -59,10 +59,7 @@ async def work_on(store: PostgresStore, address: str, run_id: str, room: anyio.C
         try:
             async with room, store.lease(run_id, seconds=LEASE) as lease:
                 journal = PostgresJournal(store, lease)
-                if await journal.read():
-                    await Runner.resume(agent, journal, context=address)
-                else:
-                    await Runner.run(agent, f"Pay {run_id}", journal=journal, context=address)
+                await Runner.run_or_resume(agent, f"Pay {run_id}", journal=journal, context=address)
                 return
         except LeaseHeld:
             await anyio.sleep(0.2)

@@ -8,7 +8,7 @@ from agentloop import events as ev
 from agentloop._core.history import valid_history
 from agentloop._core.run_fold import RunFold
 from agentloop._engine.runtime.live_run import LiveRun
-from agentloop.exceptions import AgentLoopError
+from agentloop.exceptions import AgentLoopError, UserTypeError
 from agentloop.results import RunData, RunResult
 
 if TYPE_CHECKING:
@@ -67,8 +67,12 @@ def run_data_of(run: LiveRun) -> RunData:
     )
 
 
-def result_of(run: LiveRun) -> RunResult[Any]:
-    """Return the result of *run*, which has ended without an error."""
+def result_of(run: LiveRun, *, from_records: bool = False) -> RunResult[Any]:
+    """Return the result of *run*, which has ended without an error.
+
+    Args:
+        from_records: True if the end of *run* was read from a stored log, which has the plain form of its final output.
+    """
     end = run.state.ended
     assert end is not None
     # Taken out first, so that a stored result holds the run's data and not the run.
@@ -92,7 +96,7 @@ def result_of(run: LiveRun) -> RunResult[Any]:
 
     result = RunResult._of(
         make_rest,
-        final_output=end.final_output,
+        final_output=_read_stored_output(run, end.final_output) if from_records else end.final_output,
         status=end.status,
         stop_reason=end.stop_reason,
         last_agent=run.agent,
@@ -102,6 +106,20 @@ def result_of(run: LiveRun) -> RunResult[Any]:
     if run.parent is not None:
         result._complete()  # the tree's usage is to be that of this moment
     return result
+
+
+def _read_stored_output(run: LiveRun, stored: Any) -> Any:
+    """Return the value of the agent's output type that *stored* is the plain form of.
+
+    A value that doesn't fit stays plain: a tool's output may be the final output, in any type.
+    """
+    typed = run.agent.typed_output()
+    if typed is None:
+        return stored
+    try:
+        return typed.using(run.settings.config.converter).validate(stored)
+    except UserTypeError:
+        return stored
 
 
 def attach_run_data(run: LiveRun, error: BaseException) -> BaseException:

@@ -1,5 +1,6 @@
 """Runs with a journal: what it holds, who waits for it, and what becomes of a run whose journal fails."""
 
+import datetime
 import json
 import logging
 from collections.abc import Sequence
@@ -31,7 +32,7 @@ from agentloop import records as r
 from agentloop._storage.json_bytes import encode
 from agentloop._storage.record_codec import record_to_json
 from agentloop.journal import FileJournal, MemoryJournal, read_journal
-from agentloop.testing import call, say
+from agentloop.testing import ScriptedModel, call, say
 
 
 @tool(needs_approval=True)
@@ -920,3 +921,37 @@ async def test_resuming_a_run_that_has_completed_returns_its_result(tmp_path: Pa
     assert again.to_state() == first.to_state()
     assert again.new_items == first.new_items
     assert again.usage == first.usage
+
+
+@attrs.frozen
+class Dated:
+    """A final output whose stored form isn't itself."""
+
+    name: str
+    day: datetime.date
+
+
+@pytest.mark.scenario("RS-08")
+async def test_the_final_output_of_a_completed_run_has_its_type_again(tmp_path: Path) -> None:
+    """The journal has its plain form; the result of a resume is the same value as that of the run."""
+    agent = Agent("dates", model=ScriptedModel([say('{"name": "easter", "day": "2026-04-05"}')]), output_type=Dated)
+    async with FileJournal(tmp_path / "run.jsonl") as journal:
+        first = await Runner.run(agent, "go", journal=journal)
+        again = await Runner.resume(agent, journal)
+    assert again.final_output == first.final_output == Dated("easter", datetime.date(2026, 4, 5))
+
+
+async def test_a_tools_output_that_was_the_final_output_stays_as_it_was_stored(tmp_path: Path) -> None:
+    """It was never of the agent's output type."""
+    agent = Agent(
+        "dates",
+        model=ScriptedModel([call("look")]),
+        tools=[look],
+        output_type=Dated,
+        tool_use_behavior="stop_on_first_tool",
+    )
+    async with FileJournal(tmp_path / "run.jsonl") as journal:
+        first = await Runner.run(agent, "go", journal=journal)
+        again = await Runner.resume(agent, journal)
+    assert again.final_output == first.final_output
+    assert isinstance(again.final_output, str)
