@@ -193,17 +193,27 @@ class AgentApp:
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
-        """Cancel all requests and runs, and wait for their end."""
-        self._closing = True
+        """Stop, and leave the nursery of the runs."""
         try:
-            await self._host.__aexit__(exc_type, exc, tb)  # noqa: ASYNC102 - its runs are being cancelled
+            await self.stop()  # noqa: ASYNC102 - shielded there
         finally:
-            # Bounded by the cleanup deadlines of the runs.
-            with anyio.CancelScope(shield=True):  # noqa: ASYNC912 - as said
-                while self._requests:
-                    for scope in self._requests:
-                        scope.cancel()
-                    await self._answered.wait()
+            await self._host.__aexit__(exc_type, exc, tb)  # noqa: ASYNC102 - its runs have ended
+
+    async def stop(self) -> None:
+        """Cancel all requests and runs, refuse later ones, and return when all have ended.
+
+        For a server that ends the lifespan only when every stream has ended: call it when the server begins to end.
+
+        Cancellation: none; the wait is bounded by the cleanup deadlines of the runs.
+        """
+        self._closing = True
+        self._host.cancel()
+        with anyio.CancelScope(shield=True):  # noqa: ASYNC912 - as said
+            while self._requests:
+                for scope in self._requests:
+                    scope.cancel()
+                await self._answered.wait()
+            await self._host.wait_until_empty()
 
     async def resume(self, run: str, **options: Any) -> None:
         """Resume a run from its journal, as after a crash; clients read it under its id. The application is entered.

@@ -52,6 +52,8 @@ class WebRun:
     id: str
     stream: RunStream[Any] | None = None
     feed: Feed | None = None
+    scope: anyio.CancelScope = attrs.field(factory=anyio.CancelScope)
+    """The scope of the run's own task, if it has one."""
 
 
 @attrs.frozen
@@ -70,6 +72,7 @@ class RunHost:
         self._journals = journals
         self._most = most
         self._live: dict[str, WebRun] = {}
+        self._released = anyio.Event()
         self._group: TaskGroup | None = None
 
     async def __aenter__(self) -> RunHost:
@@ -86,6 +89,16 @@ class RunHost:
         group, self._group = self._group, None
         group.cancel_scope.cancel()
         await group.__aexit__(*error)  # noqa: ASYNC102 - its tasks are being cancelled
+
+    def cancel(self) -> None:
+        """Cancel every run that has a task of its own. (The nursery's scope holds the application's block, too.)"""
+        for live in self._live.values():
+            live.scope.cancel()
+
+    async def wait_until_empty(self) -> None:
+        """Wait until no run is live."""
+        while self._live:
+            await self._released.wait()
 
     # -- who is live
 
@@ -106,6 +119,8 @@ class RunHost:
         """Note that the run is over."""
         if self._live.get(live.id) is live:  # else its client has resumed it meanwhile
             del self._live[live.id]
+            released, self._released = self._released, anyio.Event()
+            released.set()
 
     def find(self, run: str) -> WebRun | None:
         """Return the run *run* if it is live."""
@@ -185,14 +200,15 @@ class RunHost:
         """Run to the end; the feed gets every event, also those that a cancelled stream has dropped."""
         final: tuple[dict[str, Any], ...] = ()
         try:
-            async with stream:
-                live.stream = stream
-                async for event in stream:
-                    feed.add(stream.last_event_id, event)
-            for number, event in stream.state.events(feed.last_id):
-                feed.add(number, event)
-            if stream.result.interruptions:
-                final = (describe_pause(stream.result.interruptions, live.id),)
+            with live.scope:
+                async with stream:
+                    live.stream = stream
+                    async for event in stream:
+                        feed.add(stream.last_event_id, event)
+                for number, event in stream.state.events(feed.last_id):
+                    feed.add(number, event)
+                if stream.result.interruptions:
+                    final = (describe_pause(stream.result.interruptions, live.id),)
         except Exception as error:
             final = (log_failure(error),)
         finally:

@@ -136,6 +136,8 @@ async def test_bodies_that_are_no_verdicts(make_app: Callable[[Any], AgentApp]) 
             response = await ask(app, "POST", "/verdicts", body)
             assert response.status == 400
             assert sentence in response.json["error"]
+        deep = b'{"handle": "a", "verdicts": [{"arguments": {"a": ' + b"[" * 100_000
+        assert (await ask(app, "POST", "/verdicts", deep)).json == {"error": "The body is no JSON text."}
         for handle in ("x" * 20, "../../etc/passwd", ""):
             assert (await decide(app, handle, YES)).status in (404, 409)
 

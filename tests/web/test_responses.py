@@ -18,10 +18,11 @@ HELLO = {"input": "hello"}
 async def test_response_streams_the_public_form_of_every_event() -> None:
     """The frames are the events of a streamed run, each with its kind, its id and its JSON form."""
     expected = []
-    async with Runner.run_streamed(Watched().agent(looking()), "hello") as stream:
+    steps = [call("look", {"path": "a"}), say("It is old.")]
+    async with Runner.run_streamed(Watched().agent(steps), "hello") as stream:
         async for event in stream:
             expected.append((stream.last_event_id, to_json(event)))
-    for app in (AgentApp(Watched().agent(looking())), RunResponse(Watched().agent(looking()), "hello")):
+    for app in (AgentApp(Watched().agent(steps)), RunResponse(Watched().agent(steps), "hello")):
         response = await ask(app, "POST", "/runs", HELLO)
         assert response.status == 200
         assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
@@ -156,7 +157,6 @@ BAD: list[tuple[int, str, Any, dict[str, str]]] = [
     (400, "Expected `str`, got `int` - at `$.input`", {"input": 1}, {}),
     (400, "Object contains unknown field `more`", {"input": "a", "more": 1}, {}),
     (400, "The body is no JSON text.", b"{", {}),
-    (400, "The body is no JSON text.", b'{"conversation": ' + b"[" * 100_000, {}),
     (400, "Expected `object`, got `array`", b"[]", {}),
     (400, "The body is no JSON text.", b'{"input": "\xff"}', {}),
     (415, "The content type application/json is needed.", {"input": "a"}, {"content-type": "text/plain"}),
