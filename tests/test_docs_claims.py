@@ -59,3 +59,27 @@ def test_reader_of_messages() -> None:
     source = ast.parse('"a %s b %.1f c" f"{x}d" "e"', mode="eval").body
     assert _template(source) == "a %s b %.1f c…de"
     assert _template(ast.parse('"a %s b %.1f c"', mode="eval").body) == "a … b … c"
+
+
+CONTRACT = (ROOT / "docs" / "cancellation-contract.md").read_text(encoding="utf-8")
+PROMISES = re.split(r"^### CC-", CONTRACT, flags=re.MULTILINE)[1:]
+
+
+def _tests_of(path: Path) -> set[str]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+
+
+@pytest.mark.parametrize("promise", PROMISES, ids=lambda promise: f"CC-{promise.partition(':')[0]}")
+def test_a_promise_of_the_contract_has_its_tests(promise: str) -> None:
+    """Each promise names at least one test, and each named test is there."""
+    named = re.findall(r"^\* `([\w/]+\.py)::(test_\w+)`$", promise, re.MULTILINE)
+    assert named
+    assert [f"{path}::{name}" for path, name in named if name not in _tests_of(ROOT / path)] == []
+    assert promise.count("\n* `") == len(named), "a line names no test"
+
+
+def test_promises_are_numbered_one_after_the_other() -> None:
+    """A promise keeps its number, so a new one is the last; the test also guards the pattern."""
+    assert [promise.partition(":")[0] for promise in PROMISES] == [str(n) for n in range(1, len(PROMISES) + 1)]
+    assert len(PROMISES) >= 20
