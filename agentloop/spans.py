@@ -7,6 +7,7 @@ is the span of the call, for code that passes it to other systems. Does not know
 from __future__ import annotations
 
 import os
+import re
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,6 +15,8 @@ from contextvars import ContextVar
 from typing import Any, Literal, TypeAlias
 
 import msgspec
+
+from agentloop._common.errors import UserValueError
 
 SpanKind: TypeAlias = Literal["run", "agent", "turn", "model", "tool", "hosted_tool", "guardrail", "handoff"]
 
@@ -44,6 +47,33 @@ class Span(msgspec.Struct, kw_only=True, eq=False, weakref=True):
     ended_at: float | None = None
     error: str | None = None
     data: dict[str, Any] = {}
+
+
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+class RunOpening(msgspec.Struct, kw_only=True, eq=False):
+    """The start of a run segment, right before its first record: for an instrument that writes to a tracing system.
+
+    `started_at` is in wall-clock seconds. `earlier` is the `traceparent` of the run segment before, from the log; None
+    for a new run, and where no instrument told it. `traceparent` is that of this segment, once one has.
+    """
+
+    trace: Trace
+    run_id: str
+    started_at: float
+    earlier: str | None = None
+    traceparent: str | None = None
+
+    def identify(self, traceparent: str) -> None:
+        """Name the span of this run segment in the tracing system: its first record keeps the name, for later ones.
+
+        Raises:
+            UserValueError: *traceparent* isn't written as in W3C Trace Context.
+        """
+        if not _TRACEPARENT.fullmatch(traceparent):
+            raise UserValueError(f"traceparent: not as W3C Trace Context writes it: {traceparent!r}")
+        self.traceparent = traceparent
 
 
 _span: ContextVar[Span | None] = ContextVar("agentloop_span", default=None)

@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 
 from agentloop import Agent, Capacity, RunConfig, RunHooks, Runner, RunResult, ToolExecution, tool
-from agentloop.abc import Journal, Model
+from agentloop.abc import Instrument, Journal, Model
 from agentloop.events import TextDelta
 from agentloop.items import ToolCall, ToolOutput
 from agentloop.journal import MemoryJournal
@@ -84,6 +84,10 @@ class Ours:
     def as_usual(self) -> Ours:
         """Return the same with the default caps, hooks on model and tool calls, and a journal in memory."""
         return attrs.evolve(self, config=RunConfig(), hooks=CountingHooks(), journaled=True)
+
+    def watched_by(self, instrument: Instrument) -> Ours:
+        """Return the same with *instrument*."""
+        return attrs.evolve(self, config=attrs.evolve(self.config, instruments=[instrument]))
 
     def capped(self, cap: int) -> Ours:
         """Return the same with at most *cap* bodies in flight."""

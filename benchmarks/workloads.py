@@ -1,4 +1,4 @@
-"""The workloads W1 to W9, W4c and Wx: each gives its rows for one backend, inside a running loop; W6 needs none."""
+"""The workloads W1 to W9, W4c, Wo and Wx: each gives its rows for one backend, inside a running loop; W6 needs none."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ import attrs
 from agentloop import Capacity, RunState
 from agentloop._common.values import field_names
 from benchmarks.bare import Ended, Job, Limit
+from benchmarks.exported import SpanCounter, exporting
 from benchmarks.measure import Effort, Paired, collector, paired, spread, traced
 from benchmarks.ours import ours
 from benchmarks.report import Row
@@ -150,6 +151,19 @@ async def wx(limit: Limit, effort: Effort) -> list[Row]:
     found = await paired(plain.as_usual().run, plain.run, effort.pairs, effort.of(10))
     note = "default caps, hooks, a journal in memory; three turns of two calls"
     return [_row("Wx usual configuration against plain", limit, found, note=note)]
+
+
+async def wo(limit: Limit, effort: Effort) -> list[Row]:
+    """The same against the usual configuration, with an instrument: one that gets spans, and one that exports them."""
+    usual = ours(conversation(limit.sleep, turns=3, calls=2)).as_usual()
+    found = await paired(usual.watched_by(SpanCounter()).run, usual.run, effort.pairs, effort.of(10))
+    rows = [_row("Wo spans for an instrument", limit, found)]
+    name = "Wo spans exported to OpenTelemetry"
+    with exporting() as instrument:
+        if instrument is None:
+            return [*rows, Row(name, limit.name, None, note="needs the extra test-otel")]
+        found = await paired(usual.watched_by(instrument).run, usual.run, effort.pairs, effort.of(10))
+    return [*rows, _row(name, limit, found, note="12 spans and the metrics of a run")]
 
 
 # ------------------------------------------------------------------------------------------------ memory of a batch
@@ -397,6 +411,7 @@ ON_BACKENDS: dict[str, Workload] = {
     "W7": w7,
     "W8": w8,
     "W9": w9,
+    "Wo": wo,
     "Wx": wx,
 }
 IN_PROCESSES: dict[str, Callable[[Effort], list[Row]]] = {"W6": w6}

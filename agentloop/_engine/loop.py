@@ -74,7 +74,7 @@ from agentloop.effects import NewId
 from agentloop.exceptions import RunTimeout, StateError
 from agentloop.items import Item
 from agentloop.records import GraphChanged, RunResumed, RunStarted, TurnStarted
-from agentloop.spans import Trace
+from agentloop.spans import RunOpening, Trace
 
 if TYPE_CHECKING:
     from agentloop._core.agent_graph import AgentGraph
@@ -325,6 +325,7 @@ async def _begin(run: LiveRun, given: tuple[Item, ...], max_turns: int | None, t
         effects = run.tree.effects
         run.context.run_id = new_id() if type(effects) is LiveEffects else await effects.perform(NewId())
     server = run.settings.server
+    traceparent = None if trace is None else _open_segment(run, trace)
     started = RunStarted(
         run.state.path,
         0,
@@ -335,6 +336,7 @@ async def _begin(run: LiveRun, given: tuple[Item, ...], max_turns: int | None, t
         max_turns,
         workflow=trace.workflow_name if trace is not None else None,
         trace_id=trace.trace_id if trace is not None else None,
+        traceparent=traceparent,
         conversation_id=server.conversation_id if server is not None else None,
         previous_response_id=server.previous_response_id if server is not None else None,
         kept=server is not None,
@@ -360,6 +362,19 @@ async def _begin(run: LiveRun, given: tuple[Item, ...], max_turns: int | None, t
         await begin_agent(run)
 
 
+def _open_segment(run: LiveRun, trace: Trace) -> str | None:
+    """Notify instruments of the run segment; return the name that one of them has for its span in another system."""
+    begun = (run.state.resumed, run.state.started)
+    opening = RunOpening(
+        trace=trace,
+        run_id=run.context.run_id,
+        started_at=run.tree.log.wall(),
+        earlier=next((record.traceparent for record in begun if record is not None and record.traceparent), None),
+    )
+    run.tree.log.tell("on_run_open", opening)
+    return opening.traceparent
+
+
 async def _ensure_sandbox(run: LiveRun, provider: SandboxProvider) -> None:
     """Make the sandbox that the run's configuration wants, unless an earlier segment or an outer run has one."""
     if run.sandbox is None and run.parent is None:
@@ -373,9 +388,10 @@ async def _resume(run: LiveRun, segment: RunSegment, trace: Trace | None) -> Non
     state = run.state
     if state.ended is not None and state.ended.status == "stopped":
         run.last_stopped_turn = state.turn
+    traceparent = None if trace is None else _open_segment(run, trace)
     resumed = RunResumed(*run.here(), run.agent_key, segment.max_turns)
     if trace is not None:
-        resumed = resumed.replace(workflow=trace.workflow_name, trace_id=trace.trace_id)
+        resumed = resumed.replace(workflow=trace.workflow_name, trace_id=trace.trace_id, traceparent=traceparent)
     run.append(resumed)
     run.has_begun = True
     if segment.graph_changes:

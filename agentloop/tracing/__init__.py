@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from agentloop.spans import Span, Trace, current_span, current_trace, trace
+from agentloop.spans import RunOpening, Span, Trace, current_span, current_trace, trace
 from agentloop.tracing.fold import SpanFold
 
 if TYPE_CHECKING:
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from agentloop.tracing.timeline import Arrow, Ending, Gap, Mark, Phase, Timeline, TimelineRow
 
 __all__ = [
+    "RunOpening",
     "Span",
     "SpanFold",
     "Trace",

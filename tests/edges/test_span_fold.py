@@ -7,7 +7,7 @@ import attrs
 import pytest
 
 from agentloop import records as r
-from agentloop.items import AssistantMessage, HostedToolCall
+from agentloop.items import AssistantMessage, HostedToolCall, ToolCall, ToolOutput, UserMessage
 from agentloop.model_events import ModelResponse
 from agentloop.outcomes import CallOutcome
 from agentloop.spans import Span, Trace
@@ -187,15 +187,17 @@ def test_what_is_open_when_a_run_ends_ends_with_it() -> None:
 
 def test_each_attempt_of_a_model_call_has_a_span_and_tokens_add_up() -> None:
     """A failed attempt has its error; usage is kept at the attempt, and its tokens, if any, at turn and run too."""
-    failed = r.ModelFailed((), 1, 3, error="busy", usage=USAGE)
+    failed = r.ModelFailed((), 1, 3, error="busy", usage=USAGE, status=503)
     found = folded([*begun(), requested(2), failed, requested(4, attempt=2), responded(5), over(9)])
     first, second = (span for span in found.spans if span.kind == "model")
-    assert (first.error, first.data) == ("busy", {"attempt": 1, "usage": USAGE})
-    assert (second.error, second.data) == (None, {"attempt": 2, "usage": USAGE})
+    told = {"attempt": 1, "turn": 1, "error_type": "Exception", "http_status": 503, "usage": USAGE}
+    assert (first.error, first.data) == ("busy", told)
+    answer = (AssistantMessage("x"),)
+    assert (second.error, second.data) == (None, {"attempt": 2, "turn": 1, "usage": USAGE, "output": answer})
     assert found.only("turn").data["total_tokens"] == found.only("run").data["total_tokens"] == 8
     silent = folded([*begun(), requested(2), responded(3, usage=None), over(9)])
     assert "total_tokens" not in silent.only("run").data
-    assert silent.only("model").data == {"attempt": 1}
+    assert "usage" not in silent.only("model").data
 
 
 # ---------------------------------------------------------------------------------------------- calls
@@ -250,7 +252,8 @@ def test_a_call_of_the_provider_has_a_span_below_that_of_the_request() -> None:
     assert [span.kind for span in found.ended][:3] == ["hosted_tool", "hosted_tool", "model"]
     searched, rolled = (span.data for span in found.spans if span.kind == "hosted_tool")
     assert searched == {"call_id": "ws", "status": "completed", "data": SEARCHED.data, "output": None}
-    assert rolled == {"call_id": "c9", "status": "failed", "data": ROLLED.data, "output": {"no": "dice"}}
+    failure = {"call_id": "c9", "status": "failed", "error_type": "failed"}
+    assert rolled == {**failure, "data": ROLLED.data, "output": {"no": "dice"}}
     assert found.only("model").data["cost"] == "0.03"
 
 
@@ -260,7 +263,7 @@ def test_a_call_of_the_provider_shows_nothing_sensitive() -> None:
     assert found.tree()[2:4] == ["    turn turn 1 1-9", "      hosted_tool web_search_call 5-5"]
     assert [span.data for span in found.spans if span.kind == "hosted_tool"] == [
         {"call_id": "ws", "status": "completed"},
-        {"call_id": "c9", "status": "failed"},
+        {"call_id": "c9", "status": "failed", "error_type": "failed"},
     ]
 
 
@@ -281,7 +284,8 @@ def test_what_is_sensitive_stays_out_where_it_must() -> None:
     assert [line for line in shown if "mine" in line] == []
     assert hidden.only("model").error == "The model call failed"
     assert hidden.only("run").error == "ValueError"
-    assert hidden.only("tool").data == {"status": "failed"}
+    known = {"call_id": "c", "attempt": 1, "turn": 1}
+    assert hidden.only("tool").data == {**known, "status": "failed", "error_type": "ValueError"}
     assert [line.split(" ")[:2] for line in hidden.tree()] == [line.split(" ")[:2] for line in told.tree()]
 
 
@@ -294,7 +298,11 @@ def test_a_guardrails_span_stands_where_it_judges_and_is_as_long_as_it_took() ->
     of_input, of_call = (span for span in found.spans if span.kind == "guardrail")
     assert of_input.parent is found.only("turn")
     assert of_call.parent is found.only("tool")
-    assert (of_input.started_at, of_input.ended_at, of_input.data) == (1.5, 2, {"verdict": "passed"})
+    assert (of_input.started_at, of_input.ended_at, of_input.data) == (
+        1.5,
+        2,
+        {"stage": "input", "verdict": "passed"},
+    )
     assert [span.error for span in found.spans] == [None] * len(found.spans)
 
 
@@ -305,3 +313,70 @@ def test_a_tripwire_marks_its_span_and_the_turn(verdict: str) -> None:
     assert (found.only("guardrail").error, found.only("turn").error) == (TRIPPED, TRIPPED)
     early = folded([begun()[0], judged(1, verdict), over(9)])
     assert (early.only("guardrail").error, early.only("agent").error) == (TRIPPED, TRIPPED)
+
+
+# ---------------------------------------------------------------------------------------------- messages
+
+
+def _run(path: tuple[str, ...] = (), text: str = "mine") -> r.Record:
+    return r.RunStarted(path, 0, 0, run_id="r", agent="a", input=(UserMessage(text),), max_turns=10)
+
+
+def _asks(path: tuple[str, ...], *items: Any) -> list[r.Record]:
+    return [
+        r.ModelRequested(path, 1, 2, digest="d"),
+        r.ModelResponded(path, 1, 3, response=ModelResponse(items, response_id="resp", finish_reason="stop")),
+    ]
+
+
+def test_messages_are_in_the_spans_of_the_run_and_of_the_answer() -> None:
+    """What a run is given, and what the model answers, unless sensitive data is left out; facts of the answer stay."""
+    records = [_run(), *_asks((), AssistantMessage("mine"))]
+    shown = folded(records)
+    assert shown.only("run").data == {"run_id": "r", "input": (UserMessage("mine"),)}
+    assert shown.only("model").data["output"] == (AssistantMessage("mine"),)
+    hidden = folded(records, sensitive=False)
+    assert hidden.only("run").data == {"run_id": "r"}
+    assert hidden.only("model").data == {"attempt": 1, "turn": 1, "response_id": "resp", "finish_reason": "stop"}
+
+
+def test_what_a_tool_marks_secret_is_masked_in_messages() -> None:
+    """Of arguments, outputs and messages that are given anew; a provider's data, which may repeat it, is left out."""
+    given = (
+        UserMessage("mine", secret=True, provider_data={"raw": "mine"}),
+        ToolOutput("c", "mine", secret=True),
+        UserMessage("seen"),
+    )
+    begin = r.RunStarted((), 0, 0, run_id="r", agent="a", input=given, max_turns=10, conversation_id="conv")
+    asked = ToolCall("c", "t", '{"key": "mine", "open": 1}', secret=("key",), provider_data={"raw": "mine"})
+    found = folded([begin, *_asks((), asked, ToolCall("d", "t"))])
+    run, model = found.only("run"), found.only("model")
+    assert run.data["conversation_id"] == "conv"
+    assert [item.content[0].text for item in run.data["input"] if isinstance(item, UserMessage)] == ["[secret]", "seen"]
+    assert [item.output for item in run.data["input"] if isinstance(item, ToolOutput)] == ["[secret]"]
+    assert [item.arguments for item in model.data["output"]] == ['{"key": "[secret]", "open": 1}', "{}"]
+    assert "mine" not in repr([run.data, [item.provider_data for item in (*run.data["input"], *model.data["output"])]])
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_messages_of_a_run_in_a_call_with_secret_arguments_are_left_out(known: bool) -> None:
+    """At any depth: they may repeat them. So are those in a call that an earlier run segment started."""
+    call = r.CallStarted((), 1, 1, call_id="c", tool="t", arguments="{}", secret=("key",) if known else ())
+    inner = [_run(("c",)), *_asks(("c",), AssistantMessage("mine"))]
+    deeper = [
+        r.CallStarted(("c",), 1, 4, call_id="d", tool="t", arguments="{}"),
+        _run(("c", "d")),
+        *_asks(("c", "d"), AssistantMessage("mine")),
+    ]
+    found = folded([*begun(), *([call] if known else []), *inner, *deeper])
+    assert "mine" not in repr([span.data for span in found.spans])
+    assert [span.data.get("run_id") for span in found.spans if span.kind == "run"] == ["r", "r", "r"]
+    opened = folded([*begun(), call.replace(secret=()), *inner])
+    assert "mine" in repr([span.data for span in opened.spans if span.path])
+
+
+def test_a_resumed_run_is_known_by_its_id() -> None:
+    """Its first record doesn't have the id, so that the maker of the fold gives it."""
+    resumed = r.RunResumed((), 1, 5, agent="a", max_turns=10)
+    assert folded([resumed], run_id="r").only("run").data == {"run_id": "r"}
+    assert folded([resumed]).only("run").data == {}

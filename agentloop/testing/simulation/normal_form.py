@@ -12,6 +12,7 @@ from agentloop._common.values import field_names
 _CHANCE = {
     "at",
     "run_id",
+    "traceparent",
     "duration",
     "queued_at",
     "body_ended_at",

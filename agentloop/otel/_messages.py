@@ -1,0 +1,85 @@
+"""Items of a conversation as the JSON text that the semantic conventions have for messages.
+
+Knows no secrets: what a tool marks is masked before. The bytes of media are left out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any, assert_never
+
+import msgspec
+
+from agentloop import items as i
+
+
+def messages_text(items: Iterable[i.Item], finish_reason: str | None = None) -> str:
+    """Return the messages of *items* as JSON text: neighbours of one role are one message.
+
+    *finish_reason* is that of the model's answer; it is the last message's.
+    """
+    messages: list[dict[str, Any]] = []
+    for item in items:
+        role, parts = _read_item(item)
+        if messages and messages[-1]["role"] == role:
+            messages[-1]["parts"] += parts
+        else:
+            messages.append({"role": role, "parts": parts})
+    if messages and finish_reason is not None:
+        messages[-1]["finish_reason"] = finish_reason
+    return _encode(messages)
+
+
+def content_text(content: i.Content) -> str:
+    """Return the output of a tool as text: its own, or the JSON text of its parts."""
+    return content if isinstance(content, str) else _encode(list(map(_format_part, content)))
+
+
+def _encode(value: Any) -> str:
+    try:
+        return msgspec.json.encode(value).decode()
+    except UnicodeEncodeError:  # half a surrogate pair, which no encoding has
+        return json.dumps(value)
+
+
+def _read_item(item: i.Item) -> tuple[str, list[dict[str, Any]]]:
+    """Return the role and the parts of *item*."""
+    match item:
+        case i.SystemMessage():
+            return "system", list(map(_format_part, item.content))
+        case i.UserMessage():
+            return "user", list(map(_format_part, item.content))
+        case i.AssistantMessage():
+            return "assistant", list(map(_format_part, item.content))
+        case i.Reasoning():
+            return "assistant", [{"type": "reasoning", "content": text} for text in (*item.summary, *item.content)]
+        case i.ToolCall() | i.HandoffCall():
+            call = {"type": "tool_call", "id": item.call_id, "name": item.name, "arguments": item.arguments}
+            return "assistant", [call]
+        case i.ToolOutput() | i.HandoffOutput():
+            answer = {"type": "tool_call_response", "id": item.call_id, "response": content_text(item.output)}
+            return "tool", [answer]
+        case i.HostedToolCall():
+            return "assistant", [{"type": "server_tool_call", "id": item.call_id or item.id, "name": item.kind}]
+        case i.ApprovalRequest() | i.Compaction() | i.OpaqueItem():
+            return "assistant", [{"type": type(item).__name__}]
+        case _:  # pragma: no cover - the union is closed
+            assert_never(item)
+
+
+def _format_part(part: i.Part) -> dict[str, Any]:
+    match part:
+        case i.Text(text=text):
+            return {"type": "text", "content": text}
+        case i.Refusal(refusal=words):
+            return {"type": "refusal", "content": words}
+        case i.Image() | i.Audio() | i.File():
+            modality = type(part).__name__.lower()
+            if part.file_id is not None:
+                return {"type": "file", "modality": modality, "file_id": part.file_id}
+            if part.url is not None and not part.url.startswith("data:"):
+                return {"type": "uri", "modality": modality, "uri": part.url}
+            return {"type": "blob", "modality": modality, "mime_type": part.media_type}
+        case _:  # pragma: no cover - the union is closed
+            assert_never(part)

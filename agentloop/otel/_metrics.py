@@ -1,0 +1,82 @@
+"""Metrics of model calls, tools and agents, measured from the spans that have ended."""
+
+from __future__ import annotations
+
+from opentelemetry import metrics
+from opentelemetry.context import Context
+from opentelemetry.metrics import MeterProvider
+
+from agentloop.otel import _attributes as a
+from agentloop.spans import Span
+
+SCOPE = "agentloop"
+"""The name of the instrumentation scope."""
+_SECONDS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
+_TOKENS = tuple(4**power for power in range(14))
+_FIRST_CHUNK = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
+# The bounds are those that the conventions advise.
+
+
+class Metrics:
+    """The metrics of one instrument. No attribute holds content, or a name that a model has made up."""
+
+    def __init__(self, provider: MeterProvider | None) -> None:
+        meter = metrics.get_meter(SCOPE, meter_provider=provider)
+        self._duration = meter.create_histogram(
+            "gen_ai.client.operation.duration",
+            "s",
+            "Duration of model calls, tools and agents.",
+            explicit_bucket_boundaries_advisory=_SECONDS,
+        )
+        self._tokens = meter.create_histogram(
+            "gen_ai.client.token.usage",
+            "{token}",
+            "Input and output tokens of model calls.",
+            explicit_bucket_boundaries_advisory=_TOKENS,
+        )
+        self._first_chunk = meter.create_histogram(
+            "gen_ai.client.operation.time_to_first_chunk",
+            "s",
+            "Time from the request to the first piece of the answer.",
+            explicit_bucket_boundaries_advisory=_FIRST_CHUNK,
+        )
+        self._cached = meter.create_counter(
+            "agentloop.client.cache.usage",
+            "{token}",
+            "Input tokens that were read from the provider's cache of prompts, or written to it.",
+        )
+
+    def measure(self, span: Span, context: Context) -> None:
+        """Measure *span*, which has ended; *context* has its exported span, which an exemplar refers to."""
+        match span.kind:
+            case "model":
+                self._measure_model(span, context)
+            case "tool" if "attempt" in span.data:  # it ran, so its name is a tool's
+                self._measure(span, {a.OPERATION: "execute_tool", a.TOOL_NAME: span.name}, context)
+            case "agent":
+                self._measure(span, {a.OPERATION: "invoke_agent", a.AGENT_NAME: span.name}, context)
+            case _:
+                pass
+
+    def _measure(self, span: Span, attributes: a.Attributes, context: Context) -> None:
+        if "error_type" in span.data:
+            attributes = {**attributes, a.ERROR_TYPE: span.data["error_type"]}
+        ended_at = span.started_at if span.ended_at is None else span.ended_at
+        self._duration.record(max(ended_at - span.started_at, 0.0), attributes, context)
+
+    def _measure_model(self, span: Span, context: Context) -> None:
+        data = span.data
+        attributes: a.Attributes = {a.OPERATION: "chat", **a.list_request(span)}
+        if "response_model" in data:
+            attributes[a.RESPONSE_MODEL] = a.clean_text(data["response_model"])
+        self._measure(span, attributes, context)
+        if "first_delta_at" in data:
+            self._first_chunk.record(a.first_chunk_after(span), attributes, context)
+        usage = data.get("usage")
+        if usage is None or not usage.complete:  # the tokens of an answer that was cut are unknown
+            return
+        for kind, tokens in (("input", usage.input_tokens), ("output", usage.output_tokens)):
+            self._tokens.record(max(tokens, 0), {**attributes, "gen_ai.token.type": kind}, context)
+        for use, tokens in (("read", usage.cached_tokens), ("write", usage.cache_write_tokens)):
+            if tokens > 0:
+                self._cached.add(tokens, {**attributes, "agentloop.cache.operation": use}, context)

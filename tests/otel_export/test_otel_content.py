@@ -1,0 +1,200 @@
+"""What is exported of a conversation: nothing, unless it is asked for, and never what a tool marks secret."""
+
+import json
+import logging
+from typing import Any
+
+import pytest
+
+pytest.importorskip("opentelemetry.sdk", reason="needs the extra test-otel: nox -s tests-otel")
+
+from kit.agents import PASSED, make_input_guard
+from otel_export.exporting import Exported, attributes_of
+
+from agentloop import Agent, Runner, tool
+from agentloop.exceptions import ModelTransportError
+from agentloop.items import (
+    AssistantMessage,
+    Audio,
+    Compaction,
+    File,
+    HandoffCall,
+    HandoffOutput,
+    HostedToolCall,
+    Image,
+    Reasoning,
+    Refusal,
+    SystemMessage,
+    Text,
+    ToolCall,
+    ToolOutput,
+    UserMessage,
+)
+from agentloop.otel._messages import content_text, messages_text
+from agentloop.testing import ScriptedModel, call, fail, respond, say
+
+WORDS = "canary-words"
+"""Stands in prompts, answers, arguments, outputs and errors."""
+KEY = "canary-key"
+"""Stands in arguments and outputs that a tool marks secret."""
+TOKEN = "canary-token-0123456789"
+"""Stands in the message of an error, in the form of a credential."""
+
+
+@tool
+async def search(query: str) -> str:
+    """Search."""
+    return f"{WORDS} about {query}"
+
+
+@tool(secret=["password"], secret_output=True)
+async def log_in(user: str, password: str) -> str:
+    """Log in."""
+    return f"session of {password}"
+
+
+@tool(secret=["password"])
+async def refuse(password: str) -> str:
+    """Refuse."""
+    raise PermissionError(f"wrong: {password}")
+
+
+@tool
+async def broken() -> str:
+    """Break."""
+    raise RuntimeError(f"api_key={TOKEN}")
+
+
+def _agent() -> Agent[Any, Any]:
+    inner = Agent("inner", model=ScriptedModel([[call("search", {"query": KEY})], say(KEY)]), tools=[search])
+    asks = [
+        call("search", {"query": WORDS}),
+        call("log_in", {"user": WORDS, "password": KEY}),
+        call("refuse", {"password": KEY}),
+        call("broken"),
+        call("ask", {"input": KEY}),
+        call(f"invented {len(WORDS)}", {"x": WORDS}),
+    ]
+    hosted = HostedToolCall("web_search_call", {"query": WORDS}, "ws", "completed", WORDS)
+    steps = [asks, [respond(Reasoning(summary=(WORDS,)), hosted), say(WORDS)]]
+    return Agent(
+        "outer",
+        instructions=WORDS,
+        model=ScriptedModel(steps),
+        tools=[search, log_in, refuse, broken, inner.as_tool(tool_name="ask", secret=["input"], secret_output=True)],
+        input_guardrails=[make_input_guard("judge", PASSED)],
+    )
+
+
+async def _run_everything(run_mode: Any, exported: Exported) -> None:
+    config = exported.config(tool_not_found_behavior="return_error_to_model", group_id="chat-1")
+    result = await run_mode(_agent(), f"{WORDS}?", run_config=config)
+    assert WORDS in str(result.final_output)
+    assert [one.outcome.status for one in result.calls if one.outcome is not None].count("failed") == 3
+    failing = Agent("f", model=ScriptedModel([fail(ModelTransportError(f"{WORDS} token={TOKEN}"))]))
+    with pytest.raises(ModelTransportError):
+        await run_mode(failing, WORDS, run_config=exported.config())
+
+
+@pytest.mark.scenario("VI-05")
+async def test_no_content_is_exported_unless_it_is_asked_for(run_mode: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """In no span, event, status and metric; and no log line holds what is secret, nor a credential of an error."""
+    exported = Exported()
+    with caplog.at_level(logging.DEBUG):
+        await _run_everything(run_mode, exported)
+    everything = exported.everything()
+    assert "execute_tool log_in" in everything
+    assert "gen_ai.client.operation.duration" in everything
+    assert [planted for planted in (WORDS, KEY, TOKEN, "password") if planted in everything] == []
+    lines = "\n".join(f"{record.getMessage()} {record.exc_text or ''}" for record in caplog.records)
+    assert "tool broken failed" in lines
+    assert [planted for planted in (WORDS, KEY, TOKEN) if planted in lines] == []
+
+
+@pytest.mark.scenario("VI-05")
+async def test_what_a_tool_marks_secret_is_never_exported(run_mode: Any) -> None:
+    """With content, too: values are masked, and the messages of a run in a call with secret arguments left out."""
+    exported = Exported(content=True)
+    await _run_everything(run_mode, exported)
+    everything = exported.everything()
+    assert WORDS in everything
+    assert TOKEN not in everything
+    # The nested model has repeated the key, in arguments that nothing marks.
+    [repeated] = [span for span in exported.spans if KEY in span.to_json()]
+    assert exported.name_of_parent(repeated) == "invoke_agent inner"
+    assert "[secret]" in everything
+
+
+async def test_content_is_exported_where_it_is_asked_for() -> None:
+    """Input at the run, answers at the requests, arguments and results at the calls, messages of errors as such."""
+    exported = Exported(content=True)
+    script = ScriptedModel([[call("search", {"query": "rain"}, "c1"), call("broken", call_id="c2")], say("It rains.")])
+    await Runner.run(Agent("a", model=script, tools=[search, broken]), "Weather?", run_config=exported.config())
+    root, first, last = exported.spans[0], exported.spans[2], exported.spans[-1]
+    assert json.loads(attributes_of(root)["gen_ai.input.messages"]) == [
+        {"role": "user", "parts": [{"type": "text", "content": "Weather?"}]}
+    ]
+    assert [part["name"] for part in json.loads(attributes_of(first)["gen_ai.output.messages"])[0]["parts"]] == [
+        "search",
+        "broken",
+    ]
+    assert json.loads(attributes_of(last)["gen_ai.output.messages"])[0]["parts"][0]["content"] == "It rains."
+    found = attributes_of(exported.span("execute_tool search"))
+    assert json.loads(found["gen_ai.tool.call.arguments"]) == {"query": "rain"}
+    assert found["gen_ai.tool.call.result"] == f"{WORDS} about rain"
+    assert exported.span("execute_tool broken").status.description == "Error running tool (non-fatal)"
+    assert "api_key" in attributes_of(exported.span("execute_tool broken"))["gen_ai.tool.call.result"]
+
+
+async def test_a_run_may_refuse_what_the_instrument_asks_for() -> None:
+    """Both the instrument and the run's configuration have to allow content."""
+    exported = Exported(content=True)
+    agent = Agent("a", model=ScriptedModel([[call("search", {"query": WORDS})], say(WORDS)]), tools=[search])
+    config = exported.config(trace_include_sensitive_data=False)
+    await Runner.run(agent, WORDS, run_config=config)
+    assert WORDS not in exported.everything()
+    assert len(exported.spans) == 5
+
+
+def test_messages_have_the_form_of_the_conventions() -> None:
+    """Neighbours of one role are one message; media have their place, not their bytes; unknown items their kind."""
+    items = [
+        SystemMessage("Be brief."),
+        UserMessage(
+            [
+                Text("Look"),
+                Image(url="https://example.com/a.png"),
+                Image(data="AAAA", media_type="image/png"),
+                Image(url="data:image/png;base64,AAAA"),
+                Audio(data="AAAA", media_type="audio/wav"),
+                File(file_id="file-1"),
+            ]
+        ),
+        Reasoning(summary=("hm",), content=("so",)),
+        AssistantMessage([Text("Yes"), Refusal("no")]),
+        ToolCall("c", "look", '{"at": 1}'),
+        HandoffCall("h", "transfer"),
+        HostedToolCall("web_search_call", {}, "ws"),
+        Compaction({"x": 1}),
+        ToolOutput("c", (Text("seen"),)),
+        HandoffOutput("h", "done", "a", "b"),
+    ]
+    system, user, assistant, answers = json.loads(messages_text(items, "stop"))
+    assert (system["role"], user["role"], assistant["role"], answers["role"]) == ("system", "user", "assistant", "tool")
+    assert user["parts"][1:] == [
+        {"type": "uri", "modality": "image", "uri": "https://example.com/a.png"},
+        {"type": "blob", "modality": "image", "mime_type": "image/png"},
+        {"type": "blob", "modality": "image", "mime_type": None},
+        {"type": "blob", "modality": "audio", "mime_type": "audio/wav"},
+        {"type": "file", "modality": "file", "file_id": "file-1"},
+    ]
+    assert [part["type"] for part in assistant["parts"]] == [
+        *("reasoning", "reasoning", "text", "refusal", "tool_call", "tool_call", "server_tool_call", "Compaction")
+    ]
+    assert answers["finish_reason"] == "stop"
+    assert answers["parts"] == [
+        {"type": "tool_call_response", "id": "c", "response": '[{"type":"text","content":"seen"}]'},
+        {"type": "tool_call_response", "id": "h", "response": "done"},
+    ]
+    assert messages_text([]) == "[]"
+    assert content_text("as it is") == "as it is"
