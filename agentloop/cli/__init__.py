@@ -1,4 +1,4 @@
-"""The command line: `agentloop run`, `resume`, `pending`, `approve`, `reject` and `model`. Needs the extra `cli`.
+"""The command line `agentloop`; its commands are in `app`. Needs the extra `cli`.
 
 Built on the public API and a few private helpers of the library, which does not know about the command line.
 """

@@ -11,27 +11,26 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from importlib.util import find_spec
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any, BinaryIO, Generic, Literal, NoReturn, TypeVar
+from typing import Any, BinaryIO, Literal, NoReturn, TypeVar
 
 import anyio
-import attrs
 import click
-from anyio.abc import TaskStatus
 
 import agentloop
 from agentloop._common.terminal_text import harmless
 from agentloop.cli import errors
+from agentloop.cli.chat import chat
 from agentloop.cli.graph import graph
 from agentloop.cli.init import init
 from agentloop.cli.journal_folder import Folder, FolderError, KeptRequests, Order, Requests
 from agentloop.cli.run_options import CliOptions, approver_for, can_ask
 from agentloop.cli.runs import Bar, BatchRun, run_one, show_for
 from agentloop.cli.sandboxes import sandbox as sandbox_commands
-from agentloop.cli.streams import Lines, Output, OutputClosed, count_lines
+from agentloop.cli.streams import Lines, Output, count_lines
+from agentloop.cli.supervision import announce_cancellation, check_backend, perform, supervise, write_message
 from agentloop.cli.target import absolute_target, load_agent
 from agentloop.cli.trace import trace
 from agentloop.cli.verdicts import approve, pending, reject
@@ -70,82 +69,6 @@ def path() -> None:
     click.echo(str(found))
 
 
-T = TypeVar("T")
-
-_ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-
-@attrs.define
-class Supervised(Generic[T]):
-    """The end of supervised work: its value, its error, and the signal that cancelled it; each may be None.
-
-    Made and filled by `supervise`.
-    """
-
-    value: T | None = None
-    error: Exception | None = None
-    signal: int | None = None
-
-
-async def supervise(work: Callable[[], Awaitable[T]], announce: Callable[[int], None]) -> Supervised[T]:
-    """Do *work*, and cancel it at the first SIGINT or SIGTERM, after calling *announce* with the signal.
-
-    When this returns, all tasks that the work had started have ended. A signal that this process ignores (as shells set
-    up for background jobs) stays ignored. An error of the work is returned, not raised.
-    """
-    ended: Supervised[T] = Supervised()
-    scope = anyio.CancelScope()
-    async with anyio.create_task_group() as watchers:
-        with scope:
-            await watchers.start(_cancel_on_signal, scope, ended, announce)
-            try:
-                ended.value = await work()
-            except Exception as error:
-                # Returned as a value: the task group would wrap a raised error in a group.
-                ended.error = error
-        watchers.cancel_scope.cancel()
-    return ended
-
-
-async def _cancel_on_signal(
-    scope: anyio.CancelScope,
-    ended: Supervised[T],
-    announce: Callable[[int], None],
-    *,
-    task_status: TaskStatus[None],
-) -> None:
-    wanted = [number for number in _ENDING_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-    if not wanted:
-        task_status.started()
-        return
-    with anyio.open_signal_receiver(*wanted) as signals:
-        _hand_back_after_first(wanted)
-        task_status.started()
-        async for number in signals:
-            ended.signal = int(number)
-            announce(int(number))
-            scope.cancel()
-
-
-def _hand_back_after_first(numbers: Sequence[signal.Signals]) -> None:
-    """Make the first signal restore the default handlers, so that the second one ends the process.
-
-    The receiver of anyio could do this only while the event loop runs: a body that blocks the loop would then delay the
-    second signal.
-    """
-    receivers = {number: signal.getsignal(number) for number in numbers}
-
-    def first(number: int, frame: FrameType | None) -> None:
-        for each in numbers:
-            signal.signal(each, signal.SIG_DFL)
-        receiver = receivers[signal.Signals(number)]
-        assert callable(receiver)
-        receiver(number, frame)
-
-    for number in numbers:
-        signal.signal(number, first)
-
-
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 Choice = Literal["ask", "never", "always"]
 
@@ -164,7 +87,7 @@ def app() -> None:
     """Run agents from the command line."""
 
 
-for _command in (model, pending, approve, reject, sandbox_commands, init, graph, trace):
+for _command in (model, pending, approve, reject, sandbox_commands, init, graph, trace, chat):
     app.add_command(_command)
 
 
@@ -271,7 +194,7 @@ def _perform_order(
         if traceback:
             held.enter_context(_log_tool_tracebacks())
         try:
-            _check_backend(options["backend"])
+            check_backend(options["backend"])
             job = CliOptions(
                 agent=load_agent(order.target),
                 out=out,
@@ -328,7 +251,7 @@ def _is_standard_input(source: BinaryIO) -> bool:
 
 
 def _refuse(err: Output, error: UserError, traceback: bool) -> NoReturn:
-    _write_message(err, errors.words_for(error, with_traceback=traceback))
+    write_message(err, errors.words_for(error, with_traceback=traceback))
     sys.exit(errors.code_of(error))
 
 
@@ -366,7 +289,7 @@ def serve(target: str, backend: str, port: int | None) -> None:
     from agentloop.mcp import serve as serve_agents
 
     try:
-        _check_backend(backend)
+        check_backend(backend)
         if port is not None and backend != "asyncio":
             raise UserError("--http needs --backend asyncio: its server knows no other event loop")
         agent = load_agent(target)
@@ -387,13 +310,6 @@ def serve(target: str, backend: str, port: int | None) -> None:
     sys.exit(0 if ended.signal is None else 128 + ended.signal)
 
 
-def _check_backend(backend: str) -> None:
-    if find_spec(backend) is None:
-        raise UserError(
-            f'--backend {backend} needs {backend}, which isn\'t installed. Run: pip install "agentloop[trio]"'
-        )
-
-
 def _run_one(job: CliOptions, request: str) -> int:
     show = show_for(job)
 
@@ -401,7 +317,7 @@ def _run_one(job: CliOptions, request: str) -> int:
         show.cancelled()
         _tell_resume_command(job)
 
-    return _perform(job, lambda: run_one(job, request, show), lambda number: _announce_cancellation(job), cancelled)
+    return perform(job, lambda: run_one(job, request, show), lambda number: announce_cancellation(job.err), cancelled)
 
 
 def _run_batch(job: CliOptions, source: BinaryIO | None) -> int:
@@ -422,13 +338,13 @@ def _run_batch(job: CliOptions, source: BinaryIO | None) -> int:
 
     def announce(number: int) -> None:
         bar.close()  # now, since after a second signal nothing can restore the terminal's cursor
-        _announce_cancellation(job)
+        announce_cancellation(job.err)
 
     def cancelled() -> None:
-        _write_message(job.err, f"Cancelled after {batch.answered} answers.\n")
+        write_message(job.err, f"Cancelled after {batch.answered} answers.\n")
         _tell_resume_command(job)
 
-    return _perform(job, work, announce, cancelled)
+    return perform(job, work, announce, cancelled)
 
 
 def _find_file(source: BinaryIO) -> str | None:
@@ -437,41 +353,6 @@ def _find_file(source: BinaryIO) -> str | None:
     return name if isinstance(name, str) and os.path.isfile(name) else None
 
 
-def _announce_cancellation(job: CliOptions) -> None:
-    _write_message(job.err, "Cancelling; once more ends at once.\n")
-
-
 def _tell_resume_command(job: CliOptions) -> None:
     if job.folder is not None:
-        _write_message(job.err, f"To go on: agentloop resume {job.folder.name}\n")
-
-
-def _perform(
-    job: CliOptions, work: Callable[[], Awaitable[int]], announce: Callable[[int], None], cancelled: Callable[[], None]
-) -> int:
-    """Run *work* in an event loop, supervised for signals, report its error, and return the exit code."""
-    ended = anyio.run(supervise, work, announce, backend=job.backend)
-    if isinstance(ended.error, OutputClosed):
-        _give_up_output()
-        return errors.OUTPUT_CLOSED
-    if ended.error is not None:
-        _write_message(job.err, errors.words_for(ended.error, with_traceback=job.traceback))
-    if ended.signal is not None:
-        with contextlib.suppress(OutputClosed):
-            cancelled()
-        return 128 + ended.signal
-    if ended.error is not None:
-        return errors.code_of(ended.error)
-    assert ended.value is not None
-    return ended.value
-
-
-def _write_message(err: Output, text: str) -> None:
-    with contextlib.suppress(OutputClosed):
-        err.write_last(text)
-
-
-def _give_up_output() -> None:
-    """Redirect standard output to the null device: the interpreter flushes it at exit, and the pipe is closed."""
-    with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as nothing:
-        os.dup2(nothing.fileno(), sys.stdout.fileno())
+        write_message(job.err, f"To go on: agentloop resume {job.folder.name}\n")

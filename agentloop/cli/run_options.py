@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -13,17 +12,15 @@ import attrs
 
 from agentloop._common.masking import mask_arguments
 from agentloop._common.terminal_text import exact
-from agentloop.abc import Journal
+from agentloop.abc import Journal, Session
 from agentloop.agents import Agent
 from agentloop.cli.journal_folder import Folder
-from agentloop.cli.streams import Output
+from agentloop.cli.streams import Output, TypedLines
 from agentloop.config import RunConfig
 from agentloop.exceptions import AgentLoopError
 from agentloop.items import ApprovalRequest
 from agentloop.runtime import Runtime
 from agentloop.state import RunState
-
-_CHUNK = 4_096
 
 
 class Approver(Protocol):
@@ -86,7 +83,7 @@ class Questions:
     hidden: Callable[[], AbstractContextManager[None]] = nullcontext
     screen: anyio.Lock = attrs.field(factory=anyio.Lock)
     """The lock of the terminal: only its holder writes there."""
-    _typed: bytearray = attrs.field(factory=bytearray)
+    lines: TypedLines = attrs.field(factory=lambda: TypedLines(sys.stdin.buffer))
     _later: set[tuple[str, tuple[str, ...], str]] = attrs.field(factory=set)
 
     async def decide(self, state: RunState, where: str) -> bool:
@@ -115,7 +112,7 @@ class Questions:
         await self.err.write(f"? {describe_call(request)}\n  {exact(request.agent)} asks for it{inside}{at}\n{why}")
         while True:
             await self.err.write("  [y]es, [n]o (and why), [a]lways, ne[v]er, [e]dit, [l]ater: ")
-            typed = await self._line()
+            typed = await self.lines.next()
             if typed is None:
                 await self.err.write("\n")
                 return False
@@ -140,7 +137,7 @@ class Questions:
 
     async def _edit(self, state: RunState, request: ApprovalRequest) -> bool:
         await self.err.write("  Arguments, as a JSON object on one line: ")
-        typed = await self._line()
+        typed = await self.lines.next()
         if not (typed or "").strip():
             return False
         try:
@@ -149,20 +146,6 @@ class Questions:
             await self.err.write(f"  {exact(str(error))}\n")
             return False
         return True
-
-    async def _line(self) -> str | None:
-        """Wait for a typed line, and return it without its newline; None at the end of the input (Ctrl-D)."""
-        descriptor = sys.stdin.fileno()
-        while b"\n" not in self._typed:
-            await anyio.wait_readable(descriptor)
-            chunk = os.read(descriptor, _CHUNK)
-            if not chunk:
-                self._typed.clear()
-                return None
-            self._typed += chunk
-        line, _, rest = bytes(self._typed).partition(b"\n")
-        self._typed[:] = rest
-        return line.decode("utf-8", "replace")
 
 
 def can_ask(err: Output, *, input_is_taken: bool) -> bool:
@@ -187,7 +170,7 @@ class CliOptions:
     """The options of one command: the agent and its model, the backend, the outputs, the approver and the folder.
 
     Immutable; the command makes it. `max_turns` limits new runs, `more_turns`, if given, resumed ones. `sandbox` is the
-    folder of the runs' sandboxes.
+    folder of the runs' sandboxes, `session` the conversation that they continue.
     """
 
     agent: Agent[Any, Any]
@@ -203,6 +186,7 @@ class CliOptions:
     approver: Approver = attrs.field(factory=Nobody)
     folder: Folder | None = None
     sandbox: str | None = None
+    session: Session | None = None
 
     @property
     def run_config(self) -> RunConfig:
@@ -218,7 +202,7 @@ class CliOptions:
         """Return the options of `Runner`'s methods for a new run (*is_fresh*), or for a resumed one."""
         turns = self.max_turns if is_fresh else self.more_turns
         limit = {} if turns is None else {"max_turns": turns}
-        return {"run_config": self.run_config, "journal": journal, **limit}
+        return {"run_config": self.run_config, "journal": journal, "session": self.session, **limit}
 
     async def open_model(self, runtime: Runtime) -> None:
         """Open the model before the first run, so that a missing key or model is reported once, and before any effect.
@@ -232,6 +216,8 @@ class CliOptions:
 
     def advice(self, lines: int | None) -> str:
         """Return the advice on waiting calls: of the only request (None), or of that many *lines*."""
+        if self.session is not None:
+            return "It is left undecided, and the conversation continues without it."
         if self.folder is None:
             return "Nothing of it was kept: run again with --journal DIR to decide later, or with --approve always."
         name = self.folder.name

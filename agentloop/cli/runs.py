@@ -264,12 +264,31 @@ def show_for(job: CliOptions) -> Show:
 
 
 async def run_one(job: CliOptions, request: str, show: Show) -> int:
-    """Run or resume *request*, show its events and its result, and return the exit code.
+    """Run or resume *request* in a runtime of its own, show its events, and return the exit code, also of an error.
 
     Cancellation: the run is cancelled and joined; the shown events stay.
 
     Raises:
         OutputClosed: if the output is closed.
+    """
+    try:
+        async with open_runtime() as runtime:
+            return await run_shown(job, request, show, runtime)
+    except OutputClosed:
+        raise
+    except Exception as error:
+        await show.failed(error)
+        return errors.code_of(error)
+
+
+async def run_shown(job: CliOptions, request: str, show: Show, runtime: Runtime) -> int:
+    """Run or resume *request*, show its events and its result, and return the exit code.
+
+    Cancellation: as for `run_one`.
+
+    Raises:
+        OutputClosed: if the output is closed.
+        Exception: the error of the run.
     """
 
     async def entry(given: str | RunState, options: dict[str, Any]) -> RunResult[Any]:
@@ -278,17 +297,9 @@ async def run_one(job: CliOptions, request: str, show: Show) -> int:
                 await show.event(event)
         return stream.result
 
-    try:
-        async with open_runtime() as runtime:
-            ending = await SavedRun(job, request).run(entry, lambda: job.open_model(runtime))
-            await show.ended(ending)
-            if ending.waiting:
-                await job.err.write(f"{job.advice(None)}\n")
-    except OutputClosed:
-        raise
-    except Exception as error:
-        await show.failed(error)
-        return errors.code_of(error)
+    ending = await SavedRun(job, request).run(entry, lambda: job.open_model(runtime))
+    await show.ended(ending)
     if ending.waiting:
+        await job.err.write(f"{job.advice(None)}\n")
         return errors.PENDING
     return errors.OK if ending.status == "completed" else errors.FAILED

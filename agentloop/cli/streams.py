@@ -200,6 +200,44 @@ class Lines:
         return InputLine(self._number, text.strip())
 
 
+class TypedLines:
+    """Lines as a user types them at a terminal; a pipe or a file does as well. Used by one task at a time.
+
+    Ctrl-D ends one reading, not the input: the next reading waits for another line. What was typed ahead is kept.
+    """
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self._descriptor = _get_descriptor(stream)
+        self._waits = self._descriptor is not None and _may_wait(self._descriptor)
+        self._typed = bytearray()
+
+    async def next(self, *, cut: bool = False) -> str | None:
+        """Wait for a line, and return it without its newline; None at the end of the input (Ctrl-D).
+
+        A line that the end of the input has cut is dropped; with *cut* it is returned, and None at the next reading.
+
+        Cancellation: a checkpoint while it waits for a pipe or a terminal; no input is lost.
+        """
+        while b"\n" not in self._typed:
+            chunk = await self._read()
+            if not chunk:
+                rest = bytes(self._typed)
+                self._typed.clear()
+                return rest.decode("utf-8", "replace") if cut and rest else None
+            self._typed += chunk
+        line, _, rest = bytes(self._typed).partition(b"\n")
+        self._typed[:] = rest
+        return line.decode("utf-8", "replace")
+
+    async def _read(self) -> bytes:
+        if self._descriptor is None:
+            return self._stream.read(_CHUNK)
+        if self._waits:
+            await anyio.wait_readable(self._descriptor)
+        return os.read(self._descriptor, _CHUNK)
+
+
 def count_lines(path: str) -> int:
     """Return the number of lines of the file that aren't blank. Uses bounded memory; blocks."""
     count = 0

@@ -202,3 +202,33 @@ talkative = Agent("talkative", model=ScriptedModel([say("many words " * 50_000)]
 number = 3
 nowhere = Agent("nowhere", model="nowhere:model")
 keyless = Agent("keyless", model="openai-chat:some-model")
+
+# -- conversations
+
+
+@tool(needs_approval=True)
+async def erase(name: str) -> str:
+    """Erase a file."""
+    note(f"erased {name}")
+    return f"{name} is erased"
+
+
+def _converses(request: ModelRequest) -> Any:
+    """Do what the last message says, and else repeat all messages."""
+    since = max(n for n, item in enumerate(request.items) if isinstance(item, UserMessage))
+    outputs = [str(item.output) for item in request.items[since:] if isinstance(item, ToolOutput)]
+    texts = [item.text for item in request.items if isinstance(item, UserMessage)]
+    if outputs:
+        return say(outputs[-1])
+    match texts[-1].split():
+        case ["hang"]:
+            return call("hang")
+        case ["erase", name]:
+            return call("erase", {"name": name})
+        case ["bad", *_]:
+            return fail(ValueError(f"can't answer {texts[-1]!r}: api_key=hunter2"))
+        case _:
+            return say(" | ".join(texts))
+
+
+talker = Agent("talker", model=scripted(_converses), tools=[hang, erase])

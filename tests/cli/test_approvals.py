@@ -1,14 +1,13 @@
 """Calls that need approval, on the command line: asked at the terminal, or left pending and decided elsewhere."""
 
 import json
-import os
-import pty
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import anyio
 import pytest
+from cli.terminal import Terminal
 from click.testing import Result
 
 from agentloop import Agent, Ask, PendingCall, RunConfig, Runner, tool
@@ -286,42 +285,6 @@ def test_secret_outputs_are_shown_and_kept_nowhere(invoke: Invoke, agent: AgentO
 # -- asked at the terminal
 
 
-class _Terminal:
-    """A terminal with the command line at it: `wait_for` reads what is shown, `type` answers."""
-
-    def __init__(self, start: Start, *arguments: str, **options: object) -> None:
-        self._ours, theirs = pty.openpty()
-        self.child = start(*arguments, **{"stdin": theirs, "stdout": theirs, "stderr": theirs, **options})
-        os.close(theirs)
-        self.shown = ""
-
-    def wait_for(self, text: str) -> None:
-        before = len(self.shown)
-        while text not in self.shown[before:]:
-            more = self._read()
-            assert more, f"the child ended without saying {text!r}: {self.shown}"
-            self.shown += more
-
-    def _read(self) -> str:
-        try:
-            return os.read(self._ours, 65_536).decode().replace("\r\n", "\n")
-        except OSError:  # how Linux says that the other side is closed
-            return ""
-
-    def answer(self, text: str) -> None:
-        self.wait_for("[l]ater: ")
-        self.type(text)
-
-    def type(self, text: str) -> None:
-        os.write(self._ours, f"{text}\n".encode())
-
-    def finish(self) -> int:
-        while more := self._read():
-            self.shown += more
-        os.close(self._ours)
-        return self.child.wait(timeout=30)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("answers", "code", "answer", "deleted"),
@@ -346,7 +309,7 @@ def test_at_a_terminal_each_call_is_asked_about(
     deleted: list[str],
 ) -> None:
     """Every answer has its effect: yes, no and why, always, never, later; Ctrl-D is later; others are asked again."""
-    terminal = _Terminal(start, "run", agent("one_by_one"), "a b", "--backend", backend)
+    terminal = Terminal(start, "run", agent("one_by_one"), "a b", "--backend", backend)
     for each in answers:
         terminal.answer(each)
     assert terminal.finish() == code, terminal.shown
@@ -358,7 +321,7 @@ def test_at_a_terminal_each_call_is_asked_about(
 @pytest.mark.slow
 def test_at_a_terminal_arguments_can_be_edited(start: Start, agent: AgentOf, noted: Noted) -> None:
     """The terminal reports an input that is no JSON object and asks again; only the typed arguments are run."""
-    terminal = _Terminal(start, "run", agent("deleting"), "a")
+    terminal = Terminal(start, "run", agent("deleting"), "a")
     for typed in ("", "[1]", '{"path": "z"}'):
         terminal.answer("e")
         terminal.wait_for("on one line: ")
@@ -372,13 +335,13 @@ def test_at_a_terminal_arguments_can_be_edited(start: Start, agent: AgentOf, not
 @pytest.mark.slow
 def test_what_was_put_off_at_the_terminal_is_kept(start: Start, agent: AgentOf, kept: str, noted: Noted) -> None:
     """The journal keeps the verdicts that were given, so the next process asks about the rest alone."""
-    terminal = _Terminal(start, "run", agent("boss"), "go", "--journal", kept)
+    terminal = Terminal(start, "run", agent("boss"), "go", "--journal", kept)
     terminal.answer("y")
     terminal.answer("later")
     assert terminal.finish() == 3, terminal.shown
     assert "  deleting asks for it, inside outer\n" in terminal.shown
     assert noted() == ["deleted x"]
-    terminal = _Terminal(start, "resume", kept)
+    terminal = Terminal(start, "resume", kept)
     terminal.answer("n")
     assert terminal.finish() == 0, terminal.shown
     assert noted() == ["deleted x"]
@@ -391,7 +354,7 @@ def test_questions_of_many_runs_come_one_at_a_time(
     """Each question names its line; the progress bar is out of the way."""
     file = tmp_path / "requests.txt"
     file.write_text("a\nb\nc\n")
-    terminal = _Terminal(start, "run", agent("deleting"), "--input", str(file), "--backend", backend)
+    terminal = Terminal(start, "run", agent("deleting"), "--input", str(file), "--backend", backend)
     for _ in range(3):
         terminal.answer("y")
     assert terminal.finish() == 0, terminal.shown
@@ -406,7 +369,7 @@ def test_questions_of_many_runs_come_one_at_a_time(
 @pytest.mark.slow
 def test_a_call_cannot_hide_what_it_asks_for(start: Start, agent: AgentOf) -> None:
     """Characters that reorder, hide or break lines are written out; all of the arguments are there."""
-    terminal = _Terminal(start, "run", agent("tricking"), "go")
+    terminal = Terminal(start, "run", agent("tricking"), "go")
     terminal.answer("n")
     assert terminal.finish() == 0
     assert '? delete {"path": "a\\u202etxt.exe"\\n, "password": "[secret]"}\n' in terminal.shown
@@ -416,7 +379,7 @@ def test_a_call_cannot_hide_what_it_asks_for(start: Start, agent: AgentOf) -> No
 @pytest.mark.slow
 def test_never_asks_nobody_even_at_a_terminal(start: Start, agent: AgentOf, noted: Noted) -> None:
     """The option holds at a terminal as in a script."""
-    terminal = _Terminal(start, "run", agent("deleting"), "a", "--approve", "never")
+    terminal = Terminal(start, "run", agent("deleting"), "a", "--approve", "never")
     assert terminal.finish() == 3
     assert "[l]ater" not in terminal.shown
     assert noted() == []
@@ -425,7 +388,7 @@ def test_never_asks_nobody_even_at_a_terminal(start: Start, agent: AgentOf, note
 @pytest.mark.slow
 def test_ctrl_c_ends_a_question(start: Start, agent: AgentOf, kept: str, backend: str) -> None:
     """The call is still pending after Ctrl-C."""
-    terminal = _Terminal(start, "run", agent("deleting"), "a", "--journal", kept, "--backend", backend)
+    terminal = Terminal(start, "run", agent("deleting"), "a", "--journal", kept, "--backend", backend)
     terminal.wait_for("[l]ater: ")
     terminal.child.send_signal(2)
     assert terminal.finish() == 130
