@@ -1,6 +1,7 @@
 """Exported spans: their tree, what is current where, their attributes, and links between run segments."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -29,10 +30,13 @@ from agentloop import (
 )
 from agentloop.exceptions import ModelTransportError, UserValueError
 from agentloop.items import HostedToolCall, ToolCall
+from agentloop.journal import FileJournal
 from agentloop.models import OpenAIChatModel
 from agentloop.otel import OTelInstrument
-from agentloop.spans import Trace
+from agentloop.records import RunResumed, RunStarted
+from agentloop.spans import Span, Trace
 from agentloop.testing import FunctionModel, ScriptedModel, call, fail, normal, respond, say
+from agentloop.testing.replaying import replay
 from agentloop.usage import RequestUsage
 
 USAGE = RequestUsage(
@@ -534,3 +538,41 @@ def test_a_span_is_named_as_trace_context_says() -> None:
         with pytest.raises(UserValueError, match="traceparent"):
             opening.identify(wrong)
     assert opening.traceparent is None
+
+
+@pytest.mark.slow
+def test_an_exported_run_is_replayed_from_its_journal(tmp_path: Path) -> None:
+    """Pause and resume included. The recorded names of its spans are kept, and nothing is exported again."""
+    exported = Exported()
+    path = tmp_path / "run.jsonl"
+
+    async def record() -> None:
+        async with FileJournal(path) as journal:
+            paused = await Runner.run(_paused_agent(), "go", run_config=exported.config(), journal=journal)
+            state = paused.to_state()
+            state.approve(state.interruptions[0])
+            await Runner.run(_paused_agent(), state, run_config=exported.config(), journal=journal)
+
+    anyio.run(record)
+    before = len(exported.spans)
+    for backend in ("asyncio", "trio"):
+        replayed = replay(path, _paused_agent(), run_config=exported.config(), backend=backend)
+        assert replayed.result is not None
+        assert replayed.result.final_output == "done"
+        named = [record.traceparent for record in replayed.records if isinstance(record, (RunStarted, RunResumed))]
+        roots = [span.context for span in exported.spans if span.parent is None and span.context is not None]
+        assert [name and name[3:35] for name in named] == [f"{context.trace_id:032x}" for context in roots]
+    assert len(exported.spans) == before
+
+
+def test_a_span_whose_parent_began_in_another_process_is_where_the_run_is() -> None:
+    """As in a workflow whose worker died: what began there isn't ended here, and what begins here has a place."""
+    exported = Exported()
+    run = Span(trace=Trace(), kind="run", name="flow", started_at=1.0)
+    agent = Span(trace=run.trace, kind="agent", name="a", started_at=1.0, parent=run)
+    with exported.application.start_as_current_span("workflow"):
+        exported.instrument.on_span_start(agent)
+        for span in (agent, run):
+            span.ended_at = 2.0
+            exported.instrument.on_span_end(span)
+    assert exported.edges() == {("workflow", None), ("invoke_agent a", "workflow")}

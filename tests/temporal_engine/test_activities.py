@@ -18,7 +18,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from temporalio.testing import ActivityEnvironment
 from temporalio.worker import Replayer, Worker
 
-from agentloop import Agent, RunConfig, Runner, ToolContext, UserError, to_json, tool
+from agentloop import Agent, RunConfig, Runner, RunOpening, ToolContext, UserError, to_json, tool
 from agentloop.abc import Instrument, Model, ModelProvider
 from agentloop.exceptions import OutcomeUnknown
 from agentloop.items import AssistantMessage
@@ -228,13 +228,17 @@ async def test_the_services_of_a_body() -> None:
 
 
 class _Watcher(Instrument):
-    """Counts the records, and those that came while the engine replayed the workflow."""
+    """Keeps what is told of records and run segments."""
 
     def __init__(self) -> None:
         self.records: list[str] = []
+        self.openings: list[RunOpening] = []
 
     def on_record(self, record: Record) -> None:
         self.records.append(type(record).__name__)
+
+    def on_run_open(self, opening: RunOpening) -> None:
+        self.openings.append(opening)
 
 
 @tool
@@ -282,6 +286,7 @@ async def test_a_workflow_of_ones_own(address: str) -> None:
     assert output == plain.final_output == ["ada", "bob"]
     assert "session: not supported" in refused
     assert watcher.records == [type(record).__name__ for record in plain.records]
+    assert watcher.openings == []  # what it would tell would be another thing in a replay
     assert [record["kind"] for record in records] == [record["kind"] for record in normal(plain.records)]
     told = list(watcher.records)
     history = await handle.fetch_history()
