@@ -11,8 +11,8 @@ from agentloop.asgi._states import (
     ClientStates,
     FolderStates,
     JournalFolder,
-    JournalSource,
     MemoryStates,
+    RunJournals,
     StateStore,
 )
 
@@ -23,7 +23,7 @@ __all__ = [
     "Grant",
     "HTTPRefusal",
     "JournalFolder",
-    "JournalSource",
+    "RunJournals",
     "MemoryStates",
     "RunResponse",
     "StateStore",

@@ -43,7 +43,7 @@ from agentloop.asgi._http import (
     while_connected,
 )
 from agentloop.asgi._response import RunResponse
-from agentloop.asgi._states import ClientStates, JournalSource, MemoryStates, StateStore, new_name
+from agentloop.asgi._states import ClientStates, MemoryStates, RunJournals, StateStore, new_name
 from agentloop.asgi._verdicts import ClientVerdict, apply_verdicts, give_verdicts
 from agentloop.asgi._writer import EventWriter, format_event, format_frame
 from agentloop.exceptions import StateError, UserError
@@ -146,7 +146,7 @@ class AgentApp:
         agent: Agent[Any, Any],
         *,
         on_disconnect: Literal["cancel", "continue"] = "cancel",
-        journals: JournalSource | None = None,
+        journals: RunJournals | None = None,
         states: StateStore | None = None,
         key: Keys | None = None,
         codec: Codec | None = None,
@@ -155,7 +155,7 @@ class AgentApp:
     ) -> None:
         check("agent", NAMES.needs("an Agent is needed", is_a(Agent)), agent)
         check("on_disconnect", NAMES.one_of("cancel", "continue"), on_disconnect)
-        check("journals", optional(NAMES.needs("a JournalSource is needed", is_a(JournalSource))), journals)
+        check("journals", optional(NAMES.needs("RunJournals are needed", is_a(RunJournals))), journals)
         check("states", optional(NAMES.needs("a StateStore is needed", is_a(StateStore))), states)
         check("admit", optional(NAMES.function()), admit)
         check("limits", optional(NAMES.a(WebLimits)), limits)

@@ -29,7 +29,7 @@ from agentloop.asgi._failures import describe_summary
 from agentloop.asgi._feed import Feed, position_after
 from agentloop.asgi._http import HTTPRefusal
 from agentloop.asgi._response import log_failure
-from agentloop.asgi._states import JournalSource, is_name
+from agentloop.asgi._states import RunJournals, is_name
 from agentloop.asgi._writer import describe_pause
 from agentloop.exceptions import JournalError, UserError
 from agentloop.items import Item
@@ -67,7 +67,7 @@ class StoredRun:
 class RunHost:
     """The runs of one application. Owned by it; entered for the time in which runs may continue without clients."""
 
-    def __init__(self, agent: Agent[Any, Any], journals: JournalSource | None, most: int) -> None:
+    def __init__(self, agent: Agent[Any, Any], journals: RunJournals | None, most: int) -> None:
         self._agent = agent
         self._journals = journals
         self._most = most

@@ -51,7 +51,7 @@ class StateStore(Protocol):
 
 
 @runtime_checkable
-class JournalSource(Protocol):
+class RunJournals(Protocol):
     """Gives the journals of runs. Any object with this method is one."""
 
     def journal(self, run: str) -> Journal:
