@@ -454,33 +454,50 @@ LONG = {
     "steps": ["--backends", "asyncio,trio-virtual", "--no-plain-calls", "tests/runs", "tests/sweeps"],
 }
 """The passes of pytest of the session `long`: the sweeps are run whole there."""
+LONG_TEMPORAL = [f"tests/temporal_engine/test_{name}.py" for name in ("lost_workers", "many_runs")]
+"""The pass that needs Temporal's development server, and so an environment of its own. It is the last."""
 
 
 @nox.session(python=False)
 def long(session: nox.Session) -> None:
     """Run what takes too long for every change, about an hour on two cores: the sweeps at every step, record and line,
     the tests of runs five times in other orders of tasks, on uvloop, with eager tasks, in anyio's own nurseries and
-    with all steps of every call, ten minutes of exploration, and what `scale` measures. All of it runs, whatever fails.
-    `nox -s long -- uvloop scale` takes these parts.
+    with all steps of every call, ten minutes of exploration, what `scale` measures, and workers of Temporal that are
+    killed at each activity. All of it runs, whatever fails. `nox -s long -- uvloop scale` takes these parts.
     """
-    what = ["-e", ".[test-postgres,test-mcp,local]", "pytest-repeat", "uvloop"]
-    python = _environment(session, interpreters()[0], "long", *what) / "python"
     passes = {name: ["-m", "pytest", "-q", "-p", "no:cacheprovider", *given] for name, given in LONG.items()}
     passes["exploration"] = ["-m", "tests.exploration", "--budget", "600"]
     passes["answers"] = ["-m", "tests.exploration.malformed_answers", "--count", "200000"]
     passes["scale"] = ["-m", "benchmarks.scale"]
+    passes["temporal"] = ["-m", "pytest", "-q", "-p", "no:cacheprovider", *LONG_TEMPORAL]
     if unknown := set(session.posargs) - set(passes):
         session.error(f"no part {', '.join(sorted(unknown))}; there are {', '.join(passes)}")
-    environment = {"AGENTLOOP_SWEEP": "whole", "MCP_KILL_POINTS": "200", "POSTGRES_FLEET": "whole"}
+    environment = {
+        "AGENTLOOP_SWEEP": "whole",
+        "MCP_KILL_POINTS": "200",
+        "POSTGRES_FLEET": "whole",
+        "TEMPORAL_KILLS": "whole",
+    }
+    environments: dict[str, Path] = {}
     failed = []
     for name in session.posargs or passes:
         session.log(name)
+        kind = name if name == "temporal" else "long"
+        if kind not in environments:
+            environments[kind] = _long_environment(session, kind)
         try:
-            session.run(str(python), *passes[name], env=environment, external=True)
+            session.run(str(environments[kind] / "python"), *passes[name], env=environment, external=True)
         except CommandFailed:
             failed.append(name)
     if failed:
         session.error(f"failed: {', '.join(failed)}")
+
+
+def _long_environment(session: nox.Session, kind: str) -> Path:
+    if kind == "temporal":
+        return _temporal_environment(session, "long-temporal")
+    packages = ["-e", ".[test-postgres,test-mcp,local]", "pytest-repeat", "uvloop"]
+    return _environment(session, interpreters()[0], kind, *packages)
 
 
 @nox.session(python=False)

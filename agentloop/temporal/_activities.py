@@ -22,7 +22,8 @@ from agentloop.abc import Model
 from agentloop.agents import Agent
 from agentloop.context import ToolContext
 from agentloop.exceptions import AgentLoopError, ModelBehaviorError, UserError
-from agentloop.model_events import ItemDone, ResponseDone
+from agentloop.model_events import ItemDone, ResponseDone, TextDelta
+from agentloop.temporal._live import ShownText, progress_to_json
 from agentloop.temporal._options import HEARTBEAT_SECONDS, AgentSetup, find_setup
 from agentloop.temporal._payloads import error_to_json, request_from_json, value_to_json
 from agentloop.tools import FunctionTool
@@ -35,10 +36,10 @@ CALL_TOOL = "agentloop.call_tool"
 async def call_model(asked: dict[str, Any]) -> dict[str, Any]:
     """Ask the model for one response. Returns `{"done": event}` or `{"error": error}`."""
     setup, agent = _find_agent(asked)
-    async with _heartbeats(), AsyncExitStack() as stack:
+    async with _heartbeats() as beats, AsyncExitStack() as stack:
         try:
             model = await _open_model(setup, agent, stack)
-            return {"done": model_event_to_json(await _read_response(model, asked, setup, agent))}
+            return {"done": model_event_to_json(await _read_response(model, asked, setup, agent, beats))}
         except Exception as error:
             return {"error": model_error_to_json(error)}
     raise AssertionError("the block above returns")  # pragma: no cover
@@ -58,10 +59,11 @@ async def _open_model(setup: AgentSetup, agent: Agent[Any, Any], stack: AsyncExi
 
 
 async def _read_response(
-    model: Model, asked: dict[str, Any], setup: AgentSetup, agent: Agent[Any, Any]
+    model: Model, asked: dict[str, Any], setup: AgentSetup, agent: Agent[Any, Any], beats: _Beats
 ) -> ResponseDone:
     done: ResponseDone | None = None
     items = []
+    shown = ShownText(asked["path"], asked["turn"], activity.info().attempt)
     async with model.stream(request_from_json(asked, setup.config, agent, model)) as events:
         async for event in events:
             if done is not None:
@@ -70,6 +72,9 @@ async def _read_response(
                 done = event
             elif isinstance(event, ItemDone):
                 items.append(event.item)
+            elif isinstance(event, TextDelta):
+                shown.add(event.text)
+                beats.details = (shown.to_json(),)
     if done is None:
         raise ModelBehaviorError("The model's response ended without being done")
     return done if done.items else done.replace(items=tuple(items))
@@ -83,7 +88,7 @@ async def call_tool(asked: dict[str, Any]) -> dict[str, Any]:
     """
     setup, agent = _find_agent(asked)
     tool = _find_tool(agent, asked)
-    async with _heartbeats(), AsyncExitStack() as resources:
+    async with _heartbeats() as beats, AsyncExitStack() as resources:
         context: ToolContext[Any] = ToolContext(
             context=setup.restore_context(asked["context"]),
             run_id=asked["run_id"],
@@ -94,7 +99,7 @@ async def call_tool(asked: dict[str, Any]) -> dict[str, Any]:
             agent=agent,
             run_config=setup.config,
             idempotency_key=asked["key"],
-            _call=_ActivityCall(resources, setup.config.tool_execution.cleanup_grace),
+            _call=_ActivityCall(resources, setup.config.tool_execution.cleanup_grace, asked["call_id"], beats),
             _secret=tool.secret,
         )
         try:
@@ -120,36 +125,48 @@ def _find_tool(agent: Agent[Any, Any], asked: dict[str, Any]) -> FunctionTool[An
     return found
 
 
+class _Beats:
+    """The details that the next heartbeats of an activity carry: what `AgentRunHandle.watch` shows of it."""
+
+    def __init__(self) -> None:
+        self.details: tuple[Any, ...] = ()
+
+    def send(self) -> None:
+        activity.heartbeat(*self.details)
+
+
 @asynccontextmanager
-async def _heartbeats() -> AsyncIterator[None]:
+async def _heartbeats() -> AsyncIterator[_Beats]:
     """Send heartbeats while the block runs: with them the engine learns that the worker lives, and cancels."""
+    beats = _Beats()
     async with anyio.create_task_group() as group:
-        group.start_soon(_beat)
+        group.start_soon(_beat, beats)
         try:
-            yield
+            yield beats
         finally:
             group.cancel_scope.cancel()
 
 
-async def _beat() -> None:
+async def _beat(beats: _Beats) -> None:
     while True:
-        activity.heartbeat()
+        beats.send()
         await anyio.sleep(HEARTBEAT_SECONDS)
 
 
 class _ActivityCall:
     """The services of a call whose body runs in an activity."""
 
-    def __init__(self, resources: AsyncExitStack, grace: float) -> None:
-        self._resources, self._grace = resources, grace
+    def __init__(self, resources: AsyncExitStack, grace: float, call_id: str, beats: _Beats) -> None:
+        self._resources, self._grace, self._call_id, self._beats = resources, grace, call_id, beats
         self._opened: dict[Any, Any] = {}
 
     async def report(self, progress: float, total: float | None, message: str | None) -> None:
-        activity.heartbeat(progress, total, message)
+        self.report_nowait(progress, total, message)
         await anyio.lowlevel.checkpoint()
 
     def report_nowait(self, progress: float, total: float | None, message: str | None) -> None:
-        activity.heartbeat(progress, total, message)
+        self._beats.details = (progress_to_json(self._call_id, progress, total, message),)
+        self._beats.send()
 
     def cleanup(self, seconds: float | None) -> anyio.CancelScope:
         within = self._grace if seconds is None else min(seconds, self._grace)

@@ -8,13 +8,15 @@ from typing import Any
 
 import anyio
 import attrs
-from temporalio.client import Client, WorkflowHandle, WorkflowUpdateFailedError
+from temporalio.client import Client, WorkflowExecutionDescription, WorkflowHandle, WorkflowUpdateFailedError
 from temporalio.service import RPCError, RPCStatusCode
 
 from agentloop._storage.public_json import record_from_json
 from agentloop.exceptions import StateError
 from agentloop.records import Record
 from agentloop.state import as_text
+from agentloop.temporal._activities import CALL_MODEL, CALL_TOOL
+from agentloop.temporal._live import Beat, LiveEvent, LiveView
 from agentloop.temporal._workflow import AgentRunInput, AgentWorkflow
 
 
@@ -117,41 +119,50 @@ class AgentRunHandle:
         """
         return _Records(self.workflow, after, interval)
 
+    def watch(self, *, after: int = 0, interval: float = 0.5) -> AsyncIterator[Record | LiveEvent]:
+        """Return an iterator of the run's records, like `records`, and between them of what its activities show.
+
+        A `TextDelta` is new text of a model's answer, a `CallProgress` a body's report. They come with heartbeats, so
+        about each second, and are a preview: the record that follows has the whole. Text that came between two looks
+        and was longer than 16,000 characters is shortened to these; a model that answers within a second shows none; of
+        a call whose worker was lost, the text of the first attempt is shown. Progress is shown of calls whose
+        `ModelResponded` this iterator has yielded.
+        """
+        return _Events(self.workflow, after, interval)
+
     async def stored_state(self) -> str:
         """Return the run as `RunState.to_string` would, for `RunState.from_string`; signed if the plugin has a key."""
         return await self.workflow.query(AgentWorkflow.stored_state)
 
 
 _ATTEMPTS = 20
-_UNANSWERED = (RPCStatusCode.CANCELLED, RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.UNAVAILABLE)
+_UNANSWERED = (
+    *(RPCStatusCode.CANCELLED, RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.UNAVAILABLE),
+    RPCStatusCode.FAILED_PRECONDITION,  # there was no worker lately
+)
 
 
-class _Records(AsyncIterator[Record]):
-    """The records of a run after the first *number*. No async generator: one that isn't closed holds nothing here."""
+class _Look:
+    """Reads the records of a run after the first *number*, again and again, until the run is over."""
 
     def __init__(self, handle: WorkflowHandle[Any, Any], number: int, interval: float) -> None:
         self._handle, self._number, self._interval = handle, number, interval
-        self._read: deque[dict[str, Any]] = deque()
         self._is_over = False
 
-    async def __anext__(self) -> Record:
-        while not self._read:
-            if self._is_over:
-                raise StopAsyncIteration
-            await self._look()
-        return record_from_json(self._read.popleft())
-
-    async def _look(self) -> None:
-        """Read what there is; wait a moment if that is nothing."""
-        self._is_over = (await self._handle.describe()).close_time is not None
+    async def look(self) -> tuple[list[Record], WorkflowExecutionDescription] | None:
+        """Return the new records and how the workflow was before, after a wait if there are none; None at the end."""
+        if self._is_over:
+            return None
+        seen = await self._handle.describe()
+        self._is_over = seen.close_time is not None
         found = await self._ask()
         self._number += len(found)
-        self._read.extend(found)
         if not found and not self._is_over:
             await anyio.sleep(self._interval)
+        return [record_from_json(one) for one in found], seen
 
     async def _ask(self) -> list[dict[str, Any]]:
-        """Ask for the records after the number reached. A query that a dying worker has taken fails, so it is repeated.
+        """Ask for the records after the number reached. A query that no worker or a dying one takes is repeated.
 
         Raises:
             RPCError: no worker has answered `_ATTEMPTS` times in a row, or the engine refuses the query.
@@ -164,6 +175,54 @@ class _Records(AsyncIterator[Record]):
                     raise
             await anyio.sleep(self._interval)
         raise AssertionError("the last attempt returns or raises")  # pragma: no cover
+
+
+async def _read_beats(seen: WorkflowExecutionDescription) -> list[Beat]:
+    """Return the latest heartbeats of the activities under way that show something."""
+    beats = []
+    for activity in seen.raw_description.pending_activities:
+        if activity.activity_type.name in (CALL_MODEL, CALL_TOOL) and activity.heartbeat_details.payloads:
+            (details,) = await seen.data_converter.decode(activity.heartbeat_details.payloads)
+            beats.append(Beat(activity.activity_id, details))
+    return beats
+
+
+# No async generators: one that isn't closed holds nothing here.
+
+
+class _Records(AsyncIterator[Record]):
+    """The records of a run."""
+
+    def __init__(self, handle: WorkflowHandle[Any, Any], number: int, interval: float) -> None:
+        self._look = _Look(handle, number, interval)
+        self._read: deque[Record] = deque()
+
+    async def __anext__(self) -> Record:
+        while not self._read:
+            if (found := await self._look.look()) is None:
+                raise StopAsyncIteration
+            self._read.extend(found[0])
+        return self._read.popleft()
+
+
+class _Events(AsyncIterator[Record | LiveEvent]):
+    """The records of a run, and what its activities show."""
+
+    def __init__(self, handle: WorkflowHandle[Any, Any], number: int, interval: float) -> None:
+        self._look = _Look(handle, number, interval)
+        self._read: deque[Record | LiveEvent] = deque()
+        self._view = LiveView()
+
+    async def __anext__(self) -> Record | LiveEvent:
+        while not self._read:
+            if (found := await self._look.look()) is None:
+                raise StopAsyncIteration
+            records, seen = found
+            for record in records:
+                self._view.note(record)
+            self._read.extend(records)
+            self._read.extend(self._view.read(await _read_beats(seen)))
+        return self._read.popleft()
 
 
 async def start_run(

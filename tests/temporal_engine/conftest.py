@@ -6,8 +6,12 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from temporal_engine.worker_processes import Workers
 
 
 @pytest.fixture(scope="session")
@@ -45,3 +49,20 @@ def _wait_for(port: int, server: "subprocess.Popen[bytes]", log: Path) -> None:
         else:
             return
     pytest.fail(f"the server doesn't answer: {log.read_text()[-2000:]}")
+
+
+@pytest.fixture(scope="session")
+def histories(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the histories of all tests."""
+    return tmp_path_factory.mktemp("histories")
+
+
+@pytest.fixture
+def workers(address: str, tmp_path: Path, histories: Path) -> "Iterator[Workers]":
+    """The workers of one test."""
+    pytest.importorskip("temporalio", reason="needs the extra temporal: nox -s tests-temporal")
+    from temporal_engine.worker_processes import Workers
+
+    made = Workers(address, tmp_path, histories)
+    yield made
+    made.close()

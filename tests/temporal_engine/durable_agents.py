@@ -5,6 +5,8 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -45,43 +47,51 @@ def notes(path: Path) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
+@contextmanager
+def noted(what: str) -> Iterator[None]:
+    """Write down the beginning and the end of a piece of work."""
+    note(what)
+    try:
+        yield
+    finally:
+        note(f"end {what}")
+
+
 @tool(idempotent=True)
 async def look_up(ctx: ToolContext[Any], n: int) -> str:
     """Look something up."""
-    note(f"look_up {n} {ctx.idempotency_key}")
-    await anyio.sleep(0.05)
+    with noted(f"look_up {n} {ctx.idempotency_key}"):
+        await anyio.sleep(0.05)
     return f"found {n}"
 
 
 @tool
 def count(n: int) -> int:
     """Count, in a thread."""
-    note(f"count {n}")
-    return n + 1
+    with noted(f"count {n}"):
+        return n + 1
 
 
 @tool(timeout=1.0)
 async def hang() -> str:
     """Hang until the timeout."""
-    note("hang")
-    try:
+    with noted("hang"):
         await anyio.sleep_forever()
-    finally:
-        note("hang ended")
     raise AssertionError
 
 
 @tool(needs_approval=True)
 async def pay(amount: int) -> str:
     """Pay."""
-    note(f"pay {amount}")
-    return f"paid {amount}"
+    with noted(f"pay {amount}"):
+        return f"paid {amount}"
 
 
 @tool
 async def fail(n: int) -> str:
     """Fail."""
-    raise ValueError(f"no {n}")
+    with noted(f"fail {n}"):
+        raise ValueError(f"no {n}")
 
 
 @tool
@@ -95,9 +105,9 @@ def scripted(*steps: Any) -> FunctionModel:
     """Return a model that knows its place from the turn alone: any worker may be asked."""
 
     def answer(request: ModelRequest) -> Any:
-        note(f"model {'/'.join(request.path)} {request.turn}")
-        step = steps[request.turn - 1]
-        return step(request) if callable(step) else step
+        with noted(f"model {'/'.join(request.path)} {request.turn}"):
+            step = steps[request.turn - 1]
+            return step(request) if callable(step) else step
 
     return FunctionModel(answer)
 
@@ -108,11 +118,8 @@ def sleeping(n: int) -> Agent[Any, Any]:
     @tool
     async def wait(n: int) -> str:
         """Wait."""
-        note(f"wait {n}")
-        try:
+        with noted(f"wait {n}"):
             await anyio.sleep_forever()
-        finally:
-            note(f"wait ended {n}")
         raise AssertionError
 
     calls = [call("wait", {"n": each}, call_id=f"w{each}") for each in range(n)]
@@ -163,7 +170,7 @@ async def work(address: str, queue: str) -> None:
     """Run a worker until the process is killed. A lost one is missed soon."""
     soon = timedelta(seconds=2)
     lost = ToolActivity(heartbeat_timeout=soon)
-    known = {"everything": agents()["everything"]}
+    known = {name: agents()[name] for name in ("everything", "payer")}
     used = {tool.name: lost for tool in (look_up, count, hang, pay, fail)}
     client = await Client.connect(address, plugins=[AgentPlugin(known, tools=used, model=lost)])
     await Worker(client, task_queue=queue, sticky_queue_schedule_to_start_timeout=soon).run()
