@@ -265,7 +265,9 @@ def _judge_coverage(session: nox.Session, venv: Path) -> None:
         session.log("a part of the tests ran, so their coverage isn't judged")
         return
     # The tests of these are skipped here: they run in sessions of their own (`mcp`, `tests-postgres` …).
-    omitted = "--omit=" + ",".join(f"*/agentloop/{package}/*" for package in ("mcp", "postgres", "temporal", "otel"))
+    omitted = "--omit=" + ",".join(
+        f"*/agentloop/{package}/*" for package in ("mcp", "postgres", "temporal", "otel", "asgi")
+    )
     session.run(*coverage, "report", omitted, env=environment, external=True)
     core = ["report", "--include=agentloop/_core/*", "--fail-under=100"]
     session.run(*coverage, *core, env=environment, external=True)
@@ -341,6 +343,28 @@ def tests_otel(session: nox.Session) -> None:
     session.install(".[test-otel]")
     session.run("python", "-c", "import opentelemetry.sdk, opentelemetry.proto")  # else every test would be skipped
     _run_covered(session, "coverage", "otel", "tests/otel_export", "asyncio,trio")
+
+
+@nox.session(name="tests-web")
+def tests_web(session: nox.Session) -> None:
+    """Run the tests of agents for web clients: in one process, on three servers, within four frameworks, and in a real
+    browser. The other test sessions skip what needs these.
+    """
+    session.install(".[test-web]")
+    _need_chromium(session)
+    session.run("python", "-c", "import uvicorn, hypercorn, fastapi, litestar, quart")  # else tests would be skipped
+    _run_covered(session, "coverage", "asgi", "tests/web", "asyncio,trio")
+
+
+def _need_chromium(session: nox.Session) -> None:
+    """Find Chromium, or install Debian's package where this is allowed; else end *session* with a sentence."""
+    programs = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+    if any(map(shutil.which, programs)):
+        return
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        session.error("a browser is needed: install Debian's package `chromium`, or Chrome, so that it is on PATH")
+    session.run("apt-get", "update", "-q", external=True)
+    session.run("apt-get", "install", "-q", "-y", "--no-install-recommends", "chromium", external=True)
 
 
 def _temporal_environment(session: nox.Session, name: str) -> Path:
@@ -451,6 +475,7 @@ LONG = {
     "nursery": ["--backends", "asyncio", "--anyio-nursery", "tests/runs", "tests/sweeps"],
     "mcp": ["--backends", "asyncio,trio", "tests/mcp_servers/test_kill_points.py"],
     "postgres": ["--backends", "asyncio", "tests/postgres_store/test_fleet.py"],
+    "web": ["--backends", "asyncio", "tests/web/test_servers.py", "-k", "many_clients"],
     "steps": ["--backends", "asyncio,trio-virtual", "--no-plain-calls", "tests/runs", "tests/sweeps"],
 }
 """The passes of pytest of the session `long`: the sweeps are run whole there."""
@@ -477,6 +502,7 @@ def long(session: nox.Session) -> None:
         "MCP_KILL_POINTS": "200",
         "POSTGRES_FLEET": "whole",
         "TEMPORAL_KILLS": "whole",
+        "WEB_LOAD": "whole",
     }
     environments: dict[str, Path] = {}
     failed = []
@@ -496,7 +522,7 @@ def long(session: nox.Session) -> None:
 def _long_environment(session: nox.Session, kind: str) -> Path:
     if kind == "temporal":
         return _temporal_environment(session, "long-temporal")
-    packages = ["-e", ".[test-postgres,test-mcp,local]", "pytest-repeat", "uvloop"]
+    packages = ["-e", ".[test-postgres,test-mcp,test-web,local]", "pytest-repeat", "uvloop"]
     return _environment(session, interpreters()[0], kind, *packages)
 
 
