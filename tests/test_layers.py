@@ -215,6 +215,7 @@ def test_the_package_imports_only_what_it_declares(graph: dict[str, set[str]]) -
     declared = {"anyio", "attr", "attrs", "cattrs", "httpx", "msgspec", "sniffio"}
     extras = {"trio", "xllamacpp", "cryptography", "click", "rich", "pydantic", "pytest", "hypothesis", "websockets"}
     extras |= {"psycopg"}
+    extras |= {"h11"}  # of the extra `cli`
     extras |= {"mcp", "httpx2", "jsonschema", "referencing"}  # of the extra `mcp` and what it brings
     extras |= {"temporalio"}
     extras |= {"opentelemetry"}

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import anyio
 import attrs
 import click
 
@@ -13,23 +15,25 @@ from agentloop._common.terminal_text import exact
 from agentloop.cli import errors
 from agentloop.cli.help_text import examples
 from agentloop.cli.journal_folder import Folder
+from agentloop.cli.supervision import check_backend, supervise
+from agentloop.cli.trace_server import HOST, files_of, serve_timeline
 from agentloop.exceptions import AgentLoopError, UserError
-from agentloop.journal._reading import list_runs, read_whole_records
-from agentloop.tracing import Timeline, read_timeline, render_html, render_text
+from agentloop.journal._reading import GrowingJournal, list_runs, read_whole_records
+from agentloop.tracing import Timeline, TimelineFold, read_timeline, render_html, render_text
 
 _WIDTH_OF_A_PIPE = 120
 _MOST_NAMED = 10
 
 
 @attrs.frozen
-class JournalSource:
+class TracedJournal:
     """The journal of one run: its file, and the run's id if the file holds several."""
 
     path: Path
     run_id: str | None = None
 
     @classmethod
-    def find(cls, given: Path, line: int | None, run_id: str | None) -> JournalSource:
+    def find(cls, given: Path, line: int | None, run_id: str | None) -> TracedJournal:
         """Return the journal at *given*: a file, or a folder of `agentloop run --journal`.
 
         Raises:
@@ -61,6 +65,24 @@ class JournalSource:
         """
         return read_timeline(read_whole_records(self.path, run_id=self.run_id) or (), content=content)
 
+    def follow(self, *, content: bool) -> Callable[[], Timeline]:
+        """Return a function that returns the timeline of what is whole in the journal at each of its calls.
+
+        It raises as `read` does, and folds only what is new.
+        """
+        journal, fold = GrowingJournal(self.path, run_id=self.run_id), TimelineFold(content=content)
+
+        def read() -> Timeline:
+            nonlocal fold
+            is_another, records = journal.read_new()
+            if is_another:
+                fold = TimelineFold(content=content)
+            for record in records:
+                fold.record(record)
+            return fold.timeline()
+
+        return read
+
 
 def _find_in_folder(given: Path, line: int | None) -> Path:
     folder = Folder.at(str(given))
@@ -86,16 +108,26 @@ def _name_some(names: list[str]) -> str:
     epilog=examples(
         "agentloop trace jobs/may",
         "agentloop trace run.journal --html run.html",
+        "agentloop trace run.journal --follow",
     )
 )
 @click.argument("journal", metavar="JOURNAL", type=click.Path(path_type=Path))
 @click.option("--html", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path), help="Write a page to FILE.")
+@click.option("--follow", is_flag=True, help="Serve the page on this machine, and keep it up to date, until Ctrl-C.")
 @click.option("--line", type=click.IntRange(min=1), help="The request of that line, of a folder with many.")
 @click.option("--run", "run_id", metavar="ID", help="The run of that id, of a SQLite file with many.")
 @click.option("--no-content", is_flag=True, help="Leave out arguments, outputs, messages and texts of errors.")
+@click.option("--backend", type=click.Choice(["asyncio", "trio"]), default="asyncio", help="The loop of --follow.")
 @click.option("--width", type=click.IntRange(min=20), help="Columns of the text; those of the terminal unless given.")
 def trace(
-    journal: Path, html: Path | None, line: int | None, run_id: str | None, no_content: bool, width: int | None
+    journal: Path,
+    html: Path | None,
+    follow: bool,
+    line: int | None,
+    run_id: str | None,
+    no_content: bool,
+    backend: str,
+    width: int | None,
 ) -> None:
     """Show what a run did when, from its JOURNAL alone: a journal's file, or a folder of `run --journal`.
 
@@ -103,10 +135,19 @@ def trace(
     --html a page is written instead, which needs no network. The agents aren't imported. The journal of a run under
     way, or of one whose process has died, is shown as far as it is whole.
 
-    Exit codes: 0 all went well, 1 the journal is damaged or FILE can't be written, 2 wrong use.
+    With --follow the page is served at 127.0.0.1, at the address that is printed, and grows with the journal.
+
+    Exit codes: 0 all went well, 1 the journal is damaged or FILE can't be written, 2 wrong use; of --follow 130 SIGINT
+    (Ctrl-C), 143 SIGTERM.
     """
+    if follow and html is not None:
+        raise click.UsageError("--follow serves a page, --html writes one: give one of them.")
     try:
-        timeline = JournalSource.find(journal, line, run_id).read(content=not no_content)
+        source = TracedJournal.find(journal, line, run_id)
+        if follow:
+            check_backend(backend)
+            sys.exit(_follow(source, backend, content=not no_content))
+        timeline = source.read(content=not no_content)
         if html is None:
             _write_text(timeline, width)
         else:
@@ -115,8 +156,24 @@ def trace(
         click.echo(errors.words_for(error), err=True, nl=False)
         sys.exit(errors.code_of(error))
     except OSError as error:
-        click.echo(f"Error: {exact(str(html))}: {error.strerror or error}", err=True)
+        click.echo(f"Error: {exact(str(html or HOST))}: {error.strerror or error}", err=True)
         sys.exit(errors.FAILED)
+
+
+def _follow(source: TracedJournal, backend: str, *, content: bool) -> int:
+    """Serve the timeline of *source* until a signal comes, and return the exit code.
+
+    Raises:
+        OSError: if no port can be opened.
+    """
+
+    async def work() -> None:
+        await serve_timeline(files_of(source.path), source.follow(content=content), started=click.echo)
+
+    ended = anyio.run(supervise, work, lambda number: None, backend=backend)
+    if ended.error is not None:
+        raise ended.error
+    return errors.OK if ended.signal is None else 128 + ended.signal
 
 
 def _write_text(timeline: Timeline, width: int | None) -> None:

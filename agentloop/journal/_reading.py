@@ -62,15 +62,50 @@ def read_whole_records(
     """
     from agentloop._storage.state_codec import read_lines
 
-    name = check_path(path)
+    lines = _read_lines_of(check_path(path), run_id, Seal(key))
     check_codec(codec)
+    return read_lines(lines, codec).records if lines else None
+
+
+class GrowingJournal:
+    """A journal that is read again and again while a run writes it. Each read checks all of its lines."""
+
+    def __init__(self, path: str | os.PathLike[str], *, run_id: str | None = None) -> None:
+        self._path = check_path(path)
+        self._run_id = run_id
+        self._lines: list[bytes] = []
+
+    def read_new(self) -> tuple[bool, tuple[Record, ...]]:
+        """Return the records since the last read; True with them if they are all, as the journal is another one.
+
+        Raises:
+            JournalError, StateError: as `read_journal`. The next read continues after the last that raised nothing.
+        """
+        from agentloop._storage.state_codec import read_lines
+
+        lines = _read_lines_of(self._path, self._run_id, Seal(None))
+        known = len(self._lines)
+        # A journal that began in an older schema has another header in its middle, so it is read from its first line.
+        grown = known > 0 and lines[:known] == self._lines and read_lines(lines[:1], None).is_current
+        if grown:
+            records = read_lines([lines[0], *lines[known:]], None).records
+        else:
+            records = read_lines(lines, None).records if lines else ()
+        self._lines = lines
+        return not grown, records
+
+
+def _read_lines_of(name: str, run_id: str | None, seal: Seal) -> list[bytes]:
+    """Return the whole lines of the journal at *name*; none if there is no file.
+
+    Raises:
+        JournalError: as `read_journal`.
+    """
     try:
         data = FileStorage(name).read()
     except OSError as error:
         raise JournalError(f"{name}: {error.strerror or error}") from error
-    seal = Seal(key)
-    lines = _read_rows(name, run_id, seal) if data.startswith(_SQLITE) else scan(data, seal, name).records
-    return read_lines(lines, codec).records if lines else None
+    return _read_rows(name, run_id, seal) if data.startswith(_SQLITE) else scan(data, seal, name).records
 
 
 def list_runs(path: str | os.PathLike[str]) -> list[str] | None:

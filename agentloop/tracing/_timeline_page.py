@@ -34,7 +34,7 @@ from agentloop.tracing.timeline import Ending, Timeline, TimelineRow
 
 MOST_CHARS = 2_600_000
 """Characters of a page's data above which facts are cut shorter."""
-_FACT_CHARS = (2_000, 500, 120, 0)
+FACT_CHARS = (2_000, 500, 120, 0)
 _FOLDER = Path(__file__).with_name("_page")
 _UNSAFE = str.maketrans({char: f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"})
 _WORDS = {"statuses": STATUSES, "causes": CAUSES, "phases": PHASES, "kinds": KINDS, "open": OPEN, "never": NEVER}
@@ -48,9 +48,13 @@ def render_html(timeline: Timeline) -> str:
 
     It opens without a network. Facts are cut shorter where the page would exceed some three megabytes.
     """
-    head, data = head_to_json(timeline), ""
-    for limit in _FACT_CHARS:
-        data = _encode({**head, "rows": rows_to_json(timeline, limit)})
+    head, data, cancellers = head_to_json(timeline), "", name_canceller(timeline)
+    for limit in FACT_CHARS:
+        rows = [
+            row_to_json(row, timeline.start, cancellers.get(position, []), limit)
+            for position, row in enumerate(timeline.rows)
+        ]
+        data = _encode({**head, "rows": rows})
         if len(data) <= MOST_CHARS:
             break
     return _fill(timeline, data)
@@ -112,6 +116,7 @@ def head_to_json(timeline: Timeline) -> Json:
         "title": _title(timeline),
         "summary": summarize(timeline),
         "status": timeline.status or ("open" if timeline.rows else None),
+        "records": timeline.records,
         "start": start,
         "end": _seconds(timeline.end, start),
         "gaps": [[_seconds(gap.start, start), _seconds(gap.end, start), gap.crashed] for gap in timeline.gaps],
@@ -121,16 +126,11 @@ def head_to_json(timeline: Timeline) -> Json:
     }
 
 
-def rows_to_json(timeline: Timeline, limit: int) -> list[Json]:
-    """Return the rows in the form that the page's script reads, with facts of at most *limit* characters."""
-    cancellers = name_canceller(timeline)
-    return [
-        _row_to_json(row, timeline.start, cancellers.get(position, []), limit)
-        for position, row in enumerate(timeline.rows)
-    ]
+def row_to_json(row: TimelineRow, start: float, cancellers: list[str], limit: int) -> Json:
+    """Return a row in the form that the page's script reads, with facts of at most *limit* characters.
 
-
-def _row_to_json(row: TimelineRow, start: float, cancellers: list[str], limit: int) -> Json:
+    *start* is the time of the timeline's start, and *cancellers* what `name_canceller` says of the row.
+    """
     left = list(cancellers)
     return {
         "k": row.kind,

@@ -500,19 +500,30 @@ function begin(keep) {
   drawOverview();
   if (focused) focusChosen();
 }
+// What names a row for as long as it grows.
+function keysOf(rows) {
+  const keys = [];
+  for (const row of rows) keys.push(`${row.p === null ? "" : keys[row.p]}/${row.k} ${row.k === "handoff" ? "" : row.n} ${row.t} ${row.i} ${row.s}`);
+  return keys;
+}
 function follow() {
   const source = new EventSource("events"), say = (state, words) => { $("live").dataset.state = state; $("live").textContent = words; };
   say("live", "● live");
   source.addEventListener("change", (event) => {
-    const change = JSON.parse(event.data), rows = model.rows, first = !rows.length;
-    const whole = !view || isWhole() || view.to >= axis.total;
-    rows.length = Math.min(rows.length, change.count);
+    const change = JSON.parse(event.data), rows = model.rows.slice(0, change.count), known = keysOf(model.rows);
+    const whole = !view || isWhole(), wasFolded = new Set([...folded].map((index) => known[index])), wasChosen = known[chosen];
     for (const [index, row] of change.rows) rows[index] = row;
     model = { ...change.head, rows };
-    if (first) foldRuns();
-    else for (const [index, row] of change.rows) if (row.k === "run" && row.p !== null && !places[index]) folded.add(row.p);
-    if (whole) view = null;
+    // New rows may stand above others, so the folded ones and the chosen one have new places.
+    const had = new Set(known), keys = keysOf(rows);
+    folded = new Set();
+    rows.forEach((row, index) => {
+      if (wasFolded.has(keys[index])) folded.add(index);
+      if (row.k === "run" && row.p !== null && !had.has(keys[index])) folded.add(row.p);
+    });
+    chosen = Math.max(keys.indexOf(wasChosen), 0);
     begin(!whole);
+    if (chosen && places[chosen] < 0) chosen = shownAbove(chosen);
     if (query) search();
     if (!$("details").hidden) showDetails();
     say("live", "● live");

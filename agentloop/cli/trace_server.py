@@ -1,0 +1,270 @@
+"""The timeline of a growing journal as a page that a browser on this machine keeps up to date.
+
+One task looks for changes of the journal's files, reads the journal whole when there are some, and folds it, in a
+worker thread; then it wakes the tasks of the connections. Each of these sends the rows that differ from those it has
+sent before, as a server-sent event. Two looks are as far apart as the last read took, and at least a fifth of a second:
+a long journal can't take all of a processor.
+
+The server listens at 127.0.0.1 alone. Other users of the machine may reach that address, and so may pages of other
+sites by a name that leads there: each request must have the secret path that the command has printed, and the server's
+own address as its host.
+
+A connection ends with its answer, with its client, or after ten seconds without a whole request. All of it ends with
+the scope around `serve_timeline`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.abc
+import anyio.to_thread
+import attrs
+import h11
+import msgspec
+
+from agentloop.cli import errors
+from agentloop.exceptions import AgentLoopError
+from agentloop.tracing import Timeline
+from agentloop.tracing._timeline_page import FACT_CHARS, head_to_json, render_follow_page, row_to_json
+from agentloop.tracing._timeline_words import name_canceller
+
+HOST = "127.0.0.1"
+LEAST_PAUSE = 0.2
+"""Seconds between two looks at the journal."""
+_PATIENCE = 10.0
+"""Seconds that a client has for its request."""
+_SIGN_OF_LIFE = 15.0
+_CHUNK = 65_536
+_GONE = (anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream, h11.RemoteProtocolError, OSError)
+"""Errors of a client that has gone, or speaks something else than HTTP."""
+_Rows = list[bytes]
+
+
+@attrs.define(eq=False)
+class FollowedJournal:
+    """The latest timeline of a journal, for every connection. Its fields are set by `watch` alone.
+
+    `rows` has the JSON text of each row, `head` that of the rest. `damage` says why the journal can't be read, if it
+    can't. `changed` is set, and replaced, at each change.
+    """
+
+    files: tuple[Path, ...]
+    read: Callable[[], Timeline]
+    rows: _Rows = attrs.field(factory=list)
+    head: bytes = b""
+    damage: str | None = None
+    changed: anyio.Event = attrs.field(factory=anyio.Event)
+    _encoded: list[tuple[tuple[object, ...], bytes]] = attrs.field(factory=list, init=False)
+
+    async def watch(self) -> None:
+        """Keep the timeline up to date, until cancelled."""
+        known: object = None
+        while True:
+            started = anyio.current_time()
+            stamp = await anyio.to_thread.run_sync(self._stamp)
+            if stamp != known:
+                known = stamp
+                await self._update()
+            await anyio.sleep(max(LEAST_PAUSE, anyio.current_time() - started))
+
+    def _stamp(self) -> object:
+        """Return a value that is another one when a file has changed. Blocks."""
+        found = []
+        for path in self.files:
+            try:
+                state = path.stat()
+            except OSError:
+                continue
+            found.append((path.name, state.st_ino, state.st_size, state.st_mtime_ns))
+        return found
+
+    async def _update(self) -> None:
+        before = (self.head, self.rows, self.damage)
+        try:
+            self.head, self.rows = await anyio.to_thread.run_sync(self._encode)
+            self.damage = None
+        except AgentLoopError as error:
+            self.damage = errors.message_of(error)
+        if before != (self.head, self.rows, self.damage):
+            self.changed.set()
+            self.changed = anyio.Event()
+
+    def _encode(self) -> tuple[bytes, _Rows]:
+        """Read the timeline, and encode it. Blocks. Rows that are as they were aren't encoded again."""
+        timeline = self.read()
+        cancellers = name_canceller(timeline)
+        old = self._encoded
+        new: list[tuple[tuple[object, ...], bytes]] = []
+        for position, row in enumerate(timeline.rows):
+            by = cancellers.get(position, [])
+            origin = (timeline.start, by, row)
+            if position >= len(old) or old[position][0] != origin:
+                text = msgspec.json.encode(row_to_json(row, timeline.start, by, FACT_CHARS[0]))
+                new.append((origin, text))
+            else:
+                new.append(old[position])
+        self._encoded = new
+        return msgspec.json.encode(head_to_json(timeline)), [text for _, text in new]
+
+
+def format_change(head: bytes, rows: _Rows, sent: _Rows) -> bytes:
+    """Return the server-sent event that turns the rows *sent* into *rows*."""
+    changed = [b"[%d,%b]" % (index, row) for index, row in enumerate(rows) if index >= len(sent) or sent[index] != row]
+    data = b'{"count":%d,"head":%b,"rows":[%b]}' % (len(rows), head, b",".join(changed))
+    return b"event: change\ndata: %b\n\n" % data
+
+
+async def serve_timeline(
+    files: tuple[Path, ...], read: Callable[[], Timeline], *, started: Callable[[str], None]
+) -> None:
+    """Serve the timeline that *read* gives, read again when one of *files* has changed, until cancelled.
+
+    Calls *started* with the page's address once it can be opened.
+
+    Raises:
+        OSError: if no port can be opened.
+    """
+    token = secrets.token_urlsafe(16)
+    followed = FollowedJournal(files, read)
+    listener = await anyio.create_tcp_listener(local_host=HOST, local_port=0)
+    async with listener, anyio.create_task_group() as tasks:
+        port = listener.extra(anyio.abc.SocketAttribute.local_port)
+        tasks.start_soon(followed.watch)
+        started(f"http://{HOST}:{port}/{token}/")
+        server = _Server(followed, token, frozenset({f"{HOST}:{port}", f"localhost:{port}"}))
+        await listener.serve(server.handle)
+
+
+@attrs.frozen
+class _Server:
+    """Answers one connection after the other, each in a task of its own."""
+
+    followed: FollowedJournal
+    token: str
+    hosts: frozenset[str]
+
+    async def handle(self, stream: anyio.abc.SocketStream) -> None:
+        """Answer the one request of a connection, and close it."""
+        async with stream:
+            with contextlib.suppress(*_GONE):
+                await self._answer(_PageRequest(stream))
+
+    async def _answer(self, exchange: _PageRequest) -> None:
+        request: h11.Request | None = None
+        with anyio.move_on_after(_PATIENCE):
+            request = await exchange.receive()
+        if request is None:
+            return
+        headers = {name: value.decode("latin-1") for name, value in request.headers}
+        if headers.get(b"host") not in self.hosts or request.method != b"GET":
+            await exchange.send_whole(403, b"text/plain", b"This address answers its own page alone.\n")
+        elif secrets.compare_digest(request.target, f"/{self.token}/".encode()):
+            await exchange.send_whole(200, b"text/html; charset=utf-8", render_follow_page().encode())
+        elif secrets.compare_digest(request.target, f"/{self.token}/events".encode()):
+            await self._stream(exchange)
+        else:
+            await exchange.send_whole(404, b"text/plain", b"There is no such page.\n")
+
+    async def _stream(self, exchange: _PageRequest) -> None:
+        await exchange.send_head(200, b"text/event-stream")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._end_with_client, exchange, tasks.cancel_scope)
+            with contextlib.suppress(*_GONE):
+                await self._send_changes(exchange)
+            tasks.cancel_scope.cancel()
+
+    async def _end_with_client(self, exchange: _PageRequest, scope: anyio.CancelScope) -> None:
+        await exchange.wait_closed()
+        scope.cancel()
+
+    async def _send_changes(self, exchange: _PageRequest) -> None:
+        """Send each change as an event, until the client has gone."""
+        followed = self.followed
+        sent: _Rows = []
+        head, damage = b"", None
+        while True:
+            changed = followed.changed  # before the looks, so that no change is missed
+            if followed.damage is not None:
+                if followed.damage != damage:
+                    await exchange.send(b"event: damaged\ndata: %b\n\n" % msgspec.json.encode(followed.damage))
+            elif followed.head and (followed.head, followed.rows) != (head, sent):
+                event = format_change(followed.head, followed.rows, sent)
+                head, sent = followed.head, followed.rows
+                await exchange.send(event)
+            damage = followed.damage
+            with anyio.move_on_after(_SIGN_OF_LIFE) as waited:
+                await changed.wait()
+            if waited.cancelled_caught:
+                await exchange.send(b": still here\n\n")
+
+
+@attrs.define(eq=False, init=False)
+class _PageRequest:
+    """A connection, its one request and the answer."""
+
+    _stream: anyio.abc.SocketStream
+    _http: h11.Connection
+
+    def __init__(self, stream: anyio.abc.SocketStream) -> None:
+        self._stream = stream
+        self._http = h11.Connection(h11.SERVER)
+
+    async def receive(self) -> h11.Request | None:
+        """Return the request; None if the client closes the connection before.
+
+        Raises:
+            h11.RemoteProtocolError: if it is none.
+        """
+        event: Any = self._http.next_event()
+        while event is h11.NEED_DATA:
+            try:
+                data = await self._stream.receive(_CHUNK)
+            except anyio.EndOfStream:
+                data = b""
+            self._http.receive_data(data)
+            event = self._http.next_event()
+        return event if isinstance(event, h11.Request) else None
+
+    async def wait_closed(self) -> None:
+        """Wait until the client closes the connection; what it sends meanwhile is dropped."""
+        with contextlib.suppress(*_GONE):
+            while True:
+                await self._stream.receive(_CHUNK)
+
+    async def send_head(self, status: int, kind: bytes, length: int | None = None) -> None:
+        """Begin the answer."""
+        headers = [
+            (b"content-type", kind),
+            (b"cache-control", b"no-store"),
+            (b"referrer-policy", b"no-referrer"),
+            (b"x-content-type-options", b"nosniff"),
+            (b"connection", b"close"),
+        ]
+        headers += [] if length is None else [(b"content-length", b"%d" % length)]
+        await self._send(h11.Response(status_code=status, headers=headers))
+
+    async def send(self, data: bytes) -> None:
+        """Send a part of the answer."""
+        await self._send(h11.Data(data=data))
+
+    async def send_whole(self, status: int, kind: bytes, body: bytes) -> None:
+        """Send a whole answer."""
+        await self.send_head(status, kind, len(body))
+        await self.send(body)
+        await self._send(h11.EndOfMessage())
+
+    async def _send(self, event: Any) -> None:
+        data = self._http.send(event)
+        if data:
+            await self._stream.send(data)
+
+
+def files_of(path: Path) -> tuple[Path, ...]:
+    """Return the files that change when the journal at *path* grows: SQLite writes to one beside it first."""
+    return (path, path.with_name(f"{path.name}-wal"))

@@ -1,0 +1,293 @@
+"""`agentloop trace --follow`: a page that grows with its journal, for this machine's browser alone."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.abc
+import httpx
+import pytest
+from click.testing import Result
+from timeline.stories import Story, every_ending, long_run
+
+from agentloop import records as r
+from agentloop._storage.state_codec import header, line_encoder
+from agentloop.cli import trace_server
+from agentloop.cli.trace import TracedJournal
+from agentloop.cli.trace_server import files_of, format_change, serve_timeline
+from agentloop.journal import FileJournal, SQLiteJournal
+
+pytestmark = [pytest.mark.real_clock, pytest.mark.timeout(60)]
+Start = Callable[..., "subprocess.Popen[str]"]
+WRITE = line_encoder(None)
+HEADER = header("7f3a91c2", {"agents": {}}, sealed=False)
+
+
+async def append(journal: Any, records: list[r.Record]) -> None:
+    """Append *records* as one batch."""
+    await journal.append([WRITE(record) for record in records])
+
+
+@asynccontextmanager
+async def served(path: Path, run_id: str | None = None) -> AsyncIterator[str]:
+    """Serve the timeline of the journal at *path*, and give the page's address."""
+    source = TracedJournal(path, run_id)
+    address: list[str] = []
+    known = anyio.Event()
+
+    def started(url: str) -> None:
+        address.append(url)
+        known.set()
+
+    async def serve() -> None:
+        await serve_timeline(files_of(path), source.follow(content=True), started=started)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(serve)
+        await known.wait()
+        yield address[0]
+        tasks.cancel_scope.cancel()
+
+
+class Page:
+    """What the page's script knows: the rows, put together from the events of a stream."""
+
+    def __init__(self, lines: AsyncIterator[str]) -> None:
+        self._lines = lines
+        self.rows: list[Any] = []
+        self.head: dict[str, Any] = {"records": 0}
+
+    async def next(self) -> str:
+        """Wait for the next event, take it in, and return its kind."""
+        kind = ""
+        async for line in self._lines:
+            if line == ": still here":
+                return "still here"
+            if line.startswith("event: "):
+                kind = line.removeprefix("event: ")
+            elif line.startswith("data: "):
+                data = json.loads(line.removeprefix("data: "))
+                if kind == "change":
+                    self.head = data["head"]
+                    del self.rows[data["count"] :]
+                    for index, row in data["rows"]:
+                        self.rows[index : index + 1] = [row]
+                return kind if kind == "change" else f"{kind}: {data}"
+        raise AssertionError("the stream has ended")
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Take events in until *holds* is true."""
+        while not holds():
+            assert await self.next() == "change"
+
+    async def has(self, records: int) -> None:
+        """Take events in until the page shows that many records."""
+        await self.until(lambda: self.head["records"] >= records)
+
+    @property
+    def names(self) -> list[str]:
+        return [row["n"] for row in self.rows]
+
+
+async def lines_of(stream: anyio.abc.SocketStream) -> AsyncIterator[str]:
+    """Yield the lines of an answer, without its chunks: the request was one of HTTP 1.0."""
+    text = b""
+    while True:
+        text += await stream.receive()
+        *lines, text = text.split(b"\n")
+        for line in lines:
+            yield line.decode().rstrip("\r")
+
+
+@asynccontextmanager
+async def reading(url: str) -> AsyncIterator[Page]:
+    """Read the events of the page at *url*."""
+    _, _, host, path = url.split("/", 3)
+    port = int(host.partition(":")[2])
+    async with await anyio.connect_tcp("127.0.0.1", port) as stream, aclosing(lines_of(stream)) as lines:
+        await stream.send(f"GET /{path}events HTTP/1.0\r\nhost: {host}\r\n\r\n".encode())
+        assert await anext(lines) == "HTTP/1.1 200 "
+        async for line in lines:
+            if not line:
+                break
+        with anyio.fail_after(20):
+            yield Page(lines)
+
+
+@pytest.mark.parametrize("kind", ["file", "sqlite"])
+async def test_what_a_run_appends_is_on_the_page_within_a_second(tmp_path: Path, kind: str) -> None:
+    """Each event has the rows that changed, and no others; a client that comes later gets all of them."""
+    path, records = tmp_path / "journal", every_ending()
+    journal = FileJournal(path) if kind == "file" else SQLiteJournal(path, "7f3a91c2")
+    async with journal:
+        await journal.append([HEADER])
+        async with served(path) as url, reading(url) as page:
+            lags = []
+            for first in range(0, len(records), 25):
+                batch = records[first : first + 25]
+                await append(journal, batch)
+                began = time.perf_counter()
+                await page.has(first + len(batch))
+                lags.append(time.perf_counter() - began)
+            async with reading(url) as later:
+                await later.until(lambda: later.rows == page.rows)
+    assert "invoice" in page.names
+    assert page.head["status"] == "failed"
+    assert sorted(lags)[len(lags) // 2] < 1
+
+
+async def test_a_journal_that_is_damaged_meanwhile_is_said_so(tmp_path: Path) -> None:
+    """The page keeps what it has, and goes on when the journal can be read again."""
+    path = tmp_path / "journal"
+    async with FileJournal(path) as journal:
+        await append(journal, [])
+        await journal.append([HEADER])
+        await append(journal, every_ending()[:10])
+    whole = path.read_bytes()
+    async with served(path) as url, reading(url) as page:
+        await page.until(lambda: "search" in page.names or len(page.rows) > 3)
+        path.write_bytes(whole.replace(b"run_started", b"run_sta_ted"))
+        assert "line 2" in await page.next()
+        path.write_bytes(whole + b"torn")
+        async with FileJournal(path) as journal:
+            await append(journal, every_ending()[10:20])
+        await page.until(lambda: "slow" in page.names and len(page.rows) > 8)
+
+
+async def test_a_journal_without_a_record_gets_its_rows_later(tmp_path: Path) -> None:
+    """An empty timeline is sent first; the page says that no run has begun."""
+    path = tmp_path / "journal"
+    path.touch()
+    async with served(path) as url, reading(url) as page:
+        assert await page.next() == "change"
+        assert page.rows == []
+        async with FileJournal(path) as journal:
+            await journal.append([HEADER])
+            await append(journal, every_ending()[:2])
+        await page.until(lambda: page.names == ["desk", "Turn 1 · desk"])
+
+
+@pytest.mark.slow
+async def test_a_long_journal_is_followed_within_a_second(tmp_path: Path) -> None:
+    """Ten thousand records are read again for each change: on an idle machine it takes a fifth of a second."""
+    path, records = tmp_path / "journal", list(long_run(10_000))
+    async with FileJournal(path, fsync="never") as journal:
+        await journal.append([HEADER])
+        await append(journal, records[:-200])
+        async with served(path) as url, reading(url) as page:
+            lags = []
+            for first in range(len(records) - 200, len(records), 40):
+                await page.has(first)
+                await append(journal, records[first : first + 40])
+                began = time.perf_counter()
+                await page.has(min(first + 40, len(records)))
+                lags.append(time.perf_counter() - began)
+    assert min(lags) < 1
+
+
+async def test_only_the_page_itself_is_answered(tmp_path: Path) -> None:
+    """Another path, method or host gets nothing of the run, and what is no HTTP gets no answer."""
+    path = tmp_path / "journal"
+    async with FileJournal(path) as journal:
+        await journal.append([HEADER])
+        await append(journal, every_ending()[:2])
+    async with served(path) as url, httpx.AsyncClient() as client:
+        page = await client.get(url)
+        assert page.status_code == 200
+        assert "EventSource" in page.text
+        assert page.headers["x-content-type-options"] == "nosniff"
+        origin = url.rsplit("/", 2)[0]
+        localhost = origin.removeprefix("http://").replace("127.0.0.1", "localhost")
+        assert (await client.get(url, headers={"host": localhost})).status_code == 200
+        for response in (
+            await client.get(f"{origin}/"),
+            await client.get(f"{origin}/x/events"),
+            await client.post(url),
+            await client.get(url, headers={"host": "evil.example"}),
+        ):
+            assert response.status_code in (403, 404)
+            assert "desk" not in response.text
+        port = int(origin.rpartition(":")[2])
+        for sent in (b"\x00\x01\r\n\r\n", b"GET / HTTP/1.1\r\nhost: x"):
+            async with await anyio.connect_tcp("127.0.0.1", port) as stream:
+                await stream.send(sent)
+                await stream.send_eof()
+                with pytest.raises(anyio.EndOfStream):
+                    while True:
+                        assert b"desk" not in await stream.receive()
+
+
+async def test_a_client_that_says_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After its time for a request the connection is closed; a stream without changes gets signs of life."""
+    monkeypatch.setattr(trace_server, "_PATIENCE", 0.05)
+    monkeypatch.setattr(trace_server, "_SIGN_OF_LIFE", 0.05)
+    path = tmp_path / "journal"
+    path.touch()
+    async with served(path) as url:
+        port = int(url.split(":")[2].partition("/")[0])
+        async with await anyio.connect_tcp("127.0.0.1", port) as stream:
+            with pytest.raises(anyio.EndOfStream):
+                await stream.receive()
+        async with reading(url) as page:
+            assert await page.next() == "change"
+            assert await page.next() == "still here"
+
+
+def test_an_event_has_the_changed_rows_alone() -> None:
+    """New ones, those with another text, and the number of all."""
+    event = format_change(b'{"a":1}', [b"0", b"9", b"2", b"3"], [b"0", b"1", b"2"])
+    assert event == b'event: change\ndata: {"count":4,"head":{"a":1},"rows":[[1,9],[3,3]]}\n\n'
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_the_command(start: Start, tmp_path: Path, backend: str) -> None:
+    """It prints the address first; the port is closed when it has ended."""
+    path = tmp_path / "journal"
+    story = Story()
+    anyio.run(_write_story, path, story.records)
+    child = start("trace", str(path), "--follow", "--backend", backend)
+    assert child.stdout is not None
+    url = child.stdout.readline().strip()
+    assert httpx.get(url).status_code == 200
+    child.send_signal(signal.SIGINT)
+    assert child.wait(20) == 130
+    port = int(url.split(":")[2].partition("/")[0])
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+async def _write_story(path: Path, records: list[r.Record]) -> None:
+    async with FileJournal(path) as journal:
+        await journal.append([HEADER])
+        await append(journal, records)
+
+
+def test_a_page_is_served_or_written(invoke: Callable[..., Result], tmp_path: Path) -> None:
+    """Both at once is a wrong use."""
+    path = tmp_path / "journal"
+    path.touch()
+    assert invoke("trace", str(path), "--follow", "--html", os.devnull).exit_code == 2
+
+
+def test_a_server_that_cannot_start_is_an_error(
+    invoke: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system gives no port."""
+
+    async def refuse(**fields: Any) -> Awaitable[Any]:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(anyio, "create_tcp_listener", refuse)
+    path = tmp_path / "journal"
+    path.touch()
+    refused = invoke("trace", str(path), "--follow")
+    assert refused.exit_code == 1
+    assert "Too many open files" in refused.stderr
