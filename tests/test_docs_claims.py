@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from kit.docs_scripts import load_docs_script
 
 ROOT = Path(__file__).parent.parent
 TROUBLE = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
@@ -83,3 +84,13 @@ def test_promises_are_numbered_one_after_the_other() -> None:
     """A promise keeps its number, so a new one is the last; the test also guards the pattern."""
     assert [promise.partition(":")[0] for promise in PROMISES] == [str(n) for n in range(1, len(PROMISES) + 1)]
     assert len(PROMISES) >= 20
+
+
+def test_the_picture_of_a_run_is_drawn_from_its_records() -> None:
+    """The committed picture is the one that the script draws; in it both bookings clean up before the run ends."""
+    script = load_docs_script("draw_run")
+    timeline = script.record_run()
+    assert script.PICTURE.read_text(encoding="utf-8") == script.draw(timeline), "run python docs/draw_run.py"
+    bookings = [row for row in timeline.rows if row.name == "book"]
+    assert [row.ending.cancelled_by for row in bookings] == ["deadline", "deadline"]
+    assert max(row.end for row in bookings) == timeline.end

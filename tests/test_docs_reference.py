@@ -1,29 +1,18 @@
 """The reference has every public name, and says what the docstrings and signatures say."""
 
-import importlib.util
 import re
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from kit.docs_scripts import load_docs_script
 
 import agentloop
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs" / "reference").glob("*.md"))
 
-
-def _load_generator() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("generate_reference", ROOT / "docs" / "generate_reference.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-GENERATOR = _load_generator()
+GENERATOR = load_docs_script("generate_reference")
 
 
 def _entries() -> set[str]:
