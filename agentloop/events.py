@@ -167,3 +167,4 @@ Event: TypeAlias = (
     | TurnEnded
     | RunEnded
 )
+"""An event of a stream. The union is closed: match it to its end."""

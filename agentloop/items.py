@@ -52,6 +52,7 @@ __all__ = [
 ]
 
 JsonObject: TypeAlias = Mapping[str, Any]
+"""An object of JSON: text to values of JSON."""
 ToolKind: TypeAlias = Literal["function", "custom", "shell", "apply_patch", "computer"]
 """The form in which a provider calls a tool: JSON arguments, free text, or an item of its own for an executor."""
 CallKind: TypeAlias = Literal["function", "custom", "approval", "shell", "apply_patch", "computer"]
@@ -91,6 +92,7 @@ class ContainerFileCitation(_Citation, frozen=True, tag="container_file_citation
 
 
 Annotation: TypeAlias = UrlCitation | FileCitation | ContainerFileCitation
+"""A source that a text of the model refers to."""
 
 
 class Text(_ContentPart, frozen=True, tag="text"):
@@ -162,6 +164,7 @@ class Refusal(_ContentPart, frozen=True, tag="refusal"):
 
 
 Part: TypeAlias = Text | Image | Audio | File | Refusal
+"""A part of the content of a message or of a tool output."""
 Content: TypeAlias = str | tuple[Part, ...]
 """The content of a tool output: text, or parts."""
 
@@ -472,6 +475,7 @@ Item: TypeAlias = (
     | Compaction
     | OpaqueItem
 )
+"""An entry of a conversation. The union is closed: match it to its end."""
 ITEM_TYPES: tuple[type, ...] = (
     SystemMessage,
     UserMessage,
@@ -486,6 +490,7 @@ ITEM_TYPES: tuple[type, ...] = (
     Compaction,
     OpaqueItem,
 )
+"""The members of `Item`, for `isinstance`."""
 
 
 _NO_CALLS = ("_output", "_result", "_response", "_tools")

@@ -254,3 +254,4 @@ class ModelResponse(_Response, frozen=True):
 ModelEvent: TypeAlias = (
     ResponseStarted | TextDelta | ReasoningDelta | ArgumentsDelta | HostedProgress | ItemDone | Raw | ResponseDone
 )
+"""An event of one response of a model; `ResponseDone` is the last one."""

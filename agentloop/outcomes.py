@@ -19,7 +19,10 @@ __all__ = [
 Status: TypeAlias = Literal[
     "succeeded", "failed", "timed_out", "cancelled", "rejected", "replayed", "skipped", "unknown"
 ]
+"""How a call ended: `replayed` with the output of an equal earlier call, `unknown` if it may have taken effect."""
 CancelledBy: TypeAlias = Literal["tool", "caller", "sibling", "deadline", "parent"]
+"""The source of a cancellation: the body itself, a `cancel_call`, a failing call of the batch, a timeout or budget of
+the run, or everything else that ends the run."""
 SUCCESSES: tuple[Status, ...] = ("succeeded", "replayed")
 """The members whose output is what the tool gave; of the others it says why there is no such output."""
 FROM_ABOVE: tuple[CancelledBy, ...] = ("parent", "deadline")

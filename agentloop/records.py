@@ -50,6 +50,7 @@ __all__ = [
 ]
 
 RunStatus: TypeAlias = Literal["completed", "interrupted", "cancelled", "stopped", "failed"]
+"""How a run, or a segment of it, ended."""
 
 
 class _Record(Value, frozen=True, tag_field="kind", gc=False):
@@ -417,3 +418,4 @@ Record: TypeAlias = (
     | GraphChanged
     | RunEnded
 )
+"""An entry of the log of a run. The union is closed: match it to its end."""

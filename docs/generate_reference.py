@@ -37,6 +37,8 @@ import msgspec
 FOLDER = Path(__file__).parent / "reference"
 WIDTH = 100
 """Columns of a signature; a longer one has a line for each parameter."""
+LONGEST = 40
+"""Lines of the definition of a type or a constant; of a longer one the name is shown."""
 
 _LIST = re.compile(
     r"(?P<list><!-- reference: (?P<module>[\w.]+)\n(?P<names>.*?)-->\n)(?P<text>.*?)(?P<end><!-- end -->)", re.DOTALL
@@ -373,7 +375,7 @@ def _data_text(entry: Entry) -> tuple[str, str]:
         node = _assigned(module).get(entry.title)
         if node is not None:
             source = ast.get_source_segment(inspect.getsource(module), node) or ""
-            short = source if source.count("\n") < 12 else source.split("\n", 1)[0].partition("=")[0].rstrip()
+            short = source if source.count("\n") < LONGEST else source.split("\n", 1)[0].partition("=")[0].rstrip()
             return re.sub(r"^(\w+): TypeAlias\b", r"\1", short), _field_docs(_tree(module).body).get(entry.title, "")
     raise LookupError(f"{entry.module.__name__}.{entry.name} is assigned in no module that is known here")
 

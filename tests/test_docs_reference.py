@@ -32,6 +32,15 @@ def test_every_public_name_of_a_public_module_is_in_the_reference(module: str) -
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_every_entry_has_a_text(path: Path) -> None:
+    """A name without a docstring has an entry that says nothing."""
+    _, *parts = re.split(r"^#+ `([\w.]+)`$", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    texts = [re.split(r"^(?:#|<!--)", part, flags=re.MULTILINE)[0] for part in parts[1::2]]
+    shown = [re.sub(r"^```py\n.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE).strip() for text in texts]
+    assert [name for name, text in zip(parts[::2], shown, strict=True) if not text] == []
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 def test_a_page_of_the_reference_is_up_to_date(path: Path) -> None:
     """The page has the text that its names' docstrings and signatures give."""
     page = path.read_text(encoding="utf-8")
