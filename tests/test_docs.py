@@ -11,6 +11,7 @@ A block marked `<!-- no-run -->` needs more than a test has; a sentence above it
 
 import builtins
 import dis
+import logging
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -131,6 +132,21 @@ def run_examples(path: Path, page: str, capsys: pytest.CaptureFixture[str]) -> i
     return len(found)
 
 
+@pytest.fixture
+def _logging_as_before() -> Iterator[None]:
+    """Take back what a page does to the library's loggers: other tests read their lines."""
+    loggers = [logging.getLogger(name) for name in ("agentloop", "agentloop.tools", "agentloop.mcp")]
+    before = [(one.level, one.propagate, list(one.handlers)) for one in loggers]
+    yield
+    for one, (level, propagate, handlers) in zip(loggers, before, strict=True):
+        one.setLevel(level)
+        one.propagate = propagate
+        for handler in [each for each in one.handlers if each not in handlers]:
+            one.removeHandler(handler)
+            handler.close()
+
+
+@pytest.mark.usefixtures("_logging_as_before")
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_examples_of_a_page_run_and_print_what_it_shows(
     path: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -9,6 +9,7 @@ import logging
 from contextvars import copy_context
 from functools import partial
 
+from agentloop._common.error_text import error_summary, redact_message
 from agentloop._core.call_identity import find_called_tool
 from agentloop._core.plan import Answer, Plan, PlanEntry, PlanRules, read_arguments
 from agentloop._core.planner import check_secrets, plan_response
@@ -138,11 +139,16 @@ async def _format_answer(run: LiveRun, entry: PlanEntry) -> CallOutcome:
         text = await run.call_callback(
             "tool_error_formatter", args.call_id, lambda: call_user(formatter, args), record_answer=False
         )
-    except Exception:
-        logger.warning("tool_error_formatter raised; the default text is used", exc_info=True)
+    except Exception as error:
+        if run.redacts_errors_of(entry.call):
+            redact_message(error)
+            logger.warning("tool_error_formatter raised; the default text is used: %s", error_summary(error))
+        else:
+            logger.warning("tool_error_formatter raised; the default text is used", exc_info=True)
         return outcome
     if isinstance(text, str):
         return outcome.replace(output=text)
     if text is not None:
-        logger.warning("tool_error_formatter returned %r, not text; the default text is used", text)
+        kind = type(text).__name__
+        logger.warning("tool_error_formatter returned a value of type %s, not text; the default text is used", kind)
     return outcome

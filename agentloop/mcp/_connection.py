@@ -32,6 +32,7 @@ from typing import Any
 import anyio
 from anyio.abc import TaskStatus
 
+from agentloop._common.error_text import error_summary
 from agentloop.exceptions import OutcomeUnknown
 
 logger = logging.getLogger("agentloop.mcp")
@@ -146,7 +147,7 @@ class Connection:
                     raise
                 if not opened:
                     self._refusals += 1
-                logger.info("MCP server %r: connection lost: %r", self.name, cause)
+                logger.info("MCP server %r: connection lost: %s", self.name, error_summary(cause))
                 self._set(None, cause)
                 if not began:
                     raise self._unreachable(cause) from None
@@ -227,7 +228,7 @@ class Connection:
             return
         except Exception as error:  # a server without changes is still a server
             self.is_stale = True
-            logger.info("MCP server %r: no changes of tools will be heard of: %r", self.name, error)
+            logger.info("MCP server %r: no changes of tools will be heard of: %s", self.name, error_summary(error))
 
     # -- uses
 
@@ -244,7 +245,7 @@ class Connection:
                     self.tools = await self._request(partial(self._list, client))
                 except (OutcomeUnknown, MCPToolError, TimeoutError) as error:
                     self.is_stale = True
-                    logger.warning("MCP server %r couldn't list its tools: %s", self.name, error)
+                    logger.warning("MCP server %r couldn't list its tools: %s", self.name, error_summary(error))
             return self.tools or []
 
     async def _list(self, client: Any) -> list[Any]:

@@ -27,6 +27,7 @@ import attrs
 from anyio.lowlevel import checkpoint, current_token
 
 from agentloop._common.checks import check_count, check_seconds
+from agentloop._common.error_text import error_summary
 from agentloop.abc import Model
 from agentloop.exceptions import ModelBehaviorError, ModelTransportError, UserError, UserTypeError
 from agentloop.model_events import ModelEvent, ModelFeature, ModelInfo, ModelRequest, Raw, ResponseDone, ResponseStarted
@@ -189,7 +190,7 @@ class FallbackModel(Model):
                     member.breaker.note_failure(error)
                     errors.append(error)
                     told.append({"model": member.name, "error": f"{type(error).__name__}: {error}"})
-                    logger.warning("model %s failed before its first output: %s", member.name, error)
+                    logger.warning("model %s failed before its first output: %s", member.name, error_summary(error))
                     continue
                 answer.told = told
                 await stack.enter_async_context(attempt.pop_all())

@@ -387,6 +387,25 @@ async def test_a_call_that_waits_for_approval(case: SecretCase, verdict: str | N
     await case.check()
 
 
+@pytest.mark.scenario("VI-05")
+@pytest.mark.parametrize("raises", [True, False])
+async def test_a_formatter_of_refusals_that_fails(case: SecretCase, raises: bool) -> None:
+    """The log names the error's type, or that of what is no text: the application's words may repeat the arguments."""
+
+    def word(args: Any) -> Any:
+        if raises:
+            raise ValueError(f"no words for {PASSWORD}")
+        return [PASSWORD]
+
+    agent = logging_in(login(lambda password: OUTPUT, needs_approval=True))
+    paused = await case.run(agent, journal=False)
+    state = paused.to_state()
+    state.reject(state.interruptions[0])
+    await case.run(agent, state, tool_error_formatter=word)
+    await case.check()
+    assert ("ValueError([redacted])" if raises else "of type list") in await case.read()
+
+
 @pytest.mark.scenario("RP-11")
 @pytest.mark.scenario("RP-21")
 @pytest.mark.parametrize("text", ['{"password": "hunter2', '["hunter2"]', '{"password": 5, "hunter2": 1}'])
