@@ -61,6 +61,7 @@ class RetryContext(Value, frozen=True, kw_only=True):
 
 
 RetryPolicy: TypeAlias = Callable[[RetryContext], bool | Awaitable[bool]]
+"""A function, sync or async, that decides whether a failed request is made again."""
 
 
 @attrs.frozen(eq=False, repr=False)
