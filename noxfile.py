@@ -356,6 +356,17 @@ def tests_web(session: nox.Session) -> None:
     _run_covered(session, "coverage", "asgi", "tests/web", "asyncio,trio")
 
 
+@nox.session(name="tests-timeline")
+def tests_timeline(session: nox.Session) -> None:
+    """Run the tests of timelines with a real Chromium and axe-core, which the other test sessions don't have and skip
+    them. Pictures to look at are in `build/timeline` afterwards.
+    """
+    _need_chromium(session)
+    session.install(".[test-timeline]")
+    session.run("python", "-c", "import axe_playwright_python")  # else every test of the page would be skipped
+    session.run("pytest", "tests/timeline", "--backends", "asyncio,trio", *session.posargs)
+
+
 def _need_chromium(session: nox.Session) -> None:
     """Find Chromium, or install Debian's package where this is allowed; else end *session* with a sentence."""
     programs = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")

@@ -122,12 +122,13 @@ class Browser:
             await anyio.sleep(0.02)
 
     async def evaluate(self, script: str) -> Any:
-        """Return the value of a JavaScript expression in the page, as JSON can hold it.
+        """Return the value of a JavaScript expression in the page, as JSON can hold it; of a promise, its result.
 
         Raises:
-            ComputerError: if it throws.
+            ComputerError: if it throws, or a promise is rejected or not settled in time.
         """
-        answer = await self._ask("Runtime.evaluate", {"expression": script, "returnByValue": True})
+        params = {"expression": script, "returnByValue": True, "awaitPromise": True}
+        answer = await self._ask("Runtime.evaluate", params)
         if "exceptionDetails" in answer:
             raise ComputerError(f"the script threw: {answer['exceptionDetails'].get('text')}")
         return answer["result"].get("value")

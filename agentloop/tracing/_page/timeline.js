@@ -252,7 +252,7 @@ function drawNow() {
     made.setAttribute("aria-selected", String(index === chosen));
     made.tabIndex = index === chosen ? 0 : -1;
     made.classList.toggle("match", found.has(index));
-    made.classList.toggle("miss", query !== "" && !found.has(index));
+    
     drawBars(made, model.rows[index], full);
   }
   drawRuler(full);

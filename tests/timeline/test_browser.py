@@ -1,0 +1,390 @@
+"""The page of a timeline in a real headless Chromium: what is told apart, by sign, word, key and ear; and how fast."""
+
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from timeline.serving import HEADER, append, served
+from timeline.stories import CAUSES, STATUSES, every_ending, long_run
+from timeline.test_page import hostile_run
+
+from agentloop import records as r
+from agentloop.executors import Browser, Click, PressKeys, ScrollAt, TypeText, _browser, open_browser
+from agentloop.journal import FileJournal
+from agentloop.tracing import read_timeline, render_html
+
+axe = pytest.importorskip("axe_playwright_python", reason="needs axe-core and Chromium: nox -s tests-timeline")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.real_clock,
+    pytest.mark.timeout(180),
+    pytest.mark.backends("asyncio"),
+    pytest.mark.skipif(not any(map(shutil.which, _browser._PROGRAMS)), reason="no Chromium is installed"),
+]
+PICTURES = Path(__file__).parents[2] / "build" / "timeline"
+SANDBOX = ["--no-sandbox"] if os.geteuid() == 0 else []  # Chromium has no sandbox for root
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Path:
+    """The page of the run with every ending."""
+    return write(tmp_path / "run.html", every_ending())
+
+
+def write(path: Path, records: list[r.Record]) -> Path:
+    """Write the page of *records*."""
+    path.write_text(render_html(read_timeline(records)), encoding="utf-8")
+    return path
+
+
+@asynccontextmanager
+async def showing(page: Path | str, *switches: str) -> AsyncIterator[Browser]:
+    """Show a page, and find no error of its script afterwards."""
+    url = page if isinstance(page, str) else f"file://{page}"
+    async with open_browser(width=1400, height=900, switches=[*SANDBOX, *switches]) as browser:
+        await browser.open_page(url)
+        await browser.evaluate("window.failed = []; addEventListener('error', (event) => failed.push(event.message))")
+        assert await browser.evaluate("document.documentElement.dataset.ready") == "true"
+        yield browser
+        assert await browser.evaluate("failed") == []
+
+
+async def press(browser: Browser, *keys: str) -> None:
+    """Press one key after the other, and let the page draw."""
+    for key in keys:
+        await browser.perform(PressKeys(keys=(key,)))
+    await drawn(browser)
+
+
+async def drawn(browser: Browser) -> None:
+    """Wait until the page has drawn what was asked for."""
+    await browser.evaluate(
+        "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(true))))"
+    )
+
+
+async def click(browser: Browser, selector: str) -> None:
+    """Click in the middle of an element."""
+    box = await browser.evaluate(
+        f"(() => {{ const box = document.querySelector({json.dumps(selector)}).getBoundingClientRect();"
+        " return [box.x + box.width / 2, box.y + box.height / 2]; })()"
+    )
+    await browser.perform(Click(x=round(box[0]), y=round(box[1])))
+    await drawn(browser)
+
+
+async def show_every_row(browser: Browser) -> None:
+    """Unfold all, and make room for it, so that every row is in the page."""
+    await browser.evaluate("folded.clear(); refold(); $('scroller').style.minHeight = '3000px'; drawNow()")
+
+
+async def keep_picture(browser: Browser, name: str) -> None:
+    """Write a picture to look at."""
+    await anyio.Path(PICTURES).mkdir(parents=True, exist_ok=True)
+    await anyio.Path(PICTURES / f"{name}.png").write_bytes(await browser.screenshot())
+
+
+async def violations(browser: Browser) -> list[str]:
+    """Return what axe-core has to say against the page."""
+    script = resources.files(axe).joinpath("axe.min.js").read_text(encoding="utf-8")
+    await browser.evaluate(f"{script}\n;typeof axe")
+    found = await browser.evaluate(
+        "axe.run(document, {resultTypes: ['violations']}).then((found) => found.violations.map((each) =>"
+        " `${each.id}: ${each.nodes.map((node) => node.html).slice(0, 3).join(' ')}`))"
+    )
+    return list(found)
+
+
+async def chosen(browser: Browser) -> str:
+    """Return the name in the row that has the focus."""
+    return str(await browser.evaluate("document.activeElement.querySelector('.name')?.textContent.replace(/[▸▾]/, '')"))
+
+
+# -- told apart
+
+
+@pytest.mark.scenario("VI-02")
+async def test_every_status_and_cause_has_a_word_and_a_sign_of_its_own(page: Path) -> None:
+    """In the rows themselves: no two statuses share a word or a shape, nor do two causes, whatever their colour."""
+    async with showing(page) as browser:
+        await browser.evaluate(
+            "folded.clear(); refold(); document.getElementById('scroller').style.minHeight = '3000px'"
+        )
+        await browser.evaluate("drawNow()")
+        rows = await browser.evaluate(
+            "[...document.querySelectorAll('.row.kind-call')].map((row) => ({status: row.dataset.status,"
+            " label: row.querySelector('.status').textContent,"
+            " sign: document.querySelector(row.querySelector('.outcome use').getAttribute('href')).innerHTML,"
+            " cause: row.querySelector('[data-cause]')?.dataset.cause,"
+            " causeLabel: row.querySelector('[data-cause]')?.getAttribute('title'),"
+            " causeSign: row.querySelector('[data-cause] use') &&"
+            "   document.querySelector(row.querySelector('[data-cause] use').getAttribute('href')).innerHTML}))"
+        )
+        by_status = {row["status"]: (row["label"], row["sign"]) for row in rows}
+        by_cause = {row["cause"]: (row["causeLabel"], row["causeSign"]) for row in rows if row.get("cause")}
+        assert set(by_status) == set(STATUSES)
+        assert set(by_cause) == set(CAUSES)
+        for found in (by_status, by_cause):
+            assert len({label for label, _ in found.values()}) == len(found)
+            assert len({sign for _, sign in found.values()}) == len(found)
+        assert {row["status"] for row in rows if row.get("cause")} == {"cancelled"}
+
+
+@pytest.mark.scenario("VI-02")
+async def test_arrows_lead_from_row_to_row_with_the_sign_of_their_cause(page: Path) -> None:
+    """One for each cancellation; each cause has a line of its own."""
+    async with showing(page) as browser:
+        await browser.evaluate(
+            "folded.clear(); refold(); document.getElementById('scroller').style.minHeight = '3000px'"
+        )
+        await browser.evaluate("drawNow()")
+        arrows = await browser.evaluate(
+            "[...document.querySelectorAll('#arrows path[data-cause]')].map((path) => ["
+            "model.rows[path.dataset.source].n, model.rows[path.dataset.target].n, path.dataset.cause,"
+            " getComputedStyle(path).strokeDasharray,"
+            " path.getAttribute('marker-end')])"
+        )
+        assert sorted((source, target, cause) for source, target, cause, *_ in arrows) == [
+            ("book", "hotel", "sibling"),
+            ("book", "research", "sibling"),
+            ("desk", "invoice", "deadline"),
+            ("desk", "poll", "caller"),
+            ("research", "visit", "parent"),
+            ("stop_watch", "watch", "caller"),
+            ("undecided", "undecided", "tool"),
+        ]
+        lines = {cause: dashes for *_, cause, dashes, _ in arrows if cause != "tool"}
+        assert len(set(lines.values())) == len(lines) == 4
+        assert {arrow[4] for arrow in arrows} == {"url(#head)"}
+
+
+async def test_every_phase_has_a_shape_of_its_own(page: Path) -> None:
+    """Height, place, border and pattern tell them apart where colours don't."""
+    async with showing(page) as browser:
+        await click(browser, "#legend summary")
+        shapes = await browser.evaluate(
+            "Object.fromEntries([...document.querySelectorAll('.swatch .bar')].map((bar) => { const style ="
+            " getComputedStyle(bar); return [bar.dataset.phase, [style.top, style.height, style.borderStyle,"
+            " style.borderWidth, style.backgroundImage, style.backgroundColor !== 'rgba(0, 0, 0, 0)']]; }))"
+        )
+        plain = {
+            phase: re.sub(r"(?:rgba?|color)\([^)]*\)", "colour", json.dumps(shape))
+            for phase, shape in shapes.items()
+            if phase not in ("answer", "run")  # a request's and a call's: both are a full bar, in rows of other kinds
+        }
+        assert len(set(plain.values())) == len(plain) == 10
+        await keep_picture(browser, "legend")
+
+
+async def test_pictures_to_look_at(page: Path) -> None:
+    """Both themes, with the nested run unfolded; `build/timeline` has them."""
+    async with showing(page) as browser:
+        await click(browser, "#unfold")
+        for theme in ("light", "dark"):
+            await click(browser, "#theme")
+            assert await browser.evaluate("document.documentElement.dataset.theme") == theme
+            for part, top in (("first", 0), ("second", 520)):
+                await browser.evaluate(f"document.getElementById('scroller').scrollTop = {top}")
+                await drawn(browser)
+                await keep_picture(browser, f"{theme}-{part}")
+
+
+async def test_the_system_s_theme_is_taken(page: Path) -> None:
+    """Where it prefers a dark one, the page is dark from the start."""
+    for preferred, theme in (("0", "dark"), ("1", "light")):
+        async with showing(page, f"--blink-settings=preferredColorScheme={preferred}") as browser:
+            assert await browser.evaluate("document.documentElement.dataset.theme") == theme
+
+
+# -- keys, ears
+
+
+async def test_axe_finds_no_violation(page: Path) -> None:
+    """In both themes, with details, legend and a search."""
+    async with showing(page) as browser:
+        for theme in ("light", "dark"):
+            await click(browser, "#theme")
+            assert await violations(browser) == [], theme
+        await click(browser, "#legend summary")
+        await browser.evaluate("$('search').value = 'cancelled'; search(); choose(5); showDetails()")
+        for theme in ("dark", "light"):
+            await browser.evaluate(f"theme = {('system', 'light', 'dark').index(theme)}; paint()")
+            await drawn(browser)
+            assert await violations(browser) == [], theme
+
+
+async def test_the_keyboard_reaches_everything(page: Path) -> None:
+    """Rows, folds, details, the call that cancelled, search, zoom."""
+    async with showing(page) as browser:
+        await browser.evaluate("document.getElementById('theme').focus()")
+        await press(browser, "tab")  # the legend
+        await press(browser, "tab")
+        assert await chosen(browser) == "desk"
+        await press(browser, "down", "down", "down")
+        assert (await chosen(browser)).endswith("gpt-large")
+        await press(browser, "left")
+        assert await browser.evaluate("document.activeElement.getAttribute('aria-expanded')") == "false"
+        await press(browser, "left")
+        assert await chosen(browser) == "Turn 1 · desk"
+        await press(browser, "end")
+        assert await chosen(browser) == "mail"
+        await press(browser, "home", "enter")
+        assert await browser.evaluate("document.querySelector('#details h2').textContent") == "desk"
+        await press(browser, "escape")
+        assert await browser.evaluate("document.getElementById('details').hidden")
+        assert await chosen(browser) == "desk"
+        await browser.evaluate("choose(model.rows.findIndex((row) => row.n === 'hotel'))")
+        await press(browser, "c")
+        assert await chosen(browser) == "book"
+        await press(browser, "f")
+        assert await browser.evaluate("view.to - view.from < axis.total / 5")
+        await press(browser, "0")
+        assert await browser.evaluate("isWhole()")
+
+
+async def test_a_search_finds_names_outcomes_and_content_and_unfolds(page: Path) -> None:
+    """Enter goes to the next match, also in a run that is folded."""
+    async with showing(page) as browser:
+        await browser.evaluate("document.activeElement.blur()")
+        await press(browser, "/")
+        await browser.perform(TypeText(text="3 pages"))
+        await press(browser, "enter")
+        assert await browser.evaluate("document.getElementById('found').textContent") == "1 of 1"
+        assert await browser.evaluate("document.querySelector('.row.match .name').title") == "index"
+        assert await browser.evaluate("document.querySelectorAll('.row.kind-run').length") == 2
+        for text, count in (("timed out", 1), ("alice", 1), ("no such text", 0)):
+            await browser.evaluate(f"document.getElementById('search').value = {json.dumps(text)}; search()")
+            assert await browser.evaluate("matches.length") == count, text
+
+
+async def test_a_nested_run_is_folded_at_first(page: Path) -> None:
+    """The mark before its call unfolds it."""
+    async with showing(page) as browser:
+        assert await browser.evaluate("document.querySelectorAll('.row.kind-run').length") == 1
+        number = await browser.evaluate("model.rows.findIndex((row) => row.n === 'research')")
+        await browser.evaluate(f"reveal({number}); drawNow()")
+        await click(browser, f".row[data-row='{number}'] .fold")
+        assert await browser.evaluate("order.map((index) => model.rows[index].n).includes('visit')")
+        await click(browser, "#fold")
+        assert not await browser.evaluate("order.map((index) => model.rows[index].n).includes('visit')")
+
+
+async def test_zoom_by_wheel_button_and_drag(page: Path) -> None:
+    """The wheel zooms at the pointer; a drag over the ruler shows what it covers."""
+    async with showing(page) as browser:
+        whole = await browser.evaluate("view.to - view.from")
+        await browser.perform(ScrollAt(x=900, y=400, scroll_y=-200, scroll_x=0, keys=("ctrl",)))
+        await drawn(browser)
+        closer = await browser.evaluate("view.to - view.from")
+        assert closer < whole
+        await browser.perform(ScrollAt(x=900, y=400, scroll_y=300, scroll_x=0, keys=("shift",)))
+        await click(browser, "#closer")
+        assert await browser.evaluate("view.to - view.from") < closer
+        await click(browser, "#wider")
+        await click(browser, "#fit")
+        assert await browser.evaluate("view.to - view.from") == pytest.approx(whole)
+        await click(browser, "#near")
+        assert await browser.evaluate("!isWhole()")
+
+
+# -- hostile and torn
+
+
+async def test_hostile_texts_stay_texts(tmp_path: Path) -> None:
+    """No element is made of them, no script runs, and they are shown as they are."""
+    async with showing(write(tmp_path / "hostile.html", hostile_run())) as browser:
+        await browser.evaluate("choose(0); showDetails()")
+        await browser.evaluate("model.rows.forEach((row, index) => { choose(index); showDetails(); })")
+        assert await browser.evaluate("document.querySelectorAll('script').length") == 2
+        assert await browser.evaluate("document.querySelectorAll('img, b img, iframe, object').length") == 0
+        assert await browser.evaluate("document.title") != "run"
+        shown = await browser.evaluate("document.body.innerText")
+        assert "<script>document.title='run'</script>" in shown
+        assert "{{data}}{{script}}" in shown
+        assert await browser.evaluate("(() => { try { eval('1'); } catch { return 'refused'; } })()") in (
+            None,
+            "refused",
+        )
+
+
+@pytest.mark.scenario("VI-01")
+async def test_every_beginning_of_a_run_is_drawn(tmp_path: Path) -> None:
+    """One page after the other, from none to all of the records."""
+    records = every_ending()
+    async with showing(write(tmp_path / "run.html", records[:0])) as browser:
+        assert "No run has begun" in await browser.evaluate("document.querySelector('main').innerText")
+    async with showing(write(tmp_path / "run.html", records)) as browser:
+        for count in range(1, len(records), 3):
+            data = re.search(r'id="data">(.*?)</script>', render_html(read_timeline(records[:count])), re.DOTALL)
+            assert data is not None
+            await browser.evaluate(f"model = {data[1]}; foldRuns(); chosen = 0; begin(false); showDetails()")
+            rows = await browser.evaluate("[document.querySelectorAll('.row').length, order.length]")
+            assert 0 < rows[0] <= rows[1]
+
+
+# -- size and time
+
+
+async def test_ten_thousand_records_open_within_a_second(tmp_path: Path) -> None:
+    """The fastest of some: other work on the machine makes single ones slower. Rows out of sight aren't drawn."""
+    page = write(tmp_path / "long.html", list(long_run(10_000)))
+    times = []
+    async with showing(page) as browser:
+        for _ in range(6):
+            began = time.perf_counter()
+            await browser.open_page(f"file://{page}")
+            assert await browser.evaluate("document.documentElement.dataset.ready") == "true"
+            times.append(time.perf_counter() - began)
+        await browser.evaluate("window.failed = []")
+        assert await browser.evaluate("document.querySelectorAll('.row').length") < 100
+        assert await browser.evaluate("model.rows.length") > 5_000
+        await browser.evaluate("document.getElementById('scroller').scrollTop = 1e9")
+        await drawn(browser)
+        await click(browser, "#near")
+        await keep_picture(browser, "long")
+    assert min(times) < 1, times
+
+
+async def test_a_growing_journal_is_followed(tmp_path: Path) -> None:
+    """New rows appear, what is folded and chosen stays so, and the page says when it has lost its server."""
+    path, records = tmp_path / "journal", every_ending()
+    async with FileJournal(path) as journal:
+        await journal.append([HEADER])
+        await append(journal, records[:30])
+        async with served(path) as url, showing(url) as browser:
+            await changed(browser, "model.records === 30")
+            await browser.evaluate("choose(model.rows.findIndex((row) => row.n === 'fetch'))")
+            lags = []
+            for first in range(30, len(records), 20):
+                await append(journal, records[first : first + 20])
+                began = time.perf_counter()
+                await changed(browser, f"model.records === {min(first + 20, len(records))}")
+                lags.append(time.perf_counter() - began)
+            assert await browser.evaluate("model.rows[chosen].n") == "fetch"
+            assert await browser.evaluate("folded.has(model.rows.findIndex((row) => row.n === 'research'))")
+            assert await browser.evaluate("document.getElementById('live').dataset.state") == "live"
+            assert await violations(browser) == []
+            await keep_picture(browser, "follow")
+            assert min(lags) < 1, lags
+
+
+async def changed(browser: Browser, holds: str) -> None:
+    """Wait until *holds* is true in the page; it is looked at with each of its frames."""
+    await browser.evaluate(
+        f"new Promise((done) => {{ const look = () => ({holds}) ? done(true) : setTimeout(look, 10); look(); }})"
+    )
+
+
+def test_axe_is_the_real_one() -> None:
+    """Else every page would pass."""
+    text: Any = resources.files(axe).joinpath("axe.min.js").read_text(encoding="utf-8")
+    assert text.startswith("/*! axe v4")
