@@ -133,7 +133,7 @@ class AgentApp:
         states: Keeps the states of paused runs that have no journal; `MemoryStates()` if not given.
         key: Seals the states in *states*; needed if clients carry them.
         codec: Seals the secrets in states; without it they are digests, and a call that needs one can't be resumed.
-        admit: Called with each `WebRequest` before anything of the run is touched; may be async. Returns an
+        admit: Called with each `WebRequest` before anything of the run is touched; may be async. Returns a
             `Grant` (None: one without options), or raises `HTTPRefusal`. Without it any client may do everything.
         limits: The bounds of requests; `WebLimits()` if not given.
 

@@ -130,7 +130,8 @@ def in_quart(app: AgentApp, respond: Callable[[str], RunResponse]) -> Any:
 FRAMEWORKS = {"starlette": in_starlette, "fastapi": in_fastapi, "litestar": in_litestar, "quart": in_quart}
 
 
-def _may_run(framework: str, backend: object) -> None:
+def may_run(framework: str, backend: object) -> None:
+    """Skip a framework on a backend that it does not know."""
     if framework in ("litestar", "quart") and "trio" in str(backend):
         pytest.skip("this framework knows asyncio alone")
 
@@ -138,7 +139,7 @@ def _may_run(framework: str, backend: object) -> None:
 @pytest.fixture(params=list(FRAMEWORKS))
 def framework(request: pytest.FixtureRequest, anyio_backend: Any) -> Any:
     """One framework, on a backend that it knows."""
-    _may_run(request.param, anyio_backend)
+    may_run(request.param, anyio_backend)
     return FRAMEWORKS[request.param]
 
 
@@ -172,7 +173,7 @@ async def test_run_of_a_mounted_application_ends_with_its_client(framework: Any)
 @pytest.mark.parametrize("name", ["starlette", "fastapi", "litestar"])
 async def test_response_of_a_route(name: str, anyio_backend: Any) -> None:
     """A route reads the request itself and gives the run as the response; the run ends with its client."""
-    _may_run(name, anyio_backend)
+    may_run(name, anyio_backend)
     watched = Watched()
     root = FRAMEWORKS[name](AgentApp(Watched().agent([])), lambda text: RunResponse(watched.agent(holding()), text))
     async with lifespan(root):
