@@ -47,7 +47,6 @@ from agentloop.asgi._states import ClientStates, MemoryStates, RunJournals, Stat
 from agentloop.asgi._verdicts import ClientVerdict, apply_verdicts, give_verdicts
 from agentloop.asgi._writer import EventWriter, format_event, format_frame
 from agentloop.exceptions import StateError, UserError
-from agentloop.items import to_items
 from agentloop.run import RunOptions
 from agentloop.state import RunState
 
@@ -307,10 +306,6 @@ class AgentApp:
     async def _start(self, client: Exchange) -> None:
         body = await self._body(client, _START)
         admitted = await self._let_in(WebRequest(action="start", scope=client.scope, conversation=body.conversation))
-        try:
-            to_items(body.input)
-        except UserError as error:
-            raise HTTPRefusal(400, f"The input doesn't fit: {error}.") from error
         run = new_name()
         if self._journals is None:
             await self._respond(self._host.claim(run), None, body.input, admitted, client)

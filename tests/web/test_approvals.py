@@ -18,6 +18,7 @@ from agentloop.exceptions import StateError
 from agentloop.testing import ScriptedModel, call, say
 
 HELLO = {"input": "hello"}
+ELSEWHERE = "The run is being resumed elsewhere, or its journal takes no verdict."
 KEY = SealKey(b"0123456789abcdef")
 YES = {"call_id": "call_1", "approve": True}
 NO = {"call_id": "call_2", "approve": False, "message": "b is needed"}
@@ -267,14 +268,14 @@ async def test_journal_that_another_process_has_continued_takes_no_verdict(tmp_p
     app, other = make(first.agent(deleting())), make(second.agent(deleting()[1:]))
     run = await pause(app)
     async with JournalFolder(tmp_path).journal(run) as journal:
-        await journal.append([])
         await _touch(journal)
-        assert (await decide(other, run, YES, NO)).status == 409
+        refused = await decide(other, run, NO)
+        assert (refused.status, refused.json["error"]) == (409, ELSEWHERE)
     assert second.deleted == []
 
 
 async def _touch(journal: Any) -> None:
-    """Take the lock of a journal, by appending its last record's like: a verdict on the first call."""
+    """Take the lock of a journal, by appending a verdict on the first call."""
     from agentloop._storage.state_codec import line_encoder, state_from_journal
     from agentloop.state import RunState
 

@@ -5,10 +5,11 @@ from typing import Any
 import anyio
 import pytest
 from web.agents import Watched, deleting, holding, looking
-from web.harness import ask, send_request
+from web.harness import ask, parse_frames, send_request
 
 from agentloop import Runner, SealKey, UserError, to_json
 from agentloop.asgi import AgentApp, Grant, HTTPRefusal, RunResponse, WebLimits, WebRequest
+from agentloop.asgi._writer import format_frame
 from agentloop.exceptions import MaxTurnsExceeded
 from agentloop.testing import call, say
 
@@ -324,3 +325,17 @@ async def test_arguments_that_do_not_go_together_are_refused() -> None:
         AgentApp("agent")  # type: ignore[arg-type]
     with pytest.raises(UserError, match="status"):
         HTTPRefusal(200, "fine")
+
+
+async def test_half_a_character_and_raw_events_do_not_break_a_stream() -> None:
+    """A delta may end within a character; a provider's own event is left out."""
+    from agentloop.items import AssistantMessage
+    from agentloop.model_events import ItemDone, Raw, ResponseDone, TextDelta
+    from agentloop.testing import stream_of
+
+    item = AssistantMessage("whole")
+    events = [Raw({"secret": 1}), TextDelta("half \ud83d"), ItemDone(item), ResponseDone((item,))]
+    response = await ask(AgentApp(Watched().agent([stream_of(events)])), "POST", "/runs", HELLO)
+    assert [frame.data["text"] for frame in response.frames if frame.kind == "text_delta"] == ["half ?"]
+    assert b"secret" not in response.body
+    assert parse_frames(format_frame({"type": "x", "list": ["\ud83d", 1]}))[0].data["list"] == ["?", 1]
