@@ -115,3 +115,10 @@ def test_the_index_lists_every_page(folder: str) -> None:
     assert pages, folder
     for index, found in listed.items():
         assert {_name(page) for page in pages - found - {index}} == set(), f"add a line for each to {_name(index)}"
+
+
+@pytest.mark.parametrize("path", sorted(set(DOCS.rglob("*.md")) - {DOCS / "index.md"}), ids=_name)
+def test_a_page_leads_back_to_the_index(path: Path) -> None:
+    """A reader who comes from a search finds the other pages; a forge has no navigation beside the page."""
+    targets = {(path.parent / href).resolve() for _, href, _ in links_of(path.read_text(encoding="utf-8"))}
+    assert targets & {DOCS / "index.md", path.parent / "index.md"} - {path}, "add [All pages](../index.md)."

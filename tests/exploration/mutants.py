@@ -163,6 +163,7 @@ def try_all(mutants: Sequence[Mutant], base: Path, *, jobs: int, **how: Any) -> 
 HEAD = """# Planted faults
 
 [How the runtime is searched for faults](exploration.md) says how a fault is planted and found.
+[All pages](index.md).
 
 """
 """The beginning of the page that `--table` writes."""
