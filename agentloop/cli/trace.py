@@ -6,6 +6,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 import anyio
 import attrs
@@ -27,13 +28,14 @@ _MOST_NAMED = 10
 
 @attrs.frozen
 class TracedJournal:
-    """The journal of one run: its file, and the run's id if the file holds several."""
+    """The journal of one run: its file, the run's id if the file holds several, and the key that it is sealed with."""
 
     path: Path
     run_id: str | None = None
+    key: bytes | None = attrs.field(default=None, repr=False)
 
     @classmethod
-    def find(cls, given: Path, line: int | None, run_id: str | None) -> TracedJournal:
+    def find(cls, given: Path, line: int | None, run_id: str | None, key: bytes | None = None) -> TracedJournal:
         """Return the journal at *given*: a file, or a folder of `agentloop run --journal`.
 
         Raises:
@@ -43,7 +45,7 @@ class TracedJournal:
         if given.is_dir():
             if run_id is not None:
                 raise UserError(f"{given} is a folder: --run is for a SQLite file")
-            return cls(_find_in_folder(given, line))
+            return cls(_find_in_folder(given, line), None, key)
         if line is not None:
             raise UserError(f"{given} is no folder: --line is for a folder of `agentloop run --journal`")
         if not given.exists():
@@ -55,7 +57,7 @@ class TracedJournal:
             raise UserError(f"{given} holds no run {run_id!r}: {_name_some(runs)}")
         if runs is not None and run_id is None and len(runs) > 1:
             raise UserError(f"{given} holds {len(runs)} runs, choose one by --run: {_name_some(runs)}")
-        return cls(given, run_id)
+        return cls(given, run_id, key)
 
     def read(self, *, content: bool) -> Timeline:
         """Return the timeline of what is whole in the journal; an empty one if nothing is yet.
@@ -63,14 +65,14 @@ class TracedJournal:
         Raises:
             JournalError, StateError: if the journal is damaged, or sealed with a key.
         """
-        return read_timeline(read_whole_records(self.path, run_id=self.run_id) or (), content=content)
+        return read_timeline(read_whole_records(self.path, run_id=self.run_id, key=self.key) or (), content=content)
 
     def follow(self, *, content: bool) -> Callable[[], Timeline]:
         """Return a function that returns the timeline of what is whole in the journal at each of its calls.
 
         It raises as `read` does, and folds only what is new.
         """
-        journal, fold = GrowingJournal(self.path, run_id=self.run_id), TimelineFold(content=content)
+        journal, fold = GrowingJournal(self.path, run_id=self.run_id, key=self.key), TimelineFold(content=content)
 
         def read() -> Timeline:
             nonlocal fold
@@ -117,6 +119,7 @@ def _name_some(names: list[str]) -> str:
 @click.option("--line", type=click.IntRange(min=1), help="The request of that line, of a folder with many.")
 @click.option("--run", "run_id", metavar="ID", help="The run of that id, of a SQLite file with many.")
 @click.option("--no-content", is_flag=True, help="Leave out arguments, outputs, messages and texts of errors.")
+@click.option("--key-file", type=click.File("rb"), help="File with the key that the journal is sealed with.")
 @click.option("--backend", type=click.Choice(["asyncio", "trio"]), default="asyncio", help="The loop of --follow.")
 @click.option("--width", type=click.IntRange(min=20), help="Columns of the text; those of the terminal unless given.")
 def trace(
@@ -126,6 +129,7 @@ def trace(
     line: int | None,
     run_id: str | None,
     no_content: bool,
+    key_file: BinaryIO | None,
     backend: str,
     width: int | None,
 ) -> None:
@@ -143,7 +147,7 @@ def trace(
     if follow and html is not None:
         raise click.UsageError("--follow serves a page, --html writes one: give one of them.")
     try:
-        source = TracedJournal.find(journal, line, run_id)
+        source = TracedJournal.find(journal, line, run_id, None if key_file is None else key_file.read())
         if follow:
             check_backend(backend)
             sys.exit(_follow(source, backend, content=not no_content))

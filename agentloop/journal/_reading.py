@@ -70,9 +70,10 @@ def read_whole_records(
 class GrowingJournal:
     """A journal that is read again and again while a run writes it. Each read checks all of its lines."""
 
-    def __init__(self, path: str | os.PathLike[str], *, run_id: str | None = None) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, run_id: str | None = None, key: bytes | None = None) -> None:
         self._path = check_path(path)
         self._run_id = run_id
+        self._seal = Seal(key)
         self._lines: list[bytes] = []
 
     def read_new(self) -> tuple[bool, tuple[Record, ...]]:
@@ -83,7 +84,7 @@ class GrowingJournal:
         """
         from agentloop._storage.state_codec import read_lines
 
-        lines = _read_lines_of(self._path, self._run_id, Seal(None))
+        lines = _read_lines_of(self._path, self._run_id, self._seal)
         known = len(self._lines)
         # A journal that began in an older schema has another header in its middle, so it is read from its first line.
         grown = known > 0 and lines[:known] == self._lines and read_lines(lines[:1], None).is_current

@@ -45,10 +45,9 @@ def show_arguments(text: str, secret: Iterable[str]) -> str:
 
 def show_value(value: Any, *, secret: bool) -> str:
     """Return a value of the application: text as it is, parts by their text, anything else as JSON."""
-    if isinstance(value, Withheld):
-        return SEALED if value.mark == "$sealed" else MASK
-    if isinstance(value, WithheldText):
-        return SEALED if "$sealed" in value else MASK
+    withheld = _find_withheld(value)
+    if withheld is not None:
+        return SEALED if "$sealed" in withheld else MASK
     if secret:
         return MASK
     if isinstance(value, str):
@@ -59,6 +58,17 @@ def show_value(value: Any, *, secret: bool) -> str:
         return clean(encode(value_to_json(value, DIGESTS)).decode("utf-8", "replace"))
     except (AgentLoopError, TypeError, ValueError):
         return f"[{type(value).__name__}]"
+
+
+def _find_withheld(value: Any) -> str | None:
+    """Return the mark of a value that can't be read, alone or the text of a message; None if it can."""
+    if isinstance(value, Withheld):
+        return value.mark
+    if isinstance(value, WithheldText):
+        return str.__str__(value)
+    if isinstance(value, tuple):
+        return next((found for part in value if (found := _find_withheld(getattr(part, "text", None)))), None)
+    return None
 
 
 def _show_part(part: Any) -> str:

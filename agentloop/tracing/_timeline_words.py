@@ -28,7 +28,7 @@ CAUSES: Mapping[str, str] = {
     "tool": "by itself",
     "caller": "by the caller",
     "sibling": "by the failure of another call",
-    "deadline": "as the run's time was over",
+    "deadline": "at the run's deadline",
     "parent": "from above",
 }
 """Words for the members of `CancelledBy`, after the word cancelled."""

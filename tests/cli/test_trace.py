@@ -8,11 +8,13 @@ from typing import Any
 import anyio
 import pytest
 from click.testing import Result
+from kit.secret_cases import ReversingCodec
 
 from agentloop import Agent, Runner, tool
 from agentloop.cli.journal_folder import Folder, Order
 from agentloop.exceptions import JournalError
 from agentloop.journal import FileJournal, SQLiteJournal, read_journal
+from agentloop.journal._reading import GrowingJournal
 from agentloop.testing import ScriptedModel, call, say
 
 Invoke = Callable[..., Result]
@@ -158,6 +160,80 @@ def test_a_page_is_written(invoke: Invoke, journal: Path, tmp_path: Path) -> Non
     refused = invoke("trace", str(journal), "--html", str(tmp_path / "absent" / "run.html"))
     assert (refused.exit_code, refused.stdout) == (1, "")
     assert "No such file" in refused.stderr
+
+
+@tool(secret=("sin",), secret_output=True)
+def confess(sin: str) -> str:
+    """Say it."""
+    return f"{sin} is forgiven"
+
+
+def make_secretive() -> Agent[Any, Any]:
+    """Return an agent with a tool whose arguments and output are secret, and one that is run as such a tool."""
+    inner = Agent("inner", model=ScriptedModel([say("Fine.")]))
+    asking = inner.as_tool("ask", "Ask.", secret=("input",), secret_output=True)
+    steps = [[call("confess", {"sin": "canary-pride"}), call("ask", {"input": "canary-question"})], say("Done.")]
+    return Agent("priest", model=ScriptedModel(steps), tools=[confess, asking])
+
+
+@pytest.mark.scenario("VI-01", "VI-05")
+@pytest.mark.parametrize("sealed", [True, False])
+def test_content_that_is_sealed_is_shown_as_sealed(invoke: Invoke, tmp_path: Path, sealed: bool) -> None:
+    """Without a codec a journal has digests, which are secret; no part of either is on the page."""
+    path, page = tmp_path / "journal", tmp_path / "page.html"
+
+    async def write() -> None:
+        async with FileJournal(path, codec=ReversingCodec() if sealed else None) as journal:
+            await Runner.run(make_secretive(), "Confess.", journal=journal)
+
+    anyio.run(write)
+    assert invoke("trace", str(path), "--html", str(page)).exit_code == 0
+    text = page.read_text(encoding="utf-8")
+    assert "canary" not in text
+    assert "canary"[::-1] not in text
+    assert ("[sealed]" in text) == sealed
+    assert ("[secret]" in text) != sealed
+    assert "$digest" not in text
+    assert "$sealed" not in text
+
+
+def test_a_journal_with_a_key_is_shown_to_those_who_have_it(invoke: Invoke, tmp_path: Path) -> None:
+    """Without it, or with another one, the error says so."""
+    path, key, other = tmp_path / "journal", tmp_path / "key", tmp_path / "other"
+    key.write_bytes(b"0123456789abcdef")
+    other.write_bytes(b"another one")
+    anyio.run(_write, FileJournal(path, key=key.read_bytes()))
+    assert invoke("trace", str(path), "--key-file", str(key)).exit_code == 0
+    for options in ((), ("--key-file", str(other))):
+        refused = invoke("trace", str(path), *options)
+        assert (refused.exit_code, refused.stdout) == (1, "")
+        assert "sealed with a key" in refused.stderr
+
+
+def test_a_growing_journal_is_read_as_far_as_it_is_new(tmp_path: Path) -> None:
+    """A journal of an older schema, and one that is another than before, are read whole again."""
+    path = tmp_path / "journal"
+    reader = GrowingJournal(path)
+    assert reader.read_new() == (True, ())
+    anyio.run(_write, FileJournal(path))
+    whole = tuple(read_journal(path))
+    data = path.read_bytes()
+    lines = data.splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:6]))
+    is_another, first = reader.read_new()
+    assert is_another
+    path.write_bytes(data)
+    assert reader.read_new() == (False, whole[len(first) :])
+    assert reader.read_new() == (False, ())
+    path.write_bytes(data.replace(b"Log in.", b"Log on.", 1))
+    with pytest.raises(JournalError):
+        reader.read_new()
+    anyio.run(_write, FileJournal(tmp_path / "second"))
+    path.write_bytes((tmp_path / "second").read_bytes())
+    assert reader.read_new() == (True, tuple(read_journal(tmp_path / "second")))
+    folder = GrowingJournal(tmp_path)
+    with pytest.raises(JournalError, match="directory"):
+        folder.read_new()
 
 
 @pytest.mark.scenario("VI-05")
