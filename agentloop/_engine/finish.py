@@ -118,7 +118,7 @@ async def finish_segment(run: LiveRun, ended: FinishedRun) -> BaseException | No
     # A turn with calls has a record of its end.
     turn_ended_at = run.tree.log.wall() if run.state.turn and not run.state.batch else None
     journal, spawn = run.tree.log.journal, run.resources.spawn
-    if ended.error is not None or run.scope is not None:
+    if ended.error is not None or run.limit_scope is not None:
         _bound_cleanup(run, ended)
     if journal is not None and not journal.begun and spawn is not None:
         spawn(type(journal).run, journal, "agentloop journal")  # the first task may have been cancelled before it began
@@ -193,9 +193,9 @@ def _bound_cleanup(run: LiveRun, ended: FinishedRun) -> None:
     if ended.error is not None:
         record_end(run)
         run.cleanup.begin()
-    elif run.scope is not None and run.scope.deadline < math.inf:
+    elif run.limit_scope is not None and run.limit_scope.deadline < math.inf:
         # Nothing was cancelled, and still the run's deadline, plus the grace, bounds the end, too.
-        run.cleanup.end_by(run.scope.deadline + run.cleanup.grace)
+        run.cleanup.end_by(run.limit_scope.deadline + run.cleanup.grace)
 
 
 def _fail(ended: FinishedRun, errors: list[BaseException]) -> FinishedRun:

@@ -35,12 +35,12 @@ def journal_opener(journal: Journal, start: StartingPoint) -> Callable[[LiveRun]
         missing = _find_missing(
             list(map(as_plain, known.records if known is not None else ())), list(map(as_plain, start.fold.records))
         )
-        assert run.scope is not None  # a run with a journal has one
+        assert run.limit_scope is not None  # a run with a journal has one
         assert run.resources.spawn is not None  # and it has begun
         # A journal of an older schema continues in this one, behind a header that says so.
         begun = known is not None and known.is_current
         encode = stored_state.line_encoder(codec, converter)
-        writer = JournalWriter(journal, encode, None if begun else header, run.cleanup, run.scope.cancel)
+        writer = JournalWriter(journal, encode, None if begun else header, run.cleanup, run.limit_scope.cancel)
         for record in missing:
             writer.add(start.fold.records[record])
         run.tree.log.journal = writer

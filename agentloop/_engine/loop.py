@@ -256,13 +256,13 @@ async def execute(run: LiveRun, segment: RunSegment) -> FinishedRun:
         BaseException: the error that ended the run, bare; with `run_data` if it is the library's own.
     """
     if segment.timeout is not None or segment.open_journal is not None:
-        run.scope = anyio.CancelScope()
-    if run.scope is not None and segment.timeout is not None:
-        run.scope.deadline = anyio.current_time() + segment.timeout
+        run.limit_scope = anyio.CancelScope()
+    if run.limit_scope is not None and segment.timeout is not None:
+        run.limit_scope.deadline = anyio.current_time() + segment.timeout
     task, count = own_task_and_count()
     ended: FinishedRun | None = None
     try:
-        with run.scope or _UNBOUNDED:
+        with run.limit_scope or _UNBOUNDED:
             try:
                 await _enter(run, segment)
                 ended = await drive(run)

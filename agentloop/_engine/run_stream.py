@@ -16,7 +16,7 @@ Order: `__aenter__` starts `_main`, which calls `execute`, stores its error and 
 iterates and may call `cancel`, `cancel_call`, `approve` or `reject`. `__aexit__` stops a run that has not finished,
 joins its tasks and raises its error if that was not raised before.
 
-Two ends from outside: `_stop` cancels `_scope`, the run's own outermost scope (by `cancel`, by leaving the block, by an
+Two ends from outside: `_stop` cancels `live.scope`, the run's own outermost scope (by `cancel`, by leaving the block, by an
 instrument's BaseException, by an interrupt); the holder's cancellation reaches the run through the nursery. Both set
 the cleanup deadline first, since a shielded section under way sees neither.
 
@@ -45,12 +45,9 @@ from agentloop._common.type_parameters import OutputT
 from agentloop._engine.loop import RunSegment, execute
 from agentloop._engine.run_result import result_of
 from agentloop._engine.runtime.backend import (
-    Holder,
     Task,
     cancelled_types,
     checkpoint_if_cancelled,
-    current_holder,
-    current_relay,
     is_closing,
     own_task,
     scope_left_open,
@@ -60,7 +57,7 @@ from agentloop._engine.runtime.cancel_source import record_end
 from agentloop._engine.runtime.event_buffer import EventBuffer, call_id_of
 from agentloop._engine.runtime.interrupts import protect, uninterrupted
 from agentloop._engine.runtime.live_run import LiveRun
-from agentloop._engine.runtime.turn_nursery import TurnNursery, new_group_nursery, new_nursery
+from agentloop._engine.runtime.turn_nursery import TurnNursery, new_run_nursery
 from agentloop.agents import Agent
 from agentloop.exceptions import UserError, UserValueError
 from agentloop.items import ApprovalRequest, ToolCall
@@ -70,17 +67,6 @@ if TYPE_CHECKING:
     from agentloop.state import RunState
 
 Start = Callable[[], LiveRun]
-
-
-@final
-class _RunTask:
-    """The run's own task in its nursery."""
-
-    __slots__ = ("live", "scope")
-
-    def __init__(self, live: LiveRun, scope: anyio.CancelScope) -> None:
-        self.live = live
-        self.scope = scope
 
 
 @final
@@ -106,7 +92,6 @@ class RunStream(Generic[OutputT]):
         "_live",
         "_nursery",
         "_plain",
-        "_scope",
         "_start",
         "_subscribe",
     )
@@ -133,39 +118,35 @@ class RunStream(Generic[OutputT]):
         if task is None:
             protect()
         context = copy_context()
-        nursery = new_nursery(self._lose_task, outermost=True) if self._plain else new_group_nursery()
+        nursery = new_run_nursery(self, context, plain=self._plain)
         live, self._start = self._start(), None
         if self._subscribe:
             self._events = EventBuffer(live.state, live.settings.config.stream_buffer, live.agent_at)
             live.tree.log.events = self._events
-        self._nursery = await nursery.__aenter__()
-        self._scope = nursery.new_scope()
-        self._live, live.holder_scope = live, self._scope
-        context.run(current_holder.set, Holder(nursery.cancel, task))
-        context.run(current_relay.set, nursery.relay_to_members)
-        if nursery.is_cut is not None:
-            live.own_scope, live.is_cut = self._scope, nursery.is_cut
+        self._nursery = live.nursery = await nursery.__aenter__()
+        self._live, live.scope = live, nursery.new_scope()
         if live.tree.log.is_watched:
             live.tree.log.on_instrument_error = self._stop
-        live.resources.spawn = lambda work, on, name: nursery.start(work, on, name, context, shielded=True)
-        nursery.start(self._main, _RunTask(live, self._scope), f"agentloop run of {live.agent.name}", context)
+        live.resources.spawn = nursery.host
+        nursery.start(self._main, live, f"agentloop run of {live.agent.name}")
         return self
 
     @uninterrupted
-    async def _main(self, main: _RunTask) -> None:
+    async def _main(self, live: LiveRun) -> None:
         """Run the segment in the run's own task; store its error, and close the buffer and the journal's writer."""
-        task, live = own_task(), main.live
+        task, scope = own_task(), live.scope
+        assert scope is not None
         self._has_begun = True
         try:
-            with self._scope:
+            with scope:
                 try:
                     await execute(live, self._entry)
                 except cancelled_types():
                     # The cancellation ends here: the holder of the block meets it there anyway. If it continued, anyio
                     # would move the counts of scopes that were cancelled inside (by a sibling, a timeout) to the
                     # holder's task, and take back a native cancellation of that task.
-                    self._scope.shield = True
-                    self._scope.cancel()
+                    scope.shield = True
+                    scope.cancel()
                     raise
         except cancelled_types():
             self._leave(live, task)
@@ -302,7 +283,8 @@ class RunStream(Generic[OutputT]):
     def _stop(self) -> None:
         if self._live is not None and not self._is_over:
             self._live.cleanup.begin()
-        self._scope.cancel()  # first: a task that waits for room must not continue as if there were room
+        if self._live is not None and self._live.scope is not None:
+            self._live.scope.cancel()  # first: a task that waits for room must not continue as if there were room
         self._discard()
         self._begin_cleanup()
 

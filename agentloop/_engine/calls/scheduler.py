@@ -54,7 +54,6 @@ from agentloop._core.plan import Answer, Arguments, AwaitVerdict, Deliver, Dispo
 from agentloop._engine.calls.output_text import cut_output
 from agentloop._engine.runtime.backend import (
     cancelled_types,
-    current_relay,
     run_is_cancelled,
     unexpected_cancellation,
 )
@@ -165,7 +164,8 @@ class LiveCall:
     """True once the call's task has taken its first step, or is to do nothing when it does. Until then the batch's
     owner may settle the call: a task that asyncio cancels before its first step never runs."""
     clock: float = 0.0
-    """Time on the loop's clock at which the task was made, then that at which the body started."""
+    """Time on the loop's clock at which the task was made, unless the call is plain, then that at which the body
+    started."""
     holds_permit: bool = False
     charge: Charge | None = None
     place: ThreadSlot | None = None
@@ -333,16 +333,14 @@ class Batch:
         """Wall-clock time at which the batch was stopped."""
         self.closed = False
         """True once the event loop is gone, so that nothing can be awaited, woken or started any more."""
-        self.nursery = new_nursery(self._lose_task)
-        self._spawn_context = context
-        context.run(current_relay.set, self.nursery.relay_to_members)
+        self.nursery = new_nursery(self, context)
         self._opened = False
         self._segments: list[list[LiveCall]] = []  # last first; an empty deque takes 0.7 KiB of each turn
         self._current: set[LiveCall] | None = None
         self.unsettled = 0
         """The number of calls without an outcome that are not paused."""
         self._equal: dict[str, list[LiveCall]] | None = None
-        self._opened_at = self.nursery.now()
+        self._opened_at = 0.0 if self.execution.queue_timeout is None else self.nursery.now()
         self.queued_at = run.tree.log.wall()
         self.hooks = find_tool_hooks(run.settings.hooks, run.agent.hooks)
         self._gate = run.tree.log.events.new_gate() if run.tree.log.events is not None else None
@@ -483,11 +481,12 @@ class Batch:
         """Start the task of *live*, in a copy of the turn's context, whichever task calls this."""
         live.begun = False
         live.scope = self.nursery.new_scope()
-        live.clock = self.nursery.now()
-        if not live.plain and live.tool.runs_in_thread:
-            self.run.settings.threads.join(live)
+        if not live.plain:
+            live.clock = self.nursery.now()
+            if live.tool.runs_in_thread:
+                self.run.settings.threads.join(live)
         name = f"agentloop call {live.tool.name} {'/'.join((*self.run.state.path, live.call_id))}"
-        self.nursery.start(self._run_call, live, name, self._spawn_context)
+        self.nursery.start(self._run_call, live, name)
 
     def _next_segment(self) -> None:
         while self._segments and not self._current and not self.halted:

@@ -38,12 +38,12 @@ def record_end(run: LiveRun) -> None:
         run = run.parent
     if run.cancel_recorded or run.state.started is None or run.state.ended is not None:
         return
-    holder, journal = run.holder_scope, run.tree.log.journal
+    holder, journal = run.scope, run.tree.log.journal
     enclosing_cancelled()  # a cancellation of the holder reaches the scopes of bare tasks where it is asked for
     if loop_is_left() or (holder is not None and (holder.cancel_called or cancelled_outside(holder))):
         run.cancel_recorded = True
         run.append(CancelRequested(*run.here()))
-    elif run.deadline_recorded or run.scope is None or not run.scope.cancel_called:
+    elif run.deadline_recorded or run.limit_scope is None or not run.limit_scope.cancel_called:
         return
     elif journal is None or journal.error is None:
         run.deadline_recorded = True
@@ -69,8 +69,8 @@ def _find_cancelled_scope(run: LiveRun) -> anyio.CancelScope | None:
     found: anyio.CancelScope | None = None
     inner: LiveRun | None = run
     while inner is not None:
-        if inner.scope is not None and inner.scope.cancel_called:
-            found = inner.scope
+        if inner.limit_scope is not None and inner.limit_scope.cancel_called:
+            found = inner.limit_scope
         inner = inner.parent
     return found
 

@@ -48,6 +48,7 @@ from agentloop.usage import Usage
 
 if TYPE_CHECKING:
     from agentloop._core.sourced_tools import SourcedTools
+    from agentloop._engine.runtime.turn_nursery import TurnNursery
     from agentloop._engine.runtime.session_progress import SessionProgress
     from agentloop.conditions import Condition
 
@@ -289,12 +290,12 @@ class LiveRun(msgspec.Struct, eq=False, kw_only=True):
     resources: Resources
     parent: LiveRun | None = None
     turn: Turn = msgspec.field(default_factory=Turn)
-    scope: anyio.CancelScope | None = None
+    limit_scope: anyio.CancelScope | None = None
     """The scope that ends the run at its deadline, or when its journal fails; None where it has neither."""
-    own_scope: anyio.CancelScope | None = None
-    """The scope of the run's own task, if no other but `scope` is around its loop: in a plain run on asyncio."""
-    is_cut: Callable[[], bool] = bool
-    """Tells whether the caller of such a run is cancelled."""
+    scope: anyio.CancelScope | None = None
+    """The scope of the run's own task, around the whole run, which its holder cancels; of the outermost run alone."""
+    nursery: TurnNursery | None = None
+    """The nursery of the run's own task; of the outermost run alone."""
     stopped_by: BaseException | None = None
     """The very error that stopped the run's own loop, where another run segment may get past it: a limit that is set
     anew, a model that answers again. An equal error from a body, a hook or any other callback is not this one."""
@@ -305,8 +306,6 @@ class LiveRun(msgspec.Struct, eq=False, kw_only=True):
     stop_after_turn: bool = False
     last_stopped_turn: int = 0
     """The last turn after which `stop_when` has stopped a run segment: it doesn't do so twice after one turn."""
-    holder_scope: anyio.CancelScope | None = None
-    """The scope around the whole run, which the run's holder cancels; of the outermost run alone."""
     cancel_recorded: bool = False
     """True once the log of the tree has the run's cancellation; of the outermost run alone."""
     deadline_recorded: bool = False
@@ -356,8 +355,10 @@ class LiveRun(msgspec.Struct, eq=False, kw_only=True):
 
         False only where that would find none: a checkpoint takes 2 µs to look, through scopes that are known here.
         """
-        own, scope = self.own_scope, self.scope
-        return own is None or own.cancel_called or self.is_cut() or (scope is not None and scope.cancel_called)
+        nursery, scope, limit = self.nursery, self.scope, self.limit_scope
+        if nursery is None or scope is None or scope.cancel_called or nursery.is_cut():
+            return True
+        return limit is not None and limit.cancel_called
 
     def check_request(self) -> None:
         """Check that every budget that has to pay for one more model request allows it.

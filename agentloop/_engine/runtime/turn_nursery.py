@@ -15,7 +15,7 @@ its cancellation is level-triggered, shields hold, and its tasks are cancelled w
 * A plain run's task is a member of a nursery of its caller's, and the nurseries of its turns, and of the runs nested in
   its calls, are in members of that one. Relaying passes through all levels in one step.
 * The owner does nothing else but wait for its members. So a streamed run, whose block is the application's, is in a
-  group of anyio's, whose scope is around the block as well (`new_group_nursery`).
+  group of anyio's, whose scope is around the block as well (`new_run_nursery`).
 * A member has one scope at a time: `member.scope`, made by `new_scope` before its start and by `settling` for the rest
   of its task.
 * A body sees the deadline around the owner as it was when the nursery was made, by a scope that shows it. The owner
@@ -39,13 +39,13 @@ import anyio
 import anyio.lowlevel
 
 from agentloop._engine.runtime.backend import (
-    Future,
-    Relay,
+    OwnersWakeup,
     Task,
     Wakeup,
     Work,
     cancelled_types,
     checkpoint_if_cancelled,
+    current_holder,
     current_relay,
     enclosing_cancelled,
     has_task_factory,
@@ -69,22 +69,20 @@ class TurnNursery(Protocol):
     """The tasks of one turn's calls, or of one run. Entered and waited in by its owner's task; any starts members."""
 
     on_trio: bool
-    now: Callable[[], float]
-    """Returns the time on the loop's clock."""
+    context: Context
+    """The members start in a copy of it."""
 
     @property
     def new_scope(self) -> Callable[[], anyio.CancelScope]:
         """Returns a scope for a member, whose task must enter it first."""
         ...
 
-    @property
-    def is_cut(self) -> Callable[[], bool] | None:
-        """Tells whether the owner is cancelled; None in a group, whose members are in its scope."""
+    def now(self) -> float:
+        """Return the time on the loop's clock."""
         ...
 
-    @property
-    def relay_to_members(self) -> Relay | None:
-        """The relay for the context of the members, if they need one."""
+    def is_cut(self) -> bool:
+        """Tell whether the owner may be cancelled. In a group always: its members have to look, as they are in its scope."""
         ...
 
     async def __aenter__(self) -> Self:
@@ -102,11 +100,15 @@ class TurnNursery(Protocol):
         """
         ...
 
-    def start(self, work: Work, member: Any, name: str, context: Context, *, shielded: bool = False) -> None:
-        """Start a task named *name* that does `work(member)`, in a copy of *context*. `member.scope` is set before.
+    def start(self, work: Work, member: Any, name: str, *, shielded: bool = False) -> None:
+        """Start a task named *name* that does `work(member)`, in a copy of `context`. `member.scope` is set before.
 
         *shielded*: the task shields itself, and *member* is any object, without a scope.
         """
+        ...
+
+    def host(self, work: Work, on: Any, name: str) -> None:
+        """Start a task as `start` does, of work that shields itself."""
         ...
 
     def settling(self, member: Member) -> AbstractContextManager[object]:
@@ -153,28 +155,53 @@ class TurnNursery(Protocol):
         ...
 
 
-def new_nursery(on_lost: Callable[[], None], *, outermost: bool = False) -> TurnNursery:
-    """Return a nursery for the current task. It is within the nursery around it, unless it is the *outermost* of a run.
+class Owner(Protocol):
+    """The object whose tasks a nursery has: a batch of calls, or a run."""
 
-    *on_lost* is called if a member was cancelled natively before its first step: its work was never begun. The other
-    members are then being cancelled.
+    def _lose_task(self) -> None:
+        """Note that a member was cancelled natively before its first step, so that its work was never begun.
+
+        The other members are then being cancelled.
+        """
+        ...
+
+
+def new_nursery(owner: Owner, context: Context) -> TurnNursery:
+    """Return a nursery for the current task, within the nursery around it. Its relay is set in *context*."""
+    task = own_task()
+    if task is None:
+        return _TrioNursery(context)
+    nursery: TurnNursery
+    if has_task_factory() or (shown := find_scope_class()) is None:
+        nursery = _AnyioNursery(task, context)
+        context.run(current_relay.set, None)
+    else:
+        outer = cast("_BareTasks | None", current_relay.get())
+        nursery = _BareTasks(task, shown, owner, context, outer)
+        context.run(current_relay.set, nursery)
+    return nursery
+
+
+def new_run_nursery(owner: Owner, context: Context, *, plain: bool) -> TurnNursery:
+    """Return a nursery for the task of a run, whose holder is the current task. Both are set in *context*.
+
+    That of a *plain* run is like a turn's. That of another is a group, whose scope is around the owner's block as well:
+    the owner of a nursery of bare tasks may do nothing else but wait for them, since a cancellation of a scope within
+    the owner's own work would look like the owner's. And members end with a scope around the owner, also while the
+    owner's own work continues.
     """
     task = own_task()
     if task is None:
-        return _TrioNursery()
-    if has_task_factory() or (shown := find_scope_class()) is None:
-        return _AnyioNursery()
-    return _BareTasks(task, shown, on_lost, cast("_BareTasks | None", None if outermost else current_relay.get()))
-
-
-def new_group_nursery() -> TurnNursery:
-    """Return a nursery for the current task that has a group's scope around its block, for an owner that does more.
-
-    The owner of a nursery of bare tasks may do nothing else but wait for them: a cancellation of a scope within the
-    owner's own work would look like the owner's. And members end with a scope around the owner, also while the
-    owner's own work continues.
-    """
-    return _TrioNursery() if own_task() is None else _AnyioNursery()
+        return _TrioNursery(context)
+    nursery: _AnyioNursery | _BareTasks
+    if not plain or has_task_factory() or (shown := find_scope_class()) is None:
+        nursery = _AnyioNursery(task, context)
+        context.run(current_relay.set, None)
+    else:
+        nursery = _BareTasks(task, shown, owner, context, None)
+        context.run(current_relay.set, nursery)
+    context.run(current_holder.set, nursery)
+    return nursery
 
 
 @cache
@@ -214,52 +241,50 @@ def find_scope_class() -> type[Any] | None:
 class _BareTasks:
     """Bare tasks on asyncio, each in one scope at a time."""
 
+    # It is the callback of its members' ends, and the holder of its run, itself: bound methods and objects for these
+    # would be four more for the collector in each waiting run and turn.
     __slots__ = (
-        "_context",
         "_count",
         "_error",
         "_inner",
         "_loop",
         "_members",
-        "_on_end",
-        "_on_lost",
         "_outer",
         "_owner",
         "_shown",
+        "_task",
         "_wakeup",
+        "context",
         "ended",
         "new_scope",
-        "now",
     )
 
     on_trio: bool = False
 
     def __init__(
-        self, owner: Task, scope_class: type[Any], on_lost: Callable[[], None], outer: _BareTasks | None
+        self, task: Task, scope_class: type[Any], owner: Owner, context: Context, outer: _BareTasks | None
     ) -> None:
         self.ended = False
         """True once the members' scopes are cancelled."""
-        self._owner = owner
-        self._loop = owner.get_loop()
-        self.now = self._loop.time
-        self._count = owner.cancelling()
+        self._owner: Owner | None = owner
+        self._task: Task | None = task
+        """The task of the owner; None once it has left the nursery."""
+        self._loop = task.get_loop()
+        self._count = task.cancelling()
+        self.context = context
         self._members: dict[Task, Member | None] = {}
         """Members by task; None for one that shields itself."""
-        self._wakeup: Future | None = None
-        self._on_lost = on_lost
+        self._wakeup: OwnersWakeup | None = None
         self._error: BaseException | None = None
         self._shown = anyio.current_effective_deadline()
         # The backend's class itself, where there is no deadline to show: calling `anyio.CancelScope` costs 0.7 µs more.
         plain = cast(type[anyio.CancelScope], scope_class.__base__)
         self.new_scope = plain if self._shown == math.inf else partial(_show_deadline, scope_class, self._shown)
-        self._on_end: Callable[[Task], None] = self._forget  # one bound method for all members
-        self._context: Context | None = None
         self._outer = outer
         self._inner: dict[_BareTasks, None] | None = None
 
-    @property
-    def relay_to_members(self) -> Relay | None:
-        return self
+    def now(self) -> float:
+        return self._loop.time()
 
     async def __aenter__(self) -> Self:
         if self._outer is not None:
@@ -273,7 +298,7 @@ class _BareTasks:
         leaving: BaseException | None = None
         try:
             if error is not None:
-                if is_closing(self._owner):
+                if is_closing(self._task):
                     return
                 self.cancel()
             if self._members:
@@ -295,17 +320,20 @@ class _BareTasks:
             self.ended = True  # a copy of the context, in which a member's child asks, may outlive the nursery
             if self._outer is not None:
                 (self._outer._inner or {}).pop(self, None)
-            del self._owner, self._on_lost, self._on_end, self._error, self._context
+            self._owner = self._task = self._error = self._wakeup = None
+            del self.context  # it holds the nursery
             del error, leaving  # else: error, its traceback, this frame, error
 
-    def start(self, work: Work, member: Any, name: str, context: Context, *, shielded: bool = False) -> None:
+    def start(self, work: Work, member: Any, name: str, *, shielded: bool = False) -> None:
         if self.ended and not shielded:
             member.scope.cancel()
-        self._context = context
-        context = context.copy()
+        context = self.context.copy()
         task = self._loop.create_task(work(member), name=name, context=context)
         self._members[task] = None if shielded else member
-        task.add_done_callback(self._on_end, context=context)  # without it the callback gets one more copy
+        task.add_done_callback(self, context=context)  # without it the callback gets one more copy
+
+    def host(self, work: Work, on: Any, name: str) -> None:
+        self.start(work, on, name, shielded=True)
 
     def settling(self, member: Member) -> AbstractContextManager[object]:
         member.scope = scope = self.new_scope()
@@ -329,27 +357,30 @@ class _BareTasks:
         outermost: _BareTasks | None = None
         nursery: _BareTasks | None = self
         while nursery is not None and not nursery.ended:
-            if nursery._owner.cancelling() > nursery._count:
+            if nursery._task is not None and nursery._task.cancelling() > nursery._count:
                 outermost = nursery
             nursery = nursery._outer
         if outermost is not None:
             outermost.cancel()
 
+    def is_leaving(self) -> bool:
+        if self._task is None or self._task.cancelling() <= self._count:
+            return False
+        self.cancel()
+        return True
+
     def is_cut(self) -> bool:
-        return self.ended or self._owner.cancelling() > self._count
+        return self.ended or (self._task is not None and self._task.cancelling() > self._count)
 
     def ring(self) -> None:
-        wakeup = self._wakeup
-        if wakeup is not None and not wakeup.done():
-            wakeup.remove_done_callback(self._look)  # it looks at a cancellation alone: one pass of the loop less
-            wake(wakeup)
+        wake(self._wakeup)
 
     def leave(self, task: Task | None, *, rings: bool = False) -> None:
         # The callback of a task's end takes a handle and a pass of the loop: 3 µs of each call, and of a run of one
         # turn. It is left to the tasks that don't come to this, or never begin.
         assert task is not None
         self._members.pop(task, None)
-        task.remove_done_callback(self._on_end)
+        task.remove_done_callback(self)
         if not self._members:
             self.ring()
 
@@ -358,25 +389,15 @@ class _BareTasks:
             self.ring()
 
     def wait(self, until: float) -> Awaitable[None]:
-        self._wakeup = wakeup = self._loop.create_future()
-        wakeup.add_done_callback(self._look, context=self._context)  # without it the callback gets a context of its own
+        self._wakeup = wakeup = OwnersWakeup(self._loop, self)
         return wakeup if until == math.inf else self._wait_until(wakeup, until)
 
-    async def _wait_until(self, wakeup: Future, until: float) -> None:
+    async def _wait_until(self, wakeup: OwnersWakeup, until: float) -> None:
         timer = self._loop.call_at(until, self.ring)
         try:
             await wakeup
         finally:
             timer.cancel()
-
-    def _look(self, wakeup: Future) -> None:
-        """Relay the owner's cancellation in the pass in which it learns of it.
-
-        In a callback and not in the owner's task: a scope that is cancelled in a task formats that task's repr, which
-        would be a quarter of the cost of cancelling a call.
-        """
-        if wakeup.cancelled():
-            self.cancel()
 
     def cancel(self) -> None:
         if not self.ended:
@@ -387,12 +408,13 @@ class _BareTasks:
             for inner in tuple(self._inner or ()):
                 inner.cancel()
 
-    def _forget(self, task: Task) -> None:
+    def __call__(self, task: Task) -> None:
+        """Note the end of *task*, a member's that has not left by itself."""
         del self._members[task]
         if task.cancelled():
-            if not self.ended:
+            if not self.ended and self._owner is not None:
                 self.cancel()
-                self._on_lost()
+                self._owner._lose_task()
         elif (error := task.exception()) is not None:
             self._error = self._error or error
             self.cancel()
@@ -411,11 +433,18 @@ class _Grouped:
     """The common part of nurseries whose scope is around their members."""
 
     on_trio: bool = False
-    is_cut: Callable[[], bool] | None = None
-    relay_to_members: Relay | None = None
-    now: Callable[[], float]
+    context: Context
     _wakeup: Wakeup
     _scope: Any
+
+    def is_cut(self) -> bool:
+        return True
+
+    def start(self, work: Work, member: Any, name: str, *, shielded: bool = False) -> None:
+        raise NotImplementedError
+
+    def host(self, work: Work, on: Any, name: str) -> None:
+        self.start(work, on, name)
 
     def cancel(self) -> None:
         self._scope.cancel()
@@ -451,11 +480,22 @@ class _Grouped:
 class _AnyioNursery(_Grouped):
     """anyio's own group, on asyncio."""
 
-    def __init__(self) -> None:
+    def __init__(self, task: Task, context: Context) -> None:
+        self._task: Task | None = task
+        self._count = task.cancelling()
+        self.context = context
         self._group = anyio.create_task_group()
         self.new_scope = anyio.CancelScope
         self._wakeup = new_wakeup()
-        self.now = anyio.current_time
+
+    def now(self) -> float:
+        return anyio.current_time()
+
+    def is_leaving(self) -> bool:
+        if self._task is None or self._task.cancelling() <= self._count:
+            return False
+        self.cancel()
+        return True
 
     async def __aenter__(self) -> Self:
         await self._group.__aenter__()
@@ -465,10 +505,15 @@ class _AnyioNursery(_Grouped):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> bool | None:
-        return await self._group.__aexit__(kind, error, tb)  # noqa: ASYNC102 - it cancels its tasks before it waits
+        try:
+            return await self._group.__aexit__(kind, error, tb)  # noqa: ASYNC102 - it cancels its tasks before it waits
+        finally:
+            self._task = None
+            del self.context  # it holds the nursery
+            del error, tb  # else: error, its traceback, this frame, error
 
-    def start(self, work: Work, member: Any, name: str, context: Context, *, shielded: bool = False) -> None:
-        self._start(work, member, name, context)
+    def start(self, work: Work, member: Any, name: str, *, shielded: bool = False) -> None:
+        self._start(work, member, name, self.context)
 
     def is_bounded(self) -> bool:
         return anyio.current_effective_deadline() < math.inf
@@ -480,15 +525,15 @@ class _TrioNursery(_Grouped):
 
     on_trio: bool = True
 
-    def __init__(self) -> None:
+    def __init__(self, context: Context) -> None:
         import trio  # an extra, and here only where it runs
 
         self._trio = trio
+        self.context = context
         self.new_scope = cast(type[anyio.CancelScope], trio.CancelScope)
         self._start_soon: Any
         self._manager = trio.open_nursery(strict_exception_groups=True)
         self._wakeup = new_wakeup()
-        self.now = trio.current_time
 
     async def __aenter__(self) -> Self:
         nursery = await self._manager.__aenter__()
@@ -507,8 +552,11 @@ class _TrioNursery(_Grouped):
         finally:
             del error, tb  # else: error, its traceback, this frame, error
 
-    def start(self, work: Work, member: Any, name: str, context: Context, *, shielded: bool = False) -> None:
-        context.run(self._start_soon, work, member, name=name)
+    def start(self, work: Work, member: Any, name: str, *, shielded: bool = False) -> None:
+        self.context.run(self._start_soon, work, member, name=name)
+
+    def now(self) -> float:
+        return self._trio.current_time()
 
     def is_bounded(self) -> bool:
         return self._trio.current_effective_deadline() < math.inf

@@ -237,7 +237,7 @@ class _SegmentReplay:
     async def _advance(self) -> None:
         effects = self.effects
         wanted = effects.due
-        if (scope := self.stream._live.scope) is not None:
+        if (scope := self.stream._live.limit_scope) is not None:
             scope.deadline = math.inf  # the log tells when it passed
         if wanted is None:
             return await anyio.sleep_forever()  # the run has ended

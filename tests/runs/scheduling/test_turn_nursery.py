@@ -172,16 +172,20 @@ async def do(part: Part) -> None:
 
 def start(nursery: TurnNursery, *parts: Part) -> None:
     """Start members as a batch does."""
-    context = copy_context()
-    context.run(current_relay.set, nursery.relay_to_members)
     for part in parts:
         part.scope = nursery.new_scope()
-        nursery.start(do, part, "part", context)
+        nursery.start(do, part, "part")
 
 
-def lost() -> None:
-    """Fail: no task may be lost."""
-    raise AssertionError
+@attrs.define(eq=False)
+class Calls:
+    """The owner of members, none of which may be lost unless that is *told*."""
+
+    told: list[str] | None = None
+
+    def _lose_task(self) -> None:
+        assert self.told is not None
+        self.told.append("lost")
 
 
 @pytest.mark.backends("asyncio")
@@ -194,7 +198,7 @@ async def test_error_of_a_member_cancels_the_others_and_leaves_bare() -> None:
 
     other = Part(anyio.sleep_forever)
     with pytest.raises(ZeroDivisionError):
-        async with new_nursery(lost) as nursery:
+        async with new_nursery(Calls(), copy_context()) as nursery:
             start(nursery, other, Part(fails))
     assert other.caught
 
@@ -208,7 +212,7 @@ async def test_error_of_a_member_leaves_trios_nursery_in_a_group() -> None:
 
     other = Part(anyio.sleep_forever)
     with pytest.raises(ExceptionGroup) as raised:
-        async with new_nursery(lost) as nursery:
+        async with new_nursery(Calls(), copy_context()) as nursery:
             start(nursery, other, Part(fails))
     assert raised.group_contains(ZeroDivisionError)
 
@@ -231,7 +235,7 @@ async def test_error_of_the_owner_cancels_the_members() -> None:
     owner: Any = asyncio.current_task()
     part = Part(cleans_up)
     with pytest.raises(ZeroDivisionError):
-        async with new_nursery(lost) as nursery:
+        async with new_nursery(Calls(), copy_context()) as nursery:
             start(nursery, part)
             await anyio.lowlevel.checkpoint()
             raise ZeroDivisionError
@@ -246,7 +250,7 @@ async def test_cancellation_at_the_end_of_the_block_reaches_the_members() -> Non
     """The owner is cancelled while it waits for tasks that have nothing more to tell it."""
     part = Part(anyio.sleep_forever)
     with anyio.CancelScope() as scope:
-        async with new_nursery(lost) as nursery:
+        async with new_nursery(Calls(), copy_context()) as nursery:
             start(nursery, part)
             scope.deadline = anyio.current_time() + 0.01
     assert part.caught
@@ -262,7 +266,7 @@ async def test_cancellation_of_the_owner_is_seen_in_the_same_step_on_every_level
     with anyio.CancelScope() as scope:
 
         async def nests() -> None:
-            async with new_nursery(lost) as nursery:
+            async with new_nursery(Calls(), copy_context()) as nursery:
                 start(nursery, inner)
                 await nursery.wait(math.inf)
 
@@ -278,7 +282,7 @@ async def test_cancellation_of_the_owner_is_seen_in_the_same_step_on_every_level
                 seen.append(enclosing_cancelled())
 
         outer = Part(nests)
-        async with new_nursery(lost) as nursery:
+        async with new_nursery(Calls(), copy_context()) as nursery:
             start(nursery, outer, Part(looks))
             await nursery.wait(math.inf)
     assert seen == [True, True, False]
@@ -302,7 +306,7 @@ async def test_member_started_late_or_between_two_scopes_is_cancelled_too() -> N
 
     late = Part(anyio.sleep_forever)
     with anyio.move_on_after(0.01):
-        async with new_nursery(lost) as nursery:
+        async with new_nursery(Calls(), copy_context()) as nursery:
             start(nursery, Part(starts_another))
     assert late.caught
     assert not current_relay.get()
@@ -314,7 +318,7 @@ async def test_member_cancelled_before_its_first_step_is_reported() -> None:
     """Other code of the loop cancels a task that has not begun: the others are cancelled and the owner is told."""
     told: list[str] = []
     with_first_step, without = Part(anyio.sleep_forever), Part(anyio.sleep_forever)
-    async with new_nursery(lambda: told.append("lost")) as nursery:
+    async with new_nursery(Calls(told), copy_context()) as nursery:
         start(nursery, with_first_step)
         await anyio.lowlevel.checkpoint()
         before = asyncio.all_tasks()
