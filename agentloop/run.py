@@ -22,7 +22,7 @@ from agentloop._common.error_text import shorten
 from agentloop._common.misplaced import function_takes_options
 from agentloop._common.type_parameters import ContextT, OutputT
 from agentloop._core.agent_graph import AgentGraph
-from agentloop._core.run_fold import RunFold
+from agentloop._core.run_fold import NO_DICT, RunFold
 from agentloop._engine.loop import RunSegment, StartingPoint
 from agentloop._engine.run_result import result_of
 from agentloop._engine.run_stream import RunStream
@@ -138,6 +138,7 @@ class Runner:
             JournalError: if the journal failed or belongs to another run; the run started nothing that it doesn't hold.
         """
         stream = _stream(agent, input, options, subscribe=False, plain=True)
+        del options  # it would be kept for the collector to visit as long as the run waits
         async with stream:
             await stream.next_ring()
             while not stream.is_complete:
@@ -328,7 +329,7 @@ def _stream(
     if journal is not None and not isinstance(journal, Journal):
         raise UserTypeError(f"journal: a Journal is needed, not {journal!r}")
     config = _USUAL if options.get("run_config") is None else check_run_config(options["run_config"])
-    handlers = {} if options.get("error_handlers") is None else _check_handlers(options["error_handlers"])
+    handlers = NO_DICT if options.get("error_handlers") is None else _check_handlers(options["error_handlers"])
     kept = _make_server_conversation(options)
     if not isinstance(given, str) and _is_state(given):  # most inputs are texts: then the class isn't needed
         from agentloop._engine.resume import resume_from
@@ -466,6 +467,11 @@ def _make_run(
         shared_resources=shared_resources,
         resolve_model=resolve_model,
         nest=_run_nested,
+        cancel_requests=NO_DICT,
+        children=NO_DICT,
+        open_requests=NO_DICT,
+        warned=NO_DICT,
+        sourced=NO_DICT,
     )
     settings = RunSettings(
         config=config,

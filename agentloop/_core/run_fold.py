@@ -36,6 +36,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from operator import attrgetter
 from typing import Any, TypeVar
 
@@ -64,18 +65,37 @@ from agentloop.usage import RequestUsage, Usage
 
 T = TypeVar("T")
 
-# What few runs have begins as one of these, which all folds share, and is made at its first entry: each container is an
+
+class _NoEntries(dict[Any, Any]):
+    """An empty dictionary that refuses entries, since many objects share it."""
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        raise TypeError(f"{key!r} can't be put into the empty dictionary that many objects share")
+
+
+# What few runs have begins as one of these, which all runs share, and is made at its first entry: each container is an
 # object that the garbage collector counts and visits for every run that waits.
-_NO_DICT: dict[Any, Any] = {}
+NO_DICT: dict[Any, Any] = _NoEntries()
+"""What stands for an empty dictionary until its first entry."""
 _NO_SET: frozenset[Any] = frozenset()
 
 
-def _append_to(kept: Sequence[T], new: T) -> Sequence[T]:
+def append_to(kept: Sequence[T], new: T) -> Sequence[T]:
     """Return *kept* with *new*: the same list, or the first one."""
     if isinstance(kept, list):
         kept.append(new)
         return kept
     return [new]
+
+
+def _add_name(names: frozenset[str], name: str) -> frozenset[str]:
+    """Return *names* with *name*; the same object for all runs where it is the only one."""
+    return names | {name} if names else _make_names(name)
+
+
+@lru_cache(256)
+def _make_names(name: str) -> frozenset[str]:
+    return frozenset({name})
 
 
 class CallState:
@@ -166,7 +186,7 @@ class UsageMeter:
         self.reasoning_tokens += usage.reasoning_tokens
         self.audio_tokens += usage.audio_tokens
         if usage.total_tokens or usage.input_tokens or usage.output_tokens or not usage.complete:
-            self.entries = _append_to(self.entries, usage)
+            self.entries = append_to(self.entries, usage)
 
     def total(self) -> Usage:
         """Return the sums as a detached value."""
@@ -350,8 +370,8 @@ class RunFold:
         self.path: tuple[str, ...] = path
         self.limits: JsonLimits = limits
         self.records: list[r.Record] = []
-        self.nested: dict[str, RunFold] = {}
-        self._found: dict[tuple[str, ...], RunFold] = _NO_DICT
+        self.nested: dict[str, RunFold] = NO_DICT
+        self._found: dict[tuple[str, ...], RunFold] = NO_DICT
         """Cache of nested folds by path, so that a deep one is searched for once."""
         self.run_id: str = ""
         self.first_agent: str = ""
@@ -374,13 +394,13 @@ class RunFold:
         self.new_items: list[Item] = []
         self.responses: list[ModelResponse] = []
         self.calls: dict[str, CallState] = {}
-        self.batch: list[CallState] = []
+        self.batch: Sequence[CallState] = ()
         self.batch_open: bool = False
         self.released: int = 0
         """Index into `batch`: every call below it has been released or waits for a verdict."""
         self.released_late: deque[CallState] | None = None
         """Settled calls below `released` that are not released yet: they waited when the index passed them."""
-        self.sticky: dict[tuple[str, str], r.VerdictGiven] = _NO_DICT
+        self.sticky: dict[tuple[str, str], r.VerdictGiven] = NO_DICT
         """Verdicts on all calls of an agent to a tool, by agent and tool."""
         self.conflict: ToolCall | HandoffCall | None = None
         self.turn_has_effects: bool = False
@@ -400,15 +420,15 @@ class RunFold:
         """Number of answers of the current agent that didn't fit its output type, and that the model has to correct."""
         self.pauses: int = 0
         """Number of times that the provider has paused its answer in the current turn, to continue in the same turn."""
-        self.handoffs: dict[str, HandoffCall] = _NO_DICT
-        self.handoffs_due: list[HandoffCall] = []
+        self.handoffs: dict[str, HandoffCall] = NO_DICT
+        self.handoffs_due: Sequence[HandoffCall] = ()
         self.tool_users: frozenset[str] = _NO_SET
         """Agents that have used a tool in this run, by key."""
-        self.found_tools: dict[str, tuple[str, ...]] = _NO_DICT
+        self.found_tools: dict[str, tuple[str, ...]] = NO_DICT
         """Names of the tools that searches have found in earlier turns, by key of the agent that searched."""
         self.settled_tools: frozenset[str] = _NO_SET
         """Names of the tools with at least one settled call."""
-        self.repeats: dict[tuple[str, str], tuple[object, int]] = {}
+        self.repeats: dict[tuple[str, str], tuple[object, int]] = NO_DICT
         """Last output by tool and arguments, and how many times in a row the tool gave it."""
         self.searches: bool = False
         """True while the current batch has a settled search for deferred tools."""
@@ -416,11 +436,11 @@ class RunFold:
         """The last turn after which the history got a warning that the model repeats itself."""
         self.turn_began: int = 0
         """Index into `new_items` of the current turn's first item."""
-        self.response: list[Item] | None = None
+        self.response: Sequence[Item] | None = None
         """Items of the current turn's last response, without repeated calls; None before it, and once a handoff or a
         request to correct it has followed.
         """
-        self.receipts: dict[str, str] = _NO_DICT
+        self.receipts: dict[str, str] = NO_DICT
         self.guardrails: Sequence[r.GuardrailSettled] = ()
         self.tripped: r.GuardrailSettled | None = None
         """The input or output guardrail of the run whose tripwire ends this run segment."""
@@ -556,7 +576,7 @@ class RunFold:
             for step in path[len(self.path) :]:
                 fold = fold.nested.get(step) if fold is not None else None
             if fold is not None:
-                if self._found is _NO_DICT:
+                if self._found is NO_DICT:
                     self._found = {}
                 self._found[path] = fold
         return fold
@@ -635,9 +655,15 @@ class RunFold:
         for step in path[len(self.path) :]:
             found = fold.nested.get(step)
             if found is None:
-                found = fold.nested[step] = RunFold((*fold.path, step), limits=fold.limits)
+                found = fold.nest(step, fold.limits)
             fold = found
         return fold
+
+    def nest(self, call_id: str, limits: JsonLimits) -> RunFold:
+        """Return a new fold of the run nested in a call."""
+        self.nested = self.nested or {}
+        nested = self.nested[call_id] = RunFold((*self.path, call_id), limits=limits)
+        return nested
 
     def _meter_below(self, path: tuple[str, ...], usage: RequestUsage | None) -> None:
         """Count a request of the run at *path* for this run and those between: a run's usage is its subtree's."""
@@ -690,7 +716,7 @@ class RunFold:
             self._accept_if_passed()
         self.call_without_id = self.unusable_reason = None
         self.turn_open = True
-        self.batch, self.batch_open, self.released, self.released_late = [], False, 0, None
+        self.batch, self.batch_open, self.released, self.released_late = (), False, 0, None
 
     def _model_requested(self, record: r.ModelRequested) -> None:
         self.model = record.model or self.model
@@ -703,7 +729,6 @@ class RunFold:
         self.meter.add(response.usage)
         self.responses.append(response)
         kept, self.conflict = drop_repeats(response.items, self._find_call, self.limits)
-        batch = self.batch
         for item in kept:
             if not isinstance(item, _CALLS):
                 continue
@@ -711,16 +736,16 @@ class RunFold:
             if not call_id:
                 self.call_without_id = self.call_without_id or item
             elif isinstance(item, ToolCall):
-                state = self.calls[call_id] = CallState(item, record.turn, len(batch))
-                batch.append(state)
+                state = self.calls[call_id] = CallState(item, record.turn, len(self.batch))
+                self.batch = append_to(self.batch, state)
             else:
-                if self.handoffs is _NO_DICT:
+                if self.handoffs is NO_DICT:
                     self.handoffs = {}
                 self.handoffs[call_id] = item
-                self.handoffs_due.append(item)
-        self.response = kept
-        self.batch_open = bool(batch)
-        if batch or self.handoffs_due:
+                self.handoffs_due = append_to(self.handoffs_due, item)
+        self.response = kept if len(kept) < len(response.items) else response.items
+        self.batch_open = bool(self.batch)
+        if self.batch or self.handoffs_due:
             self.only_repeats = 0
         elif response.paused:
             self.only_repeats = 0
@@ -771,7 +796,7 @@ class RunFold:
             self.meter.add(record.usage)
 
     def _guardrail_settled(self, record: r.GuardrailSettled) -> None:
-        self.guardrails = _append_to(self.guardrails, record)
+        self.guardrails = append_to(self.guardrails, record)
         if record.stage == "input" and record.verdict == "passed":
             self.input_guards_passed |= {(record.guardrail, record.nth)}
             self._accept_if_passed()
@@ -816,7 +841,7 @@ class RunFold:
         if call is not None and (call.approval is None or fits(record, call.approval)):
             call.verdict = record
             if record.always:
-                if self.sticky is _NO_DICT:
+                if self.sticky is NO_DICT:
                     self.sticky = {}
                 self.sticky[record.agent, record.tool] = record
 
@@ -833,16 +858,18 @@ class RunFold:
             self.searches = True
         cut = outcome.cancelled_by is not None and outcome.cancelled_by in FROM_ABOVE
         if record.error is not None and output is None and not cut:
-            self.failures = _append_to(self.failures, record)
+            self.failures = append_to(self.failures, record)
         if record.receipt is not None and outcome.status == "succeeded" and not isinstance(output, WithheldText):
-            if self.receipts is _NO_DICT:
+            if self.receipts is NO_DICT:
                 self.receipts = {}
             self.receipts.setdefault(record.receipt, record.call_id)  # one stored as a digest can't be an answer
         if made.name not in self.settled_tools and made.kind != "approval":
-            self.settled_tools |= {made.name}
+            self.settled_tools = _add_name(self.settled_tools, made.name)
         if not cut:  # else the call is due again if the run is resumed, so this output is no repeat
             key = (tool, made.arguments)
             last, count = self.repeats.get(key, _NEVER)
+            if self.repeats is NO_DICT:
+                self.repeats = {}
             self.repeats[key] = (output, count + 1 if last == output else 1)
         self._release()
 
@@ -884,7 +911,7 @@ class RunFold:
         if self.searches:
             self._note_found_tools()
         if self.agent not in self.tool_users and not all(map(is_search, self.batch)):
-            self.tool_users |= {self.agent}
+            self.tool_users = _add_name(self.tool_users, self.agent)
 
     def _note_found_tools(self) -> None:
         """Note what the turn's searches have found. Not before the batch has ended: the turn keeps the tools it has."""
@@ -901,7 +928,7 @@ class RunFold:
         self.history.extend(outputs)
         self.new_items.extend(outputs)
         self.invalid_outputs = 0
-        self.handoffs_due = []
+        self.handoffs_due = ()
         self.response = None
         self.agent = record.target or record.target_agent
 

@@ -117,11 +117,13 @@ async def finish_segment(run: LiveRun, ended: FinishedRun) -> BaseException | No
     """
     # A turn with calls has a record of its end.
     turn_ended_at = run.tree.log.wall() if run.state.turn and not run.state.batch else None
-    journal, spawn = run.tree.log.journal, run.resources.spawn
+    journal, host = run.tree.log.journal, run.resources.host
     if ended.error is not None or run.limit_scope is not None:
         _bound_cleanup(run, ended)
-    if journal is not None and not journal.begun and spawn is not None:
-        spawn(type(journal).run, journal, "agentloop journal")  # the first task may have been cancelled before it began
+    if journal is not None and not journal.begun and host is not None:
+        host.host(
+            type(journal).run, journal, "agentloop journal"
+        )  # the first task may have been cancelled before it began
     errors: list[BaseException] = []
     if ended.status != "completed":
         await _collect_error(errors, partial(_save_rest, run, ended.error))

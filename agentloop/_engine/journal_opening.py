@@ -36,7 +36,7 @@ def journal_opener(journal: Journal, start: StartingPoint) -> Callable[[LiveRun]
             list(map(as_plain, known.records if known is not None else ())), list(map(as_plain, start.fold.records))
         )
         assert run.limit_scope is not None  # a run with a journal has one
-        assert run.resources.spawn is not None  # and it has begun
+        assert run.resources.host is not None  # and it has begun
         # A journal of an older schema continues in this one, behind a header that says so.
         begun = known is not None and known.is_current
         encode = stored_state.line_encoder(codec, converter)
@@ -45,7 +45,7 @@ def journal_opener(journal: Journal, start: StartingPoint) -> Callable[[LiveRun]
             writer.add(start.fold.records[record])
         run.tree.log.journal = writer
         if not writer.immediate:
-            run.resources.spawn(JournalWriter.run, writer, "agentloop journal")
+            run.resources.host.host(JournalWriter.run, writer, "agentloop journal")
 
     return open_journal
 

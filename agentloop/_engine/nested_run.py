@@ -189,7 +189,7 @@ def _make_nested_run(outer: LiveRun, call: ToolCall, body: AgentCall, config: Ru
     call_id = call.call_id
     state = outer.state.nested.get(call_id)
     if state is None:
-        state = outer.state.nested[call_id] = RunFold((*outer.path, call_id), limits=config.json_limits)
+        state = outer.state.nest(call_id, config.json_limits)
     agent = body.agent if state.started is None else outer.tree.graph.get(state.agent)
     # An inherited condition is the outer run's: it is checked between that run's turns.
     stop_when = config.stop_when if body.run_config is not None else None
@@ -218,5 +218,6 @@ def _make_nested_run(outer: LiveRun, call: ToolCall, body: AgentCall, config: Ru
         resources=Resources(outer.resources),
         parent=outer,
     )
+    outer.tree.children = outer.tree.children or {}
     outer.tree.children[run.path] = run
     return run

@@ -16,8 +16,8 @@ Order: `__aenter__` starts `_main`, which calls `execute`, stores its error and 
 iterates and may call `cancel`, `cancel_call`, `approve` or `reject`. `__aexit__` stops a run that has not finished,
 joins its tasks and raises its error if that was not raised before.
 
-Two ends from outside: `_stop` cancels `live.scope`, the run's own outermost scope (by `cancel`, by leaving the block, by an
-instrument's BaseException, by an interrupt); the holder's cancellation reaches the run through the nursery. Both set
+Two ends from outside: `_stop` cancels `live.scope`, the run's own outermost scope (by `cancel`, by leaving the block, by
+an instrument's BaseException, by an interrupt); the holder's cancellation reaches the run through the nursery. Both set
 the cleanup deadline first, since a shielded section under way sees neither.
 
 Facts: `_is_over`, `_error`, `_error_raised`; all else of a run is in `_live`. `_ended` is only a signal, made for the
@@ -55,9 +55,9 @@ from agentloop._engine.runtime.backend import (
 )
 from agentloop._engine.runtime.cancel_source import record_end
 from agentloop._engine.runtime.event_buffer import EventBuffer, call_id_of
-from agentloop._engine.runtime.interrupts import protect, uninterrupted
+from agentloop._engine.runtime.interrupts import uninterrupted
 from agentloop._engine.runtime.live_run import LiveRun
-from agentloop._engine.runtime.turn_nursery import TurnNursery, new_run_nursery
+from agentloop._engine.runtime.turn_nursery import TurnNursery, new_nursery
 from agentloop.agents import Agent
 from agentloop.exceptions import UserError, UserValueError
 from agentloop.items import ApprovalRequest, ToolCall
@@ -98,7 +98,7 @@ class RunStream(Generic[OutputT]):
 
     def __init__(self, start: Start, entry: RunSegment, *, subscribe: bool, plain: bool = False) -> None:
         self._start: Start | None = start
-        self._entry = entry
+        self._entry: RunSegment | None = entry
         self._subscribe = subscribe
         self._plain = plain
         self._nursery: TurnNursery | None = None
@@ -114,11 +114,7 @@ class RunStream(Generic[OutputT]):
     async def __aenter__(self) -> Self:
         if self._start is None:
             raise UserError("a streamed run can be entered once")
-        task = own_task()
-        if task is None:
-            protect()
-        context = copy_context()
-        nursery = new_run_nursery(self, context, plain=self._plain)
+        nursery = new_nursery(self, copy_context(), holds=True, bare=self._plain)
         live, self._start = self._start(), None
         if self._subscribe:
             self._events = EventBuffer(live.state, live.settings.config.stream_buffer, live.agent_at)
@@ -127,7 +123,7 @@ class RunStream(Generic[OutputT]):
         self._live, live.scope = live, nursery.new_scope()
         if live.tree.log.is_watched:
             live.tree.log.on_instrument_error = self._stop
-        live.resources.spawn = nursery.host
+        live.resources.host = nursery
         nursery.start(self._main, live, f"agentloop run of {live.agent.name}")
         return self
 
@@ -140,7 +136,9 @@ class RunStream(Generic[OutputT]):
         try:
             with scope:
                 try:
-                    await execute(live, self._entry)
+                    entry, self._entry = self._entry, None
+                    assert entry is not None
+                    await execute(live, entry)
                 except cancelled_types():
                     # The cancellation ends here: the holder of the block meets it there anyway. If it continued, anyio
                     # would move the counts of scopes that were cancelled inside (by a sibling, a timeout) to the

@@ -97,7 +97,13 @@ async def settle(run: LiveRun, view: TurnView, plan: Plan) -> None:
             batch.answer(entry, await _format_answer(run, entry))
         async with batch.nursery:
             batch.open()
-            await batch.join()
+            try:
+                while (waiting := batch.wait()) is not None:
+                    await waiting
+                    batch.step()
+            except cancelled_types():
+                await batch.end_cancelled()  # noqa: ASYNC120 - shielded inside
+                raise
     except BaseException as error:
         if is_closing(task):
             batch.close()

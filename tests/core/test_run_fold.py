@@ -57,7 +57,7 @@ def test_a_turn_forgets_the_last_one_s_response() -> None:
     assert (writer.state.released, len(writer.state.batch)) == (1, 1)
     writer.state.apply(r.TurnStarted((), 2, 0.0, "guide"))
     state = writer.state
-    assert (state.turn, state.response, state.batch, state.released, state.batch_open) == (2, None, [], 0, False)
+    assert (state.turn, state.response, state.batch, state.released, state.batch_open) == (2, None, (), 0, False)
     assert state.turn_began == len(state.new_items) == 2
     assert list(state.calls) == ["a"]
 
@@ -192,7 +192,7 @@ def test_calls_without_an_id_are_kept_apart() -> None:
     """Such calls make no call of the batch: planning refuses the response."""
     state = Writer().begin().turn(called(""), called(""), HandoffCall("", "h")).state
     assert ids(state.response or []) == ["ToolCall", "ToolCall", "HandoffCall"]
-    assert (state.batch, state.calls, state.handoffs_due, state.conflict) == ([], {}, [], None)
+    assert (state.batch, state.calls, state.handoffs_due, state.conflict) == ((), {}, (), None)
 
 
 ARGUMENTS = st.sampled_from(["{}", '{"a":1}', '{ "a": 1 }', '{"a":1.0}', "nonsense"])
@@ -227,9 +227,9 @@ def test_a_handoff_answers_all_and_changes_the_agent() -> None:
         ("h2", IGNORED_HANDOFF),
     ]
     assert state.history[-2:] == outputs
-    assert (state.agent, state.response, state.handoffs_due) == ("b", None, [])
+    assert (state.agent, state.response, state.handoffs_due) == ("b", None, ())
     writer.turn(HandoffCall("h1", "to_b"))
-    assert state.handoffs_due == []
+    assert state.handoffs_due == ()
     assert state.conflict is None
 
 
@@ -369,7 +369,7 @@ def test_a_nested_run_is_folded_below_its_call() -> None:
 def test_a_prepared_nested_state_is_used() -> None:
     """The fold takes the one that is there."""
     root = Writer().begin().turn(called("a")).state
-    inner = root.nested["a"] = RunFold(("a",))
+    inner = root.nest("a", JsonLimits())
     root.apply(r.TurnStarted(("a",), 1, 0.0, "inner"))
     assert inner.turn == 1
 

@@ -143,7 +143,9 @@ class _Decision(msgspec.Struct, eq=False):
     async def _run_policies(self) -> Answer | None:
         """Run the policies on the arguments; return the refusal if one denies them, else keep what they want."""
         if self.verdict is None:
-            self.run.tree.open_requests[self.run.path, self.call.call_id] = self._make_request()
+            tree = self.run.tree
+            tree.open_requests = tree.open_requests or {}
+            tree.open_requests[self.run.path, self.call.call_id] = self._make_request()
         decision = await _run_policies(self.run, self.call, self.tool, self.arguments)
         if isinstance(decision, Deny):
             return _make_denial(self.run, self.call, decision)

@@ -15,10 +15,10 @@ Usual order: waiting, starting, body, post, settled. A rewritten call that equal
 waiting. A paused call returns to starting when the batch ends early, so that its end hooks run.
 
 Order of calls: the *owner* is the task that settles the batch. It makes the `Batch`, settles the answered calls by
-`answer`, enters the turn nursery, calls `open`, and waits in `join`; when the nursery has closed it calls `forget` and
-`raise_failure`. The dispatcher calls `LiveCall.start`, which calls `Batch.spawn`; the task then ends in one of
-`settle`, `pause` or `settle_abandoned`. A queued call is a plan entry and not a task, so a thousand calls under a cap
-of eight are eight tasks.
+`answer`, enters the turn nursery, calls `open`, and then `wait` and `step` in turns until all have settled; when the
+nursery has closed it calls `forget` and `raise_failure`. The dispatcher calls `LiveCall.start`, which calls
+`Batch.spawn`; the task then ends in one of `settle`, `pause` or `settle_abandoned`. A queued call is a plan entry and
+not a task, so a thousand calls under a cap of eight are eight tasks.
 
 Facts: `LiveCall.phase` and `cause`, `Batch.failures`, `halted`, `stopped`, `closed`. Indexes: `calls` (without those
 that have settled), `unsettled` (their number without those that are paused), `_current` (the calls of the queued
@@ -36,7 +36,7 @@ sibling can no longer cancel the call, because its effect has happened; a cancel
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextvars import Context
 from functools import cached_property
 from typing import Any, Literal
@@ -51,9 +51,9 @@ from agentloop._core.admission import Ticket
 from agentloop._core.cancellation import CUTS, Cause, Stage, is_graver
 from agentloop._core.failure_choice import Failure, choose, choose_failure
 from agentloop._core.plan import Answer, Arguments, AwaitVerdict, Deliver, Disposition, Execute, Plan, PlanEntry, Replay
+from agentloop._core.run_fold import append_to
 from agentloop._engine.calls.output_text import cut_output
 from agentloop._engine.runtime.backend import (
-    cancelled_types,
     run_is_cancelled,
     unexpected_cancellation,
 )
@@ -304,9 +304,9 @@ class LiveCall:
 
 
 class Batch:
-    """The scheduler of one turn's calls. Owned by the task that runs `join`; the calls' tasks mutate it as they settle.
+    """The scheduler of one turn's calls. Owned by the task that settles it; the calls' tasks mutate it as they settle.
 
-    All methods but `join` are synchronous: no other task sees a half-done step.
+    All methods but `end_cancelled` are synchronous: no other task sees a half-done step.
     """
 
     def __init__(
@@ -324,7 +324,7 @@ class Batch:
         self.calls: dict[str, LiveCall] = {}
         """The calls without an outcome, by id, in model order."""
         self.answers: Sequence[PlanEntry] = ()
-        self.failures: list[Failure] = []
+        self.failures: Sequence[Failure] = ()
         self.halted = False
         self.stopped: Cause | None = None
         self.stopped_by_call: str | None = None
@@ -333,9 +333,9 @@ class Batch:
         """Wall-clock time at which the batch was stopped."""
         self.closed = False
         """True once the event loop is gone, so that nothing can be awaited, woken or started any more."""
-        self.nursery = new_nursery(self, context)
+        self.nursery = new_nursery(self, context, shown=run.find_deadline())
         self._opened = False
-        self._segments: list[list[LiveCall]] = []  # last first; an empty deque takes 0.7 KiB of each turn
+        self._segments: list[list[LiveCall]] | None = None  # last first; an empty deque takes 0.7 KiB of each turn
         self._current: set[LiveCall] | None = None
         self.unsettled = 0
         """The number of calls without an outcome that are not paused."""
@@ -383,6 +383,7 @@ class Batch:
         groups: dict[str, Limit] = {}
         plain_tools: dict[FunctionTool, bool] = {}
         answers: list[PlanEntry] = []
+        segments: list[list[LiveCall]] = []
         segment: list[LiveCall] = []
         has_limits = self._gate is not None
         for entry in plan.entries:
@@ -395,15 +396,16 @@ class Batch:
             has_limits = has_limits or live.limits is not base
             alone = sequential or entry.tool.exclusive
             if alone and segment:
-                self._segments.append(segment)
+                segments.append(segment)
                 segment = []
             segment.append(live)
             if alone:
-                self._segments.append(segment)
+                segments.append(segment)
                 segment = []
         if segment:
-            self._segments.append(segment)
-        self._segments.reverse()
+            segments.append(segment)
+        segments.reverse()
+        self._segments = segments
         self.answers = answers or ()
         self.unsettled = len(self.calls) + len(self.answers)
         self.run.tree.calls[self.run.state.path] = self.calls
@@ -491,8 +493,10 @@ class Batch:
     def _next_segment(self) -> None:
         while self._segments and not self._current and not self.halted:
             segment = [live for live in self._segments.pop() if live.phase != "settled"]
-            if self._segments:  # of the last one nothing more needs to be known
+            if self._segments:
                 self._current = set(segment)
+            else:  # of the last one nothing more needs to be known
+                self._segments = None
             waiting = [live for live in segment if live.phase == "waiting"]
             for live in waiting:
                 if live.cause is not None:
@@ -624,7 +628,7 @@ class Batch:
 
     def fail(self, failure: Failure) -> None:
         """End the batch by *failure*: nothing more is admitted, and the owner cancels the others when it next runs."""
-        self.failures.append(failure)
+        self.failures = append_to(self.failures, failure)
         self.halt()
         self.nursery.ring()
 
@@ -799,36 +803,42 @@ class Batch:
 
     # -- the owner
 
-    async def join(self) -> None:
-        """Wait until every call has settled; cancel the others when one call's failure will be raised.
+    def wait(self) -> Awaitable[None] | None:
+        """Return what the owner has to await at once before its next `step`; None if every call has settled.
 
-        Cancellation: waiting calls settle unstarted, running ones are awaited (with reports past the cleanup deadline),
-        then the cancellation continues. Not a checkpoint if every call has settled already.
+        No coroutine: that would be an object more for the collector in each waiting run.
         """
-        timed = self.execution.queue_timeout is not None or self._dispatcher is not None
-        try:
-            while self.unsettled or (self.failures and self.stopped is None):
-                until = self._next_wake_time() if timed or self.stopped is not None else math.inf
-                if self.stopped is not None or not self.failures:
-                    await self.nursery.wait(until)
-                    if self.stopped is not None and until < math.inf:
-                        self._report_running()
-                if self.failures:
-                    self.stop("sibling")
-                if timed:
-                    self._expire_waiting()
-                if self._dispatcher is not None:
-                    self._dispatcher.pump()
-        except cancelled_types():
-            self.run.cleanup.begin()
-            self.halt()
-            self.stop(await find_cancel_source(self.run))  # noqa: ASYNC120 - shielded inside
-            self._settle_unstarted()
-            with anyio.CancelScope(shield=True):  # noqa: ASYNC912 - waits as long as a body does
-                while self.unsettled:
-                    await self.nursery.wait(self._next_wake_time())
-                    self._report_running()
-            raise
+        if self.failures and self.stopped is None:
+            self.step()
+        if not self.unsettled:
+            return None
+        timed = self.stopped is not None or self._dispatcher is not None or self.execution.queue_timeout is not None
+        return self.nursery.wait(self._next_wake_time() if timed else math.inf)
+
+    def step(self) -> None:
+        """Cancel the others when one call's failure will be raised, report what runs too long, admit what has waited."""
+        if self.stopped is not None and self._sleeps_until < math.inf:
+            self._report_running()
+        if self.failures:
+            self.stop("sibling")
+        if self.execution.queue_timeout is not None:
+            self._expire_waiting()
+        if self._dispatcher is not None:
+            self._dispatcher.pump()
+
+    async def end_cancelled(self) -> None:
+        """End the batch as the owner's cancellation has reached it, which continues afterwards.
+
+        Waiting calls settle unstarted, running ones are awaited, with reports past the cleanup deadline. Shielded.
+        """
+        self.run.cleanup.begin()
+        self.halt()
+        self.stop(await find_cancel_source(self.run))  # shielded inside
+        self._settle_unstarted()
+        with anyio.CancelScope(shield=True):  # noqa: ASYNC912 - waits as long as a body does
+            while self.unsettled:
+                await self.nursery.wait(self._next_wake_time())
+                self._report_running()
 
     def _wake_for(self, room: float) -> None:
         """Wake the owner if it would sleep past *room*, the time at which a limit has room without a give-back."""
@@ -898,8 +908,7 @@ class Batch:
             live.context = live.ticket = None
         self.run.tree.calls.pop(self.run.state.path, None)
         self.calls.clear()  # they hold calls, which hold the batch
-        self._segments.clear()
-        self._current = self._equal = None
+        self._segments = self._current = self._equal = None
 
     def raise_failure(self) -> None:
         """Raise the chosen failure of the batch, if it has one."""

@@ -129,11 +129,6 @@ def own_task_and_count() -> tuple[asyncio.Task[object] | None, int]:
     return task, 0 if task is None else task.cancelling()
 
 
-def has_task_factory() -> bool:
-    """Tell whether the running asyncio loop makes its tasks by a function of the application."""
-    return asyncio.get_running_loop().get_task_factory() is not None
-
-
 def is_closing(task: object) -> bool:
     """Tell whether the current coroutine is being closed, and not run by *task* (its earlier `own_task()`).
 
@@ -491,11 +486,10 @@ class OwnersWakeup(asyncio.Future[None]):
     Not by a callback of the future, which would be three objects more for the collector in each waiting run.
     """
 
-    __slots__ = ("_nursery",)
+    __slots__ = ("nursery",)
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, nursery: Owned) -> None:
-        super().__init__(loop=loop)
-        self._nursery = nursery
+    nursery: Owned
+    """Set by the nursery, which makes the future: a method for that would cost as much as the future."""
 
     def cancel(self, msg: Any = None) -> bool:
         """Cancel the future, and the members in the pass in which the owner learns of it.
@@ -504,7 +498,7 @@ class OwnersWakeup(asyncio.Future[None]):
         repr, which would be a quarter of the cost of cancelling a call.
         """
         if not self.done():
-            nursery = self._nursery
+            nursery = self.nursery
             self.get_loop().call_soon(nursery.cancel, context=nursery.context)
         return super().cancel(msg)
 

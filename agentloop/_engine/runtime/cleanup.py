@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 import anyio
 
+from agentloop._core.run_fold import NO_DICT
 from agentloop._engine.runtime.backend import cancelled_types, enclosing_cancelled, loop_is_left
 
 
@@ -29,7 +30,7 @@ class Cleanup:
         self._own: float | None = None
         self._begun = False
         # In opening order, which is the order in which one deadline cuts several of them.
-        self._sections: dict[anyio.CancelScope, None] = {}
+        self._sections: dict[anyio.CancelScope, None] = NO_DICT
 
     @property
     def deadline(self) -> float | None:
@@ -77,6 +78,7 @@ class Cleanup:
         lines: list[Cleanup] = []
         line: Cleanup | None = self
         while line is not None:  # a nested run's sections end at the outer runs' deadlines too
+            line._sections = line._sections or {}
             line._sections[scope] = None
             lines.append(line)
             line = line._outer

@@ -48,8 +48,8 @@ from agentloop.usage import Usage
 
 if TYPE_CHECKING:
     from agentloop._core.sourced_tools import SourcedTools
-    from agentloop._engine.runtime.turn_nursery import TurnNursery
     from agentloop._engine.runtime.session_progress import SessionProgress
+    from agentloop._engine.runtime.turn_nursery import TurnNursery
     from agentloop.conditions import Condition
 
 logger = logging.getLogger("agentloop")
@@ -192,7 +192,8 @@ class Cancellable(Protocol):
 class RunTree(msgspec.Struct, eq=False, kw_only=True):
     """The shared parts of a run and of the runs nested in it.
 
-    Made with the outermost run; no field is assigned anew afterwards.
+    Made with the outermost run. What few runs have is in dictionaries that begin as `NO_DICT` and are made at their
+    first entry; no other field is assigned anew afterwards.
     """
 
     log: Log
@@ -209,20 +210,21 @@ class RunTree(msgspec.Struct, eq=False, kw_only=True):
     """The function that runs an agent tool's nested run."""
     calls: dict[tuple[str, ...], Mapping[str, Cancellable]] = {}
     """The calls without an outcome of each batch under way, by path and id; see `find_call`."""
-    cancel_requests: dict[tuple[tuple[str, ...], str], tuple[str | None, str | None]] = {}
+    cancel_requests: dict[tuple[tuple[str, ...], str], tuple[str | None, str | None]]
     """Reason and requesting call of each call that was cancelled before it was scheduled."""
-    children: dict[tuple[str, ...], LiveRun] = {}
+    children: dict[tuple[str, ...], LiveRun]
     """The nested runs, by path."""
-    open_requests: dict[tuple[tuple[str, ...], str], ApprovalRequested] = {}
+    open_requests: dict[tuple[tuple[str, ...], str], ApprovalRequested]
     """Possible requests for approval, of calls whose policies or callbacks still run."""
-    warned: dict[str, None] = {}
+    warned: dict[str, None]
     """Keys of the warnings that were logged already: each is logged once."""
-    sourced: dict[tuple[tuple[str, ...], str], SourcedTools] = {}
+    sourced: dict[tuple[tuple[str, ...], str], SourcedTools]
     """The last answer of each source of tools, by path and by the place of the source."""
 
     def warn_once(self, key: str, text: str) -> None:
         """Log the warning *text*, unless one with this *key* was logged already."""
         if key not in self.warned:
+            self.warned = self.warned or {}
             self.warned[key] = None
             logger.warning("%s", text)
 
@@ -360,6 +362,13 @@ class LiveRun(msgspec.Struct, eq=False, kw_only=True):
             return True
         return limit is not None and limit.cancel_called
 
+    def find_deadline(self) -> float | None:
+        """Return the deadline around the run's own loop; None if only a search through its scopes can tell it."""
+        nursery, limit = self.nursery, self.limit_scope
+        if nursery is None or self.may_be_cancelled():
+            return None
+        return nursery.shown if limit is None else min(nursery.shown, limit.deadline)
+
     def check_request(self) -> None:
         """Check that every budget that has to pay for one more model request allows it.
 
@@ -465,5 +474,6 @@ class LiveRun(msgspec.Struct, eq=False, kw_only=True):
             return False
         if (path, call_id) not in self.tree.cancel_requests:
             self.append(CancelRequested(path, state.turn, self.tree.log.wall(), call_id, by_call))
+            self.tree.cancel_requests = self.tree.cancel_requests or {}
             self.tree.cancel_requests[path, call_id] = reason, by_call
         return True

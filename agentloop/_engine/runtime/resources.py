@@ -11,12 +11,13 @@ import logging
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import anyio
 import msgspec
 
 from agentloop._common.error_text import error_summary
+from agentloop._core.run_fold import NO_DICT
 from agentloop._engine.runtime.backend import Work, capture, starter, wait_out_cancellations
 from agentloop._engine.runtime.cleanup import Cleanup
 from agentloop._engine.runtime.interrupts import uninterrupted
@@ -25,6 +26,15 @@ from agentloop.exceptions import UserError
 logger = logging.getLogger("agentloop")
 
 Factory = Callable[[], AbstractAsyncContextManager[Any]]
+
+
+class Host(Protocol):
+    """Starts tasks that shield themselves."""
+
+    def host(self, work: Work, on: Any, name: str) -> None:
+        """Start a task named *name* that does `work(on)`."""
+        ...
+
 
 _GRACE = 5.0
 """Seconds for the exits of all resources of a runtime."""
@@ -79,13 +89,12 @@ async def _hold(held: _HeldResource) -> None:
 class Resources:
     """The resources of one run; owned by it. *outer* starts the tasks that hold those of a nested run."""
 
-    __slots__ = ("_closed", "_held", "spawn")
+    __slots__ = ("_closed", "_held", "host")
 
     def __init__(self, outer: Resources | None = None) -> None:
-        self.spawn: Callable[[Work, Any, str], None] | None = outer.spawn if outer is not None else None
-        """The function that starts a task `work(on)`, by name, which outlives the run's bodies. Set when the run's
-        nursery is open."""
-        self._held: dict[Any, _HeldResource] = {}
+        self.host: Host | None = outer.host if outer is not None else None
+        """The object that starts tasks which outlive the run's bodies: the run's nursery, once it is open."""
+        self._held: dict[Any, _HeldResource] = NO_DICT
         self._closed = False
 
     async def get(self, factory: Factory, key: object = None) -> Any:
@@ -104,9 +113,10 @@ class Resources:
         key = factory if key is None else key
         held = self._held.get(key)
         if held is None:
+            self._held = self._held or {}
             held = self._held[key] = _HeldResource(factory)
-            assert self.spawn is not None  # only a run that is open uses resources
-            self.spawn(_host, held, "agentloop resource")
+            assert self.host is not None  # only a run that is open uses resources
+            self.host.host(_host, held, "agentloop resource")
         await held.settled.wait()
         if held.ready and not held.stop.is_set():
             return held.value
@@ -118,6 +128,7 @@ class Resources:
         """Hold a placeholder that counts as left once *left* is set: a replay has no resources, only their times."""
         held = _HeldResource(nullcontext, left=left, begun=True, ready=True)
         held.settled.set()
+        self._held = self._held or {}
         self._held[left] = held
 
     def seal(self) -> bool:
@@ -165,12 +176,18 @@ class ResourceHost:
 
     async def __aenter__(self) -> Resources:
         await self._group.__aenter__()
-        self._resources.spawn = starter(self._group)
+        self._start = starter(self._group)
+        self._resources.host = self
         return self._resources
+
+    def host(self, work: Work, on: Any, name: str) -> None:
+        """Start a task named *name* that does `work(on)`."""
+        self._start(work, on, name)
 
     async def __aexit__(self, *_: object) -> None:
         cleanup = Cleanup(_GRACE)
         cleanup.begin()
         for error in await self._resources.close(cleanup, lambda section: None):  # noqa: ASYNC102 - within `cleanup`
             logger.warning("a resource of the runtime failed in its exit: %s", error_summary(error))
+        self._resources.host = None  # each would hold the other
         await self._group.__aexit__(None, None, None)  # noqa: ASYNC102 - its tasks have ended

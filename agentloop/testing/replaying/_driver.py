@@ -171,6 +171,7 @@ class _SegmentReplay:
         """
         stream, effects = begin(), self.effects
         self.stream = stream
+        assert stream._entry is not None  # it has not begun
         stream._entry = stream._entry.replace(open_trace=self._find_trace())
         # Each segment has a loop of its own, but the rates of tools count starts over all segments: the clock of this
         # loop must begin at the recorded distance.
@@ -187,7 +188,7 @@ class _SegmentReplay:
                         effects.stop, effects.turn_is_over = stream._stop, lambda: stream.cancel("after_turn")
                         effects.cause_end = self._cause_end
                         effects.live_call = live.tree.find_call
-                        effects.live_run = live.tree.children.get
+                        effects.live_run = lambda path: live.tree.children.get(path)
                         effects.end_call = self._end_call
                         effects.expire_waiting = self._expire_waiting
                         group.start_soon(self._drive, name="agentloop replay")

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import anyio
+import attrs
 import pytest
 from kit.agents import Run, call_each, configure_run, make_agent
 from kit.ending import Backend, advance_clock, cancel_when, check_duration
@@ -17,6 +18,16 @@ from agentloop import records as r
 from agentloop._engine.runtime.cleanup import Cleanup
 from agentloop._engine.runtime.resources import Resources
 from agentloop.testing import ScriptedModel, call, say
+
+
+@attrs.define
+class Tasks:
+    """Keeps the work of tasks in place of starting them."""
+
+    kept: list[Callable[[], Awaitable[None]]]
+
+    def host(self, work: Any, on: Any, name: str) -> None:
+        self.kept.append(partial(work, on))
 
 
 class Shelf:
@@ -404,7 +415,7 @@ async def ended_while_entering(
     tasks: list[Callable[[], Awaitable[None]]] = []
     cut: list[str] = []
     resources = Resources()
-    resources.spawn = lambda work, on, name: tasks.append(partial(work, on))
+    resources.host = Tasks(tasks)
 
     async def use() -> None:
         with pytest.raises(RuntimeError, match="the run ended while a resource was being entered"):
