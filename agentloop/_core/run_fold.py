@@ -76,7 +76,7 @@ class _NoEntries(dict[Any, Any]):
 # What few runs have begins as one of these, which all runs share, and is made at its first entry: each container is an
 # object that the garbage collector counts and visits for every run that waits.
 NO_DICT: dict[Any, Any] = _NoEntries()
-"""What stands for an empty dictionary until its first entry."""
+"""The empty dictionary, in place of one that is made at its first entry."""
 _NO_SET: frozenset[Any] = frozenset()
 
 

@@ -121,9 +121,8 @@ async def finish_segment(run: LiveRun, ended: FinishedRun) -> BaseException | No
     if ended.error is not None or run.limit_scope is not None:
         _bound_cleanup(run, ended)
     if journal is not None and not journal.begun and host is not None:
-        host.host(
-            type(journal).run, journal, "agentloop journal"
-        )  # the first task may have been cancelled before it began
+        # The first task may have been cancelled before it began.
+        host.host(type(journal).run, journal, "agentloop journal")
     errors: list[BaseException] = []
     if ended.status != "completed":
         await _collect_error(errors, partial(_save_rest, run, ended.error))

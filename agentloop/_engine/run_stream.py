@@ -16,9 +16,9 @@ Order: `__aenter__` starts `_main`, which calls `execute`, stores its error and 
 iterates and may call `cancel`, `cancel_call`, `approve` or `reject`. `__aexit__` stops a run that has not finished,
 joins its tasks and raises its error if that was not raised before.
 
-Two ends from outside: `_stop` cancels `live.scope`, the run's own outermost scope (by `cancel`, by leaving the block, by
-an instrument's BaseException, by an interrupt); the holder's cancellation reaches the run through the nursery. Both set
-the cleanup deadline first, since a shielded section under way sees neither.
+Two ends from outside: `_stop` cancels `live.scope`, the outermost scope of the run (by `cancel`, by leaving the block,
+by an instrument's BaseException, by an interrupt); the holder's cancellation reaches the run through the nursery. Both
+set the cleanup deadline first, since a shielded section under way sees neither.
 
 Facts: `_is_over`, `_error`, `_error_raised`; all else of a run is in `_live`. `_ended` is only a signal, made for the
 first task that waits for it.

@@ -816,7 +816,7 @@ class Batch:
         return self.nursery.wait(self._next_wake_time() if timed else math.inf)
 
     def step(self) -> None:
-        """Cancel the others when one call's failure will be raised, report what runs too long, admit what has waited."""
+        """Cancel the others when one call's failure will be raised, report what runs too long, admit what waited."""
         if self.stopped is not None and self._sleeps_until < math.inf:
             self._report_running()
         if self.failures:
