@@ -26,7 +26,6 @@ from agentloop._core.run_fold import NO_DICT, RunFold
 from agentloop._engine.loop import RunSegment, StartingPoint
 from agentloop._engine.run_result import result_of
 from agentloop._engine.run_stream import RunStream
-from agentloop._engine.runtime.cleanup import Cleanup
 from agentloop._engine.runtime.interrupts import uninterrupted
 from agentloop._engine.runtime.live_run import (
     LiveEffects,
@@ -330,7 +329,7 @@ def _stream(
         raise UserTypeError(f"journal: a Journal is needed, not {journal!r}")
     config = _USUAL if options.get("run_config") is None else check_run_config(options["run_config"])
     handlers = NO_DICT if options.get("error_handlers") is None else _check_handlers(options["error_handlers"])
-    kept = _make_server_conversation(options)
+    kept = None if _OF_SERVER.isdisjoint(options) else _make_server_conversation(options)
     if not isinstance(given, str) and _is_state(given):  # most inputs are texts: then the class isn't needed
         from agentloop._engine.resume import resume_from
 
@@ -408,11 +407,14 @@ def _restore_result(agent: Agent[Any, Any], state: RunState, options: Mapping[st
     return result_of(run, from_records=True)
 
 
+_OF_SERVER = frozenset({"conversation_id", "previous_response_id", "auto_previous_response_id"})
+
+
 def _make_server_conversation(options: Mapping[str, Any]) -> ServerConversation | None:
     """Return the conversation that the provider keeps, or None if it keeps none."""
     conversation_id, previous_response_id = options.get("conversation_id"), options.get("previous_response_id")
     auto = options.get("auto_previous_response_id", False)
-    if conversation_id is None and previous_response_id is None and auto is False:  # what most runs say
+    if conversation_id is None and previous_response_id is None and auto is False:
         return None
     check("conversation_id", optional(NAMES.text()), conversation_id)
     check("previous_response_id", optional(NAMES.text()), previous_response_id)
@@ -490,7 +492,6 @@ def _make_run(
         state=start.fold,
         agent=start.agent,
         context=run_context,
-        cleanup=Cleanup(config.tool_execution.cleanup_grace),
         resources=resources,
     )
 

@@ -10,6 +10,7 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from agentloop._common.digests import digestible
 from agentloop.agents import Agent
@@ -150,7 +151,22 @@ class AgentGraph:
         }
 
 
+_described: WeakKeyDictionary[FunctionTool, dict[str, str]] = WeakKeyDictionary()
+
+
 def _describe_tool(tool: FunctionTool) -> dict[str, str]:
+    """Return the digests of the schema and the policy of *tool*.
+
+    They are kept as long as the tool, which is frozen: 10 µs of each journaled run otherwise. A schema that is changed
+    in place isn't noticed here, nor in the definitions of a turn.
+    """
+    found = _described.get(tool)
+    if found is None:
+        found = _described[tool] = _digest_tool(tool)
+    return found
+
+
+def _digest_tool(tool: FunctionTool) -> dict[str, str]:
     policy = [
         tool.needs_approval if isinstance(tool.needs_approval, bool) else "asked",
         tool.idempotent,

@@ -27,7 +27,7 @@ _NAME_CHARS = 80
 def says_nothing(item: Item) -> bool:
     """Tell whether *item* is neither an answer nor a request: reasoning, or a message without words."""
     return isinstance(item, Reasoning) or (
-        isinstance(item, AssistantMessage) and item.refusal is None and not item.text.strip()
+        isinstance(item, AssistantMessage) and not item.text.strip() and item.refusal is None
     )
 
 

@@ -132,11 +132,12 @@ def _find_candidate(state: RunFold, view: TurnView) -> CheckOutput | AskBehavior
 
 
 def _candidate_from_message(message: AssistantMessage, *, typed: bool) -> CheckOutput | GiveUp | None:
-    if message.refusal is not None and not message.text:
+    text = message.text
+    if not text and message.refusal is not None:
         return GiveUp("model_refusal", message.refusal)
-    if typed and not message.text.strip():
+    if typed and not text.strip():
         return None
-    return CheckOutput(message.text)
+    return CheckOutput(text)
 
 
 def _candidate_from_tools(state: RunFold, behavior: object, *, typed: bool) -> CheckOutput | AskBehavior | None:

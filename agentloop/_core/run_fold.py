@@ -729,6 +729,7 @@ class RunFold:
         self.meter.add(response.usage)
         self.responses.append(response)
         kept, self.conflict = drop_repeats(response.items, self._find_call, self.limits)
+        batch = list(self.batch)
         for item in kept:
             if not isinstance(item, _CALLS):
                 continue
@@ -736,16 +737,16 @@ class RunFold:
             if not call_id:
                 self.call_without_id = self.call_without_id or item
             elif isinstance(item, ToolCall):
-                state = self.calls[call_id] = CallState(item, record.turn, len(self.batch))
-                self.batch = append_to(self.batch, state)
+                state = self.calls[call_id] = CallState(item, record.turn, len(batch))
+                batch.append(state)
             else:
                 if self.handoffs is NO_DICT:
                     self.handoffs = {}
                 self.handoffs[call_id] = item
                 self.handoffs_due = append_to(self.handoffs_due, item)
         self.response = kept if len(kept) < len(response.items) else response.items
-        self.batch_open = bool(self.batch)
-        if self.batch or self.handoffs_due:
+        self.batch, self.batch_open = batch or (), bool(batch)
+        if batch or self.handoffs_due:
             self.only_repeats = 0
         elif response.paused:
             self.only_repeats = 0

@@ -8,9 +8,9 @@ resumed and a recovered run take the same path and differ only in the count of r
 
 A run segment, from a start or resume to the next end or pause, is one call of `execute`, in this order:
 
-    _enter         open the trace, find the run's sandbox, open the journal; then `_begin` (RunStarted, the session's
-                   items, a new sandbox, the agent's hooks) or `_resume` (RunResumed, missing guardrails)
-    drive          one action at a time, until the run has ended, paused or stopped
+    drive          `_enter`, which opens the trace, finds the run's sandbox and opens the journal; then `_begin`
+                   (RunStarted, the session's items, a new sandbox, the agent's hooks) or `_resume` (RunResumed, missing
+                   guardrails); then one action at a time, until the run has ended, paused or stopped
     finish_segment session, resources, `on_run_end`, RunEnded: always, also when the segment fails or is cancelled
 
 Only an application's callable can decide `AskBehavior`: the loop calls it and continues as if the machine had named the
@@ -29,7 +29,6 @@ lets a cancellation continue only after `finish_segment`.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, assert_never
 
@@ -85,54 +84,70 @@ if TYPE_CHECKING:
     from agentloop.state import RunState
 
 
-async def drive(run: LiveRun) -> FinishedRun:
-    """Do one action after the other until the run ends, pauses or stops; return how it does.
+async def drive(run: LiveRun, segment: RunSegment) -> FinishedRun:
+    """Begin the segment, and do one action after the other until the run ends, pauses or stops; return how it does.
 
     Raises:
         BaseException: the error that ends the run early.
     """
-    # In a plain run `_check_turn_end` has nothing to check but for `stop_after_turn`.
-    settings, events = run.settings, run.tree.log.events
-    stops = settings.stop_when is not None or settings.config.loop_detection is not None or events is not None
-    while True:  # noqa: ASYNC913 - every action waits but the last
-        action = next_action(run.state, run.turn.view)
-        if isinstance(action, AskBehavior):
-            action = await ask_behavior(run) or turn_or_give_up(run.state)
-        match action:
-            case RequestModel() if run.state.turn_open and run.turn.view is not None:
-                await call_model(run, await _continue_turn(run, run.turn.view), checked=True)
-            case RequestModel():
-                if (stops or run.stop_after_turn) and (ended := await _check_turn_end(run)) is not None:
-                    return ended
-                view = await _begin_turn(run)
-                if run.state.input_guards_due and (guards := guards_missing(run)):
-                    await guard_model_call(run, guards, partial(call_model, run, view))
-                else:
-                    await call_model(run, view, checked=True)
-            case Settle():
-                view = run.turn.view or await _ensure_view(run)
-                await settle(run, view, await plan_turn(run, view))
-                if run.settings.session is not None:
-                    await save_turn(run)
-            case Transfer():
-                from agentloop._engine.handoff import transfer
+    try:
+        await _enter(run, segment)
+        # In a plain run `_check_turn_end` has nothing to check but for `stop_after_turn`.
+        settings, events = run.settings, run.tree.log.events
+        stops = settings.stop_when is not None or settings.config.loop_detection is not None or events is not None
+        ended: FinishedRun | None = None
+        while ended is None:  # noqa: ASYNC913 - every action waits but the last
+            action = next_action(run.state, run.turn.view)
+            if isinstance(action, AskBehavior):
+                action = await ask_behavior(run) or turn_or_give_up(run.state)
+            match action:
+                case RequestModel() if run.state.turn_open and run.turn.view is not None:
+                    await call_model(run, await _continue_turn(run, run.turn.view), checked=True)
+                case RequestModel():
+                    if stops or run.stop_after_turn:
+                        ended = await _check_turn_end(run)
+                    if ended is None:
+                        await _begin_turn(run)
+                case Settle():
+                    view = run.turn.view or await _ensure_view(run)
+                    await settle(run, view, await plan_turn(run, view))
+                    if settings.session is not None:
+                        await save_turn(run)
+                case _:
+                    ended = await _act(run, action)
+        return ended
+    except (Exception, BaseExceptionGroup) as error:
+        # A group may hold the cancellation beside errors: on trio, of tasks that an application's code began.
+        # A cancellation has precedence over errors of the same pass.
+        if all(isinstance(leaf, (Exception, *cancelled_types())) for leaf in leaves(error)):
+            await checkpoint_if_cancelled()  # noqa: ASYNC102, ASYNC120 - as said
+        raise
 
-                await transfer(run, await _ensure_view(run), action)
+
+async def _act(run: LiveRun, action: Transfer | Prepare | Pause | CheckOutput | GiveUp | Finish) -> FinishedRun | None:
+    """Do an action that few turns have; return the end of the run if it is one."""
+    match action:
+        case Transfer():
+            from agentloop._engine.handoff import transfer
+
+            await transfer(run, await _ensure_view(run), action)
+            await save_turn(run)
+        case Prepare():
+            await _ensure_view(run)
+        case Pause():
+            return FinishedRun("interrupted")
+        case CheckOutput():
+            ended = await accept(run, run.turn.view, action)
+            if ended is None:
                 await save_turn(run)
-            case Prepare():
-                await _ensure_view(run)
-            case Pause():
-                return FinishedRun("interrupted")
-            case CheckOutput():
-                if (ended := await accept(run, run.turn.view, action)) is not None:
-                    return ended
-                await save_turn(run)
-            case GiveUp():
-                return FinishedRun("completed", await give_up(run, action))
-            case Finish(end):
-                return FinishedRun(end.status, end.final_output)
-            case never:
-                assert_never(never)
+            return ended
+        case GiveUp():
+            return FinishedRun("completed", await give_up(run, action))
+        case Finish(end):
+            return FinishedRun(end.status, end.final_output)
+        case never:
+            assert_never(never)
+    return None
 
 
 async def _ensure_view(run: LiveRun) -> TurnView:
@@ -164,10 +179,10 @@ async def _check_turn_end(run: LiveRun) -> FinishedRun | None:
     return FinishedRun("cancelled") if run.stop_after_turn else None
 
 
-async def _begin_turn(run: LiveRun) -> TurnView:
-    """Check budget and secrets, prepare the turn, append `TurnStarted` and wait until it is durable; return the view.
+async def _begin_turn(run: LiveRun) -> None:
+    """Check budget and secrets, prepare the turn, append `TurnStarted`, wait until it is durable; request the response.
 
-    The last thing done before it returns that may wait, or that calls the application, is followed by a checkpoint.
+    The last thing done before the request that may wait, or that calls the application, is followed by a checkpoint.
 
     Raises:
         UsageLimitExceeded: a budget is spent.
@@ -192,7 +207,10 @@ async def _begin_turn(run: LiveRun) -> TurnView:
         await log.journal.durable()
     if log.is_watched or (log.journal is not None and not log.journal.immediate):
         await checkpoint_if_cancelled()
-    return view
+    if state.input_guards_due and (guards := guards_missing(run)):
+        await guard_model_call(run, guards, partial(call_model, run, view))
+    else:
+        await call_model(run, view, checked=True)
 
 
 async def _continue_turn(run: LiveRun, view: TurnView) -> TurnView:
@@ -244,9 +262,6 @@ class RunSegment(Value, frozen=True):
     """The function that begins or continues the run's journal; called before the segment's first record."""
 
 
-_UNBOUNDED = nullcontext()
-
-
 async def execute(run: LiveRun, segment: RunSegment) -> FinishedRun:
     """Run one segment of *run*, from its first record to its last, and return how it ended.
 
@@ -262,16 +277,11 @@ async def execute(run: LiveRun, segment: RunSegment) -> FinishedRun:
     task, count = own_task_and_count()
     ended: FinishedRun | None = None
     try:
-        with run.limit_scope or _UNBOUNDED:
-            try:
-                await _enter(run, segment)
-                ended = await drive(run)
-            except (Exception, BaseExceptionGroup) as error:
-                # A group may hold the cancellation beside errors: on trio, of tasks that an application's code began.
-                # A cancellation has precedence over errors of the same pass.
-                if all(isinstance(leaf, (Exception, *cancelled_types())) for leaf in leaves(error)):
-                    await checkpoint_if_cancelled()  # noqa: ASYNC102, ASYNC120 - as said
-                raise
+        if run.limit_scope is None:
+            ended = await drive(run, segment)
+        else:
+            with run.limit_scope:
+                ended = await drive(run, segment)
         if ended is None:
             raise _find_cut_reason(run, segment)
     except BaseException as error:  # noqa: ASYNC103 - raised again below

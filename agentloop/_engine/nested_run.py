@@ -27,7 +27,6 @@ from agentloop._engine.runtime.backend import (
 )
 from agentloop._engine.runtime.body_result import Paused
 from agentloop._engine.runtime.callbacks import call_user
-from agentloop._engine.runtime.cleanup import Cleanup
 from agentloop._engine.runtime.event_buffer import EventBuffer
 from agentloop._engine.runtime.interrupts import uninterrupted
 from agentloop._engine.runtime.live_run import LiveRun, RunServicesView, RunSettings
@@ -214,7 +213,6 @@ def _make_nested_run(outer: LiveRun, call: ToolCall, body: AgentCall, config: Ru
                 state.path, outer.tree.log.state, outer.tree.shared_resources, outer.context._run.sandbox
             ),
         ),
-        cleanup=Cleanup(config.tool_execution.cleanup_grace, outer.cleanup),
         resources=Resources(outer.resources),
         parent=outer,
     )

@@ -119,7 +119,9 @@ class RunStream(Generic[OutputT]):
         if self._subscribe:
             self._events = EventBuffer(live.state, live.settings.config.stream_buffer, live.agent_at)
             live.tree.log.events = self._events
-        self._nursery = live.nursery = await nursery.__aenter__()
+        self._nursery = await nursery.__aenter__()
+        if not nursery.is_group:
+            live.nursery = nursery
         self._live, live.scope = live, nursery.new_scope()
         if live.tree.log.is_watched:
             live.tree.log.on_instrument_error = self._stop
@@ -134,18 +136,22 @@ class RunStream(Generic[OutputT]):
         assert scope is not None
         self._has_begun = True
         try:
-            with scope:
-                try:
-                    entry, self._entry = self._entry, None
-                    assert entry is not None
-                    await execute(live, entry)
-                except cancelled_types():
+            scope.__enter__()  # no `with`, for the reason of `run_call`
+            try:
+                entry, self._entry = self._entry, None
+                assert entry is not None
+                await execute(live, entry)
+            except BaseException as error:  # noqa: ASYNC103 - as `with` does
+                if isinstance(error, cancelled_types()):
                     # The cancellation ends here: the holder of the block meets it there anyway. If it continued, anyio
                     # would move the counts of scopes that were cancelled inside (by a sibling, a timeout) to the
                     # holder's task, and take back a native cancellation of that task.
                     scope.shield = True
                     scope.cancel()
+                if not scope.__exit__(type(error), error, error.__traceback__):
                     raise
+            else:
+                scope.__exit__(None, None, None)
         except cancelled_types():
             self._leave(live, task)
             raise

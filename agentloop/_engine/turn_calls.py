@@ -95,15 +95,21 @@ async def settle(run: LiveRun, view: TurnView, plan: Plan) -> None:
     try:
         for entry in batch.answers:
             batch.answer(entry, await _format_answer(run, entry))
-        async with batch.nursery:
-            batch.open()
+        await batch.nursery.__aenter__()  # no `async with`, for the reason of `run_call`
+        try:
             try:
+                batch.open()
                 while (waiting := batch.wait()) is not None:
                     await waiting
                     batch.step()
             except cancelled_types():
                 await batch.end_cancelled()  # noqa: ASYNC120 - shielded inside
                 raise
+        except BaseException as error:  # noqa: ASYNC103 - as `async with` does
+            if not await batch.nursery.__aexit__(type(error), error, error.__traceback__):  # noqa: ASYNC102
+                raise
+        else:
+            await batch.nursery.__aexit__(None, None, None)
     except BaseException as error:
         if is_closing(task):
             batch.close()

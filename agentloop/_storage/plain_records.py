@@ -17,6 +17,7 @@ import msgspec
 
 from agentloop import items as i
 from agentloop import records as r
+from agentloop._storage.json_bytes import ObjectLine
 from agentloop.usage import RequestUsage
 
 _ENCODE = msgspec.json.Encoder(order="deterministic").encode
@@ -29,7 +30,7 @@ class _Unusual(ValueError):
     """A record that this module leaves to `record_codec`."""
 
 
-def plain_line(record: r.Record) -> bytes | None:
+def plain_line(record: r.Record) -> ObjectLine | None:
     """Return the canonical JSON text of *record*, or None if it is left to `record_codec`."""
     try:
         keep = _STORED.get(type(record))
@@ -37,7 +38,7 @@ def plain_line(record: r.Record) -> bytes | None:
         finite = math.isfinite(record.at)  # msgspec writes NaN as null
     except (TypeError, ValueError, RecursionError):  # a value that isn't of its field's type, half a surrogate pair
         return None
-    return text if finite and b'"secret' not in text else None
+    return ObjectLine(text) if finite and b'"secret' not in text else None
 
 
 def plain_lines(records: Sequence[r.Record]) -> bytes | None:
@@ -201,10 +202,9 @@ def _call_settled(record: r.CallSettled) -> r.Record:
     outcome = record.outcome
     if outcome.custom_data is not None:
         _check_value(outcome.custom_data)
-    _check_time(record.body_ended_at)
-    _check_time(outcome.started_at)
-    _check_time(outcome.ended_at)
-    _check_time(outcome.cancelled_at)
+    # A sum is finite if all times are, and else at most in a log that a slower way then reads or writes.
+    times = (record.body_ended_at or 0.0) + (outcome.started_at or 0.0) + (outcome.ended_at or 0.0)
+    _check_time(times + (outcome.cancelled_at or 0.0))
     if outcome.value is None and outcome.error is None:
         return record
     return _replace(record, outcome=_replace(outcome, value=None, error=None))

@@ -163,8 +163,7 @@ def record_to_line(record: r.Record, secrets: Secrets | None = None) -> ObjectLi
     Raises:
         UserTypeError: if *record* is no record.
     """
-    line = plain_line(record)
-    return ObjectLine(encode(record_to_json(record, secrets), None) if line is None else line)
+    return plain_line(record) or ObjectLine(encode(record_to_json(record, secrets), None))
 
 
 def record_from_line(line: bytes, *, path: str = "$", secrets: Secrets | None = None) -> r.Record:

@@ -8,6 +8,7 @@ from typing import Self
 
 from anyio.lowlevel import checkpoint
 
+from agentloop._storage.json_bytes import ObjectLine
 from agentloop.abc import Codec, ImmediateJournal
 from agentloop.exceptions import JournalError
 from agentloop.journal._checks import check_codec, check_records
@@ -46,9 +47,12 @@ class MemoryJournal(ImmediateJournal):  # by inheritance: `isinstance` with a pr
         Raises:
             UserTypeError, UserValueError, JournalError: as `append`.
         """
-        added = check_records(records)
-        self._check_open()
-        self._records += added
+        if self._closed:
+            self._check_open()
+        if len(records) == 1 and type(records[0]) is ObjectLine:  # as a run gives them, one at a time
+            self._records.append(records[0])
+        else:
+            self._records += check_records(records)
 
     async def read(self) -> list[bytes]:
         """Return every record appended so far.

@@ -98,7 +98,9 @@ async def run_call(live: LiveCall) -> None:
                 result = _restore_result(live, live.earlier.body)
             else:
                 try:
-                    with live.scope:
+                    # No `with`, which keeps a bound method: an object more for the collector in each call in flight.
+                    live.scope.__enter__()
+                    try:
                         try:
                             if nursery.is_bounded():
                                 await _check_in_time()
@@ -110,6 +112,11 @@ async def run_call(live: LiveCall) -> None:
                             result = _classify(live, error)
                             if result is None or is_closing(task):
                                 raise
+                    except BaseException as error:  # noqa: ASYNC103 - as `with` does
+                        if not live.scope.__exit__(type(error), error, error.__traceback__):
+                            raise
+                    else:
+                        live.scope.__exit__(None, None, None)
                 except cancelled_types():  # noqa: ASYNC103 - of the run, which settles the call below
                     result = _end_past_scope(live, result)
                 except Exception as error:  # beside a cancellation that the scope took, or of a body's broken scopes
@@ -331,7 +338,7 @@ def _start_plain(live: LiveCall, task: object) -> Awaitable[Any]:
 
     The same as `_run_body`, without the steps that a plain call doesn't have.
     """
-    body, bound = live.tool.body, live.arguments.bound
+    body, bound = live.tool.body, live.bound
     assert isinstance(body, PythonBody)
     assert bound is not None
     _append_start(live)
@@ -405,7 +412,7 @@ def _append_start(live: LiveCall) -> BodyState:
             at,
             live.call_id,
             live.tool.name,
-            live.arguments.text,
+            live.text,
             attempt=live.earlier.attempt,
             queued_at=live.batch.queued_at,
             waited_for=live.ticket.waited_for if live.ticket is not None else (),
@@ -434,6 +441,9 @@ async def _announce_start(live: LiveCall, context: ToolContext[Any]) -> None:
 
 def _call_start_hooks_at_once(live: LiveCall, hooks: ToolHooks) -> None:
     """Do the part of step 11 that a plain call has: its hooks never wait."""
+    if not hooks.has_starts:
+        live.hooked = hooks.ends
+        return
     for start, finish in hooks.pairs:
         _expect_end_hook(live, finish)
         if start is not None:
@@ -465,7 +475,7 @@ def _make_body_function(live: LiveCall, context: ToolContext[Any]) -> Callable[[
             do = partial(_call_on_loop if body.schema.is_async else _call_in_thread, live, body, context)
             return partial(_call_until_known, do) if may_run_again(live.tool) else do
         case RawBody(fn):
-            raw = partial(call_user, fn, context, live.arguments.text)
+            raw = partial(call_user, fn, context, live.text)
             return partial(_call_until_known, raw) if may_run_again(live.tool) else raw
         case AgentCall() as body:
             return partial(live.run.tree.nest, live.run, live.call, live.arguments, body)
@@ -486,7 +496,7 @@ async def _call_until_known(do: Callable[[], Awaitable[Any]]) -> Any:
 
 
 def _call_on_loop(live: LiveCall, body: PythonBody, context: ToolContext[Any]) -> Awaitable[Any]:
-    bound = live.arguments.bound
+    bound = live.bound
     assert bound is not None
     value = bound.call(body.fn, context)
     return value if inspect.isawaitable(value) else resolve(value)
@@ -494,7 +504,7 @@ def _call_on_loop(live: LiveCall, body: PythonBody, context: ToolContext[Any]) -
 
 @uninterrupted
 async def _call_in_thread(live: LiveCall, body: PythonBody, context: ToolContext[Any]) -> Any:
-    bound, place = live.arguments.bound, live.place
+    bound, place = live.bound, live.place
     assert bound is not None
     assert place is not None
 

@@ -39,7 +39,7 @@ import math
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextvars import Context
 from functools import cached_property
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import anyio
 import attrs
@@ -71,6 +71,9 @@ from agentloop.limits import Capacity, Limit, OrderedCapacity
 from agentloop.outcomes import CallOutcome, CancelledBy
 from agentloop.records import BodyEnded, CallSettled
 from agentloop.tools import FunctionTool, PythonBody, may_run_again
+
+if TYPE_CHECKING:
+    from agentloop._schema.function_schema import BoundArguments
 
 CLOCK_SLACK = 1e-9
 """Seconds added to each wake-up time: by the rounding error of a sum, a clock may read less than the requested time."""
@@ -146,7 +149,12 @@ class LiveCall:
     call: ToolCall
     call_id: str
     tool: FunctionTool
-    arguments: Arguments
+    read: Arguments | None
+    """The arguments as they were read; None for a plain call, which has use for the next three parts alone: an object
+    less for the collector."""
+    text: str
+    bound: BoundArguments | None
+    receipt: str | None
     limits: tuple[Limit, ...]
     plain: bool
     """True if no code of the application runs in the call but the body, and hooks that never wait; nothing is timed."""
@@ -178,6 +186,11 @@ class LiveCall:
     gave_secret: bool = False
     """True once the body has returned a secret value."""
     cleanup: Literal["done", "cut"] | None = None
+
+    @property
+    def arguments(self) -> Arguments:
+        """The arguments as they were read."""
+        return self.read or Arguments(text=self.text, bound=self.bound, receipt=self.receipt)
 
     @property
     def is_unstarted(self) -> bool:
@@ -333,7 +346,7 @@ class Batch:
         """Wall-clock time at which the batch was stopped."""
         self.closed = False
         """True once the event loop is gone, so that nothing can be awaited, woken or started any more."""
-        self.nursery = new_nursery(self, context, shown=run.find_deadline())
+        self.nursery = new_nursery(self, context, shown=None if run.nursery is None else run.find_deadline())
         self._opened = False
         self._segments: list[list[LiveCall]] | None = None  # last first; an empty deque takes 0.7 KiB of each turn
         self._current: set[LiveCall] | None = None
@@ -435,7 +448,11 @@ class Batch:
         plain = plain and is_plain_start(disposition)
         if len(limits) > 1:
             limits = tuple(dict.fromkeys(limits))
-        live = LiveCall(self.run, self, entry.index, call, call.call_id, tool, disposition.arguments, limits, plain)
+        given = disposition.arguments
+        text, bound, receipt, read = given.text, given.bound, given.receipt, None if plain else given
+        live = LiveCall(
+            self.run, self, entry.index, call, call.call_id, tool, read, text, bound, receipt, limits, plain
+        )
         if not plain:
             self._restore_earlier(live, disposition)
         self.calls[call.call_id] = live
@@ -452,7 +469,7 @@ class Batch:
         elif attempt > 1 or disposition.resumed:
             live.earlier = Earlier(attempt, disposition.resumed and state.attempt == attempt)
         if live.earlier.announced:
-            live.hooked = [end for _, end in self.hooks.pairs if end is not None] if self.hooks is not None else ()
+            live.hooked = self.hooks.ends if self.hooks is not None else ()
 
     def _choose_dispatcher(self) -> Dispatcher:
         """Return the loop's shared dispatcher if a tool has a shareable limit, else one for this batch alone."""
@@ -505,13 +522,13 @@ class Batch:
                 [
                     live
                     for live in waiting
-                    if live.cause is None and (live.arguments.receipt is None or not self._join_equal_call(live))
+                    if live.cause is None and (live.receipt is None or not self._join_equal_call(live))
                 ]
             )
 
     def _join_equal_call(self, live: LiveCall) -> bool:
         """Let *live* wait for an equal call, or settle it with that call's output; False if *live* leads its key."""
-        key = live.arguments.receipt
+        key = live.receipt
         if key is None:
             return False
         source = self.run.state.receipts.get(key)
@@ -542,8 +559,8 @@ class Batch:
 
         It does not continue where an equal call answers it, or where it now waits for one.
         """
-        old = live.arguments.receipt
-        live.arguments = arguments
+        old = live.receipt
+        live.read, live.text, live.bound, live.receipt = arguments, arguments.text, arguments.bound, arguments.receipt
         if old is not None and old != arguments.receipt:
             self._promote_follower(old, live)
         if arguments.receipt is None or arguments.receipt == old:
@@ -590,15 +607,15 @@ class Batch:
         Synchronous, so that a finished effect is never lost to a cancellation.
         """
         body = live.body
-        rewritten = live.arguments.text != live.call.arguments
+        rewritten = live.text != live.call.arguments
         # Made before anything changes: if it fails, the call is still unsettled and its task settles it as failed.
         record = self._make_record(
             live.call,
             live.tool.name,
             outcome,
             body_ended_at=None if body is None else body.ended_at,
-            receipt=live.arguments.receipt,
-            arguments=live.arguments.text if rewritten and (body is None or body.started_at is None) else None,
+            receipt=live.receipt,
+            arguments=live.text if rewritten and (body is None or body.started_at is None) else None,
             attempt=live.earlier.attempt,
         )
         live.phase = "settled"
@@ -610,8 +627,8 @@ class Batch:
             live.release_permit()
         live.context = live.ticket = None  # both hold the call
         del self.calls[live.call_id]
-        if live.arguments.receipt is not None:
-            self._share_outcome(live.arguments.receipt, live, outcome)
+        if live.receipt is not None:
+            self._share_outcome(live.receipt, live, outcome)
         if self._segments:
             self._leave_segment(live)
         elif not self.unsettled:
@@ -742,7 +759,7 @@ class Batch:
         """
         if live.phase != "waiting" or live.earlier is not _FIRST:
             return False
-        return self._equal is None or live not in self._equal.get(live.arguments.receipt or "", ())[1:]
+        return self._equal is None or live not in self._equal.get(live.receipt or "", ())[1:]
 
     def settle_abandoned(self, live: LiveCall, failure: Failure | None = None) -> None:
         """Settle a call whose task has ended without settling it, or will never begin; *failure* ended the task.

@@ -12,7 +12,6 @@ import anyio
 from anyio.lowlevel import checkpoint
 
 from agentloop._common.digests import idempotency_key
-from agentloop._core.plan import Arguments
 from agentloop._engine.calls.scheduler import LiveCall
 from agentloop._engine.runtime.interrupts import uninterrupted
 from agentloop._engine.runtime.live_run import LiveRun
@@ -101,7 +100,7 @@ def call_context(live: LiveCall) -> ToolContext[Any]:
     """Return the context of a running call, with its services; it is made at first use, as few bodies take one."""
     if live.context is None:
         live.context = tool_context(
-            live.run, live.call, live.tool, live.arguments, live.batch.conversation, ToolContextServices(live)
+            live.run, live.call, live.tool, live.text, live.batch.conversation, ToolContextServices(live)
         )
     return live.context
 
@@ -110,16 +109,16 @@ def tool_context(
     run: LiveRun,
     call: ToolCall,
     tool: FunctionTool,
-    arguments: Arguments,
+    text: str,
     conversation: Sequence[Item],
     services: ToolContextServices | None = None,
 ) -> ToolContext[Any]:
-    """Return the context of one call; without *services* for a call that isn't running."""
+    """Return the context of one call with the arguments in *text*; without *services* for one that isn't running."""
     return ToolContext.from_agent_context(
         run.context,
         call.call_id,
         tool_name=tool.name,
-        tool_arguments=arguments.text,
+        tool_arguments=text,
         tool_namespace=call.namespace,
         agent=run.agent,
         run_config=run.settings.config,

@@ -74,7 +74,7 @@ async def judge_before_approval(
     Raises:
         ToolInputGuardrailTripwireTriggered: if one trips.
     """
-    context = tool_context(run, call, tool, arguments, run.conversation)
+    context = tool_context(run, call, tool, arguments.text, run.conversation)
     judged = await judge_input(_UnapprovedCall(run, call, tool, arguments), context)
     if isinstance(judged, Exception):
         raise judged

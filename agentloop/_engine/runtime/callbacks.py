@@ -61,6 +61,10 @@ class ToolHooks(Value, frozen=True):
     """The hooks of the calls of one batch: pairs of a start hook and an end hook, the run's own before the agent's."""
 
     pairs: tuple[tuple[Callback | None, Callback | None], ...]
+    ends: tuple[Callback, ...]
+    """The end hooks of the pairs."""
+    has_starts: bool
+    """True if a pair has a start hook."""
     wait: bool
     """False if none of them ever waits. A call then needs no task to shield them: they run in the step they are due."""
 
@@ -73,7 +77,9 @@ def find_tool_hooks(hooks: RunHooks | None, agent_hooks: AgentHooks | None) -> T
     pairs = tuple([pair for pair in found if pair != (None, None)])
     if not pairs:
         return None
-    return ToolHooks(pairs, not all(hook is None or never_waits(hook) for pair in pairs for hook in pair))
+    ends = tuple([end for _, end in pairs if end is not None])
+    starts = [start for start, _ in pairs if start is not None]
+    return ToolHooks(pairs, ends, bool(starts), bool([hook for hook in (*ends, *starts) if not never_waits(hook)]))
 
 
 def never_waits(function: Callable[..., Any]) -> bool:

@@ -102,9 +102,9 @@ class JournalWriter:
 
     def add(self, record: Record) -> None:
         """Add *record* to the next batch, or append it at once. Never waits and never raises: see `error`."""
-        self._added += 1
         append = self._append_nowait
         if append is None:
+            self._added += 1
             self._due.append(record)
             if type(record) not in _CARRIED:
                 self._wake.set()
@@ -114,8 +114,6 @@ class JournalWriter:
             except BaseException as error:  # noqa: ASYNC103 - raised by `durable`: the caller is within a step
                 self.error = _as_journal_error(error)
                 self._failed()
-            else:
-                self._written += 1
 
     def close(self) -> None:
         """Let the writer's task end once all records are written."""
@@ -130,6 +128,8 @@ class JournalWriter:
             JournalError: they never will be.
             BaseException: the journal's error, where it is no Exception.
         """
+        if self._append_nowait is not None and self.error is not None:
+            raise self.error
         wanted = self._added
         while self._written < wanted:
             if self.error is not None:

@@ -288,7 +288,6 @@ class LiveRun(msgspec.Struct, eq=False, kw_only=True):
     state: RunFold
     agent: Agent[Any, Any]
     context: RunContext[Any]
-    cleanup: Cleanup
     resources: Resources
     parent: LiveRun | None = None
     turn: Turn = msgspec.field(default_factory=Turn)
@@ -297,12 +296,13 @@ class LiveRun(msgspec.Struct, eq=False, kw_only=True):
     scope: anyio.CancelScope | None = None
     """The scope of the run's own task, around the whole run, which its holder cancels; of the outermost run alone."""
     nursery: TurnNursery | None = None
-    """The nursery of the run's own task; of the outermost run alone."""
+    """The nursery of the run's own task, if it is no group; of the outermost run alone."""
     stopped_by: BaseException | None = None
     """The very error that stopped the run's own loop, where another run segment may get past it: a limit that is set
     anew, a model that answers again. An equal error from a body, a hook or any other callback is not this one."""
     sandbox: Sandbox | None = None
     """The sandbox that this run has to give back; of the outermost run alone."""
+    _cleanup: Cleanup | None = None
     has_begun: bool = False
     """True once the log has the first record of this run segment."""
     stop_after_turn: bool = False
@@ -319,6 +319,14 @@ class LiveRun(msgspec.Struct, eq=False, kw_only=True):
     def path(self) -> tuple[str, ...]:
         """The call ids of the agent tools around this run, outermost first."""
         return self.state.path
+
+    @property
+    def cleanup(self) -> Cleanup:
+        """The cleanup deadline, made at first use: most runs have nothing to clean up."""
+        if self._cleanup is None:
+            outer = None if self.parent is None else self.parent.cleanup
+            self._cleanup = Cleanup(self.settings.config.tool_execution.cleanup_grace, outer)
+        return self._cleanup
 
     @property
     def depth(self) -> int:

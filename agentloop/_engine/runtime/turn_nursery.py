@@ -71,8 +71,10 @@ class TurnNursery(Protocol):
     on_trio: bool
     context: Context
     """The members start in a copy of it."""
+    is_group: bool
+    """True if the members are in a scope of the nursery's own."""
     shown: float
-    """The deadline around the owner, if `is_cut` may be False."""
+    """The deadline around the owner; unknown in a group."""
 
     @property
     def new_scope(self) -> Callable[[], anyio.CancelScope]:
@@ -84,7 +86,7 @@ class TurnNursery(Protocol):
         ...
 
     def is_cut(self) -> bool:
-        """Tell whether the owner may be cancelled. True in a group: its members are in its scope, so they look."""
+        """Tell whether the owner is cancelled. Unknown in a group, so True."""
         ...
 
     async def __aenter__(self) -> Self:
@@ -257,6 +259,7 @@ class _BareTasks:
     )
 
     on_trio: bool = False
+    is_group: bool = False
 
     def __init__(
         self,
@@ -437,6 +440,7 @@ class _Grouped:
     """The common part of nurseries whose scope is around their members."""
 
     on_trio: bool = False
+    is_group: bool = True
     shown: float = -math.inf
     context: Context
     _wakeup: Wakeup

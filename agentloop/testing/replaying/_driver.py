@@ -415,7 +415,7 @@ class _SegmentReplay:
                 record_end(live)
                 self._expire_waiting()
         elif live.settings.config.timeout is not None:
-            live.scope.cancel()
+            live.limit_scope.cancel()
             record_end(live)
 
     def _insert_late_end(self) -> None:
@@ -427,7 +427,7 @@ class _SegmentReplay:
         live.cancel_recorded = True
         self.effects.insert()
         if timed_out and not live.deadline_recorded:
-            live.scope.cancel()
+            live.limit_scope.cancel()
 
     def _expire_waiting(self) -> None:
         """Settle the calls that the due records show to have waited too long, before their owners do anything else."""
@@ -449,7 +449,7 @@ class _SegmentReplay:
             return False
         following = effects.records[effects.cursor + 1] if effects.cursor + 1 < self.entry.stop else None
         ended = isinstance(following, r.CancelRequested | r.DeadlinePassed)
-        return ended and effects.recorded.has_session and not self.stream._scope.cancel_called
+        return ended and effects.recorded.has_session and not self.stream._live.scope.cancel_called
 
     def _find_raising(self, path: Path, call_id: str | None) -> list[Pending]:
         """Return the first effect of a call, or of a run, that may have raised: a list of one, or an empty one."""
