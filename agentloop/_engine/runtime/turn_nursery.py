@@ -41,7 +41,6 @@ import anyio.lowlevel
 from agentloop._engine.runtime.backend import (
     OwnersWakeup,
     Task,
-    Wakeup,
     Work,
     cancelled_types,
     checkpoint_if_cancelled,
@@ -443,7 +442,6 @@ class _Grouped:
     is_group: bool = True
     shown: float = -math.inf
     context: Context
-    _wakeup: Wakeup
     _scope: Any
 
     def is_cut(self) -> bool:
@@ -469,20 +467,21 @@ class _Grouped:
         return enclosing_cancelled()
 
     def ring(self) -> None:
-        self._wakeup.ring()
+        raise NotImplementedError
 
     def leave(self, task: Task | None, *, rings: bool = False) -> None:
         if rings:  # else the group tells its owner
             self.ring()
 
-    ring_when_empty = ring
+    def ring_when_empty(self) -> None:
+        self.ring()
 
     def wait(self, until: float) -> Awaitable[None]:
-        return self._wakeup.wait() if until == math.inf else self._wait_until(until)
+        raise NotImplementedError
 
     async def _wait_until(self, until: float) -> None:
         with anyio.CancelScope(deadline=until):  # noqa: ASYNC912 - the wait below is its cancel point
-            await self._wakeup.wait()
+            await self.wait(math.inf)
 
 
 @final
@@ -524,6 +523,12 @@ class _AnyioNursery(_Grouped):
     def start(self, work: Work, member: Any, name: str, *, shielded: bool = False) -> None:
         self._start(work, member, name, self.context)
 
+    def ring(self) -> None:
+        self._wakeup.ring()
+
+    def wait(self, until: float) -> Awaitable[None]:
+        return self._wakeup.wait() if until == math.inf else self._wait_until(until)
+
     def is_bounded(self) -> bool:
         return anyio.current_effective_deadline() < math.inf
 
@@ -531,6 +536,9 @@ class _AnyioNursery(_Grouped):
 @final
 class _TrioNursery(_Grouped):
     """trio's own nursery and scopes; anyio's around them cost 5 µs a nursery, and a third more a scope."""
+
+    # It is its owner's wakeup itself, for the reason of `_BareTasks`.
+    __slots__ = ("_manager", "_nursery", "_owner", "_scope", "_trio", "context", "new_scope")
 
     on_trio: bool = True
 
@@ -540,13 +548,14 @@ class _TrioNursery(_Grouped):
         self._trio = trio
         self.context = context
         self.new_scope = cast(type[anyio.CancelScope], trio.CancelScope)
-        self._start_soon: Any
+        self._nursery: Any
+        self._owner: Any = None
+        """The owner's task, while it waits."""
         self._manager = trio.open_nursery(strict_exception_groups=True)
-        self._wakeup = new_wakeup()
 
     async def __aenter__(self) -> Self:
-        nursery = await self._manager.__aenter__()
-        self._start_soon, self._scope = nursery.start_soon, nursery.cancel_scope
+        self._nursery = nursery = await self._manager.__aenter__()
+        self._scope = nursery.cancel_scope
         return self
 
     async def __aexit__(
@@ -562,7 +571,23 @@ class _TrioNursery(_Grouped):
             del error, tb  # else: error, its traceback, this frame, error
 
     def start(self, work: Work, member: Any, name: str, *, shielded: bool = False) -> None:
-        self.context.run(self._start_soon, work, member, name=name)
+        self.context.run(self._nursery.start_soon, work, member, name=name)
+
+    def ring(self) -> None:
+        owner, self._owner = self._owner, None
+        if owner is not None:
+            self._trio.lowlevel.reschedule(owner)
+
+    def wait(self, until: float) -> Awaitable[None]:
+        if until < math.inf:
+            return self._wait_until(until)
+        self._owner = self._trio.lowlevel.current_task()
+        return self._trio.lowlevel.wait_task_rescheduled(self)
+
+    def __call__(self, _: object) -> Any:
+        """Let a cancellation of the owner's wait pass: for trio."""
+        self._owner = None
+        return self._trio.lowlevel.Abort.SUCCEEDED
 
     def now(self) -> float:
         return self._trio.current_time()
