@@ -26,8 +26,9 @@ from agentloop.cli.chat import chat
 from agentloop.cli.graph import graph
 from agentloop.cli.init import init
 from agentloop.cli.journal_folder import Folder, FolderError, KeptRequests, Order, Requests
+from agentloop.cli.progress_bar import Bar
 from agentloop.cli.run_options import CliOptions, approver_for, can_ask
-from agentloop.cli.runs import Bar, BatchRun, run_one, show_for
+from agentloop.cli.runs import BatchRun, run_one, show_for
 from agentloop.cli.sandboxes import sandbox as sandbox_commands
 from agentloop.cli.streams import Lines, Output, count_lines
 from agentloop.cli.supervision import announce_cancellation, check_backend, perform, supervise, write_message
@@ -317,7 +318,11 @@ def _run_one(job: CliOptions, request: str) -> int:
         show.cancelled()
         _tell_resume_command(job)
 
-    return perform(job, lambda: run_one(job, request, show), lambda number: announce_cancellation(job.err), cancelled)
+    def announce(number: int) -> None:
+        show.cancelling()
+        announce_cancellation(job.err)
+
+    return perform(job, lambda: run_one(job, request, show), announce, cancelled)
 
 
 def _run_batch(job: CliOptions, source: BinaryIO | None) -> int:

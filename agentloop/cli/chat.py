@@ -23,6 +23,7 @@ from agentloop.cli import errors
 from agentloop.cli.help_text import examples
 from agentloop.cli.run_options import CliOptions, Questions, approver_for, can_ask
 from agentloop.cli.runs import run_shown, show_for
+from agentloop.cli.show import Show
 from agentloop.cli.streams import Output, OutputClosed, TypedLines
 from agentloop.cli.supervision import (
     announce_cancellation,
@@ -102,9 +103,13 @@ class Chat:
 
     async def _answer(self, message: str, runtime: Runtime) -> int | None:
         """Run the agent on *message*, and return an exit code if a signal has ended the conversation, else None."""
-        ended = await supervise(
-            partial(self._run, message, runtime), lambda number: announce_cancellation(self.job.err)
-        )
+        show = show_for(self.job, table=False)
+
+        def announce(number: int) -> None:
+            show.cancelling()
+            announce_cancellation(self.job.err)
+
+        ended = await supervise(partial(self._run, message, show, runtime), announce)
         if ended.error is not None:
             raise ended.error
         if ended.signal is not None:
@@ -114,8 +119,7 @@ class Chat:
         self.code = self.code or ended.value or errors.OK
         return None
 
-    async def _run(self, message: str, runtime: Runtime) -> int:
-        show = show_for(self.job)
+    async def _run(self, message: str, show: Show, runtime: Runtime) -> int:
         try:
             return await run_shown(self.job, message, show, runtime)
         except OutputClosed:

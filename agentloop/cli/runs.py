@@ -5,20 +5,19 @@ Knows the runner, the outputs and the progress bar; signals and exit of the proc
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from types import TracebackType
+import os
+import shutil
+from contextlib import nullcontext
 from typing import Any, Self
 
 import anyio
 import attrs
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from agentloop import BatchedRun, RunBatch
 from agentloop._common.terminal_text import harmless
 from agentloop.cli import errors
 from agentloop.cli.journal_folder import KeptRequests, Requests
+from agentloop.cli.progress_bar import Bar
 from agentloop.cli.run_options import CliOptions, Questions
 from agentloop.cli.saved_run import RunSummary, SavedRun
 from agentloop.cli.show import (
@@ -31,78 +30,14 @@ from agentloop.cli.show import (
     json_line,
     result_json,
 )
-from agentloop.cli.streams import InputLine, OutputClosed
+from agentloop.cli.streams import InputLine, Output, OutputClosed
 from agentloop.exceptions import UserError
 from agentloop.results import RunResult
 from agentloop.run import Runner
 from agentloop.runtime import Runtime, open_runtime
 from agentloop.state import RunState
 
-
-class Bar:
-    """The progress bar: shows how many requests have ended and how many run. Without a terminal it only counts.
-
-    It is redrawn at each event, without a thread of its own.
-    """
-
-    def __init__(self, *, shown: bool, total: int | None = None) -> None:
-        self._read = 0
-        self._started = 0
-        self._ended = 0
-        self._hidden = 0
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        self._progress = Progress(
-            *columns, console=Console(stderr=True), disable=not shown, auto_refresh=False, transient=True
-        )
-        self._task = self._progress.add_task("requests", total=total)
-
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Remove the bar from the terminal for good."""
-        self._progress.stop()
-        self._progress.disable = True
-
-    @contextmanager
-    def hidden(self) -> Iterator[None]:
-        """Remove the bar from the terminal while the block writes; blocks of several tasks may overlap."""
-        self._hidden += 1
-        self._progress.stop()
-        try:
-            yield
-        finally:
-            self._hidden -= 1
-            if not self._hidden and not self._progress.disable:
-                self._progress.start()
-
-    def started(self) -> None:
-        """Count a started run."""
-        self._started += 1
-        self._draw()
-
-    def ended(self) -> None:
-        """Count an ended run, with any status."""
-        self._ended += 1
-        self._draw()
-
-    def read(self) -> None:
-        """Count a read request."""
-        self._read += 1
-
-    def all_read(self) -> None:
-        """Set the total to the number of read requests: no further one will come."""
-        self._progress.update(self._task, total=self._read, refresh=True)
-
-    def _draw(self) -> None:
-        running = self._started - self._ended
-        self._progress.update(self._task, completed=self._ended, description=f"{running} running", refresh=True)
+_LEAST_COLUMNS = 30
 
 
 class BadLine(UserError):
@@ -206,7 +141,8 @@ class BatchRun:
         try:
             if line.error is not None:
                 raise BadLine(line.error)
-            return await SavedRun(self.job, line.text, line.number).run(self._run_agent, self._open_model)
+            summary = await SavedRun(self.job, line.text, line.number).run(self._run_agent, self._open_model)
+            return attrs.evolve(summary, records=())  # many summaries may wait for an earlier line
         finally:
             self.bar.ended()
 
@@ -257,10 +193,25 @@ class BatchRun:
         return json_line({"line": run.input.number, "request": run.input.text, **value})
 
 
-def show_for(job: CliOptions) -> Show:
-    """Return the display of a single run: JSON lines if the job has the option, else text."""
-    kind = JsonLines if job.json else Narrator
-    return kind(job.out, job.err, with_traceback=job.traceback)
+def show_for(job: CliOptions, *, table: bool = True) -> Show:
+    """Return the display of a single run: JSON lines if the job has the option, lanes at a terminal, else plain lines.
+
+    *table* tells whether lanes are followed by a table of all calls.
+    """
+    if job.json:
+        return JsonLines(job.out, job.err, with_traceback=job.traceback)
+    if not can_show_lanes(job.err):
+        return Narrator(job.out, job.err, with_traceback=job.traceback)
+    from agentloop.cli.lanes import Lanes  # with rich, which only terminals need
+
+    return Lanes(job.out, job.err, model=job.model, with_traceback=job.traceback, table=table)
+
+
+def can_show_lanes(err: Output) -> bool:
+    """Tell whether lines of *err* can be redrawn: at a terminal that knows how, has room, and can show the marks."""
+    if not err.is_terminal or not err.is_unicode or (os.environ.get("TERM") or "dumb").lower() in ("dumb", "unknown"):
+        return False
+    return shutil.get_terminal_size().columns >= _LEAST_COLUMNS
 
 
 async def run_one(job: CliOptions, request: str, show: Show) -> int:
@@ -293,8 +244,7 @@ async def run_shown(job: CliOptions, request: str, show: Show, runtime: Runtime)
 
     async def entry(given: str | RunState, options: dict[str, Any]) -> RunResult[Any]:
         async with Runner.run_streamed(job.agent, given, **options) as stream:
-            async for event in stream:
-                await show.event(event)
+            await show.follow(stream)
         return stream.result
 
     ending = await SavedRun(job, request).run(entry, lambda: job.open_model(runtime))

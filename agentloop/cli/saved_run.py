@@ -5,7 +5,7 @@ Does not know how events are shown: the caller passes a function that runs one s
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from agentloop.cli.journal_folder import FolderError
 from agentloop.cli.run_options import CliOptions
 from agentloop.items import ApprovalRequest
 from agentloop.journal import FileJournal
+from agentloop.records import Record
 from agentloop.results import RunResult
 from agentloop.state import RunState
 from agentloop.usage import Usage
@@ -26,7 +27,10 @@ from agentloop.usage import Usage
 
 @attrs.frozen(kw_only=True)
 class RunSummary:
-    """The result of a run that raised nothing. `agent` is the name of the last active agent."""
+    """The result of a run that raised nothing. `agent` is the name of the last active agent.
+
+    `records` are the run's log; those of a request among many, which nothing shows, are left out.
+    """
 
     status: str
     final_output: Any
@@ -34,6 +38,7 @@ class RunSummary:
     agent: str
     usage: Usage
     waiting: tuple[ApprovalRequest, ...] = ()
+    records: Sequence[Record] = ()
 
 
 def summary_of(result: RunResult[Any]) -> RunSummary:
@@ -45,6 +50,7 @@ def summary_of(result: RunResult[Any]) -> RunSummary:
         agent=result.last_agent.name,
         usage=result.usage,
         waiting=result.interruptions,
+        records=result.records,
     )
 
 
@@ -68,6 +74,7 @@ def stored_summary(state: RunState) -> RunSummary | None:
         stop_reason=end.stop_reason,
         agent=fold.agent if agent is None else agent.name,
         usage=fold.usage,
+        records=state.records,
     )
 
 

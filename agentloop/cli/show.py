@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import AsyncIterable, Mapping
 from typing import Any, Protocol
 
 import msgspec
-from rich.console import Console
-from rich.text import Text as Styled
 
 from agentloop import events as ev
 from agentloop._common.error_text import error_summary, first_line
@@ -48,8 +46,8 @@ _MARKS = {"succeeded": ("✓", "green"), "replayed": ("✓", "green"), "cancelle
 class Show(Protocol):
     """The display of one run. The task that reads the run's events calls it."""
 
-    async def event(self, event: ev.Event) -> None:
-        """Show one event."""
+    async def follow(self, events: AsyncIterable[ev.Event]) -> None:
+        """Show the events of one run segment. An error of *events* propagates."""
 
     async def ended(self, ending: RunSummary) -> None:
         """Show the result, of a completed run or another."""
@@ -57,8 +55,25 @@ class Show(Protocol):
     async def failed(self, error: Exception) -> None:
         """Show the error that ended the run."""
 
+    def cancelling(self) -> None:
+        """Leave the terminal as it was found: a signal has come, and after a second one nothing can."""
+
     def cancelled(self) -> None:
         """Show that a signal ended the run. Called after the event loop has ended."""
+
+
+class Sink(Protocol):
+    """A text output, as `Output`."""
+
+    is_terminal: bool
+
+    def goes_where(self, other: Any) -> bool:
+        """Tell whether both outputs lead to the same file."""
+        ...
+
+    async def write(self, text: str) -> None:
+        """Write *text*."""
+        ...
 
 
 def text_of(content: Content) -> str:
@@ -92,16 +107,28 @@ class Narrator:
 
     The text of the answer appears as it comes: on the output if that is a terminal, otherwise on the error output. If
     both lead to the same file, the answer appears once.
+
+    With *starts* False a call has one line, when it settles: something else shows those under way.
     """
 
-    def __init__(self, out: Output, err: Output, *, with_traceback: bool = False) -> None:
+    def __init__(self, out: Sink, err: Sink, *, with_traceback: bool = False, starts: bool = True) -> None:
         self._out = out
         self._err = err
-        self._console = Console(stderr=True, highlight=False)
         self._with_traceback = with_traceback
+        self._starts = starts
         self._live = out if out.is_terminal or out.goes_where(err) else err
         self._said = ""
         """The text of the root run in this turn that was shown so far."""
+
+    @property
+    def in_line(self) -> bool:
+        """True while the last line of the answer's text is not complete."""
+        return bool(self._said) and not self._said.endswith("\n")
+
+    async def follow(self, events: AsyncIterable[ev.Event]) -> None:
+        """Show each event as it comes."""
+        async for event in events:
+            await self.event(event)
 
     async def event(self, event: ev.Event) -> None:
         """Show calls as they start and settle, and the answer's text."""
@@ -109,18 +136,20 @@ class Narrator:
             case ev.TextDelta(text) if not event.path:
                 self._said += text
                 await self._live.write(harmless(text) if self._live.is_terminal else text)
-            case ev.CallStarted(call):
-                await self._line(event, "→", "cyan", call, _format_arguments(call))
-            case ev.CallProgress(call):
-                of = "" if event.total is None else f" of {event.total:g}"
-                await self._line(event, "…", "cyan", call, format_line(f"{event.progress:g}{of} {event.message or ''}"))
+            case ev.CallStarted(call) if self._starts:
+                await self._line(event, "→", "cyan", call, format_arguments(call))
+            case ev.CallStarted():
+                await self._end_line()  # the lanes need whole lines above them
+            case ev.CallProgress(call) if self._starts:
+                await self._line(event, "…", "cyan", call, format_progress(event))
             case ev.ApprovalRequested(request):
                 await self._line(
-                    event, "?", "yellow", request.call, f"{_format_arguments(request.call)} waits for approval"
+                    event, "?", "yellow", request.call, f"{format_arguments(request.call)} waits for approval"
                 )
             case ev.CallSettled(call, outcome):
                 mark, style = _MARKS.get(outcome.status, ("✗", "red"))
-                await self._line(event, mark, style, call, _format_outcome(outcome))
+                arguments = "" if self._starts else f"{format_arguments(call)} "
+                await self._line(event, mark, style, call, f"{arguments}{_format_outcome(outcome)}")
             case ev.TurnStarted() if not event.path:
                 await self._end_line()
                 self._said = ""
@@ -145,25 +174,46 @@ class Narrator:
         await self._end_line()
         await self._err.write(errors.words_for(error, with_traceback=self._with_traceback))
 
+    def cancelling(self) -> None:
+        """Do nothing: lines are final as they are written."""
+
     def cancelled(self) -> None:
         """Do nothing: `app` announced the cancellation when the signal came."""
 
     async def _line(self, event: ev.Event, mark: str, style: str, call: ToolCall, words: str) -> None:
         await self._end_line()
-        line = Styled("  " * len(event.path))
-        line.append(f"{mark} ", style).append(harmless(call.name), "bold").append(f" {words}")
-        with self._console.capture() as captured:
-            self._console.print(line, soft_wrap=True)
-        await self._err.write(captured.get())
+        indent, name = "  " * len(event.path), harmless(call.name)
+        if self._err.is_terminal:
+            await self._err.write(styled(indent, (f"{mark} ", style), (name, "bold"), f" {words}"))
+        else:
+            await self._err.write(f"{indent}{mark} {name} {words}\n")
 
     async def _end_line(self) -> None:
-        if self._said and not self._said.endswith("\n"):
+        if self.in_line:
             self._said = f"{self._said}\n"
             await self._live.write("\n")
 
 
-def _format_arguments(call: ToolCall) -> str:
+def styled(*parts: str | tuple[str, str]) -> str:
+    """Return a line of *parts*, texts or pairs of text and style, with the orders of the terminal at standard error."""
+    from rich.console import Console  # only terminals need it
+    from rich.text import Text as Styled
+
+    console = Console(stderr=True, highlight=False)
+    with console.capture() as captured:
+        console.print(Styled.assemble(*parts), soft_wrap=True)
+    return captured.get()
+
+
+def format_arguments(call: ToolCall) -> str:
+    """Return the arguments of *call* on one line, harmless and cut, with secret ones masked."""
     return format_line(mask_arguments(call.arguments, call.secret))
+
+
+def format_progress(event: ev.CallProgress) -> str:
+    """Return the progress of a call on one line, harmless and cut."""
+    of = "" if event.total is None else f" of {event.total:g}"
+    return format_line(f"{event.progress:g}{of} {event.message or ''}")
 
 
 def _format_outcome(outcome: CallOutcome) -> str:
@@ -194,6 +244,11 @@ class JsonLines:
         self._secretive: dict[tuple[str, ...], bool] = {}
         """By path, True if the active agent has tools with secret arguments, or may get some from a source."""
 
+    async def follow(self, events: AsyncIterable[ev.Event]) -> None:
+        """Write each event as it comes."""
+        async for event in events:
+            await self.event(event)
+
     async def event(self, event: ev.Event) -> None:
         """Write the event, unless it is a raw event of a provider or a piece of arguments that may be secret.
 
@@ -217,6 +272,9 @@ class JsonLines:
             self._over = True
             await self._write(error_json(error))
         await self._err.write(errors.words_for(error, with_traceback=self._with_traceback))
+
+    def cancelling(self) -> None:
+        """Do nothing: lines are final as they are written."""
 
     def cancelled(self) -> None:
         """Write a result with the status `"cancelled"`, if none was written."""

@@ -7,10 +7,12 @@ event loop instead, where a cancellation can end the wait. Knows bytes and lines
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import select
 import stat
+import weakref
 from typing import BinaryIO, TextIO
 
 import anyio
@@ -51,9 +53,24 @@ class Output:
         self._descriptor = _get_descriptor(stream)
         self._waits = self._descriptor is not None and _may_wait(self._descriptor)
         self._encoding = getattr(stream, "encoding", None) or "utf-8"
+        self.is_unicode: bool = self._encoding.lower().replace("-", "") == "utf8"
         self._pending = bytearray()
         self._lock = anyio.Lock()
         self.is_terminal: bool = self._descriptor is not None and os.isatty(self._descriptor)
+        if self.is_terminal:
+            self._open_terminal()
+
+    def _open_terminal(self) -> None:
+        """Open the terminal once more, for writes that never block.
+
+        One that has room for a byte counts as writable, and then blocks a write of two. The standard descriptor can't
+        be made non-blocking: other processes share it, the shell for one.
+        """
+        assert self._descriptor is not None
+        with contextlib.suppress(OSError):  # a terminal that this user may not open: its writes may block
+            name = os.ttyname(self._descriptor)
+            self._descriptor = os.open(name, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+            weakref.finalize(self, os.close, self._descriptor)
 
     def goes_where(self, other: Output) -> bool:
         """Tell whether both outputs lead to the same file, as with `2>&1`."""

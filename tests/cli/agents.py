@@ -7,7 +7,7 @@ from typing import Any
 
 import anyio
 
-from agentloop import Agent, FunctionTool, UserError, tool
+from agentloop import Agent, Capacity, FunctionTool, ToolContext, UserError, tool
 from agentloop.items import ToolOutput, UserMessage
 from agentloop.model_events import ModelRequest
 from agentloop.testing import ScriptedModel, call, fail, say, wait
@@ -232,3 +232,49 @@ def _converses(request: ModelRequest) -> Any:
 
 
 talker = Agent("talker", model=scripted(_converses), tools=[hang, erase])
+
+# -- lanes
+
+_two_at_once = Capacity(2)
+
+
+@tool(capacity=_two_at_once)
+async def climb(ctx: ToolContext[None], name: str) -> str:
+    """Report, and wait until the test opens the pipe."""
+    await ctx.report(1, 4, "of the way \x1b[2J")
+    await anyio.to_thread.run_sync(_wait_for_pipe, abandon_on_cancel=True)
+    return f"{name} is climbed"
+
+
+def _wait_for_pipe() -> None:
+    os.close(os.open(os.environ["AGENTLOOP_TEST_NOTES"] + ".pipe", os.O_RDONLY))
+
+
+def _climbs(request: ModelRequest) -> Any:
+    if any(isinstance(item, ToolOutput) for item in request.items):
+        return say("All are climbed.")
+    return [say("Up we go"), *[call("climb", {"name": f"peak \x1b[2J {n}"}) for n in range(int(asked(request)))]]
+
+
+climber = Agent("climber", model=scripted(_climbs), tools=[climb])
+guide = Agent(
+    "guide",
+    model=scripted(lambda request: say("Done.") if len(request.items) > 1 else call("go_up", {"input": "3"})),
+    tools=[climber.as_tool("go_up", "Climb.")],
+)
+
+
+@tool
+async def finish() -> str:
+    """Note the end."""
+    note("finished")
+    return "noted"
+
+
+def _talks_on(request: ModelRequest) -> Any:
+    if any(isinstance(item, ToolOutput) for item in request.items):
+        return say("The end.")
+    return [say("many words\n" * 20_000), call("finish")]
+
+
+talking_on = Agent("talking on", model=ScriptedModel([_talks_on] * 2, chunk=64), tools=[finish])

@@ -1,18 +1,25 @@
 """A pseudo-terminal with the command line at it."""
 
+import codecs
 import fcntl
 import os
 import pty
+import re
 import struct
 import subprocess
 import termios
 from collections.abc import Callable
 
+import pyte
+
 Start = Callable[..., "subprocess.Popen[str]"]
 
 
 class Terminal:
-    """A terminal with the command line at it: `wait_for` reads what is shown, `type` answers."""
+    """A terminal with the command line at it: `wait_for` reads what is shown, `type` answers.
+
+    `shown` has all bytes, `screen` what they make of the terminal.
+    """
 
     def __init__(self, start: Start, *arguments: str, columns: int = 80, lines: int = 24, **options: object) -> None:
         self._ours, theirs = pty.openpty()
@@ -20,6 +27,9 @@ class Terminal:
         self.child = start(*arguments, **{"stdin": theirs, "stdout": theirs, "stderr": theirs, **options})
         os.close(theirs)
         self.shown = ""
+        self.screen = pyte.Screen(columns, lines)
+        self._stream = pyte.ByteStream(self.screen)
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
         self._at = 0
 
     def wait_for(self, text: str) -> None:
@@ -32,9 +42,28 @@ class Terminal:
 
     def _read(self) -> str:
         try:
-            return os.read(self._ours, 65_536).decode().replace("\r\n", "\n")
+            read = os.read(self._ours, 65_536)
         except OSError:  # how Linux says that the other side is closed
             return ""
+        self._stream.feed(read)
+        return self._decoder.decode(read).replace("\r\n", "\n")
+
+    @property
+    def lines(self) -> list[str]:
+        """What a user sees: the lines of the screen that aren't empty."""
+        return [line.rstrip() for line in self.screen.display if line.strip()]
+
+    def wait_for_line(self, pattern: str) -> str:
+        """Wait until a line of the screen matches *pattern*, and return it."""
+        while not (found := [line for line in self.lines if re.fullmatch(pattern, line)]):
+            more = self._read()
+            assert more, f"the child ended without a line {pattern!r}: {self.lines}"
+            self.shown += more
+        return found[0]
+
+    def close(self) -> None:
+        """Close the terminal's window."""
+        os.close(self._ours)
 
     def answer(self, text: str) -> None:
         """Answer the next question about a call."""
