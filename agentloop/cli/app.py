@@ -24,6 +24,7 @@ from agentloop._common.terminal_text import harmless
 from agentloop.cli import errors
 from agentloop.cli.chat import chat
 from agentloop.cli.graph import graph
+from agentloop.cli.help_text import examples
 from agentloop.cli.init import init
 from agentloop.cli.journal_folder import Folder, FolderError, KeptRequests, Order, Requests
 from agentloop.cli.progress_bar import Bar
@@ -48,7 +49,7 @@ def model() -> None:
     """Install and find the local model."""
 
 
-@model.command()
+@model.command(epilog=examples("agentloop model install"))
 def install() -> None:
     """Install the local model (about 130 MB) into this Python environment, and check it."""
     # SystemExit unwinds the stack, so it also ends the installer process that this one waits for.
@@ -60,7 +61,7 @@ def install() -> None:
         sys.exit(errors.FAILED)
 
 
-@model.command()
+@model.command(epilog=examples("agentloop model path", "du -sh $(agentloop model path)"))
 def path() -> None:
     """Print where the local model's weights are."""
     found = _install.find_weights()
@@ -82,7 +83,15 @@ class _App(click.Group):
             sys.exit(128 + signal.SIGINT)
 
 
-@click.group(cls=_App)
+@click.group(
+    cls=_App,
+    epilog=examples(
+        "agentloop init my-agent",
+        "agentloop run my-agent/agent.py:agent 'How many words has this?'",
+        "agentloop chat my-agent/agent.py:agent",
+        "agentloop run --help",
+    ),
+)
 @click.version_option(agentloop.__version__, prog_name="agentloop")
 def app() -> None:
     """Run agents from the command line."""
@@ -112,7 +121,14 @@ def _add_run_options(command: _Command) -> _Command:
     return command
 
 
-@app.command()
+@app.command(
+    epilog=examples(
+        "agentloop run my-agent/agent.py:agent 'How many words has this?'",
+        "agentloop run my-agent/agent.py:agent --input requests.txt --journal jobs/june",
+        "printf 'One?\\nTwo?\\n' | agentloop run my-agent/agent.py:agent --json",
+        "agentloop run my-agent/agent.py:agent 'Tidy up' --journal jobs/tidy --approve never",
+    )
+)
 @click.argument("target")
 @click.argument("request", required=False)
 @click.option("--input", "source", type=click.File("rb"), help="File of requests, one a line; - is standard input.")
@@ -152,7 +168,7 @@ def run(
     _perform_order(order, None if folder is None else Folder.at(folder), source, is_new=True, **options)
 
 
-@app.command()
+@app.command(epilog=examples("agentloop resume jobs/may", "agentloop resume jobs/may --approve always --max-turns 20"))
 @click.argument("folder", metavar="DIR")
 @click.option("--max-turns", type=click.IntRange(min=1), help="Turns of one run, those before included.")
 @_add_run_options
@@ -275,7 +291,12 @@ def _choose_source(request: str | None, source: BinaryIO | None) -> BinaryIO | N
     return sys.stdin.buffer
 
 
-@app.command()
+@app.command(
+    epilog=examples(
+        "agentloop serve my-agent/agent.py:agent",
+        "agentloop serve my-agent/agent.py:agent --http 8000",
+    )
+)
 @click.argument("target")
 @click.option("--backend", type=click.Choice(["asyncio", "trio"]), default="asyncio", show_default=True)
 @click.option("--http", "port", type=click.IntRange(1, 65535), help="Serve by HTTP at this port of 127.0.0.1.")

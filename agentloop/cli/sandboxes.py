@@ -14,6 +14,7 @@ import click
 from agentloop._core.run_fold import RunFold
 from agentloop.agents import Agent
 from agentloop.cli import errors
+from agentloop.cli.help_text import examples
 from agentloop.exceptions import AgentLoopError, StateError
 from agentloop.executors import LocalSandboxes, PrunedSandbox
 from agentloop.journal import read_journal
@@ -46,7 +47,13 @@ def sandbox() -> None:
     """Look after the sandboxes of runs on this machine."""
 
 
-@sandbox.command()
+@sandbox.command(
+    epilog=examples(
+        "agentloop sandbox prune sandboxes --dry-run",
+        "agentloop sandbox prune sandboxes --journal jobs/may",
+        "agentloop sandbox prune sandboxes --older-than 7d",
+    )
+)
 @click.argument("folder", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option(
     "--journal",

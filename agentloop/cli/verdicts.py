@@ -20,6 +20,7 @@ from agentloop._common.terminal_text import exact
 from agentloop._storage.state_codec import line_encoder, state_from_journal
 from agentloop.agents import Agent
 from agentloop.cli import errors
+from agentloop.cli.help_text import examples
 from agentloop.cli.journal_folder import Folder
 from agentloop.cli.run_options import call_name, describe_call, find_asking_policy
 from agentloop.cli.show import request_json
@@ -72,7 +73,7 @@ def _perform(folder: str, work: Callable[[Folder], Awaitable[None]]) -> None:
         sys.exit(errors.code_of(error))
 
 
-@click.command()
+@click.command(epilog=examples("agentloop pending jobs/clean", "agentloop pending jobs/clean --json"))
 @click.argument("folder", metavar="DIR")
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON object a line.")
 def pending(folder: str, as_json: bool) -> None:
@@ -94,7 +95,13 @@ def pending(folder: str, as_json: bool) -> None:
     _perform(folder, work)
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "agentloop approve jobs/clean call_1",
+        """agentloop approve jobs/clean call_1 --arguments '{"path": "b.txt"}'""",
+        "agentloop approve jobs/clean call_1 --always",
+    )
+)
 @click.argument("folder", metavar="DIR")
 @click.argument("call")
 @click.option("--arguments", metavar="JSON", help="Run it with these arguments: guardrails and policies judge again.")
@@ -104,7 +111,7 @@ def approve(folder: str, call: str, arguments: str | None, always: bool) -> None
     _decide(folder, call, "approved", lambda state, given: state.approve(given, arguments=arguments, always=always))
 
 
-@click.command()
+@click.command(epilog=examples("agentloop reject jobs/clean call_1 --message 'Not today.'"))
 @click.argument("folder", metavar="DIR")
 @click.argument("call")
 @click.option("--message", metavar="TEXT", help="What the model is told.")
