@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -50,6 +51,25 @@ NOT_OURS = (
     "ASYNC910",  # not every async function is a checkpoint; those that promise it are tested for it
     "ASYNC911",
 )
+FOR_DEVELOPERS = ("test", "vendors", "types", "lint", "docs", "dev")
+"""The extras for the work on the package itself; so are those whose name begins with `test-`."""
+TOGETHER = ("trio", "cli", "pydantic", "oci")
+"""The extras whose lowest versions are tested together; the libraries of the others ask for more than these."""
+LOWEST_TOOLS = ("pytest", "pytest-timeout", "hypothesis", "jsonschema", "tenacity", "websockets")
+LOWEST = [
+    *("-m", "not slow and not local_model"),
+    "tests/core/test_plain_records.py",  # msgspec
+    "tests/core/test_record_codec.py",
+    "tests/definitions/test_schema.py",  # pydantic, attrs
+    "tests/definitions/test_output_schema.py",
+    "tests/definitions/test_conversion.py",  # cattrs
+    "tests/edges/test_http.py",  # httpx
+    "tests/edges/test_oci.py",  # cryptography
+    "tests/runs/storage/test_journaled_runs.py",  # anyio, trio
+    "tests/runs/cancellation",
+    "tests/cli/test_show.py",  # click, rich
+]
+"""What depends on the versions of libraries, for each of them."""
 CLOSING_LINE = re.compile(r"(=+ )?(\d+ (failed|passed|skipped|errors?|deselected|xfailed)|no tests ran)\b.* in [\d.]+s")
 FAILURES = re.compile(r"=+ (FAILURES|ERRORS) =+")
 SUMMARY = re.compile(r"=+ short test summary info =+")
@@ -425,6 +445,94 @@ def docs(session: nox.Session) -> None:
     session.run("python", "docs/generate_reference.py", "--check")
     session.run("pytest", "-q", "-p", "no:cacheprovider", "tests/test_docs_links.py")
     session.run("sphinx-build", "-W", "--keep-going", "-q", "-E", "-b", "html", "docs", "build/docs", *session.posargs)
+
+
+@nox.session
+def package(session: nox.Session) -> None:
+    """Build the distributions, check what they hold, and use the wheel in an empty environment: with no extra, and with
+    each extra alone.
+    """
+    session.install("build", "hatchling>=1.24", "readme-renderer[md]", "twine")
+    folder = Path("build", "dist")
+    shutil.rmtree(folder, ignore_errors=True)
+    session.run("python", "-m", "build", "--no-isolation", "--outdir", str(folder), silent=True)
+    session.run("twine", "check", "--strict", *map(str, folder.iterdir()))
+    session.run("python", "tests/packaging/contents.py", str(folder))
+    (wheel,) = folder.glob("*.whl")
+    _use_extras(session, wheel.resolve(), ["", *_extras_of_users()])
+
+
+@nox.session(name="tests-min-deps", python=False)
+def tests_min_deps(session: nox.Session) -> None:
+    """Run quick tests with the lowest version of each dependency that pyproject.toml allows, on the lowest Python; the
+    extras that have tests of their own are used once.
+    """
+    python = next(filter(None, (_answers(candidate, SUPPORTED[0]) for candidate in _candidates(SUPPORTED[0]))), None)
+    if python is None:
+        session.error(f"there is no CPython {SUPPORTED[0]} here")
+    found = _environment(
+        session, python, "tests-min-deps", *_lowest(*TOGETHER), f".[{','.join(TOGETHER)}]", *LOWEST_TOOLS
+    )
+    what = session.posargs or LOWEST
+    backends = ["--backends", "asyncio,trio-once"]
+    session.run(str(found / "pytest"), "-q", "-p", "no:cacheprovider", *backends, *what, external=True)
+    if not session.posargs:
+        apart = [extra for extra in _extras_of_users() if extra not in (*TOGETHER, "local")]
+        _use_extras(session, Path.cwd(), apart, _lowest, python=str(found / "python"))
+
+
+def _extras_of_users() -> list[str]:
+    """Return the names of the extras that aren't for the work on the package itself."""
+    extras = nox.project.load_toml("pyproject.toml")["project"]["optional-dependencies"]
+    return [name for name in extras if name not in FOR_DEVELOPERS and not name.startswith("test-")]
+
+
+def _lowest(*extras: str) -> list[str]:
+    """Return pip's options for the lowest version that each requirement of the package and of *extras* allows."""
+    project = nox.project.load_toml("pyproject.toml")["project"]
+    wanted = [*project["dependencies"], *(one for extra in extras for one in project["optional-dependencies"][extra])]
+    found = [re.match(r"([\w-]+)(?:\[\w+\])?>=([\d.]+)", one) for one in wanted]
+    file = Path("build", f"lowest-{'-'.join(extras)}.txt").resolve()
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("".join(f"{one[1]}=={one[2]}\n" for one in found if one is not None), encoding="utf-8")
+    return ["-c", str(file)]
+
+
+def _use_extras(
+    session: nox.Session,
+    source: Path,
+    extras: list[str],
+    options: Callable[[str], list[str]] = lambda extra: [],
+    *,
+    python: str = "",
+) -> None:
+    """Install *source* with each of *extras* into an empty environment of its own, and work with the extra once.
+
+    The environments are of *python*, which has pip, or of the session's; *options* gives pip's for an extra.
+    """
+    base = python or str(Path(session.bin, "python"))
+    smoke = Path("tests", "packaging", "smoke.py").resolve()
+
+    def use(extra: str) -> str:
+        venv = Path(".nox", f"{session.name}-{extra or 'no-extra'}").resolve()
+        own = str(venv / "bin" / "python")
+        what = f"{source}[{extra}]" if extra else str(source)
+        commands = [
+            [base, "-m", "venv", "--clear", "--without-pip", str(venv)],
+            [base, "-m", "pip", "--python", own, "install", "-q", "--no-compile", *options(extra), what],
+            [own, "-P", str(smoke), extra],
+        ]
+        for command in commands:
+            # Elsewhere than in the source folder, which would be imported in place of the installed package.
+            done = subprocess.run(command, capture_output=True, text=True, cwd=venv.parent, check=False)
+            if done.returncode:
+                return f"{extra or 'no extra'}: {' '.join(command)}\n{done.stdout}{done.stderr}"
+        session.log(done.stdout.strip())
+        return ""
+
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        if failures := [failure for failure in pool.map(use, extras) if failure]:
+            session.error("\n".join(failures))
 
 
 @nox.session

@@ -7,6 +7,13 @@ The loop of agentloop runs unchanged in the workflow's code. Each model call and
 the engine's history holds its result, and what has completed is never done again.
 """
 
+from importlib.util import find_spec
+
+if find_spec("temporalio") is None:
+    raise ModuleNotFoundError(
+        "agentloop.temporal needs the extra `temporal`: pip install 'agentloop[temporal]'", name="temporalio"
+    )
+
 from agentloop.temporal._options import ToolActivity
 from agentloop.temporal._plugin import AgentPlugin
 from agentloop.temporal._run_handle import AgentRunHandle, AgentRunResult, get_run, start_run
