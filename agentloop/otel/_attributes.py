@@ -91,8 +91,14 @@ def name_provider(provider: str) -> str:
 
 
 def _clean(attributes: Attributes) -> Attributes:
-    """Return *attributes* with texts that every exporter can encode: a model may send half a surrogate pair."""
-    return {name: clean_text(value) if isinstance(value, str) else value for name, value in attributes.items()}
+    """Make the texts of *attributes* such as every exporter can encode, and return it.
+
+    A model may send half a surrogate pair.
+    """
+    for name, value in attributes.items():
+        if isinstance(value, str) and not value.isascii():
+            attributes[name] = clean_text(value)
+    return attributes
 
 
 def clean_text(text: str) -> str:

@@ -1,9 +1,12 @@
 """Exporters that hang, raise or are slow: no run waits for them, what is lost is counted, and the end is bounded."""
 
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import anyio
@@ -17,6 +20,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult, SpanProcessor
 from otel_export.exporting import Exported
 
+import agentloop.otel
 from agentloop import Agent, Runner, tool
 from agentloop.testing import ScriptedModel, call, say
 
@@ -215,3 +219,24 @@ async def test_no_span_is_held_after_runs_that_were_cut() -> None:
     [cut] = [span for span in exported.spans if span.name == "execute_tool hang"]
     assert (cut.attributes or {})["agentloop.call.cancelled_by"] == "parent"
     assert (exported.spans[0].attributes or {})["agentloop.run.status"] == "cancelled"
+
+
+async def test_a_span_costs_a_bounded_number_of_calls() -> None:
+    """Of functions of the package, by the interpreter's own count: what a span costs here can't grow unnoticed."""
+    exported = Exported()
+    await _run(exported)  # what is made once
+    folder = str(Path(agentloop.otel.__file__).parent)
+    calls = 0
+
+    def count(frame: FrameType, event: str, arg: object) -> None:
+        nonlocal calls
+        calls += event == "call" and frame.f_code.co_filename.startswith(folder)
+
+    before = len(exported.spans)
+    sys.setprofile(count)
+    try:
+        await _run(exported)
+    finally:
+        sys.setprofile(None)
+    assert len(exported.spans) - before == SPANS
+    assert 5 * SPANS < calls <= 32 * SPANS
