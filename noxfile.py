@@ -315,7 +315,7 @@ def types(session: nox.Session) -> None:
 
     `--verifytypes` refuses a public name whose type a user's checker would have to guess.
     """
-    session.install(".[test,types,local,mcp,postgres,temporal,otel]")
+    session.install(".[test,types,local,mcp,postgres,temporal,otel,ag-ui]")
     pinned = ["tests/typing"] if Path("tests/typing").is_dir() else []
     session.run("mypy")
     session.run("pyright")
@@ -372,7 +372,9 @@ def tests_web(session: nox.Session) -> None:
     """
     session.install(".[test-web]")
     _need_chromium(session)
-    session.run("python", "-c", "import uvicorn, hypercorn, fastapi, litestar, quart")  # else tests would be skipped
+    session.run(
+        "python", "-c", "import ag_ui, uvicorn, hypercorn, fastapi, litestar, quart"
+    )  # else tests would be skipped
     _run_covered(session, "coverage", "asgi", "tests/web", "asyncio,trio")
 
 

@@ -15,6 +15,7 @@ from agentloop.asgi._states import (
     RunJournals,
     StateStore,
 )
+from agentloop.asgi._writer import StreamForm
 
 __all__ = [
     "AgentApp",
@@ -27,6 +28,7 @@ __all__ = [
     "MemoryStates",
     "RunResponse",
     "StateStore",
+    "StreamForm",
     "WebLimits",
     "WebRequest",
 ]

@@ -4,6 +4,7 @@
     GET  /runs/ID/events         Last-Event-ID: RECORD.INDEX              the stream of a run, from after that event
     POST /runs/ID/cancel         {"call_id": TEXT?}                       ends a run that is under way, or one call
     POST /verdicts               {"handle": TEXT, "verdicts": [...]}      the stream of the run, resumed
+    POST /ag-ui                  RunAgentInput                            the same in another protocol, if wanted
 
 Every request is counted in `_requests` until it is answered, so that leaving the application's block can end all of
 them and wait. Does not know how a run's events become frames (`_writer`), or who owns a run (`_response`, `_hosting`).
@@ -12,7 +13,8 @@ them and wait. Does not know how a run's events become frames (`_writer`), or wh
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from importlib.util import find_spec
 from inspect import isawaitable
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, Self, TypeAlias
@@ -37,6 +39,7 @@ from agentloop.asgi._http import (
     Send,
     WebLimits,
     answer_json,
+    check_json,
     find_header,
     parse_body,
     read_body,
@@ -45,8 +48,9 @@ from agentloop.asgi._http import (
 from agentloop.asgi._response import RunResponse
 from agentloop.asgi._states import ClientStates, MemoryStates, RunJournals, StateStore, new_name
 from agentloop.asgi._verdicts import ClientVerdict, apply_verdicts, give_verdicts
-from agentloop.asgi._writer import EventWriter, format_event, format_frame
+from agentloop.asgi._writer import EventWriter, StreamForm, format_event, format_frame
 from agentloop.exceptions import StateError, UserError
+from agentloop.items import Item
 from agentloop.run import RunOptions
 from agentloop.state import RunState
 
@@ -135,9 +139,11 @@ class AgentApp:
         admit: Called with each `WebRequest` before anything of the run is touched; may be async. Returns a
             `Grant` (None: one without options), or raises `HTTPRefusal`. Without it any client may do everything.
         limits: The bounds of requests; `WebLimits()` if not given.
+        ag_ui: True to answer `POST /ag-ui` for clients of that protocol; their runs end with them. Needs the extra
+            `ag-ui`.
 
     Raises:
-        UserError: the arguments don't go together.
+        UserError: the arguments don't go together, or the extra isn't installed.
     """
 
     def __init__(
@@ -151,6 +157,7 @@ class AgentApp:
         codec: Codec | None = None,
         admit: Admit | None = None,
         limits: WebLimits | None = None,
+        ag_ui: bool = False,
     ) -> None:
         check("agent", NAMES.needs("an Agent is needed", is_a(Agent)), agent)
         check("on_disconnect", NAMES.one_of("cancel", "continue"), on_disconnect)
@@ -181,6 +188,10 @@ class AgentApp:
             ("runs", "", "cancel"): ("POST", self._cancel),
             ("verdicts",): ("POST", self._decide),
         }
+        if ag_ui:
+            if find_spec("ag_ui") is None:
+                raise UserError("ag_ui needs the extra `ag-ui`: pip install 'agentloop[ag-ui]'")
+            self._routes["ag-ui",] = ("POST", self._speak_ag_ui)
 
     # -- the application's life
 
@@ -328,7 +339,13 @@ class AgentApp:
             await self._follow(run, feed, feed.last_id, client)
 
     async def _respond(
-        self, live: WebRun, journal: Journal | None, given: str | RunState, admitted: Grant, client: Exchange
+        self,
+        live: WebRun,
+        journal: Journal | None,
+        given: str | RunState | Iterable[Item],
+        admitted: Grant,
+        client: Exchange,
+        form: StreamForm | None = None,
     ) -> None:
         """Run within this request; the run is live until it is over."""
 
@@ -343,7 +360,9 @@ class AgentApp:
         try:
             options: dict[str, Any] = {**admitted.options, "journal": journal}
             headers = [(RUN_HEADER, live.id.encode())]
-            response = RunResponse(self._agent, given, limits=self._limits, keep_state=keep, headers=headers, **options)
+            response = RunResponse(
+                self._agent, given, limits=self._limits, keep_state=keep, headers=headers, form=form, **options
+            )
             live.stream = response.stream
             await response(client.scope, client.receive, client.send)
         finally:
@@ -406,7 +425,9 @@ class AgentApp:
             WebRequest(action="decide", scope=client.scope, run=run, conversation=body.conversation)
         )
         if run is None:
-            await self._resume_state(body, admitted, client)
+            await self._resume_state(
+                body.handle, lambda state: apply_verdicts(state, body.verdicts, admitted.by), admitted, client
+            )
             return
         live = self._host.find(run)
         if live is not None and live.stream is not None and not live.stream.is_complete:
@@ -415,20 +436,36 @@ class AgentApp:
             return
         await self._begin(run, lambda state: apply_verdicts(state, body.verdicts, admitted.by), admitted, client)
 
-    async def _resume_state(self, body: _VerdictsBody, admitted: Grant, client: Exchange) -> None:
+    async def _speak_ag_ui(self, client: Exchange) -> None:
+        from agentloop.asgi._ag_ui import AGUIForm, read_input
+
+        asked = read_input(check_json(client.scope, await read_body(client.scope, client.receive, self._limits)))
+        action: Literal["start", "decide"] = "start" if asked.handle is None else "decide"
+        admitted = await self._let_in(WebRequest(action=action, scope=client.scope, conversation=asked.thread_id))
+        form = AGUIForm(asked.thread_id, asked.run_id)
+        if asked.handle is None:
+            await self._respond(self._host.claim(new_name()), None, asked.items, admitted, client, form)
+        else:
+            await self._resume_state(
+                asked.handle, lambda state: asked.decide(state, admitted.by), admitted, client, form
+            )
+
+    async def _resume_state(
+        self, handle: str, decide: Decide, admitted: Grant, client: Exchange, form: StreamForm | None = None
+    ) -> None:
         """Take a state and resume it within this request. One that the verdicts don't fit is kept again."""
-        text = await self._states.take(body.handle)
+        text = await self._states.take(handle)
         if text is None:
             raise HTTPRefusal(409, "No run waits under this handle: it was resumed already, or there was none.")
         try:
             state = RunState.from_string(self._agent, text, **self._keyed)
-            apply_verdicts(state, body.verdicts, admitted.by)
+            decide(state)
             live = self._host.claim(new_name())
         except (StateError, HTTPRefusal) as error:
             refusal = _refusal_for(error)
             with anyio.CancelScope(shield=True):  # bounded by the store: the state must not be lost
                 raise HTTPRefusal(refusal.status, refusal.sentence, handle=await self._states.put(text)) from error
-        await self._respond(live, None, state, admitted, client)
+        await self._respond(live, None, state, admitted, client, form)
 
 
 def _refusal_for(error: Exception) -> HTTPRefusal:

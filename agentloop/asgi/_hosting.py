@@ -210,12 +210,12 @@ class RunHost:
                 if stream.result.interruptions:
                     final = (describe_pause(stream.result.interruptions, live.id),)
         except Exception as error:
-            final = (log_failure(error),)
+            final = ({"type": "error", "error": log_failure(error)},)
         finally:
             try:
                 await self.give_up(live, journal)  # noqa: ASYNC102 - shielded there
             except Exception as error:
-                final = final or (log_failure(error),)
+                final = final or ({"type": "error", "error": log_failure(error)},)
             feed.close(final)
 
     # -- runs that are not live

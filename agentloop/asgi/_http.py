@@ -97,20 +97,28 @@ async def read_body(scope: Scope, receive: Receive, limits: WebLimits) -> bytes:
 def parse_body(scope: Scope, body: bytes, decoder: msgspec.json.Decoder[BodyT]) -> BodyT:
     """Return the JSON in *body* as *decoder* reads it.
 
-    The content type must say JSON: a form on another site can't send that without asking the browser first.
-
     Raises:
-        HTTPRefusal: it doesn't (415), or the body doesn't fit (400); names the place.
+        HTTPRefusal: the content type doesn't say JSON (415), or the body doesn't fit (400); names the place.
     """
-    content_type = (find_header(scope, b"content-type") or b"").split(b";")[0].strip().lower()
-    if content_type != b"application/json":
-        raise HTTPRefusal(415, "The content type application/json is needed.")
+    check_json(scope, body)
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
         raise HTTPRefusal(400, f"The body doesn't fit: {error}.") from None
     except (ValueError, RecursionError):
         raise HTTPRefusal(400, "The body is no JSON text.") from None
+
+
+def check_json(scope: Scope, body: bytes) -> bytes:
+    """Return *body* if the content type says JSON: a form on another site can't send that without being asked.
+
+    Raises:
+        HTTPRefusal: it doesn't (415).
+    """
+    content_type = (find_header(scope, b"content-type") or b"").split(b";")[0].strip().lower()
+    if content_type != b"application/json":
+        raise HTTPRefusal(415, "The content type application/json is needed.")
+    return body
 
 
 async def answer_json(send: Send, status: int, data: Any, headers: Headers = ()) -> None:

@@ -15,7 +15,7 @@ from agentloop._common.error_text import error_summary
 from agentloop.agents import Agent
 from agentloop.asgi._failures import describe_error
 from agentloop.asgi._http import ClientGone, Headers, Receive, Scope, Send, WebLimits, while_connected
-from agentloop.asgi._writer import EventWriter, Numbered, describe_pause, format_event, format_frame
+from agentloop.asgi._writer import EventWriter, Numbered, StreamForm
 from agentloop.exceptions import UserError
 from agentloop.run import Runner, RunOptions
 
@@ -43,6 +43,7 @@ class RunResponse:
         keep_state: Called with the `RunState` of a run that is interrupted; returns the handle that the event
             `interrupted` gives to the client. Without it the handle is None.
         headers: Further headers of the response, as pairs of bytes.
+        form: The form of the stream; the library's own if not given.
         **options: `RunOptions`, by keyword.
 
     Raises:
@@ -57,12 +58,14 @@ class RunResponse:
         limits: WebLimits | None = None,
         keep_state: KeepState | None = None,
         headers: Headers = (),
+        form: StreamForm | None = None,
         **options: Unpack[RunOptions[Any]],
     ) -> None:
         self.stream: RunStream[Any] = Runner.run_streamed(agent, input, **options)
         self._limits = limits or WebLimits()
         self._keep_state = keep_state
         self._headers = headers
+        self._form = form
         self._called = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -73,7 +76,7 @@ class RunResponse:
         if self._called:
             raise UserError("a RunResponse is one run: make another one for each request")
         self._called = True
-        await while_connected(receive, partial(self._serve, EventWriter(send, self._limits)))
+        await while_connected(receive, partial(self._serve, EventWriter(send, self._limits, self._form)))
 
     async def _serve(self, writer: EventWriter) -> None:
         try:
@@ -83,7 +86,7 @@ class RunResponse:
             except ClientGone:
                 raise
             except Exception as error:
-                await writer.write(format_frame(log_failure(error)))
+                await writer.write(writer.form.error(log_failure(error)))
             await writer.close()
         except ClientGone:
             pass  # no one reads the rest, and the run has ended
@@ -94,11 +97,13 @@ class RunResponse:
             last = await writer.pump(partial(take_from, stream))
         # `cancel` makes a stream drop its unread events: they are in the log.
         for number, event in stream.state.events(last):
-            await writer.write(format_event(number, event))
+            await writer.write(writer.form.event(number, event))
         result = stream.result
         if result.interruptions:
             handle = None if self._keep_state is None else await self._keep_state(result.to_state())
-            await writer.write(format_frame(describe_pause(result.interruptions, handle)))
+            await writer.write(writer.form.pause(result.interruptions, handle))
+        else:
+            await writer.write(writer.form.end(result))
 
 
 async def take_from(stream: RunStream[Any]) -> Numbered | None:
@@ -107,7 +112,7 @@ async def take_from(stream: RunStream[Any]) -> Numbered | None:
     return None if event is None else (stream.last_event_id, event)
 
 
-def log_failure(error: Exception) -> dict[str, Any]:
-    """Log a run's error for the application, and return the event that tells the client."""
+def log_failure(error: Exception) -> dict[str, str]:
+    """Log a run's error for the application, and return its public form."""
     logger.error("a run for a web client has failed: %s", error_summary(error))
-    return {"type": "error", "error": describe_error(error)}
+    return describe_error(error)

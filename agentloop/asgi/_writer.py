@@ -11,7 +11,7 @@ Nothing is buffered here.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import anyio
 import msgspec
@@ -21,6 +21,9 @@ from agentloop._storage.public_json import to_json
 from agentloop.abc import Codec
 from agentloop.asgi._http import ClientGone, Headers, Send, WebLimits
 from agentloop.items import ApprovalRequest
+
+if TYPE_CHECKING:
+    from agentloop.results import RunResult
 
 Numbered: TypeAlias = tuple[str | None, ev.Event]
 """An event with its id, None for a signal."""
@@ -63,17 +66,66 @@ def describe_pause(interruptions: tuple[ApprovalRequest, ...], handle: str | Non
     return {"type": "interrupted", "handle": handle, "interruptions": [to_json(asked) for asked in interruptions]}
 
 
+class StreamForm(Protocol):
+    """The form in which a run is streamed: each method returns bytes to send, empty for nothing."""
+
+    def begin(self) -> bytes:
+        """Return the first bytes, so that the client has the headers before the first event."""
+        ...
+
+    def event(self, number: str | None, event: ev.Event) -> bytes:
+        """Return an event; *number* is its id, None for a signal."""
+        ...
+
+    def pause(self, interruptions: tuple[ApprovalRequest, ...], handle: str | None) -> bytes:
+        """Return the end of a run that waits for verdicts: its calls, and the handle to resume it by."""
+        ...
+
+    def end(self, result: RunResult[Any]) -> bytes:
+        """Return the end of a run that has neither failed nor waits."""
+        ...
+
+    def error(self, description: dict[str, str]) -> bytes:
+        """Return the end of a run that has failed, of which the client gets a `type` and a `message`."""
+        ...
+
+
+class PublicForm:
+    """The library's own form: the public JSON form of events, and frames of its own at the end."""
+
+    def begin(self) -> bytes:
+        """Return a comment."""
+        return b": open\n\n"
+
+    def event(self, number: str | None, event: ev.Event) -> bytes:
+        """Return the frame of *event*."""
+        return format_event(number, event)
+
+    def pause(self, interruptions: tuple[ApprovalRequest, ...], handle: str | None) -> bytes:
+        """Return the frame `interrupted`."""
+        return format_frame(describe_pause(interruptions, handle))
+
+    def end(self, result: RunResult[Any]) -> bytes:
+        """Return nothing: `run_ended` says it."""
+        return b""
+
+    def error(self, description: dict[str, str]) -> bytes:
+        """Return the frame `error`."""
+        return format_frame({"type": "error", "error": description})
+
+
 class EventWriter:
     """The response of one request. Owned by the request's task."""
 
-    def __init__(self, send: Send, limits: WebLimits) -> None:
+    def __init__(self, send: Send, limits: WebLimits, form: StreamForm | None = None) -> None:
         self._send = send
         self._limits = limits
+        self.form: StreamForm = PublicForm() if form is None else form
 
     async def open(self, headers: Headers = ()) -> None:
         """Begin the response. Raises `ClientGone` as every method does."""
         await self._pass({"type": "http.response.start", "status": 200, "headers": [*_HEADERS, *headers]})
-        await self.write(b": open\n\n")  # so that the client has the headers before the first event
+        await self.write(self.form.begin())
 
     async def write(self, frame: bytes) -> None:
         """Send one frame; nothing if it is empty.
@@ -108,7 +160,7 @@ class EventWriter:
                 return last
             else:
                 number, event = taken
-                await self.write(format_event(number, event))
+                await self.write(self.form.event(number, event))
                 last = number or last
 
     async def _pass(self, message: dict[str, Any]) -> None:

@@ -1,0 +1,233 @@
+"""Runs in the form of the Agent-User Interaction Protocol (AG-UI), 1.0, for the clients that speak it.
+
+The package `ag-ui-protocol` (the extra `ag-ui`) writes the events. A message of the assistant begins with its first
+delta and ends with its item; calls and their outputs come as items, in the model's order. Of an agent tool only the
+call and its output are shown. A pause is the outcome `interrupt`, with one interrupt for each call that waits; the next
+request answers them by their ids.
+
+A client sends the whole conversation with each request, and is believed about it. Its state, its tools, its context and
+messages of the roles `system` and `developer` are left out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import pydantic
+from ag_ui import core as ui
+
+from agentloop import events as ev
+from agentloop._storage.public_json import to_json
+from agentloop.asgi._http import HTTPRefusal
+from agentloop.asgi._states import new_name
+from agentloop.asgi._verdicts import ClientVerdict, apply_verdicts
+from agentloop.items import (
+    ApprovalRequest,
+    AssistantMessage,
+    HandoffCall,
+    HandoffOutput,
+    Item,
+    ToolCall,
+    ToolOutput,
+    UserMessage,
+)
+
+if TYPE_CHECKING:
+    from agentloop.results import RunResult
+    from agentloop.state import RunState
+
+_ANSWER: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "approved": {"type": "boolean"},
+        "message": {"type": "string", "description": "What the model is told about a rejection."},
+        "arguments": {"type": "object", "description": "Arguments in place of the model's."},
+    },
+    "required": ["approved"],
+}
+
+
+class AGUIForm:
+    """A `StreamForm` that writes one run as AG-UI events. Made for one response."""
+
+    def __init__(self, thread_id: str, run_id: str) -> None:
+        self._ids: dict[str, Any] = {"thread_id": thread_id, "run_id": run_id}
+        self._open: list[str] = []
+        """The ids of messages that have begun and whose item has not come, in the order of the answer."""
+        self._reasoning: str | None = None
+
+    def begin(self) -> bytes:
+        """Return the frame of the run's start."""
+        return _format([ui.RunStartedEvent(**self._ids)])
+
+    def event(self, number: str | None, event: ev.Event) -> bytes:
+        """Return the frames of *event*; empty where the protocol has none."""
+        return b"" if event.path else _format(self._convert(event))
+
+    def _convert(self, event: ev.Event) -> Iterable[ui.BaseEvent]:
+        match event:
+            case ev.TextDelta(text=text, item=item) if text:
+                yield from self._open_until(item)
+                yield ui.TextMessageContentEvent(message_id=self._open[item], delta=text)
+            case ev.ReasoningDelta(text=text) if text:
+                self._reasoning = self._reasoning or new_name()
+                yield ui.ReasoningMessageChunkEvent(message_id=self._reasoning, delta=text)
+            case ev.ItemCreated(item=AssistantMessage() as message):
+                yield from self._close(message)
+            case ev.ItemCreated(item=ToolCall() | HandoffCall() as call):
+                yield ui.ToolCallStartEvent(tool_call_id=call.call_id, tool_call_name=call.name)
+                if arguments := _text(to_json(call).get("arguments", "")):
+                    yield ui.ToolCallArgsEvent(tool_call_id=call.call_id, delta=arguments)
+                yield ui.ToolCallEndEvent(tool_call_id=call.call_id)
+            case ev.ItemCreated(item=ToolOutput() | HandoffOutput() as output):
+                content = _text(to_json(output)["output"])
+                yield ui.ToolCallResultEvent(message_id=new_name(), tool_call_id=output.call_id, content=content)
+            case ev.AgentUpdated() | ev.CallProgress():
+                data = to_json(event)
+                yield ui.CustomEvent(name=data["type"], value=data)
+            case ev.TurnStarted() | ev.RunEnded():
+                self._reasoning = None
+                yield from self._end_open()
+            case _:
+                pass
+
+    def _open_until(self, item: int) -> Iterable[ui.BaseEvent]:
+        """Begin the message at position *item* of the answer, and those before it."""
+        while len(self._open) <= item:
+            self._open.append(new_name())
+            yield ui.TextMessageStartEvent(message_id=self._open[-1], role="assistant")
+
+    def _close(self, message: AssistantMessage) -> Iterable[ui.BaseEvent]:
+        """End the message of an item; one of which no delta came is sent whole."""
+        if self._open:
+            yield ui.TextMessageEndEvent(message_id=self._open.pop(0))
+        elif message.text:
+            yield from self._open_until(0)
+            yield ui.TextMessageContentEvent(message_id=self._open[0], delta=message.text)
+            yield from self._end_open()
+
+    def _end_open(self) -> Iterable[ui.BaseEvent]:
+        """End messages whose item never came: the answer was cut, or asked for again."""
+        while self._open:
+            yield ui.TextMessageEndEvent(message_id=self._open.pop(0))
+
+    def pause(self, interruptions: tuple[ApprovalRequest, ...], handle: str | None) -> bytes:
+        """Return the end of a run that waits: an interrupt for each call, whose id has the handle."""
+        interrupts = [
+            ui.Interrupt(
+                id=f"{handle or ''}.{position}",
+                reason="tool_approval",
+                message=f"{asked.agent} wants to call {asked.call.name}.",
+                tool_call_id=None if asked.path else asked.call.call_id,
+                response_schema=_ANSWER,
+                metadata={"request": to_json(asked)},
+            )
+            for position, asked in enumerate(interruptions)
+        ]
+        outcome = ui.RunFinishedInterruptOutcome(interrupts=interrupts)
+        return _format([ui.RunFinishedEvent(**self._ids, outcome=outcome)])
+
+    def end(self, result: RunResult[Any]) -> bytes:
+        """Return the end of a run that has completed, was stopped, or was cancelled."""
+        outcome = ui.RunFinishedSuccessOutcome() if result.status != "cancelled" else ui.RunFinishedCancelledOutcome()
+        return _format([ui.RunFinishedEvent(**self._ids, outcome=outcome)])
+
+    def error(self, description: dict[str, str]) -> bytes:
+        """Return the end of a run that has failed."""
+        return _format([*self._end_open(), ui.RunErrorEvent(message=description["message"], code=description["type"])])
+
+
+def _format(events: Iterable[ui.BaseEvent]) -> bytes:
+    frames = (f"data: {event.model_dump_json(by_alias=True)}\n\n" for event in events)
+    return "".join(frames).encode()
+
+
+def _text(value: Any) -> str:
+    """Return a value of JSON as a text; what is secret in it is hidden already."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+@attrs.frozen
+class AGUIInput:
+    """A request of a client: its ids, the conversation as items, and its answers to interrupts by their position."""
+
+    thread_id: str
+    run_id: str
+    items: tuple[Item, ...]
+    handle: str | None
+    answers: tuple[tuple[int, bool, dict[str, Any]], ...]
+
+    def decide(self, state: RunState, by: str | None) -> None:
+        """Give the answers as verdicts on *state*.
+
+        Raises:
+            HTTPRefusal: one doesn't fit.
+        """
+        waiting = state.interruptions
+        if any(position >= len(waiting) for position, _, _ in self.answers):
+            raise HTTPRefusal(409, "An interrupt is answered that waits no more.")
+        chosen = [(waiting[position], approved, payload) for position, approved, payload in self.answers]
+        verdicts = [
+            ClientVerdict(
+                asked.call.call_id, approved, asked.path, payload.get("arguments"), payload.get("message"), False
+            )
+            for asked, approved, payload in chosen
+        ]
+        apply_verdicts(state, verdicts, by)
+
+
+def read_input(body: bytes) -> AGUIInput:
+    """Return the request in *body*, a `RunAgentInput`.
+
+    Raises:
+        HTTPRefusal: it is none (400); names the first place.
+    """
+    try:
+        asked = ui.RunAgentInput.model_validate_json(body)
+    except pydantic.ValidationError as error:
+        place = ".".join(map(str, error.errors()[0]["loc"])) or "the body"
+        raise HTTPRefusal(400, f"The body is no RunAgentInput: see {place}.") from None
+    handles: set[str] = set()
+    answers = []
+    for entry in asked.resume or ():
+        handle, _, position = entry.interrupt_id.rpartition(".")
+        payload = entry.payload if isinstance(entry.payload, dict) else {}
+        if not (position.isascii() and position.isdigit() and len(position) < 6):
+            raise HTTPRefusal(400, "An interrupt is answered that is none of this server.")
+        handles.add(handle)
+        answers.append((int(position), entry.status == "resolved" and payload.get("approved") is True, payload))
+    if len(handles) > 1:
+        raise HTTPRefusal(400, "The answers are to interrupts of several runs.")
+    items = _read_messages(asked.messages)
+    return AGUIInput(asked.thread_id, asked.run_id, items, next(iter(handles), None), tuple(answers))
+
+
+def _read_messages(messages: Iterable[Any]) -> tuple[Item, ...]:
+    """Return the conversation as items. A call without its output is left out, and an output without its call."""
+    messages = list(messages)
+    made = {call.id for message in messages if message.role == "assistant" for call in message.tool_calls or ()}
+    answered = {message.tool_call_id for message in messages if message.role == "tool"} & made
+    items: list[Item] = []
+    for message in messages:
+        if message.role == "user":
+            items.append(UserMessage(_read_content(message.content)))
+        elif message.role == "assistant":
+            items += [AssistantMessage(message.content)] if message.content else []
+            calls = [call for call in message.tool_calls or () if call.id in answered]
+            items += [ToolCall(call.id, call.function.name, call.function.arguments) for call in calls]
+        elif message.role == "tool" and message.tool_call_id in answered:
+            items.append(ToolOutput(message.tool_call_id, _read_content(message.content)))
+            answered.discard(message.tool_call_id)
+    return tuple(items)
+
+
+def _read_content(content: Any) -> str:
+    """Return the text of a content; parts of other kinds are refused, since nothing here checks them."""
+    if isinstance(content, str):
+        return content
+    if any(part.type != "text" for part in content):
+        raise HTTPRefusal(400, "Only text can be sent.")
+    return "\n".join(part.text for part in content)

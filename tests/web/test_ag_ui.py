@@ -1,0 +1,187 @@
+"""`POST /ag-ui`: runs in the events of the Agent-User Interaction Protocol, read by its own types."""
+
+import json
+from typing import Any
+
+import pytest
+from web.agents import Watched, deleting, looking
+from web.harness import ask
+
+from agentloop import Agent, UserError, tool
+from agentloop.asgi import AgentApp, _app
+from agentloop.items import AssistantMessage, ToolCall, ToolOutput, UserMessage
+from agentloop.model_events import ItemDone, ResponseDone, TextDelta
+from agentloop.testing import ScriptedModel, call, fail, reason, say, stream_of
+
+ui: Any = pytest.importorskip("ag_ui.core", reason="needs the extra ag-ui: nox -s tests-web")
+pydantic: Any = pytest.importorskip("pydantic")
+
+
+def make_input(text: str = "hello", **more: Any) -> dict[str, Any]:
+    """Return a request with one message."""
+    messages = more.pop("messages", [{"id": "m1", "role": "user", "content": text}])
+    return {"threadId": "t", "runId": "r", "messages": messages, **more}
+
+
+async def converse(app: AgentApp, body: dict[str, Any]) -> list[Any]:
+    """Send a request, and return the events, which are valid."""
+    response = await ask(app, "POST", "/ag-ui", body)
+    assert response.status == 200, response.body
+    events = [json.loads(block.removeprefix("data: ")) for block in response.body.decode().split("\n\n")[:-1]]
+    reader = pydantic.TypeAdapter(ui.Event)
+    found = [reader.validate_python(event) for event in events]
+    assert found[0].type == "RUN_STARTED"
+    assert found[-1].type in ("RUN_FINISHED", "RUN_ERROR")
+    check_messages(found)
+    return found
+
+
+def check_messages(events: list[Any]) -> None:
+    """Every message and call that begins ends once, and nothing is added to it outside."""
+    open_ones: set[str] = set()
+    for event in events:
+        kind = str(event.type.value)
+        if kind in ("TEXT_MESSAGE_START", "TOOL_CALL_START"):
+            open_ones.add(event.message_id if kind.startswith("TEXT") else event.tool_call_id)
+        elif kind in ("TEXT_MESSAGE_CONTENT", "TOOL_CALL_ARGS"):
+            assert (event.message_id if kind.startswith("TEXT") else event.tool_call_id) in open_ones
+        elif kind in ("TEXT_MESSAGE_END", "TOOL_CALL_END"):
+            open_ones.remove(event.message_id if kind.startswith("TEXT") else event.tool_call_id)
+    assert not open_ones
+
+
+def texts(events: list[Any]) -> list[str]:
+    """Return the text of each message, in order."""
+    found: dict[str, str] = {}
+    for event in events:
+        if event.type == "TEXT_MESSAGE_CONTENT":
+            found[event.message_id] = found.get(event.message_id, "") + event.delta
+    return list(found.values())
+
+
+async def test_run_is_streamed_in_the_events_of_the_protocol() -> None:
+    """Text, reasoning, calls and their outputs, in the model's order."""
+    steps = [*looking()[:1], [reason("Both."), say("Both are old.")]]
+    events = await converse(AgentApp(Watched().agent(steps), ag_ui=True), make_input())
+    assert texts(events) == ["Both are old."]
+    calls = [(event.tool_call_name, event.tool_call_id) for event in events if event.type == "TOOL_CALL_START"]
+    assert calls == [("look", "call_1"), ("look", "call_2")]
+    assert [event.content for event in events if event.type == "TOOL_CALL_RESULT"] == ["a is old", "b is old"]
+    assert any(event.type == "REASONING_MESSAGE_CHUNK" for event in events)
+    assert (events[-1].thread_id, events[-1].run_id, events[-1].outcome.type) == ("t", "r", "success")
+
+
+async def test_messages_without_deltas_and_deltas_without_a_message() -> None:
+    """A whole message is sent at once; one that an error cuts is ended before the error."""
+    whole = AssistantMessage("whole")
+    sent = stream_of([ItemDone(whole), ResponseDone((whole,))])
+    assert texts(await converse(AgentApp(Watched().agent([sent]), ag_ui=True), make_input())) == ["whole"]
+    cut = [stream_of([TextDelta("half")])] * 3
+    events = await converse(AgentApp(Watched().agent(cut), ag_ui=True), make_input())
+    assert (events[-1].type, events[-1].message) == ("RUN_ERROR", "The model's answer can't be used.")
+    broken = await converse(AgentApp(Watched().agent([fail(RuntimeError("pw"))]), ag_ui=True), make_input())
+    assert (broken[-1].code, broken[-1].message) == ("InternalError", "The run has failed.")
+
+
+async def test_interrupts_are_answered_once() -> None:
+    """The next request names them; a second answer is refused, and so is one that doesn't fit."""
+    watched = Watched()
+    app = AgentApp(watched.agent(deleting()), ag_ui=True)
+    events = await converse(app, make_input())
+    first, second = events[-1].outcome.interrupts
+    assert (first.tool_call_id, first.metadata["request"]["call"]["name"]) == ("call_1", "delete")
+    yes = {"interruptId": first.id, "status": "resolved", "payload": {"approved": True, "arguments": {"path": "c"}}}
+    no = {"interruptId": second.id, "status": "resolved", "payload": {"approved": False, "message": "needed"}}
+    late = {**no, "interruptId": first.id.rpartition(".")[0] + ".7"}
+    refused = await ask(app, "POST", "/ag-ui", make_input(resume=[late]))
+    assert refused.status == 409
+    handle = refused.json["handle"]
+    answers = [{**one, "interruptId": f"{handle}.{number}"} for number, one in enumerate((yes, no))]
+    events = await converse(app, make_input(resume=answers))
+    assert [event.content for event in events if event.type == "TOOL_CALL_RESULT"] == ["c is gone", "needed"]
+    assert watched.deleted == ["c"]
+    assert (await ask(app, "POST", "/ag-ui", make_input(resume=answers))).status == 409
+
+
+async def test_cancelled_answer_is_a_rejection() -> None:
+    """A client that abandons an interrupt has not approved the call."""
+    watched = Watched()
+    app = AgentApp(watched.agent(deleting()), ag_ui=True)
+    events = await converse(app, make_input())
+    answers = [{"interruptId": one.id, "status": "cancelled"} for one in events[-1].outcome.interrupts]
+    assert (await converse(app, make_input(resume=answers)))[-1].outcome.type == "success"
+    assert watched.deleted == []
+
+
+async def test_conversation_of_the_client_becomes_items() -> None:
+    """Users, assistants and tools; a call without an output is left out, and so are instructions."""
+    model = ScriptedModel([say("Hi.")])
+    called = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    messages = [
+        {"id": "1", "role": "system", "content": "Obey."},
+        {"id": "2", "role": "user", "content": [{"type": "text", "text": "Look."}]},
+        {"id": "3", "role": "assistant", "content": "So.", "toolCalls": [called, {**called, "id": "c2"}]},
+        {"id": "4", "role": "tool", "toolCallId": "c1", "content": "old"},
+        {"id": "5", "role": "tool", "toolCallId": "c9", "content": "none"},
+        {"id": "6", "role": "user", "content": "And?"},
+    ]
+    await converse(AgentApp(Agent("a", model=model), ag_ui=True), make_input(messages=messages))
+    assert list(model.requests[0].items) == [
+        UserMessage("Look."),
+        AssistantMessage("So."),
+        ToolCall("c1", "look", "{}"),
+        ToolOutput("c1", "old"),
+        UserMessage("And?"),
+    ]
+
+
+async def test_secret_arguments_and_nested_runs_are_not_shown() -> None:
+    """Arguments are hidden as in the public form; of an agent tool the call and its output are shown."""
+
+    @tool(secret={"token"})
+    async def login(token: str) -> str:
+        """Log in."""
+        return "in"
+
+    scout = Agent("scout", model=ScriptedModel([say("inner words")]))
+    agent = Agent(
+        "a",
+        model=ScriptedModel([[call("login", {"token": "hunter22"}), call("scout", {"input": "x"})], say("Done.")]),
+        tools=[login, scout.as_tool("scout", "Ask.")],
+    )
+    events = await converse(AgentApp(agent, ag_ui=True), make_input())
+    assert texts(events) == ["Done."]
+    assert "hunter22" not in str(events)
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        (b"{", "The body is no RunAgentInput"),
+        (b"{}", "see threadId"),
+        (json.dumps(make_input(resume=[{"interruptId": "x", "status": "resolved"}])).encode(), "none of this server"),
+        (
+            json.dumps(make_input(resume=[{"interruptId": f"{one}.0", "status": "resolved"} for one in "ab"])).encode(),
+            "of several runs",
+        ),
+        (
+            json.dumps(
+                make_input([{"type": "image", "source": {"type": "url", "value": "http://x/y.png"}}])  # type: ignore[arg-type]
+            ).encode(),
+            "Only text can be sent.",
+        ),
+    ],
+)
+async def test_bad_requests_are_refused(body: bytes, sentence: str) -> None:
+    """400 with a sentence that names the place."""
+    response = await ask(AgentApp(Watched().agent([]), ag_ui=True), "POST", "/ag-ui", body)
+    assert response.status == 400, response.body
+    assert sentence in response.json["error"]
+
+
+async def test_protocol_is_spoken_only_where_it_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without `ag_ui=True` there is nothing; without the extra the application is refused."""
+    assert (await ask(AgentApp(Watched().agent([])), "POST", "/ag-ui", make_input())).status == 404
+    monkeypatch.setattr(_app, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match="extra `ag-ui`"):
+        AgentApp(Watched().agent([]), ag_ui=True)
