@@ -461,10 +461,11 @@ class AgentApp:
             state = RunState.from_string(self._agent, text, **self._keyed)
             decide(state)
             live = self._host.claim(new_name())
-        except (StateError, HTTPRefusal) as error:
+        except Exception as error:
             refusal = _refusal_for(error)
             with anyio.CancelScope(shield=True):  # bounded by the store: the state must not be lost
-                raise HTTPRefusal(refusal.status, refusal.sentence, handle=await self._states.put(text)) from error
+                handle = await self._states.put(text)
+            raise HTTPRefusal(refusal.status, refusal.sentence, handle=handle) from error
         await self._respond(live, None, state, admitted, client, form)
 
 
