@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 Body = Callable[[int], Awaitable[str]]
@@ -35,7 +36,7 @@ def _counted(run: Run) -> Run:
     return counted
 
 
-def agentloop(turns: int, calls: int, body: Body) -> Run:
+def agentloop(turns: int, calls: int, body: Body, cap: int | None = None) -> Run:
     """A tool's error ends the run: `failure_error_function=None`."""
     from agentloop import Agent, RunConfig, Runner, ToolExecution, tool
     from agentloop.abc import Model
@@ -76,14 +77,14 @@ def agentloop(turns: int, calls: int, body: Body) -> Run:
         """Work."""
         return await body(x)
 
-    execution = ToolExecution(max_function_tool_concurrency=None, max_calls_per_turn=None)
+    execution = ToolExecution(max_function_tool_concurrency=cap, max_calls_per_turn=None)
     agent, config = Agent("a", model=Scripted(), tools=[work]), RunConfig(tool_execution=execution)
     return lambda: Runner.run(agent, "go", max_turns=None, run_config=config)
 
 
-def openai_agents(turns: int, calls: int, body: Body) -> Run:
+def openai_agents(turns: int, calls: int, body: Body, cap: int | None = None) -> Run:
     """A tool's error ends the run: `failure_error_function=None`."""
-    from agents import Agent, Model, ModelResponse, RunConfig, Runner, Usage, function_tool
+    from agents import Agent, Model, ModelResponse, RunConfig, Runner, ToolExecutionConfig, Usage, function_tool
     from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage, ResponseOutputText
 
     class Scripted(Model):
@@ -110,7 +111,9 @@ def openai_agents(turns: int, calls: int, body: Body) -> Run:
         return await body(x)
 
     tools: list[Any] = [function_tool(work, failure_error_function=None)]
-    agent, config = Agent(name="a", model=Scripted(), tools=tools), RunConfig(tracing_disabled=True)
+    execution = ToolExecutionConfig(max_function_tool_concurrency=cap)
+    config = RunConfig(tracing_disabled=True, tool_execution=execution)
+    agent = Agent(name="a", model=Scripted(), tools=tools)
     return _counted(lambda: Runner.run(agent, "go", max_turns=turns + 2, run_config=config))
 
 
@@ -279,4 +282,9 @@ PEERS: dict[str, tuple[str, Maker]] = {
     "google-adk": ("google.adk", google_adk),
 }
 """By name: the module to look for, and how the agent is made."""
+CAPPED: dict[str, Maker] = {
+    "agentloop": partial(agentloop, cap=10),
+    "openai-agents": partial(openai_agents, cap=10),
+}
+"""Those that can bound the bodies at once within a run, at ten."""
 DISTRIBUTIONS = {"pydantic-ai": "pydantic-ai-slim", "agent-framework": "agent-framework-core"}
