@@ -41,6 +41,8 @@ CASES = [
     Wrong("run agents.py:echo hi --journal file", ("{here}/file", "can't be made a folder")),
     Wrong("run agents.py:echo hi --journal other", ("{here}/other", "'thesis.tex'")),
     Wrong("run agents.py:echo --input absent", ("'--input'", "'absent'", "No such file")),
+    Wrong("chat absent.py:agent", ("'absent.py:agent'", "no file 'absent.py'")),
+    Wrong("chat agents.py:keyless", ("no API key", "OPENAI_API_KEY")),
     Wrong("serve absent.py:agent", ("'absent.py:agent'", "no file 'absent.py'")),
     Wrong("serve agents.py:echo --http 8000 --backend trio", ("--http needs --backend asyncio",)),
     Wrong("sandbox prune absent", ("absent",)),
@@ -57,6 +59,10 @@ CASES = [
     Wrong("pending changed", ("{here}/changed/run.journal", "line 2 was changed"), FAILED),
     Wrong("pending nonsense", ("{here}/nonsense/run.journal", "line 1 is no line of a journal"), FAILED),
     Wrong("pending folder", ("{here}/folder/run.journal", "Is a directory"), FAILED),
+    Wrong("trace absent", ("there is no absent",)),
+    Wrong("trace other", ("{here}/other", "there is no journal")),
+    Wrong("trace changed", ("{here}/changed/run.journal", "line 2 was changed"), FAILED),
+    Wrong("trace job --run x", ("--run is for a SQLite file",)),
     *(
         wrong
         for verdict in ("approve", "reject")
