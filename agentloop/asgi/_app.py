@@ -391,6 +391,8 @@ class AgentApp:
         if live is not None and live.feed is not None:
             await self._follow(run, live.feed, after, client)
             return
+        if live is not None and not self._goes_on:
+            raise HTTPRefusal(409, "The run is under way, and streamed to the client that it ends with.")
         stored = await self._host.read(run, after)
 
         async def serve() -> None:

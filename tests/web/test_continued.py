@@ -4,12 +4,15 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import attrs
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from web.agents import Watched, holding, looking
 from web.harness import Frame, ask, send_request
 
-from agentloop import Agent, UserError
-from agentloop.asgi import AgentApp, HTTPRefusal, JournalFolder, WebLimits
+from agentloop import Agent, RunConfig, UserError
+from agentloop.asgi import AgentApp, Grant, HTTPRefusal, JournalFolder, WebLimits
 from agentloop.asgi import _feed as feeds
 from agentloop.events import TextDelta
 from agentloop.exceptions import JournalError, StateError
@@ -277,6 +280,60 @@ async def test_journals_of_a_folder(tmp_path: Path) -> None:
     broken = await ask(app, "GET", f"/runs/{run}/events")
     assert (broken.status, broken.json) == (500, {"error": "The request has failed."})
     assert isinstance(folder.journal(run), FileJournal)
+
+
+async def test_run_that_ends_with_its_client_is_read_by_others_afterwards() -> None:
+    """While it is under way, another client is refused; then its journal has all of it."""
+    watched = Watched()
+    app = AgentApp(watched.agent(holding()), journals=Journals())
+    async with send_request(app, "POST", "/runs", HELLO) as first:
+        await watched.started.wait()
+        run = first.headers["agentloop-run"]
+        assert (await ask(app, "GET", f"/runs/{run}/events")).status == 409
+        watched.free.set()
+        await first.end()
+    assert recorded((await ask(app, "GET", f"/runs/{run}/events")).frames) == recorded(first.frames)
+
+
+TOOLS = st.sampled_from(["look", "scout", "delete", "unknown"])
+
+
+@pytest.mark.slow
+@pytest.mark.scenario("VI-07")
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+@given(
+    turns=st.lists(st.lists(TOOLS, min_size=1, max_size=3), max_size=3), verdicts=st.lists(st.booleans(), max_size=4)
+)
+@settings(max_examples=15)
+def test_any_run_is_read_on_from_any_of_its_events(backend: str, turns: list[list[str]], verdicts: list[bool]) -> None:
+    """Over calls, nested runs, unknown tools, pauses and verdicts: before and after are the whole."""
+    anyio.run(_read_from_everywhere, turns, verdicts, backend=backend)
+
+
+async def _read_from_everywhere(turns: list[list[str]], verdicts: list[bool]) -> None:
+    arguments = {"scout": {"input": "Rome?"}}
+    steps = [[call(name, arguments.get(name, {"path": "a"})) for name in names] for names in turns]
+    inner = ScriptedModel([say("Fine.")] * sum(names.count("scout") for names in turns))
+    agent = Watched().agent([*steps, say("Done.")])
+    agent = attrs.evolve(agent, tools=[*agent.tools, Agent("scout", model=inner).as_tool("scout", "Ask.")])
+    config = RunConfig(tool_not_found_behavior="return_error_to_model")
+    app = going_on(agent, admit=lambda request: Grant(options={"run_config": config}))
+    left = iter(verdicts)
+    async with app:
+        streamed = await ask(app, "POST", "/runs", HELLO)
+        run, events = streamed.headers["agentloop-run"], recorded(streamed.frames)
+        while streamed.frames[-1].kind == "interrupted":
+            decided = [
+                {"call_id": asked["call"]["call_id"], "approve": next(left, True)}
+                for asked in streamed.frames[-1].data["interruptions"]
+            ]
+            streamed = await ask(app, "POST", "/verdicts", {"handle": run, "verdicts": decided})
+            events += recorded(streamed.frames)
+        assert streamed.frames[-1].data["status"] == "completed"
+        assert recorded((await ask(app, "GET", f"/runs/{run}/events")).frames) == events
+        for position, (number, _) in enumerate(events):
+            rest = await ask(app, "GET", f"/runs/{run}/events", headers={"last-event-id": number})
+            assert events[: position + 1] + recorded(rest.frames) == events
 
 
 async def test_nested_runs_have_their_paths() -> None:
