@@ -28,12 +28,12 @@ from agentloop.cli.help_text import examples
 from agentloop.cli.init import init
 from agentloop.cli.journal_folder import Folder, FolderError, KeptRequests, Order, Requests
 from agentloop.cli.progress_bar import Bar
-from agentloop.cli.run_options import CliOptions, approver_for, can_ask
+from agentloop.cli.run_options import PRICE_HELP, CliOptions, approver_for, can_ask
 from agentloop.cli.runs import BatchRun, run_one, show_for
 from agentloop.cli.sandboxes import sandbox as sandbox_commands
 from agentloop.cli.streams import Lines, Output, count_lines
 from agentloop.cli.supervision import announce_cancellation, check_backend, perform, supervise, write_message
-from agentloop.cli.target import absolute_target, load_agent
+from agentloop.cli.target import absolute_target, load_agent, load_function
 from agentloop.cli.trace import trace
 from agentloop.cli.verdicts import approve, pending, reject
 from agentloop.exceptions import UserError
@@ -114,6 +114,7 @@ def _add_run_options(command: _Command) -> _Command:
             help="Calls that need approval: ask at the terminal, leave them pending, or approve them all. "
             "Not given: ask where there is a terminal, else leave them.",
         ),
+        click.option("--price", metavar="FUNCTION", help=PRICE_HELP),
         click.option("--traceback", is_flag=True, help="Show the traceback of an error, of a tool's too."),
     ]
     for option in reversed(options):
@@ -199,6 +200,7 @@ def _perform_order(
     approve: Choice | None,
     traceback: bool,
     model: str | None,
+    price: str | None,
     more_turns: int | None = None,
     **options: Any,
 ) -> None:
@@ -219,6 +221,7 @@ def _perform_order(
                 json=as_json,
                 traceback=traceback,
                 model=model or order.model,
+                price=None if price is None else load_function(price),
                 max_turns=more_turns or order.max_turns,
                 more_turns=more_turns,
                 approver=approver_for(approve, err, can_ask=asks),

@@ -21,7 +21,7 @@ from agentloop._common.terminal_text import exact
 from agentloop.abc import Session
 from agentloop.cli import errors
 from agentloop.cli.help_text import examples
-from agentloop.cli.run_options import CliOptions, Questions, approver_for, can_ask
+from agentloop.cli.run_options import PRICE_HELP, CliOptions, Questions, approver_for, can_ask
 from agentloop.cli.runs import run_shown, show_for
 from agentloop.cli.show import Show
 from agentloop.cli.streams import Output, OutputClosed, TypedLines
@@ -32,7 +32,7 @@ from agentloop.cli.supervision import (
     supervise,
     write_message,
 )
-from agentloop.cli.target import load_agent, name_model
+from agentloop.cli.target import load_agent, load_function, name_model
 from agentloop.runtime import Runtime, open_runtime
 from agentloop.sessions import MemorySession, SQLiteSession
 
@@ -154,12 +154,14 @@ async def _open_session(file: str | None) -> AsyncIterator[Session]:
     type=click.Choice(["ask", "never", "always"]),
     help="Calls that need approval: ask at the terminal, leave them undecided, or approve them all.",
 )
+@click.option("--price", metavar="FUNCTION", help=PRICE_HELP)
 @click.option("--traceback", is_flag=True, help="Show the traceback of an error.")
 def chat(
     target: str,
     file: str | None,
     backend: Literal["asyncio", "trio"],
     approve: Literal["ask", "never", "always"] | None,
+    price: str | None,
     **options: Any,
 ) -> None:
     """Talk with the agent at TARGET (module:agent or file.py:agent), message by message.
@@ -178,7 +180,15 @@ def chat(
     lines = approver.lines if isinstance(approver, Questions) else TypedLines(sys.stdin.buffer)
     try:
         check_backend(backend)
-        job = CliOptions(agent=load_agent(target), out=out, err=err, backend=backend, approver=approver, **options)
+        job = CliOptions(
+            agent=load_agent(target),
+            out=out,
+            err=err,
+            backend=backend,
+            approver=approver,
+            price=None if price is None else load_function(price),
+            **options,
+        )
         code = anyio.run(Chat(job, lines, asks).run, file, backend=backend)
     except OutputClosed:
         give_up_output()

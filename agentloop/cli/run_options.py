@@ -14,6 +14,7 @@ from agentloop._common.masking import mask_arguments
 from agentloop._common.terminal_text import exact
 from agentloop.abc import Journal, Session
 from agentloop.agents import Agent
+from agentloop.budget import UsageLimits
 from agentloop.cli.journal_folder import Folder
 from agentloop.cli.streams import Output, TypedLines
 from agentloop.config import RunConfig
@@ -21,6 +22,8 @@ from agentloop.exceptions import AgentLoopError
 from agentloop.items import ApprovalRequest
 from agentloop.runtime import Runtime
 from agentloop.state import RunState
+
+PRICE_HELP = "module:function or file.py:function of (model name, usage): the cost of a request, summed up at the end."
 
 
 class Approver(Protocol):
@@ -170,7 +173,8 @@ class CliOptions:
     """The options of one command: the agent and its model, the backend, the outputs, the approver and the folder.
 
     Immutable; the command makes it. `max_turns` limits new runs, `more_turns`, if given, resumed ones. `sandbox` is the
-    folder of the runs' sandboxes, `session` the conversation that they continue.
+    folder of the runs' sandboxes, `session` the conversation that they continue. `price` gives the
+    cost of a request.
     """
 
     agent: Agent[Any, Any]
@@ -187,11 +191,14 @@ class CliOptions:
     folder: Folder | None = None
     sandbox: str | None = None
     session: Session | None = None
+    price: Callable[..., Any] | None = None
 
     @property
     def run_config(self) -> RunConfig:
         """The configuration of every run of the command."""
         config = RunConfig(model=self.model)
+        if self.price is not None:  # without limits, even without one, no cost is counted
+            config = attrs.evolve(config, price=self.price, limits=UsageLimits())
         if self.sandbox is None:
             return config
         from agentloop.executors import LocalSandboxes

@@ -8,6 +8,7 @@ import importlib.util
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -44,21 +45,39 @@ def load_agent(target: str) -> Agent[Any, Any]:
     Raises:
         TargetError: if the target is malformed, its module can't be imported, or there is no agent of that name.
     """
-    place, colon, name = target.rpartition(":")
-    if not colon or not place or not name:
-        raise TargetError(f"TARGET {target!r}: it must be module:agent or file.py:agent")
-    module = _import_file(target, Path(place)) if _is_file(place) else _import_module(target, place)
-    found: object = module
-    for step in name.split("."):
-        if not hasattr(found, step):
-            raise TargetError(f"TARGET {target!r}: {place!r} has no attribute {name!r}.{_suggest_agents(module, name)}")
-        found = getattr(found, step)
+    module, found, name = _load(target, "agent")
     if not isinstance(found, Agent):
         kind = type(found).__name__
         raise TargetError(
             f"TARGET {target!r}: {name!r} is of type {kind}, not an Agent.{_suggest_agents(module, name)}"
         )
     return found
+
+
+def load_function(target: str) -> Callable[..., Any]:
+    """Import the module of *target*, and return its function, or another callable. Otherwise as `load_agent`.
+
+    Raises:
+        TargetError: as `load_agent`.
+    """
+    _, found, name = _load(target, "function")
+    if not callable(found):
+        raise TargetError(f"TARGET {target!r}: {name!r} is of type {type(found).__name__}, not a function.")
+    return found
+
+
+def _load(target: str, kind: str) -> tuple[ModuleType, object, str]:
+    """Return the module of *target*, the object that it names there, and that name."""
+    place, colon, name = target.rpartition(":")
+    if not colon or not place or not name:
+        raise TargetError(f"TARGET {target!r}: it must be module:{kind} or file.py:{kind}")
+    module = _import_file(target, Path(place)) if _is_file(place) else _import_module(target, place)
+    found: object = module
+    for step in name.split("."):
+        if not hasattr(found, step):
+            raise TargetError(f"TARGET {target!r}: {place!r} has no attribute {name!r}.{_suggest_agents(module, name)}")
+        found = getattr(found, step)
+    return module, found, name
 
 
 def name_model(model: str | Model) -> str:

@@ -11,6 +11,7 @@ from agentloop import Agent, Capacity, FunctionTool, ToolContext, UserError, too
 from agentloop.items import ToolOutput, UserMessage
 from agentloop.model_events import ModelRequest
 from agentloop.testing import ScriptedModel, call, fail, say, wait
+from agentloop.usage import RequestUsage
 
 MANY = 10_000
 
@@ -278,3 +279,6 @@ def _talks_on(request: ModelRequest) -> Any:
 
 
 talking_on = Agent("talking on", model=ScriptedModel([_talks_on] * 2, chunk=64), tools=[finish])
+
+_USED = RequestUsage(input_tokens=1_200, output_tokens=34, total_tokens=1_234)
+used = Agent("used", model=scripted(say("hello", _USED)))

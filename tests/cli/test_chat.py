@@ -137,6 +137,10 @@ def test_what_is_missing_is_told_before_a_message_is_read(invoke: Invoke, agent:
     """A target, a model, a terminal to ask at, and a session file that is none."""
     assert invoke("chat", agent("nothing")).exit_code == 2
     assert invoke("chat", agent("nowhere"), input="hi\n").exit_code == 2
+    for price, words in (("number", "'number' is of type int, not a function"), ("gone", "no attribute 'gone'")):
+        result = invoke("chat", agent("talker"), "--price", agent(price), input="hi\n")
+        assert result.exit_code == 2
+        assert words in result.stderr
     assert invoke("chat", agent("talker"), "--approve", "ask", input="hi\n").exit_code == 2
     (tmp_path / "text").write_text("no database, but long enough to be seen as one that is broken" * 20)
     result = invoke("chat", agent("talker"), "--session", str(tmp_path / "text"), input="hi\n")

@@ -198,6 +198,23 @@ def test_no_color_has_lanes_without_colors(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("command", ["run", "chat"])
+def test_price_of_a_file_gives_the_cost(start: Start, agent: AgentOf, tmp_path: Path, command: str) -> None:
+    """It is asked for each request, by the name of the model."""
+    prices = tmp_path / "prices.py"
+    prices.write_text("from decimal import Decimal\n\ndef price(model, usage):\n    return Decimal('0.5')\n")
+    message = ("hello",) if command == "run" else ()
+    terminal = Terminal(start, command, agent("used"), *message, "--price", f"{prices}:price")
+    if command == "chat":
+        terminal.wait_for("> ")
+        terminal.type("hello")
+        terminal.wait_for_line("1 request · 1,200 tokens in, 34 out · cost 0.5 · .*")
+        terminal.type("\x04")
+    assert terminal.finish() == 0, terminal.shown
+    assert any(" · cost 0.5 · " in line for line in terminal.lines), terminal.lines
+
+
+@pytest.mark.slow
 def test_conversation_has_lanes_and_usage_but_no_table(start: Start, agent: AgentOf, backend: str) -> None:
     """Ctrl-C erases them, and the prompt comes back."""
     terminal = Terminal(start, "chat", agent("talker"), "--backend", backend, columns=100)

@@ -240,17 +240,24 @@ async def test_error_of_the_inputs_cancels_the_runs_and_is_raised_once() -> None
 
 async def test_error_that_was_not_iterated_is_raised_at_the_end_of_the_block() -> None:
     """An error of the block itself wins, and has it as its context."""
+    read = anyio.Event()
 
     def inputs() -> Iterator[str]:
+        read.set()
         raise LookupError("gone")
         yield "never"
 
+    async def wait_for_the_end() -> None:
+        await read.wait()
+        for _ in range(50):
+            await anyio.lowlevel.checkpoint()
+
     with pytest.raises(LookupError, match="gone"):
         async with Runner.run_many(make_agent(echo), inputs()):
-            await anyio.sleep(0.01)
+            await wait_for_the_end()
     with pytest.raises(KeyError) as raised:
         async with Runner.run_many(make_agent(echo), inputs()):
-            await anyio.sleep(0.01)
+            await wait_for_the_end()
             raise KeyError("mine")
     assert isinstance(raised.value.__context__, LookupError)
 
