@@ -125,3 +125,11 @@ def test_a_page_leads_back_to_the_index(path: Path) -> None:
     """A reader who comes from a search finds the other pages; a forge has no navigation beside the page."""
     targets = {(path.parent / href).resolve() for _, href, _ in links_of(path.read_text(encoding="utf-8"))}
     assert targets & {DOCS / "index.md", path.parent / "index.md"} - {path}, "add [All pages](../index.md)."
+
+
+def test_every_task_has_a_row() -> None:
+    """The table of `docs/index.md` leads to every how-to page and tutorial by what a reader wants to do."""
+    table = (DOCS / "index.md").read_text(encoding="utf-8").partition("## I want to …")[2].partition("\n## ")[0]
+    found = {DOCS / href.partition("#")[0] for _, href, _ in links_of(table)}
+    wanted = {path for folder in ("how-to", "tutorial") for path in (DOCS / folder).glob("*.md")}
+    assert {_name(page) for page in wanted - found} == {"docs/how-to/index.md"}
