@@ -15,6 +15,7 @@ from datetime import timedelta
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 from temporalio import workflow
 from temporalio.common import RetryPolicy
 from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
@@ -124,8 +125,9 @@ class WorkflowEffects:
             await ended.wait()
         except anyio.get_cancelled_exc_class() as error:  # noqa: ASYNC103 - raised below, but for a completed activity
             cancelled = error
-            handle.cancel()
             with anyio.CancelScope(shield=True):
+                if not await _ends_at_once(ended):
+                    handle.cancel()
                 await ended.wait()
         try:
             if cancelled is not None and (handle.cancelled() or is_cancelled_exception(handle.exception() or _NONE)):
@@ -139,6 +141,21 @@ class WorkflowEffects:
             del cancelled
 
 
+async def _ends_at_once(ended: anyio.Event) -> bool:
+    """Tell whether the activity has its result already, which came in the same step as the cancellation.
+
+    The result of a handle that is cancelled then would be lost: a call that has completed, or whose worker is gone,
+    would look like one that has stopped. It takes the handle some passes of the loop to have it, and no time.
+    """
+    for _ in range(_PASSES):
+        if ended.is_set():
+            break
+        await anyio.lowlevel.checkpoint()
+    return ended.is_set()
+
+
+_PASSES = 8
+"""More than an activity's handle needs from its result to its callbacks."""
 _NONE = Exception()
 _SHUT_DOWN = "WorkerShutdown"
 """The type that the SDK gives the error of an activity that its worker ended when it was stopped."""

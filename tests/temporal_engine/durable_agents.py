@@ -80,6 +80,14 @@ async def hang() -> str:
     raise AssertionError
 
 
+@tool(timeout=3.0)
+async def hang_longer() -> str:
+    """Hang until a timeout that comes later."""
+    with noted("hang longer"):
+        await anyio.sleep_forever()
+    raise AssertionError
+
+
 @tool(needs_approval=True)
 async def pay(amount: int) -> str:
     """Pay."""
@@ -151,8 +159,12 @@ def agents() -> dict[str, Agent[Any, Any]]:
     everything = Agent("everything", model=scripted(*steps), tools=[look_up, count, hang, pay, fail, ask])
     greeter = Agent("greeter", model=scripted([call("greet", {}, call_id="g1")], _echo), tools=[greet])
     payer = Agent("payer", model=scripted([call("pay", {"amount": 1}, call_id="p1")], say("paid")), tools=[pay])
+    hanging = Agent(
+        "hanging", model=scripted([call("hang_longer", {}, call_id="h1")], say("over")), tools=[hang_longer]
+    )
     return {
         "everything": everything,
+        "hanging": hanging,
         "greeter": greeter,
         "payer": payer,
         "sleeping": sleeping(3),
@@ -170,7 +182,7 @@ async def work(address: str, queue: str) -> None:
     """Run a worker until the process is killed. A lost one is missed soon."""
     soon = timedelta(seconds=2)
     lost = ToolActivity(heartbeat_timeout=soon)
-    known = {name: agents()[name] for name in ("everything", "payer")}
+    known = {name: agents()[name] for name in ("everything", "payer", "hanging")}
     used = {tool.name: lost for tool in (look_up, count, hang, pay, fail)}
     client = await Client.connect(address, plugins=[AgentPlugin(known, tools=used, model=lost)])
     await Worker(client, task_queue=queue, sticky_queue_schedule_to_start_timeout=soon).run()

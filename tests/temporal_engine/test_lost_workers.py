@@ -19,10 +19,12 @@ import anyio
 import anyio.to_thread
 from temporal_engine.durable_agents import agents, notes
 from temporal_engine.worker_processes import Workers
+from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client, WorkflowQueryFailedError
+from temporalio.worker import Worker
 
 from agentloop import Runner, RunState
-from agentloop.temporal import AgentPlugin, AgentRunHandle, start_run
+from agentloop.temporal import AgentPlugin, AgentRunHandle, ToolActivity, start_run
 from agentloop.testing import normal
 
 pytestmark = [
@@ -145,6 +147,30 @@ def assert_once(workers: Workers, lost: set[str]) -> None:
     written = notes(workers.notes)
     for body, call_id in ONCE.items():
         assert written.count(body) == 1 or (call_id in lost and not written.count(body))
+
+
+@pytest.mark.scenario("DU-02")
+@pytest.mark.slow
+async def test_a_worker_lost_before_its_calls_timeout_is_noticed(workers: Workers) -> None:
+    """The timeout and the loss reach the workflow in one step: nobody saw the end of the body, so it is unknown."""
+    victim = workers.start("hang longer")
+    apart = ToolActivity(task_queue=workers.queue, heartbeat_timeout=timedelta(seconds=4))
+    plugin = AgentPlugin({"hanging": agents()["hanging"]}, tools={"hang_longer": apart})
+    client = await Client.connect(workers.address, plugins=[plugin])
+    queue = f"{workers.queue}-workflows"
+    # The workflow's own worker is away from the start of the body until both have happened.
+    async with Worker(client, task_queue=queue):
+        handle = await start_run(client, "hanging", "go", id=f"hanging-{uuid4().hex}", task_queue=queue)
+        await ended(victim)
+    await anyio.sleep(6)
+    async with Worker(client, task_queue=queue, sticky_queue_schedule_to_start_timeout=timedelta(seconds=2)):
+        with anyio.fail_after(60):
+            result = await handle.result()
+    history = await handle.workflow.fetch_history()
+    (workers.histories / f"{handle.id}.json").write_text(history.to_json())
+    kinds = [event.event_type for event in history.events]
+    assert EventType.EVENT_TYPE_ACTIVITY_TASK_CANCEL_REQUESTED not in kinds  # else they came one after the other
+    assert [one["outcome"]["status"] for one in result.data["calls"]] == ["unknown"]
 
 
 @pytest.mark.slow
