@@ -355,7 +355,10 @@ class Instrument:
         """Called when the run that began a trace has ended."""
 
     def on_span_start(self, span: Span) -> None:
-        """Called when a piece of work begins."""
+        """Called when a piece of work begins, in the task that does it.
+
+        So a context variable that is set here is set for what the task does: of a call, for the tool's body.
+        """
 
     def on_span_end(self, span: Span) -> None:
         """Called when a piece of work has ended."""

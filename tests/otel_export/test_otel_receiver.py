@@ -12,6 +12,7 @@ import pytest
 
 pytest.importorskip("opentelemetry.sdk", reason="needs the extra test-otel: nox -s tests-otel")
 
+from kit.examples import shown_outputs
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.metrics import MeterProvider
@@ -107,3 +108,12 @@ def test_every_attribute_and_metric_that_is_exported_is_on_the_page() -> None:
     assert len(names) > 30
     page = PAGE.read_text(encoding="utf-8")
     assert {name for name in names if f"`{name}`" not in page} == set()
+
+
+@pytest.mark.slow
+def test_the_example_prints_what_the_gallery_shows() -> None:
+    """A program of its own, as a reader starts it."""
+    program = Path(__file__).parents[2] / "examples" / "traced_run.py"
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=50, check=False)
+    assert (done.stderr, done.returncode) == ("", 0)
+    assert [done.stdout] == shown_outputs("traced_run")
