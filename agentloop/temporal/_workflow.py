@@ -85,6 +85,11 @@ def _configure(
     )
 
 
+def _set_time(state: RunState) -> None:
+    """Give the latest record the workflow's time, which a replay has again. A state reads the clock of the machine."""
+    state.records[-1] = state.records[-1].replace(at=workflow.time())
+
+
 @workflow.defn(name="AgentRun", sandboxed=False)
 class AgentWorkflow:
     """A workflow that runs one agent to its end.
@@ -175,6 +180,7 @@ class AgentWorkflow:
                 state.add_input(self._inputs[0])
             except StateError:
                 return  # the model's last answer isn't dealt with yet, or no turn is left: they wait for the next pause
+            _set_time(state)
             del self._inputs[0]
 
     def _give_verdicts(self, state: RunState) -> None:
@@ -184,6 +190,8 @@ class AgentWorkflow:
                 (state.approve if approved else state.reject)(call_id, **verdict)
             except StateError as error:
                 workflow.logger.warning("a verdict on call %s was not taken: %s", call_id, error)
+            else:
+                _set_time(state)
         self._verdicts.clear()
 
     async def _continue_as_new(self, state: RunState) -> None:

@@ -123,6 +123,22 @@ async def test_verdicts(address: str) -> None:
         assert [one["outcome"]["status"] for one in (await handle.result()).data["calls"]] == ["succeeded"]
 
 
+async def test_a_replay_makes_the_same_records(address: str) -> None:
+    """Their times, too: without a cache, each query does the workflow again. A verdict has the workflow's time."""
+    client = await Client.connect(address, plugins=[AgentPlugin(agents())])
+    queue = f"queue-{uuid4().hex}"
+    async with Worker(client, task_queue=queue, max_cached_workflows=0):
+        handle = await start(client, queue, "payer")
+        await started(handle, "RunEnded")
+        await handle.add_input("and thank you")
+        await handle.approve("p1")
+        with anyio.fail_after(30):
+            await handle.result()
+        first, second = [[record async for record in handle.records()] for _ in range(2)]
+    assert {"VerdictGiven", "InputAdded"} <= {type(record).__name__ for record in first}
+    assert first == second
+
+
 async def test_context_and_input(address: str) -> None:
     """The context is made in each activity; input added at run time is shown after the turn."""
     plugin = AgentPlugin(agents(), read_context=lambda data: {"name": data["name"].title()})
