@@ -39,7 +39,7 @@ def require_lines(shown: list[str], printed: str, command: str) -> None:
 
 @pytest.mark.slow  # ten processes
 @pytest.mark.real_clock
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_every_command_does_what_the_page_shows(tmp_path: Path) -> None:
     """From an empty folder, with the programs of this environment."""
     page = PAGE.read_text(encoding="utf-8")
@@ -59,7 +59,7 @@ def test_every_command_does_what_the_page_shows(tmp_path: Path) -> None:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=120,
+            timeout=300,
             check=False,
         )
         require_lines([line for line in shown if line != "Killed"], done.stdout, command)
