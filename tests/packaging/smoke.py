@@ -194,6 +194,25 @@ def check_oci() -> None:
         anyio.run(main, profile)
 
 
+def check_ag_ui() -> None:
+    """One request in the protocol is answered by a run."""
+    import httpx
+
+    from agentloop.asgi import AgentApp
+
+    async def main() -> None:
+        async with AgentApp(agent(), ag_ui=True) as app:
+            transport = httpx.ASGITransport(app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+                message = {"id": "m", "role": "user", "content": "Double 21."}
+                answer = await client.post("/ag-ui", json={"threadId": "t", "runId": "r", "messages": [message]})
+        assert answer.status_code == 200, answer.text
+        assert "RUN_FINISHED" in answer.text, answer.text
+        assert "42" in answer.text, answer.text
+
+    anyio.run(main)
+
+
 def check_otel() -> None:
     """An instrument works with the API alone, where no provider is set up."""
     from agentloop import RunConfig
@@ -230,6 +249,7 @@ def check_local() -> None:
 CHECKS: dict[str, Callable[[], None]] = {
     "": check_nothing,
     "trio": check_trio,
+    "ag-ui": check_ag_ui,
     "cli": check_cli,
     "local": check_local,
     "mcp": check_mcp,
