@@ -239,7 +239,11 @@ class RunBatch(Generic[ResultT]):
         assert self._group is not None
         if exc is not None and isinstance(exc, cancelled_types()):
             # Given to the group, which may have been cancelled itself: it alone tells the two cancellations apart.
-            caught = await self._join(exc_type, exc, tb)  # noqa: ASYNC102 - its tasks are being cancelled
+            try:
+                caught = await self._join(exc_type, exc, tb)  # noqa: ASYNC102 - its tasks are being cancelled
+            except cancelled_types():
+                self._raise_fatal()
+                raise
             if caught:  # its own scope: anyio cancels it where a task of the group was cancelled natively
                 self._error_raised = True
                 raise self._error or unexpected_cancellation()

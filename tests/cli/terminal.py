@@ -30,6 +30,7 @@ class Terminal:
         self.screen = pyte.Screen(columns, lines)
         self._stream = pyte.ByteStream(self.screen)
         self._decoder = codecs.getincrementaldecoder("utf-8")()
+        self._cut = ""
         self._at = 0
 
     def wait_for(self, text: str) -> None:
@@ -46,7 +47,9 @@ class Terminal:
         except OSError:  # how Linux says that the other side is closed
             return ""
         self._stream.feed(read)
-        return self._decoder.decode(read).replace("\r\n", "\n")
+        text = self._cut + self._decoder.decode(read)
+        self._cut = "\r" if text.endswith("\r") else ""  # the rest of the line's end may come with the next read
+        return text.removesuffix(self._cut).replace("\r\n", "\n") or self._read()
 
     @property
     def lines(self) -> list[str]:

@@ -306,6 +306,57 @@ async def test_native_cancellation_leaves_as_it_came() -> None:
     assert work.ending == "cleaned up"
 
 
+async def test_fatal_error_outranks_the_cancellation_of_the_caller() -> None:
+    """A body that dies while it is cancelled is heard of."""
+    work = HeldWork(clean_up=_die)
+
+    async def cancel(scope: anyio.CancelScope) -> None:
+        await work.started.wait()
+        scope.cancel()
+
+    with pytest.raises(Fatal, match="over"):
+        await _run_with(cancel, make_held_agent(work))
+
+
+def _die() -> None:
+    raise Fatal("over")
+
+
+async def _run_with(cancel: Any, agent: Agent[Any, Any]) -> None:
+    """Run a batch in a scope that *cancel* cancels; raise the batch's error bare."""
+    errors: list[BaseException] = []
+    async with anyio.create_task_group() as group:
+        with anyio.CancelScope() as scope:
+            group.start_soon(cancel, scope)
+            try:
+                await Runner.run_many(agent, ["one", "hold"])
+            except Fatal as error:
+                errors.append(error)
+    for error in errors:
+        raise error
+
+
+def test_interrupt_while_the_runs_are_joined_is_raised_bare() -> None:
+    """On trio it meets the main task in the nursery, which would wrap it."""
+    import signal
+
+    import trio
+
+    raised = trio.lowlevel.enable_ki_protection(lambda: signal.raise_signal(signal.SIGINT))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    async def main() -> None:
+        work = HeldWork(clean_up=raised)
+        async with Runner.run_many(make_held_agent(work), ["hold"]):
+            await work.started.wait()
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            trio.run(main)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.backends("asyncio")
 @pytest.mark.filterwarnings("ignore:coroutine 'RunBatch:RuntimeWarning")  # of a task that never begins
 @pytest.mark.parametrize("begun", [False, True], ids=["before its first step", "later"])
