@@ -7,10 +7,11 @@ import anyio.lowlevel
 import pytest
 from kit.watching import SpanWatch
 
-from agentloop import Agent, RunConfig, RunContext, Span, current_span, handoff, tool, trace
+from agentloop import Agent, RunConfig, RunContext, RunOpening, Span, current_span, handoff, tool, trace
 from agentloop.exceptions import MaxTurnsExceeded, ToolCallError
 from agentloop.items import ToolCall
-from agentloop.testing import ScriptedModel, call, respond, say
+from agentloop.records import RunResumed
+from agentloop.testing import FunctionModel, ScriptedModel, call, respond, say
 from agentloop.usage import RequestUsage
 
 
@@ -204,3 +205,65 @@ async def test_a_body_runs_in_its_own_call_s_span(run_mode: Any) -> None:
         "run Agent workflow",
     ]
     assert current_span() is None
+
+
+# ---------------------------------------------------------------------------------------------- other systems' spans
+
+
+class Naming(SpanWatch):
+    """Names the span of each run segment; keeps what it is told of the segments."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+        self.openings: list[RunOpening] = []
+
+    def on_run_open(self, opening: RunOpening) -> None:
+        self.openings.append(opening)
+        opening.identify(self.name)
+
+
+def _traceparent(digit: str) -> str:
+    return f"00-{digit * 32}-{digit * 16}-01"
+
+
+@tool(needs_approval=True)
+async def gated() -> str:
+    """Be allowed."""
+    return "allowed"
+
+
+def _paused() -> Agent[Any, Any]:
+    return Agent("a", model=FunctionModel(lambda request: [call("gated"), say("x")][request.turn - 1]), tools=[gated])
+
+
+async def test_the_log_keeps_the_name_of_each_run_segments_span(run_mode: Any) -> None:
+    """A later segment is told the last name; a segment without such an instrument changes nothing."""
+    first, last = Naming(_traceparent("a")), Naming(_traceparent("b"))
+    paused = await run_mode(_paused(), "go", run_config=config(first))
+    [opening] = first.openings
+    assert (opening.earlier, opening.trace) == (None, first.traces[0][1])
+    assert (opening.run_id, paused.records[0].traceparent) == (paused.records[0].run_id, _traceparent("a"))
+    again = await run_mode(_paused(), paused.to_state())
+    state = again.to_state()
+    state.approve(state.interruptions[0])
+    done = await run_mode(_paused(), state, run_config=config(last))
+    assert done.final_output == "x"
+    assert [(one.earlier, one.run_id) for one in last.openings] == [(_traceparent("a"), opening.run_id)]
+    resumed = [record for record in done.records if isinstance(record, RunResumed)]
+    assert [record.traceparent for record in resumed] == [None, _traceparent("b")]
+    [asked] = last.spans_of("model")
+    assert (asked.data["provider"], asked.data["model"]) == ("FunctionModel", "FunctionModel")
+    assert last.spans_of("run")[0].data["run_id"] == opening.run_id
+
+
+@pytest.mark.parametrize("name", ["mine", "00-abc-def-01", _traceparent("A"), f"{_traceparent('a')}\n"])
+async def test_a_name_that_is_none_is_refused_and_fails_no_run(
+    run_mode: Any, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As other errors of an instrument: it is logged, and the log of the run has no name."""
+    result = await run_mode(Agent("a", model=ScriptedModel([say("x")])), "go", run_config=config(Naming(name)))
+    assert result.records[0].traceparent is None
+    [line] = [record for record in caplog.records if "on_run_open" in record.getMessage()]
+    assert line.exc_info is not None
+    assert "traceparent: not as W3C Trace Context writes it" in str(line.exc_info[1])
