@@ -30,24 +30,23 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             [*command, "--log-level", "error"], stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT
         )
     try:
-        _wait_for(port, server, log)
+        _wait_for(program, port, server, log)
         yield f"127.0.0.1:{port}"
     finally:
         server.terminate()
         server.wait(30)
 
 
-def _wait_for(port: int, server: "subprocess.Popen[bytes]", log: Path) -> None:
+def _wait_for(program: str, port: int, server: "subprocess.Popen[bytes]", log: Path) -> None:
     deadline = time.monotonic() + 60
+    # Its port is open before it is ready.
+    asked = [program, "operator", "cluster", "health", "--address", f"127.0.0.1:{port}"]
     while time.monotonic() < deadline:
         if server.poll() is not None:
             pytest.fail(f"the server has ended: {log.read_text()[-2000:]}")
-        try:
-            socket.create_connection(("127.0.0.1", port), 1).close()
-        except OSError:
-            time.sleep(0.1)
-        else:
+        if subprocess.run(asked, check=False, capture_output=True, stdin=subprocess.DEVNULL).returncode == 0:
             return
+        time.sleep(0.1)
     pytest.fail(f"the server doesn't answer: {log.read_text()[-2000:]}")
 
 

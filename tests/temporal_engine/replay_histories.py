@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import sys
 from pathlib import Path
 
@@ -27,4 +28,7 @@ async def replay(histories: list[Path]) -> int:
 
 if __name__ == "__main__":
     logging.disable(logging.ERROR)
-    sys.exit(min(asyncio.run(replay(sorted(Path(sys.argv[1]).glob("*.json")))), 1))
+    failed = min(asyncio.run(replay(sorted(Path(sys.argv[1]).glob("*.json")))), 1)
+    sys.stdout.flush()
+    # The threads of the SDK outlive the loop, and may crash an interpreter that takes itself down.
+    os._exit(failed)
