@@ -299,13 +299,13 @@ def test_values_marked_secret_are_masked() -> None:
 
 
 @tool
-def look(n: int) -> str:
+async def look(n: int) -> str:
     """Look."""
     return str(n)
 
 
 @tool(needs_approval=True)
-def delete(n: int) -> str:
+async def delete(n: int) -> str:
     """Delete."""
     return str(n)
 
@@ -325,7 +325,7 @@ def make_agent() -> Agent[Any, Any]:
     tools=t.tool_behaviours(),
     cancels=t.cancel_points(),
     verdicts=t.approvals(),
-    max_examples=40,
+    max_examples=20,
 )
 def test_every_generated_run_has_a_timeline(world: t.World) -> None:
     """Whole, and cut at every record; each call of the log has its row, and each cancelled one an arrow."""
@@ -334,7 +334,7 @@ def test_every_generated_run_has_a_timeline(world: t.World) -> None:
         timeline = read_timeline(records)
         check(timeline)
         settled = [record for record in records if isinstance(record, r.CallSettled)]
-        calls = {row.call_id for row in timeline.rows if row.kind == "call"}
+        calls = {row.call_id for row in timeline.rows}  # a handoff may settle, too
         assert {record.call_id for record in settled} <= calls
         cancelled = sum(record.outcome.cancelled_by is not None for record in settled)
         assert len(timeline.arrows) == cancelled

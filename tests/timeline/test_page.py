@@ -5,6 +5,7 @@ import hashlib
 import html
 import json
 import re
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from timeline.stories import START, Story, every_ending, long_run
 import agentloop.tracing
 from agentloop import records as r
 from agentloop.items import AssistantMessage, ToolCall, UserMessage
-from agentloop.tracing import read_timeline, render_html
+from agentloop.tracing import read_timeline, render_html, render_text
 from agentloop.tracing._timeline_page import render_follow_page
 
 HOSTILE = (
@@ -66,6 +67,16 @@ def test_hostile_texts_are_data_alone() -> None:
     [title] = re.findall("<title>(.*?)</title>", page)
     assert "<script>" in html.unescape(title)
     assert "\\u202eevil" in title
+
+
+def test_hostile_texts_control_no_terminal() -> None:
+    """No control and no change of direction is in the text; wide letters keep the columns."""
+    text = render_text(read_timeline([*hostile_run()]), width=100)
+    assert not [char for char in text if char != "\n" and unicodedata.category(char) in ("Cc", "Cf", "Cs")]
+    wide = render_text(read_timeline(Story("旅行" * 30 + "e\u0301").records), width=80)
+    assert all(
+        sum(1 + (unicodedata.east_asian_width(char) in "WF") for char in line) <= 80 for line in wide.splitlines()
+    )
 
 
 @pytest.mark.parametrize("follows", [False, True])
