@@ -8,15 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kit.examples import ROOT, load_example, shown_outputs, shown_runs
+from kit.examples import GALLERY, ROOT, load_example, shown_outputs, shown_runs
 
 from agentloop import RunConfig
 
 
 def test_every_example_is_in_the_gallery() -> None:
-    """Each file is shown with a command and its output."""
+    """Each file is shown with a command and its output, and each folder is named."""
     files = {path.stem for path in (ROOT / "examples").glob("*.py")}
     assert {name for name, _ in shown_runs()} == files
+    page = GALLERY.read_text(encoding="utf-8")
+    folders = {path.parent.name for path in (ROOT / "examples").glob("*/app.py")}
+    assert folders
+    assert [name for name in folders if f"examples/{name}/app.py" not in page] == []
 
 
 @pytest.mark.parametrize("name", ["approval_desk", "batch_extraction", "research_fan_out", "support_triage"])
