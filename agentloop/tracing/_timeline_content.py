@@ -15,7 +15,6 @@ from agentloop._common.masking import MASK, mask_arguments
 from agentloop._storage.json_bytes import encode
 from agentloop._storage.value_codec import value_to_json
 from agentloop._storage.withholding import DIGESTS, MARKS, Withheld, WithheldText
-from agentloop.exceptions import AgentLoopError
 from agentloop.items import AssistantMessage, Item, Reasoning, Refusal, SystemMessage, Text, UserMessage
 
 SEALED = "[sealed]"
@@ -54,10 +53,7 @@ def show_value(value: Any, *, secret: bool) -> str:
         return clean(value)
     if isinstance(value, tuple) and value and all(hasattr(part, "__struct_config__") for part in value):
         return clean("".join(map(_show_part, value)))
-    try:
-        return clean(encode(value_to_json(value, DIGESTS)).decode("utf-8", "replace"))
-    except (AgentLoopError, TypeError, ValueError):
-        return f"[{type(value).__name__}]"
+    return clean(encode(value_to_json(value, DIGESTS)).decode())
 
 
 def _find_withheld(value: Any) -> str | None:

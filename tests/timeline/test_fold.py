@@ -10,10 +10,12 @@ from timeline.stories import CAUSES, DAY, START, STATUSES, Story, every_ending, 
 from agentloop import Agent, tool
 from agentloop import records as r
 from agentloop import testing as t
-from agentloop.items import AssistantMessage, HandoffCall, ToolCall, UserMessage
+from agentloop._storage.withholding import Withheld, WithheldText
+from agentloop.items import AssistantMessage, HandoffCall, Image, Refusal, Text, ToolCall, UserMessage
 from agentloop.model_events import ModelResponse
 from agentloop.outcomes import CallOutcome
 from agentloop.tracing import Timeline, TimelineFold, TimelineRow, read_timeline, render_text
+from agentloop.tracing._timeline_content import show_arguments, show_error, show_value
 
 
 def row_of(timeline: Timeline, name: str) -> TimelineRow:
@@ -293,6 +295,18 @@ def test_values_marked_secret_are_masked() -> None:
     facts = dict(row_of(timeline, "login").facts)
     assert facts["arguments"] == '{"user": "u", "password": "[secret]"}'
     assert facts["output"] == "[secret]"
+
+
+def test_every_form_of_content_has_words() -> None:
+    """Parts that are no text are named; what was stored in a form that can't be read is said to be so."""
+    parts = (Text("see "), Image(url="https://example.org/x.png"), Refusal("no"))
+    assert show_value(parts, secret=False) == "see [Image]no"
+    assert show_value({"a": (1, None)}, secret=False).replace(" ", "").startswith('{"a":')
+    assert show_value(Withheld("$sealed", "x"), secret=False) == "[sealed]"
+    assert show_value(Withheld("$digest", "x"), secret=False) == "[secret]"
+    assert show_arguments(WithheldText("$digest:00ff"), ()) == "[secret]"
+    assert show_arguments(WithheldText("$sealed:00ff"), ("*",)) == "[sealed]"
+    assert show_error("no form of an error", content=False) == "no([redacted])"
 
 
 # -- generated runs
