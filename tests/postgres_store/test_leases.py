@@ -106,7 +106,7 @@ async def test_the_leases_of_a_worker_are_renewed_together(store: PostgresStore,
         group.start_soon(hold_short)
         await anyio.sleep(rounds * seconds / 3)
         assert all(lease.held for lease in leases)
-    large = [count for count in renewals if count > 1]
+        large = [count for count in renewals if count > 1]
     assert len(large) <= rounds + 1
     assert max(large) >= 200
 

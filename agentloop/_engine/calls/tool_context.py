@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Any
@@ -37,7 +36,7 @@ class ToolContextServices:
     def report_nowait(self, progress: float, total: float | None, message: str | None) -> None:
         """Report progress, from the loop or from the body's thread (which waits for the loop)."""
         run = self._live.run
-        if threading.get_ident() == run.tree.shared.thread_ident:
+        if run.tree.shared.is_current():
             self._report(progress, total, message)
         else:
             anyio.from_thread.run_sync(self._report, progress, total, message, token=run.tree.shared.token())

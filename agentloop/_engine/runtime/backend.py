@@ -123,6 +123,11 @@ def own_task() -> asyncio.Task[object] | None:
     return asyncio.current_task() if asyncio._get_running_loop() is not None else None
 
 
+def running_loop() -> object | None:
+    """Return the running asyncio loop of this thread; None on trio, and outside of an event loop."""
+    return asyncio._get_running_loop()
+
+
 def own_task_and_count() -> tuple[asyncio.Task[object] | None, int]:
     """Return `own_task()` and `cancelling()`."""
     task = asyncio.current_task() if asyncio._get_running_loop() is not None else None

@@ -27,7 +27,7 @@ from agentloop._core.history import HistoryView
 from agentloop._core.plan import Arguments
 from agentloop._core.run_fold import RunFold
 from agentloop._core.turn_view import TurnView
-from agentloop._engine.runtime.backend import liveness, own_task, token_again
+from agentloop._engine.runtime.backend import liveness, own_task, running_loop, token_again
 from agentloop._engine.runtime.cleanup import Cleanup
 from agentloop._engine.runtime.dispatcher import Dispatcher
 from agentloop._engine.runtime.interrupts import interruptible
@@ -100,6 +100,13 @@ class LoopState:
         self.thread_ident: int = threading.get_ident()
         self.token: Callable[[], anyio.lowlevel.EventLoopToken] = token_again(anyio.lowlevel.current_token())
         """The function that returns the loop's token, for requests from other threads."""
+
+    def is_current(self) -> bool:
+        """Tell whether the current code runs on this loop. An engine for workflows moves a loop between threads."""
+        if threading.get_ident() == self.thread_ident:
+            return True
+        running = running_loop()
+        return running is not None and running is self.token().native_token
 
 
 _shared: anyio.lowlevel.RunVar[LoopState] = anyio.lowlevel.RunVar("agentloop")
@@ -465,7 +472,7 @@ class LiveRun(msgspec.Struct, eq=False, kw_only=True):
 
         *by_call* is the id of the call, of the same run, whose context requests it.
         """
-        if threading.get_ident() != self.tree.shared.thread_ident:
+        if not self.tree.shared.is_current():
             token = self.tree.shared.token()
             return anyio.from_thread.run_sync(self._cancel_call, path, call_id, reason, by_call, token=token)
         return self._cancel_call(path, call_id, reason, by_call)

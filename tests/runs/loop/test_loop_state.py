@@ -2,9 +2,12 @@
 
 from typing import Any
 
+import anyio
+import anyio.to_thread
 import pytest
 
 from agentloop._engine.runtime import live_run
+from agentloop._engine.runtime.backend import own_task
 from agentloop._engine.runtime.live_run import LoopState, loop_state
 
 
@@ -24,3 +27,12 @@ async def test_a_loop_that_another_thread_asks_for_meanwhile_has_a_state_of_its_
 
     monkeypatch.setattr(live_run, "_recent", (find_loop, lambda: own))
     assert loop_state() is own
+
+
+async def test_a_loop_that_runs_in_another_thread_now_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine for workflows runs a loop's steps in any of its threads; the threads of bodies aren't the loop's."""
+    state = loop_state()
+    assert state.is_current()
+    assert not await anyio.to_thread.run_sync(state.is_current)
+    monkeypatch.setattr(state, "thread_ident", -1)
+    assert state.is_current() is (own_task() is not None)  # trio never moves
