@@ -54,7 +54,6 @@ from agentloop._engine.runtime.backend import (
     unexpected_cancellation,
 )
 from agentloop._engine.runtime.cancel_source import record_end
-from agentloop._engine.runtime.event_buffer import EventBuffer, call_id_of
 from agentloop._engine.runtime.interrupts import uninterrupted
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop._engine.runtime.turn_nursery import TurnNursery, new_nursery
@@ -64,6 +63,7 @@ from agentloop.items import ApprovalRequest, ToolCall
 from agentloop.results import RunResult
 
 if TYPE_CHECKING:
+    from agentloop._engine.runtime.event_buffer import EventBuffer
     from agentloop.state import RunState
 
 Start = Callable[[], LiveRun]
@@ -117,6 +117,8 @@ class RunStream(Generic[OutputT]):
         nursery = new_nursery(self, copy_context(), holds=True, bare=self._plain)
         live, self._start = self._start(), None
         if self._subscribe:
+            from agentloop._engine.runtime.event_buffer import EventBuffer  # no plain run needs it
+
             self._events = EventBuffer(live.state, live.settings.config.stream_buffer, live.agent_at)
             live.tree.log.events = self._events
         self._nursery = await nursery.__aenter__()
@@ -368,6 +370,8 @@ class RunStream(Generic[OutputT]):
         """
         if self._live is None or self._is_over:
             return False
+        from agentloop._engine.runtime.event_buffer import call_id_of
+
         path, call_id = call_id_of(call)
         return self._live.cancel_call(path, call_id, reason)
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 from agentloop._core.run_fold import RunFold
 from agentloop._engine.runtime.backend import cancelled_types
-from agentloop._engine.runtime.event_buffer import EventBuffer
 from agentloop.abc import Instrument, SpanSource
 from agentloop.records import Record
 
 if TYPE_CHECKING:
+    from agentloop._engine.runtime.event_buffer import EventBuffer
     from agentloop._engine.runtime.journal_writer import JournalWriter
 
 logger = logging.getLogger("agentloop")
