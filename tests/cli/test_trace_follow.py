@@ -5,7 +5,6 @@ import os
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
@@ -35,6 +34,8 @@ class Page:
         self._lines = lines
         self.rows: list[Any] = []
         self.head: dict[str, Any] = {"records": 0}
+        self.received = 0
+        """How many rows the events have had, repeated ones included."""
 
     async def next(self) -> str:
         """Wait for the next event, take it in, and return its kind."""
@@ -49,6 +50,7 @@ class Page:
                 if kind == "change":
                     self.head = data["head"]
                     del self.rows[data["count"] :]
+                    self.received += len(data["rows"])
                     for index, row in data["rows"]:
                         self.rows[index : index + 1] = [row]
                 return kind if kind == "change" else f"{kind}: {data}"
@@ -94,25 +96,21 @@ async def reading(url: str) -> AsyncIterator[Page]:
 
 
 @pytest.mark.parametrize("kind", ["file", "sqlite"])
-async def test_what_a_run_appends_is_on_the_page_within_a_second(tmp_path: Path, kind: str) -> None:
+async def test_what_a_run_appends_is_on_the_page(tmp_path: Path, kind: str) -> None:
     """Each event has the rows that changed, and no others; a client that comes later gets all of them."""
     path, records = tmp_path / "journal", every_ending()
     journal = FileJournal(path) if kind == "file" else SQLiteJournal(path, "7f3a91c2")
     async with journal:
         await journal.append([HEADER])
         async with served(path) as url, reading(url) as page:
-            lags = []
             for first in range(0, len(records), 25):
                 batch = records[first : first + 25]
                 await append(journal, batch)
-                began = time.perf_counter()
                 await page.has(first + len(batch))
-                lags.append(time.perf_counter() - began)
             async with reading(url) as later:
                 await later.until(lambda: later.rows == page.rows)
     assert "invoice" in page.names
     assert page.head["status"] == "failed"
-    assert sorted(lags)[len(lags) // 2] < 1
 
 
 async def test_a_journal_that_is_damaged_meanwhile_is_said_so(tmp_path: Path) -> None:
@@ -147,21 +145,20 @@ async def test_a_journal_without_a_record_gets_its_rows_later(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-async def test_a_long_journal_is_followed_within_a_second(tmp_path: Path) -> None:
-    """Ten thousand records are read again for each change: on an idle machine it takes a fifth of a second."""
+async def test_a_change_of_a_long_journal_sends_few_rows(tmp_path: Path) -> None:
+    """Forty records at the end of ten thousand send the rows that they change, not the rows before."""
     path, records = tmp_path / "journal", list(long_run(10_000))
     async with FileJournal(path, fsync="never") as journal:
         await journal.append([HEADER])
         await append(journal, records[:-200])
         async with served(path) as url, reading(url) as page:
-            lags = []
+            await page.has(len(records) - 200)
+            whole, page.received = page.received, 0
             for first in range(len(records) - 200, len(records), 40):
-                await page.has(first)
                 await append(journal, records[first : first + 40])
-                began = time.perf_counter()
                 await page.has(min(first + 40, len(records)))
-                lags.append(time.perf_counter() - began)
-    assert min(lags) < 1
+    assert whole > 4_000
+    assert 0 < page.received < 300
 
 
 async def test_only_the_page_itself_is_answered(tmp_path: Path) -> None:
