@@ -2,6 +2,7 @@
 
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -110,13 +111,13 @@ def test_a_journal_of_rows_is_shown(invoke: Invoke, tmp_path: Path) -> None:
         read_journal(path)
     with pytest.raises(JournalError, match="no run 'three'"):
         read_journal(path, run_id="three")
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("DELETE FROM agentloop_journal_lines WHERE n = 3")
     assert "line 4 is damaged or missing" in invoke("trace", str(path), "--run", "one").stderr
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("DELETE FROM agentloop_journal_lines")
     assert invoke("trace", str(path)).stdout == "No run has begun in this journal.\n"
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("DROP TABLE agentloop_journal_lines")
     connection.close()
     assert invoke("trace", str(path)).exit_code == 1
