@@ -4,6 +4,7 @@ import signal
 import sqlite3
 import subprocess
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -177,6 +178,5 @@ def test_session_is_a_sqlite_file(invoke: Invoke, agent: AgentOf, tmp_path: Path
     """Any reader of SQLite finds it."""
     file = tmp_path / "talk.sqlite"
     invoke("chat", agent("talker"), "--session", str(file), input="one\n")
-    with sqlite3.connect(file) as connection:
+    with closing(sqlite3.connect(file)) as connection:
         assert connection.execute("pragma integrity_check").fetchall() == [("ok",)]
-    connection.close()
