@@ -1,16 +1,21 @@
 """The pages say what is so: the errors they explain are raised, and the tests they name exist."""
 
 import ast
+import gc
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kit.docs_scripts import load_docs_script
 
+from agentloop import Agent, Runner
+
 ROOT = Path(__file__).parent.parent
 TROUBLE = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
 MESSAGES = re.findall(r"^### `(.+)`$", TROUBLE, re.MULTILINE)
+PYTHONS_MESSAGES = re.findall(r"^### Python: `(.+)`$", TROUBLE, re.MULTILINE)
 
 _FIELD = re.compile(r"%(?:\.\d+)?[rsdfg]")
 """What differs from case to case in a message that `logging` formats."""
@@ -50,7 +55,25 @@ def test_the_page_explains_many_messages() -> None:
     """There are at least thirty, each once, with a way to correct the mistake; the test also guards the pattern."""
     assert len(MESSAGES) >= 30
     assert len(set(MESSAGES)) == len(MESSAGES)
-    assert TROUBLE.count("\n**Fix:** ") == len(MESSAGES)
+    assert TROUBLE.count("\n**Fix:** ") == len(MESSAGES) + len(PYTHONS_MESSAGES)
+
+
+def _use_unawaited_run() -> str:
+    """Return the message of the error, and free the coroutine."""
+    forgotten: Any = Runner.run(Agent("forgetful"), "Hello.")
+    with pytest.raises(AttributeError) as caught:
+        _ = forgotten.final_output
+    message = str(caught.value)
+    del forgotten, caught  # the error holds the coroutine
+    gc.collect()
+    return message
+
+
+def test_a_run_without_await_gets_the_messages_of_the_page() -> None:
+    """Python says them, about a coroutine that nothing awaits."""
+    with pytest.warns(RuntimeWarning) as warned:
+        message = _use_unawaited_run()
+    assert [*(str(warning.message) for warning in warned), message] == PYTHONS_MESSAGES
 
 
 def test_reader_of_messages() -> None:

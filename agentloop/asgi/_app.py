@@ -25,6 +25,7 @@ import msgspec
 
 from agentloop._common.checks import NAMES, check, is_a, optional
 from agentloop._common.error_text import error_summary
+from agentloop._common.extras import describe_missing
 from agentloop._storage.signing import Keys
 from agentloop.abc import Codec, Journal
 from agentloop.agents import Agent
@@ -190,7 +191,7 @@ class AgentApp:
         }
         if ag_ui:
             if find_spec("ag_ui") is None:
-                raise UserError("ag_ui needs the extra `ag-ui`: pip install 'agentloop[ag-ui]'")
+                raise UserError(describe_missing("ag_ui", "ag-ui"))
             self._routes["ag-ui",] = ("POST", self._speak_ag_ui)
 
     # -- the application's life

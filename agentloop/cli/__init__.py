@@ -8,6 +8,8 @@ from __future__ import annotations
 import sys
 from importlib.util import find_spec
 
+from agentloop._common.extras import describe_install
+
 _NEEDED = ("click", "rich")
 
 
@@ -19,7 +21,7 @@ def main() -> None:
     """
     if missing := [name for name in _NEEDED if find_spec(name) is None]:
         print(
-            f'The command line needs {" and ".join(missing)}. Run: pip install "agentloop[cli]"',
+            f"The command line needs {' and '.join(missing)}: {describe_install('cli')}",
             file=sys.stderr,
         )
         sys.exit(2)

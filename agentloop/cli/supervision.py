@@ -18,6 +18,7 @@ import anyio
 import attrs
 from anyio.abc import TaskStatus
 
+from agentloop._common.extras import describe_install
 from agentloop.cli import errors
 from agentloop.cli.run_options import CliOptions
 from agentloop.cli.streams import Output, OutputClosed
@@ -106,9 +107,7 @@ def check_backend(backend: str) -> None:
         UserError: if it isn't.
     """
     if find_spec(backend) is None:
-        raise UserError(
-            f'--backend {backend} needs {backend}, which isn\'t installed. Run: pip install "agentloop[trio]"'
-        )
+        raise UserError(f"--backend {backend} needs {backend}, which isn't installed: {describe_install('trio')}")
 
 
 def perform(

@@ -11,6 +11,7 @@ import attrs
 
 from agentloop._common.checks import FIELDS, NAMES, fits, is_texts, optional
 from agentloop._common.errors import UserError, UserTypeError
+from agentloop._common.extras import describe_missing
 from agentloop._schema.json_text import parse_object
 from agentloop.context import RunContext, ToolContext
 from agentloop.mcp._connection import Connection, MCPToolError
@@ -125,7 +126,7 @@ class MCPServer:
         try:
             import mcp.client  # noqa: F401 - here it is found missing
         except ImportError as error:
-            raise UserError("MCP servers need the extra `mcp`: pip install 'agentloop[mcp]'") from error
+            raise UserError(describe_missing("an MCP server", "mcp")) from error
         connection = Connection(self.name, self._open_transport, connect_timeout=self.connect_timeout, mode=self.mode)
         async with connection:
             yield _ServerTools(self, connection)

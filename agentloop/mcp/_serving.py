@@ -12,6 +12,7 @@ from anyio.abc import TaskStatus
 
 from agentloop._common.checks import NAMES, check, is_a
 from agentloop._common.errors import UserError
+from agentloop._common.extras import describe_missing
 from agentloop.agents import Agent
 from agentloop.config import RunConfig
 
@@ -39,7 +40,7 @@ def build_server(*agents: Agent[Any, Any], name: str = "agentloop", run_config: 
     try:
         from agentloop.mcp._agent_server import make_server
     except ImportError as error:
-        raise UserError("MCP servers need the extra `mcp`: pip install 'agentloop[mcp]'") from error
+        raise UserError(describe_missing("build_server", "mcp")) from error
     return make_server(agents, name, run_config)
 
 

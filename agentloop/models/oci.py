@@ -18,6 +18,7 @@ from pathlib import Path
 from types import EllipsisType
 from typing import Any, Literal
 
+from agentloop._common.extras import describe_missing
 from agentloop.exceptions import UserError, UserValueError
 from agentloop.model_events import ModelInfo
 from agentloop.models._codec import read_variable
@@ -195,7 +196,7 @@ def _load_key(data: bytes, pass_phrase: str | None, place: str) -> Any:
         from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
     except ImportError:
-        raise UserError("oci: signing requests needs the extra: pip install 'agentloop[oci]'") from None
+        raise UserError(describe_missing("oci: signing requests", "oci")) from None
     try:
         key = load_pem_private_key(data, pass_phrase.encode() if pass_phrase else None)
     except (TypeError, ValueError) as error:

@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Self
 
+from agentloop._common.extras import describe_missing
 from agentloop.exceptions import UserError, UserValueError
 from agentloop.model_events import ModelEvent, ModelRequest
 from agentloop.models._codec import HttpCodec, WrittenArray
@@ -91,7 +92,7 @@ class OpenAIResponsesModel(HttpModel):
 
     async def __aenter__(self) -> Self:
         if self.websocket and find_spec("websockets") is None:
-            raise UserError(f"{self!r} needs the extra 'realtime': pip install 'agentloop[realtime]'")
+            raise UserError(describe_missing(repr(self), "realtime"))
         return await super().__aenter__()
 
     def stream(self, request: ModelRequest) -> AbstractAsyncContextManager[AsyncIterator[ModelEvent]]:

@@ -16,6 +16,7 @@ import anyio
 import attrs
 
 from agentloop._common.checks import check_count, check_seconds
+from agentloop._common.extras import describe_missing
 from agentloop.abc import Model
 from agentloop.exceptions import UserError, UserTypeError, UserValueError
 from agentloop.model_events import ModelEvent, ModelFeature, ModelInfo, ModelRequest
@@ -133,7 +134,7 @@ class RealtimeModel(Model):
 
     async def __aenter__(self) -> Self:
         if find_spec("websockets") is None:
-            raise UserError(f"{self!r} needs the extra 'realtime': pip install 'agentloop[realtime]'")
+            raise UserError(describe_missing(repr(self), "realtime"))
         if not self._has_key and OPENAI.is_at(self.base_url):
             raise UserError(f"{self!r}: no API key. Set the environment variable OPENAI_API_KEY, or give `api_key`.")
         await self._lines.enter()

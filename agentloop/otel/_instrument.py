@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agentloop._common.errors import UserError
+from agentloop._common.extras import describe_missing
 from agentloop.abc import Instrument
 from agentloop.spans import RunOpening, Span
 
@@ -48,7 +49,7 @@ class OTelInstrument(Instrument):
         except ModuleNotFoundError as error:
             if not (error.name or "").startswith("opentelemetry"):
                 raise
-            raise UserError("OTelInstrument needs the extra `otel`: pip install 'agentloop[otel]'") from None
+            raise UserError(describe_missing("OTelInstrument", "otel")) from None
         self._writer = SpanWriter(tracer_provider, content=content)
         self._metrics = Metrics(meter_provider)
 

@@ -22,6 +22,7 @@ import anyio
 import anyio.to_thread
 from anyio.lowlevel import current_token
 
+from agentloop._common.extras import describe_missing
 from agentloop.exceptions import JournalError, StateError, UserError
 
 ResultT = TypeVar("ResultT")
@@ -79,7 +80,7 @@ def import_driver() -> Any:
     try:
         import psycopg
     except ImportError:
-        raise UserError("PostgreSQL needs the extra `postgres`: pip install 'agentloop[postgres]'") from None
+        raise UserError(describe_missing("PostgreSQL", "postgres")) from None
     return psycopg
 
 

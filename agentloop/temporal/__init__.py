@@ -9,10 +9,10 @@ the engine's history holds its result, and what has completed is never done agai
 
 from importlib.util import find_spec
 
+from agentloop._common.extras import describe_missing
+
 if find_spec("temporalio") is None:
-    raise ModuleNotFoundError(
-        "agentloop.temporal needs the extra `temporal`: pip install 'agentloop[temporal]'", name="temporalio"
-    )
+    raise ModuleNotFoundError(describe_missing("agentloop.temporal", "temporal"), name="temporalio")
 
 from agentloop.temporal._options import ToolActivity
 from agentloop.temporal._plugin import AgentPlugin

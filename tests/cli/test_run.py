@@ -179,7 +179,7 @@ def test_a_backend_that_is_not_installed_is_told_of(
     monkeypatch.setitem(sys.modules, "trio", None)
     result = invoke("run", agent("echo"), "Hello", "--backend", "trio")
     assert result.exit_code == 2
-    assert 'pip install "agentloop[trio]"' in result.stderr
+    assert "in a clone of agentloop, pip install '.[trio]'" in result.stderr
 
 
 @pytest.mark.parametrize("missing", ["click", "rich"])
@@ -191,7 +191,9 @@ def test_without_the_extra_the_command_says_what_to_install(
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2
-    assert capsys.readouterr().err == f'The command line needs {missing}. Run: pip install "agentloop[cli]"\n'
+    assert capsys.readouterr().err == (
+        f"The command line needs {missing}: in a clone of agentloop, pip install '.[cli]'\n"
+    )
 
 
 def test_version_and_help(invoke: Invoke) -> None:

@@ -305,5 +305,5 @@ async def test_what_it_needs_is_said(anyio_backend: Any, monkeypatch: pytest.Mon
     with pytest.raises(UserError, match="isn't entered"):
         await answer(OpenAIResponsesModel("m", api_key="k", websocket=True), HI)
     monkeypatch.setattr("agentloop.models.openai_responses.find_spec", lambda name: None)
-    with pytest.raises(UserError, match="needs the extra 'realtime'"):
+    with pytest.raises(UserError, match="needs the extra `realtime`"):
         await OpenAIResponsesModel("m", api_key="k", websocket=True).__aenter__()

@@ -1,4 +1,4 @@
-"""What must work right after `pip install agentloop` or `agentloop[EXTRA]`: `python smoke.py [EXTRA]`.
+"""What must work right after the installation, with an extra or without one: `python smoke.py [EXTRA]`.
 
 Run it by the interpreter of an environment that holds nothing else, from a folder that isn't the repository. It uses
 the installed package alone: it imports what the extra is for, and works with it once, without a network.
@@ -70,7 +70,7 @@ def check_nothing() -> None:
                 getattr(found, public)
     command = subprocess.run([Path(sys.executable).with_name("agentloop")], capture_output=True, text=True, check=False)
     assert command.returncode != 0
-    assert "agentloop[cli]" in command.stderr, command.stderr
+    assert ".[cli]" in command.stderr, command.stderr
 
 
 def check_trio() -> None:

@@ -49,6 +49,7 @@ from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 import anyio
 import anyio.lowlevel
 
+from agentloop._common.extras import describe_missing
 from agentloop.exceptions import UserError, UserValueError
 from agentloop.testing.simulation._asyncio_loop import DeterministicLoop
 from agentloop.testing.simulation._in_place import threads_in_place
@@ -141,7 +142,7 @@ def _check(backend: str, order: str) -> None:
     if backend not in ("asyncio", "trio"):
         raise UserValueError(f"backend: 'asyncio' or 'trio' is needed, not {backend!r}")
     if backend not in BACKENDS:
-        raise UserError("backend: trio is not installed (`pip install agentloop[trio]`)")
+        raise UserError(describe_missing("backend: trio", "trio"))
     if order not in ("passes", "steps"):
         raise UserValueError(f"order: 'passes' or 'steps' is needed, not {order!r}")
     try:

@@ -1,7 +1,7 @@
 """Generated worlds for an application's own agents: scripts of models, behaviors of bodies, moments of cancellation.
 
 `@worlds(agent, …)` gives a test one `World` after another and shrinks the one that fails. It needs hypothesis
-(`pip install agentloop[test]`), which is imported when the decorator is applied. A generator makes each choice with a
+(the extra `test`), which is imported when the decorator is applied. A generator makes each choice with a
 `Chance`; the order of choices is part of a seed's meaning.
 """
 
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import attrs
 
 from agentloop._common.checks import check_count
+from agentloop._common.extras import describe_missing
 from agentloop._schema.function_schema import FunctionSchema
 from agentloop.agents import Agent
 from agentloop.exceptions import ModelBehaviorError, UserError, UserTypeError
@@ -332,7 +333,7 @@ def strategy(agent: Made, **kinds: Any) -> SearchStrategy[World]:
     try:
         from hypothesis import strategies as st
     except ImportError:
-        raise UserError("agentloop.testing.worlds needs hypothesis: `pip install agentloop[test]`") from None
+        raise UserError(describe_missing("agentloop.testing.worlds", "test")) from None
 
     @st.composite
     def drawn(draw: DrawFn) -> World:
