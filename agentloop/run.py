@@ -253,7 +253,8 @@ class Runner:
 
         if not isinstance(agent, Agent):
             raise UserTypeError(f"agent: an Agent is needed, not {agent!r}")
-        if isinstance(inputs, str | bytes) or not isinstance(inputs, Iterable | AsyncIterable):
+        one = isinstance(inputs, str | bytes | bytearray | Mapping)
+        if one or not isinstance(inputs, Iterable | AsyncIterable):
             raise UserTypeError(f"inputs: a sequence, or another iterable, of inputs is needed, not {inputs!r}")
         check_count("limit", limit)
         check("ordered", NAMES.flag(), ordered)
@@ -385,7 +386,9 @@ def _read_journals(given: JournalFactory | str | os.PathLike[str]) -> JournalFac
     Raises:
         UserTypeError: if it is neither a callable nor a path.
     """
-    if isinstance(given, str | os.PathLike):
+    if isinstance(given, os.PathLike):
+        given = os.fspath(given)
+    if isinstance(given, str):
         from agentloop.journal._folder import journals_in
 
         return journals_in(given)

@@ -48,7 +48,7 @@ from agentloop._engine.runtime.backend import (
 )
 from agentloop._engine.runtime.interrupts import interruptible, protect, uninterrupted
 from agentloop.abc import Journal
-from agentloop.exceptions import UserError, UserTypeError
+from agentloop.exceptions import JournalError, UserError, UserTypeError
 
 ResultT = TypeVar("ResultT")
 
@@ -368,15 +368,21 @@ async def run_with_journal(
     """Do *run* with the journal that *open_journal* makes for the run of *index* and *given*, and close the journal.
 
     Closing has *cleanup_grace* seconds, also after a cancellation: when the batch has been left, its journals are free.
+
+    Raises:
+        JournalError: the run has ended, but its journal didn't close in time, and may still be locked.
     """
     journal = await _call_factory(open_journal, index, given)
     if not isinstance(journal, Journal):
         raise UserTypeError(f"journals: a Journal is needed, not {journal!r}")
     try:
-        return await run(journal)
+        result = await run(journal)
     finally:
-        with anyio.move_on_after(cleanup_grace, shield=True):
+        with anyio.move_on_after(cleanup_grace, shield=True) as closing:
             await journal.aclose()
+    if closing.cancelled_caught:
+        raise JournalError(f"the journal of run {index} of a batch did not close within {cleanup_grace} s: {journal!r}")
+    return result
 
 
 @interruptible

@@ -56,7 +56,12 @@ class Beat:
 
 
 class LiveView:
-    """Turns heartbeats into events that are new to one reader. It takes the records first, by `note`."""
+    """Turns heartbeats into events that are new to one reader.
+
+    It takes the records first, by `note`, and then the heartbeats, by `read`. These were asked for before the records,
+    so that no text follows the records of a later turn. So a heartbeat may be one of an attempt whose failure has just
+    been noted: those of its place are left out once, and the next ones repeat what a new attempt has sent.
+    """
 
     def __init__(self) -> None:
         self._calls: dict[str, tuple[ToolCall, tuple[str, ...], int]] = {}
@@ -64,6 +69,8 @@ class LiveView:
         self._followed: dict[tuple[tuple[str, ...], int], tuple[str, int]] = {}
         self._length: dict[tuple[tuple[str, ...], int], int] = {}
         self._progress: dict[str, dict[str, Any]] = {}
+        self._failed: set[tuple[tuple[str, ...], int]] = set()
+        """The places of attempts that failed since the last `read`."""
 
     def note(self, record: Record) -> None:
         """Take a record: what is in the log isn't shown any more."""
@@ -79,6 +86,7 @@ class LiveView:
             case ModelFailed():  # the next attempt is another text
                 self._followed.pop((record.path, record.turn), None)
                 self._length.pop((record.path, record.turn), None)
+                self._failed.add((record.path, record.turn))
             case _:
                 pass
 
@@ -88,12 +96,13 @@ class LiveView:
             event = self._read_progress(beat) if "call_id" in beat.details else self._read_text(beat)
             if event is not None:
                 yield event
+        self._failed.clear()
 
     def _read_text(self, beat: Beat) -> TextDelta | None:
         details = beat.details
         place = tuple(details["path"]), details["turn"]
         attempt = beat.activity, details["attempt"]  # the engine keeps the details of a lost attempt
-        if place in self._over or self._followed.setdefault(place, attempt) != attempt:
+        if place in self._over or place in self._failed or self._followed.setdefault(place, attempt) != attempt:
             return None
         known, start = self._length.get(place, 0), details["start"]
         self._length[place] = start + len(details["text"])

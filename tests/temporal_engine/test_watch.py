@@ -74,6 +74,7 @@ def test_a_further_attempt_of_a_lost_worker_shows_nothing() -> None:
     assert len(list(view.read(text_beat(first)))) == 1
     assert list(view.read(text_beat(second))) == []
     view.note(ModelFailed((), 1, 0.0, error="overloaded"))
+    assert list(view.read(text_beat(first))) == []  # the heartbeat was asked for before the record of the failure
     again = ShownText([], 1, 1)
     again.add("Perhaps")
     assert [event.text for event in view.read(text_beat(again, "2"))] == ["Perhaps"]  # type: ignore[union-attr]

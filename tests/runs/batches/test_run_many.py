@@ -14,8 +14,20 @@ import pytest
 from kit.agents import script_agent
 from kit.ending import Fatal, HeldWork, cancel_natively_when, cancel_when
 
-from agentloop import Agent, BatchedRun, Runner, RunResult, RunState, UserError, open_runtime, tool
+from agentloop import (
+    Agent,
+    BatchedRun,
+    RunConfig,
+    Runner,
+    RunResult,
+    RunState,
+    ToolExecution,
+    UserError,
+    open_runtime,
+    tool,
+)
 from agentloop._engine.run_batch import _AHEAD, _BUFFERED
+from agentloop.exceptions import JournalError
 from agentloop.items import ToolOutput, UserMessage
 from agentloop.journal import MemoryJournal
 from agentloop.model_events import ModelRequest
@@ -563,7 +575,31 @@ async def test_faults_of_journals_are_the_errors_of_their_runs(tmp_path: Path) -
         assert words in str(run.error)
 
 
+class _StuckJournal(MemoryJournal):
+    async def aclose(self) -> None:
+        """Never end by itself."""
+        await anyio.sleep_forever()
+
+
+async def test_a_journal_that_does_not_close_is_the_error_of_its_run() -> None:
+    """Its run has completed, but the journal may still be locked; the other runs have their results."""
+    journals = [_StuckJournal(), MemoryJournal()]
+    config = RunConfig(tool_execution=ToolExecution(cleanup_grace=0.05))
+    runs = await Runner.run_many(
+        make_agent(echo), ["one", "two"], journals=lambda index, given: journals[index], run_config=config
+    )
+    assert isinstance(runs[0].error, JournalError)
+    assert "the journal of run 0 of a batch did not close within 0.05 s" in str(runs[0].error)
+    assert runs[1].result.final_output == "[two]"
+
+
 # ------------------------------------------------------------------------------------------------ wrong use
+
+
+class _BytesPath:
+    def __fspath__(self) -> bytes:
+        """Return a path that is no text."""
+        return b"folder"
 
 
 def test_wrong_arguments_are_refused_at_once() -> None:
@@ -572,6 +608,9 @@ def test_wrong_arguments_are_refused_at_once() -> None:
     run_many: Any = Runner.run_many
     cases: list[tuple[dict[str, Any], str]] = [
         ({"inputs": "one text"}, "inputs: a sequence, or another iterable, of inputs is needed, not 'one text'"),
+        ({"inputs": bytearray(b"ab")}, "inputs: a sequence, or another iterable, of inputs is needed, not bytearray"),
+        ({"inputs": {"one": 1}}, "inputs: a sequence, or another iterable, of inputs is needed, not {'one': 1}"),
+        ({"inputs": [], "journals": _BytesPath()}, "journals: a folder or a callable is needed, not b'folder'"),
         ({"inputs": 3}, "inputs: a sequence"),
         ({"limit": 0}, "limit: at least 1 is needed"),
         ({"journals": 3}, "journals: a folder or a callable is needed"),
