@@ -201,7 +201,7 @@ class Runner:
             JournalError: if the journal is broken.
         """
         if not isinstance(journal, Journal):
-            raise UserTypeError(f"journal: a Journal is needed, not {journal!r}")
+            raise UserTypeError(f"journal: a Journal is needed, not {journal!r}{_example('FileJournal', journal)}")
         items = to_items(input)
         if not await journal.read():
             return await Runner.run(agent, items, journal=journal, **options)
@@ -325,9 +325,9 @@ def _stream(
         check_count("max_turns", max_turns)
     session, journal = options.get("session"), options.get("journal")
     if session is not None and not isinstance(session, Session):
-        raise UserTypeError(f"session: a Session is needed, not {session!r}")
+        raise UserTypeError(f"session: a Session is needed, not {session!r}{_example('SQLiteSession', session)}")
     if journal is not None and not isinstance(journal, Journal):
-        raise UserTypeError(f"journal: a Journal is needed, not {journal!r}")
+        raise UserTypeError(f"journal: a Journal is needed, not {journal!r}{_example('FileJournal', journal)}")
     config = _USUAL if options.get("run_config") is None else check_run_config(options["run_config"])
     handlers = NO_DICT if options.get("error_handlers") is None else _check_handlers(options["error_handlers"])
     kept = None if _OF_SERVER.isdisjoint(options) else _make_server_conversation(options)
@@ -359,6 +359,11 @@ def _stream(
 
     begin = functools.partial(_make_run, agent, start, context, config, hooks, handlers, session)
     return RunStream(begin, segment, subscribe=subscribe, plain=plain)
+
+
+def _example(name: str, given: object) -> str:
+    """Return how the class *name* is made of a path, if *given* is one."""
+    return f": for instance {name}({str(given)!r})" if isinstance(given, str | os.PathLike) else ""
 
 
 def _is_state(given: object) -> TypeGuard[RunState]:

@@ -37,6 +37,7 @@ from agentloop._common.checks import FIELDS, Fields, check_count, either, fits, 
 from agentloop._common.error_text import error_summary, is_redacted
 from agentloop._common.errors import ModelBehaviorError, UserTypeError, UserValueError
 from agentloop._common.masking import ALL_ARGUMENTS, MASK
+from agentloop._common.misplaced import raise_misplaced
 from agentloop._common.type_parameters import BodyP, ContextT, ContextT_contra
 from agentloop._common.values import ByFields, ReprByFields, Value
 from agentloop._schema.json_text import parse_object
@@ -554,7 +555,7 @@ def tool(fn: Callable[..., Any] | None = None, /, **options: Unpack[ToolOptions]
         UserTypeError, UserValueError: at decoration time, if an argument is invalid; names it.
     """
     if unknown := options.keys() - ToolOptions.__optional_keys__:
-        raise UserTypeError(f"tool: unknown option {', '.join(sorted(unknown))}")
+        raise_misplaced(ToolOptions.__optional_keys__, "tool", min(unknown))
 
     def make(function: Callable[..., Any]) -> FunctionTool[Any]:
         return _tool_from(function, options)

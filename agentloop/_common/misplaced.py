@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NoReturn, TypeVar
 
 from agentloop._common.errors import UserTypeError
@@ -17,6 +17,14 @@ _places: dict[str, tuple[Callable[[], inspect.Signature], str]] = {}
 
 A signature is read when an option is misplaced: at the import, all of them would take half a millisecond.
 """
+
+_USUAL_ELSEWHERE = {
+    "approval": "needs_approval",
+    "requires_approval": "needs_approval",
+    "system": "instructions",
+    "system_prompt": "instructions",
+}
+"""Names that other libraries give to options: too far from the names here to be found by likeness."""
 
 
 def takes_options(written: str) -> Callable[[ClassT], ClassT]:
@@ -99,16 +107,34 @@ def _check(signature: inspect.Signature, name: str, args: tuple[Any, ...], optio
         raise UserTypeError(f"{name} takes {given} by position, the rest by keyword: {example}") from None
     for option in options:
         if option not in signature.parameters:
-            _raise_misplaced(signature, name, option)
+            raise_misplaced(signature.parameters, name, option)
 
 
-def _raise_misplaced(signature: inspect.Signature, name: str, option: str) -> NoReturn:
+def raise_misplaced(known: Collection[str], name: str, option: str) -> NoReturn:
+    """Raise the error for *option* of what the application knows as *name*, which takes the options *known*.
+
+    Raises:
+        UserTypeError: always; it says where the option goes, or names the one that was probably meant.
+    """
     there = [written for taken, written in _places.values() if option in taken().parameters]
     if there:
         places = " or ".join(written.replace("OPTION", option) for written in there)
         raise UserTypeError(f"{name} has no option {option!r}; it goes here: {places}") from None
-    import difflib  # for this text alone
-
-    near = difflib.get_close_matches(option, [each for each in signature.parameters if each != "self"], n=1)
-    advice = f" Did you mean {near[0]!r}?" if near else ""
+    near = _find_near(option, known)
+    meant = None if near is None else repr(near)
+    if near is None:
+        elsewhere = {each: written for taken, written in _places.values() for each in taken().parameters}
+        if (near := _find_near(option, elsewhere)) is not None:
+            meant = elsewhere[near].replace("OPTION", near)
+    advice = "" if meant is None else f" Did you mean {meant}?"
     raise UserTypeError(f"{name} has no option {option!r}.{advice}") from None
+
+
+def _find_near(option: str, known: Collection[str]) -> str | None:
+    """Return the name among *known* that *option* probably means, or None."""
+    if (usual := _USUAL_ELSEWHERE.get(option)) in known:
+        return usual
+    import difflib  # for the text of an error alone
+
+    near = difflib.get_close_matches(option, [each for each in known if each != "self"], n=1)
+    return near[0] if near else None

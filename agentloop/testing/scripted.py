@@ -194,7 +194,8 @@ class ScriptedModel(Model):
             self._last = step(request) if callable(step) else step
         elif earlier is None or not self._fails_again(earlier, request):
             self.ran_out = True
-            raise UserError(f"the script has {len(self._steps)} steps, and the model was asked once more")
+            steps = "1 step" if len(self._steps) == 1 else f"{len(self._steps)} steps"
+            raise UserError(f"ScriptedModel: its script has {steps}, and the model was asked once more; add a step")
         async with self.playing(self._last, request) as events:
             yield events
 

@@ -80,6 +80,30 @@ def test_misspelt_option_names_the_near_one() -> None:
         made(xyzzy=3)
 
 
+@pytest.mark.parametrize(
+    ("made", "option", "advice"),
+    [
+        (tool, "needs_aproval", "tool has no option 'needs_aproval'. Did you mean 'needs_approval'?"),
+        (tool, "requires_approval", "tool has no option 'requires_approval'. Did you mean 'needs_approval'?"),
+        (tool, "approval", "tool has no option 'approval'. Did you mean 'needs_approval'?"),
+        (PLACES["Agent"][0], "system_prompt", "Agent has no option 'system_prompt'. Did you mean 'instructions'?"),
+        (PLACES["Agent"][0], "system", "Agent has no option 'system'. Did you mean 'instructions'?"),
+        (
+            PLACES["RunConfig"][0],
+            "max_turn",
+            "RunConfig has no option 'max_turn'. Did you mean Runner.run(…, max_turns=…)?",
+        ),
+    ],
+)
+def test_names_of_other_libraries_and_near_options_of_other_places_are_known(
+    made: Any, option: str, advice: str
+) -> None:
+    """What is written by habit, or misspelt in the wrong place, is answered with the option and its place."""
+    with pytest.raises(UserTypeError) as caught:
+        made(**{option: True}) if made is tool else made({option: True})
+    assert str(caught.value) == advice
+
+
 def test_streamed_runs_say_it_too() -> None:
     """`run_streamed` takes what `run` takes, and the error points to one of them."""
     streamed: Any = Runner.run_streamed

@@ -70,7 +70,7 @@ def test_the_options_of_the_decorator_are_the_fields_of_a_tool() -> None:
 def test_an_option_that_isnt_one_is_refused_by_name(option: str) -> None:
     """The option is refused before there is a function."""
     options: Any = {option: None}
-    with pytest.raises(UserTypeError, match=f"unknown option {option}"):
+    with pytest.raises(UserTypeError, match=f"tool has no option {option!r}"):
         tool(**options)
 
 

@@ -56,10 +56,22 @@ async def test_steps_are_taken_one_a_request_and_requests_are_kept() -> None:
     assert repr(model) == "<ScriptedModel 0 of 2 steps taken>"
     first, second = await asked(model), await asked(model, UserMessage("a"), UserMessage("b"))
     assert [event.text for event in (*first, *second) if isinstance(event, TextDelta)] == ["one", "2 items"]
-    with pytest.raises(UserError, match="the script has 2 steps, and the model was asked once more"):
+    with pytest.raises(
+        UserError, match=r"^ScriptedModel: its script has 2 steps, and the model was asked once more; add a step$"
+    ):
         await asked(model)
     assert [len(request.items) for request in model.requests] == [0, 2, 0]
     assert repr(model) == "<ScriptedModel 2 of 2 steps taken>"
+
+
+async def test_script_of_one_step_is_told_in_the_singular() -> None:
+    """The error of a script that ran out names the model, the number of its steps and the remedy."""
+    model = ScriptedModel([say("one")])
+    await asked(model)
+    with pytest.raises(
+        UserError, match=r"^ScriptedModel: its script has 1 step, and the model was asked once more; add a step$"
+    ):
+        await asked(model)
 
 
 async def test_calls_without_an_id_get_ids_that_the_conversation_has_not() -> None:

@@ -84,7 +84,9 @@ async def test_a_model_that_was_entered_is_asked_as_it_is(run_mode: Any) -> None
         ({"agent": "a"}, "agent: an Agent is needed, not 'a'"),
         ({"hooks": object()}, "hooks: RunHooks are needed"),
         ({"session": 3}, "session: a Session is needed, not 3"),
+        ({"session": "t.sqlite"}, r"not 't\.sqlite': for instance SQLiteSession\('t\.sqlite'\)"),
         ({"journal": 3}, "journal: a Journal is needed, not 3"),
+        ({"journal": "run.journal"}, r"not 'run\.journal': for instance FileJournal\('run\.journal'\)"),
         ({"run_config": {}}, "run_config: a RunConfig is needed"),
     ],
 )
