@@ -5,6 +5,7 @@ Pure but for `put`, which stores a text that is too long. Does not know about ca
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeAlias, get_args
@@ -37,11 +38,14 @@ def render(value: Any, converter: BaseConverter | None = None) -> Content:
     *converter* is the run's own converter of the application's types, if it has one.
 
     Raises:
-        UnwritableValue: its own conversion to text fails, as does that of a number of thousands of digits.
+        UnwritableValue: its own conversion to text fails, as does that of a number of thousands of digits; or it is a
+            coroutine, which is closed.
     """
     try:
         return _render_value(value, converter)
     except Exception as error:
+        if isinstance(error, UnwritableValue):
+            raise
         raise UnwritableValue(
             f"a value of type {type(value).__name__} can't be written as text: {type(error).__name__}"
         ) from error
@@ -59,6 +63,9 @@ def _render_value(value: Any, converter: BaseConverter | None) -> Content:
         return tuple(map(_check_part, value))
     if isinstance(value, BaseException):
         return f"{type(value).__name__}({value})"
+    if inspect.iscoroutine(value):
+        value.close()  # else Python warns that it was never awaited
+        raise UnwritableValue(f"the coroutine {value.__qualname__!r} was returned: an `await` is missing")
     from agentloop._schema.function_schema import to_json_value
 
     try:

@@ -1,6 +1,7 @@
 """Values of tools that can't be written, and failures that only the model receives."""
 
 import functools
+import inspect
 import logging
 from typing import Any
 
@@ -163,6 +164,25 @@ async def test_value_that_can_not_be_written_is_that_calls_failure(run_mode: Any
     assert isinstance(outcome.output, str)
     if outcome.status == "failed":
         assert "can't be written" in outcome.output
+
+
+@pytest.mark.scenario("RP-15")
+async def test_coroutine_that_a_tool_returns_is_that_calls_failure(run_mode: Any) -> None:
+    """A forgotten `await` is named; the coroutine is closed, so Python doesn't warn that it was never awaited."""
+    made: list[Any] = []
+
+    async def look_up() -> str:
+        raise NotImplementedError  # never begun
+
+    async def odd() -> object:
+        """Forget to wait."""
+        made.append(look_up())
+        return made[-1]
+
+    outcome = await check(run_mode, agent_with(odd))
+    assert outcome.status == "failed"
+    assert "look_up' was returned: an `await` is missing" in outcome.output
+    assert [inspect.getcoroutinestate(each) for each in made] == [inspect.CORO_CLOSED]
 
 
 @pytest.mark.scenario("RP-15")
