@@ -25,6 +25,7 @@ from agentloop.tracing._timeline_words import (
     OPEN,
     PHASES,
     STATUSES,
+    WAITS,
     describe_amounts,
     describe_ending,
     name_canceller,
@@ -37,7 +38,15 @@ MOST_CHARS = 2_600_000
 FACT_CHARS = (2_000, 500, 120, 0)
 _FOLDER = Path(__file__).with_name("_page")
 _UNSAFE = str.maketrans({char: f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"})
-_WORDS = {"statuses": STATUSES, "causes": CAUSES, "phases": PHASES, "kinds": KINDS, "open": OPEN, "never": NEVER}
+_WORDS = {
+    "statuses": STATUSES,
+    "causes": CAUSES,
+    "phases": PHASES,
+    "kinds": KINDS,
+    "open": OPEN,
+    "never": NEVER,
+    "waits": WAITS,
+}
 EMPTY = "No run has begun in this journal."
 
 Json = dict[str, Any]

@@ -13,10 +13,10 @@ from collections.abc import Iterator, Sequence
 from agentloop._common.terminal_text import duration, exact
 from agentloop.tracing._timeline_words import (
     NEVER,
-    OPEN,
     PHASES,
     describe_amounts,
     describe_ending,
+    describe_open,
     describe_run,
     format_span,
     name_canceller,
@@ -28,6 +28,8 @@ _NO_BARS_BELOW = 72
 _PAUSE_COLUMNS = 3
 _MOST_NAME = 40
 _TIME = 9
+_NO_BREAK = "\u00a0"
+"""Keeps a sign and its words on one line of the legend, until the lines are made."""
 _BARS = {
     "segment": "─",
     "turn": "─",
@@ -82,7 +84,7 @@ def render_text(timeline: Timeline, *, width: int = 100) -> str:
         line = f"{_fit(label, name_width)}{bar} {took:>{_TIME - 1}} "
         lines.append((line + _cut(words, width - _columns(line))).rstrip())
     if bar_width:
-        lines += ["", *_wrap(_legend(timeline), width)]
+        lines += ["", *(line.replace(_NO_BREAK, " ") for line in _wrap(_legend(timeline), width))]
     return "".join(f"{_cut(line, width)}\n" for line in lines)
 
 
@@ -109,7 +111,7 @@ def _describe(row: TimelineRow, sources: Sequence[str]) -> Iterator[str]:
     if row.kind in ("call", "handoff") and not row.phases and not row.endings:
         yield NEVER
     elif row.open:
-        yield OPEN
+        yield describe_open(row)
     for phase in row.phases:
         if phase.kind in _TOLD and phase.note:
             took = format_span(phase.end - phase.start)
@@ -161,7 +163,8 @@ def _ruler(axis: _Axis, name_width: int) -> str:
 
 def _legend(timeline: Timeline) -> str:
     used = {phase.kind for row in timeline.rows for phase in row.phases}
-    return "   ".join(f"{_BARS[kind]} {words}" for kind, words in PHASES.items() if kind in used)
+    parts = [f"{_BARS[kind]} {words}" for kind, words in PHASES.items() if kind in used]
+    return "   ".join(part.replace(" ", _NO_BREAK) for part in parts)
 
 
 # -- columns

@@ -57,6 +57,14 @@ KINDS: Mapping[str, str] = {
 }
 OPEN = "no end recorded"
 NEVER = "never started"
+WAITS = "waits for a verdict"
+
+
+def describe_open(row: TimelineRow) -> str:
+    """Return the words for a row without an end: what it waits for, or that no record tells more."""
+    return (
+        WAITS if row.kind == "call" and any(phase.kind == "approval" and phase.open for phase in row.phases) else OPEN
+    )
 
 
 def describe_ending(row: TimelineRow, ending: Ending, source: str = "") -> str:

@@ -16,6 +16,7 @@ from agentloop.model_events import ModelResponse
 from agentloop.outcomes import CallOutcome
 from agentloop.tracing import Timeline, TimelineFold, TimelineRow, read_timeline, render_text
 from agentloop.tracing._timeline_content import show_arguments, show_error, show_value
+from agentloop.tracing._timeline_words import PHASES
 
 
 def row_of(timeline: Timeline, name: str) -> TimelineRow:
@@ -121,6 +122,18 @@ def test_a_verdict_that_waits_stays_open() -> None:
     [phase] = row_of(timeline, "pay").phases
     assert (phase.kind, phase.open, phase.end) == ("approval", True, START + 2.2)
     assert timeline.status == "interrupted"
+    text = render_text(timeline)
+    assert "waits for a verdict" in text
+    assert "no end recorded" not in text
+
+
+@pytest.mark.parametrize("width", range(72, 130))
+def test_the_legend_keeps_a_sign_and_its_words_on_one_line(width: int) -> None:
+    """Its lines break between two signs only, however wide they are."""
+    legend = render_text(read_timeline(every_ending()), width=width).rpartition("\n\n")[2]
+    parts = [part.strip() for line in legend.splitlines() for part in line.split("   ")]
+    assert {part[2:] for part in parts if part} <= set(PHASES.values())
+    assert {part[1] for part in parts if part} == {" "}
 
 
 def test_a_nested_run_is_below_its_call() -> None:

@@ -176,13 +176,15 @@ function makeOutcome(row, status) {
   return cell;
 }
 function labelOf(row, status) {
-  if (status === "open" || status === "never") return model.words[status];
+  if (status === "open") return openWords(row);
+  if (status === "never") return model.words.never;
   const last = row.en[row.en.length - 1].s;
   return model.words.statuses[last] || last;
 }
+const openWords = (row) => model.words[row.k === "call" && row.ph.some(([kind, , , open]) => kind === "approval" && open) ? "waits" : "open"];
 const sayTimes = (row) => [
   `from ${format(row.s)}`, ...row.ph.map(([kind, from, to, open, note]) =>
-    `${model.words.phases[kind]} ${format(to - from)}${open ? ", no end recorded" : ""}${note ? ` (${note})` : ""}`),
+    `${model.words.phases[kind]} ${format(to - from)}${open && kind !== "approval" ? `, ${model.words.open}` : ""}${note ? ` (${note})` : ""}`),
   ...row.m.map(([, , note]) => note),
 ].join(", ");
 
@@ -363,7 +365,7 @@ function showDetails() {
   if (by.length) add("cancelled by", ...buttons([...new Set(by.map(([source]) => source))]), by.map(([, , , cause]) => model.words.causes[cause]).join(", "));
   if (of.length) add("cancelled", ...buttons([...new Set(of.map(([, target]) => target))]));
   add("began", clock(row.s));
-  add("took", format(row.e - row.s) + (row.o ? ", no end recorded" : ""));
+  add("took", format(row.e - row.s) + (row.o ? `, ${openWords(row)}` : ""));
   if (row.ph.length) add("phases", el("table", {}, el("tbody", {}, ...row.ph.map(([kind, from, to, open, note]) => el("tr", {},
     el("th", { scope: "row" }, model.words.phases[kind]), el("td", {}, `at ${format(from)}`), el("td", {}, format(to - from) + (open ? " …" : "")), el("td", {}, note))))));
   if (row.m.length) add("marks", row.m.map(([, at, note]) => `at ${format(at)}: ${note}`).join("\n"));
