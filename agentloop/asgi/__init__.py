@@ -7,6 +7,7 @@ again after a lost connection, cancel, decide on calls that wait. Both work on a
 from agentloop.asgi._app import AgentApp, Grant, WebRequest
 from agentloop.asgi._http import HTTPRefusal, WebLimits
 from agentloop.asgi._response import RunResponse
+from agentloop.asgi._resumption import ResumedRuns
 from agentloop.asgi._states import (
     ClientStates,
     FolderStates,
@@ -26,6 +27,7 @@ __all__ = [
     "JournalFolder",
     "RunJournals",
     "MemoryStates",
+    "ResumedRuns",
     "RunResponse",
     "StateStore",
     "StreamForm",

@@ -47,7 +47,8 @@ from agentloop.asgi._http import (
     while_connected,
 )
 from agentloop.asgi._response import RunResponse
-from agentloop.asgi._states import ClientStates, MemoryStates, RunJournals, StateStore, new_name
+from agentloop.asgi._resumption import ResumedRuns, resume_runs
+from agentloop.asgi._states import ClientStates, JournalFolder, MemoryStates, RunJournals, StateStore, new_name
 from agentloop.asgi._verdicts import ClientVerdict, apply_verdicts, give_verdicts
 from agentloop.asgi._writer import EventWriter, StreamForm, format_event, format_frame
 from agentloop.exceptions import StateError, UserError
@@ -235,6 +236,25 @@ class AgentApp:
         """
         async with self._host.claimed(run) as (live, journal):
             self._host.start(live, await self._host.load_paused(journal, None), journal, options)
+
+    async def resume_all(self, *, cancelled: bool = False, **options: Any) -> ResumedRuns:
+        """Resume every unfinished run of the `JournalFolder`, as after a crash. The application is entered.
+
+        Paused runs are left for their verdicts, and those that another process has are left to it. The log names runs
+        that can't be resumed; they prevent no other.
+
+        Args:
+            cancelled: True to resume also runs that were cancelled: by the end of the application, or by a client;
+                the journal doesn't tell them apart.
+            options: `RunOptions` without a journal.
+
+        Raises:
+            UserError: the journals are not those of a `JournalFolder`, or the application has not been entered.
+            JournalError: the folder can't be listed.
+        """
+        if not isinstance(self._journals, JournalFolder):
+            raise UserError("resume_all needs journals=JournalFolder(…): other journals can't be listed")
+        return await resume_runs(self._host, self._journals, cancelled, options)
 
     # -- ASGI
 

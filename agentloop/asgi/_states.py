@@ -18,7 +18,7 @@ from anyio.lowlevel import checkpoint
 
 from agentloop._common.checks import NAMES, check, is_a
 from agentloop.abc import Codec, Journal
-from agentloop.exceptions import StateError, UserError
+from agentloop.exceptions import JournalError, StateError, UserError
 from agentloop.journal import FileJournal
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{16,64}", re.ASCII)
@@ -165,8 +165,14 @@ def _digest(state: str) -> str:
     return hashlib.sha256(state.encode("utf-8", "surrogatepass")).hexdigest()
 
 
+_ENDING = ".journal"
+"""How the name of a run's file ends."""
+
+
 class JournalFolder:
     """Journals of runs as files of one folder, made at the first use, the owner's alone.
+
+    The journal of a run is the file `ID.journal`, with the run's id.
 
     Args:
         path: The folder.
@@ -191,4 +197,22 @@ class JournalFolder:
             self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"{self._path} can't be made a folder: {error.strerror or error}") from error
-        return FileJournal(self._path / f"{run}.journal", key=self._key, codec=self._codec)
+        return FileJournal(self._path / f"{run}{_ENDING}", key=self._key, codec=self._codec)
+
+    async def runs(self) -> list[str]:
+        """Return the ids of the runs that have a journal, in the order of their names; none if there is no folder.
+
+        Raises:
+            JournalError: the folder can't be listed.
+        """
+        return await anyio.to_thread.run_sync(self._list)
+
+    def _list(self) -> list[str]:
+        try:
+            names = os.listdir(self._path)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise JournalError(f"{self._path} can't be listed: {error.strerror or error}") from error
+        runs = (name.removesuffix(_ENDING) for name in names if name.endswith(_ENDING))
+        return sorted(run for run in runs if is_name(run))

@@ -122,6 +122,16 @@ class FileJournal:
         """
         return await self._thread.run(self._read)
 
+    async def try_lock(self) -> bool:
+        """Take the lock that the first append takes; False if another journal object or process has it.
+
+        Call it before `read`, so that nothing is written between the two.
+
+        Raises:
+            JournalError: as for `append`.
+        """
+        return await self._thread.run(self._try_lock)
+
     async def aclose(self) -> None:
         """Sync the rest, unless the policy is "never", and close the file. Does nothing the second time.
 
@@ -157,6 +167,15 @@ class FileJournal:
         self._end = end
         if not self._unsynced or self._fsync == "never":
             self._kept = end.count
+
+    def _try_lock(self) -> bool:
+        self._check_usable()
+        with self._as_journal_error():
+            try:
+                self._open()
+            except BlockingIOError:
+                return False
+        return True
 
     def _is_sync_due(self) -> bool:
         if self._fsync == "batch":

@@ -1,5 +1,6 @@
 """Runs that go on without their clients, and clients that come back."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +9,11 @@ import attrs
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from web.agents import Watched, holding, looking
+from web.agents import Watched, deleting, holding, looking
 from web.harness import Frame, ask, send_request
 
 from agentloop import Agent, RunConfig, UserError
-from agentloop.asgi import AgentApp, Grant, HTTPRefusal, JournalFolder, WebLimits
+from agentloop.asgi import AgentApp, Grant, HTTPRefusal, JournalFolder, ResumedRuns, WebLimits
 from agentloop.asgi import _feed as feeds
 from agentloop.events import TextDelta
 from agentloop.exceptions import JournalError, StateError
@@ -280,6 +281,115 @@ async def test_journals_of_a_folder(tmp_path: Path) -> None:
     broken = await ask(app, "GET", f"/runs/{run}/events")
     assert (broken.status, broken.json) == (500, {"error": "The request has failed."})
     assert isinstance(folder.journal(run), FileJournal)
+
+
+async def _cut(path: Path) -> None:
+    """Leave the records of a journal up to the first turn's start, as a crash does."""
+    async with FileJournal(path) as journal:
+        records = await journal.read()
+    kinds = [json.loads(record)["kind"] for record in records]
+    await anyio.Path(path).unlink()
+    async with FileJournal(path) as journal:
+        await journal.append(records[: 1 + kinds.index("turn_started")])
+
+
+@pytest.mark.real_clock
+async def test_all_unfinished_runs_of_a_folder_are_resumed(tmp_path: Path) -> None:
+    """Each run is named in one place, by its state; one that another process writes is left to it until that ends."""
+    folder = JournalFolder(tmp_path / "runs")
+    nothing = going_on(Watched().agent([]), folder)
+    async with nothing:
+        assert await nothing.resume_all() == ResumedRuns()
+    runs: dict[str, str] = {}
+    for name, steps in {
+        "unfinished": looking(),
+        "held": looking(),
+        "paused": deleting(),
+        "completed": looking(),
+        "failed": [],
+        "damaged": looking(),
+        "empty": looking(),
+    }.items():
+        app = going_on(Watched().agent(steps), folder)
+        async with app:
+            runs[name] = (await ask(app, "POST", "/runs", HELLO)).headers["agentloop-run"]
+    paths = {name: tmp_path / "runs" / f"{run}.journal" for name, run in runs.items()}
+    for name in ("unfinished", "held"):
+        await _cut(paths[name])
+    paths["damaged"].write_bytes(b"x" + paths["damaged"].read_bytes())
+    paths["empty"].write_bytes(b"")
+    (tmp_path / "runs" / "short.journal").touch()
+    app = going_on(Watched().agent([say("Done."), say("Done.")]), folder)
+    async with app:
+        async with folder.journal(runs["held"]) as other:
+            assert await other.try_lock()
+            found = await app.resume_all()
+        assert found.resumed == (runs["unfinished"],)
+        assert found.waiting == (runs["paused"],)
+        assert set(found.ended) == {runs["completed"], runs["failed"]}
+        assert found.held == (runs["held"],)
+        assert set(found.failed) == {runs["damaged"], runs["empty"]}
+        assert isinstance(found.failed[runs["damaged"]], JournalError)
+        assert isinstance(found.failed[runs["empty"]], HTTPRefusal)
+        rest = await ask(app, "GET", f"/runs/{runs['unfinished']}/events")
+        assert rest.frames[-1].data["status"] == "completed"
+        assert (await app.resume_all()).resumed == (runs["held"],)
+        rest = await ask(app, "GET", f"/runs/{runs['held']}/events")
+        assert rest.frames[-1].data["status"] == "completed"
+
+
+@pytest.mark.real_clock
+async def test_cancelled_runs_are_resumed_where_that_is_wanted(tmp_path: Path) -> None:
+    """The end of the application cancels its runs; a run under way here is left alone."""
+    folder = JournalFolder(tmp_path / "runs")
+    watched = Watched()
+    app = going_on(watched.agent(holding()), folder)
+    async with app, send_request(app, "POST", "/runs", HELLO) as first:
+        await watched.started.wait()
+        run = first.headers["agentloop-run"]
+        assert (await app.resume_all(cancelled=True)).held == (run,)
+    app = going_on(Watched().agent([say("Done.")]), folder)
+    async with app:
+        assert (await app.resume_all()).ended == (run,)
+        assert (await app.resume_all(cancelled=True)).resumed == (run,)
+        rest = await ask(app, "GET", f"/runs/{run}/events")
+    assert rest.frames[-1].data["status"] == "completed"
+
+
+@pytest.mark.real_clock
+async def test_run_that_another_process_ends_before_the_lock_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The journal is read again under the lock, and the run is over there."""
+    folder = JournalFolder(tmp_path / "runs")
+    app = going_on(Watched().agent(looking()), folder)
+    async with app:
+        run = (await ask(app, "POST", "/runs", HELLO)).headers["agentloop-run"]
+    path = tmp_path / "runs" / f"{run}.journal"
+    whole = path.read_bytes()
+    await _cut(path)
+    lock = FileJournal.try_lock
+
+    async def lock_late(journal: FileJournal) -> bool:
+        path.write_bytes(whole)
+        return await lock(journal)
+
+    monkeypatch.setattr(FileJournal, "try_lock", lock_late)
+    app = going_on(Watched().agent([]), folder)
+    async with app:
+        assert (await app.resume_all()).ended == (run,)
+    assert path.read_bytes() == whole
+
+
+async def test_journals_that_can_not_be_listed_are_refused(tmp_path: Path) -> None:
+    """Those that are no folder's, and a folder that is none."""
+    app = going_on(Watched().agent([]))
+    async with app:
+        with pytest.raises(UserError, match="can't be listed"):
+            await app.resume_all()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(JournalError, match="can't be listed"):
+        await JournalFolder(tmp_path / "file").runs()
 
 
 async def test_run_that_ends_with_its_client_is_read_by_others_afterwards() -> None:

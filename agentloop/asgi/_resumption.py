@@ -1,0 +1,95 @@
+"""Resuming the runs of a folder, as after a crash: which of them are unfinished, and which another process has.
+
+Theory. A journal is read without its lock first, so that runs that have ended cost no sync. Of an unfinished one the
+lock is taken, and it is read again: another process may have ended the run between the two. From the lock on this
+process alone can resume the run, and the task of the run closes the journal.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Literal, TypeAlias
+
+import attrs
+
+from agentloop._common.error_text import error_summary
+from agentloop.asgi._hosting import Options, RunHost
+from agentloop.asgi._http import HTTPRefusal
+from agentloop.asgi._states import JournalFolder
+from agentloop.exceptions import JournalError, StateError
+from agentloop.journal import FileJournal
+from agentloop.state import RunState
+
+logger: logging.Logger = logging.getLogger("agentloop")
+
+_Kind: TypeAlias = Literal["resumed", "waiting", "ended", "held"]
+
+
+@attrs.frozen(kw_only=True)
+class ResumedRuns:
+    """The runs that `AgentApp.resume_all` has found, by id, each in one place.
+
+    Attributes:
+        resumed: Runs that are under way now.
+        waiting: Paused runs: their calls wait for verdicts.
+        ended: Runs that have completed, failed, or were cancelled.
+        held: Runs that are under way: another process has the journal's lock, or this application runs them.
+        failed: Runs that can't be resumed, each with its error: the journal is damaged or empty (`JournalError`,
+            `HTTPRefusal`), the agents don't fit it (`StateError`), or too many runs are under way (`HTTPRefusal`).
+    """
+
+    resumed: tuple[str, ...] = ()
+    waiting: tuple[str, ...] = ()
+    ended: tuple[str, ...] = ()
+    held: tuple[str, ...] = ()
+    failed: Mapping[str, Exception] = attrs.field(factory=dict)
+
+
+async def resume_runs(host: RunHost, folder: JournalFolder, cancelled: bool, options: Options) -> ResumedRuns:
+    """Resume the unfinished runs of *folder*, with those that were *cancelled* if wanted.
+
+    Raises:
+        JournalError: the folder can't be listed.
+        UserError: the options are wrong, or the host has not been entered.
+    """
+    found: dict[_Kind, list[str]] = {"resumed": [], "waiting": [], "ended": [], "held": []}
+    failed: dict[str, Exception] = {}
+    for run in await folder.runs():
+        try:
+            found[await _resume(host, folder, run, cancelled, options)].append(run)
+        except (HTTPRefusal, JournalError, StateError) as error:
+            logger.error("web run %s can't be resumed: %s", run, error_summary(error))
+            failed[run] = error
+    if found["held"]:
+        logger.warning("web runs under way already: %s", ", ".join(found["held"]))
+    return ResumedRuns(failed=failed, **{kind: tuple(runs) for kind, runs in found.items()})
+
+
+async def _resume(host: RunHost, folder: JournalFolder, run: str, cancelled: bool, options: Options) -> _Kind:
+    if host.find(run) is not None:
+        return "held"
+    async with folder.journal(run) as journal:
+        kind = _choose(await host.load_paused(journal, None), cancelled)
+    if kind != "resumed":
+        return kind
+    async with host.claimed(run) as (live, locked):
+        assert isinstance(locked, FileJournal)  # the host's journals are of *folder*
+        if not await locked.try_lock():
+            kind = "held"
+        else:
+            state = await host.load_paused(locked, None)
+            kind = _choose(state, cancelled)
+            if kind == "resumed":
+                host.start(live, state, locked, options)
+        if kind != "resumed":
+            await host.give_up(live, locked)
+    return kind
+
+
+def _choose(state: RunState, cancelled: bool) -> _Kind:
+    """Return what to do with a run: only one that has not ended is resumed."""
+    if state.interruptions:
+        return "waiting"
+    unfinished = state.status in (None, "interrupted") or (cancelled and state.status == "cancelled")
+    return "resumed" if unfinished else "ended"
