@@ -29,6 +29,13 @@ AsT = TypeVar("AsT")
 
 _GUARDRAIL_FIELDS = tuple(f"{stage}_guardrail_results" for stage in ("input", "output", "tool_input", "tool_output"))
 
+_USUAL_ELSEWHERE = {
+    "output": "final_output",
+    "approve": "to_state().approve(…)",
+    "reject": "to_state().reject(…)",
+}
+"""Attributes of other libraries' results: the ones here in place of them."""
+
 
 @attrs.frozen(eq=False, repr=False, kw_only=True)
 class RunData(ReprByFields):
@@ -122,7 +129,8 @@ class RunResult(RunData, Generic[OutputT]):
         def __getattr__(self, name: str) -> Any:
             """Return the field *name*, which has no value yet."""
             if name == "_rest" or name.startswith("__") or self._rest is None:
-                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+                hint = f"; use {_USUAL_ELSEWHERE[name]}" if name in _USUAL_ELSEWHERE else ""
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
             self._complete()
             return getattr(self, name)
 

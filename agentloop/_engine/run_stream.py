@@ -35,7 +35,7 @@ import math
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import copy_context
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Literal, Self, final
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Self, final
 
 import anyio
 
@@ -58,7 +58,7 @@ from agentloop._engine.runtime.interrupts import uninterrupted
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop._engine.runtime.turn_nursery import TurnNursery, new_nursery
 from agentloop.agents import Agent
-from agentloop.exceptions import UserError, UserValueError
+from agentloop.exceptions import UserError, UserTypeError, UserValueError
 from agentloop.items import ApprovalRequest, ToolCall
 from agentloop.results import RunResult
 
@@ -320,6 +320,11 @@ class RunStream(Generic[OutputT]):
         """
         assert self._nursery is not None
         return self._nursery.wait(math.inf)
+
+    if not TYPE_CHECKING:  # else a type checker would let a stream be awaited
+
+        def __await__(self) -> NoReturn:
+            raise UserTypeError("a streamed run can't be awaited: use `async with Runner.run_streamed(…) as stream`")
 
     def __aiter__(self) -> Self:
         return self

@@ -258,5 +258,7 @@ class FileJournal:
             yield
         except BlockingIOError as error:
             raise JournalError(f"{self!r} is being written by another journal object or process") from error
+        except FileNotFoundError as error:
+            raise JournalError(f"{self!r}: {error.strerror}; the folder of the file must exist") from error
         except OSError as error:
             raise JournalError(f"{self!r}: {error.strerror or error}") from error  # the path is named already

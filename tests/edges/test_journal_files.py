@@ -148,6 +148,9 @@ async def test_a_place_that_can_not_be_written_is_a_journal_error(tmp_path: Path
     with pytest.raises(JournalError) as caught:
         await FileJournal(tmp_path).read()
     assert isinstance(caught.value.__cause__, IsADirectoryError)
+    async with FileJournal(tmp_path / "none" / "journal") as nowhere:
+        with pytest.raises(JournalError, match="No such file or directory; the folder of the file must exist"):
+            await nowhere.append(A)
 
 
 async def test_reading_makes_no_file(path: Path, anyio_backend: Any) -> None:

@@ -10,10 +10,35 @@ from kit.ending import Backend, check_duration
 from kit.results import read_endings, read_requests
 from kit.watching import ToolHookLog, Watch
 
-from agentloop import RunConfig, Runner, ToolContext, UserError, tool
+from agentloop import RunConfig, Runner, ToolContext, UserError, UserTypeError, tool
 from agentloop import events as ev
 from agentloop import records as r
 from agentloop.testing import call, say, wait
+
+
+async def test_a_stream_that_is_awaited_says_how_it_is_used() -> None:
+    """A run awaits, a streamed run is a block; type checkers refuse it, too."""
+    stream: Any = Runner.run_streamed(make_agent([]), "go")
+    with pytest.raises(UserTypeError, match=r"can't be awaited: use `async with Runner\.run_streamed\(…\) as stream`"):
+        await stream
+
+
+@pytest.mark.parametrize(
+    ("name", "used"),
+    [
+        ("output", r"use final_output$"),
+        ("approve", r"use to_state\(\)\.approve\(…\)$"),
+        ("reject", r"use to_state\(\)\.reject\(…\)$"),
+        ("absent", r"has no attribute 'absent'$"),
+    ],
+)
+async def test_a_result_names_what_it_has_in_place_of_a_usual_attribute(name: str, used: str) -> None:
+    """Attributes of other libraries' results lead to the ones here, before and after the fields were made."""
+    result: Any = await Runner.run(make_agent([]), "go")
+    for _ in range(2):
+        with pytest.raises(AttributeError, match=used):
+            getattr(result, name)
+    assert not hasattr(result, name)
 
 
 class Slow:
