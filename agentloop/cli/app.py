@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -128,7 +129,8 @@ def _add_run_options(command: _Command) -> _Command:
         "agentloop run my-agent/agent.py:agent --input requests.txt --journal jobs/june",
         "printf 'One?\\nTwo?\\n' | agentloop run my-agent/agent.py:agent --json",
         "agentloop run my-agent/agent.py:agent 'Tidy up' --journal jobs/tidy --approve never",
-    )
+    ),
+    context_settings={"allow_extra_args": True},  # for an error that says what they are
 )
 @click.argument("target")
 @click.argument("request", required=False)
@@ -157,6 +159,8 @@ def run(
     Exit codes: 0 all went well, 1 a run failed, 2 wrong use or something missing, 3 calls wait for approval,
     130 SIGINT, 143 SIGTERM, 141 the output is closed.
     """
+    if request is not None and (more := click.get_current_context().args):
+        raise click.UsageError(f"REQUEST is one argument: put it in quotes, {shlex.quote(' '.join([request, *more]))}")
     source = _choose_source(request, source)
     order = Order(
         target=target if folder is None else absolute_target(target),

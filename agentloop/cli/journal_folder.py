@@ -147,7 +147,9 @@ class Folder:
         """
         try:
             data = json.loads((self.path / _JOB).read_bytes())
-        except (FileNotFoundError, NotADirectoryError):
+        except NotADirectoryError:
+            self._refuse("no job is there: it is a file, and a folder of `agentloop run --journal` is needed")
+        except FileNotFoundError:
             self._refuse("no job is there: `agentloop run --journal` makes one")
         except (OSError, ValueError) as error:
             self._refuse(f"its {_JOB} can't be read: {error}")

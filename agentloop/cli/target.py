@@ -19,6 +19,7 @@ from agentloop.agents import Agent
 from agentloop.exceptions import UserError
 
 _FRAMES = 3
+_MOST_NAMED = 5
 _MAX_CHARS = 2_000
 
 
@@ -70,7 +71,8 @@ def _load(target: str, kind: str) -> tuple[ModuleType, object, str]:
     """Return the module of *target*, the object that it names there, and that name."""
     place, colon, name = target.rpartition(":")
     if not colon or not place or not name:
-        raise TargetError(f"TARGET {target!r}: it must be module:{kind} or file.py:{kind}")
+        advice = _suggest_target(target) if kind == "agent" else ""
+        raise TargetError(f"TARGET {target!r}: it must be module:{kind} or file.py:{kind}.{advice}")
     module = _import_file(target, Path(place)) if _is_file(place) else _import_module(target, place)
     found: object = module
     for step in name.split("."):
@@ -88,11 +90,25 @@ def name_model(model: str | Model) -> str:
 
 
 def _suggest_agents(module: ModuleType, name: str) -> str:
-    agents = sorted(key for key, value in vars(module).items() if isinstance(value, Agent))
+    agents = _names_of_agents(module)
     near = difflib.get_close_matches(name, agents, n=1)
     if near:
         return f" Did you mean {near[0]!r}?"
     return f" Agents there: {', '.join(agents)}." if agents else " There is no agent in it."
+
+
+def _suggest_target(target: str) -> str:
+    """Return what to write in place of *target*, a file without the name of an agent; it is imported to find one."""
+    if not target.endswith(".py") or not Path(target).is_file():
+        return ""
+    agents = _names_of_agents(_import_file(target, Path(target)))
+    if not agents:
+        return " There is no agent in it."
+    return f" Did you mean {' or '.join(f'{target}:{name}' for name in agents[:_MOST_NAMED])}?"
+
+
+def _names_of_agents(module: ModuleType) -> list[str]:
+    return sorted(key for key, value in vars(module).items() if isinstance(value, Agent))
 
 
 def _import_first_from(folder: Path) -> None:

@@ -97,6 +97,9 @@ def _find_in_folder(given: Path, line: int | None) -> Path:
         numbers = [str(number) for number in found if number is not None]
         raise folder.refusal(f"it holds {len(found)} runs, choose one by --line: {_name_some(numbers)}")
     if not found:
+        others = sorted(path.name for path in given.glob("*.journal"))
+        if others:
+            raise folder.refusal(f"there is no job; name one of its journals: {_name_some(others)}")
         raise folder.refusal("there is no journal")
     return next(iter(found.values()))
 

@@ -27,6 +27,10 @@ class Wrong:
 
 CASES = [
     Wrong("run agents.py hi", ("'agents.py'", "module:agent or file.py:agent")),
+    Wrong("run agents.py hi", ("Did you mean agents.py:",)),
+    Wrong("run broken.py hi", ("'broken.py'", "SyntaxError")),
+    Wrong("run empty.py hi", ("file.py:agent. There is no agent in it.",)),
+    Wrong("run agents.py:echo how many words", ("put it in quotes, 'how many words'",)),
     Wrong("run absent.py:agent hi", ("'absent.py:agent'", "no file 'absent.py'")),
     Wrong("run absent_module:agent hi", ("no module 'absent_module'",)),
     Wrong("run agents.py:absent hi", ("'agents.py' has no attribute 'absent'", "doubler")),
@@ -55,12 +59,14 @@ CASES = [
     Wrong("resume changed", ("{here}/changed/run.journal", "line 2 was changed"), FAILED),
     Wrong("resume folder", ("{here}/folder/run.journal", "Is a directory"), FAILED),
     Wrong("pending absent", ("{here}/absent", "no job is there")),
+    Wrong("pending job/run.journal", ("{here}/job/run.journal", "a folder of `agentloop run --journal` is needed")),
     Wrong("pending garbled", ("{here}/garbled", "job.json")),
     Wrong("pending changed", ("{here}/changed/run.journal", "line 2 was changed"), FAILED),
     Wrong("pending nonsense", ("{here}/nonsense/run.journal", "line 1 is no line of a journal"), FAILED),
     Wrong("pending folder", ("{here}/folder/run.journal", "Is a directory"), FAILED),
     Wrong("trace absent", ("there is no absent",)),
     Wrong("trace other", ("{here}/other", "there is no journal")),
+    Wrong("trace web", ("{here}/web", "there is no job; name one of its journals: a.journal, b.journal")),
     Wrong("trace changed", ("{here}/changed/run.journal", "line 2 was changed"), FAILED),
     Wrong("trace job --run x", ("--run is for a SQLite file",)),
     *(
@@ -85,7 +91,11 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     here = tmp_path_factory.mktemp("wrong")
     shutil.copy(AGENTS, here)
     (here / "broken.py").write_text("agent = [\n")
+    (here / "empty.py").touch()
     (here / "file").touch()
+    (here / "web").mkdir()
+    for name in ("a.journal", "b.journal"):
+        (here / "web" / name).touch()
     (here / "other").mkdir()
     (here / "other" / "thesis.tex").touch()
     made = CliRunner().invoke(app, ["run", str(here / "agents.py:doubler"), "hi", "--journal", str(here / "job")])
