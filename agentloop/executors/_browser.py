@@ -21,6 +21,8 @@ import anyio
 import attrs
 from anyio.abc import Process
 
+from agentloop._common.error_text import redact
+from agentloop._common.terminal_text import format_line
 from agentloop.executors._protocols import (
     Click,
     ComputerAction,
@@ -41,6 +43,8 @@ _LONGEST_MESSAGE = 64_000_000
 """Bytes of the longest message that is read: a screenshot in base64 is some 100 thousand."""
 _REPLY_SECONDS = 30.0
 _END_SECONDS = 5.0
+_MOST_ERROR_BYTES = 65_536
+"""Bytes that a pipe holds."""
 _SWITCHES = (
     "--headless",
     "--remote-debugging-pipe",
@@ -279,6 +283,17 @@ def _key(key: str) -> tuple[str, int, str]:
     raise ComputerError(f"there is no key {key!r}")
 
 
+def _read_last_line(errors: int) -> str:
+    """Return the last line of a browser's error output as the end of a message; nothing if it wrote none."""
+    try:
+        written = os.read(errors, _MOST_ERROR_BYTES)
+    except BlockingIOError:
+        return ""
+    lines = written.decode(errors="replace").split("\n")
+    last = next((line for line in reversed(lines) if line.strip()), "")
+    return f": {format_line(redact(last))}" if last else ""
+
+
 @contextlib.asynccontextmanager
 async def open_browser(
     url: str = "about:blank",
@@ -308,12 +323,13 @@ async def open_browser(
     if found is None:
         raise ComputerError(f"no browser is installed: none of {', '.join(_PROGRAMS)} is on PATH")
     words = [found, *_SWITCHES, f"--window-size={width},{height}", *switches]
-    async with _start_browser(words) as (process, read, write):
+    async with _start_browser(words) as (process, read, write, errors):
         browser = Browser(Display(width=width, height=height), read, write)
         try:
             await browser.attach()
         except ComputerError as error:
-            raise ComputerError(f"{found} did not start: {error} (status {process.returncode})") from None
+            said = _read_last_line(errors)
+            raise ComputerError(f"{found} did not start: {error} (status {process.returncode}){said}") from None
         try:
             await browser.open_page(url)
             yield browser
@@ -322,8 +338,10 @@ async def open_browser(
 
 
 @contextlib.asynccontextmanager
-async def _start_browser(words: Sequence[str]) -> AsyncIterator[tuple[Process, int, int]]:
-    """Start a browser with a new profile, to end with the block. Give its process, and descriptors to read and write.
+async def _start_browser(words: Sequence[str]) -> AsyncIterator[tuple[Process, int, int, int]]:
+    """Start a browser with a new profile, to end with the block.
+
+    Give its process, and descriptors: to read and write messages, and to read its error output.
 
     Raises:
         ComputerError: if it can't be started.
@@ -332,7 +350,12 @@ async def _start_browser(words: Sequence[str]) -> AsyncIterator[tuple[Process, i
         profile = await stack.enter_async_context(anyio.TemporaryDirectory(ignore_cleanup_errors=True))
         theirs_read, write = os.pipe()
         read, theirs_write = os.pipe()
+        errors, theirs_errors = os.pipe()
         stack.callback(os.close, read)
+        stack.callback(os.close, errors)
+        # While the browser works its error output is not read: what finds no room is dropped, and nothing waits.
+        os.set_blocking(errors, False)
+        os.set_blocking(theirs_errors, False)
         # The browser reads descriptor 3 and writes 4, which may be taken here: a shell opens them.
         place = f'exec "$@" 3</dev/fd/{theirs_read} 4>/dev/fd/{theirs_write}'
         command = ["/bin/sh", "-c", place, "sh", *words, f"--user-data-dir={profile}"]
@@ -343,7 +366,7 @@ async def _start_browser(words: Sequence[str]) -> AsyncIterator[tuple[Process, i
                     command,
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
+                    stderr=theirs_errors,
                     start_new_session=True,
                     pass_fds=(theirs_read, theirs_write),
                 )
@@ -353,10 +376,11 @@ async def _start_browser(words: Sequence[str]) -> AsyncIterator[tuple[Process, i
         finally:
             os.close(theirs_read)
             os.close(theirs_write)
+            os.close(theirs_errors)
         assert process is not None  # the scope above is never cancelled itself
         os.set_blocking(write, False)
         try:
-            yield process, read, write
+            yield process, read, write, errors
         finally:
             os.close(write)  # the browser ends when its pipe does
             with anyio.CancelScope(shield=True):

@@ -188,6 +188,23 @@ async def test_a_browser_that_is_not_there(tmp_path: Path, monkeypatch: pytest.M
             pass
 
 
+async def test_a_browser_that_does_not_start_says_why(tmp_path: Path) -> None:
+    """The error has the last line of its error output, harmless and short, however much it wrote."""
+    failing = tmp_path / "failing"
+    for written, said in (
+        ("echo first >&2; printf 'no \\033[31msandbox\\n\\n' >&2", r"status \w+\): no \\x1b\[31msandbox$"),
+        ("echo api_key=sk-hunter2hunter2hunter2 >&2", r"\[redacted\]"),
+        ("seq 100000 >&2", r"status \w+\): \d+$"),
+        ("", r"status \w+\)$"),
+    ):
+        failing.write_text(f"#!/bin/sh\n{written}\nexit 3\n")
+        failing.chmod(0o700)
+        with pytest.raises(ComputerError, match=said) as caught:
+            async with open_browser(program=str(failing)):
+                pass
+        assert "hunter2" not in str(caught.value)
+
+
 async def test_a_browser_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is ended, and the error names the request."""
     monkeypatch.setattr(_browser, "_REPLY_SECONDS", 0.05)
