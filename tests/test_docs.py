@@ -3,7 +3,7 @@
 A block runs alone, in a fresh namespace, unless the line above it says what it follows:
 
     Continues the example above.
-    Continues the example under [Heading](#heading).
+    Continues the example under [Heading](#heading).     (or: the examples)
 
 Then it runs after the nearest block above, or after the last block under that heading, which may follow others itself.
 A block marked `<!-- no-run -->` needs more than a test has; a sentence above it ("Needs …") says what.
@@ -30,7 +30,7 @@ PAGES = [
 
 _FENCE = re.compile(r"^```(?P<kind>[\w{}-]*)[^\n]*\n(?P<text>.*?)^```\s*$", re.MULTILINE | re.DOTALL)
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
-_CONTINUES = re.compile(r"^Continues the example (?:above|under \[[^\]]+\]\(#(?P<anchor>[\w-]+)\))\.$")
+_CONTINUES = re.compile(r"^Continues the (?:example above|examples? under \[[^\]]+\]\(#(?P<anchor>[\w-]+)\))\.$")
 _UNRUN = "<!-- no-run -->"
 _BY_PYTEST = "<!-- pytest -->"
 """Before a block that is a test file of its own, with fixtures: pytest runs it."""

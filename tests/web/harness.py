@@ -3,6 +3,7 @@
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -10,6 +11,7 @@ import attrs
 from anyio.lowlevel import checkpoint
 
 from agentloop.asgi._http import ASGIApp
+from agentloop.journal import FileJournal
 
 Data = dict[str, Any]
 
@@ -157,3 +159,13 @@ async def ask(app: ASGIApp, method: str, path: str, body: Data | bytes | None = 
     """Send a request, wait for the whole response, and return it."""
     async with send_request(app, method, path, body, **more) as exchange:
         return await exchange.end()
+
+
+async def cut_journal(path: Path) -> None:
+    """Leave the records of a journal up to the first turn's start, as a crash does."""
+    async with FileJournal(path) as journal:
+        records = await journal.read()
+    kinds = [json.loads(record)["kind"] for record in records]
+    await anyio.Path(path).unlink()
+    async with FileJournal(path) as journal:
+        await journal.append(records[: 1 + kinds.index("turn_started")])

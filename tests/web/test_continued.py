@@ -1,6 +1,5 @@
 """Runs that go on without their clients, and clients that come back."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from web.agents import Watched, deleting, holding, looking
-from web.harness import Frame, ask, send_request
+from web.harness import Frame, ask, cut_journal, send_request
 
 from agentloop import Agent, RunConfig, UserError
 from agentloop.asgi import AgentApp, Grant, HTTPRefusal, JournalFolder, ResumedRuns, WebLimits
@@ -283,16 +282,6 @@ async def test_journals_of_a_folder(tmp_path: Path) -> None:
     assert isinstance(folder.journal(run), FileJournal)
 
 
-async def _cut(path: Path) -> None:
-    """Leave the records of a journal up to the first turn's start, as a crash does."""
-    async with FileJournal(path) as journal:
-        records = await journal.read()
-    kinds = [json.loads(record)["kind"] for record in records]
-    await anyio.Path(path).unlink()
-    async with FileJournal(path) as journal:
-        await journal.append(records[: 1 + kinds.index("turn_started")])
-
-
 @pytest.mark.real_clock
 async def test_all_unfinished_runs_of_a_folder_are_resumed(tmp_path: Path) -> None:
     """Each run is named in one place, by its state; one that another process writes is left to it until that ends."""
@@ -315,7 +304,7 @@ async def test_all_unfinished_runs_of_a_folder_are_resumed(tmp_path: Path) -> No
             runs[name] = (await ask(app, "POST", "/runs", HELLO)).headers["agentloop-run"]
     paths = {name: tmp_path / "runs" / f"{run}.journal" for name, run in runs.items()}
     for name in ("unfinished", "held"):
-        await _cut(paths[name])
+        await cut_journal(paths[name])
     paths["damaged"].write_bytes(b"x" + paths["damaged"].read_bytes())
     paths["empty"].write_bytes(b"")
     (tmp_path / "runs" / "short.journal").touch()
@@ -367,7 +356,7 @@ async def test_run_that_another_process_ends_before_the_lock_is_left_alone(
         run = (await ask(app, "POST", "/runs", HELLO)).headers["agentloop-run"]
     path = tmp_path / "runs" / f"{run}.journal"
     whole = path.read_bytes()
-    await _cut(path)
+    await cut_journal(path)
     lock = FileJournal.try_lock
 
     async def lock_late(journal: FileJournal) -> bool:

@@ -9,18 +9,20 @@ from typing import Any
 
 import pytest
 from web.agents import Watched, looking
-from web.harness import ask
+from web.harness import ask, cut_journal
 from web.test_frameworks import lifespan, may_run
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "web.md").read_text(encoding="utf-8")
 BLOCKS: dict[str, str] = dict(re.findall(r"```python\n# page: (\w+)\n(.*?)```", PAGE, re.DOTALL))
+
+FRAMEWORKS = sorted(set(BLOCKS) - {"served", "resumed"})
 
 
 @pytest.fixture
 def make_app(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
     """Executes a block of the page, whose module `agents` has an agent, and returns its `app`."""
     module = ModuleType("agents")
-    module.agent = Watched().agent(looking())  # type: ignore[attr-defined]
+    module.agent = Watched().agent([*looking(), *looking()])  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "agents", module)
 
     def make(name: str) -> Any:
@@ -34,11 +36,11 @@ def make_app(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
 
 def test_page_shows_every_framework() -> None:
     """One application each."""
-    assert set(BLOCKS) == {"starlette", "fastapi", "litestar", "quart"}
+    assert set(FRAMEWORKS) == {"starlette", "fastapi", "litestar", "quart"}
 
 
 @pytest.mark.real_clock
-@pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.parametrize("name", FRAMEWORKS)
 async def test_mounted_agent_of_the_page_answers(name: str, make_app: Callable[[str], Any], anyio_backend: Any) -> None:
     """Below `/agent`, within the framework's lifespan."""
     pytest.importorskip(name, reason="needs frameworks: nox -s tests-web")
@@ -50,7 +52,7 @@ async def test_mounted_agent_of_the_page_answers(name: str, make_app: Callable[[
 
 
 @pytest.mark.real_clock
-@pytest.mark.parametrize("name", sorted(set(BLOCKS) - {"quart"}))
+@pytest.mark.parametrize("name", sorted(set(FRAMEWORKS) - {"quart"}))
 async def test_route_of_the_page_answers_with_a_run(
     name: str, make_app: Callable[[str], Any], anyio_backend: Any
 ) -> None:
@@ -61,3 +63,31 @@ async def test_route_of_the_page_answers_with_a_run(
     async with lifespan(app):
         response = await ask(app, "POST", "/chat", {"input": "hello"}, query_string=b"input=hello")
     assert response.frames[-1].data["status"] == "completed"
+
+
+@pytest.mark.real_clock
+async def test_application_of_the_page_that_a_server_serves_answers_each_time(make_app: Callable[[str], Any]) -> None:
+    """Unlike a script, its model doesn't run out."""
+    app = make_app("served")
+    async with lifespan(app):
+        for _ in range(2):
+            response = await ask(app, "POST", "/runs", {"input": "Hi."})
+            assert [frame.data["text"] for frame in response.frames if frame.kind == "text_delta"] == ["Hello."]
+
+
+@pytest.mark.real_clock
+async def test_lifespan_of_the_page_resumes_what_a_crash_has_cut(
+    make_app: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run whose journal has no end is completed by the next process."""
+    pytest.importorskip("starlette", reason="needs frameworks: nox -s tests-web")
+    monkeypatch.chdir(tmp_path)
+    app = make_app("resumed")
+    async with lifespan(app):
+        begun = await ask(app, "POST", "/agent/runs", {"input": "hello"})
+    run = begun.headers["agentloop-run"]
+    await cut_journal(tmp_path / "runs" / f"{run}.journal")
+    app = make_app("resumed")
+    async with lifespan(app):
+        rest = await ask(app, "GET", f"/agent/runs/{run}/events")
+    assert rest.frames[-1].kind == "run_ended"
