@@ -26,7 +26,10 @@ def test_every_public_name_is_in_the_reference() -> None:
     assert set(agentloop.__all__) - _entries() == set()
 
 
-MODULES = [one.name for one in pkgutil.iter_modules(agentloop.__path__) if not one.name.startswith("_")]
+MODULES = [
+    *(one.name for one in pkgutil.iter_modules(agentloop.__path__) if not one.name.startswith("_")),
+    "testing.conformance",
+]
 
 
 @pytest.mark.parametrize("module", MODULES)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentloop import records as r
-from agentloop._core.run_fold import IGNORED_HANDOFF, RunFold, UsageMeter, drop_repeats
+from agentloop._core.run_fold import IGNORED_HANDOFF, NO_DICT, RunFold, UsageMeter, drop_repeats
 from agentloop.items import (
     AssistantMessage,
     HandoffCall,
@@ -416,3 +416,13 @@ def test_a_state_may_have_its_own_limits_on_json() -> None:
     assert strict.conflict is not None
     assert loose.conflict is None
     assert strict.calls["a"].outcome == CallOutcome(status="succeeded", output="ok")
+
+
+# -- what is shared
+
+
+def test_the_shared_empty_dictionary_takes_no_entry() -> None:
+    """All runs begin with it: an entry would be in each of them."""
+    with pytest.raises(TypeError, match="'call' can't be put into the empty dictionary"):
+        NO_DICT["call"] = 1
+    assert NO_DICT == {}
