@@ -14,7 +14,7 @@ from typing import Any
 import anyio
 import pytest
 from timeline.serving import HEADER, append, served
-from timeline.stories import CAUSES, STATUSES, every_ending, long_run
+from timeline.stories import CAUSES, STATUSES, Story, every_ending, long_run
 from timeline.test_page import hostile_run
 
 from agentloop import records as r
@@ -107,6 +107,26 @@ async def violations(browser: Browser) -> list[str]:
 async def chosen(browser: Browser) -> str:
     """Return the name in the row that has the focus."""
     return str(await browser.evaluate("document.activeElement.querySelector('.name')?.textContent.replace(/[▸▾]/, '')"))
+
+
+async def test_a_call_of_a_paused_run_waits_for_a_verdict(tmp_path: Path) -> None:
+    """Its row, its times as they are read aloud, and its details say so, and not that its end is missing."""
+    story = Story()
+    story.begin(1)
+    story.ask(1, 2, *story.calls("pay"))
+    story.tell(r.ApprovalRequested, 2.1, call_id="pay-1", agent="desk", tool="pay", digest="d")
+    story.tell(r.RunEnded, 2.2, "interrupted", resumable=True)
+    async with showing(write(tmp_path / "paused.html", story.records)) as browser:
+        await show_every_row(browser)
+        row = "document.querySelector('.row[data-kind=call]')"
+        await browser.evaluate(f"choose(Number({row}.dataset.row)); showDetails()")
+        await drawn(browser)
+        said = await browser.evaluate(
+            f"[{row}.textContent, {row}.querySelector('.time').ariaLabel, $('details').textContent]"
+        )
+    for told, words in zip(said, ["waits for a verdict", "waiting for a verdict", "waits for a verdict"], strict=True):
+        assert words in told
+    assert not any("no end recorded" in each for each in said)
 
 
 # -- told apart
