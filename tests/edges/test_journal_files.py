@@ -284,6 +284,21 @@ def _line(stream: IO[bytes] | None) -> bytes:
     return stream.readline().strip()
 
 
+async def test_the_lock_can_be_asked_for_before_anything_is_written(path: Path, anyio_backend: Any) -> None:
+    """One object has it until it is closed; the other one is told so and still works when its turn comes."""
+    async with FileJournal(path) as first, FileJournal(path) as second:
+        await first.append(A)
+        assert await first.try_lock()
+        assert not await second.try_lock()
+        await first.append(B)
+        await first.aclose()
+        with pytest.raises(JournalError, match="is closed"):
+            await first.try_lock()
+        assert await second.try_lock()
+        await second.append(C)
+        assert await second.read() == [*A, *B, *C]
+
+
 async def test_a_second_object_of_the_same_process_is_refused_too(path: Path, anyio_backend: Any) -> None:
     """Reading, which opens and closes the file beside it, doesn't give the lock up."""
     async with FileJournal(path) as first, FileJournal(path) as second, FileJournal(path) as third:
