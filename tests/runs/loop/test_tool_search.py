@@ -283,7 +283,7 @@ async def test_a_guardrail_of_the_search_decides_what_is_offered(run_mode: Run) 
 
 async def test_secret_arguments_of_a_hidden_tool_are_marked(run_mode: Run) -> None:
     """The call of a tool of a source that isn't loaded doesn't run, but the log has it."""
-    agent = script_agent("a", call("safe", {"code": "1234"}, call_id="x"), say("done"))
+    agent = script_agent("a", call("safe", {"code": "open sesame"}, call_id="x"), say("done"))
 
     @tool(secret=["code"], defer_loading=True)
     async def safe(code: str) -> str:
@@ -292,7 +292,7 @@ async def test_secret_arguments_of_a_hidden_tool_are_marked(run_mode: Run) -> No
 
     agent.tools, agent.toolsets = [tool_search()], [Source([safe])]
     result = await run_mode(agent, "go")
-    assert "1234" not in result.to_state().to_string()
+    assert "open sesame" not in result.to_state().to_string()
 
 
 async def test_an_idempotent_search_is_answered_by_an_equal_one(run_mode: Run) -> None:
