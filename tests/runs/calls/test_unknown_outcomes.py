@@ -140,9 +140,9 @@ async def test_reason_of_a_call_with_secrets_is_not_told(run_mode: Run) -> None:
         """Send."""
         raise OutcomeUnknown(f"no answer to {pin}")
 
-    agent = script_agent("a", call("send", {"pin": "1234"}, call_id="s"), say("done"), tools=[send])
+    agent = script_agent("a", call("send", {"pin": "open sesame"}, call_id="s"), say("done"), tools=[send])
     result = await run_mode(agent, "go")
-    assert "1234" not in repr(find_outcome(result, "s"))
+    assert "open sesame" not in repr(find_outcome(result, "s"))
     assert find_outcome(result, "s").status == "unknown"
 
 

@@ -35,7 +35,7 @@ WITHHELD = "Output withheld by an output guardrail."
 @tool
 async def secret() -> str:
     """Tell the secret."""
-    return "4711"
+    return "sesame"
 
 
 class Written(MemorySession):
@@ -55,7 +55,7 @@ class Written(MemorySession):
 
 def withheld(kept: Any) -> bool:
     """Tell whether the secret is nowhere in *kept*."""
-    return "4711" not in repr(kept)
+    return "sesame" not in repr(kept)
 
 
 @pytest.mark.scenario("GO-01")
@@ -71,15 +71,15 @@ async def test_trip_comes_after_agent_end_hooks_and_keeps_the_message_out_of_the
     agent = script_agent(
         "a",
         [reason("look"), call("secret", call_id="c")],
-        [reason("tell"), say("it is 4711")],
+        [reason("tell"), say("it is sesame")],
         tools=[secret],
         output_guardrails=[output_guardrail(guard)],
     )
     with pytest.raises(OutputGuardrailTripwireTriggered, match="guard") as caught:
         await run_mode(agent, "go", session=session, hooks=trace)
     assert trace.lines[-3:] == ["agent_end a", "guard", "run_end failed"]
-    assert describe(await session.get_items()) == ["user:go", "Reasoning", "call:secret#c", "output:4711#c"]
-    assert caught.value.guardrail_result.agent_output == "it is 4711"
+    assert describe(await session.get_items()) == ["user:go", "Reasoning", "call:secret#c", "output:sesame#c"]
+    assert caught.value.guardrail_result.agent_output == "it is sesame"
     assert caught.value.guardrail_result.agent is agent
     assert caught.value.run_data is not None
     assert [found.output for found in caught.value.run_data.output_guardrail_results] == [TRIPPED]
@@ -95,7 +95,7 @@ async def test_completed_tool_items_of_the_tripping_turn_are_stored(run_mode: Ru
     handlers = {"max_turns": lambda data: "I gave up"}
     with pytest.raises(OutputGuardrailTripwireTriggered):
         await run_mode(agent, "go", session=session, max_turns=1, error_handlers=handlers)
-    assert describe(await session.get_items()) == ["user:go", "call:secret#c", "output:4711#c"]
+    assert describe(await session.get_items()) == ["user:go", "call:secret#c", "output:sesame#c"]
 
 
 @pytest.mark.scenario("GO-02")
@@ -250,7 +250,7 @@ async def test_tripped_output_of_a_tool_is_withheld(run_mode: Run, behavior: str
     session = Written()
 
     async def guard(ctx: Any, agent: Any, output: Any) -> Any:
-        assert "4711" in output
+        assert "sesame" in output
         return GuardrailFunctionOutput(f"found {output}", True)
 
     agent = script_agent(
@@ -271,9 +271,9 @@ async def test_tripped_output_of_a_tool_is_withheld(run_mode: Run, behavior: str
     assert result.output == GuardrailFunctionOutput(None, True)
     assert result.agent_output == WITHHELD
     assert caught.value.guardrail_result is result
-    assert find_outcome(data, "c").value == "4711"
+    assert find_outcome(data, "c").value == "sesame"
     [settled] = find_records(data, r.CallSettled)
-    assert settled.outcome.output == "4711"
+    assert settled.outcome.output == "sesame"
     [replaced] = find_records(data, r.HistoryReplaced)
     assert replaced.reason == "output_withheld"
     assert read_outputs(replaced.items) == {"c": WITHHELD}
@@ -295,7 +295,7 @@ async def test_withheld_output_is_not_shown_to_a_later_run_s_model(run_mode: Run
         await run_mode(agent, "go", session=session)
     later = agent.clone(output_guardrails=[])
     await run_mode(later, "again", session=session)
-    assert read_outputs(read_requests(agent)[1].items) == {"c": WITHHELD, "d": "4711"}
+    assert read_outputs(read_requests(agent)[1].items) == {"c": WITHHELD, "d": "sesame"}
 
 
 @pytest.mark.scenario("GO-06")
@@ -323,8 +323,8 @@ async def test_guardrails_that_passed_keep_nothing_of_a_withheld_output(run_mode
     assert [found.guardrail.name for found in results] == ["judges", "notes"]
     assert withheld([(found.output, found.agent_output) for found in results])
     result = await run_mode(script_agent("mild", call("secret"), **fields), "go")
-    assert result.output_guardrail_results[1].output.output_info == "saw 4711"
-    assert result.final_output == "4711"
+    assert result.output_guardrail_results[1].output.output_info == "saw sesame"
+    assert result.final_output == "sesame"
 
 
 async def test_all_outputs_are_withheld_where_a_callable_made_one_of_them(run_mode: Run) -> None:
@@ -357,7 +357,7 @@ async def test_turn_that_a_callable_does_not_end_is_stored_before_the_next(run_m
         tool_use_behavior=lambda ctx, results: ToolsToFinalOutput(is_final=False),
     )
     await run_mode(agent, "go", session=session)
-    assert session.writes == [["user:go", "call:secret#c", "output:4711#c"], ["says:done"]]
+    assert session.writes == [["user:go", "call:secret#c", "output:sesame#c"], ["says:done"]]
 
 
 async def test_final_output_of_a_tool_is_stored_once_it_is_accepted(run_mode: Run) -> None:
@@ -365,11 +365,11 @@ async def test_final_output_of_a_tool_is_stored_once_it_is_accepted(run_mode: Ru
     session = Written()
     agent = script_agent("a", call("secret", call_id="c"), tools=[secret], tool_use_behavior="stop_on_first_tool")
     result = await run_mode(agent, "go", session=session)
-    assert result.final_output == "4711"
-    assert session.writes == [["user:go", "call:secret#c", "output:4711#c"]]
+    assert result.final_output == "sesame"
+    assert session.writes == [["user:go", "call:secret#c", "output:sesame#c"]]
 
 
-SECRET_TURN = ["user:go", "call:secret#c", "output:4711#c"]
+SECRET_TURN = ["user:go", "call:secret#c", "output:sesame#c"]
 CANDIDATES = {
     "the model": ([say("done")], {}, []),
     "the model in its second turn": ([call("secret", call_id="c"), say("done")], {"max_turns": 2}, [SECRET_TURN]),
