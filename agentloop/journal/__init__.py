@@ -5,8 +5,10 @@ Any object with `Journal`'s methods is a journal.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from agentloop._common.lazy_names import import_at_first_use
 from agentloop.abc import Codec, ImmediateJournal, Journal, LeasedJournal, SealingJournal
 
 if TYPE_CHECKING:
@@ -29,15 +31,7 @@ __all__ = [
 
 _LAZY = {"FileJournal": "file", "MemoryJournal": "memory", "SQLiteJournal": "sqlite", "read_journal": "_reading"}
 
-
-def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        from importlib import import_module
-
-        value = getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
-        globals()[name] = value
-        return value
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__: Callable[[str], Any] = import_at_first_use(globals(), _LAZY)
 
 
 def __dir__() -> list[str]:

@@ -6,8 +6,10 @@ The models are imported at first use. Any object with `Model`'s methods is a mod
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from agentloop._common.lazy_names import import_at_first_use
 from agentloop.abc import Model, ModelProvider
 from agentloop.model_events import (
     ArgumentsDelta,
@@ -83,15 +85,7 @@ _LAZY = {
     "Vendor": "_codec",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        from importlib import import_module
-
-        value = getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
-        globals()[name] = value
-        return value
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__: Callable[[str], Any] = import_at_first_use(globals(), _LAZY)
 
 
 def __dir__() -> list[str]:

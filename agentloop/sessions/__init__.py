@@ -5,8 +5,10 @@ Any object with `Session`'s methods is a session.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from agentloop._common.lazy_names import import_at_first_use
 from agentloop.abc import ReplaceableSession, Session
 
 if TYPE_CHECKING:
@@ -18,15 +20,7 @@ __all__ = ["MemorySession", "ReplaceableSession", "SQLiteSession", "Session", "c
 
 _LAZY = {"MemorySession": "memory", "SQLiteSession": "sqlite", "compact": "compaction"}
 
-
-def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        from importlib import import_module
-
-        value = getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
-        globals()[name] = value
-        return value
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__: Callable[[str], Any] = import_at_first_use(globals(), _LAZY)
 
 
 def __dir__() -> list[str]:

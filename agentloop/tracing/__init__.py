@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from agentloop._common.lazy_names import import_at_first_use
 from agentloop.spans import RunOpening, Span, Trace, current_span, current_trace, trace
 from agentloop.tracing.fold import SpanFold
 
@@ -41,15 +43,7 @@ _LAZY = {
     "render_text": "_timeline_text",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        from importlib import import_module
-
-        value = getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
-        globals()[name] = value
-        return value
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__: Callable[[str], Any] = import_at_first_use(globals(), _LAZY)
 
 
 def __dir__() -> list[str]:
