@@ -41,6 +41,8 @@ _PATIENCE = 10.0
 """Seconds that a client has for its request."""
 _SIGN_OF_LIFE = 15.0
 _CHUNK = 65_536
+_MOST_CONNECTIONS = 100
+"""Connections at the same time; further ones are closed. Each holds a descriptor, and anyone here may connect."""
 _GONE = (anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream, h11.RemoteProtocolError, OSError)
 """Errors of a client that has gone, or speaks something else than HTTP."""
 _Rows = list[bytes]
@@ -141,19 +143,25 @@ async def serve_timeline(
         await listener.serve(server.handle)
 
 
-@attrs.frozen
+@attrs.define(eq=False)
 class _Server:
     """Answers one connection after the other, each in a task of its own."""
 
     followed: FollowedJournal
     token: str
     hosts: frozenset[str]
+    _connections: int = attrs.field(default=0, init=False)
 
     async def handle(self, stream: anyio.abc.SocketStream) -> None:
         """Answer the one request of a connection, and close it."""
-        async with stream:
-            with contextlib.suppress(*_GONE):
-                await self._answer(_PageRequest(stream))
+        self._connections += 1
+        try:
+            async with stream:
+                if self._connections <= _MOST_CONNECTIONS:
+                    with contextlib.suppress(*_GONE):
+                        await self._answer(_PageRequest(stream))
+        finally:
+            self._connections -= 1
 
     async def _answer(self, exchange: _PageRequest) -> None:
         request: h11.Request | None = None
@@ -210,10 +218,12 @@ class _PageRequest:
 
     _stream: anyio.abc.SocketStream
     _http: h11.Connection
+    _wants_head: bool
 
     def __init__(self, stream: anyio.abc.SocketStream) -> None:
         self._stream = stream
         self._http = h11.Connection(h11.SERVER)
+        self._wants_head = False
 
     async def receive(self) -> h11.Request | None:
         """Return the request; None if the client closes the connection before.
@@ -229,7 +239,10 @@ class _PageRequest:
                 data = b""
             self._http.receive_data(data)
             event = self._http.next_event()
-        return event if isinstance(event, h11.Request) else None
+        if not isinstance(event, h11.Request):
+            return None
+        self._wants_head = event.method == b"HEAD"
+        return event
 
     async def wait_closed(self) -> None:
         """Wait until the client closes the connection; what it sends meanwhile is dropped."""
@@ -254,9 +267,10 @@ class _PageRequest:
         await self._send(h11.Data(data=data))
 
     async def send_whole(self, status: int, kind: bytes, body: bytes) -> None:
-        """Send a whole answer."""
+        """Send a whole answer; one to the method HEAD has no body."""
         await self.send_head(status, kind, len(body))
-        await self.send(body)
+        if not self._wants_head:
+            await self.send(body)
         await self._send(h11.EndOfMessage())
 
     async def _send(self, event: Any) -> None:

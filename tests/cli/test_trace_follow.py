@@ -193,6 +193,45 @@ async def test_only_the_page_itself_is_answered(tmp_path: Path) -> None:
                         assert b"desk" not in await stream.receive()
 
 
+@pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "POST", "CONNECT", "PRI"])
+async def test_no_request_ends_the_server(tmp_path: Path, method: str) -> None:
+    """Pages of other sites may send any: each gets an answer that ends, and the page is served afterwards."""
+    path = tmp_path / "journal"
+    path.touch()
+    async with served(path) as url, httpx.AsyncClient() as client:
+        _, _, host, secret = url.split("/", 3)
+        for target in ("/", f"/{secret}", f"/{secret}x"):
+            async with await anyio.connect_tcp("127.0.0.1", int(host.partition(":")[2])) as stream:
+                await stream.send(f"{method} {target} HTTP/1.1\r\nhost: {host}\r\n\r\n".encode())
+                answer = b"".join([piece async for piece in stream])
+            head, _, body = answer.partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 ")
+            assert bool(body) is (method != "HEAD")
+        assert (await client.get(url)).status_code == 200
+
+
+async def test_connections_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One above the limit is closed, so that none takes the last descriptor; when another one ends, it has room."""
+    monkeypatch.setattr(trace_server, "_MOST_CONNECTIONS", 2)
+    path = tmp_path / "journal"
+    path.touch()
+    async with served(path) as url:
+        port = int(url.split(":")[2].partition("/")[0])
+        async with await anyio.connect_tcp("127.0.0.1", port), reading(url) as page:
+            assert await page.next() == "change"
+            async with await anyio.connect_tcp("127.0.0.1", port) as refused:
+                with pytest.raises(anyio.EndOfStream):
+                    await refused.receive()
+        with anyio.fail_after(20):
+            while True:
+                try:
+                    async with reading(url) as page:
+                        assert await page.next() == "change"
+                        return
+                except (anyio.EndOfStream, anyio.BrokenResourceError):
+                    continue  # the server has not seen yet that the others have ended
+
+
 async def test_a_client_that_says_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After its time for a request the connection is closed; a stream without changes gets signs of life."""
     monkeypatch.setattr(trace_server, "_PATIENCE", 0.05)
