@@ -35,7 +35,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -246,9 +246,11 @@ def handoff_outputs(record: r.HandedOff) -> list[Item]:
 
 
 def drop_repeats(
-    items: Iterable[Item], known: Callable[[str], ToolCall | HandoffCall | None], limits: JsonLimits
+    items: Iterable[Item], calls: Mapping[str, CallState], handoffs: Mapping[str, HandoffCall], limits: JsonLimits
 ) -> tuple[list[Item], ToolCall | HandoffCall | None]:
     """Return a response's items without repeated calls, and the first call that contradicts an earlier one.
+
+    *calls* and *handoffs* are those of earlier responses, by id.
 
     A repeated call is dropped together with the reasoning directly before it. A contradicting call (same id, other tool
     or arguments) is dropped too: planning refuses the whole response.
@@ -261,7 +263,8 @@ def drop_repeats(
             kept.append(item)
             continue
         call_id = item.call_id
-        earlier = fresh.get(call_id) or known(call_id)
+        known = calls.get(call_id)
+        earlier = fresh.get(call_id) or (handoffs.get(call_id) if known is None else known.call)
         if earlier is None:
             kept.append(item)
             if call_id:
@@ -728,7 +731,7 @@ class RunFold:
             self._accept()  # only in the first turn may the model answer before the input guardrails have
         self.meter.add(response.usage)
         self.responses.append(response)
-        kept, self.conflict = drop_repeats(response.items, self._find_call, self.limits)
+        kept, self.conflict = drop_repeats(response.items, self.calls, self.handoffs, self.limits)
         batch = list(self.batch)
         for item in kept:
             if not isinstance(item, _CALLS):
@@ -787,10 +790,6 @@ class RunFold:
                 "The model has asked twice in a row for nothing but calls that are answered already (call id "
                 f"{shorten(again.call_id, 80)!r}, tool {shorten(again.name, 80)!r}): it makes no progress"
             )
-
-    def _find_call(self, call_id: str) -> ToolCall | HandoffCall | None:
-        call = self.calls.get(call_id)
-        return call.call if call is not None else self.handoffs.get(call_id)
 
     def _model_failed(self, record: r.ModelFailed) -> None:
         if record.counted:
@@ -890,7 +889,7 @@ class RunFold:
             if not call.released:
                 if call.outcome is not None:
                     self._release_call(call, released)
-                elif not self.waits(call):
+                elif (call.approval is None and not self.nested) or not self.waits(call):
                     return
             self.released += 1
 

@@ -250,7 +250,9 @@ class RunStream(Generic[OutputT]):
             KeyboardInterrupt: trio raised it here, bare.
         """
         assert self._nursery is not None
-        interrupt = await self._outlast_interrupts(left_by) if self._nursery.on_trio else None
+        interrupt: KeyboardInterrupt | None = None
+        if self._nursery.on_trio and not self._is_over:
+            interrupt = await self._outlast_interrupts(left_by)
         caught: bool | None = False
         try:
             caught = await self._nursery.__aexit__(exc_type, left_by if exc_type is not None else None, tb)
@@ -270,8 +272,6 @@ class RunStream(Generic[OutputT]):
 
         The second interrupt sets the cleanup deadline to now. (The nursery's own join would only keep it until later.)
         """
-        if self._is_over:
-            return None
         interrupts = 1 if isinstance(left_by, KeyboardInterrupt) else 0
         first: KeyboardInterrupt | None = None
         with anyio.CancelScope(shield=True):  # noqa: ASYNC912 - trio starts every task, so the run ends

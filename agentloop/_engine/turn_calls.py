@@ -22,7 +22,6 @@ from agentloop._engine.runtime.backend import (
     cancelled_types,
     checkpoint_if_cancelled,
     is_closing,
-    own_task,
     unexpected_cancellation,
 )
 from agentloop._engine.runtime.callbacks import call_user
@@ -91,7 +90,7 @@ async def settle(run: LiveRun, view: TurnView, plan: Plan) -> None:
     events = run.tree.log.events
     if events is not None:
         events.on_room[batch.room] = None
-    task = own_task()
+    task = batch.nursery.task
     try:
         for entry in batch.answers:
             batch.answer(entry, await _format_answer(run, entry))

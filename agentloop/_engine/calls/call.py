@@ -71,7 +71,6 @@ from agentloop.tools import AgentCall, PythonBody, RawBody, ToolSearch, may_run_
 if TYPE_CHECKING:
     from agentloop._schema.function_schema import BoundArguments
 
-_PASSES_TO_DEADLINE = 4
 _UNSETTLED = ("starting", "body", "post")
 _WITHOUT_RESULT = (end.Deferred, end.Paused, end.RunEnding)
 _UNCANCELLED = (end.Returned, end.Raised)
@@ -102,8 +101,8 @@ async def run_call(live: LiveCall) -> None:
                     live.scope.__enter__()
                     try:
                         try:
-                            if nursery.is_bounded():
-                                await _check_in_time()
+                            if (check := nursery.check_in_time()) is not None:
+                                await check
                             if live.plain and live.cause is None:
                                 result = end.Returned(await _start_plain(live, task))
                             else:
@@ -172,19 +171,6 @@ async def _settle_by(live: LiveCall, result: end.Ending, task: object) -> None:
         if is_closing(task):
             raise
         await _settle_failed(live, error)  # noqa: ASYNC102 - nothing is being cancelled here
-
-
-async def _check_in_time() -> None:
-    """Raise the cancellation that is pending already; if the deadline around has passed, wait for the one it causes.
-
-    Code spawned into a cancelled nursery runs up to its first await, so the call checks before its first step. The
-    wait is of some scheduler passes, which both backends need at most: a deadline may have been postponed since.
-    """
-    await checkpoint_if_cancelled()
-    if anyio.current_effective_deadline() <= anyio.current_time():
-        for _ in range(_PASSES_TO_DEADLINE):
-            await anyio.lowlevel.checkpoint()
-            await checkpoint_if_cancelled()
 
 
 def _restore_result(live: LiveCall, body: BodyEnded) -> end.Ending:
@@ -360,7 +346,7 @@ def _start_plain(live: LiveCall, task: object) -> Awaitable[Any]:
 @interruptible
 async def _call_plain(bound: BoundArguments, fn: Callable[..., Any], context: ToolContext[Any] | None) -> Any:
     value = bound.call(fn, context)
-    return await value if inspect.isawaitable(value) else value
+    return await value if isinstance(value, CoroutineType) or inspect.isawaitable(value) else value
 
 
 async def _run_body(live: LiveCall) -> end.Ending:

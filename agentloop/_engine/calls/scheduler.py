@@ -50,7 +50,7 @@ from agentloop._common.values import Value
 from agentloop._core.admission import Ticket
 from agentloop._core.cancellation import CUTS, Cause, Stage, is_graver
 from agentloop._core.failure_choice import Failure, choose, choose_failure
-from agentloop._core.plan import Answer, Arguments, AwaitVerdict, Deliver, Disposition, Execute, Plan, PlanEntry, Replay
+from agentloop._core.plan import Answer, Arguments, AwaitVerdict, Deliver, Execute, Plan, PlanEntry, Replay
 from agentloop._core.run_fold import append_to
 from agentloop._engine.calls.output_text import cut_output
 from agentloop._engine.runtime.backend import (
@@ -445,7 +445,13 @@ class Batch:
         if plain is None:
             hooks_wait = self.hooks is not None and self.hooks.wait
             plain = plain_tools[tool] = not hooks_wait and is_plain_run(self.run) and is_plain_tool(tool)
-        plain = plain and is_plain_start(disposition)
+        if plain:  # it starts for the first time, with arguments that fit
+            plain = (
+                type(disposition) is Execute
+                and disposition.attempt == 1
+                and not disposition.resumed
+                and disposition.arguments.bound is not None
+            )
         if len(limits) > 1:
             limits = tuple(dict.fromkeys(limits))
         given = disposition.arguments
@@ -504,7 +510,9 @@ class Batch:
             live.clock = self.nursery.now()
             if live.tool.runs_in_thread:
                 self.run.settings.threads.join(live)
-        name = f"agentloop call {live.tool.name} {'/'.join((*self.run.state.path, live.call_id))}"
+        path = self.run.state.path
+        place = "/".join((*path, live.call_id)) if path else live.call_id
+        name = f"agentloop call {live.tool.name} {place}"
         self.nursery.start(self._run_call, live, name)
 
     def _next_segment(self) -> None:
@@ -613,10 +621,10 @@ class Batch:
             live.call,
             live.tool.name,
             outcome,
-            body_ended_at=None if body is None else body.ended_at,
-            receipt=live.receipt,
-            arguments=live.text if rewritten and (body is None or body.started_at is None) else None,
-            attempt=live.earlier.attempt,
+            live.earlier.attempt,
+            None if body is None else body.ended_at,
+            live.receipt,
+            live.text if rewritten and (body is None or body.started_at is None) else None,
         )
         live.phase = "settled"
         self.run.append(record)
@@ -652,17 +660,27 @@ class Batch:
     def answer(self, entry: PlanEntry, outcome: CallOutcome) -> None:
         """Settle a call that the plan answers without running it."""
         assert isinstance(entry.disposition, Answer)
-        self.run.append(self._make_record(entry.call, entry.call.name, outcome, attempt=entry.disposition.attempt))
+        self.run.append(self._make_record(entry.call, entry.call.name, outcome, entry.disposition.attempt))
         self.unsettled -= 1
 
-    def _make_record(self, call: ToolCall, tool: str, outcome: CallOutcome, **fields: Any) -> CallSettled:
+    def _make_record(
+        self,
+        call: ToolCall,
+        tool: str,
+        outcome: CallOutcome,
+        attempt: int,
+        body_ended_at: float | None = None,
+        receipt: str | None = None,
+        arguments: str | None = None,
+    ) -> CallSettled:
         # Outputs of bodies were cut before. This cuts texts of the library, and the application's own texts.
         output, limit = outcome.output, self.execution.max_output_chars
         if output is not None and limit is not None and not (type(output) is str and len(output) <= limit):
             outcome = outcome.replace(output=cut_output(output, limit))
         error = None if outcome.error is None else error_summary(outcome.error)
         state, at = self.run.state, self.run.tree.log.wall()
-        return CallSettled(state.path, state.turn, at, call.call_id, tool, outcome, error=error, **fields)
+        path, turn, call_id = state.path, state.turn, call.call_id
+        return CallSettled(path, turn, at, call_id, tool, outcome, body_ended_at, receipt, arguments, attempt, error)
 
     def pause(self, live: LiveCall) -> None:
         """Pause *live*, whose nested run needs a verdict: the call is over for this run segment, without an outcome."""
@@ -962,14 +980,4 @@ def is_plain_tool(tool: FunctionTool) -> bool:
         and not tool.tool_output_guardrails
         and tool.custom_data_extractor is None
         and not may_run_again(tool)
-    )
-
-
-def is_plain_start(disposition: Disposition) -> bool:
-    """Tell whether a call starts for the first time, with arguments that fit."""
-    return (
-        isinstance(disposition, Execute)
-        and disposition.attempt == 1
-        and not disposition.resumed
-        and disposition.arguments.bound is not None
     )
