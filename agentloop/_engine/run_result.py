@@ -9,10 +9,14 @@ from agentloop._core.history import valid_history
 from agentloop._core.run_fold import RunFold
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.exceptions import AgentLoopError, UserTypeError
+from agentloop.records import RunEnded
 from agentloop.results import RunData, RunResult
 
 if TYPE_CHECKING:
     from agentloop.state import RunState
+
+
+_CANCELLED = RunEnded((), 0, 0.0, "cancelled")
 
 
 def _collect_calls(state: RunFold) -> tuple[ev.CallSettled, ...]:
@@ -70,11 +74,12 @@ def run_data_of(run: LiveRun) -> RunData:
 def result_of(run: LiveRun, *, from_records: bool = False) -> RunResult[Any]:
     """Return the result of *run*, which has ended without an error.
 
+    One that was cancelled before its first record, or that of its resumption, has no record of that end.
+
     Args:
         from_records: True if the end of *run* was read from a stored log, which has the plain form of its final output.
     """
-    end = run.state.ended
-    assert end is not None
+    end = (run.state.ended if run.has_begun or from_records else None) or _CANCELLED
     # Taken out first, so that a stored result holds the run's data and not the run.
     agent, state, tree, context = run.tree.graph.root, run.state, run.tree.log.state, run.context.context
     converter = run.settings.config.converter

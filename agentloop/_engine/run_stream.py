@@ -82,6 +82,7 @@ class RunStream(Generic[OutputT]):
 
     __slots__ = (
         "__weakref__",
+        "_cancelled",
         "_ended",
         "_entry",
         "_error",
@@ -109,6 +110,7 @@ class RunStream(Generic[OutputT]):
         self._error: BaseException | None = None
         self._has_begun = False
         self._error_raised = False
+        self._cancelled: Literal["immediate", "after_turn"] | None = None
 
     @uninterrupted
     async def __aenter__(self) -> Self:
@@ -129,6 +131,8 @@ class RunStream(Generic[OutputT]):
             live.tree.log.on_instrument_error = self._stop
         live.resources.host = nursery
         nursery.start(self._main, live, f"agentloop run of {live.agent.name}")
+        if self._cancelled is not None:
+            self.cancel(self._cancelled)
         return self
 
     @uninterrupted
@@ -356,11 +360,15 @@ class RunStream(Generic[OutputT]):
     def cancel(self, mode: Literal["immediate", "after_turn"] = "immediate") -> None:
         """End the run: at once, or when the turn under way is complete. Idempotent; from any task of the run's loop.
 
-        Never waits: `finished`, or leaving the block, waits for the end.
+        Never waits: `finished`, or leaving the block, waits for the end. A run that has not begun is cancelled when it
+        begins.
         """
         if mode not in ("immediate", "after_turn"):
             raise UserValueError(f"cancel: 'immediate' or 'after_turn' is needed, not {mode!r}")
-        if self._live is None or self._is_over:
+        if self._live is None:
+            self._cancelled = "immediate" if self._cancelled == "immediate" else mode
+            return
+        if self._is_over:
             return
         if mode == "immediate":
             self._stop()
@@ -481,6 +489,6 @@ class RunStream(Generic[OutputT]):
         """
         if self._error is not None:
             raise self._error
-        if self._live is None or not self._is_over or self._live.state.ended is None:
+        if self._live is None or not self._is_over:
             raise UserError("the run has not ended yet")
         return result_of(self._live)

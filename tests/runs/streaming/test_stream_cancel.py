@@ -15,6 +15,7 @@ from agentloop import Agent, GuardrailFunctionOutput, RunConfig, Runner, ToolCon
 from agentloop import events as ev
 from agentloop import records as r
 from agentloop.items import AssistantMessage, ToolCall, ToolOutput
+from agentloop.journal import MemoryJournal
 from agentloop.sessions import MemorySession
 from agentloop.testing import ScriptedModel, call, say, wait
 
@@ -96,6 +97,50 @@ async def test_cancel_before_the_first_event_asks_no_model(mode: Any) -> None:
     assert stream.result.status == "cancelled"
     kinds = [type(event).__name__ for event in events]
     assert kinds == ([] if mode == "immediate" else ["AgentUpdated", "RunEnded"])
+
+
+@pytest.mark.parametrize("mode", ["immediate", "after_turn"])
+async def test_cancel_before_the_run_begins_counts_when_it_begins(mode: Any) -> None:
+    """No model is asked, and the result says `cancelled`."""
+    agent = make_agent([])
+    stream = Runner.run_streamed(agent, "go")
+    stream.cancel(mode)
+    stream.cancel("after_turn")
+    async with stream:
+        events = await rest_of(stream)
+    assert read_requests(agent) == []
+    assert stream.result.status == "cancelled"
+    assert [type(event).__name__ for event in events] == ([] if mode == "immediate" else ["AgentUpdated", "RunEnded"])
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+async def test_run_cancelled_at_any_of_its_first_steps_has_a_result(resumed: bool) -> None:
+    """Also while its journal is read, before the first record of the run segment."""
+
+    @tool(needs_approval=True)
+    async def ask() -> str:
+        """Ask."""
+        return "done"
+
+    found = []
+    for steps in range(12):
+        journal = MemoryJournal()
+        agent = make_agent([ask], [call("ask")], done="done")
+        begun: Any = "go"
+        if resumed:
+            begun = (await Runner.run(agent, "go", journal=journal)).to_state()
+            begun.approve("call_1")
+        async with Runner.run_streamed(agent, begun, journal=journal) as stream:
+            for _ in range(steps):
+                await anyio.lowlevel.checkpoint()
+            stream.cancel()
+            await rest_of(stream)
+        found.append(stream.result.status)
+        assert stream.result.to_state().records == stream.state.records
+    assert found[0] == "cancelled"
+    assert found[-1] == ("completed" if resumed else "interrupted")
+    assert len(set(found)) == 2
+
 
 
 @pytest.mark.scenario("SC-04", "SC-05")
