@@ -38,6 +38,7 @@ from anyio.abc import TaskGroup
 
 from agentloop._common.error_text import is_fatal
 from agentloop._core.failure_choice import Failure, choose
+from agentloop._engine.journal_closing import close_in_time
 from agentloop._engine.runtime.backend import (
     Captured,
     cancelled_types,
@@ -378,9 +379,8 @@ async def run_with_journal(
     try:
         result = await run(journal)
     finally:
-        with anyio.move_on_after(cleanup_grace, shield=True) as closing:
-            await journal.aclose()
-    if closing.cancelled_caught:
+        has_closed = await close_in_time(journal, cleanup_grace)  # noqa: ASYNC102 - shielded there
+    if not has_closed:
         raise JournalError(f"the journal of run {index} of a batch did not close within {cleanup_grace} s: {journal!r}")
     return result
 

@@ -4,8 +4,9 @@
 again after a lost connection, cancel, decide on calls that wait. Both work on asyncio and trio.
 """
 
-from agentloop.asgi._app import AgentApp, Grant, WebRequest
+from agentloop.asgi._app import AgentApp
 from agentloop.asgi._http import HTTPRefusal, WebLimits
+from agentloop.asgi._requests import Grant, WebRequest
 from agentloop.asgi._response import RunResponse
 from agentloop.asgi._resumption import ResumedRuns
 from agentloop.asgi._states import (

@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import attrs
+import msgspec
 import pydantic
 from ag_ui import core as ui
 
@@ -24,6 +25,7 @@ from agentloop._storage.public_json import to_json
 from agentloop.asgi._http import HTTPRefusal
 from agentloop.asgi._states import new_name
 from agentloop.asgi._verdicts import ClientVerdict, apply_verdicts
+from agentloop.asgi._writer import replace_surrogates
 from agentloop.items import (
     ApprovalRequest,
     AssistantMessage,
@@ -58,6 +60,8 @@ class AGUIForm:
         self._open: list[str] = []
         """The ids of messages that have begun and whose item has not come, in the order of the answer."""
         self._reasoning: str | None = None
+        self._halves: dict[int | None, str] = {}
+        """Halves of characters at the end of deltas, by the position of their message; None for reasoning."""
 
     def begin(self) -> bytes:
         """Return the frame of the run's start."""
@@ -69,10 +73,10 @@ class AGUIForm:
 
     def _convert(self, event: ev.Event) -> Iterable[ui.BaseEvent]:
         match event:
-            case ev.TextDelta(text=text, item=item) if text:
+            case ev.TextDelta(text=text, item=item) if text := self._join(item, text):
                 yield from self._open_until(item)
                 yield ui.TextMessageContentEvent(message_id=self._open[item], delta=text)
-            case ev.ReasoningDelta(text=text) if text:
+            case ev.ReasoningDelta(text=text) if text := self._join(None, text):
                 self._reasoning = self._reasoning or new_name()
                 yield ui.ReasoningMessageChunkEvent(message_id=self._reasoning, delta=text)
             case ev.ItemCreated(item=AssistantMessage() as message):
@@ -90,9 +94,21 @@ class AGUIForm:
                 yield ui.CustomEvent(name=data["type"], value=data)
             case ev.TurnStarted() | ev.RunEnded():
                 self._reasoning = None
+                self._halves.clear()
                 yield from self._end_open()
             case _:
                 pass
+
+    def _join(self, item: int | None, text: str) -> str:
+        """Return a delta behind the half of a character that the one before has left; its own last half is kept.
+
+        A client of this protocol puts a message together from its deltas, and JSON has no half of a character.
+        """
+        text = self._halves.pop(item, "") + text
+        if "\ud800" <= text[-1:] <= "\udbff":
+            self._halves[item] = text[-1]
+            text = text[:-1]
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
     def _open_until(self, item: int) -> Iterable[ui.BaseEvent]:
         """Begin the message at position *item* of the answer, and those before it."""
@@ -141,8 +157,14 @@ class AGUIForm:
 
 
 def _format(events: Iterable[ui.BaseEvent]) -> bytes:
-    frames = (f"data: {event.model_dump_json(by_alias=True)}\n\n" for event in events)
-    return "".join(frames).encode()
+    return b"".join(b"data: %b\n\n" % _encode(event) for event in events)
+
+
+def _encode(event: ui.BaseEvent) -> bytes:
+    try:
+        return event.model_dump_json(by_alias=True).encode()
+    except ValueError:  # half a character, in a tool's output
+        return msgspec.json.encode(replace_surrogates(event.model_dump(by_alias=True)))
 
 
 def _text(value: Any) -> str:

@@ -5,8 +5,9 @@ Theory. A run has one owner, its task here; requests only read its feed. The id 
 time, so that of two requests that want to resume one run the second is refused. Across processes the journal itself
 decides: its first append takes the lock, or finds that another process has written.
 
-States of a live run: claimed (its journal is being read; the feed is None), under way (`feed` and `stream` are set),
-over (the feed is closed, the entry is gone; later readers use the journal).
+States of a live run: claimed (its journal is being read; `feed` and `stream` are None), ready (`stream` is set, the
+verdicts become durable), under way (both are set), over (the feed is closed, the entry is gone; later readers use the
+journal).
 
 Invariants: the task of a run raises nothing but a BaseException of the application. Leaving the host's block cancels
 every run and waits for it, which its cleanup deadline bounds.
@@ -14,14 +15,16 @@ every run and waits for it, which its cleanup deadline bounds.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import anyio
 import attrs
 from anyio.abc import TaskGroup
 
+from agentloop._engine.journal_closing import close_in_time
 from agentloop._storage.state_codec import codec_of, line_encoder
 from agentloop.abc import Journal
 from agentloop.agents import Agent
@@ -31,8 +34,8 @@ from agentloop.asgi._http import HTTPRefusal
 from agentloop.asgi._response import log_failure
 from agentloop.asgi._states import RunJournals, is_name
 from agentloop.asgi._writer import describe_pause
+from agentloop.config import RunConfig
 from agentloop.exceptions import JournalError, UserError
-from agentloop.items import Item
 from agentloop.run import Runner
 from agentloop.state import RunState
 
@@ -43,6 +46,7 @@ if TYPE_CHECKING:
 Options: TypeAlias = Mapping[str, Any]
 Decide: TypeAlias = Callable[[RunState], None]
 """Gives verdicts on a state. Raises `HTTPRefusal`."""
+_GRACE = RunConfig().tool_execution.cleanup_grace
 
 
 @attrs.define(eq=False)
@@ -54,6 +58,23 @@ class WebRun:
     feed: Feed | None = None
     scope: anyio.CancelScope = attrs.field(factory=anyio.CancelScope)
     """The scope of the run's own task, if it has one."""
+    cleanup_grace: float = _GRACE
+    """The seconds that the journal has for its closing: as many as the clean-up of the run."""
+    _is_cancelled: bool = attrs.field(default=False, init=False)
+
+    def begin(self, stream: RunStream[Any], options: Options) -> None:
+        """Note the stream of the run, which has *options*; a run that was cancelled before is cancelled now."""
+        self.stream = stream
+        if (config := options.get("run_config")) is not None:
+            self.cleanup_grace = config.tool_execution.cleanup_grace
+        if self._is_cancelled:
+            stream.cancel()
+
+    def cancel(self) -> None:
+        """Cancel the run, as soon as it has begun."""
+        self._is_cancelled = True
+        if self.stream is not None:
+            self.stream.cancel()
 
 
 @attrs.frozen
@@ -83,12 +104,16 @@ class RunHost:
         self._group = group
         return self
 
-    async def __aexit__(self, *error: Any) -> None:
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
         """Cancel every run, and wait for its end."""
         assert self._group is not None
         group, self._group = self._group, None
         group.cancel_scope.cancel()
-        await group.__aexit__(*error)  # noqa: ASYNC102 - its tasks are being cancelled
+        if not isinstance(exc, anyio.get_cancelled_exc_class()):
+            exc_type = exc = tb = None  # an error of the block would come back wrapped in a group
+        await group.__aexit__(exc_type, exc, tb)  # noqa: ASYNC102 - its tasks are being cancelled
 
     def cancel(self) -> None:
         """Cancel every run that has a task of its own. (The nursery's scope holds the application's block, too.)"""
@@ -138,8 +163,8 @@ class RunHost:
             raise HTTPRefusal(404, "There is no such run.")
         return self._journals.journal(run)
 
-    def start(self, live: WebRun, given: str | Iterable[Item] | RunState, opened: Journal, options: Options) -> Feed:
-        """Start the claimed run *live* in a task of its own, which closes its journal, and return its feed.
+    def prepare(self, live: WebRun, given: str | RunState, opened: Journal, options: Options) -> None:
+        """Make the claimed run *live* ready for `start`; nothing runs yet.
 
         Args:
             live: The run.
@@ -149,12 +174,18 @@ class RunHost:
 
         Raises:
             UserError: the options are wrong, or the host has not been entered. The run is still claimed.
+            StateError: the state can't be resumed. The run is still claimed.
         """
         if self._group is None:
             raise UserError("runs that continue without clients need the application's lifespan: `async with app:`")
-        stream: RunStream[Any] = Runner.run_streamed(self._agent, given, journal=opened, **options)
+        live.begin(Runner.run_streamed(self._agent, given, journal=opened, **options), options)
+
+    def start(self, live: WebRun, given: str | RunState, opened: Journal) -> Feed:
+        """Start the run that is ready, in a task of its own, which closes its journal; return its feed."""
+        assert self._group is not None
+        assert live.stream is not None
         live.feed = feed = Feed(given.events() if isinstance(given, RunState) else ())
-        self._group.start_soon(self._host, live, stream, feed, opened, name=f"agentloop web run {live.id}")
+        self._group.start_soon(self._host, live, live.stream, feed, opened, name=f"agentloop web run {live.id}")
         return feed
 
     @asynccontextmanager
@@ -174,27 +205,16 @@ class RunHost:
             raise
 
     async def give_up(self, live: WebRun, journal: Journal | None) -> None:
-        """Close the journal of a run that is over, and release the run. Harmless the second time."""
-        try:
-            if journal is not None:
-                with anyio.CancelScope(shield=True):  # bounded: it waits for a write in progress
-                    await journal.aclose()
-        finally:
-            self.release(live)
-
-    async def load_paused(self, journal: Journal, decide: Decide | None) -> RunState:
-        """Return the state in *journal*, with the verdicts of *decide*, which are durable then.
+        """Close the journal of a run that is over, and release the run. Harmless the second time.
 
         Raises:
-            HTTPRefusal: there is no such run (404), or another process has resumed it (409).
-            StateError: the agents don't fit it.
+            JournalError: as for `close_journal`.
         """
-        state = await self._load(journal)
-        if decide is not None:
-            known = len(state.records)
-            decide(state)
-            await _append_verdicts(journal, state, known)
-        return state
+        try:
+            if journal is not None:
+                await close_journal(journal, live.id, live.cleanup_grace)
+        finally:
+            self.release(live)
 
     async def _host(self, live: WebRun, stream: RunStream[Any], feed: Feed, journal: Journal) -> None:
         """Run to the end; the feed gets every event, also those that a cancelled stream has dropped."""
@@ -202,7 +222,6 @@ class RunHost:
         try:
             with live.scope:
                 async with stream:
-                    live.stream = stream
                     async for event in stream:
                         feed.add(stream.last_event_id, event)
                 for number, event in stream.state.events(feed.last_id):
@@ -220,11 +239,13 @@ class RunHost:
 
     # -- runs that are not live
 
-    async def _load(self, journal: Journal) -> RunState:
+    async def load(self, journal: Journal) -> RunState:
         """Return the state in *journal*.
 
         Raises:
             HTTPRefusal: no run has written to it (404).
+            JournalError: it is damaged.
+            StateError: the agents don't fit it.
         """
         try:
             return await RunState.from_journal(self._agent, journal)
@@ -242,12 +263,21 @@ class RunHost:
         """
         journal = self.open_journal(run)
         try:
-            state = await self._load(journal)
+            state = await self.load(journal)
         finally:
-            with anyio.CancelScope(shield=True):  # bounded: it waits for a read in progress
-                await journal.aclose()
+            await close_journal(journal, run)  # noqa: ASYNC102 - shielded there
         events = list(state.events())
         return StoredRun(events[0 if after is None else position_after(events, after) :], _describe_end(state, run))
+
+
+async def close_journal(journal: Journal, run: str, seconds: float = _GRACE) -> None:
+    """Close the journal of the run *run*, also after a cancellation.
+
+    Raises:
+        JournalError: as for `Journal.aclose`, or it has not closed within *seconds*.
+    """
+    if not await close_in_time(journal, seconds):
+        raise JournalError(f"the journal of web run {run} did not close within {seconds:g} s: {journal!r}")
 
 
 def _describe_end(state: RunState, run: str) -> tuple[dict[str, Any], ...]:
@@ -259,7 +289,7 @@ def _describe_end(state: RunState, run: str) -> tuple[dict[str, Any], ...]:
     return () if state.error is None else ({"type": "error", "error": describe_summary(state.error)},)
 
 
-async def _append_verdicts(journal: Journal, state: RunState, known: int) -> None:
+async def append_verdicts(journal: Journal, state: RunState, known: int) -> None:
     """Append the records of *state* from *known* on, which makes this process the only one that resumes the run.
 
     Raises:

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias, TypeVar
 import anyio
 import attrs
 import msgspec
+from anyio.lowlevel import checkpoint
 
 from agentloop._common.checks import FIELDS, optional
 from agentloop.exceptions import UserValueError
@@ -122,15 +123,22 @@ def check_json(scope: Scope, body: bytes) -> bytes:
 
 
 async def answer_json(send: Send, status: int, data: Any, headers: Headers = ()) -> None:
-    """Send *data* as the whole response."""
+    """Send *data* as the whole response.
+
+    Raises:
+        ClientGone: the client has left.
+    """
     body = msgspec.json.encode(data)
     usual = [
         (b"content-type", b"application/json"),
         (b"content-length", str(len(body)).encode()),
         (b"cache-control", b"no-store"),
     ]
-    await send({"type": "http.response.start", "status": status, "headers": [*usual, *headers]})
-    await send({"type": "http.response.body", "body": body})
+    try:
+        await send({"type": "http.response.start", "status": status, "headers": [*usual, *headers]})
+        await send({"type": "http.response.body", "body": body})
+    except OSError as error:  # how a server says it
+        raise ClientGone from error
 
 
 async def while_connected(receive: Receive, work: Callable[[], Awaitable[None]]) -> None:
@@ -139,21 +147,27 @@ async def while_connected(receive: Receive, work: Callable[[], Awaitable[None]])
     Cancellation: *work* is cancelled and awaited.
 
     Raises:
-        Exception: the error of *work*, bare.
+        Exception: the error of *work*, or of *receive*, bare.
     """
     failure: Exception | None = None
     async with anyio.create_task_group() as group:
 
         async def watch() -> None:
-            while (await receive())["type"] != "http.disconnect":
-                pass  # the rest of a body that the application has not read
+            nonlocal failure
+            try:
+                while True:
+                    if (await receive())["type"] == "http.disconnect":
+                        break
+                    await checkpoint()  # it was the rest of a body that the application has not read
+            except Exception as error:
+                failure = error
             group.cancel_scope.cancel()
 
         group.start_soon(watch)
         try:
             await work()
         except Exception as error:
-            failure = error
+            failure = failure or error
         group.cancel_scope.cancel()
     if failure is not None:
         try:

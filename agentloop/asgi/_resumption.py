@@ -70,18 +70,21 @@ async def _resume(host: RunHost, folder: JournalFolder, run: str, cancelled: boo
     if host.find(run) is not None:
         return "held"
     async with folder.journal(run) as journal:
-        kind = _choose(await host.load_paused(journal, None), cancelled)
+        kind = _choose(await host.load(journal), cancelled)
     if kind != "resumed":
         return kind
+    if host.find(run) is not None:  # a client has resumed it meanwhile
+        return "held"
     async with host.claimed(run) as (live, locked):
         assert isinstance(locked, FileJournal)  # the host's journals are of *folder*
         if not await locked.try_lock():
             kind = "held"
         else:
-            state = await host.load_paused(locked, None)
+            state = await host.load(locked)
             kind = _choose(state, cancelled)
             if kind == "resumed":
-                host.start(live, state, locked, options)
+                host.prepare(live, state, locked, options)
+                host.start(live, state, locked)
         if kind != "resumed":
             await host.give_up(live, locked)
     return kind

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -31,6 +31,11 @@ class _Decided(Protocol):
     def reject(self, call: Any, *, message: str | None = None, always: bool = False, by: str | None = None) -> None: ...
 
 
+class _Stream(_Decided, Protocol):
+    @property
+    def state(self) -> RunState: ...
+
+
 def apply_verdicts(state: RunState, verdicts: Iterable[ClientVerdict], by: str | None) -> None:
     """Give *verdicts* on the calls of *state* that wait.
 
@@ -41,14 +46,20 @@ def apply_verdicts(state: RunState, verdicts: Iterable[ClientVerdict], by: str |
         _give(state, _find(state.interruptions, verdict), verdict, by)
 
 
-def give_verdicts(stream: _Decided, verdicts: Iterable[ClientVerdict], by: str | None) -> None:
-    """Give *verdicts* on calls of a run that is under way.
+def give_verdicts(stream: _Stream, verdicts: Sequence[ClientVerdict], by: str | None) -> None:
+    """Give *verdicts* on calls of a run that is under way: all of them, or none.
 
     Raises:
-        HTTPRefusal: as for `apply_verdicts`.
+        HTTPRefusal: as for `apply_verdicts`; or the run has not begun (409).
     """
+    try:
+        state = stream.state
+    except UserError:
+        raise HTTPRefusal(409, "The run has not begun.") from None
+    waiting = state.interruptions
+    apply_verdicts(state, verdicts, by)  # to a copy first
     for verdict in verdicts:
-        _give(stream, verdict.call_id, verdict, by)
+        _give(stream, _find(waiting, verdict), verdict, by)
 
 
 def _find(waiting: Iterable[ApprovalRequest], verdict: ClientVerdict) -> ApprovalRequest:
@@ -62,7 +73,7 @@ def _not_waiting(verdict: ClientVerdict) -> HTTPRefusal:
     return HTTPRefusal(409, f"Call {verdict.call_id[:100]!r} waits for no verdict.")
 
 
-def _give(decided: _Decided, call: ApprovalRequest | str, verdict: ClientVerdict, by: str | None) -> None:
+def _give(decided: _Decided, call: ApprovalRequest, verdict: ClientVerdict, by: str | None) -> None:
     try:
         if verdict.approve:
             if verdict.message is not None:

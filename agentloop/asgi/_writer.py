@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import anyio
 import msgspec
+from anyio.lowlevel import checkpoint
 
 from agentloop import events as ev
 from agentloop._storage.public_json import to_json
@@ -43,17 +44,18 @@ def format_frame(data: Mapping[str, Any], number: str | None = None) -> bytes:
     try:
         text = msgspec.json.encode(data)
     except UnicodeEncodeError:  # half a character at the end of a delta
-        text = msgspec.json.encode(_replace_surrogates(data))
+        text = msgspec.json.encode(replace_surrogates(data))
     head = b"event: %b\n" % data["type"].encode()
     return (head if number is None else b"%bid: %b\n" % (head, number.encode())) + b"data: %b\n\n" % text
 
 
-def _replace_surrogates(value: Any) -> Any:
+def replace_surrogates(value: Any) -> Any:
+    """Return a value of JSON with `?` for each half of a character."""
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()
     if isinstance(value, Mapping):
-        return {key: _replace_surrogates(one) for key, one in value.items()}
-    return [_replace_surrogates(one) for one in value] if isinstance(value, list | tuple) else value
+        return {key: replace_surrogates(one) for key, one in value.items()}
+    return [replace_surrogates(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def format_event(number: str | None, event: ev.Event, codec: Codec | None = None) -> bytes:
@@ -165,6 +167,7 @@ class EventWriter:
 
     async def _pass(self, message: dict[str, Any]) -> None:
         with anyio.move_on_after(self._limits.send_timeout) as waiting:
+            await checkpoint()  # a server whose client takes everything at once doesn't wait
             try:
                 await self._send(message)
             except OSError as error:

@@ -7,10 +7,10 @@ import pytest
 from web.agents import Watched, deleting, looking
 from web.harness import ask
 
-from agentloop import Agent, UserError, tool
+from agentloop import Agent, ToolContext, UserError, tool
 from agentloop.asgi import AgentApp, _app
 from agentloop.items import AssistantMessage, ToolCall, ToolOutput, UserMessage
-from agentloop.model_events import ItemDone, ResponseDone, TextDelta
+from agentloop.model_events import ItemDone, ReasoningDelta, ResponseDone, TextDelta
 from agentloop.testing import ScriptedModel, call, fail, reason, say, stream_of
 
 ui: Any = pytest.importorskip("ag_ui.core", reason="needs the extra ag-ui: nox -s tests-web")
@@ -81,6 +81,26 @@ async def test_messages_without_deltas_and_deltas_without_a_message() -> None:
     assert (events[-1].type, events[-1].message) == ("RUN_ERROR", "The model's answer can't be used.")
     broken = await converse(AgentApp(Watched().agent([fail(RuntimeError("pw"))]), ag_ui=True), make_input())
     assert (broken[-1].code, broken[-1].message) == ("InternalError", "The run has failed.")
+
+
+async def test_characters_that_deltas_cut_are_put_together() -> None:
+    """Deltas make up the client's message; half a character that stays one is replaced, wherever it is."""
+    smile, item = "\U0001f600", AssistantMessage("whole")
+
+    @tool
+    async def look(ctx: ToolContext[Any]) -> str:
+        """Return half a character."""
+        await ctx.report(1, 2, "\ud83d")
+        return "\ud83d!"
+
+    pieces = ["a \ud83d", "\ude00 b", "\ude00", " c\ud83d"]
+    sent = [TextDelta(piece) for piece in pieces] + [ReasoningDelta("\ud83d"), ReasoningDelta("\ude00")]
+    model = ScriptedModel([call("look"), stream_of([*sent, ItemDone(item), ResponseDone((item,))])])
+    events = await converse(AgentApp(Agent("a", model=model, tools=[look]), ag_ui=True), make_input())
+    assert events[-1].type == "RUN_FINISHED"
+    assert texts(events) == [f"a {smile} b\ufffd c"]
+    assert [event.delta for event in events if event.type == "REASONING_MESSAGE_CHUNK"] == [smile]
+    assert [event.content for event in events if event.type == "TOOL_CALL_RESULT"] == ["?!"]
 
 
 async def test_interrupts_are_answered_once() -> None:

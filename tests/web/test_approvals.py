@@ -23,20 +23,20 @@ KEY = SealKey(b"0123456789abcdef")
 YES = {"call_id": "call_1", "approve": True}
 NO = {"call_id": "call_2", "approve": False, "message": "b is needed"}
 
-MAKERS: dict[str, Callable[[Any, Path], AgentApp]] = {
-    "memory": lambda agent, path: AgentApp(agent),
-    "folder": lambda agent, path: AgentApp(agent, states=FolderStates(path / "states"), key=KEY),
-    "client": lambda agent, path: AgentApp(agent, states=ClientStates(), key=KEY),
-    "journal": lambda agent, path: AgentApp(agent, journals=JournalFolder(path / "runs")),
-    "continue": lambda agent, path: AgentApp(agent, on_disconnect="continue", journals=JournalFolder(path / "runs")),
+PLACES: dict[str, Callable[[Path], dict[str, Any]]] = {
+    "memory": lambda path: {},
+    "folder": lambda path: {"states": FolderStates(path / "states"), "key": KEY},
+    "client": lambda path: {"states": ClientStates(), "key": KEY},
+    "journal": lambda path: {"journals": JournalFolder(path / "runs")},
+    "continue": lambda path: {"on_disconnect": "continue", "journals": JournalFolder(path / "runs")},
 }
 pytestmark = [pytest.mark.real_clock]
 
 
-@pytest.fixture(params=list(MAKERS))
-def make_app(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Any], AgentApp]:
+@pytest.fixture(params=list(PLACES))
+def make_app(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., AgentApp]:
     """Makes an application over one of the places where paused runs are kept."""
-    return lambda agent: MAKERS[request.param](agent, tmp_path)
+    return lambda agent, **more: AgentApp(agent, **PLACES[request.param](tmp_path), **more)
 
 
 async def pause(app: AgentApp) -> str:
@@ -55,7 +55,7 @@ async def decide(app: AgentApp, handle: str, *verdicts: dict[str, Any], **more: 
     return await ask(app, "POST", "/verdicts", {"handle": handle, "verdicts": list(verdicts), **more})
 
 
-async def test_verdicts_resume_the_run_once(make_app: Callable[[Any], AgentApp]) -> None:
+async def test_verdicts_resume_the_run_once(make_app: Callable[..., AgentApp]) -> None:
     """The response streams the rest of the run; a second request gets 409, and nothing runs twice."""
     watched = Watched()
     async with make_app(watched.agent(deleting())) as app:
@@ -71,7 +71,7 @@ async def test_verdicts_resume_the_run_once(make_app: Callable[[Any], AgentApp])
     assert watched.deleted == ["a"]
 
 
-async def test_of_many_verdicts_at_once_one_is_taken(make_app: Callable[[Any], AgentApp]) -> None:
+async def test_of_many_verdicts_at_once_one_is_taken(make_app: Callable[..., AgentApp]) -> None:
     """Ten clients decide at the same time: one streams the run, the others get 409."""
     watched = Watched()
     answers: list[Exchange] = []
@@ -89,7 +89,7 @@ async def test_of_many_verdicts_at_once_one_is_taken(make_app: Callable[[Any], A
     assert watched.deleted == ["a"]
 
 
-async def test_run_pauses_again_until_every_call_is_decided(make_app: Callable[[Any], AgentApp]) -> None:
+async def test_run_pauses_again_until_every_call_is_decided(make_app: Callable[..., AgentApp]) -> None:
     """The calls that are decided run; the next handle is for the others."""
     watched = Watched()
     async with make_app(watched.agent(deleting())) as app:
@@ -113,7 +113,7 @@ WRONG: list[tuple[int, str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("status", "sentence", "verdict"), WRONG)
 async def test_verdict_that_does_not_fit_leaves_the_run_waiting(
-    make_app: Callable[[Any], AgentApp], status: int, sentence: str, verdict: dict[str, Any]
+    make_app: Callable[..., AgentApp], status: int, sentence: str, verdict: dict[str, Any]
 ) -> None:
     """It is refused with a sentence; where the state was taken for it, the answer has a new handle."""
     watched = Watched()
@@ -126,7 +126,23 @@ async def test_verdict_that_does_not_fit_leaves_the_run_waiting(
         assert response.frames[-1].data["status"] == "completed"
 
 
-async def test_bodies_that_are_no_verdicts(make_app: Callable[[Any], AgentApp]) -> None:
+async def test_run_that_can_not_be_resumed_by_a_request_still_waits(make_app: Callable[..., AgentApp]) -> None:
+    """Options that `admit` gives wrongly cost neither the paused run nor the verdict."""
+    watched, options = Watched(), [{"max_turns": -1}, {}]
+
+    def admit(request: WebRequest) -> Grant:
+        return Grant(options=options.pop(0) if request.action == "decide" else {})  # type: ignore[arg-type]
+
+    async with make_app(watched.agent(deleting()), admit=admit) as app:
+        handle = await pause(app)
+        refused = await decide(app, handle, YES, NO)
+        assert refused.status == 500
+        response = await decide(app, refused.json.get("handle", handle), YES, NO)
+        assert response.frames[-1].data["status"] == "completed"
+    assert watched.deleted == ["a"]
+
+
+async def test_bodies_that_are_no_verdicts(make_app: Callable[..., AgentApp]) -> None:
     """400 names the place; an unknown handle is 404 or 409, and no file of that name is looked for."""
     async with make_app(Watched().agent([])) as app:
         for body, sentence in (
@@ -190,6 +206,27 @@ async def test_verdict_while_the_run_is_under_way() -> None:
         await response.end()
     assert response.frames[-1].data["status"] == "completed"
     assert watched.deleted == ["a"]
+
+
+@pytest.mark.parametrize(("status", "sentence", "verdict"), [(a, b, {**YES, **c}) for a, b, c in WRONG])
+async def test_verdicts_on_a_run_under_way_are_given_together_or_not_at_all(
+    status: int, sentence: str, verdict: dict[str, Any]
+) -> None:
+    """One that doesn't fit, by its path too, is refused as for a paused run, and those beside it don't count."""
+    watched = Watched()
+    steps = [[*(call("delete", {"path": path}) for path in "abc"), call("hold")], say("Done.")]
+    app = AgentApp(watched.agent(steps), on_disconnect="continue", journals=Journals())
+    async with app, send_request(app, "POST", "/runs", HELLO) as response:
+        await response.frame("approval_requested", 3)
+        await watched.started.wait()
+        refused = await decide(app, response.headers["agentloop-run"], {**YES, "call_id": "call_3"}, verdict)
+        assert refused.status == status
+        assert sentence in refused.json["error"]
+        watched.free.set()
+        await response.end()
+    asked = response.frames[-1].data["interruptions"]
+    assert [one["call"]["call_id"] for one in asked] == ["call_1", "call_2", "call_3"]
+    assert watched.deleted == []
 
 
 async def test_state_of_a_client_is_sealed_and_used_once() -> None:

@@ -142,7 +142,6 @@ async def test_run_cancelled_at_any_of_its_first_steps_has_a_result(resumed: boo
     assert len(set(found)) == 2
 
 
-
 @pytest.mark.scenario("SC-04", "SC-05")
 async def test_cancel_wakes_the_consumer_and_ends_a_blocked_model_call(anyio_backend: Backend) -> None:
     """The consumer waits for an event that won't come, the model for its server: both end at once."""

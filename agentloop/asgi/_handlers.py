@@ -1,0 +1,297 @@
+"""The handlers of `AgentApp`: each answers one kind of request, once the application has found the path.
+
+A run belongs to a task of the host where runs continue without their clients, and else to the request that began it.
+Does not know about paths, methods, and the end of the application.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import anyio
+import attrs
+
+from agentloop._common.error_text import error_summary
+from agentloop.abc import Journal
+from agentloop.agents import Agent
+from agentloop.asgi._feed import Feed, FeedReader
+from agentloop.asgi._hosting import Decide, RunHost, WebRun, append_verdicts
+from agentloop.asgi._http import (
+    HTTPRefusal,
+    WebLimits,
+    answer_json,
+    check_json,
+    find_header,
+    read_body,
+    while_connected,
+)
+from agentloop.asgi._requests import (
+    CANCEL,
+    START,
+    VERDICTS,
+    Admit,
+    Exchange,
+    Grant,
+    WebRequest,
+    ask_for_grant,
+)
+from agentloop.asgi._response import RunResponse, log_failure
+from agentloop.asgi._states import StateStore, new_name
+from agentloop.asgi._verdicts import apply_verdicts, give_verdicts
+from agentloop.asgi._writer import EventWriter, StreamForm, format_event, format_frame
+from agentloop.exceptions import StateError
+from agentloop.items import Item
+from agentloop.state import RunState
+
+logger: logging.Logger = logging.getLogger("agentloop")
+
+RUN_HEADER = b"agentloop-run"
+"""The header of a stream's response that has the id of the run."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Handlers:
+    """The handlers of one application, and what they share.
+
+    Attributes:
+        agent: The agent of the application.
+        host: Its runs.
+        states: Where the states of paused runs are kept if runs have no journals.
+        sealing: The key and the codec of those states, as `RunState.to_string` takes them.
+        admit: The function of the application that lets requests in.
+        limits: The bounds of requests.
+        has_journals: Whether each run has a journal.
+        goes_on: Whether a run continues without its client.
+    """
+
+    agent: Agent[Any, Any]
+    host: RunHost
+    states: StateStore
+    sealing: dict[str, Any]
+    admit: Admit | None
+    limits: WebLimits
+    has_journals: bool
+    goes_on: bool
+
+    # -- new runs
+
+    async def start(self, client: Exchange) -> None:
+        """Begin a run, and stream it."""
+        body = await client.read(self.limits, START)
+        grant = await self._let_in(WebRequest(action="start", scope=client.scope, conversation=body.conversation))
+        if self.has_journals:
+            await self._begin(new_name(), body.input, grant, client)
+        else:
+            await self._respond(body.input, grant, client)
+
+    async def _let_in(self, request: WebRequest) -> Grant:
+        return await ask_for_grant(self.admit, request)
+
+    async def _begin(self, run: str, given: str | Decide, grant: Grant, client: Exchange) -> None:
+        """Begin a run with a journal, or resume it with verdicts, and stream its events.
+
+        The verdicts are durable once nothing but the disk, or another process, can prevent the run from being resumed.
+        The run belongs to a task of its own from `host.start` on, or to this request until `_serve` returns.
+        """
+        feed: Feed | None = None
+        response: RunResponse | None = None
+        async with self.host.claimed(run) as (live, journal):
+            known = 0
+            if isinstance(given, str):
+                chosen: str | RunState = given
+            else:
+                chosen = await self.host.load(journal)
+                known = len(chosen.records)
+                given(chosen)
+            if self.goes_on:
+                self.host.prepare(live, chosen, journal, grant.options)
+            else:
+                response = self._prepare(live, journal, chosen, grant)
+            if isinstance(chosen, RunState):
+                await append_verdicts(journal, chosen, known)
+            if response is None:
+                feed = self.host.start(live, chosen, journal)
+            else:
+                await self._serve(response, live, journal, client)
+        if feed is not None:
+            await self._follow(run, feed, feed.last_id, client)
+
+    async def _respond(
+        self, given: str | Iterable[Item], grant: Grant, client: Exchange, form: StreamForm | None = None
+    ) -> None:
+        """Run without a journal, within this request."""
+        live = self.host.claim(new_name())
+        await self._serve(self._prepare(live, None, given, grant, form), live, None, client)
+
+    def _prepare(
+        self,
+        live: WebRun,
+        journal: Journal | None,
+        given: str | RunState | Iterable[Item],
+        grant: Grant,
+        form: StreamForm | None = None,
+    ) -> RunResponse:
+        """Return the response that will run *live*.
+
+        Raises:
+            UserError: the options are wrong. The run is released.
+            StateError: the state can't be resumed. The run is released.
+        """
+
+        async def keep(state: RunState) -> str:
+            # Before the client has the handle: it may come back at once.
+            await self.host.give_up(live, journal)
+            if journal is not None:
+                return live.id
+            state.context = None  # given again, by `admit`
+            return await self.states.put(state.to_string(**self.sealing))
+
+        options: dict[str, Any] = {**grant.options, "journal": journal}
+        headers = [(RUN_HEADER, live.id.encode())]
+        try:
+            response = RunResponse(
+                self.agent, given, limits=self.limits, keep_state=keep, headers=headers, form=form, **options
+            )
+        except BaseException:
+            self.host.release(live)
+            raise
+        live.begin(response.stream, grant.options)
+        return response
+
+    async def _serve(self, response: RunResponse, live: WebRun, journal: Journal | None, client: Exchange) -> None:
+        """Run within this request; the run is live until it is over."""
+        try:
+            await response(client.scope, client.receive, client.send)
+        finally:
+            try:
+                await self.host.give_up(live, journal)  # noqa: ASYNC102 - shielded there
+            except Exception as error:
+                log_failure(error)  # the response has ended
+
+    # -- reading
+
+    async def read(self, client: Exchange, run: str) -> None:
+        """Stream a run from after the event that the client names: one under way, or a stored one."""
+        await self._let_in(WebRequest(action="read", scope=client.scope, run=run))
+        header = find_header(client.scope, b"last-event-id")
+        after = None if not header else header.decode("latin-1")
+        live = self.host.find(run)
+        if live is not None and live.feed is not None:
+            await self._follow(run, live.feed, after, client)
+            return
+        if live is not None and not self.goes_on:
+            raise HTTPRefusal(409, "The run is under way, and streamed to the client that it ends with.")
+        stored = await self.host.read(run, after)
+
+        async def serve() -> None:
+            writer = EventWriter(client.send, self.limits)
+            await writer.open([(RUN_HEADER, run.encode())])
+            for number, event in stored.events:
+                await writer.write(format_event(number, event))
+            await _end(writer, stored.final)
+
+        await while_connected(client.receive, serve)
+
+    async def _follow(self, run: str, feed: Feed, after: str | None, client: Exchange) -> None:
+        """Send the events of a live run after the id *after*, until it is over or the client leaves."""
+        reader = FeedReader(feed, after)
+
+        async def serve() -> None:
+            writer = EventWriter(client.send, self.limits)
+            await writer.open([(RUN_HEADER, run.encode())])
+            with reader:
+                await writer.pump(reader.take)
+            await _end(writer, feed.final)
+
+        await while_connected(client.receive, serve)
+
+    # -- deciding
+
+    async def cancel(self, client: Exchange, run: str) -> None:
+        """Cancel a run that is under way or is being resumed, or one call of it."""
+        body = await client.read(self.limits, CANCEL)
+        await self._let_in(WebRequest(action="cancel", scope=client.scope, run=run))
+        live = self.host.find(run)
+        if live is None:
+            raise HTTPRefusal(404, "No such run is under way.")
+        if body.call_id is None:
+            live.cancel()
+        elif live.stream is None or not live.stream.cancel_call(body.call_id):
+            raise HTTPRefusal(409, "No such call is under way.")
+        await answer_json(client.send, 202, {"run": run})
+
+    async def decide(self, client: Exchange) -> None:
+        """Give verdicts: to a run under way, or to a paused one, which is resumed and streamed."""
+        body = await client.read(self.limits, VERDICTS)
+        if not body.verdicts:
+            raise HTTPRefusal(400, "The body doesn't fit: a verdict is needed.")
+        run = body.handle if self.has_journals else None
+        grant = await self._let_in(
+            WebRequest(action="decide", scope=client.scope, run=run, conversation=body.conversation)
+        )
+
+        def apply(state: RunState) -> None:
+            apply_verdicts(state, body.verdicts, grant.by)
+
+        if run is None:
+            await self._resume_state(body.handle, apply, grant, client)
+            return
+        live = self.host.find(run)
+        if live is not None and live.stream is not None and not live.stream.is_complete:
+            give_verdicts(live.stream, body.verdicts, grant.by)
+            await answer_json(client.send, 202, {"run": run})
+            return
+        await self._begin(run, apply, grant, client)
+
+    async def _resume_state(
+        self, handle: str, decide: Decide, grant: Grant, client: Exchange, form: StreamForm | None = None
+    ) -> None:
+        """Take a state and resume it within this request. One that can't be resumed by this request is kept again."""
+        text = await self.states.take(handle)
+        if text is None:
+            raise HTTPRefusal(409, "No run waits under this handle: it was resumed already, or there was none.")
+        try:
+            state = RunState.from_string(self.agent, text, **self.sealing)
+            decide(state)
+            live = self.host.claim(new_name())
+            response = self._prepare(live, None, state, grant, form)
+        except Exception as error:
+            refusal = refusal_for(error)
+            with anyio.CancelScope(shield=True):  # bounded by the store: the state must not be lost
+                handle = await self.states.put(text)
+            raise HTTPRefusal(refusal.status, refusal.sentence, handle=handle) from error
+        await self._serve(response, live, None, client)
+
+    # -- another protocol
+
+    async def speak_ag_ui(self, client: Exchange) -> None:
+        """Begin or resume a run, and stream it in the Agent-User Interaction Protocol."""
+        from agentloop.asgi._ag_ui import AGUIForm, read_input
+
+        asked = read_input(check_json(client.scope, await read_body(client.scope, client.receive, self.limits)))
+        action: Literal["start", "decide"] = "start" if asked.handle is None else "decide"
+        grant = await self._let_in(WebRequest(action=action, scope=client.scope, conversation=asked.thread_id))
+        form = AGUIForm(asked.thread_id, asked.run_id)
+        if asked.handle is None:
+            await self._respond(asked.items, grant, client, form)
+        else:
+            await self._resume_state(asked.handle, lambda state: asked.decide(state, grant.by), grant, client, form)
+
+
+async def _end(writer: EventWriter, final: Iterable[dict[str, Any]]) -> None:
+    """Send the frames that follow a run's last event, and end the response."""
+    for data in final:
+        await writer.write(format_frame(data))
+    await writer.close()
+
+
+def refusal_for(error: Exception) -> HTTPRefusal:
+    """Return the answer to a request that has failed with *error*, which is logged."""
+    if isinstance(error, HTTPRefusal):
+        return error
+    logger.error("a web request has failed: %s", error_summary(error))
+    if isinstance(error, StateError):
+        return HTTPRefusal(409, "The run can't be resumed: it is over, or it doesn't fit the agents.")
+    return HTTPRefusal(500, "The request has failed.")

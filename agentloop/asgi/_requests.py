@@ -1,0 +1,106 @@
+"""The requests of clients, as values: what a request asks for, what the application allows, and the bodies' forms."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from inspect import isawaitable
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import attrs
+import msgspec
+
+from agentloop.asgi._http import BodyT, Receive, Scope, Send, WebLimits, find_header, parse_body, read_body
+from agentloop.asgi._verdicts import ClientVerdict
+from agentloop.exceptions import UserError
+from agentloop.run import RunOptions
+
+
+class StartBody(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a request for a new run."""
+
+    input: str
+    conversation: str | None = None
+
+
+class CancelBody(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a request to cancel a run, or one call of it."""
+
+    call_id: str | None = None
+
+
+class VerdictsBody(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a request with verdicts on the calls of a run."""
+
+    handle: str
+    verdicts: list[ClientVerdict]
+    conversation: str | None = None
+
+
+START: msgspec.json.Decoder[StartBody] = msgspec.json.Decoder(StartBody)
+CANCEL: msgspec.json.Decoder[CancelBody] = msgspec.json.Decoder(CancelBody)
+VERDICTS: msgspec.json.Decoder[VerdictsBody] = msgspec.json.Decoder(VerdictsBody)
+
+
+class Exchange(NamedTuple):
+    """One request's side of ASGI."""
+
+    scope: Scope
+    receive: Receive
+    send: Send
+
+    async def read(self, limits: WebLimits, decoder: msgspec.json.Decoder[BodyT]) -> BodyT:
+        """Return the body as *decoder* reads it.
+
+        Raises:
+            HTTPRefusal, ClientGone: as for `read_body` and `parse_body`.
+        """
+        return parse_body(self.scope, await read_body(self.scope, self.receive, limits), decoder)
+
+
+@attrs.frozen(kw_only=True)
+class WebRequest:
+    """One request, as `admit` sees it.
+
+    Attributes:
+        action: What is asked for.
+        scope: The ASGI scope, with the headers, the client's address, and what middleware has put there.
+        run: The id of the run; None if the request starts one, or resumes a paused one that has no journal.
+        conversation: What the client calls its conversation, or None.
+    """
+
+    action: Literal["start", "read", "cancel", "decide"]
+    scope: Scope
+    run: str | None = None
+    conversation: str | None = None
+
+    def header(self, name: str) -> str | None:
+        """Return the first value of a header, or None."""
+        value = find_header(self.scope, name.lower().encode("latin-1"))
+        return None if value is None else value.decode("latin-1")
+
+
+@attrs.frozen(kw_only=True)
+class Grant:
+    """An answer of `admit`: the options of the run, and the giver of the verdicts as the log keeps it."""
+
+    options: RunOptions[Any] = attrs.field(factory=lambda: RunOptions())
+    by: str | None = None
+
+
+Admit: TypeAlias = Callable[[WebRequest], "Grant | Awaitable[Grant | None] | None"]
+
+
+async def ask_for_grant(admit: Admit | None, request: WebRequest) -> Grant:
+    """Return what *admit* allows; everything without one.
+
+    Raises:
+        HTTPRefusal: nothing.
+        UserError: *admit* has returned something else than a grant.
+    """
+    found = None if admit is None else admit(request)
+    granted = await found if isawaitable(found) else found
+    if not isinstance(granted, Grant | None):
+        raise UserError(f"admit: a Grant or None is needed, not {granted!r}")
+    if granted is not None and "journal" in granted.options:
+        raise UserError("admit: the journal of a run is given by `journals`, not by its options")
+    return granted or Grant()

@@ -1,0 +1,219 @@
+"""Requests that meet an end, a beginning or each other, and servers and stores that fail at that moment."""
+
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+from web.agents import Watched, deleting, holding
+from web.harness import ask, cut_journal, send_request
+from web.test_approvals import YES, decide, pause
+from web.test_continued import HELLO, Journals, going_on
+
+from agentloop import RunConfig, ToolExecution
+from agentloop.asgi import AgentApp, Grant, JournalFolder, WebLimits
+from agentloop.asgi._feed import Feed, FeedReader
+from agentloop.asgi._hosting import RunHost
+from agentloop.asgi._http import ASGIApp, while_connected
+from agentloop.asgi._writer import EventWriter
+from agentloop.events import TextDelta
+from agentloop.journal import MemoryJournal
+from agentloop.state import RunState
+from agentloop.testing import call, say
+
+
+def slow(app: ASGIApp, free: anyio.Event) -> ASGIApp:
+    """Return *app* behind a server that sends the head of a response, and the rest only when *free* is set."""
+
+    async def serve(scope: Any, receive: Any, send: Any) -> None:
+        async def send_late(message: Any) -> None:
+            await send(message)
+            if message["type"] == "http.response.start":
+                await free.wait()
+
+        await app(scope, receive, send_late)
+
+    return serve
+
+
+def gone(app: ASGIApp) -> ASGIApp:
+    """Return *app* behind a server whose client has left, which `send` says."""
+
+    async def serve(scope: Any, receive: Any, send: Any) -> None:
+        async def fail(message: Any) -> None:
+            raise BrokenPipeError("the client has left")
+
+        await app(scope, receive, fail)
+
+    return serve
+
+
+@pytest.mark.parametrize("more", [{}, {"journals": Journals}, {"journals": Journals, "on_disconnect": "continue"}])
+async def test_run_is_cancelled_as_soon_as_its_client_has_the_id(more: dict[str, Any]) -> None:
+    """The head of the response has it, before the run begins: the cancellation counts then, and is no error."""
+    watched, free = Watched(), anyio.Event()
+    app = AgentApp(watched.agent(holding()), **{name: one() if callable(one) else one for name, one in more.items()})
+    async with app, send_request(slow(app, free), "POST", "/runs", HELLO) as response:
+        await response.until(lambda: response.status == 200)
+        run = response.headers["agentloop-run"]
+        assert (await ask(app, "POST", f"/runs/{run}/cancel", {})).status == 202
+        free.set()
+        await response.end()
+    assert response.is_whole
+    assert "error" not in response.kinds
+    assert all(frame.data["status"] == "cancelled" for frame in response.frames if frame.kind == "run_ended")
+
+
+async def test_run_that_is_being_resumed_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that changes its mind while the journal is read: the verdict is kept, and nothing runs."""
+    watched = Watched()
+    app = going_on(watched.agent(deleting()))
+    load = RunHost.load
+
+    async def load_and_cancel(host: RunHost, journal: Any) -> RunState:
+        assert (await ask(app, "POST", f"/runs/{run}/cancel", {})).status == 202
+        return await load(host, journal)
+
+    async with app:
+        run = await pause(app)
+        monkeypatch.setattr(RunHost, "load", load_and_cancel)
+        response = await decide(app, run, YES)
+        assert response.status == 200
+    assert "error" not in response.kinds
+    assert watched.deleted == []
+
+
+async def test_verdict_on_a_run_that_has_not_begun_is_refused() -> None:
+    """Its client has the id, and no call waits yet."""
+    watched, free = Watched(), anyio.Event()
+    app = AgentApp(watched.agent(holding()), journals=Journals())
+    async with send_request(slow(app, free), "POST", "/runs", HELLO) as response:
+        await response.until(lambda: response.status == 200)
+        refused = await decide(app, response.headers["agentloop-run"], YES)
+        assert (refused.status, refused.json) == (409, {"error": "The run has not begun."})
+
+
+async def test_client_that_leaves_before_a_short_answer_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    """Neither of the request nor of the server: a refusal, and the answer to a cancellation."""
+    watched = Watched()
+    app = going_on(watched.agent(holding()))
+    async with app, send_request(app, "POST", "/runs", HELLO) as response:
+        await watched.started.wait()
+        await ask(gone(app), "POST", "/runs", {"input": 1})
+        await ask(gone(app), "DELETE", "/runs")
+        await ask(gone(app), "POST", f"/runs/{response.headers['agentloop-run']}/cancel", {})
+        await response.end()
+    assert response.frames[-1].data["status"] == "cancelled"
+    assert caplog.records == []
+
+
+async def test_error_of_the_server_ends_the_work_and_comes_bare() -> None:
+    """`receive` raises while the response is under way."""
+    ended = []
+
+    async def receive() -> Any:
+        await anyio.lowlevel.checkpoint()
+        raise RuntimeError("broken")
+
+    async def work() -> None:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            ended.append("work")
+
+    with pytest.raises(RuntimeError, match="broken"):
+        await while_connected(receive, work)
+    assert ended == ["work"]
+
+
+async def test_request_with_an_endless_body_takes_turns_with_the_others() -> None:
+    """What comes after the part that is read is dropped, without keeping the others from their work."""
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"x", "more_body": True}
+
+    await while_connected(receive, anyio.lowlevel.checkpoint)
+
+
+async def test_client_that_reads_a_long_log_takes_turns_with_the_others() -> None:
+    """Where `send` never waits, since the client takes everything at once."""
+    count, turns = 200, 0
+    feed = Feed([(f"{number}.0", TextDelta("piece")) for number in range(count)])
+    feed.close(())
+    sent: list[bytes] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message["body"])
+
+    async def work() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await anyio.lowlevel.checkpoint()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(work)
+        with FeedReader(feed, None) as reader:
+            await EventWriter(send, WebLimits()).pump(reader.take)
+        group.cancel_scope.cancel()
+    assert len(sent) == count
+    assert turns > count // 2
+
+
+@pytest.mark.parametrize("more", [{}, {"on_disconnect": "continue"}])
+async def test_journal_that_does_not_close_is_given_up(more: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """It has as long as the clean-up of its run: neither the end of the run nor of the application waits longer."""
+
+    class Stuck(MemoryJournal):
+        async def aclose(self) -> None:
+            await anyio.sleep_forever()
+
+    class Source:
+        def journal(self, run: str) -> Any:
+            return Stuck()
+
+    config = RunConfig(tool_execution=ToolExecution(cleanup_grace=0.05))
+    watched = Watched()
+    app = AgentApp(
+        watched.agent([call("look", {"path": "a"}), say("Done.")]),
+        journals=Source(),
+        admit=lambda request: Grant(options={"run_config": config}),
+        **more,
+    )
+    async with app:
+        async with send_request(app, "POST", "/runs", HELLO) as response:
+            await response.frame("run_ended")
+        await app.stop()
+    assert "did not close within 0.05 s" in caplog.text
+
+
+@pytest.mark.real_clock
+async def test_run_that_a_client_resumes_meanwhile_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the two looks of `resume_all` at a journal its run is claimed: that is no failure."""
+    folder = JournalFolder(tmp_path / "runs")
+    app = going_on(Watched().agent([say("Done.")]), folder)
+    async with app:
+        run = (await ask(app, "POST", "/runs", HELLO)).headers["agentloop-run"]
+    await cut_journal(tmp_path / "runs" / f"{run}.journal")
+    load = RunHost.load
+    app = going_on(Watched().agent([say("Done.")]), folder)
+
+    async def load_and_resume(host: RunHost, journal: Any) -> RunState:
+        state = await load(host, journal)
+        monkeypatch.setattr(RunHost, "load", load)
+        await app.resume(run)
+        return state
+
+    monkeypatch.setattr(RunHost, "load", load_and_resume)
+    async with app:
+        found = await app.resume_all()
+        assert (found.held, found.failed) == ((run,), {})
+        assert (await ask(app, "GET", f"/runs/{run}/events")).frames[-1].data["status"] == "completed"
+
+
+async def test_error_of_the_block_leaves_the_application_bare() -> None:
+    """Its nursery puts no group around it."""
+    with pytest.raises(ValueError, match="mine"):
+        async with going_on(Watched().agent([])):
+            raise ValueError("mine")
