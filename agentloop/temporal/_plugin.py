@@ -25,6 +25,7 @@ from agentloop.records import RunEnded
 from agentloop.state import RunState
 from agentloop.temporal._activities import call_model, call_tool
 from agentloop.temporal._options import HEARTBEAT_SECONDS, AgentSetup, ToolActivity, check_setups, register
+from agentloop.temporal._runner import StepwiseRunner
 from agentloop.temporal._workflow import AgentWorkflow
 
 _MODEL = ToolActivity(start_to_close=timedelta(minutes=10))
@@ -95,10 +96,14 @@ class AgentPlugin(SimplePlugin):
         )
 
     def configure_worker(self, config: WorkerConfig) -> WorkerConfig:
-        """Add the workflow and the activities, and let heartbeats through each second."""
+        """Add the workflow and the activities, and let heartbeats through each second.
+
+        The runner of workflows that aren't sandboxed is wrapped: a query can't move a workflow.
+        """
         interval = timedelta(seconds=HEARTBEAT_SECONDS)
         config["max_heartbeat_throttle_interval"] = interval
         config["default_heartbeat_throttle_interval"] = interval
+        config["unsandboxed_workflow_runner"] = StepwiseRunner(config["unsandboxed_workflow_runner"])
         return super().configure_worker(config)
 
     @asynccontextmanager

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 import anyio
 import attrs
-from temporalio.client import Client, WorkflowExecutionDescription, WorkflowHandle, WorkflowUpdateFailedError
+from temporalio.client import (
+    Client,
+    WorkflowExecutionDescription,
+    WorkflowHandle,
+    WorkflowQueryFailedError,
+    WorkflowUpdateFailedError,
+)
 from temporalio.service import RPCError, RPCStatusCode
 
 from agentloop._storage.public_json import record_from_json
@@ -17,6 +23,7 @@ from agentloop.records import Record
 from agentloop.state import as_text
 from agentloop.temporal._activities import CALL_MODEL, CALL_TOOL
 from agentloop.temporal._live import Beat, LiveEvent, LiveView
+from agentloop.temporal._runner import TOO_EARLY
 from agentloop.temporal._workflow import AgentRunInput, AgentWorkflow
 
 
@@ -69,7 +76,8 @@ class AgentRunHandle:
 
     async def interruptions(self) -> list[dict[str, Any]]:
         """Return the calls that wait for a verdict: `call_id`, `tool`, `arguments` (JSON text) and `agent` of each."""
-        return await self.workflow.query(AgentWorkflow.interruptions)
+        waiting: list[dict[str, Any]] = await _ask(self.workflow, AgentWorkflow.interruptions)
+        return waiting
 
     async def approve(
         self,
@@ -132,7 +140,8 @@ class AgentRunHandle:
 
     async def stored_state(self) -> str:
         """Return the run as `RunState.to_string` would, for `RunState.from_string`; signed if the plugin has a key."""
-        return await self.workflow.query(AgentWorkflow.stored_state)
+        text: str = await _ask(self.workflow, AgentWorkflow.stored_state)
+        return text
 
 
 _ATTEMPTS = 20
@@ -140,6 +149,24 @@ _UNANSWERED = (
     *(RPCStatusCode.CANCELLED, RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.UNAVAILABLE),
     RPCStatusCode.FAILED_PRECONDITION,  # there was no worker lately
 )
+
+
+async def _ask(handle: WorkflowHandle[Any, Any], query: Callable[..., Any], *given: Any, interval: float = 0.5) -> Any:
+    """Ask a run. A query is repeated that no worker or a dying one takes, or that comes before its workflow task.
+
+    Raises:
+        RPCError: no worker has answered `_ATTEMPTS` times in a row, or the engine refuses the query.
+        WorkflowQueryFailedError: the workflow's code has failed.
+    """
+    for last in [False] * (_ATTEMPTS - 1) + [True]:
+        try:
+            return await handle.query(query, args=given)
+        except (RPCError, WorkflowQueryFailedError) as error:
+            missed = error.status in _UNANSWERED if isinstance(error, RPCError) else TOO_EARLY in str(error)
+            if last or not missed:
+                raise
+        await anyio.sleep(interval)
+    raise AssertionError("the last attempt returns or raises")  # pragma: no cover
 
 
 class _Look:
@@ -155,26 +182,11 @@ class _Look:
             return None
         seen = await self._handle.describe()
         self._is_over = seen.close_time is not None
-        found = await self._ask()
+        found = await _ask(self._handle, AgentWorkflow.records_after, self._number, interval=self._interval)
         self._number += len(found)
         if not found and not self._is_over:
             await anyio.sleep(self._interval)
         return [record_from_json(one) for one in found], seen
-
-    async def _ask(self) -> list[dict[str, Any]]:
-        """Ask for the records after the number reached. A query that no worker or a dying one takes is repeated.
-
-        Raises:
-            RPCError: no worker has answered `_ATTEMPTS` times in a row, or the engine refuses the query.
-        """
-        for last in [False] * (_ATTEMPTS - 1) + [True]:
-            try:
-                return await self._handle.query(AgentWorkflow.records_after, self._number)
-            except RPCError as error:
-                if last or error.status not in _UNANSWERED:
-                    raise
-            await anyio.sleep(self._interval)
-        raise AssertionError("the last attempt returns or raises")  # pragma: no cover
 
 
 async def _read_beats(seen: WorkflowExecutionDescription) -> list[Beat]:

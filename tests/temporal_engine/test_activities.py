@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("temporalio", reason="needs the extra temporal: nox -s tests-temporal")
 
 from temporalio import workflow
-from temporalio.client import Client
+from temporalio.client import Client, WorkflowQueryFailedError
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 from temporalio.testing import ActivityEnvironment
@@ -29,6 +29,7 @@ from agentloop.temporal import AgentPlugin, AgentRunHandle, run_agent
 from agentloop.temporal._activities import call_model, call_tool
 from agentloop.temporal._options import find_setup
 from agentloop.temporal._payloads import error_from_json, value_from_json
+from agentloop.temporal._runner import TOO_EARLY
 from agentloop.testing import FunctionModel, ScriptedModel, call, normal, say
 
 pytestmark = [
@@ -298,25 +299,39 @@ async def test_a_workflow_of_ones_own(address: str) -> None:
 class _LosingHandle:
     """The handle of a workflow whose worker dies while it is asked: so many queries fail before one is answered."""
 
-    def __init__(self, failures: int, status: RPCStatusCode) -> None:
-        self.failures, self.status = failures, status
+    def __init__(self, failures: int, error: Exception) -> None:
+        self.failures, self.error = failures, error
 
     async def describe(self) -> Any:
         return SimpleNamespace(close_time=1.0)
 
-    async def query(self, what: object, number: int) -> list[dict[str, Any]]:
+    async def query(self, what: object, *, args: tuple[int]) -> list[dict[str, Any]]:
         if self.failures:
             self.failures -= 1
-            raise RPCError("context canceled", self.status, b"")
-        return [to_json(ModelFailed(path=(), turn=1, at=0.0, error="timeout"))][: 1 - number]
+            raise self.error
+        return [to_json(ModelFailed(path=(), turn=1, at=0.0, error="timeout"))][: 1 - args[0]]
+
+
+def _lost(status: RPCStatusCode) -> RPCError:
+    return RPCError("context canceled", status, b"")
 
 
 async def test_a_query_that_a_dying_worker_has_taken() -> None:
-    """It is repeated, for a bounded number of times; a refusal isn't."""
-    for failures, status in ((3, RPCStatusCode.CANCELLED), (19, RPCStatusCode.FAILED_PRECONDITION)):
-        handle = AgentRunHandle(_LosingHandle(failures, status))  # type: ignore[arg-type]
+    """It is repeated, for a bounded number of times, as is one that came too early; a refusal isn't."""
+    early = WorkflowQueryFailedError(TOO_EARLY)
+    for failures, error in (
+        (3, _lost(RPCStatusCode.CANCELLED)),
+        (19, _lost(RPCStatusCode.FAILED_PRECONDITION)),
+        (19, early),
+    ):
+        handle = AgentRunHandle(_LosingHandle(failures, error))  # type: ignore[arg-type]
         assert [type(one).__name__ async for one in handle.records(interval=0.0)] == ["ModelFailed"]
-    for failures, status in ((20, RPCStatusCode.CANCELLED), (1, RPCStatusCode.NOT_FOUND)):
-        handle = AgentRunHandle(_LosingHandle(failures, status))  # type: ignore[arg-type]
-        with pytest.raises(RPCError):
+    for failures, error in (
+        (20, _lost(RPCStatusCode.CANCELLED)),
+        (1, _lost(RPCStatusCode.NOT_FOUND)),
+        (20, early),
+        (1, WorkflowQueryFailedError("no such run")),
+    ):
+        handle = AgentRunHandle(_LosingHandle(failures, error))  # type: ignore[arg-type]
+        with pytest.raises(type(error)):
             await anext(handle.records(interval=0.0))

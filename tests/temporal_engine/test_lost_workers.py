@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
@@ -171,6 +172,30 @@ async def test_a_worker_lost_before_its_calls_timeout_is_noticed(workers: Worker
     kinds = [event.event_type for event in history.events]
     assert EventType.EVENT_TYPE_ACTIVITY_TASK_CANCEL_REQUESTED not in kinds  # else they came one after the other
     assert [one["outcome"]["status"] for one in result.data["calls"]] == ["unknown"]
+
+
+@pytest.mark.scenario("DU-02")
+@pytest.mark.slow
+async def test_a_query_between_a_timer_and_its_workflow_task(workers: Workers) -> None:
+    """It moves nothing: the engine gives its events without a time, and no replay would do again what came of them.
+
+    A query waits two seconds for the dead worker, as a workflow task does. The one sent a second before the tool's
+    timeout reaches the other worker a second after it, when the task still waits.
+    """
+    victim = workers.start("hang longer")
+    client = await Client.connect(workers.address, plugins=[AgentPlugin({"hanging": agents()["hanging"]})])
+    handle = await start_run(client, "hanging", "go", id=f"hanging-{uuid4().hex}", task_queue=workers.queue)
+    await ended(victim)
+    events = (await handle.workflow.fetch_history()).events
+    (timer,) = (one for one in events if one.event_type == EventType.EVENT_TYPE_TIMER_STARTED)
+    async with Worker(client, task_queue=workers.queue):
+        await anyio.sleep(max(0.0, timer.event_time.ToMilliseconds() / 1000 + 2.0 - time.time()))
+        with anyio.fail_after(60):
+            while EventType.EVENT_TYPE_ACTIVITY_TASK_CANCEL_REQUESTED not in [one.event_type for one in events]:
+                await anext(handle.records())
+                events = (await handle.workflow.fetch_history()).events
+        await handle.workflow.terminate()
+    assert [one.event_type for one in events].count(EventType.EVENT_TYPE_TIMER_STARTED) == 1
 
 
 @pytest.mark.slow
