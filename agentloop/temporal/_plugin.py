@@ -10,7 +10,7 @@ from typing import Any
 
 from temporalio import workflow
 from temporalio.plugin import SimplePlugin
-from temporalio.worker import WorkerConfig
+from temporalio.worker import UnsandboxedWorkflowRunner, WorkerConfig
 
 from agentloop._common.checks import NAMES, check, check_count, is_a
 from agentloop._core.agent_graph import AgentGraph
@@ -103,7 +103,9 @@ class AgentPlugin(SimplePlugin):
         interval = timedelta(seconds=HEARTBEAT_SECONDS)
         config["max_heartbeat_throttle_interval"] = interval
         config["default_heartbeat_throttle_interval"] = interval
-        config["unsandboxed_workflow_runner"] = StepwiseRunner(config["unsandboxed_workflow_runner"])
+        config["unsandboxed_workflow_runner"] = StepwiseRunner(
+            config.get("unsandboxed_workflow_runner", UnsandboxedWorkflowRunner())
+        )
         return super().configure_worker(config)
 
     @asynccontextmanager
