@@ -22,7 +22,8 @@ from agentloop._common.error_text import shorten
 from agentloop._common.misplaced import function_takes_options
 from agentloop._common.type_parameters import ContextT, OutputT
 from agentloop._core.agent_graph import AgentGraph
-from agentloop._core.run_fold import NO_DICT, RunFold
+from agentloop._core.empty_containers import NO_DICT
+from agentloop._core.run_fold import RunFold
 from agentloop._engine.loop import RunSegment, StartingPoint
 from agentloop._engine.run_result import result_of
 from agentloop._engine.run_stream import RunStream
@@ -485,7 +486,7 @@ def _make_run(
     )
     settings = RunSettings(
         config=config,
-        around=runtime.threads if runtime else shared.threads,
+        around=runtime or shared,
         hooks=hooks,
         error_handlers=handlers,
         session=_follow_session(session, start.fold) if session is not None else None,

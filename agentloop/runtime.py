@@ -16,9 +16,9 @@ import msgspec
 from agentloop._common.checks import check_count
 from agentloop._engine.runtime.live_run import DEFAULT_MAX_THREADS, loop_state
 from agentloop._engine.runtime.resources import ResourceHost, Resources
-from agentloop._engine.runtime.threads import Threads
 
 if TYPE_CHECKING:
+    from agentloop._engine.runtime.threads import Threads
     from agentloop.models.registry import Providers
 
 
@@ -47,6 +47,7 @@ async def open_runtime(*, http_client: Any = None, max_threads: int = DEFAULT_MA
         max_threads: The number of worker threads that the sync tools of all runs inside may hold at once, abandoned
             threads counted.
     """
+    from agentloop._engine.runtime.threads import Threads
     from agentloop.models.registry import Providers  # most runs have models of the application's
 
     check_count("max_threads", max_threads)

@@ -1,8 +1,10 @@
-"""Tool names made from other names, and a check of a callable's arguments: helpers that definitions share."""
+"""Tool names made from other names, numbers for equal names, and a check of a callable's arguments."""
 
 from __future__ import annotations
 
 import inspect
+from collections import Counter
+from collections.abc import Iterable
 
 
 def snake_case(name: str) -> str:
@@ -20,3 +22,13 @@ def takes(value: object, arguments: int) -> bool:
     except ValueError:  # a builtin without a signature: only a call can show it
         return callable(value)
     return True
+
+
+def number_names(names: Iterable[str]) -> tuple[tuple[str, int], ...]:
+    """Return each of *names* with its position among the equal ones, so that every pair is unique."""
+    seen: Counter[str] = Counter()
+    keys = []
+    for name in names:
+        keys.append((name, seen[name]))
+        seen[name] += 1
+    return tuple(keys)

@@ -12,8 +12,9 @@ Pure; `planner` asks for each such call. Which calls have no outcome is in the l
 
 from __future__ import annotations
 
+from agentloop._core.call_state import CallState
 from agentloop._core.plan import Answer, Arguments, AwaitVerdict, Deliver, Disposition, Execute, PlanRules
-from agentloop._core.run_fold import CallState, RunFold
+from agentloop._core.run_fold import RunFold
 from agentloop._core.turn_view import TurnView
 from agentloop._storage.withholding import Withheld
 from agentloop.exceptions import StateError, ToolCallError
@@ -70,9 +71,10 @@ def _check_same_agent(call: CallState, tool: FunctionTool, nested: RunFold | Non
     """Raise `StateError` if a nested run would continue under another agent. Nothing of the batch has started yet."""
     if nested is None or nested.started is None:
         return
+    began = nested.started.agent
     found = rules.agent_key(tool.body.agent) if isinstance(tool.body, AgentCall) and rules.agent_key else None
-    if found != nested.first_agent:
+    if found != began:
         raise StateError(
-            f"call {call.call.call_id!r} of tool {tool.name!r} has begun a run of agent {nested.first_agent!r}; the "
+            f"call {call.call.call_id!r} of tool {tool.name!r} has begun a run of agent {began!r}; the "
             f"tool is now {'one of agent ' + repr(found) if found else 'no agent tool'}"
         )

@@ -2,7 +2,7 @@
 
 Pure: the scheduler and the call's own task look a cell up, and make the outcome of it. Does not know how a cause is
 noticed: a body's own cancellation is in `runtime/body_result.py` (`classify`), `cancel_call` and siblings in
-`calls/scheduler.py` (`LiveCall.cancel`), the deadline or another end of the run in `runtime/cancel_source.py`. Where
+`calls/live_call.py` (`LiveCall.cancel`), the deadline or another end of the run in `runtime/cancel_source.py`. Where
 several causes meet once the body has ended, `calls/call_cancellation.py` chooses by the order of `CAUSES`.
 
 A cell without a cut means that the cause doesn't end a call then. After the body its effect has happened: only what

@@ -15,8 +15,9 @@ from __future__ import annotations
 from typing import Any, Literal, TypeAlias
 
 from agentloop._common.values import Value
+from agentloop._core.call_state import CallState
 from agentloop._core.client_calls import is_call
-from agentloop._core.run_fold import CallState, RunFold
+from agentloop._core.run_fold import RunFold
 from agentloop._core.turn_view import TurnView
 from agentloop.exceptions import MaxTurnsExceeded, ModelRefusalError
 from agentloop.items import AssistantMessage, HandoffCall

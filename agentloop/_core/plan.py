@@ -112,18 +112,8 @@ class PlanEntry(Value, frozen=True):
     disposition: Disposition
 
 
-class Plan(Value, frozen=True):
-    """One entry for each due call of a response, in model order."""
-
-    turn: int
-    entries: tuple[PlanEntry, ...]
-
-    def __str__(self) -> str:
-        rows = [f"turn {self.turn}: {len(self.entries)} calls"]
-        for entry in self.entries:
-            what = type(entry.disposition).__name__.lower()
-            rows.append(f"  {entry.index:>3} {entry.call.call_id} {entry.call.name}: {what}")
-        return "\n".join(rows)
+Plan: TypeAlias = tuple[PlanEntry, ...]
+"""One entry for each due call of a response, in model order."""
 
 
 def read_arguments(

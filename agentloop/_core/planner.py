@@ -21,8 +21,9 @@ Does not know about clocks, tasks or callbacks: answers that need an `await` com
 from __future__ import annotations
 
 from agentloop._core.call_identity import NearNames, find_called_tool, find_tool
+from agentloop._core.call_state import CallState
 from agentloop._core.plan import Answer, Execute, Plan, PlanEntry, PlanRules, Replay
-from agentloop._core.run_fold import CallState, RunFold
+from agentloop._core.run_fold import RunFold
 from agentloop._core.turn_view import TurnView
 from agentloop._schema.json_text import quote
 from agentloop._storage.withholding import WithheldText, find_missing_secrets
@@ -44,8 +45,7 @@ def plan_response(view: TurnView, state: RunFold, rules: PlanRules) -> Plan:
     """
     _check_identities(state)
     near = NearNames(tool.qualified_name for tool in view.tools)
-    entries = [_plan_call(view, state, rules, near, call) for call in state.due_calls()]
-    return Plan(state.turn, tuple(entries))
+    return tuple([_plan_call(view, state, rules, near, call) for call in state.due_calls()])
 
 
 def check_secrets(plan: Plan, state: RunFold) -> None:
@@ -56,7 +56,7 @@ def check_secrets(plan: Plan, state: RunFold) -> None:
     Raises:
         StateError: naming the first such call and its arguments.
     """
-    for entry in plan.entries:
+    for entry in plan:
         if not isinstance(entry.disposition, Execute):
             continue
         if isinstance(entry.disposition.arguments.text, WithheldText):

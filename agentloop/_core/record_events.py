@@ -18,8 +18,9 @@ from typing import Any, TypeAlias
 from agentloop import events as ev
 from agentloop import records as r
 from agentloop._core.agent_graph import AgentGraph
+from agentloop._core.call_state import CallState, make_interruption
 from agentloop._core.guardrail_results import restore_result
-from agentloop._core.run_fold import CallState, RunFold, make_interruption
+from agentloop._core.run_fold import RunFold
 from agentloop.agents import Agent
 from agentloop.exceptions import UserTypeError, UserValueError
 from agentloop.items import Item, ToolCall

@@ -23,7 +23,8 @@ from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
 
 from agentloop import records as r
-from agentloop._core.run_fold import CallState, RunFold
+from agentloop._core.call_state import CallState
+from agentloop._core.run_fold import RunFold
 
 RunPhase: TypeAlias = Literal["unstarted", "between", "model", "calls", "handoff", "ended"]
 _CallRecord: TypeAlias = r.ApprovalRequested | r.VerdictGiven | r.CallStarted | r.BodyEnded | r.CallSettled

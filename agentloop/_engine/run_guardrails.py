@@ -12,8 +12,8 @@ import anyio
 
 from agentloop import effects as e
 from agentloop._common.error_text import error_summary
+from agentloop._common.naming import number_names
 from agentloop._common.values import Value
-from agentloop._core.run_fold import number_names
 from agentloop._engine.runtime.backend import (
     cancelled_types,
     capture,

@@ -80,37 +80,27 @@ class RunStream(Generic[OutputT]):
     error is its context.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_cancelled",
-        "_ended",
-        "_entry",
-        "_error",
-        "_error_raised",
-        "_events",
-        "_has_begun",
-        "_is_over",
-        "_live",
-        "_nursery",
-        "_plain",
-        "_start",
-        "_subscribe",
-    )
+    _start: Start | None
+    _entry: RunSegment | None
+    _subscribe: bool
+    _plain: bool
+    _nursery: TurnNursery | None
+    _live: LiveRun | None
+    _events: EventBuffer | None
+    _is_over: bool
+    _ended: anyio.Event | None
+    _error: BaseException | None
+    _has_begun: bool
+    _error_raised: bool
+    _cancelled: Literal["immediate", "after_turn"] | None
+
+    __slots__ = ("__weakref__", *__annotations__)
 
     def __init__(self, start: Start, entry: RunSegment, *, subscribe: bool, plain: bool = False) -> None:
-        self._start: Start | None = start
-        self._entry: RunSegment | None = entry
-        self._subscribe = subscribe
-        self._plain = plain
-        self._nursery: TurnNursery | None = None
-        self._live: LiveRun | None = None
-        self._events: EventBuffer | None = None
-        self._is_over = False
-        self._ended: anyio.Event | None = None
-        self._error: BaseException | None = None
-        self._has_begun = False
-        self._error_raised = False
-        self._cancelled: Literal["immediate", "after_turn"] | None = None
+        self._start, self._entry = start, entry
+        self._subscribe, self._plain = subscribe, plain
+        self._nursery = self._live = self._events = self._ended = self._error = self._cancelled = None
+        self._is_over = self._has_begun = self._error_raised = False
 
     @uninterrupted
     async def __aenter__(self) -> Self:

@@ -50,7 +50,7 @@ RAW = FunctionTool(name="raw", on_invoke_tool=_raw)
 def plan(*calls: ToolCall, tools: tuple[FunctionTool, ...] = (f, once, RAW), rules: PlanRules | None = None) -> Any:
     """Return the entries for a first turn with these calls."""
     state = Writer().begin().turn(*calls).state
-    return plan_response(view_of(*tools), state, rules or PlanRules()).entries
+    return plan_response(view_of(*tools), state, rules or PlanRules())
 
 
 # -- dispositions
@@ -59,16 +59,9 @@ def plan(*calls: ToolCall, tools: tuple[FunctionTool, ...] = (f, once, RAW), rul
 def test_every_due_call_has_one_entry_in_model_order() -> None:
     """A call that has settled is no longer due."""
     writer = Writer().begin().turn(called("a"), called("b"), called("c")).settle("b")
-    entries = plan_response(view_of(f), writer.state, PlanRules()).entries
+    entries = plan_response(view_of(f), writer.state, PlanRules())
     assert [(entry.index, entry.call.call_id) for entry in entries] == [(0, "a"), (2, "c")]
     assert all(isinstance(entry.disposition, Execute) and entry.tool is f for entry in entries)
-
-
-def test_a_plan_can_be_read() -> None:
-    """The text of a plan has one line for each call, with its disposition."""
-    state = Writer().begin().turn(called("a"), called("b", "nobody")).state
-    text = str(plan_response(view_of(f), state, ANSWERING))
-    assert text.splitlines() == ["turn 1: 2 calls", "    0 a f: execute", "    1 b nobody: answer"]
 
 
 def test_a_receipt_of_an_earlier_turn_is_replayed() -> None:
@@ -78,7 +71,7 @@ def test_a_receipt_of_an_earlier_turn_is_replayed() -> None:
     assert key == 'once {"n":0}'
     writer = Writer().begin().turn(called("a", "once")).settle("a", receipt=key).accept()
     writer.turn(called("b", "once", '{"n":0}'), called("c", "once", '{"n":1}'))
-    b, c = plan_response(view_of(once), writer.state, PlanRules()).entries
+    b, c = plan_response(view_of(once), writer.state, PlanRules())
     assert isinstance(b.disposition, Replay)
     assert b.disposition.source == "a"
     assert isinstance(c.disposition, Execute)

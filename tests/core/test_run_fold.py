@@ -8,7 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentloop import records as r
-from agentloop._core.run_fold import IGNORED_HANDOFF, NO_DICT, RunFold, UsageMeter, drop_repeats
+from agentloop._core.empty_containers import NO_DICT
+from agentloop._core.response_items import IGNORED_HANDOFF, drop_repeats
+from agentloop._core.run_fold import RunFold
+from agentloop._core.usage_meter import UsageMeter
 from agentloop.items import (
     AssistantMessage,
     HandoffCall,

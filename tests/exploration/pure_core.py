@@ -426,7 +426,7 @@ class _Batch:
         self.groups: dict[str, Limit] = {}
 
     def play(self) -> None:
-        for entry in self.plan.entries:
+        for entry in self.plan:
             match entry.disposition:
                 case Answer(outcome):
                     self._settle_call(entry, outcome)
@@ -530,7 +530,7 @@ class _Batch:
     def _end_from_above(self, by: Any) -> None:
         for one in list(self.running):
             self._finish_body(one, "cancelled")
-        for entry in self.plan.entries:
+        for entry in self.plan:
             if self.player.state.calls[entry.call.call_id].outcome is None:
                 output = "a sibling failed" if by == "sibling" else None
                 self._settle_call(entry, CallOutcome(status="cancelled", cancelled_by=by, output=output))

@@ -16,8 +16,8 @@ import msgspec
 from agentloop._common.error_text import REDACTED, error_summary, redact_message
 from agentloop._common.values import Value
 from agentloop._core.call_identity import arguments_digest
+from agentloop._core.call_state import CallState
 from agentloop._core.plan import Answer, Arguments, AwaitVerdict, Disposition, Execute, Plan, PlanEntry, read_arguments
-from agentloop._core.run_fold import CallState
 from agentloop._engine.runtime.callbacks import call_user, gather
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop._schema.json_text import quote
@@ -54,7 +54,7 @@ async def decide(run: LiveRun, plan: Plan) -> Plan:
     policies = bool(run.settings.config.policies)
     undecided: list[tuple[int, Callable[[], Awaitable[Disposition]]]] = [
         (position, partial(_decide_entry, run, entry, entry.tool, entry.disposition))
-        for position, entry in enumerate(plan.entries)
+        for position, entry in enumerate(plan)
         if isinstance(entry.disposition, Execute)
         and entry.tool is not None
         and not entry.disposition.resumed
@@ -64,12 +64,12 @@ async def decide(run: LiveRun, plan: Plan) -> Plan:
     if not undecided:
         return plan
     answers = await gather([decide_call for _, decide_call in undecided])
-    entries = list(plan.entries)
+    entries = list(plan)
     for (position, _), disposition in zip(undecided, answers, strict=True):
         entries[position] = entries[position].replace(disposition=disposition)
         if isinstance(disposition, AwaitVerdict) and disposition.request is not None:
             run.append(disposition.request)
-    return plan.replace(entries=tuple(entries))
+    return tuple(entries)
 
 
 async def _decide_entry(run: LiveRun, entry: PlanEntry, tool: FunctionTool, planned: Execute) -> Disposition:

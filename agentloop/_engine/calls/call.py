@@ -42,8 +42,8 @@ from agentloop._core.failure_choice import Failure
 from agentloop._core.plan import read_arguments
 from agentloop._engine.calls.approval import denial
 from agentloop._engine.calls.call_cancellation import classify_cancel, decide_end
+from agentloop._engine.calls.live_call import BodyClock, BodyState, LiveCall
 from agentloop._engine.calls.outcome import Converted, convert, is_in_doubt, raisable, record_body_end
-from agentloop._engine.calls.scheduler import BodyClock, BodyState, LiveCall
 from agentloop._engine.calls.tool_context import call_context
 from agentloop._engine.runtime import body_result as end
 from agentloop._engine.runtime.backend import (

@@ -1,6 +1,6 @@
 """The cancellation of a call: the decision who cancelled it, where several causes meet once its body has ended.
 
-A call is cancelled by `LiveCall.cancel` in `scheduler` (`cancel_call`, a sibling's failure), by its timeout, which is
+A call is cancelled by `LiveCall.cancel` (`cancel_call`, a sibling's failure), by its timeout, which is
 its scope's deadline, or by a scope around it (`runtime/cancel_source.py`). The graver cause ends the call:
 `_core/cancellation.py` has the order, and what becomes of the call by each. But a body that returned a value in time
 keeps it, also if a cancellation was requested in the same step.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 
-from agentloop._engine.calls.scheduler import LiveCall
+from agentloop._engine.calls.live_call import LiveCall
 from agentloop._engine.runtime import body_result as end
 
 _COMPLETE = (end.Returned, end.Raised, end.Cancelled)

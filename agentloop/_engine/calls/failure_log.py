@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 
 from agentloop._common.error_text import error_summary, traceback_of
-from agentloop._engine.calls.scheduler import LiveCall
+from agentloop._engine.calls.live_call import LiveCall
 
 logger = logging.getLogger("agentloop.tools")
 

@@ -12,8 +12,8 @@ from agentloop._common.error_text import REDACTED, error_summary, is_fatal, mess
 from agentloop._common.values import Value
 from agentloop._core.cancellation import CUTS
 from agentloop._core.failure_choice import Failure, class_of_summary
+from agentloop._engine.calls.live_call import LiveCall
 from agentloop._engine.calls.output_text import UnwritableValue, bound_output, render
-from agentloop._engine.calls.scheduler import LiveCall
 from agentloop._engine.calls.tool_context import call_context
 from agentloop._engine.runtime import body_result as end
 from agentloop._engine.runtime.callbacks import call_user

@@ -2,17 +2,7 @@
 
 Does not run bodies, guardrails or end hooks: `run_call` does, in the call's own task, and reports back to the batch.
 
-States of a call (`LiveCall.phase`):
-
-    waiting   no task yet: in a later segment, in the dispatcher's queue, or behind an equal call
-    starting  has a task: its limits are taken, or the task only writes the outcome of a call that was cancelled
-    body      the body runs
-    post      the body has ended and the permit is given back; output guardrails and end hooks run
-    settled   the outcome is in the log
-    paused    the run nested in the call needs a verdict: no outcome in this run segment
-
-Usual order: waiting, starting, body, post, settled. A rewritten call that equals another one returns from starting to
-waiting. A paused call returns to starting when the batch ends early, so that its end hooks run.
+A call (`live_call`) is waiting, has a task, is settled, or is paused.
 
 Order of calls: the *owner* is the task that settles the batch. It makes the `Batch`, settles the answered calls by
 `answer`, enters the turn nursery, calls `open`, and then `wait` and `step` in turns until all have settled; when the
@@ -36,284 +26,38 @@ sibling can no longer cancel the call, because its effect has happened; a cancel
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextvars import Context
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 import anyio
-import attrs
-import msgspec
 
-from agentloop._common.error_text import error_summary, is_fatal, redact_message
-from agentloop._common.values import Value
+from agentloop._common.error_text import error_summary, is_fatal
 from agentloop._core.admission import Ticket
-from agentloop._core.cancellation import CUTS, Cause, Stage, is_graver
+from agentloop._core.cancellation import Cause
+from agentloop._core.empty_containers import append_to
 from agentloop._core.failure_choice import Failure, choose, choose_failure
 from agentloop._core.plan import Answer, Arguments, AwaitVerdict, Deliver, Execute, Plan, PlanEntry, Replay
-from agentloop._core.run_fold import append_to
+from agentloop._engine.calls.live_call import FIRST, Earlier, LiveCall, is_plain_run, is_plain_tool
 from agentloop._engine.calls.output_text import cut_output
-from agentloop._engine.runtime.backend import (
-    run_is_cancelled,
-    unexpected_cancellation,
-)
+from agentloop._engine.runtime.backend import run_is_cancelled, unexpected_cancellation
 from agentloop._engine.runtime.callbacks import find_tool_hooks
 from agentloop._engine.runtime.cancel_source import cancel_source, find_cancel_source
 from agentloop._engine.runtime.dispatcher import CapQueue, Dispatcher
-from agentloop._engine.runtime.live_run import LiveEffects, LiveRun
-from agentloop._engine.runtime.threads import ThreadSlot
+from agentloop._engine.runtime.live_run import LiveRun
 from agentloop._engine.runtime.turn_nursery import new_nursery
-from agentloop.abc import LateResult, StillRunning
-from agentloop.budget import Budget, Reservation
-from agentloop.context import Callback, ToolContext
+from agentloop.abc import StillRunning
 from agentloop.items import Item, ToolCall
 from agentloop.limits import Capacity, Limit, OrderedCapacity
-from agentloop.outcomes import CallOutcome, CancelledBy
-from agentloop.records import BodyEnded, CallSettled
-from agentloop.tools import FunctionTool, PythonBody, may_run_again
-
-if TYPE_CHECKING:
-    from agentloop._schema.function_schema import BoundArguments
+from agentloop.outcomes import CallOutcome
+from agentloop.records import CallSettled
+from agentloop.tools import FunctionTool
 
 CLOCK_SLACK = 1e-9
 """Seconds added to each wake-up time: by the rounding error of a sum, a clock may read less than the requested time."""
 
 _RUNNING = (Execute, Deliver, Replay)
-Phase = Literal["waiting", "starting", "body", "post", "paused", "settled"]
-
-
-STAGES: Mapping[Phase, Stage] = {"waiting": "before", "starting": "before", "body": "body", "post": "after"}
-"""The stage of a call, for `CUTS`, by its phase."""
-
-
-class Earlier(Value, frozen=True):
-    """The progress of a call in earlier run segments."""
-
-    attempt: int = 1
-    announced: bool = False
-    """True if the start is recorded and the start hooks were called."""
-    body: BodyEnded | None = None
-    """The end of the body, if it ended: it isn't run again."""
-
-
-_FIRST = Earlier()
-
-
-class BodyClock(msgspec.Struct, eq=False, gc=False):
-    """The clocks of `timeout` and `idle_timeout`, on the loop's clock. They cover the body alone."""
-
-    began: float
-    idle_since: float
-    ends_at: float
-
-
-class BodyState(msgspec.Struct, eq=False, gc=False):
-    """The run of a call's body, under way or over; made with `CallStarted`. Mutated by the call's task.
-
-    It holds times and flags alone, so the garbage collector need not know it: that is a third of a µs of each call.
-    """
-
-    started_at: float | None
-    """Wall-clock time; None for a body that ended in an earlier run segment."""
-    timer: BodyClock | None = None
-    ended_at: float | None = None
-    finished: bool = False
-    """True if the body came to its own end: it returned, raised, or cancelled itself."""
-    abandoned: bool = False
-    """True if a thread was left running."""
-
-
-class Charge(Value, frozen=True):
-    """The budget's answer at the admission of a call: a reservation, or the reason why there is none."""
-
-    reservation: Reservation | None = None
-    error: BaseException | None = None
-    """The error of the tool's `cost`; without it and a reservation, the budget is spent."""
-
-
-@attrs.define(eq=False)
-class LiveCall:
-    """One call of a batch, from its plan to its outcome. (It doesn't hold its plan entry: a batch outlives its plan.)
-
-    Owned by its batch; mutated by the batch and, from `begun` on, by the call's task. Any code on the loop may call
-    `cancel`. What one part of a call alone has is in an object of that part, which does not exist before: `ticket` of a
-    call that waits, `charge` of one that a budget pays for, `body` of one whose body has started.
-
-    No Struct, although that takes 0.3 µs less to make: a call assigns twelve fields, for 65 ns each instead of 17.
-    """
-
-    run: LiveRun
-    batch: Batch
-    index: int
-    """Position of the call in model order."""
-    call: ToolCall
-    call_id: str
-    tool: FunctionTool
-    read: Arguments | None
-    """The arguments as they were read; None for a plain call, which has use for the next three parts alone: an object
-    less for the collector."""
-    text: str
-    bound: BoundArguments | None
-    receipt: str | None
-    limits: tuple[Limit, ...]
-    plain: bool
-    """True if no code of the application runs in the call but the body, and hooks that never wait; nothing is timed."""
-    earlier: Earlier = _FIRST
-    phase: Phase = "waiting"
-    cause: Literal["caller", "sibling"] | None = None
-    reason: str | None = None
-    cancelled_by_call: str | None = None
-    cancelled_at: float | None = None
-    """Wall-clock time at which a cancellation or the timeout reached the call."""
-    ticket: Ticket | None = None
-    scope: anyio.CancelScope = attrs.field(init=False)
-    """Scope around steps 8 to 12, made together with the task; then the one around the rest, if it has one."""
-    begun: bool = False
-    """True once the call's task has taken its first step, or is to do nothing when it does. Until then the batch's
-    owner may settle the call: a task that asyncio cancels before its first step never runs."""
-    clock: float = 0.0
-    """Time on the loop's clock at which the task was made, unless the call is plain, then that at which the body
-    started."""
-    holds_permit: bool = False
-    charge: Charge | None = None
-    place: ThreadSlot | None = None
-    context: ToolContext[Any] | None = None
-    hooked: Sequence[Callback] = ()
-    """End hooks of the objects whose start event was delivered, or whose delivery had begun."""
-    body: BodyState | None = None
-    coro: Any = None
-    """The body under way, for reports."""
-    gave_secret: bool = False
-    """True once the body has returned a secret value."""
-    cleanup: Literal["done", "cut"] | None = None
-
-    @property
-    def arguments(self) -> Arguments:
-        """The arguments as they were read."""
-        return self.read or Arguments(text=self.text, bound=self.bound, receipt=self.receipt)
-
-    @property
-    def is_unstarted(self) -> bool:
-        """Tell whether the call's task was started and has not taken its first step."""
-        return self.phase == "starting" and not self.begun
-
-    @property
-    def is_cancellable(self) -> bool:
-        """Tell whether the call has not ended and was not cancelled before."""
-        return self.cause is None and self.phase not in ("post", "settled", "paused")
-
-    @property
-    def redacts_errors(self) -> bool:
-        """Tell whether errors of the call, and texts that the application makes of it, may repeat a secret."""
-        return self.gave_secret or self.run.redacts_errors_of(self.call)
-
-    def redact_error(self, error: BaseException) -> None:
-        """Hide the message of *error* in every text, if it may repeat a secret."""
-        if self.redacts_errors:
-            redact_message(error)
-
-    def start(self) -> None:
-        """Start the call's task. Called by the dispatcher when the call's limits are taken; never waits."""
-        self.phase = "starting"
-        budget = self.run.settings.budget
-        self.holds_permit = bool(self.limits) or budget is not None
-        if budget is not None and self.earlier is _FIRST:
-            self._reserve_budget(budget)
-        self.batch.spawn(self)
-
-    def _reserve_budget(self, budget: Budget) -> None:
-        """Reserve the call's cost at its admission, so in model order and before any other call can."""
-        parsed, price = self.arguments.parsed, self.tool.cost
-        try:
-            cost: Any = 0 if price is None or parsed is None else price(parsed)
-            self.charge = Charge(budget.reserve_call(cost))
-        except BaseException as error:  # noqa: ASYNC103 - the application's: the call's own task raises it
-            self.charge = Charge(error=error)
-
-    def report_late(self, value: Any = None, error: BaseException | None = None) -> None:
-        """Report to instruments what the body gave after its outcome was decided."""
-        if error is not None:
-            self.redact_error(error)
-        self.run.report_late(LateResult(path=self.run.path, call=self.call, value=value, error=error))
-
-    def release_permit(self) -> None:
-        """Give back the limits and an unspent reservation; the next call may start in this same step."""
-        if self.holds_permit:
-            self.holds_permit = False
-            budget, charge = self.run.settings.budget, self.charge
-            if budget is not None and charge is not None and charge.reservation is not None:
-                budget.release(charge.reservation)  # nothing to give back once the body has started
-            if self.limits and self.batch.pump is not None:
-                self.batch.pump.release(self.limits)
-
-    def release_all(self) -> None:
-        """Give back everything shared that the call holds: its turn in the queue for threads, limits, budget."""
-        if not self.plain and self.tool.runs_in_thread:
-            self.run.settings.threads.leave(self)
-        self.release_permit()
-
-    def cancel(
-        self, cause: Literal["caller", "sibling"], reason: str | None = None, by_call: str | None = None
-    ) -> bool:
-        """Cancel the call unless its body has ended; return False if it has. *by_call* is the call that cancels it.
-
-        Of two causes the graver one stays, and of equal ones the first. The time is that of the first.
-        """
-        stage = STAGES.get(self.phase)
-        cut = None if stage is None else CUTS[cause, stage]
-        if cut is None or cut.softly:
-            return False
-        if is_graver(cause, self.cause):
-            self.cause, self.reason, self.cancelled_by_call = cause, reason, by_call
-        self.note_cancelled(self.run.tree.log.wall())
-        if self.phase == "waiting":
-            self.batch.cancel_waiting(self)
-        else:
-            self.scope.cancel()
-        return True
-
-    def cut(self, cause: Cause, error: BaseException | None = None) -> CallOutcome:
-        """Return the outcome of this call if *cause* ends it now; *error* is that of its body's cleanup."""
-        cut, body = CUTS[cause, STAGES[self.phase]], self.body
-        assert cut is not None
-        return CallOutcome(
-            status=cut.status,
-            cancelled_by=cut.by,
-            output=cut.output(self.tool.name),
-            error=error,
-            body_finished=body is not None and body.finished,
-            abandoned=body is not None and body.abandoned,
-            cleanup=self.cleanup,
-            started_at=None if body is None else body.started_at,
-            ended_at=self.run.tree.log.wall(),
-            secret=self.run.state.gives_secret(self.call),
-            cancelled_by_call=self.find_canceller(cut.by),
-            cancelled_at=self.find_cancel_time(cut.by),
-        )
-
-    def note_cancelled(self, at: float) -> None:
-        """Note that a cancellation or the timeout reached the call at *at*, unless one has before."""
-        if self.cancelled_at is None:
-            self.cancelled_at = at
-
-    def find_canceller(self, by: CancelledBy | None) -> str | None:
-        """Return the id of the call that ended this one, if *by*, its `cancelled_by`, says that one did."""
-        if by == "sibling":
-            return self.batch.stopped_by_call
-        return self.cancelled_by_call if by == "caller" else None
-
-    def find_cancel_time(self, by: CancelledBy | None) -> float | None:
-        """Return the time for `CallOutcome.cancelled_at`, where *by* is its `cancelled_by`."""
-        if self.cancelled_at is not None or by in (None, "tool"):
-            return self.cancelled_at
-        # The call's own task noticed the end of its run before the owner did, or its settling is cut.
-        return self.run.tree.log.wall() if self.batch.stopped_at is None else self.batch.stopped_at
-
-    @property
-    def timeout_at(self) -> float:
-        """The time on the loop's clock at which the tool's own timeout ends the body; infinity without one."""
-        timer = None if self.body is None else self.body.timer
-        return math.inf if timer is None else timer.ends_at
 
 
 class Batch:
@@ -389,7 +133,7 @@ class Batch:
         cap = self.execution.max_function_tool_concurrency
         # A cap that the batch can't reach is no limit.
         base: tuple[Limit, ...] = ()
-        if cap is not None and cap < len(plan.entries):
+        if cap is not None and cap < len(plan):
             base = (Capacity(cap, "max_function_tool_concurrency"),)
         if self._gate is not None:
             base = (*base, self._gate)
@@ -399,7 +143,7 @@ class Batch:
         segments: list[list[LiveCall]] = []
         segment: list[LiveCall] = []
         has_limits = self._gate is not None
-        for entry in plan.entries:
+        for entry in plan:
             if isinstance(entry.disposition, AwaitVerdict):
                 continue
             if isinstance(entry.disposition, Answer) or entry.tool is None:
@@ -775,7 +519,7 @@ class Batch:
 
         A call that started in an earlier run segment may not: its outcome must not say that it never started.
         """
-        if live.phase != "waiting" or live.earlier is not _FIRST:
+        if live.phase != "waiting" or live.earlier is not FIRST:
             return False
         return self._equal is None or live not in self._equal.get(live.receipt or "", ())[1:]
 
@@ -955,29 +699,3 @@ class Batch:
         fatal = [failure for failure in self.failures if is_fatal(failure.error)]
         if fatal:
             raise choose(fatal)
-
-
-def is_plain_run(run: LiveRun) -> bool:
-    """Tell whether nothing in *run* has to know of the start and the end of a call but its log and its hooks."""
-    return (
-        run.settings.budget is None
-        and run.settings.config.output_store is None
-        and run.tree.log.spans is None
-        and (run.tree.log.journal is None or run.tree.log.journal.immediate)
-        and type(run.tree.effects) is LiveEffects
-    )
-
-
-def is_plain_tool(tool: FunctionTool) -> bool:
-    """Tell whether a call of *tool* is its body alone: nothing is asked, timed, judged or extracted around it."""
-    return (
-        type(tool.body) is PythonBody  # a search is none: its outcome says what it has found
-        and tool.body.schema.is_async
-        and tool.timeout is None
-        and tool.idle_timeout is None
-        and tool.is_enabled is True
-        and not tool.tool_input_guardrails
-        and not tool.tool_output_guardrails
-        and tool.custom_data_extractor is None
-        and not may_run_again(tool)
-    )

@@ -11,7 +11,7 @@ import anyio
 from anyio.lowlevel import checkpoint
 
 from agentloop._common.digests import idempotency_key
-from agentloop._engine.calls.scheduler import LiveCall
+from agentloop._engine.calls.live_call import LiveCall
 from agentloop._engine.runtime.interrupts import uninterrupted
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.context import ToolContext

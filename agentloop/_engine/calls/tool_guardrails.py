@@ -12,8 +12,8 @@ import attrs
 
 from agentloop import effects as e
 from agentloop._core.plan import Arguments
+from agentloop._engine.calls.live_call import LiveCall
 from agentloop._engine.calls.output_text import render
-from agentloop._engine.calls.scheduler import LiveCall
 from agentloop._engine.calls.tool_context import call_context, tool_context
 from agentloop._engine.runtime.callbacks import call_user
 from agentloop._engine.runtime.live_run import LiveRun

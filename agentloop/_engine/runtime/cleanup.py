@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import anyio
 
-from agentloop._core.run_fold import NO_DICT
+from agentloop._core.empty_containers import NO_DICT
 from agentloop._engine.runtime.backend import cancelled_types, enclosing_cancelled, loop_is_left
 
 

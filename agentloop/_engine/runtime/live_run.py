@@ -33,7 +33,6 @@ from agentloop._engine.runtime.dispatcher import Dispatcher
 from agentloop._engine.runtime.interrupts import interruptible
 from agentloop._engine.runtime.log import Log
 from agentloop._engine.runtime.resources import Resources
-from agentloop._engine.runtime.threads import Threads
 from agentloop.abc import Effects, LateResult, Model, StillRunning
 from agentloop.agents import Agent
 from agentloop.budget import Budget
@@ -49,6 +48,7 @@ from agentloop.usage import Usage
 if TYPE_CHECKING:
     from agentloop._core.sourced_tools import SourcedTools
     from agentloop._engine.runtime.session_progress import SessionProgress
+    from agentloop._engine.runtime.threads import Threads
     from agentloop._engine.runtime.turn_nursery import TurnNursery
     from agentloop.conditions import Condition
 
@@ -91,15 +91,24 @@ class LoopState:
     reference from its value would keep the loop for ever.
     """
 
-    __slots__ = ("__weakref__", "loop_lives", "pump", "thread_ident", "threads", "token")
+    __slots__ = ("__weakref__", "_threads", "loop_lives", "pump", "thread_ident", "token")
 
     def __init__(self) -> None:
         self.pump: Dispatcher = Dispatcher()
-        self.threads: Threads = Threads(DEFAULT_MAX_THREADS)
+        self._threads: Threads | None = None
         self.loop_lives: Callable[[], bool] = liveness(anyio.lowlevel.current_token())
         self.thread_ident: int = threading.get_ident()
         self.token: Callable[[], anyio.lowlevel.EventLoopToken] = token_again(anyio.lowlevel.current_token())
         """The function that returns the loop's token, for requests from other threads."""
+
+    @property
+    def threads(self) -> Threads:
+        """The live worker threads of all runs, made at first use."""
+        if self._threads is None:
+            from agentloop._engine.runtime.threads import Threads
+
+            self._threads = Threads(DEFAULT_MAX_THREADS)
+        return self._threads
 
     def is_current(self) -> bool:
         """Tell whether the current code runs on this loop. An engine for workflows moves a loop between threads."""
@@ -242,12 +251,22 @@ class RunTree(msgspec.Struct, eq=False, kw_only=True):
         return None if found is None or found.phase == "paused" else found
 
 
+class HasThreads(Protocol):
+    """The object that worker threads belong to."""
+
+    @property
+    def threads(self) -> Threads:
+        """The worker threads."""
+        ...
+
+
 class RunSettings(msgspec.Struct, eq=False, kw_only=True):
     """The settings of one run. No field is assigned anew after the run has been made."""
 
     config: RunConfig
-    around: Threads | RunSettings
-    """The worker threads of the open runtime or of the loop; for a nested run, the settings of the run around it."""
+    around: HasThreads
+    """The owner of the worker threads around the run's own: the open runtime, the loop's state, or, for a nested run,
+    the settings of the run around it."""
     hooks: RunHooks | None = None
     error_handlers: Mapping[str, Callback] = {}
     session: SessionProgress | None = None
@@ -263,13 +282,13 @@ class RunSettings(msgspec.Struct, eq=False, kw_only=True):
     def threads(self) -> Threads:
         """The worker threads of the run, made at first use: most runs have no sync body."""
         if self._threads is None:
-            around, most = self.around, self.config.tool_execution.max_threads
-            if isinstance(around, Threads):
-                self._threads = Threads(most, around)
-            elif self.config is around.config:
+            from agentloop._engine.runtime.threads import Threads
+
+            around = self.around
+            if isinstance(around, RunSettings) and self.config is around.config:
                 self._threads = around.threads
             else:
-                self._threads = Threads(most, around.threads)
+                self._threads = Threads(self.config.tool_execution.max_threads, around.threads)
         return self._threads
 
 

@@ -28,20 +28,26 @@ class Log:
     Owned by the root run; every run of the tree appends to it, on one event loop.
     """
 
-    __slots__ = (
-        "_instruments",
-        "_warned",
-        "events",
-        "expect",
-        "instrument_error",
-        "is_watched",
-        "journal",
-        "listeners",
-        "on_instrument_error",
-        "spans",
-        "state",
-        "wall",
-    )
+    state: RunFold
+    events: EventBuffer | None
+    listeners: tuple[EventBuffer, ...]
+    """Buffers of parts of the tree, for agent tools with `on_stream`. The run never waits for their readers."""
+    wall: Callable[[], float]
+    expect: Callable[[Record], Record | None] | None
+    """The function of a replay that compares a record and returns the one to append in its place, which keeps the
+    recorded times; None to append nothing."""
+    spans: SpanSource | None
+    journal: JournalWriter | None
+    instrument_error: BaseException | None
+    """A BaseException of an instrument, such as KeyboardInterrupt: the run ends with it."""
+    on_instrument_error: Callable[[], None] | None
+    """The function that ends the run after an instrument has broken it. Set while the run is under way."""
+    is_watched: bool
+    """True if code that may cancel the run is called with each record: instruments, or a replay."""
+    _instruments: tuple[Instrument, ...]
+    _warned: tuple[int, ...]
+
+    __slots__ = tuple(__annotations__)
 
     def __init__(
         self,
@@ -49,24 +55,10 @@ class Log:
         instruments: tuple[Instrument, ...],
         expect: Callable[[Record], Record | None] | None = None,
     ) -> None:
-        self.state: RunFold = state
-        self.events: EventBuffer | None = None
-        self.listeners: tuple[EventBuffer, ...] = ()
-        """Buffers of parts of the tree, for agent tools with `on_stream`. The run never waits for their readers."""
-        self.wall: Callable[[], float] = time.time
-        self.expect: Callable[[Record], Record | None] | None = expect
-        """The function of a replay that compares a record and returns the one to append in its place, which keeps the
-        recorded times; None to append nothing."""
-        self.spans: SpanSource | None = None
-        self.journal: JournalWriter | None = None
-        self.instrument_error: BaseException | None = None
-        """A BaseException of an instrument, such as KeyboardInterrupt: the run ends with it."""
-        self.on_instrument_error: Callable[[], None] | None = None
-        """The function that ends the run after an instrument has broken it. Set while the run is under way."""
-        self.is_watched: bool = bool(instruments) or expect is not None
-        """True if code that may cancel the run is called with each record: instruments, or a replay."""
-        self._instruments = instruments
-        self._warned: tuple[int, ...] = ()
+        self.state, self.wall, self.expect, self._instruments = state, time.time, expect, instruments
+        self.events = self.spans = self.journal = self.instrument_error = self.on_instrument_error = None
+        self.listeners = self._warned = ()
+        self.is_watched = bool(instruments) or expect is not None
 
     def append(self, record: Record) -> None:
         """Append *record*: fold it, then pass it to the journal, the instruments, the spans and the event buffers.

@@ -17,7 +17,7 @@ import anyio
 import msgspec
 
 from agentloop._common.error_text import error_summary
-from agentloop._core.run_fold import NO_DICT
+from agentloop._core.empty_containers import NO_DICT
 from agentloop._engine.runtime.backend import Work, capture, starter, wait_out_cancellations
 from agentloop._engine.runtime.cleanup import Cleanup
 from agentloop._engine.runtime.interrupts import uninterrupted

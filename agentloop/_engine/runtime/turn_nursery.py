@@ -65,22 +65,25 @@ class Member(Protocol):
 
 
 class TurnNursery(Protocol):
-    """The tasks of one turn's calls, or of one run. Entered and waited in by its owner's task; any starts members."""
+    """The tasks of one turn's calls, or of one run. Entered and waited in by its owner's task; any starts members.
 
-    on_trio: bool
-    task: Task | None
+    The methods that are written out here are those of a group, whose members are in a scope of its own.
+    """
+
+    __slots__ = ()
+
+    on_trio: bool = False
+    task: Task | None = None
     """The owner's task, until it has left the nursery; None on trio."""
+    is_group: bool = True
+    """True if the members are in a scope of the nursery's own, `_scope`."""
+    shown: float = -math.inf
+    """The deadline around the owner; unknown in a group."""
     context: Context
     """The members start in a copy of it."""
-    is_group: bool
-    """True if the members are in a scope of the nursery's own."""
-    shown: float
-    """The deadline around the owner; unknown in a group."""
-
-    @property
-    def new_scope(self) -> Callable[[], anyio.CancelScope]:
-        """Returns a scope for a member, whose task must enter it first."""
-        ...
+    new_scope: Callable[[], anyio.CancelScope]
+    """Returns a scope for a member, whose task must enter it first."""
+    _scope: Any = None
 
     def now(self) -> float:
         """Return the time on the loop's clock."""
@@ -88,7 +91,7 @@ class TurnNursery(Protocol):
 
     def is_cut(self) -> bool:
         """Tell whether the owner is cancelled. Unknown in a group, so True."""
-        ...
+        return True
 
     async def __aenter__(self) -> Self:
         """Enter the nursery. Not a checkpoint."""
@@ -114,15 +117,15 @@ class TurnNursery(Protocol):
 
     def host(self, work: Work, on: Any, name: str) -> None:
         """Start a task as `start` does, of work that shields itself."""
-        ...
+        self.start(work, on, name, shielded=True)
 
     def settling(self, member: Member) -> AbstractContextManager[object]:
         """Return the scope for the rest of the member's task, once `member.scope` has been left."""
-        ...
+        return nullcontext()
 
     def cancel(self) -> None:
         """Cancel all members."""
-        ...
+        self._scope.cancel()
 
     def check_in_time(self) -> Awaitable[None] | None:
         """Return what the current task, a member's that has entered its scope, has to await before its first step.
@@ -134,11 +137,12 @@ class TurnNursery(Protocol):
 
     def uncancel(self) -> None:
         """Take back the native cancellations of the current task, a member's that has left its scope."""
-        ...
+        if anyio.current_effective_deadline() > -math.inf:  # else the nursery's scope has counted them
+            uncancel_to(0)
 
     def is_ending(self) -> bool:
         """Tell whether the members are being cancelled as a whole. Asked by a member, also between two scopes."""
-        ...
+        return enclosing_cancelled()
 
     def ring(self) -> None:
         """Wake the owner, if it waits."""
@@ -149,11 +153,12 @@ class TurnNursery(Protocol):
 
         With *rings* the owner is woken for it, else where it waits for the last member's end.
         """
-        ...
+        if rings:  # else the group tells its owner
+            self.ring()
 
     def ring_when_empty(self) -> None:
         """Wake the owner, which only needs to leave the nursery: at once, or when the members' tasks have ended."""
-        ...
+        self.ring()
 
     def wait(self, until: float) -> Awaitable[None]:
         """Wait for a ring, at most until the time *until* on the loop's clock. A checkpoint. For the owner.
@@ -242,7 +247,7 @@ def find_scope_class() -> type[Any] | None:
 
 
 @final
-class _BareTasks:
+class _BareTasks(TurnNursery):
     """Bare tasks on asyncio, each in one scope at a time."""
 
     # It is the callback of its members' ends, and the holder of its run, itself: bound methods and objects for these
@@ -263,7 +268,6 @@ class _BareTasks:
         "task",
     )
 
-    on_trio: bool = False
     is_group: bool = False
 
     def __init__(
@@ -341,9 +345,6 @@ class _BareTasks:
         task = self._loop.create_task(work(member), name=name, context=context)
         self._members[task] = None if shielded else member
         task.add_done_callback(self, context=context)  # without it the callback gets one more copy
-
-    def host(self, work: Work, on: Any, name: str) -> None:
-        self.start(work, on, name, shielded=True)
 
     def settling(self, member: Member) -> AbstractContextManager[object]:
         member.scope = scope = self.new_scope()
@@ -440,57 +441,13 @@ def _show_deadline(scope_class: type[Any], shown: float) -> anyio.CancelScope:
     return scope
 
 
-class _Grouped:
-    """The common part of nurseries whose scope is around their members."""
-
-    on_trio: bool = False
-    is_group: bool = True
-    shown: float = -math.inf
-    context: Context
-    _scope: Any
-
-    def is_cut(self) -> bool:
-        return True
-
-    def start(self, work: Work, member: Any, name: str, *, shielded: bool = False) -> None:
-        raise NotImplementedError
-
-    def host(self, work: Work, on: Any, name: str) -> None:
-        self.start(work, on, name)
-
-    def cancel(self) -> None:
-        self._scope.cancel()
-
-    def settling(self, member: Member) -> AbstractContextManager[object]:
-        return nullcontext()
-
-    def uncancel(self) -> None:
-        if anyio.current_effective_deadline() > -math.inf:  # else the nursery's scope has counted them
-            uncancel_to(0)
-
-    def is_ending(self) -> bool:
-        return enclosing_cancelled()
-
-    def ring(self) -> None:
-        raise NotImplementedError
-
-    def leave(self, task: Task | None, *, rings: bool = False) -> None:
-        if rings:  # else the group tells its owner
-            self.ring()
-
-    def ring_when_empty(self) -> None:
-        self.ring()
-
-    def wait(self, until: float) -> Awaitable[None]:
-        raise NotImplementedError
-
-    async def _wait_until(self, until: float) -> None:
-        with anyio.CancelScope(deadline=until):  # noqa: ASYNC912 - the wait below is its cancel point
-            await self.wait(math.inf)
+async def _wait_until(nursery: TurnNursery, until: float) -> None:
+    with anyio.CancelScope(deadline=until):  # noqa: ASYNC912 - the wait below is its cancel point
+        await nursery.wait(math.inf)
 
 
 @final
-class _AnyioNursery(_Grouped):
+class _AnyioNursery(TurnNursery):
     """anyio's own group, on asyncio."""
 
     def __init__(self, task: Task, context: Context) -> None:
@@ -532,21 +489,20 @@ class _AnyioNursery(_Grouped):
         self._wakeup.ring()
 
     def wait(self, until: float) -> Awaitable[None]:
-        return self._wakeup.wait() if until == math.inf else self._wait_until(until)
+        return self._wakeup.wait() if until == math.inf else _wait_until(self, until)
 
     def check_in_time(self) -> Awaitable[None] | None:
         return _check_in_time() if anyio.current_effective_deadline() < math.inf else None
 
 
 @final
-class _TrioNursery(_Grouped):
+class _TrioNursery(TurnNursery):
     """trio's own nursery and scopes; anyio's around them cost 5 µs a nursery, and a third more a scope."""
 
     # It is its owner's wakeup itself, for the reason of `_BareTasks`.
     __slots__ = ("_manager", "_nursery", "_owner", "_scope", "_trio", "_unbounded", "context", "new_scope")
 
     on_trio: bool = True
-    task: Task | None = None
 
     def __init__(self, context: Context) -> None:
         import trio  # an extra, and here only where it runs
@@ -590,7 +546,7 @@ class _TrioNursery(_Grouped):
 
     def wait(self, until: float) -> Awaitable[None]:
         if until < math.inf:
-            return self._wait_until(until)
+            return _wait_until(self, until)
         self._owner = self._trio.lowlevel.current_task()
         return self._trio.lowlevel.wait_task_rescheduled(self)
 

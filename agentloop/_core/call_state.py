@@ -1,0 +1,65 @@
+"""The facts of one call that the model requested, as the fold of a run's records knows it, and of its approval."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from agentloop import records as r
+from agentloop.items import ApprovalRequest, ToolCall, ToolOutput
+from agentloop.outcomes import CallOutcome
+
+
+class CallState(msgspec.Struct, eq=False):
+    """One call that the model requested, with the facts of its start, approval and outcome. Mutated by its fold."""
+
+    call: ToolCall
+    turn: int
+    index: int
+    """Position among the calls of its response, from 0."""
+    tool: str | None = None
+    attempt: int = 0
+    """Number of starts."""
+    arguments: str | None = None
+    """JSON text of the arguments at its last start."""
+    body: r.BodyEnded | None = None
+    outcome: CallOutcome | None = None
+    cut: CallOutcome | None = None
+    """The outcome from an earlier run segment that was cancelled from outside; the call is due again."""
+    released: bool = False
+    item: ToolOutput | None = None
+    """The output as an item of the run, once it is released."""
+    approval: r.ApprovalRequested | None = None
+    verdict: r.VerdictGiven | None = None
+
+    @property
+    def value(self) -> Any:
+        """The Python value of its outcome, which it has; in a log that was stored and read, that of its body."""
+        assert self.outcome is not None
+        if self.outcome.value is None and self.outcome.status == "succeeded" and self.body is not None:
+            return self.body.value
+        return self.outcome.value
+
+
+def is_search(call: CallState) -> bool:
+    """Tell whether *call* is a search for deferred tools that has settled."""
+    return call.outcome is not None and call.outcome.found is not None
+
+
+def fits(verdict: r.VerdictGiven, request: r.ApprovalRequested) -> bool:
+    """Tell whether *verdict* was given for exactly this *request*: same path, call, agent, tool and arguments."""
+    return (verdict.path, verdict.call_id, verdict.agent, verdict.tool, verdict.digest) == (
+        request.path,
+        request.call_id,
+        request.agent,
+        request.tool,
+        request.digest,
+    )
+
+
+def make_interruption(call: ToolCall, asked: r.ApprovalRequested) -> ApprovalRequest:
+    """Return the interruption for the approval request *asked*: *call* with the arguments it would run with."""
+    if asked.arguments is not None:
+        call = call.replace(arguments=asked.arguments)
+    return ApprovalRequest(call, asked.agent, asked.path, policy=asked.policy, reason=asked.reason)
