@@ -201,14 +201,14 @@ class Runner:
             StateError: if the run has failed for good, or the agents don't fit it.
             JournalError: if the journal is broken.
         """
+        from agentloop.state import RunState
+
         if not isinstance(journal, Journal):
             raise UserTypeError(f"journal: a Journal is needed, not {journal!r}{_example('FileJournal', journal)}")
         items = to_items(input)
-        if not await journal.read():
+        state = await RunState._find_in(agent, journal)
+        if state is None:
             return await Runner.run(agent, items, journal=journal, **options)
-        from agentloop.state import RunState
-
-        state = await RunState.from_journal(agent, journal)
         if not state.began_with(items):
             begun = ", ".join(repr(_text_or_item(item)) for item in state.input)
             raise UserError(f"input: the run in {journal!r} began with another one: {shorten(begun, _SHOWN_CHARS)}")

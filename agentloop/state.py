@@ -377,6 +377,14 @@ class RunState:
         return cls._restore(agent, await state_from_journal(journal), context, converter)
 
     @classmethod
+    async def _find_in(cls, agent: Agent[Any, Any], journal: Journal) -> RunState | None:
+        """Return the state that *journal* holds, as `from_journal`; None if no run has written to it."""
+        from agentloop._storage.state_codec import find_in_journal
+
+        found = await find_in_journal(journal)
+        return None if found is None else cls._restore(agent, found, None, None)
+
+    @classmethod
     def _restore(
         cls, agent: Agent[Any, Any], stored: Stored, context: Any, converter: BaseConverter | None
     ) -> RunState:

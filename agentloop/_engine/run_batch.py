@@ -410,6 +410,6 @@ def _begin_reading(inputs: Iterable[Any] | AsyncIterable[Any]) -> Iterator[Any] 
 @interruptible
 async def _read_next(inputs: Iterator[Any] | AsyncIterator[Any]) -> Any:
     """Return the next input; `_END` after the last."""
-    if isinstance(inputs, AsyncIterator):
-        return await anext(inputs, _END)
-    return next(inputs, _END)
+    if isinstance(inputs, Iterator):
+        return next(inputs, _END)
+    return await anext(inputs, _END)  # of which `async for` needs no more than `__anext__`

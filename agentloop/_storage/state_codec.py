@@ -347,11 +347,23 @@ async def journal_lines(journal: Journal) -> list[bytes]:
 
 async def state_from_journal(journal: Journal) -> Stored:
     """See `RunState.from_journal`."""
+    found = await find_in_journal(journal)
+    if found is None:
+        raise JournalError("the journal is empty: no run has written to it")
+    return found
+
+
+async def find_in_journal(journal: Journal) -> Stored | None:
+    """Return what *journal* holds of its run, read once; None if no run has written to it.
+
+    Raises:
+        JournalError, StateError: as for `RunState.from_journal`.
+    """
     if not isinstance(journal, Journal):
         raise UserTypeError(f"journal: a Journal is needed, not {journal!r}; `Runner.run` goes on from a RunState")
     lines = await journal_lines(journal)
     if not lines:
-        raise JournalError("the journal is empty: no run has written to it")
+        return None
     held = read_lines(lines, codec_of(journal))
     begun = held.records[0] if held.records else None
     if isinstance(begun, r.RunStarted) and begun.run_id != held.run_id:

@@ -247,12 +247,10 @@ class RunHost:
             JournalError: it is damaged.
             StateError: the agents don't fit it.
         """
-        try:
-            return await RunState.from_journal(self._agent, journal)
-        except JournalError as error:
-            if await journal.read():  # noqa: ASYNC120 - a cancellation is more than the error
-                raise
-            raise HTTPRefusal(404, "There is no such run.") from error
+        state = await RunState._find_in(self._agent, journal)
+        if state is None:
+            raise HTTPRefusal(404, "There is no such run.")
+        return state
 
     async def read(self, run: str, after: str | None) -> StoredRun:
         """Return the events of a run that is not live, those after the id *after*.

@@ -91,6 +91,26 @@ async def test_awaited_batch_gives_all_runs_in_the_order_of_the_inputs() -> None
     assert repr(runs[0]) == "<BatchedRun 0: completed>"
 
 
+async def test_iterator_of_inputs_needs_only_what_async_for_needs() -> None:
+    """`__anext__` is enough."""
+
+    class Iterator:
+        def __init__(self) -> None:
+            self.left = ["one", "two"]
+
+        async def __anext__(self) -> str:
+            if not self.left:
+                raise StopAsyncIteration
+            return self.left.pop(0)
+
+    class Inputs:
+        def __aiter__(self) -> Any:
+            return Iterator()
+
+    runs = await Runner.run_many(make_agent(lambda request: say(asked(request))), Inputs())
+    assert [run.result.final_output for run in runs] == ["one", "two"]
+
+
 @pytest.mark.parametrize(("ordered", "expected"), [(False, ["second", "first"]), (True, ["first", "second"])])
 async def test_runs_are_given_as_they_end_or_in_the_order_of_the_inputs(ordered: bool, expected: list[str]) -> None:
     """The second run ends while the first waits; without an order it comes first."""

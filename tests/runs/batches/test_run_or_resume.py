@@ -56,6 +56,35 @@ async def test_completed_run_returns_its_result_and_asks_no_model() -> None:
     assert await journal.read() == lines
 
 
+async def test_journal_is_read_once_and_checked_once_before_it_is_written() -> None:
+    """A long one takes long. The run itself reads it again, since it may have been written to meanwhile."""
+    reads = 0
+
+    class Counted(MemoryJournal):
+        async def read(self) -> list[bytes]:
+            nonlocal reads
+            reads += 1
+            return await super().read()
+
+    async def count(records: list[bytes], *answers: Any) -> int:
+        nonlocal reads
+        journal = Counted()
+        if records:
+            await journal.append(records)
+        reads = 0
+        result = await Runner.run_or_resume(script_agent("a", *answers), "Well?", journal=journal)
+        assert result.final_output == "yes"
+        return reads
+
+    whole = MemoryJournal()
+    await Runner.run_or_resume(script_agent("a", say("yes")), "Well?", journal=whole)
+    lines = await whole.read()
+    begun = next(index for index, line in enumerate(lines) if b'"turn_started"' in line)
+    assert await count([], say("yes")) == 2
+    assert await count(lines[: begun + 1], say("yes")) == 2
+    assert await count(lines) == 1
+
+
 async def test_run_that_has_failed_for_good_is_refused() -> None:
     """The error names the failure; the tool isn't called again."""
 
