@@ -1,6 +1,7 @@
-"""The run whose stored state is frozen under `tests/fixtures`, and how that file is made.
+"""The run whose stored state and journal are frozen under `tests/fixtures`, and how these files are made.
 
-A released schema's file is never made again. As long as the schema is not released, after a change of what is stored:
+Each schema has its own state, and from schema 2 on its own journal. The files of a released schema are never made
+again. As long as the present schema is not released, after a change of what is stored:
 
     PYTHONPATH=tests python -m kit.frozen_state
 """
@@ -31,17 +32,23 @@ from agentloop import (
     tool_input_guardrail,
     tool_output_guardrail,
 )
+from agentloop._storage.json_bytes import encode
 from agentloop.exceptions import ModelTransportError
 from agentloop.guardrails import Allow
 from agentloop.items import Reasoning, ToolCall
+from agentloop.journal import FileJournal
 from agentloop.sessions import MemorySession
 from agentloop.testing import call, fail, respond, say
 from agentloop.usage import RequestUsage
 from kit.agents import script_turns
 
-FILE = Path(__file__).parents[1] / "fixtures" / "state-schema-1.json"
+FOLDER = Path(__file__).parents[1] / "fixtures"
+STATES = sorted(FOLDER.glob("state-schema-*.json"), key=lambda path: int(path.stem.rpartition("-")[2]))
+"""The states by their schemas, oldest first."""
+JOURNALS = [path for state in STATES if (path := state.with_name(f"{state.stem}.journal")).exists()]
+RUN_ID = "0123456789abcdef0123456789abcdef"
 CONTEXT = {"owner": "Ann", "raw": b"\x00\xff", "limit": 1 << 70}
-_BY_CHANCE = {"at", "queued_at", "body_ended_at", "started_at", "ended_at"}
+_BY_CHANCE = {"at", "queued_at", "body_ended_at", "first_delta_at", "started_at", "ended_at"}
 
 
 @attrs.frozen
@@ -168,16 +175,27 @@ def fix_chance(value: Any) -> Any:
     }
 
 
-def main() -> None:
-    """Make the file."""
-    data = fix_chance(anyio.run(make_state).to_json())
+async def write_journal(path: Path, data: Any) -> None:
+    """Write the journal that the run of *data*, the JSON of a state, would have written."""
+    head = {"kind": "header", "schema": data["schema"], "library": data["library"], "run_id": RUN_ID}
+    await anyio.Path(path).unlink(missing_ok=True)
+    async with FileJournal(path) as journal:
+        await journal.append([encode({**head, "graph": data["graph"], "redaction": "digests"})])
+        await journal.append([encode(record) for record in data["records"]])
+
+
+async def main() -> None:
+    """Make the files of the present schema."""
+    data = fix_chance((await make_state()).to_json())
     text = json.dumps(data, indent=1, sort_keys=True, ensure_ascii=False)
     for record in data["records"]:
         if record["kind"] == "run_started" and not record["path"]:
-            text = text.replace(record["run_id"], "0123456789abcdef0123456789abcdef")
-    FILE.parent.mkdir(exist_ok=True)
-    FILE.write_text(text + "\n")
+            text = text.replace(record["run_id"], RUN_ID)
+    schema = RunState.schema_version
+    FOLDER.mkdir(exist_ok=True)
+    (FOLDER / f"state-schema-{schema}.json").write_text(text + "\n")
+    await write_journal(FOLDER / f"state-schema-{schema}.journal", json.loads(text))
 
 
 if __name__ == "__main__":
-    main()
+    anyio.run(main)

@@ -5,6 +5,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from kit import child_runs, frozen_state
 from kit.agents import Run
@@ -14,7 +15,7 @@ from kit.resuming import copy_state
 from agentloop import RunState
 from agentloop._storage.json_bytes import decode, encode
 from agentloop.exceptions import JournalError, StateError
-from agentloop.journal import MemoryJournal
+from agentloop.journal import FileJournal, MemoryJournal, read_journal
 from agentloop.testing import replay
 
 
@@ -68,16 +69,20 @@ def test_what_was_rejected_elsewhere_never_runs_and_the_model_gets_the_reason(tm
 
 # ---------------------------------------------------------------------------------------------- frozen states
 
-
-def frozen() -> RunState:
-    """Return the frozen state, read by the definitions it was made with."""
-    return RunState.from_string(frozen_state.build_agent(), frozen_state.FILE.read_text())
+every_schema = pytest.mark.parametrize("file", frozen_state.STATES, ids=[path.stem for path in frozen_state.STATES])
+OLDEST = frozen_state.STATES[0]
 
 
+def frozen(file: Path) -> RunState:
+    """Return the frozen state in *file*, read by the definitions it was made with."""
+    return RunState.from_string(frozen_state.build_agent(), file.read_text())
+
+
+@every_schema
 @pytest.mark.scenario("RS-03")
-def test_the_frozen_state_is_read_and_means_what_it_meant() -> None:
+def test_the_frozen_state_is_read_and_means_what_it_meant(file: Path) -> None:
     """The frozen state keeps its context, waiting calls, usage, outputs and verdicts."""
-    state = frozen()
+    state = frozen(file)
     assert state.context == frozen_state.CONTEXT
     [waiting] = state.interruptions
     assert (waiting.call.call_id, waiting.call.arguments, waiting.path) == ("inner_pay", '{"amount": 2}', ("nested",))
@@ -97,22 +102,24 @@ def test_the_frozen_state_is_read_and_means_what_it_meant() -> None:
     assert state.fold.calls["located"].outcome.custom_data == [1, b"\x01"]
 
 
+@every_schema
 @pytest.mark.scenario("RS-03")
-def test_the_frozen_state_is_written_as_it_was_read() -> None:
+def test_the_frozen_state_is_written_as_it_was_read(file: Path) -> None:
     """The state is written as the file has it, or in the present schema where the file's is older."""
-    data = json.loads(frozen_state.FILE.read_text())
-    written = json.loads(frozen().to_string())
+    data = json.loads(file.read_text())
+    written = json.loads(frozen(file).to_string())
     assert written["schema"] == RunState.schema_version
     if data["schema"] == RunState.schema_version:
         del written["library"], data["library"]
         assert written == data
-    assert copy_state(frozen()) == frozen()
+    assert copy_state(frozen(file)) == frozen(file)
 
 
+@every_schema
 @pytest.mark.scenario("RS-03")
-async def test_the_frozen_state_runs_on(run_mode: Run) -> None:
+async def test_the_frozen_state_runs_on(run_mode: Run, file: Path) -> None:
     """The frozen state runs to the run's end, with its old verdicts and new ones."""
-    state = frozen()
+    state = frozen(file)
     [waiting] = state.interruptions
     state.approve(waiting)
     done = await run_mode(state.agent, state)
@@ -125,7 +132,7 @@ async def test_the_frozen_state_runs_on(run_mode: Run) -> None:
 
 async def _make_frozen_journal(**header: Any) -> MemoryJournal:
     """Return a journal of the frozen run, as a library with its schema wrote it; *header* changes its header."""
-    data = json.loads(frozen_state.FILE.read_text())
+    data = json.loads(OLDEST.read_text())
     head = {"kind": "header", "schema": data["schema"], "library": "0", "run_id": data["records"][0]["run_id"]}
     journal = MemoryJournal()
     head |= {"graph": data["graph"], "redaction": "digests", **header}
@@ -139,7 +146,7 @@ async def test_a_journal_of_an_older_schema_continues_in_the_present_one(run_mod
     journal = await _make_frozen_journal()
     held = len(await journal.read())
     state = await RunState.from_journal(frozen_state.build_agent(), journal)
-    assert [type(one) for one in state.records] == [type(one) for one in frozen().records]
+    assert [type(one) for one in state.records] == [type(one) for one in frozen(OLDEST).records]
     [waiting] = state.interruptions
     state.approve(waiting)
     done = await run_mode(state.agent, state, journal=journal)
@@ -168,7 +175,7 @@ async def test_a_journal_with_a_header_that_does_not_belong_there_is_refused() -
 @pytest.mark.scenario("RS-03")
 def test_a_log_of_an_older_schema_is_not_replayed() -> None:
     """It lacks what a replay needs, also once it was stored anew."""
-    for state in (frozen(), copy_state(frozen())):
+    for state in (frozen(OLDEST), copy_state(frozen(OLDEST))):
         with pytest.raises(StateError, match="began in schema 1"):
             replay(state, state.agent)
 
@@ -177,9 +184,32 @@ def test_a_log_of_an_older_schema_is_not_replayed() -> None:
 async def test_a_state_made_now_has_the_form_of_the_frozen_one() -> None:
     """The stored form has not changed by accident: the kinds of records and their fields equal those of the file."""
     now = frozen_state.fix_chance((await frozen_state.make_state()).to_json())
-    then = json.loads(frozen_state.FILE.read_text())
-    if then["schema"] == now["schema"]:
-        assert [record["kind"] for record in now["records"]] == [record["kind"] for record in then["records"]]
-        assert [sorted(record) for record in now["records"]] == [sorted(record) for record in then["records"]]
-        assert sorted(now) == sorted(then)
-        assert now["graph"] == then["graph"]
+    then = json.loads(frozen_state.STATES[-1].read_text())
+    assert then["schema"] == now["schema"]
+    assert [record["kind"] for record in now["records"]] == [record["kind"] for record in then["records"]]
+    assert [sorted(record) for record in now["records"]] == [sorted(record) for record in then["records"]]
+    assert sorted(now) == sorted(then)
+    assert now["graph"] == then["graph"]
+
+
+@pytest.mark.real_clock
+@pytest.mark.scenario("RS-03")
+@pytest.mark.parametrize("file", frozen_state.JOURNALS, ids=[path.stem for path in frozen_state.JOURNALS])
+async def test_the_frozen_journal_is_read_and_continued(run_mode: Run, file: Path, tmp_path: Path) -> None:
+    """Its lines and their chain are those of the library that wrote it; the run in it comes to its end."""
+    path, whole = tmp_path / "run.journal", await anyio.Path(file).read_bytes()
+    path.write_bytes(whole)
+    assert list(read_journal(path)) == frozen(file.with_suffix(".json")).records
+    async with FileJournal(path) as journal:
+        state = await RunState.from_journal(frozen_state.build_agent(), journal)
+        state.approve("inner_pay")
+        done = await run_mode(state.agent, state, journal=journal)
+    assert done.final_output == "all is done"
+    assert path.read_bytes().startswith(whole)
+    assert tuple(read_journal(path)) == done.records
+
+
+def test_the_present_schema_has_frozen_files() -> None:
+    """Without them nothing would notice that what is stored has changed."""
+    for files in (frozen_state.STATES, frozen_state.JOURNALS):
+        assert files[-1].stem.endswith(f"-schema-{RunState.schema_version}")
