@@ -76,11 +76,9 @@ async def _check_output(run: LiveRun, output: Any, made_by: str | None = None) -
     Exception the session is saved first.
     """
     agent = run.agent
-    if agent.hooks is not None and (hook := find_hook(agent.hooks, "on_end")) is not None:
-        await resolve(hook(run.context, agent, output))
-    hooks = run.settings.hooks
-    if hooks is not None and (hook := find_hook(hooks, "on_agent_end")) is not None:
-        await resolve(hook(run.context, agent, output))
+    for hooks, name in ((agent.hooks, "on_end"), (run.settings.hooks, "on_agent_end")):
+        if hooks is not None and (hook := find_hook(hooks, name)) is not None:
+            await resolve(hook(run.context, agent, output))
     if run.settings.config.output_guardrails or agent.output_guardrails:
         await _judge(run, output, made_by)
     if run.may_be_cancelled():

@@ -74,10 +74,8 @@ async def run_nested(outer: LiveRun, call: ToolCall, arguments: Arguments, body:
         if over.status == "interrupted":
             return Paused()
     if body.custom_output_extractor is not None:
-        extract = body.custom_output_extractor
-        return await run.call_callback(
-            "custom_output_extractor", call.call_id, lambda: call_user(extract, result_of(run)), record_answer=False
-        )
+        extract = partial(call_user, body.custom_output_extractor, result_of(run))
+        return await run.call_callback("custom_output_extractor", call.call_id, extract, record_answer=False)
     end = run.state.ended
     assert end is not None
     return end.final_output
@@ -97,20 +95,16 @@ def _find_earlier_failure(state: RunFold) -> EarlierFailure | None:
 
 async def _make_input(run: LiveRun, call: ToolCall, arguments: Arguments, body: AgentCall) -> tuple[Item, ...]:
     """Return the nested run's input. Made from secret arguments it is secret, too, with any input builder."""
-    given = to_items(await _build_input(run, call, arguments, body))
-    return mark_items(given) if call.secret else given
-
-
-async def _build_input(run: LiveRun, call: ToolCall, arguments: Arguments, body: AgentCall) -> Any:
     if body.typed is None:
         assert arguments.bound is not None
-        return arguments.bound.values["input"]
-    if body.input_builder is None:
-        return body.typed.using(run.settings.config.converter).dump(arguments.value)
-    build = body.input_builder
-    return await run.call_callback(
-        "input_builder", call.call_id, lambda: call_user(build, arguments.value), record_answer=False
-    )
+        given = arguments.bound.values["input"]
+    elif body.input_builder is None:
+        given = body.typed.using(run.settings.config.converter).dump(arguments.value)
+    else:
+        build = partial(call_user, body.input_builder, arguments.value)
+        given = await run.call_callback("input_builder", call.call_id, build, record_answer=False)
+    items = to_items(given)
+    return mark_items(items) if call.secret else items
 
 
 async def _run_streamed(run: LiveRun, on_stream: Callback, work: Callable[[], Awaitable[Any]]) -> Any:

@@ -75,6 +75,7 @@ async def prepare_turn(run: LiveRun, *, answered: bool = False) -> TurnView:
     model = model or _find_open_model(run) or await _resolve_model(run)
     if (run.settings.server is not None or common.hosted or prompt is not None) and not answered:
         _check_features(run, model, common.hosted, prompt)
+    history = run.state.history
     return TurnView(
         agent=agent,
         system="\n\n".join(given) if several else given,  # type: ignore[arg-type]  # as `several` says
@@ -95,7 +96,7 @@ async def prepare_turn(run: LiveRun, *, answered: bool = False) -> TurnView:
         shown=_format_shown(common, settings, prompt) if shown is None else shown,
         prompt=prompt,
         model=model,
-        input=HistoryView(run.state.history) if not answered else _find_earlier_input(run),
+        input=HistoryView(history, len(history) - len(run.state.response or ()) if answered else None),
     )
 
 
@@ -145,18 +146,21 @@ async def _resolve_definitions(run: LiveRun, parts: tuple[object, ...], sourced:
     taken = _find_shadowed_tools(run, handoffs, by_key)
     by_key = {key: tool for key, tool in by_key.items() if key not in taken}
     tools = tuple([tool for tool in enabled if by_key.get(tool.lookup_key) is tool])
-    settings, output, converter = _resolve_settings(run), agent.typed_output(), run.settings.config.converter
+    config = run.settings.config
+    output, converter = agent.typed_output(), config.converter
+    own = agent.model_settings if config.model is None else settings_for(agent, config.model)
+    settings = own.resolve(config.model_settings)
     if output is not None:
         output = output.using(converter)
     for tool in tools:
         if isinstance(tool.body, PythonBody):
             tool.body.schema.check_converter(converter)
-    given = {id(tool) for each in sourced for tool in each.tools}
+    given, on = {id(tool) for each in sourced for tool in each.tools}, set(map(id, enabled))
     made = Definitions(
         tools=tools,
         hosted=tuple([tool for tool in agent.tools if isinstance(tool, HostedTool)]),
         by_key=by_key,
-        disabled={} if len(enabled) == len(declared) else _index_disabled(declared, enabled),
+        disabled={tool.lookup_key: tool for tool in declared if id(tool) not in on},
         handoffs=handoffs,
         settings=settings,
         output=output,
@@ -191,7 +195,8 @@ def _limit_to_found(run: LiveRun, made: Definitions, model: Model) -> Definition
     """
     from agentloop._core.tool_search import choose_shown
 
-    if "tool_search" in model.features and all(_is_native(tool) for tool in made.searches):
+    native = [tool for tool in made.searches if isinstance(tool.body, ToolSearch) and tool.body.native]
+    if "tool_search" in model.features and len(native) == len(made.searches):
         tools = tuple([tool for tool in made.tools if tool not in made.searches])
         return _show_tools(made, tools, searchable=(), offered=())
     taken = {tool.qualified_name for tool in made.tools if not tool.defer_loading} | set(made.handoff_names)
@@ -206,11 +211,6 @@ def _limit_to_found(run: LiveRun, made: Definitions, model: Model) -> Definition
     found = run.state.found_tools.get(run.agent_key, ())
     shown = choose_shown(free, (*found, chosen) if isinstance(chosen, str) else found)
     return _show_tools(made, shown.tools, searchable=shown.deferred, offered=shown.offered())
-
-
-def _is_native(search: FunctionTool) -> bool:
-    assert isinstance(search.body, ToolSearch)
-    return search.body.native
 
 
 def _show_tools(
@@ -261,19 +261,6 @@ def _format_shown(made: Definitions, settings: ModelSettings, prompt: Prompt | N
 _SHOWN = tuple(field.name for field in attrs.fields(ModelSettings) if field.name != "retry")
 
 
-def _find_earlier_input(run: LiveRun) -> HistoryView:
-    """Return the items that the model was shown before it answered."""
-    history, response = run.state.history, run.state.response
-    return HistoryView(history, len(history) - len(response) if response else None)
-
-
-def _resolve_settings(run: LiveRun) -> ModelSettings:
-    """Return the model settings after every overlay."""
-    model = run.settings.config.model
-    own = run.agent.model_settings if model is None else settings_for(run.agent, model)
-    return own.resolve(run.settings.config.model_settings)
-
-
 def _find_shadowed_tools(run: LiveRun, handoffs: Sequence[Handoff], by_key: dict[str, FunctionTool]) -> set[str]:
     """Return the names that handoffs share with bare tools, and warn of them: the handoff wins over the tool.
 
@@ -288,11 +275,6 @@ def _find_shadowed_tools(run: LiveRun, handoffs: Sequence[Handoff], by_key: dict
             raise UserError(text)
         run.tree.warn_once(name, f"{text}; the handoff is used")
     return clashing
-
-
-def _index_disabled(declared: list[FunctionTool], enabled: list[FunctionTool]) -> dict[str, FunctionTool]:
-    on = {id(tool) for tool in enabled}
-    return {tool.lookup_key: tool for tool in declared if id(tool) not in on}
 
 
 async def _call_instructions(run: LiveRun, instructions: Callback) -> Any:

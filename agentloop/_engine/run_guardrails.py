@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
 
-async def _run_guardrail(run: LiveRun, stage: Any, index: int, guardrail: Any, *args: Any) -> tuple[Any, float]:
+async def _run_guardrail(run: LiveRun, stage: Any, guardrail: Any, *args: Any) -> tuple[Any, float]:
     began = anyio.current_time()
     effect = e.Guard(
         run.path, stage, guardrail.name, None, lambda: call_user(guardrail.fn, run.context, run.agent, *args)
@@ -107,7 +107,7 @@ def _make_input_judge(run: LiveRun, judge: Judge, given: tuple[Item, ...]) -> An
     guardrail = judge.guardrail
 
     async def judge_input() -> None:
-        output, duration = await _run_guardrail(run, "input", judge.index, guardrail, given)
+        output, duration = await _run_guardrail(run, "input", guardrail, given)
         secret = run.state.secret_input
         result = InputGuardrailResult(guardrail=guardrail, output=output, duration=duration, secret=secret)
         _record_result(run, "input", judge.index, result, judge.nth)
@@ -199,7 +199,7 @@ async def judge_final_output(run: LiveRun, output: Any, *, withheld: str | None 
 
     def make_judge(index: int, guardrail: OutputGuardrail) -> Callable[[], Awaitable[None]]:
         async def judge() -> None:
-            answer, duration = await _run_guardrail(run, "output", index, guardrail, output)
+            answer, duration = await _run_guardrail(run, "output", guardrail, output)
             result = OutputGuardrailResult(
                 guardrail=guardrail, output=answer, duration=duration, agent=run.agent, agent_output=output
             )
@@ -219,14 +219,11 @@ async def judge_final_output(run: LiveRun, output: Any, *, withheld: str | None 
     except OutputGuardrailTripwireTriggered as error:
         if withheld is not None:
             for index, result in held.items():
-                held[index] = _withhold_output(result, withheld)
+                hidden = result.output.replace(output_info=None)
+                held[index] = result.replace(agent_output=withheld, output=hidden)
                 if error.guardrail_result is result:
                     error.guardrail_result = held[index]
         raise
     finally:
         for index in sorted(held):
             _record_result(run, "output", index, held[index], keys[index][1])
-
-
-def _withhold_output(result: OutputGuardrailResult, withheld: str) -> OutputGuardrailResult:
-    return result.replace(agent_output=withheld, output=result.output.replace(output_info=None))

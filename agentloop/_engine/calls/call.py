@@ -494,12 +494,9 @@ async def _call_in_thread(live: LiveCall, body: PythonBody, context: ToolContext
     assert bound is not None
     assert place is not None
 
-    def late(value: Any, error: BaseException | None) -> None:
-        live.report_late(value, error)
-
     try:
         value = await live.run.settings.threads.run(
-            place, lambda: bound.call(body.fn, context), abandon=live.tool.abandon_on_cancel, late=late
+            place, lambda: bound.call(body.fn, context), abandon=live.tool.abandon_on_cancel, late=live.report_late
         )
     finally:
         if live.body is not None:
@@ -600,42 +597,16 @@ def _converts_without_waiting(live: LiveCall) -> bool:
 
 async def _finish(live: LiveCall, converted: Converted) -> None:
     """Do steps 16 and 17: call the end hooks, settle. Only the cleanup deadline cuts the hooks."""
-    outcome, failure = _fill_outcome(live, converted.outcome), converted.failure
+    outcome, failure = live.complete(converted.outcome), converted.failure
+    if isinstance(live.tool.body, ToolSearch):
+        from agentloop._core.tool_search import list_found  # few agents search
+
+        outcome = outcome.replace(found=list_found(outcome.value))
     hook_error = await _call_end_hooks(live, outcome) if live.hooked else None
     if hook_error is not None:
         failed = _make_failure(live, hook_error, "post")
         failure = failed if failure is None or isinstance(failure.error, Exception) else failure
     live.batch.settle(live, outcome, failure)
-
-
-def _fill_outcome(live: LiveCall, outcome: CallOutcome) -> CallOutcome:
-    """Return *outcome* with the fields that the call knows: times, cleanup, secrecy and `body_finished`."""
-    # Every field by hand: `replace`, which looks each field up by its name, costs three times as much.
-    body, by = live.body, outcome.cancelled_by
-    return CallOutcome(
-        status=outcome.status,
-        output=outcome.output,
-        value=outcome.value,
-        error=outcome.error,
-        cancelled_by=by,
-        reason=outcome.reason,
-        body_finished=body is not None and body.finished,
-        abandoned=body is not None and body.abandoned,
-        custom_data=outcome.custom_data,
-        cleanup=live.cleanup,
-        started_at=None if body is None else body.started_at,
-        ended_at=live.run.tree.log.wall(),
-        secret=outcome.secret or live.run.state.gives_secret(live.call),
-        cancelled_by_call=None if by is None else live.find_canceller(by),
-        cancelled_at=live.cancelled_at if by is None else live.find_cancel_time(by),
-        found=_list_found(outcome.value) if isinstance(live.tool.body, ToolSearch) else None,
-    )
-
-
-def _list_found(value: object) -> tuple[str, ...]:
-    from agentloop._core.tool_search import list_found  # few agents search
-
-    return list_found(value)
 
 
 async def _call_end_hooks(live: LiveCall, outcome: CallOutcome) -> BaseException | None:

@@ -5,7 +5,7 @@ Does not settle the call, and does not know about scopes: the caller bounds it.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from agentloop._common.error_text import REDACTED, error_summary, is_fatal, message_of, summary_parts, tool_failure
@@ -134,13 +134,8 @@ async def _convert_value(live: LiveCall, value: Any) -> Converted:
     tool = live.tool
     custom = None
     if tool.custom_data_extractor is not None:
-        extract = tool.custom_data_extractor
-        custom = await live.run.call_callback(
-            "custom_data_extractor",
-            live.call_id,
-            lambda: call_user(extract, call_context(live), value),
-            record_answer=False,
-        )
+        extract = partial(call_user, tool.custom_data_extractor, call_context(live), value)
+        custom = await live.run.call_callback("custom_data_extractor", live.call_id, extract, record_answer=False)
     try:
         output = render(value, live.run.settings.config.converter)
     except UnwritableValue as error:
@@ -175,28 +170,20 @@ async def _bound_output(live: LiveCall, output: Content | None) -> Content | Non
     limit = live.run.settings.config.tool_execution.max_output_chars
     if output is None or limit is None or (isinstance(output, str) and len(output) <= limit):
         return output
-    return await bound_output(output, limit, _make_put(live))
-
-
-def _make_put(live: LiveCall) -> Callable[[str], Awaitable[Any]] | None:
-    """Return the function that stores an output that is too long, or None without an output store."""
     store = live.run.settings.config.output_store
     if store is None:
-        return None
+        return await bound_output(output, limit, None)
 
     async def put(text: str) -> Any:
-        call = live.call
-        return await live.run.call_callback(
-            "output_store", live.call_id, lambda: call_user(store.put, call, text), record_answer=False
-        )
+        do = partial(call_user, store.put, live.call, text)
+        return await live.run.call_callback("output_store", live.call_id, do, record_answer=False)
 
-    return put
+    return await bound_output(output, limit, put)
 
 
 async def _call_error_function(live: LiveCall, what: str, fn: Any, error: Exception) -> str | None:
-    context = call_context(live)
-    run = live.run
-    text = await run.call_callback(what, live.call_id, lambda: call_user(fn, context, error), record_answer=False)
+    do = partial(call_user, fn, call_context(live), error)
+    text = await live.run.call_callback(what, live.call_id, do, record_answer=False)
     if text is not None and not isinstance(text, str):
         raise UserTypeError(f"tool {live.tool.name!r}: {what} must return text or None, not {text!r}")
     return text

@@ -13,6 +13,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from contextvars import ContextVar, copy_context
+from operator import attrgetter
 from typing import Any
 
 import anyio
@@ -232,7 +233,9 @@ class Threads:
 
     def _format_refusal(self, name: str) -> str:
         now = anyio.current_time()
-        held = ", ".join(f"{place.name} ({now - place.since:.1f} s)" for place in sorted(self._live, key=_get_since))
+        held = ", ".join(
+            f"{place.name} ({now - place.since:.1f} s)" for place in sorted(self._live, key=attrgetter("since"))
+        )
         waiting = any(not place.abandoned for place in self._live)
         by = "calls that wait for another one" if waiting else "abandoned calls"
         return f"Tool '{name}' was not started: no worker thread is free, all {self.limit} are held by {by}: {held}"
@@ -310,7 +313,3 @@ class Threads:
             finally:
                 del error
         return value
-
-
-def _get_since(place: ThreadSlot) -> float:
-    return place.since
