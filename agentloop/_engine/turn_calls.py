@@ -14,7 +14,6 @@ from agentloop._core.call_identity import find_called_tool
 from agentloop._core.plan import Answer, Plan, PlanEntry, PlanRules, read_arguments
 from agentloop._core.planner import check_secrets, plan_response
 from agentloop._core.turn_view import TurnView
-from agentloop._engine.calls.approval import decide
 from agentloop._engine.calls.call import run_call
 from agentloop._engine.calls.scheduler import Batch
 from agentloop._engine.prepare_turn import ask_enabled
@@ -57,8 +56,12 @@ async def plan_turn(run: LiveRun, view: TurnView) -> Plan:
     for call in run.state.handoffs_due[:1]:
         # The handoff is taken after the calls, but its errors must show before any of them starts.
         view.handoff(call.name).read(call.arguments, config.json_limits, config.converter)
-    plan = await decide(run, plan)
-    if run.tree.log.expect is None:  # a replay calls nothing, so it needs none
+    guarded = [entry for entry in plan if entry.tool is not None and entry.tool.needs_approval is not False]
+    if guarded or config.policies:
+        from agentloop._engine.calls.approval import decide
+
+        plan = await decide(run, plan)
+    if run.tree.log.state.holds_secrets and run.tree.log.expect is None:  # a replay calls nothing, so it needs none
         check_secrets(plan, run.state)
     return plan
 
