@@ -92,9 +92,11 @@ class SpanWriter:
         if span.error is not None or "error_type" in span.data:
             # The conventions want no description of an error whose type says it all; ours may repeat content.
             live.span.set_status(Status(StatusCode.ERROR, span.error if self._content else None))
-        live.span.end(None if span.ended_at is None else _to_nanoseconds(span.ended_at))
-        if contexts.get_current() is live.context:
-            contexts.attach(live.before)
+        try:
+            live.span.end(None if span.ended_at is None else _to_nanoseconds(span.ended_at))
+        finally:  # a processor may raise
+            if contexts.get_current() is live.context:
+                contexts.attach(live.before)
         return live.context
 
     def _start(self, span: Span, around: Context, links: list[Link] | None = None) -> _Live:

@@ -21,7 +21,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 from otel_export.exporting import Exported
 
 import agentloop.otel
-from agentloop import Agent, Runner, tool
+from agentloop import Agent, RunHooks, Runner, tool
 from agentloop.testing import ScriptedModel, call, say
 
 SPANS = 5
@@ -191,6 +191,25 @@ async def test_a_processor_that_raises_fails_no_run(caplog: pytest.LogCaptureFix
     ]
     assert exported.instrument._writer._opened == {}
     assert len(exported.instrument._writer._live) == 0
+
+
+async def test_a_span_is_current_no_more_when_a_processor_raises_at_its_end() -> None:
+    """What the application does after a request is within the agent, not within the request."""
+
+    class Broken(SpanProcessor):
+        def on_end(self, span: ReadableSpan) -> None:
+            if span.name.startswith("chat"):
+                raise RuntimeError("processor")
+
+    exported = Exported(Broken())
+
+    class Hooks(RunHooks):
+        async def on_agent_end(self, *_: Any) -> None:
+            exported.application.start_span("hook").end()
+
+    agent = Agent("a", model=ScriptedModel([say("done")]))
+    await Runner.run(agent, "go", hooks=Hooks(), run_config=exported.config())
+    assert exported.parent("hook") == "invoke_agent a"
 
 
 async def test_no_span_is_held_after_runs_that_were_cut() -> None:
