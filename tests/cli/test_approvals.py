@@ -1,5 +1,6 @@
 """Calls that need approval, on the command line: asked at the terminal, or left pending and decided elsewhere."""
 
+import io
 import json
 import subprocess
 from collections.abc import Callable
@@ -12,8 +13,8 @@ from click.testing import Result
 
 from agentloop import Agent, Ask, PendingCall, RunConfig, Runner, tool
 from agentloop._common.terminal_text import exact
-from agentloop.cli.run_options import can_ask, find_asking_policy
-from agentloop.cli.streams import Output
+from agentloop.cli.run_options import Questions, can_ask, find_asking_policy
+from agentloop.cli.streams import Output, TypedLines
 from agentloop.items import ApprovalRequest, ToolCall
 from agentloop.journal import FileJournal
 from agentloop.testing import ScriptedModel, call
@@ -23,6 +24,23 @@ Invoke = Callable[..., Result]
 AgentOf = Callable[[str], str]
 Noted = Callable[[], list[str]]
 OTHER = {"asyncio": "trio", "trio": "asyncio"}
+
+
+async def test_call_that_was_put_off_is_asked_about_in_another_run() -> None:
+    """In a conversation each message is a run, and a model may number its calls anew in each."""
+
+    @tool(needs_approval=True)
+    async def pay() -> str:
+        """Pay."""
+        return "paid"
+
+    agent = Agent("a", model=ScriptedModel([call("pay", call_id="1")] * 2), tools=[pay])
+    questions = Questions(Output(io.StringIO()), lines=TypedLines(io.BytesIO(b"later\nyes\n")))
+    first, second = [(await Runner.run(agent, "go")).to_state() for _ in range(2)]
+    assert not await questions.decide(first, "")
+    assert not await questions.decide(first, "")
+    assert await questions.decide(second, "")
+    assert second.interruptions == ()
 
 
 @pytest.fixture

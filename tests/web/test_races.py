@@ -1,5 +1,6 @@
 """Requests that meet an end, a beginning or each other, and servers and stores that fail at that moment."""
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +9,10 @@ import anyio.lowlevel
 import pytest
 from web.agents import Watched, deleting, holding
 from web.harness import ask, cut_journal, send_request
-from web.test_approvals import YES, decide, pause
-from web.test_continued import HELLO, Journals, going_on
+from web.test_approvals import NO, YES, decide, pause
+from web.test_continued import HELLO, Journals, going_on, recorded
 
-from agentloop import RunConfig, ToolExecution
+from agentloop import Agent, RunConfig, ToolExecution
 from agentloop.asgi import AgentApp, Grant, JournalFolder, WebLimits
 from agentloop.asgi._feed import Feed, FeedReader
 from agentloop.asgi._hosting import RunHost
@@ -37,23 +38,69 @@ def slow(app: ASGIApp, free: anyio.Event) -> ASGIApp:
     return serve
 
 
-def gone(app: ASGIApp) -> ASGIApp:
-    """Return *app* behind a server whose client has left, which `send` says."""
+def gone(app: ASGIApp, after: int = 0) -> ASGIApp:
+    """Return *app* behind a server whose client leaves after so many messages, which `send` says."""
 
     async def serve(scope: Any, receive: Any, send: Any) -> None:
+        left = after
+
         async def fail(message: Any) -> None:
-            raise BrokenPipeError("the client has left")
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise BrokenPipeError("the client has left")
+            await send(message)
 
         await app(scope, receive, fail)
 
     return serve
 
 
-@pytest.mark.parametrize("more", [{}, {"journals": Journals}, {"journals": Journals, "on_disconnect": "continue"}])
+KINDS = [{}, {"journals": Journals}, {"journals": Journals, "on_disconnect": "continue"}]
+"""Options of applications: a callable makes one."""
+
+
+def make_app(agent: Agent[Any, Any], more: dict[str, Any]) -> AgentApp:
+    """Return an application with fresh options."""
+    return AgentApp(agent, **{name: one() if callable(one) else one for name, one in more.items()})
+
+
+@pytest.mark.parametrize("more", KINDS)
+async def test_client_may_leave_after_any_message_of_a_resumed_run(
+    more: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing of the run is left, no call runs twice, and a stored run can be read."""
+    whole = 0
+    for after in itertools.count():
+        watched = Watched()
+        async with make_app(watched.agent(deleting()), more) as app:
+            handle = await pause(app)
+            body = {"handle": handle, "verdicts": [YES, NO]}
+            response = await ask(gone(app, after), "POST", "/verdicts", body)
+            if "on_disconnect" not in more:
+                assert app._host._live == {}
+            await app.stop()
+            assert app._host._live == {}
+        assert watched.deleted in ([], ["a"])
+        if "journals" in more:
+            async with make_app(watched.agent([]), {**more, "journals": app._journals}) as later:
+                stored = await ask(later, "GET", f"/runs/{handle}/events")
+            numbers = [number for number, _ in recorded(stored.frames)]
+            assert len(numbers) == len(set(numbers)) > whole // 2
+            assert stored.frames[-1].kind in ("run_ended", "interrupted")
+        if response.is_whole:
+            break
+        whole = after
+    assert response.frames[-1].data["status"] == "completed"
+    assert watched.deleted == ["a"]
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("more", KINDS)
 async def test_run_is_cancelled_as_soon_as_its_client_has_the_id(more: dict[str, Any]) -> None:
     """The head of the response has it, before the run begins: the cancellation counts then, and is no error."""
     watched, free = Watched(), anyio.Event()
-    app = AgentApp(watched.agent(holding()), **{name: one() if callable(one) else one for name, one in more.items()})
+    app = make_app(watched.agent(holding()), more)
     async with app, send_request(slow(app, free), "POST", "/runs", HELLO) as response:
         await response.until(lambda: response.status == 200)
         run = response.headers["agentloop-run"]
