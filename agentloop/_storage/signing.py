@@ -15,7 +15,7 @@ import attrs
 from attrs.validators import and_, min_len
 
 from agentloop._common.checks import FIELDS, is_a, optional
-from agentloop._common.errors import StateError, UserTypeError
+from agentloop._common.errors import StateError, UserTypeError, UserValueError
 
 ALGORITHM = "HMAC-SHA256"
 LEAST_BYTES = 16
@@ -55,6 +55,21 @@ def _make_key(given: Keys) -> SealKey:
     if isinstance(given, bytes | str):
         return SealKey(given.encode() if isinstance(given, str) else given)
     raise UserTypeError("key: a SealKey, bytes or text is needed")
+
+
+def key_to_seal_with(given: Keys) -> SealKey:
+    """Return the one of *given* that seals where others may have sealed before: of keys by id the first.
+
+    Raises:
+        UserError: it is no key, or what it seals can't be opened by *given*.
+    """
+    first = next(iter(given.values()), None) if isinstance(given, Mapping) else given
+    if first is None:
+        raise UserValueError("key: a mapping without a key")
+    key = _make_key(first)
+    if isinstance(given, Mapping) and given.get(key.id) != key:
+        raise UserValueError(f"key: the key with the id {key.id!r} is needed under that id")
+    return key
 
 
 def make_seal(text: bytes, given: Keys) -> dict[str, Any]:

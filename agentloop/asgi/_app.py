@@ -23,7 +23,7 @@ import anyio
 
 from agentloop._common.checks import NAMES, check, is_a, optional
 from agentloop._common.extras import describe_missing
-from agentloop._storage.signing import Keys
+from agentloop._storage.signing import Keys, key_to_seal_with
 from agentloop.abc import Codec
 from agentloop.agents import Agent
 from agentloop.asgi._handlers import Handlers, refusal_for
@@ -33,6 +33,7 @@ from agentloop.asgi._requests import Admit, Exchange
 from agentloop.asgi._resumption import ResumedRuns, resume_runs
 from agentloop.asgi._states import ClientStates, JournalFolder, MemoryStates, RunJournals, StateStore
 from agentloop.exceptions import UserError
+from agentloop.journal._checks import check_codec
 
 
 class AgentApp:
@@ -48,7 +49,7 @@ class AgentApp:
             comes back reads the rest; needs *journals*, and the application to be entered.
         journals: Gives each run a journal; then a run can be read again, and a paused one is resumed from it.
         states: Keeps the states of paused runs that have no journal; `MemoryStates()` if not given.
-        key: Seals the states in *states*; needed if clients carry them.
+        key: Seals the states in *states*; needed if clients carry them. Of keys by id the first seals, and all open.
         codec: Seals the secrets in states; without it they are digests, and a call that needs one can't be resumed.
         admit: Called with each `WebRequest` before anything of the run is touched; may be async. Returns a
             `Grant` (None: one without options), or raises `HTTPRefusal`. Without it any client may do everything.
@@ -92,7 +93,8 @@ class AgentApp:
             agent=agent,
             host=self._host,
             states=states if states is not None else MemoryStates(),
-            sealing={"key": key, "codec": codec},
+            seal={"key": None if key is None else key_to_seal_with(key), "codec": check_codec(codec)},
+            unseal={"key": key, "codec": codec},
             admit=admit,
             limits=limits,
             has_journals=journals is not None,

@@ -59,7 +59,8 @@ class Handlers:
         agent: The agent of the application.
         host: Its runs.
         states: Where the states of paused runs are kept if runs have no journals.
-        sealing: The key and the codec of those states, as `RunState.to_string` takes them.
+        seal: The key and the codec of those states, as `RunState.to_string` takes them.
+        unseal: The same, as `RunState.from_string` takes them.
         admit: The function of the application that lets requests in.
         limits: The bounds of requests.
         has_journals: Whether each run has a journal.
@@ -69,7 +70,8 @@ class Handlers:
     agent: Agent[Any, Any]
     host: RunHost
     states: StateStore
-    sealing: dict[str, Any]
+    seal: dict[str, Any]
+    unseal: dict[str, Any]
     admit: Admit | None
     limits: WebLimits
     has_journals: bool
@@ -146,7 +148,7 @@ class Handlers:
             if journal is not None:
                 return live.id
             state.context = None  # given again, by `admit`
-            return await self.states.put(state.to_string(**self.sealing))
+            return await self.states.put(state.to_string(**self.seal))
 
         options: dict[str, Any] = {**grant.options, "journal": journal}
         headers = [(RUN_HEADER, live.id.encode())]
@@ -253,7 +255,7 @@ class Handlers:
         if text is None:
             raise HTTPRefusal(409, "No run waits under this handle: it was resumed already, or there was none.")
         try:
-            state = RunState.from_string(self.agent, text, **self.sealing)
+            state = RunState.from_string(self.agent, text, **self.unseal)
             decide(state)
             live = self.host.claim(new_name())
             response = self._prepare(live, None, state, grant, form)

@@ -246,6 +246,22 @@ async def test_state_of_a_client_is_sealed_and_used_once() -> None:
     assert watched.deleted == []
 
 
+async def test_key_of_states_is_replaced_by_another(tmp_path: Path) -> None:
+    """Of several keys the first seals, and all open: a run that pauses again has the new seal."""
+    new, states = SealKey(b"fedcba9876543210", "2"), FolderStates(tmp_path)
+    keys = {"2": new, "1": KEY}
+    watched = Watched()
+    agent = watched.agent(deleting())
+    handle = await pause(AgentApp(agent, states=states, key=KEY))
+    refused = await decide(AgentApp(agent, states=states, key=new), handle, YES)
+    assert refused.status == 409
+    response = await decide(AgentApp(agent, states=states, key=keys), refused.json["handle"], YES)
+    handle = response.frames[-1].data["handle"]
+    response = await decide(AgentApp(agent, states=states, key=new), handle, {**YES, "call_id": "call_2"})
+    assert response.frames[-1].data["status"] == "completed"
+    assert watched.deleted == ["a", "b"]
+
+
 def _digest(text: str) -> str:
     from agentloop.asgi._states import _digest as digest
 

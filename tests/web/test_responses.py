@@ -316,6 +316,11 @@ async def test_arguments_that_do_not_go_together_are_refused() -> None:
         {"journals": 1},
         {"admit": 1},
         {"limits": 1},
+        {"key": 1},
+        {"key": b"short"},
+        {"key": {}},
+        {"key": {"new": SealKey(b"0123456789abcdef", "old")}},
+        {"codec": 1},
     ]
     for options in wrong:
         with pytest.raises(UserError):
