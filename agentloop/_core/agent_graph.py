@@ -8,33 +8,29 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from agentloop._common.digests import digestible
+from agentloop._core.empty_containers import NO_DICT
 from agentloop.agents import Agent
 from agentloop.exceptions import StateError
 from agentloop.handoffs import target_of
 from agentloop.tools import AgentCall, FunctionTool
 
 
-def _neighbours(agent: Agent[Any, Any]) -> Iterator[Agent[Any, Any]]:
-    for entry in agent.handoffs:
-        yield target_of(entry).agent
-    for tool in agent.functions:
-        if isinstance(tool.body, AgentCall):
-            yield tool.body.agent
-
-
 def _find_reachable(root: Agent[Any, Any]) -> list[Agent[Any, Any]]:
     found: dict[int, Agent[Any, Any]] = {id(root): root}
     waiting = [root]
     while waiting:
-        for agent in _neighbours(waiting.pop(0)):
-            if id(agent) not in found:
-                found[id(agent)] = agent
-                waiting.append(agent)
+        agent = waiting.pop(0)
+        targets = [target_of(entry).agent for entry in agent.handoffs]
+        targets += [tool.body.agent for tool in agent.functions if isinstance(tool.body, AgentCall)]
+        for target in targets:
+            if id(target) not in found:
+                found[id(target)] = target
+                waiting.append(target)
     return list(found.values())
 
 
@@ -55,10 +51,6 @@ def _digest_of_parts(agent: Agent[Any, Any]) -> str:
     )[:8]
 
 
-_NO_TABLE: dict[Any, Any] = {}
-"""Both tables of a graph that has none yet. Nothing is ever written to it."""
-
-
 class AgentGraph:
     """The agents a run may reach, found from its first one. Owned by a run; grows when agents are added during it."""
 
@@ -68,8 +60,8 @@ class AgentGraph:
         self.root: Agent[Any, Any] = root
         self._lone_key: str | None = None
         """The key of the root while it was asked for alone, and reaches no other agent: most runs need no table."""
-        self._keys: dict[int, str] = _NO_TABLE
-        self._agents: dict[str, Agent[Any, Any]] = _NO_TABLE
+        self._keys: dict[int, str] = NO_DICT
+        self._agents: dict[str, Agent[Any, Any]] = NO_DICT
 
     def key(self, agent: Agent[Any, Any]) -> str:
         """Return the key of *agent*; it is the same as long as this object exists."""
@@ -115,7 +107,7 @@ class AgentGraph:
         return _find_reachable(self.root)
 
     def _add_keys(self, agent: Agent[Any, Any]) -> None:
-        if self._keys is _NO_TABLE:
+        if self._keys is NO_DICT:
             self._keys, self._agents = {}, {}
             if self._lone_key is not None:
                 self._keys[id(self.root)], self._agents[self._lone_key] = self._lone_key, self.root

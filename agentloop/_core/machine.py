@@ -126,19 +126,13 @@ def _find_candidate(state: RunFold, view: TurnView) -> CheckOutput | AskBehavior
     response = state.response or ()
     messages = [item for item in response if isinstance(item, AssistantMessage)]
     if messages:
-        return _candidate_from_message(messages[-1], typed=view.output is not None)
+        text, refusal = messages[-1].text, messages[-1].refusal
+        if not text and refusal is not None:
+            return GiveUp("model_refusal", refusal)
+        return None if view.output is not None and not text.strip() else CheckOutput(text)
     if any(map(is_call, response)):
         return None
     return None if view.output is not None else CheckOutput("")
-
-
-def _candidate_from_message(message: AssistantMessage, *, typed: bool) -> CheckOutput | GiveUp | None:
-    text = message.text
-    if not text and message.refusal is not None:
-        return GiveUp("model_refusal", message.refusal)
-    if typed and not text.strip():
-        return None
-    return CheckOutput(text)
 
 
 def _candidate_from_tools(state: RunFold, behavior: object, *, typed: bool) -> CheckOutput | AskBehavior | None:

@@ -24,7 +24,6 @@ from agentloop._common.masking import ALL_ARGUMENTS
 from agentloop._storage.withholding import WithheldText
 from agentloop.exceptions import UserTypeError
 from agentloop.items import AssistantMessage, Item, SystemMessage, Text, ToolCall, ToolOutput, UserMessage
-from agentloop.outcomes import CallOutcome
 
 _WITH_ARGUMENTS = frozenset({r.ApprovalRequested, r.VerdictGiven, r.CallStarted, r.CallSettled})
 OF_CALLS = frozenset({*_WITH_ARGUMENTS, r.BodyEnded, r.GuardrailSettled})
@@ -37,17 +36,12 @@ def mark_record(record: Any, call: ToolCall, *, output: bool) -> Any:
     if type(record) in _WITH_ARGUMENTS and call.secret:
         changes["secret"] = call.secret
     if isinstance(record, r.CallSettled) and output:
-        changes["outcome"] = mark_outcome(record.outcome)
+        changes["outcome"] = record.outcome.replace(secret=True)
     if isinstance(record, r.BodyEnded) and output:
         changes["secret"] = True
     if isinstance(record, r.GuardrailSettled) and (call.secret or output):
         changes["secret"] = True
     return record.replace(**changes) if changes else record
-
-
-def mark_outcome(outcome: CallOutcome) -> CallOutcome:
-    """Return *outcome* with its output marked secret."""
-    return outcome if outcome.secret else outcome.replace(secret=True)
 
 
 # -- input of a run

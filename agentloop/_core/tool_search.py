@@ -91,7 +91,11 @@ def rank(query: str, tools: Sequence[FunctionTool], limit: int | None) -> list[F
     usual = sum(lengths) / len(lengths) if lengths else 0.0
     holders = Counter(word for text in texts for word in text)
     # In the order of the query, so that the sum is the same in every process.
-    wanted = {word: math.log(1 + (len(texts) - holders[word] + 0.5) / (holders[word] + 0.5)) for word in _wanted(query)}
+    wanted = {
+        word: math.log(1 + (len(texts) - holders[word] + 0.5) / (holders[word] + 0.5))
+        for word in _words(query)
+        if word not in _SMALL
+    }
     scored = []
     for place, (tool, text, length) in enumerate(zip(tools, texts, lengths, strict=True)):
         score = 0.0
@@ -106,10 +110,6 @@ def rank(query: str, tools: Sequence[FunctionTool], limit: int | None) -> list[F
             scored.append((-score, place, tool))
     best = heapq.nsmallest(len(scored) if limit is None else limit, scored, key=itemgetter(0, 1))
     return [tool for _, _, tool in best]
-
-
-def _wanted(query: str) -> Iterator[str]:
-    return (word for word in _words(query) if word not in _SMALL)
 
 
 def _words_of(tool: FunctionTool) -> Iterator[str]:

@@ -32,7 +32,7 @@ from agentloop.items import AssistantMessage, Item, Reasoning
 from agentloop.records import RunEnded, RunStatus
 
 if TYPE_CHECKING:
-    from agentloop._engine.runtime.journal_writer import JournalWriter
+    pass
 
 GOES_ON = ("interrupted", "cancelled", "stopped")
 
@@ -84,15 +84,11 @@ async def _save_rest(run: LiveRun, error: BaseException | None) -> None:
         await save_items(
             run, session, upto=lambda items: valid_history(item for item in items if id(item) not in refused)
         )
-    elif not _is_cut_before_acceptance(run, error):
+    elif not (
+        isinstance(error, (*cancelled_types(), RunTimeout))
+        and isinstance(next_action(run.state, run.turn.view), CheckOutput | GiveUp)
+    ):  # else it was ended from outside before a candidate for the final output was accepted
         await save_items(run, session)
-
-
-def _is_cut_before_acceptance(run: LiveRun, error: BaseException | None) -> bool:
-    """Tell whether the run was ended from outside before a candidate for the final output was accepted."""
-    if not isinstance(error, (*cancelled_types(), RunTimeout)):
-        return False
-    return isinstance(next_action(run.state, run.turn.view), CheckOutput | GiveUp)
 
 
 def _drop_messages(items: tuple[Item, ...]) -> tuple[Item, ...]:
@@ -163,7 +159,10 @@ async def finish_segment(run: LiveRun, ended: FinishedRun) -> BaseException | No
     over = run.has_begun and run.state.ended is not None and not run.state.ended.resumable
     run.stopped_by = None  # its traceback holds frames that hold the run
     if journal is not None and run.parent is None:
-        unwritten = journal.error if journal.immediate else await _join_writer(journal)
+        unwritten = journal.error
+        if not journal.immediate:
+            with anyio.CancelScope(shield=True):  # the writer has deadlines of its own
+                unwritten = (await capture(partial(wait_out_cancellations, journal.durable))).error
         if unwritten is not None:
             failed = _choose_graver(failed, unwritten)
     if run.sandbox is not None:
@@ -180,14 +179,6 @@ async def finish_segment(run: LiveRun, ended: FinishedRun) -> BaseException | No
         for other in others:
             failed.add_note(f"also failed: {other}")
     return failed
-
-
-async def _join_writer(journal: JournalWriter) -> BaseException | None:
-    """Wait until *journal* holds all records, and return the error if it never will."""
-    error: BaseException | None = None
-    with anyio.CancelScope(shield=True):  # the writer has deadlines of its own
-        error = (await capture(partial(wait_out_cancellations, journal.durable))).error
-    return error
 
 
 def _bound_cleanup(run: LiveRun, ended: FinishedRun) -> None:

@@ -89,7 +89,9 @@ async def _choose_shown(run: LiveRun, handoff: Handoff, handed: HandedOff) -> tu
         )
         if not isinstance(filtered, HandoffInputData):
             raise UserTypeError(f"input_filter of handoff {handoff.name!r} must return HandoffInputData: {filtered!r}")
-        return "handoff_filter", _join_items(filtered)
+        if filtered.input_items is not None:
+            return "handoff_filter", tuple(filtered.input_items)
+        return "handoff_filter", (*filtered.input_history, *filtered.pre_handoff_items, *filtered.new_items)
     nest = handoff.nest_handoff_history
     if nest is None:
         nest = run.settings.config.nest_handoff_history
@@ -127,9 +129,3 @@ def _count_same(history: Sequence[Item], items: Sequence[Item]) -> int:
             break
         count += 1
     return count
-
-
-def _join_items(data: HandoffInputData) -> tuple[Item, ...]:
-    if data.input_items is not None:
-        return tuple(data.input_items)
-    return (*data.input_history, *data.pre_handoff_items, *data.new_items)

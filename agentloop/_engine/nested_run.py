@@ -53,7 +53,7 @@ async def run_nested(outer: LiveRun, call: ToolCall, arguments: Arguments, body:
         UserError: if agent tools nest deeper than `max_depth`.
         AgentLoopError: the error that ends the nested run.
     """
-    if outer.depth + 1 > outer.settings.config.max_depth:
+    if len(outer.path) + 1 > outer.settings.config.max_depth:
         raise UserError(f"agent tools nest deeper than max_depth={outer.settings.config.max_depth}")
     config: RunConfig = body.run_config or outer.settings.config
     run = _make_nested_run(outer, call, body, config)

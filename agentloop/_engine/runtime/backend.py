@@ -39,6 +39,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, final
 
 import anyio
 import anyio.lowlevel
+import msgspec
 from anyio.lowlevel import EventLoopToken
 
 from agentloop._common.error_text import leaves
@@ -212,27 +213,17 @@ async def raise_native_cancel(cancelled: BaseException) -> None:
         await checkpoint_if_cancelled()
 
 
-@final
-class Captured:
+class Captured(msgspec.Struct, eq=False):
     """How awaited code ended: with `value`, or with `error`, an `Exception` or a graver one.
 
     After a cancellation of the code's own, which no scope and no caller requested, `own_cancel` is that cancellation;
     after the run's, which only `outlast` captures, `run_cancel`. `error` is then the error that replaces it.
     """
 
-    __slots__ = ("error", "own_cancel", "run_cancel", "value")
-
-    def __init__(
-        self,
-        value: Any = None,
-        error: BaseException | None = None,
-        own_cancel: BaseException | None = None,
-        run_cancel: BaseException | None = None,
-    ) -> None:
-        self.value = value
-        self.error = error
-        self.own_cancel = own_cancel
-        self.run_cancel = run_cancel
+    value: Any = None
+    error: BaseException | None = None
+    own_cancel: BaseException | None = None
+    run_cancel: BaseException | None = None
 
 
 async def capture(work: Callable[[], Awaitable[object]], *, outlast: bool = False) -> Captured:

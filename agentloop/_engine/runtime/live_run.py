@@ -355,11 +355,6 @@ class LiveRun(msgspec.Struct, eq=False, kw_only=True):
         return self._cleanup
 
     @property
-    def depth(self) -> int:
-        """The nesting depth of this run; 0 for the caller's own."""
-        return len(self.state.path)
-
-    @property
     def agent_key(self) -> str:
         """The key of the agent at work."""
         return self.tree.graph.key(self.agent)

@@ -99,14 +99,9 @@ class Log:
                     notify(report)
             except BaseException as error:  # noqa: ASYNC103 - kept, and raised at the end of the run
                 if not isinstance(error, (Exception, *cancelled_types())):
-                    self._break(error)
+                    self.instrument_error = self.instrument_error or error
+                    if self.instrument_error is error and self.on_instrument_error is not None:
+                        self.on_instrument_error()
                 elif id(instrument) not in self._warned:
                     self._warned += (id(instrument),)
                     logger.warning("instrument %r failed in %s", instrument, method, exc_info=True)
-
-    def _break(self, error: BaseException) -> None:
-        """Keep the first *error* and end the run."""
-        if self.instrument_error is None:
-            self.instrument_error = error
-            if self.on_instrument_error is not None:
-                self.on_instrument_error()
