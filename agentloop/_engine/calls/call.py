@@ -94,6 +94,7 @@ async def run_call(live: LiveCall) -> None:
                         try:
                             if (check := nursery.check_in_time()) is not None:
                                 await check
+                                del check  # the collector would count it as long as the body runs
                             if live.plain and live.cause is None:
                                 result = end.Returned(await start_plain(live, task))
                             else:
