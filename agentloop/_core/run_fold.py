@@ -37,7 +37,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from operator import attrgetter
-from typing import Any
+from typing import Any, get_args
 
 from agentloop import records as r
 from agentloop._common.error_text import shorten
@@ -429,6 +429,10 @@ _MAY_BRING_SECRETS: dict[type, Callable[[Any], Any]] = {
     r.CallSettled: attrgetter("outcome.secret"),
 }
 """By class of record: returns the items that it brings, or whether it is secret."""
+_STEPS: dict[type, tuple[Callable[[RunFacts, Any], None] | None, Callable[[Any], Any] | None]] = {
+    kind: (_FOLDS.get(kind), _MAY_BRING_SECRETS.get(kind)) for kind in get_args(r.Record)
+}
+"""Both in one table, which is read for each record."""
 
 
 class RunFold(RunFacts):
@@ -442,15 +446,15 @@ class RunFold(RunFacts):
     def apply(self, record: r.Record) -> r.Record:
         """Append *record* and fold it, in one synchronous step. Return it as appended: with its `secret` flags set."""
         kind, path = type(record), record.path
-        if not self.holds_secrets and (get_brought := _MAY_BRING_SECRETS.get(kind)) is not None:
+        fold, get_brought = _STEPS[kind]
+        if get_brought is not None and not self.holds_secrets:
             brought = get_brought(record)
             self.holds_secrets = brought if type(brought) is bool else bring_secrets(brought)
-        if self.holds_secrets and kind in _MAY_HOLD_SECRETS:
-            record = self._set_secret(record)
+        if self.holds_secrets:
+            record = self.mark(record)
         self.records.append(record)
         is_nested = len(path) > len(self.path) if path else False
         target = self._find_nested(record) if is_nested else self
-        fold = _FOLDS.get(kind)
         if fold is not None:
             fold(target, record)
         if is_nested and kind is r.RunEnded:

@@ -63,6 +63,7 @@ from agentloop._engine.runtime.backend import (
     cancelled_types,
     capture_error,
     checkpoint_if_cancelled,
+    new_scope,
     own_task_and_count,
     raise_native_cancel,
 )
@@ -271,7 +272,7 @@ async def execute(run: LiveRun, segment: RunSegment) -> FinishedRun:
         BaseException: the error that ended the run, bare; with `run_data` if it is the library's own.
     """
     if segment.timeout is not None or segment.open_journal is not None:
-        run.limit_scope = anyio.CancelScope()
+        run.limit_scope = new_scope()
     if run.limit_scope is not None and segment.timeout is not None:
         run.limit_scope.deadline = anyio.current_time() + segment.timeout
     task, count = own_task_and_count()

@@ -99,7 +99,8 @@ class Batch:
         self._equal: dict[str, list[LiveCall]] | None = None
         self._opened_at = 0.0 if self.execution.queue_timeout is None else self.nursery.now()
         self.queued_at = run.tree.log.wall()
-        self.hooks = find_tool_hooks(run.settings.hooks, run.agent.hooks)
+        hooks, agent_hooks = run.settings.hooks, run.agent.hooks
+        self.hooks = None if hooks is None and agent_hooks is None else find_tool_hooks(hooks, agent_hooks)
         self._gate = run.tree.log.events.new_gate() if run.tree.log.events is not None else None
         self.pump: CapQueue | Dispatcher | None = None
         """The queue of calls that wait for room; None if none has to."""

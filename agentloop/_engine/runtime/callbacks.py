@@ -71,9 +71,8 @@ class ToolHooks(Value, frozen=True):
 
 def find_tool_hooks(hooks: RunHooks | None, agent_hooks: AgentHooks | None) -> ToolHooks | None:
     """Return the hooks of tool calls, or None if there are none."""
-    if hooks is None and agent_hooks is None:
-        return None
-    found = [(find_hook(one, "on_tool_start"), find_hook(one, "on_tool_end")) for one in (hooks, agent_hooks)]
+    given = [one for one in (hooks, agent_hooks) if one is not None]
+    found = [(find_hook(one, "on_tool_start"), find_hook(one, "on_tool_end")) for one in given]
     pairs = tuple([pair for pair in found if pair != (None, None)])
     if not pairs:
         return None
