@@ -160,6 +160,7 @@ class Handlers:
             self.host.release(live)
             raise
         live.begin(response.stream, grant.options)
+        live.decided.set()
         return response
 
     async def _serve(self, response: RunResponse, live: WebRun, journal: Journal | None, client: Exchange) -> None:
@@ -179,11 +180,11 @@ class Handlers:
         await self._let_in(WebRequest(action="read", scope=client.scope, run=run))
         header = find_header(client.scope, b"last-event-id")
         after = None if not header else header.decode("latin-1")
-        live = self.host.find(run)
+        live = await self.host.find_decided(run)
         if live is not None and live.feed is not None:
             await self._follow(run, live.feed, after, client)
             return
-        if live is not None and not self.goes_on:
+        if live is not None:
             raise HTTPRefusal(409, "The run is under way, and streamed to the client that it ends with.")
         stored = await self.host.read(run, after)
 

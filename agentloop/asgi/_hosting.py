@@ -60,6 +60,8 @@ class WebRun:
     """The scope of the run's own task, if it has one."""
     cleanup_grace: float = _GRACE
     """The seconds that the journal has for its closing: as many as the clean-up of the run."""
+    decided: anyio.Event = attrs.field(factory=anyio.Event)
+    """Set when it is known who can read the run: it has a feed, ends with its client, or is no more live."""
     _is_cancelled: bool = attrs.field(default=False, init=False)
 
     def begin(self, stream: RunStream[Any], options: Options) -> None:
@@ -144,12 +146,19 @@ class RunHost:
         """Note that the run is over."""
         if self._live.get(live.id) is live:  # else its client has resumed it meanwhile
             del self._live[live.id]
+            live.decided.set()
             released, self._released = self._released, anyio.Event()
             released.set()
 
     def find(self, run: str) -> WebRun | None:
         """Return the run *run* if it is live."""
         return self._live.get(run)
+
+    async def find_decided(self, run: str) -> WebRun | None:
+        """Return the run *run* if it is live; wait while its journal is being read, to be resumed or not."""
+        while (live := self.find(run)) is not None and not live.decided.is_set():
+            await live.decided.wait()
+        return live
 
     # -- runs in tasks of their own
 
@@ -185,6 +194,7 @@ class RunHost:
         assert self._group is not None
         assert live.stream is not None
         live.feed = feed = Feed(given.events() if isinstance(given, RunState) else ())
+        live.decided.set()
         self._group.start_soon(self._host, live, live.stream, feed, opened, name=f"agentloop web run {live.id}")
         return feed
 

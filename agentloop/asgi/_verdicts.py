@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import msgspec
 
 from agentloop.asgi._http import HTTPRefusal
-from agentloop.exceptions import StateError, UserError
+from agentloop.exceptions import UserError
 from agentloop.items import ApprovalRequest
 from agentloop.state import RunState
 
@@ -66,11 +66,7 @@ def _find(waiting: Iterable[ApprovalRequest], verdict: ClientVerdict) -> Approva
     for asked in waiting:
         if (asked.path, asked.call.call_id) == (verdict.path, verdict.call_id):
             return asked
-    raise _not_waiting(verdict)
-
-
-def _not_waiting(verdict: ClientVerdict) -> HTTPRefusal:
-    return HTTPRefusal(409, f"Call {verdict.call_id[:100]!r} waits for no verdict.")
+    raise HTTPRefusal(409, f"Call {verdict.call_id[:100]!r} waits for no verdict.")
 
 
 def _give(decided: _Decided, call: ApprovalRequest, verdict: ClientVerdict, by: str | None) -> None:
@@ -83,7 +79,5 @@ def _give(decided: _Decided, call: ApprovalRequest, verdict: ClientVerdict, by: 
             raise UserError("arguments go with an approval")
         else:
             decided.reject(call, message=verdict.message, always=verdict.always, by=by)
-    except StateError:
-        raise _not_waiting(verdict) from None
     except UserError as error:
         raise HTTPRefusal(400, f"The verdict doesn't fit: {error}.") from None

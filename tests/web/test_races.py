@@ -131,6 +131,39 @@ async def test_run_that_is_being_resumed_is_cancelled(monkeypatch: pytest.Monkey
     assert watched.deleted == []
 
 
+@pytest.mark.parametrize(
+    ("verdicts", "status", "end"), [([YES, NO], 200, "run_ended"), ([{**NO, "call_id": "call_9"}], 409, "interrupted")]
+)
+async def test_client_that_comes_back_while_its_run_is_being_resumed_reads_on(
+    monkeypatch: pytest.MonkeyPatch, verdicts: Any, status: int, end: str
+) -> None:
+    """It gets what follows and not the pause that is over; a run that isn't resumed in the end is read as it is."""
+    watched, reading, free = Watched(), anyio.Event(), anyio.Event()
+    app = going_on(watched.agent(deleting()))
+    load = RunHost.load
+
+    async def load_late(host: RunHost, journal: Any) -> RunState:
+        monkeypatch.setattr(RunHost, "load", load)
+        reading.set()
+        await free.wait()
+        return await load(host, journal)
+
+    async with app:
+        run = await pause(app)
+        monkeypatch.setattr(RunHost, "load", load_late)
+        async with send_request(app, "POST", "/verdicts", {"handle": run, "verdicts": verdicts}) as first:
+            await reading.wait()
+            async with send_request(app, "GET", f"/runs/{run}/events") as second:
+                for _ in range(10):
+                    await anyio.lowlevel.checkpoint()
+                assert second.status is None
+                free.set()
+                await second.end()
+            await first.end()
+    assert (first.status, second.kinds[-1]) == (status, end)
+    assert watched.deleted == (["a"] if status == 200 else [])
+
+
 async def test_verdict_on_a_run_that_has_not_begun_is_refused() -> None:
     """Its client has the id, and no call waits yet."""
     watched, free = Watched(), anyio.Event()
@@ -172,6 +205,24 @@ async def test_error_of_the_server_ends_the_work_and_comes_bare() -> None:
     with pytest.raises(RuntimeError, match="broken"):
         await while_connected(receive, work)
     assert ended == ["work"]
+
+
+async def test_error_of_the_server_in_a_response_is_left_to_the_server() -> None:
+    """Only the server can end a response half sent; the run has ended before."""
+    watched = Watched()
+
+    async def receive() -> Any:
+        await anyio.lowlevel.checkpoint()
+        return {"type": "http.request", "body": b'{"input": "hello"}', "more_body": False}
+
+    async def send(message: Any) -> None:
+        if watched.started.is_set():
+            raise RuntimeError("broken")
+
+    scope = {"type": "http", "method": "POST", "path": "/runs", "headers": [(b"content-type", b"application/json")]}
+    with pytest.raises(RuntimeError, match="broken"):
+        await AgentApp(watched.agent(holding()))(scope, receive, send)
+    assert watched.ended == ["hold"]
 
 
 async def test_request_with_an_endless_body_takes_turns_with_the_others() -> None:
