@@ -34,7 +34,7 @@ A nested run is a subtree of the same log: records with a longer `path` than thi
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any, get_args
@@ -42,21 +42,24 @@ from typing import Any, get_args
 from agentloop import records as r
 from agentloop._common.error_text import shorten
 from agentloop._common.naming import number_names
+from agentloop._core.call_identity import same_invocation
 from agentloop._core.call_state import CallState, fits, is_search
 from agentloop._core.client_calls import describe_item, find_unanswered, says_nothing
 from agentloop._core.empty_containers import NO_DICT, NO_SET, append_to
-from agentloop._core.response_items import CALLS, drop_repeats, handoff_outputs
+from agentloop._core.handoff_outputs import handoff_outputs
 from agentloop._core.run_facts import RunFacts
-from agentloop._core.secret_marks import OF_CALLS, bring_secrets, has_gaps, mark_record
+from agentloop._core.secret_marks import MAY_HOLD_SECRETS, bring_secrets, has_gaps, mark_record
 from agentloop._storage.withholding import WithheldText
-from agentloop.items import AssistantMessage, Item, ToolCall, ToolOutput
+from agentloop.items import AssistantMessage, HandoffCall, Item, Reasoning, ToolCall, ToolOutput
 from agentloop.outcomes import FROM_ABOVE, SUCCESSES
+from agentloop.settings import JsonLimits
 from agentloop.usage import RequestUsage
 
 MAX_PAUSES = 10
 """The number of pauses of one answer that are continued. A provider pauses after about ten steps of its own tools, so
 this is work of more than a hundred steps in one turn; a provider that pauses again after it makes no progress.
 """
+_CALLS = (ToolCall, HandoffCall)
 _NEVER: tuple[object, int] = (None, 0)
 
 
@@ -133,7 +136,7 @@ def _model_responded(fold: RunFacts, record: r.ModelResponded) -> None:
     kept, fold.conflict = drop_repeats(response.items, fold.calls, fold.handoffs, fold.limits)
     batch = list(fold.batch)
     for item in kept:
-        if not isinstance(item, CALLS):
+        if not isinstance(item, _CALLS):
             continue
         call_id = item.call_id
         if not call_id:
@@ -184,13 +187,45 @@ def _check_progress(fold: RunFacts, items: Iterable[Item], kept: list[Item]) -> 
                 f"The model's response demands what nobody here gives: the answer to {describe_item(demand)}"
             )
         return
-    again = next((item for item in items if isinstance(item, CALLS) and item.call_id), None)
+    again = next((item for item in items if isinstance(item, _CALLS) and item.call_id), None)
     fold.only_repeats = 0 if again is None else fold.only_repeats + 1
     if again is not None and fold.only_repeats > 1:
         fold.unusable_reason = (
             "The model has asked twice in a row for nothing but calls that are answered already (call id "
             f"{shorten(again.call_id, 80)!r}, tool {shorten(again.name, 80)!r}): it makes no progress"
         )
+
+
+def drop_repeats(
+    items: Iterable[Item], calls: Mapping[str, CallState], handoffs: Mapping[str, HandoffCall], limits: JsonLimits
+) -> tuple[list[Item], ToolCall | HandoffCall | None]:
+    """Return a response's items without repeated calls, and the first call that contradicts an earlier one.
+
+    *calls* and *handoffs* are those of earlier responses, by id.
+
+    A repeated call is dropped together with the reasoning directly before it. A contradicting call (same id, other tool
+    or arguments) is dropped too: planning refuses the whole response.
+    """
+    kept: list[Item] = []
+    fresh: dict[str, ToolCall | HandoffCall] = {}
+    conflict: ToolCall | HandoffCall | None = None
+    for item in items:
+        if not isinstance(item, _CALLS):
+            kept.append(item)
+            continue
+        call_id = item.call_id
+        known = calls.get(call_id)
+        earlier = fresh.get(call_id) or (handoffs.get(call_id) if known is None else known.call)
+        if earlier is None:
+            kept.append(item)
+            if call_id:
+                fresh[call_id] = item
+            continue
+        if conflict is None and not same_invocation(earlier, item, limits):
+            conflict = item
+        while kept and isinstance(kept[-1], Reasoning):
+            kept.pop()
+    return kept, conflict
 
 
 def _model_failed(fold: RunFacts, record: r.ModelFailed) -> None:
@@ -419,9 +454,6 @@ _FOLDS: dict[type, Callable[[RunFacts, Any], None]] = {
     r.RunEnded: _run_ended,
 }
 
-_MAY_HOLD_SECRETS = OF_CALLS | {r.RunEnded}
-
-
 _MAY_BRING_SECRETS: dict[type, Callable[[Any], Any]] = {
     r.RunStarted: attrgetter("input"),
     r.InputAdded: attrgetter("items"),
@@ -466,24 +498,7 @@ class RunFold(RunFacts):
 
     def mark(self, record: r.Record) -> r.Record:
         """Return *record* as `apply` would append it now: with its `secret` flags set."""
-        return self._set_secret(record) if self.holds_secrets and type(record) in _MAY_HOLD_SECRETS else record
-
-    def _set_secret(self, record: r.Record) -> r.Record:
-        fold = self.at(record.path)
-        if fold is None:
-            return record
-        if isinstance(record, r.RunEnded):
-            made_by_tools = [call.outcome for call in fold.batch if call.outcome is not None]
-            secret = record.status == "completed" and any(outcome.secret for outcome in made_by_tools)
-            return record.replace(secret=True) if secret else record
-        call_id: str | None = record.call_id  # type: ignore[union-attr]  # all of them name their call
-        state = fold.calls.get(call_id) if call_id is not None else None
-        if state is None:
-            if isinstance(record, r.GuardrailSettled) and record.stage == "input" and fold.secret_input:
-                record = record.replace(secret=True)
-            return record
-        output = fold.gives_secret(state.call)
-        return mark_record(record, state.call, output=output) if output or state.call.secret else record
+        return mark_record(record, self) if self.holds_secrets and type(record) in MAY_HOLD_SECRETS else record
 
     def _find_nested(self, record: r.Record) -> RunFold:
         """Return the fold of the nested run that *record* belongs to; count its usage for the runs around that."""

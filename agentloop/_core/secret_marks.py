@@ -21,25 +21,37 @@ from typing import Any
 
 from agentloop import records as r
 from agentloop._common.masking import ALL_ARGUMENTS
+from agentloop._core.run_facts import RunFacts
 from agentloop._storage.withholding import WithheldText
 from agentloop.exceptions import UserTypeError
 from agentloop.items import AssistantMessage, Item, SystemMessage, Text, ToolCall, ToolOutput, UserMessage
 
 _WITH_ARGUMENTS = frozenset({r.ApprovalRequested, r.VerdictGiven, r.CallStarted, r.CallSettled})
-OF_CALLS = frozenset({*_WITH_ARGUMENTS, r.BodyEnded, r.GuardrailSettled})
-"""Records that may hold arguments or output of one call."""
+MAY_HOLD_SECRETS = frozenset({*_WITH_ARGUMENTS, r.BodyEnded, r.GuardrailSettled, r.RunEnded})
+"""Records that may hold arguments or output of one call, or the run's final output."""
 
 
-def mark_record(record: Any, call: ToolCall, *, output: bool) -> Any:
-    """Copy *record*, of *call*, with its `secret` flags set. *output* says whether the call's output is secret."""
+def mark_record(record: Any, root: RunFacts) -> Any:
+    """Copy *record*, one of `MAY_HOLD_SECRETS`, with its `secret` flags set. *root* is the state of its whole tree."""
+    fold = root.at(record.path)
+    if fold is None:
+        return record
+    if isinstance(record, r.RunEnded):
+        made_by_tools = [call.outcome for call in fold.batch if call.outcome is not None]
+        secret = record.status == "completed" and any(outcome.secret for outcome in made_by_tools)
+        return record.replace(secret=True) if secret else record
+    state = fold.calls.get(record.call_id) if record.call_id is not None else None
+    if state is None:
+        of_input = isinstance(record, r.GuardrailSettled) and record.stage == "input" and fold.secret_input
+        return record.replace(secret=True) if of_input else record
+    arguments, output = state.call.secret, fold.gives_secret(state.call)
     changes: dict[str, Any] = {}
-    if type(record) in _WITH_ARGUMENTS and call.secret:
-        changes["secret"] = call.secret
-    if isinstance(record, r.CallSettled) and output:
-        changes["outcome"] = record.outcome.replace(secret=True)
-    if isinstance(record, r.BodyEnded) and output:
-        changes["secret"] = True
-    if isinstance(record, r.GuardrailSettled) and (call.secret or output):
+    if type(record) in _WITH_ARGUMENTS:
+        if arguments:
+            changes["secret"] = arguments
+        if output and isinstance(record, r.CallSettled):
+            changes["outcome"] = record.outcome.replace(secret=True)
+    elif output or (arguments and isinstance(record, r.GuardrailSettled)):
         changes["secret"] = True
     return record.replace(**changes) if changes else record
 

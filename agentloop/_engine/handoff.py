@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agentloop._core.handoff_history import DEFAULT_WRAPPER, nest_history
+from agentloop._core.handoff_outputs import handoff_outputs
 from agentloop._core.machine import Transfer
-from agentloop._core.response_items import handoff_outputs
 from agentloop._core.turn_view import TurnView
 from agentloop._engine.runtime.callbacks import call_user, find_hook, resolve
 from agentloop._engine.runtime.live_run import LiveRun

@@ -201,7 +201,9 @@ async def _begin_turn(run: LiveRun) -> None:
         await checkpoint_if_cancelled()  # a shielded section before this may have hidden the end of the run
     state, log = run.state, run.tree.log
     turn = state.turn if state.turn_open else state.turn + 1  # open: from an earlier run segment, without an answer
-    judges = () if state.input_accepted else tuple([guard.name for guard in input_guardrails(run)])
+    judges: tuple[str, ...] = ()
+    if not state.input_accepted and (run.agent.input_guardrails or run.settings.config.input_guardrails):
+        judges = tuple([guard.name for guard in input_guardrails(run)])
     key = run.tree.graph.key(run.agent)
     run.append(TurnStarted(state.path, turn, log.wall(), key, view.tool_names, view.handoff_names, judges))
     if log.journal is not None:

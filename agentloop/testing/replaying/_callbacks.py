@@ -13,7 +13,7 @@ from agentloop import guardrails as g
 from agentloop import records as r
 from agentloop._common.error_text import REDACTED
 from agentloop._common.values import Value
-from agentloop._core.response_items import handoff_outputs
+from agentloop._core.handoff_outputs import handoff_outputs
 from agentloop.config import ErrorHandlerResult, ModelInputData
 from agentloop.handoffs import HandoffInputData
 from agentloop.policies import Ask, Deny
