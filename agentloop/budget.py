@@ -15,7 +15,7 @@ import attrs
 import msgspec
 
 from agentloop._common.checks import FIELDS, optional
-from agentloop._common.errors import UsageLimitExceeded, UserTypeError, UserValueError
+from agentloop._common.errors import StateError, UsageLimitExceeded, UserTypeError, UserValueError
 from agentloop._common.values import ByFields
 from agentloop.records import CallStarted, Record
 
@@ -104,14 +104,21 @@ class Budget(msgspec.Struct, eq=False):
 
     @classmethod
     def of(cls, limits: UsageLimits, log: Iterable[Record], outer: Budget | None = None) -> Budget:
-        """Return the ledger of a run with the records *log*; for a nested run, *log* holds its own part alone."""
+        """Return the ledger of a run with the records *log*; for a nested run, *log* holds its own part alone.
+
+        Raises:
+            StateError: a record has a cost that is no number.
+        """
         budget = cls(limits, outer=outer)
         for record in log:
             if isinstance(record, CallStarted) and record.attempt == 1:
                 budget.calls += 1
             cost = getattr(record, "cost", None)
             if cost is not None:
-                budget.spent += Decimal(cost)
+                try:
+                    budget.spent += to_amount("cost", Decimal(cost))
+                except (ArithmeticError, UserValueError):
+                    raise StateError(f"the stored run has a cost that is no amount: {cost[:60]!r}") from None
         return budget
 
     def charge(self, cost: Amount) -> None:

@@ -12,6 +12,8 @@ from agentloop.tracing._timeline_content import clean
 from agentloop.tracing.timeline import Ending, Mark, MarkKind, Phase, PhaseKind, RowKind, TimelineRow
 
 MAX_NAME = 200
+MAX_DIGITS = 30
+"""Of a cost, before and behind the point."""
 KEPT_OPEN: frozenset[PhaseKind] = frozenset({"approval"})
 """Phases that outlast a run segment: the verdict may come days later."""
 
@@ -140,11 +142,12 @@ class GrowingRow:
 
 
 def _to_decimal(text: str | None) -> Decimal | None:
+    """Return a cost as a number; None if it is none, or none that could be summed up and written out."""
     try:
         found = None if text is None else Decimal(text)
     except InvalidOperation:
         return None
-    return found if found is not None and found.is_finite() else None
+    return found if found is not None and found.is_finite() and abs(found.adjusted()) <= MAX_DIGITS else None
 
 
 def flatten(root: GrowingRow) -> Iterator[tuple[GrowingRow, int, int | None]]:

@@ -1,10 +1,13 @@
 """Timelines from records alone: which record makes which row, phase, mark and arrow, whatever the log holds."""
 
+import itertools
 import random
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from timeline.stories import CAUSES, DAY, START, STATUSES, Story, every_ending, long_run
 
 from agentloop import Agent, tool
@@ -251,6 +254,21 @@ def test_records_in_any_order_have_a_timeline(seed: int) -> None:
         rest[one], rest[other] = rest[other], rest[one]
     check(read_timeline([*begin, *rest]))
     check(read_timeline(rest))
+
+
+@given(st.lists(st.decimals().map(str) | st.text(max_size=10), min_size=1, max_size=4))
+@example(["1e999999", "1e999999"])
+@example(["1e-999999", "0e-999999"])
+@example(["Infinity", "-Infinity", "sNaN"])
+def test_any_cost_has_a_timeline(costs: list[str]) -> None:
+    """What can't be summed up and written out is left out."""
+    told = itertools.cycle(costs)
+    priced = (r.ModelResponded, r.CallStarted)
+    timeline = read_timeline(
+        [record.replace(cost=next(told)) if isinstance(record, priced) else record for record in every_ending()]
+    )
+    check(timeline)
+    assert len(timeline.cost or "") < 200
 
 
 def test_a_record_of_an_unknown_run_makes_no_row() -> None:

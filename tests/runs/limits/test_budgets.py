@@ -1,5 +1,6 @@
 """The bounds of a run: its time, its usage, conditions that stop it, and a model that turns in circles."""
 
+import json
 from decimal import Decimal
 from typing import Any
 
@@ -23,7 +24,9 @@ from agentloop import (
     RunConfig,
     RunHooks,
     Runner,
+    RunState,
     RunTimeout,
+    StateError,
     StopAtTools,
     TextMention,
     TokenLimit,
@@ -687,3 +690,22 @@ async def test_runs_of_one_agent_share_neither_choice_nor_tools(run_mode: Run) -
         "poor": [("required", ["meet"])],
     }
     assert agent.model_settings.tool_choice == "required"
+
+
+@pytest.mark.parametrize("cost", ["many", "NaN", "-1", "Infinity", "1e9999999999999999999"])
+async def test_stored_cost_that_is_no_amount_is_refused(cost: str) -> None:
+    """A run whose log was changed isn't resumed with limits on what it costs."""
+
+    @tool(needs_approval=True)
+    async def ask() -> str:
+        """Ask."""
+        return "asked"
+
+    agent = script_agent("a", call("ask"), tools=[ask])
+    limits = RunConfig(limits=UsageLimits(cost=1), price=lambda name, usage: Decimal(0))
+    state = (await Runner.run(agent, "go", run_config=limits)).to_state()
+    stored = json.loads(state.to_string())
+    [answer] = [record for record in stored["records"] if record["kind"] == "model_responded"]
+    answer["cost"] = cost
+    with pytest.raises(StateError, match="has a cost that is no amount"):
+        await Runner.run(agent, RunState.from_json(agent, stored), run_config=limits)
