@@ -192,7 +192,8 @@ class _Response(Value, frozen=True, gc=False):
     def __post_init__(self) -> None:
         if type(self.items) is not tuple:
             force_setattr(self, "items", tuple(self.items))
-        if isinstance(self.usage, Usage):
+        usage: object = self.usage
+        if type(usage) is Usage:
             raise UserTypeError(
                 f"{type(self).__name__}.usage: one request's RequestUsage is needed, not a Usage, which adds up those "
                 "of a run"

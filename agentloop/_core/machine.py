@@ -12,7 +12,7 @@ answer of an application's callable is an action of its own (`AskBehavior`).
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, final
 
 from agentloop._common.values import Value
 from agentloop._core.call_state import CallState
@@ -54,6 +54,7 @@ class CheckOutput(Value, frozen=True):
     made_by: str | None = None
 
 
+@final
 class AskBehavior(Value, frozen=True):
     """Call the application's `tool_use_behavior`, which decides whether the calls' outputs end the run."""
 

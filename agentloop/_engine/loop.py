@@ -99,12 +99,13 @@ async def drive(run: LiveRun, segment: RunSegment) -> FinishedRun:
         ended: FinishedRun | None = None
         while ended is None:  # noqa: ASYNC913 - every action waits but the last
             action = next_action(run.state, run.turn.view)
-            if isinstance(action, AskBehavior):
+            if type(action) is AskBehavior:
                 action = await ask_behavior(run) or turn_or_give_up(run.state)
             match action:
-                case RequestModel() if run.state.turn_open and run.turn.view is not None:
-                    await call_model(run, await _continue_turn(run, run.turn.view), checked=True)
                 case RequestModel():
+                    if run.state.turn_open and run.turn.view is not None:
+                        await call_model(run, await _continue_turn(run, run.turn.view), checked=True)
+                        continue
                     if stops or run.stop_after_turn:
                         ended = await _check_turn_end(run)
                     if ended is None:
@@ -128,6 +129,11 @@ async def drive(run: LiveRun, segment: RunSegment) -> FinishedRun:
 async def _act(run: LiveRun, action: Transfer | Prepare | Pause | CheckOutput | GiveUp | Finish) -> FinishedRun | None:
     """Do an action that few turns have; return the end of the run if it is one."""
     match action:
+        case CheckOutput():  # the most frequent, first: a class that doesn't fit takes 0.17 µs
+            ended = await accept(run, run.turn.view, action)
+            if ended is None:
+                await save_turn(run)
+            return ended
         case Transfer():
             from agentloop._engine.handoff import transfer
 
@@ -137,11 +143,6 @@ async def _act(run: LiveRun, action: Transfer | Prepare | Pause | CheckOutput | 
             await _ensure_view(run)
         case Pause():
             return FinishedRun("interrupted")
-        case CheckOutput():
-            ended = await accept(run, run.turn.view, action)
-            if ended is None:
-                await save_turn(run)
-            return ended
         case GiveUp():
             return FinishedRun("completed", await give_up(run, action))
         case Finish(end):

@@ -63,7 +63,9 @@ if TYPE_CHECKING:
     pass
 
 _UNSETTLED = ("starting", "body", "post")
-_WITHOUT_RESULT = (end.Deferred, end.Paused, end.RunEnding)
+# Body results are told apart by their type, since `isinstance` takes 0.17 µs for each class of a Struct that doesn't
+# fit, and 0.02 for one that does.
+_WITHOUT_RESULT = frozenset({end.Deferred, end.Paused, end.RunEnding})
 _UNCANCELLED = (end.Returned, end.Raised)
 
 
@@ -118,7 +120,7 @@ async def run_call(live: LiveCall) -> None:
             if is_closing(task):
                 raise
             result, done = end.Unconverted(error), False
-        if isinstance(result, end.RunEnding):
+        if not done and isinstance(result, end.RunEnding):
             nursery.uncancel()
             await _settle_cancelled(live, result.error)  # shielded inside: a scope would be cancelled anyway
         elif not done:
@@ -214,12 +216,12 @@ def _end_body(live: LiveCall, result: end.Ending | None) -> end.Ending:
     An end by itself, with a value or an error, is recorded as `BodyEnded` in the same step, unless the call settles in
     this very step: then `CallSettled` tells both, except for a value that is no text and may end the run.
     """
-    if isinstance(result, _WITHOUT_RESULT):
+    if result is not None and type(result) in _WITHOUT_RESULT:
         return result
     nursery = live.batch.nursery
     if result is None and nursery.is_ending():
         return end.RunEnding()  # on asyncio our scope caught it
-    if isinstance(result, end.Raised):
+    if type(result) is end.Raised:
         live.redact_error(result.error)
         if nursery.is_ending():
             record_end(live.run)

@@ -27,16 +27,16 @@ def decide_end(live: LiveCall, result: end.Ending | None, *, late: bool) -> end.
     if body is not None and body.timer is not None:
         live.scope.deadline = math.inf
     error: BaseException | None = None
-    if isinstance(result, end.Raised) and (ours or ending) and _is_cleanup_error(result):
+    if (ours or ending) and isinstance(result, end.Raised) and _is_cleanup_error(result):
         error, result = result.error, None
         live.report_late(error=error)
     if body is not None:
         body.finished = isinstance(result, _COMPLETE)
     if result is None and ending:
         return end.RunEnding(error)
-    if result is None or (isinstance(result, end.Cancelled) and ours):
+    if result is None or (ours and isinstance(result, end.Cancelled)):
         return classify_cancel(live, error)
-    if isinstance(result, end.Returned) and late:
+    if late and isinstance(result, end.Returned):
         live.report_late(value=result.value)
         return classify_cancel(live)
     return result

@@ -145,9 +145,10 @@ class Batch:
         segment: list[LiveCall] = []
         has_limits = self._gate is not None
         for entry in plan:
-            if isinstance(entry.disposition, AwaitVerdict):
+            kind = type(entry.disposition)
+            if kind is AwaitVerdict:
                 continue
-            if isinstance(entry.disposition, Answer) or entry.tool is None:
+            if kind is Answer or entry.tool is None:
                 answers.append(entry)
                 continue
             live = self._add_call(entry, entry.tool, base, groups, plain_tools)
