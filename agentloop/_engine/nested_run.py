@@ -26,7 +26,7 @@ from agentloop._engine.runtime.backend import (
     starter,
 )
 from agentloop._engine.runtime.body_result import Paused
-from agentloop._engine.runtime.callbacks import call_user
+from agentloop._engine.runtime.callbacks import call_user, log_error
 from agentloop._engine.runtime.event_buffer import EventBuffer
 from agentloop._engine.runtime.interrupts import uninterrupted
 from agentloop._engine.runtime.live_run import LiveRun, RunServicesView, RunSettings
@@ -162,10 +162,8 @@ async def _deliver_events(
         run.redact_error(own_cancel or error)
         if own_cancel is not None:
             logger.warning("on_stream cancelled itself: %s", error_summary(own_cancel))
-        elif run.settings.redacts_errors:
-            logger.warning("on_stream failed for %s: %s", type(event).__name__, error_summary(error))
         else:
-            logger.warning("on_stream failed for %s", type(event).__name__, exc_info=error)
+            log_error(error, "on_stream failed for %s", type(event).__name__, redact=run.settings.redacts_errors)
 
 
 def _make_budget(config: RunConfig, outer: LiveRun, state: RunFold) -> Budget | None:

@@ -9,7 +9,6 @@ import logging
 from contextvars import copy_context
 from functools import partial
 
-from agentloop._common.error_text import error_summary, redact_message
 from agentloop._core.call_identity import find_called_tool
 from agentloop._core.plan import Answer, Plan, PlanEntry, PlanRules, read_arguments
 from agentloop._core.planner import check_secrets, plan_response
@@ -23,7 +22,7 @@ from agentloop._engine.runtime.backend import (
     is_closing,
     unexpected_cancellation,
 )
-from agentloop._engine.runtime.callbacks import call_user
+from agentloop._engine.runtime.callbacks import call_user, log_error
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.config import ToolErrorArgs
 from agentloop.outcomes import CallOutcome
@@ -154,11 +153,8 @@ async def _format_answer(run: LiveRun, entry: PlanEntry) -> CallOutcome:
             "tool_error_formatter", args.call_id, lambda: call_user(formatter, args), record_answer=False
         )
     except Exception as error:
-        if run.redacts_errors_of(entry.call):
-            redact_message(error)
-            logger.warning("tool_error_formatter raised; the default text is used: %s", error_summary(error))
-        else:
-            logger.warning("tool_error_formatter raised; the default text is used", exc_info=True)
+        redact = run.redacts_errors_of(entry.call)
+        log_error(error, "tool_error_formatter raised; the default text is used", redact=redact)
         return outcome
     if isinstance(text, str):
         return outcome.replace(output=text)

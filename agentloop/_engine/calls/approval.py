@@ -13,12 +13,12 @@ from typing import Any
 
 import msgspec
 
-from agentloop._common.error_text import REDACTED, error_summary, redact_message
+from agentloop._common.error_text import REDACTED, redact_message
 from agentloop._common.values import Value
 from agentloop._core.call_identity import arguments_digest
 from agentloop._core.call_state import CallState
 from agentloop._core.plan import Answer, Arguments, AwaitVerdict, Disposition, Execute, Plan, PlanEntry, read_arguments
-from agentloop._engine.runtime.callbacks import call_user, gather
+from agentloop._engine.runtime.callbacks import call_user, gather, log_error
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop._schema.json_text import quote
 from agentloop._storage.withholding import WithheldText
@@ -296,9 +296,5 @@ async def _run_policy(run: LiveRun, key: str, policy: Any, pending: PendingCall)
             return Ask(REDACTED)
         return decision
     except Exception as error:
-        if redact:
-            redact_message(error)
-            logger.warning("policy %r failed; the call is denied: %s", policy, error_summary(error))
-        else:
-            logger.warning("policy %r failed; the call is denied", policy, exc_info=True)
+        log_error(error, "policy %r failed; the call is denied", policy, redact=redact)
         return Deny()

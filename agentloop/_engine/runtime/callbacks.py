@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from opcode import opmap
 from types import CodeType
@@ -11,7 +12,7 @@ from typing import Any, TypeVar
 
 import anyio
 
-from agentloop._common.error_text import is_fatal
+from agentloop._common.error_text import error_summary, is_fatal, redact_message
 from agentloop._common.values import Value
 from agentloop._engine.runtime.backend import (
     cancelled_types,
@@ -25,6 +26,8 @@ from agentloop._engine.runtime.interrupts import interruptible, uninterrupted
 from agentloop.context import Callback
 from agentloop.hooks import AgentHooks, RunHooks
 
+logger = logging.getLogger("agentloop")
+
 ResultT = TypeVar("ResultT")
 
 
@@ -37,6 +40,15 @@ async def resolve(value: Any) -> Any:
 async def call_user(fn: Callable[..., Any], *args: Any) -> Any:
     """Call *fn*, sync or async, on the event loop."""
     return await resolve(fn(*args))
+
+
+def log_error(error: Exception, text: str, *args: object, redact: bool) -> None:
+    """Log *text*, which says what failed with *error*; with its traceback, unless it may repeat a secret (*redact*)."""
+    if redact:
+        redact_message(error)
+        logger.warning(f"{text}: %s", *args, error_summary(error))
+    else:
+        logger.warning(text, *args, exc_info=error)
 
 
 # -- hooks
