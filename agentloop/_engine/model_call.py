@@ -332,7 +332,9 @@ async def _read_response(run: LiveRun, view: TurnView, request: ModelRequest, at
         async for event in stream:
             if done is not None:
                 raise ModelBehaviorError(f"The model sent {type(event).__name__} after its response was done")
-            if isinstance(event, m.ResponseDone):
+            if begun and type(event) is m.TextDelta:
+                pass  # the most frequent, first: a class that doesn't fit takes 0.17 µs
+            elif isinstance(event, m.ResponseDone):
                 done = event
             elif isinstance(event, m.ItemDone):
                 items.append(event.item)
