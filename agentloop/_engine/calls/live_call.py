@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import anyio
@@ -111,7 +112,7 @@ class CallBatch(Protocol):
     stopped_by_call: str | None
     stopped_at: float | None
 
-    @property
+    @cached_property
     def conversation(self) -> Sequence[Item]:
         """The run's conversation."""
         ...
