@@ -9,17 +9,20 @@ from core.folding import Writer, called, view_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentloop import Agent, FunctionTool, ModelBehaviorError, tool
+from agentloop import Agent, FunctionTool, ModelBehaviorError, StateError, tool
+from agentloop import records as r
 from agentloop._common.digests import idempotency_key
 from agentloop._core.call_identity import NearNames, find_tool, same_invocation
 from agentloop._core.plan import (
     Answer,
     Execute,
+    PlanEntry,
     PlanRules,
     Replay,
     read_arguments,
 )
-from agentloop._core.planner import plan_response, qualify_name
+from agentloop._core.planner import check_secrets, plan_response, qualify_name
+from agentloop._storage.withholding import WithheldText
 from agentloop.items import HandoffCall, ToolCall
 from agentloop.settings import JsonLimits
 from agentloop.testing import ScriptedModel
@@ -302,3 +305,29 @@ def test_idempotency_keys_differ_wherever_anything_of_the_place_does(places: lis
     """Ids are a provider's text, and may hold what keeps the parts of a key apart."""
     keys = {tuple(place): idempotency_key(place[0], tuple(place[1:-1]), place[-1]) for place in places}
     assert len(set(keys.values())) == len(keys)
+
+
+# -- secrets that can't be read back
+
+
+def _nest(outer: Writer, call_id: str, *calls: ToolCall) -> Writer:
+    """Start *call_id* of *outer*, and in it a run whose model has answered with *calls*."""
+    outer.append(r.CallStarted, call_id, "f", "{}")
+    return Writer(outer.state.nest(call_id, LIMITS)).begin().turn(*calls)
+
+
+def test_a_secret_that_a_deeply_nested_run_lacks_stops_the_plan() -> None:
+    """A call of a nested run that will continue is checked; one that waits for its verdict is not, at any depth."""
+    outer = Writer().begin().turn(called("a"))
+    inner = _nest(outer, "a", called("b"), called("waiting"))
+    withheld = ToolCall("c", "f", WithheldText(""), secret=("pin",))
+    paused = _nest(inner, "waiting", withheld)
+    paused.append(r.ApprovalRequested, "c", "guide", "f", "digest")
+    paused.append(r.RunEnded, "interrupted")
+    deepest = _nest(inner, "b", withheld)
+    entries = (PlanEntry(0, called("a"), f, Execute(read_arguments(f, "{}", LIMITS), resumed=True)),)
+    deepest.append(r.ApprovalRequested, "c", "guide", "f", "digest")
+    check_secrets(entries, outer.state)
+    deepest.append(r.VerdictGiven, "c", "guide", "f", "digest", approved=True)
+    with pytest.raises(StateError, match="call 'c' of tool 'f' needs the secret arguments 'pin'"):
+        check_secrets(entries, outer.state)
