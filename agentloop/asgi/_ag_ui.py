@@ -57,8 +57,8 @@ class AGUIForm:
 
     def __init__(self, thread_id: str, run_id: str) -> None:
         self._ids: dict[str, Any] = {"thread_id": thread_id, "run_id": run_id}
-        self._open: list[str] = []
-        """The ids of messages that have begun and whose item has not come, in the order of the answer."""
+        self._open: dict[int, str] = {}
+        """The ids of messages that have begun and whose item has not come, by their position in the answer."""
         self._reasoning: str | None = None
         self._halves: dict[int | None, str] = {}
         """Halves of characters at the end of deltas, by the position of their message; None for reasoning."""
@@ -74,8 +74,7 @@ class AGUIForm:
     def _convert(self, event: ev.Event) -> Iterable[ui.BaseEvent]:
         match event:
             case ev.TextDelta(text=text, item=item) if text := self._join(item, text):
-                yield from self._open_until(item)
-                yield ui.TextMessageContentEvent(message_id=self._open[item], delta=text)
+                yield from self._write(item, text)
             case ev.ReasoningDelta(text=text) if text := self._join(None, text):
                 self._reasoning = self._reasoning or new_name()
                 yield ui.ReasoningMessageChunkEvent(message_id=self._reasoning, delta=text)
@@ -110,25 +109,25 @@ class AGUIForm:
             text = text[:-1]
         return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
-    def _open_until(self, item: int) -> Iterable[ui.BaseEvent]:
-        """Begin the message at position *item* of the answer, and those before it."""
-        while len(self._open) <= item:
-            self._open.append(new_name())
-            yield ui.TextMessageStartEvent(message_id=self._open[-1], role="assistant")
+    def _write(self, item: int, text: str) -> Iterable[ui.BaseEvent]:
+        """Add *text* to the message at position *item* of the answer, which begins with it if it is the first piece."""
+        if item not in self._open:
+            self._open[item] = new_name()
+            yield ui.TextMessageStartEvent(message_id=self._open[item], role="assistant")
+        yield ui.TextMessageContentEvent(message_id=self._open[item], delta=text)
 
     def _close(self, message: AssistantMessage) -> Iterable[ui.BaseEvent]:
-        """End the message of an item; one of which no delta came is sent whole."""
+        """End the message of an item, the first that is open; one of which no delta came is sent whole."""
         if self._open:
-            yield ui.TextMessageEndEvent(message_id=self._open.pop(0))
+            yield ui.TextMessageEndEvent(message_id=self._open.pop(min(self._open)))
         elif message.text:
-            yield from self._open_until(0)
-            yield ui.TextMessageContentEvent(message_id=self._open[0], delta=message.text)
+            yield from self._write(0, message.text)
             yield from self._end_open()
 
     def _end_open(self) -> Iterable[ui.BaseEvent]:
         """End messages whose item never came: the answer was cut, or asked for again."""
         while self._open:
-            yield ui.TextMessageEndEvent(message_id=self._open.pop(0))
+            yield ui.TextMessageEndEvent(message_id=self._open.pop(min(self._open)))
 
     def pause(self, interruptions: tuple[ApprovalRequest, ...], handle: str | None) -> bytes:
         """Return the end of a run that waits: an interrupt for each call, whose id has the handle."""

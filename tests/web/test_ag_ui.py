@@ -37,8 +37,10 @@ async def converse(app: AgentApp, body: dict[str, Any]) -> list[Any]:
 
 
 def check_messages(events: list[Any]) -> None:
-    """Every message and call that begins ends once, and nothing is added to it outside."""
+    """Every message and call that begins ends once, nothing is added to it outside, and no message is empty."""
     open_ones: set[str] = set()
+    written = {event.message_id for event in events if event.type == "TEXT_MESSAGE_CONTENT"}
+    assert {event.message_id for event in events if event.type == "TEXT_MESSAGE_START"} == written
     for event in events:
         kind = str(event.type.value)
         if kind in ("TEXT_MESSAGE_START", "TOOL_CALL_START"):
@@ -81,6 +83,13 @@ async def test_messages_without_deltas_and_deltas_without_a_message() -> None:
     assert (events[-1].type, events[-1].message) == ("RUN_ERROR", "The model's answer can't be used.")
     broken = await converse(AgentApp(Watched().agent([fail(RuntimeError("pw"))]), ag_ui=True), make_input())
     assert (broken[-1].code, broken[-1].message) == ("InternalError", "The run has failed.")
+
+
+async def test_every_message_of_an_answer_is_one_message() -> None:
+    """Behind reasoning, between calls, and of the same answer: none is empty, and none takes the text of another."""
+    steps = [[reason("Hm."), say("First."), call("look", {"path": "a"}), say("Second.")], say("Third.")]
+    events = await converse(AgentApp(Watched().agent(steps), ag_ui=True), make_input())
+    assert texts(events) == ["First.", "Second.", "Third."]
 
 
 async def test_characters_that_deltas_cut_are_put_together() -> None:
