@@ -155,8 +155,9 @@ def assert_once(workers: Workers, lost: set[str]) -> None:
 async def test_a_worker_lost_before_its_calls_timeout_is_noticed(workers: Workers) -> None:
     """The timeout and the loss reach the workflow in one step: nobody saw the end of the body, so it is unknown."""
     victim = workers.start("hang longer")
+    # The victim answers for the model, too: so it is there before the time of the tool begins.
     apart = ToolActivity(task_queue=workers.queue, heartbeat_timeout=timedelta(seconds=4))
-    plugin = AgentPlugin({"hanging": agents()["hanging"]}, tools={"hang_longer": apart})
+    plugin = AgentPlugin({"hanging": agents()["hanging"]}, tools={"hang_longer": apart}, model=apart)
     client = await Client.connect(workers.address, plugins=[plugin])
     queue = f"{workers.queue}-workflows"
     # The workflow's own worker is away from the start of the body until both have happened.
@@ -164,6 +165,7 @@ async def test_a_worker_lost_before_its_calls_timeout_is_noticed(workers: Worker
         handle = await start_run(client, "hanging", "go", id=f"hanging-{uuid4().hex}", task_queue=queue)
         await ended(victim)
     await anyio.sleep(6)
+    workers.start()
     async with Worker(client, task_queue=queue, sticky_queue_schedule_to_start_timeout=timedelta(seconds=2)):
         with anyio.fail_after(60):
             result = await handle.result()
