@@ -118,29 +118,28 @@ class RunBatch(Generic[ResultT]):
         failed: The number of those that ended with an error.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_around",
-        "_changed",
-        "_error",
-        "_error_raised",
-        "_fail_fast",
-        "_failures",
-        "_finished",
-        "_free",
-        "_group",
-        "_inputs",
-        "_is_over",
-        "_next",
-        "_ordered",
-        "_room",
-        "_runs",
-        "_work",
-        "failed",
-        "finished",
-        "started",
-        "total",
-    )
+    total: int | None
+    started: int
+    finished: int
+    failed: int
+    _work: Work[ResultT]
+    _inputs: Iterable[Any] | AsyncIterable[Any] | None
+    _around: Callable[[], AbstractAsyncContextManager[Any]]
+    _ordered: bool
+    _fail_fast: bool
+    _free: anyio.Semaphore | None
+    _room: anyio.Semaphore | None
+    _finished: OrderedDict[int, BatchedRun[ResultT]]
+    _failures: list[Failure]
+    _next: int
+    _error: BaseException | None
+    _error_raised: bool
+    _is_over: bool
+    _changed: anyio.Event
+    _group: TaskGroup | None
+    _runs: anyio.CancelScope | None
+
+    __slots__ = ("__weakref__", *__annotations__)
 
     def __init__(
         self,
@@ -152,26 +151,15 @@ class RunBatch(Generic[ResultT]):
         ordered: bool = False,
         fail_fast: bool = False,
     ) -> None:
-        self.total: int | None = _count_inputs(inputs)
-        self.started: int = 0
-        self.finished: int = 0
-        self.failed: int = 0
-        self._work = work
-        self._inputs: Iterable[Any] | AsyncIterable[Any] | None = inputs
-        self._around = around
-        self._ordered = ordered
-        self._fail_fast = fail_fast
+        self.total = _count_inputs(inputs)
+        self.started = self.finished = self.failed = self._next = 0
+        self._work, self._inputs, self._around = work, inputs, around
+        self._ordered, self._fail_fast = ordered, fail_fast
         self._free = None if limit is None else anyio.Semaphore(limit)
         self._room = None if limit is None else anyio.Semaphore(limit * (_AHEAD if ordered else _BUFFERED))
-        self._finished: OrderedDict[int, BatchedRun[ResultT]] = OrderedDict()
-        self._failures: list[Failure] = []
-        self._next = 0
-        self._error: BaseException | None = None
-        self._error_raised = False
-        self._is_over = False
-        self._changed = anyio.Event()
-        self._group: TaskGroup | None = None
-        self._runs: anyio.CancelScope | None = None
+        self._finished, self._failures, self._changed = OrderedDict(), [], anyio.Event()
+        self._error = self._group = self._runs = None
+        self._error_raised = self._is_over = False
 
     # -- the consumer
 
