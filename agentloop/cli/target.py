@@ -58,6 +58,8 @@ def load_agent(target: str) -> Agent[Any, Any]:
 def load_function(target: str) -> Callable[..., Any]:
     """Import the module of *target*, and return its function, or another callable. Otherwise as `load_agent`.
 
+    A file that was imported for the agent is not run again: both have one module.
+
     Raises:
         TargetError: as `load_agent`.
     """
@@ -73,11 +75,16 @@ def _load(target: str, kind: str) -> tuple[ModuleType, object, str]:
     if not colon or not place or not name:
         advice = _suggest_target(target) if kind == "agent" else ""
         raise TargetError(f"TARGET {target!r}: it must be module:{kind} or file.py:{kind}.{advice}")
-    module = _import_file(target, Path(place)) if _is_file(place) else _import_module(target, place)
+    if not _is_file(place):
+        module = _import_module(target, place)
+    else:
+        known = _find_imported(Path(place)) if kind == "function" else None
+        module = known or _import_file(target, Path(place))
     found: object = module
     for step in name.split("."):
         if not hasattr(found, step):
-            raise TargetError(f"TARGET {target!r}: {place!r} has no attribute {name!r}.{_suggest_agents(module, name)}")
+            advice = _suggest_agents(module, name) if kind == "agent" else ""
+            raise TargetError(f"TARGET {target!r}: {place!r} has no attribute {name!r}.{advice}")
         found = getattr(found, step)
     return module, found, name
 
@@ -131,11 +138,22 @@ def _import_module(target: str, name: str) -> ModuleType:
         raise _build_import_error(target, name, error) from error
 
 
+def _name_of_module(path: Path) -> str:
+    """Return a name that no other module has: a file called json.py must not replace the real json."""
+    return f"agentloop_target_{path.stem}"
+
+
+def _find_imported(path: Path) -> ModuleType | None:
+    """Return the module that the file at *path* was imported as last; None if it was not."""
+    module = sys.modules.get(_name_of_module(path))
+    origin = getattr(module, "__file__", None)
+    return module if origin is not None and Path(origin).resolve() == path.resolve() else None
+
+
 def _import_file(target: str, path: Path) -> ModuleType:
     if not path.is_file():
         raise TargetError(f"TARGET {target!r}: there is no file {str(path)!r}")
-    # A name that no other module has: a file called json.py must not replace the real json.
-    name = f"agentloop_target_{path.stem}"
+    name = _name_of_module(path)
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise TargetError(f"TARGET {target!r}: {str(path)!r} isn't a Python file (*.py)")

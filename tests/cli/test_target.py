@@ -8,7 +8,7 @@ import pytest
 from click.testing import Result
 
 from agentloop import UserError
-from agentloop.cli.target import TargetError, load_agent
+from agentloop.cli.target import TargetError, load_agent, load_function
 
 MODULE = """
 from agentloop import Agent
@@ -46,6 +46,21 @@ def test_a_file_imports_its_neighbours_and_may_be_called_like_a_known_module(fol
     (folder / "sub" / "json.py").write_text("from target_neighbour import helper\n")
     assert load_agent("sub/json.py:helper").name == "helper"
     assert hasattr(sys.modules["json"], "dumps")
+
+
+def test_a_function_of_the_agents_file_is_of_the_same_module(folder: Path) -> None:
+    """The file is run once, so that both see the same objects; another file of that name is another module."""
+    (folder / "sub").mkdir()
+    for place in (folder, folder / "sub"):
+        (place / "target_both.py").write_text(f"{MODULE}\nclass Seen: pass\n")
+    helper = load_agent("target_both.py:helper")
+    seen = load_function("./target_both.py:Seen")
+    assert sys.modules[seen.__module__].helper is helper
+    other = load_function("sub/target_both.py:Seen")
+    assert other is not seen
+    assert load_agent("target_both.py:helper") is not helper
+    with pytest.raises(TargetError, match=r"has no attribute 'Sean'\.$"):
+        load_function("target_both.py:Sean")
 
 
 @pytest.mark.parametrize(
