@@ -17,7 +17,7 @@ from agentloop._common.error_text import error_summary
 from agentloop.abc import Journal
 from agentloop.agents import Agent
 from agentloop.asgi._feed import Feed, FeedReader
-from agentloop.asgi._hosting import Decide, RunHost, WebRun, append_verdicts
+from agentloop.asgi._hosting import USUAL_GRACE, Decide, RunHost, WebRun, append_verdicts
 from agentloop.asgi._http import (
     HTTPRefusal,
     WebLimits,
@@ -262,9 +262,10 @@ class Handlers:
             response = self._prepare(live, None, state, grant, form)
         except Exception as error:
             refusal = refusal_for(error)
-            with anyio.CancelScope(shield=True):  # bounded by the store: the state must not be lost
+            with anyio.move_on_after(USUAL_GRACE, shield=True):  # also after a cancellation: it must not be lost
                 handle = await self.states.put(text)
-            raise HTTPRefusal(refusal.status, refusal.sentence, handle=handle) from error
+                raise HTTPRefusal(refusal.status, refusal.sentence, handle=handle) from error
+            raise TimeoutError(f"the store of paused runs did not take a state within {USUAL_GRACE:g} s") from error
         await self._serve(response, live, None, client)
 
     # -- another protocol

@@ -46,7 +46,8 @@ if TYPE_CHECKING:
 Options: TypeAlias = Mapping[str, Any]
 Decide: TypeAlias = Callable[[RunState], None]
 """Gives verdicts on a state. Raises `HTTPRefusal`."""
-_GRACE = RunConfig().tool_execution.cleanup_grace
+USUAL_GRACE = RunConfig().tool_execution.cleanup_grace
+"""The seconds that a store has for what must be done after a cancellation, too."""
 
 
 @attrs.define(eq=False)
@@ -58,7 +59,7 @@ class WebRun:
     feed: Feed | None = None
     scope: anyio.CancelScope = attrs.field(factory=anyio.CancelScope)
     """The scope of the run's own task, if it has one."""
-    cleanup_grace: float = _GRACE
+    cleanup_grace: float = USUAL_GRACE
     """The seconds that the journal has for its closing: as many as the clean-up of the run."""
     decided: anyio.Event = attrs.field(factory=anyio.Event)
     """Set when it is known who can read the run: it has a feed, ends with its client, or is no more live."""
@@ -278,7 +279,7 @@ class RunHost:
         return StoredRun(events[0 if after is None else position_after(events, after) :], _describe_end(state, run))
 
 
-async def close_journal(journal: Journal, run: str, seconds: float = _GRACE) -> None:
+async def close_journal(journal: Journal, run: str, seconds: float = USUAL_GRACE) -> None:
     """Close the journal of the run *run*, also after a cancellation.
 
     Raises:

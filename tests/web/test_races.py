@@ -13,7 +13,7 @@ from web.test_approvals import NO, YES, decide, pause
 from web.test_continued import HELLO, Journals, going_on, recorded
 
 from agentloop import Agent, RunConfig, ToolExecution
-from agentloop.asgi import AgentApp, Grant, JournalFolder, WebLimits
+from agentloop.asgi import AgentApp, Grant, JournalFolder, MemoryStates, WebLimits, _handlers
 from agentloop.asgi._feed import Feed, FeedReader
 from agentloop.asgi._hosting import RunHost
 from agentloop.asgi._http import ASGIApp, while_connected
@@ -284,6 +284,30 @@ async def test_journal_that_does_not_close_is_given_up(more: Any, caplog: pytest
             await response.frame("run_ended")
         await app.stop()
     assert "did not close within 0.05 s" in caplog.text
+
+
+async def test_store_of_states_that_does_not_answer_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither the request nor the end of the application waits longer for it than for a journal."""
+
+    class Stuck(MemoryStates):
+        async def put(self, state: str) -> str:
+            if self._states or self.taken:
+                await anyio.sleep_forever()
+            return await super().put(state)
+
+        taken = False
+
+        async def take(self, handle: str) -> str | None:
+            self.taken = True
+            return await super().take(handle)
+
+    monkeypatch.setattr(_handlers, "USUAL_GRACE", 0.05)
+    async with AgentApp(Watched().agent(deleting()), states=Stuck()) as app:
+        refused = await decide(app, await pause(app), {**YES, "call_id": "call_9"})
+        assert (refused.status, refused.json) == (500, {"error": "The request has failed."})
+    assert "did not take a state within 0.05 s" in caplog.text
 
 
 @pytest.mark.real_clock
