@@ -274,8 +274,8 @@ class RunFacts:
         """Return a digest of the history. Each item is digested once, so a turn's cost doesn't grow with the run."""
         if self._digest is None:
             self._digest = hashlib.sha256()
-        for item in self.history[self._digested :]:
-            self._digest.update(digestible((type(item).__name__, item)))
+        new = self.history[self._digested :]
+        self._digest.update(b"".join([digestible((type(item).__name__, item)) for item in new]))
         self._digested = len(self.history)
         text: str = self._digest.hexdigest()
         return text[:32]

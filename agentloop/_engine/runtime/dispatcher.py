@@ -134,25 +134,21 @@ class CapQueue:
         """Start all calls that have room now, in the two steps of `Dispatcher.pump`."""
         if self._busy:
             return
-        self._busy = True
+        self._busy, waiting = True, self._waiting
         try:
             while True:
-                for ticket in self._admit():
+                admitted = []
+                while waiting and (self._free or not waiting[0].waiting):
+                    ticket = waiting.popleft()
+                    if ticket.waiting:
+                        ticket.waiting = False
+                        self._free -= 1
+                        admitted.append(ticket)
+                if waiting:
+                    waiting[0].waited_for = self._names
+                for ticket in admitted:
                     ticket.owner.start()
-                if not (self._free and self._waiting):  # else a call has ended inside of its `start`
+                if not (self._free and waiting):  # else a call has ended inside of its `start`
                     return
         finally:
             self._busy = False
-
-    def _admit(self) -> list[Ticket]:
-        """Take the tokens of the tickets that start now; return these."""
-        waiting, admitted = self._waiting, []
-        while waiting and (self._free or not waiting[0].waiting):
-            ticket = waiting.popleft()
-            if ticket.waiting:
-                ticket.waiting = False
-                self._free -= 1
-                admitted.append(ticket)
-        if waiting:
-            waiting[0].waited_for = self._names
-        return admitted

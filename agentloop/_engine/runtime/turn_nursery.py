@@ -500,7 +500,7 @@ class _TrioNursery(TurnNursery):
     """trio's own nursery and scopes; anyio's around them cost 5 µs a nursery, and a third more a scope."""
 
     # It is its owner's wakeup itself, for the reason of `_BareTasks`.
-    __slots__ = ("_manager", "_nursery", "_owner", "_scope", "_trio", "_unbounded", "context", "new_scope")
+    __slots__ = ("_clock", "_manager", "_nursery", "_owner", "_scope", "_trio", "_unbounded", "context", "new_scope")
 
     on_trio: bool = True
 
@@ -513,6 +513,8 @@ class _TrioNursery(TurnNursery):
         self._nursery: Any
         self._owner: Any = None
         """The owner's task, while it waits."""
+        self._clock: Any = None
+        """The loop's clock, once a member has asked it: `trio.current_time` goes to it through two functions."""
         self._unbounded = False
         """True once a member has found no deadline around it."""
         self._manager = trio.open_nursery(strict_exception_groups=True)
@@ -556,7 +558,10 @@ class _TrioNursery(TurnNursery):
         return self._trio.lowlevel.Abort.SUCCEEDED
 
     def now(self) -> float:
-        return self._trio.current_time()
+        if self._clock is None:
+            self._clock = self._trio.lowlevel.current_clock()
+        now: float = self._clock.current_time()
+        return now
 
     def check_in_time(self) -> Awaitable[None] | None:
         # The search for a deadline goes through all scopes around the run, for 1.5 µs: one for all members. A deadline
