@@ -481,7 +481,8 @@ class RunFold(RunFacts):
         fold, get_brought = _STEPS[kind]
         if get_brought is not None and not self.holds_secrets:
             brought = get_brought(record)
-            self.holds_secrets = brought if type(brought) is bool else bring_secrets(brought)
+            holds: bool = brought if type(brought) is bool else bring_secrets(brought)
+            self.holds_secrets = holds
         if self.holds_secrets:
             record = self.mark(record)
         self.records.append(record)
