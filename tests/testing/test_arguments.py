@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from agentloop import Agent, FunctionTool, ToolContext, handoff, tool
 from agentloop import testing as t
+from agentloop.settings import JsonLimits
 from agentloop.testing.simulation._arguments import LONGEST, arguments_for
 from agentloop.testing.simulation.generated import strategy
 
@@ -203,6 +204,13 @@ def test_numbers_reach_their_bounds_and_large_values(schema: dict[str, Any], wan
 def test_lengths_reach_their_bounds(schema: dict[str, Any], wanted: set[int]) -> None:
     """Text and arrays reach their shortest and longest lengths."""
     assert wanted <= {len(one) for one in drawn(schema)}
+
+
+def test_many_long_texts_are_not_more_than_a_run_takes() -> None:
+    """Arguments of many long texts stay within the bound on JSON that a model writes; some come near it."""
+    nested = {"type": "array", "items": {"type": "array", "items": {"type": "string"}}}
+    sizes = [len(json.dumps({"x": one}, ensure_ascii=False).encode()) for one in drawn(nested)]
+    assert 100_000 < max(sizes) <= JsonLimits().max_bytes
 
 
 @pytest.mark.scenario("RP-25")

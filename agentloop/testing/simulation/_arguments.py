@@ -18,6 +18,8 @@ from typing import Any, TypeAlias
 
 from hypothesis import strategies as st
 
+from agentloop.settings import JsonLimits
+
 Schema: TypeAlias = Any
 Values: TypeAlias = st.SearchStrategy[Any]
 Takes: TypeAlias = Callable[[str, Any], bool]
@@ -28,6 +30,8 @@ DEEPEST = 6
 LONGEST = 10_000
 """Characters of the longest text, where the schema sets no bound, or a larger one."""
 MOST_ITEMS = 100
+MOST_BYTES = JsonLimits().max_bytes or 0
+"""Bytes of the longest arguments, or answer, as JSON."""
 MIXTURES = 4
 """Number of attempts with a mixture of texts, for a parameter that takes none of the single kinds."""
 _LENGTHS = (16, 17, 64, 65, 255, 256, 257, 1000, 1025, 4097, LONGEST)
@@ -62,9 +66,14 @@ def arguments_for(schema: Mapping[str, Any], takes: Takes | None = None) -> st.S
     """Return a strategy for objects that *schema*, a tool's, allows.
 
     A tool may want a date for text without a format in the schema (a `datetime` without a time zone has none). With
-    *takes*, such a parameter is drawn again, as dates and the like, if the tool does not take it.
+    *takes*, such a parameter is drawn again, as dates and the like, if the tool does not take it. Their JSON is not
+    longer than a run takes from a model by default (`JsonLimits`).
     """
-    return _arguments_for(json.dumps(schema, sort_keys=True), takes)
+    return _arguments_for(json.dumps(schema, sort_keys=True), takes).filter(_is_short_enough)
+
+
+def _is_short_enough(made: object) -> bool:
+    return len(json.dumps(made, ensure_ascii=False).encode("utf-8", "surrogatepass")) <= MOST_BYTES
 
 
 @functools.lru_cache(maxsize=256)
