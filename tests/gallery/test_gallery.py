@@ -14,6 +14,7 @@ from agentloop import RunConfig
 
 pytestmark = pytest.mark.real_clock  # some keep their runs in files
 
+
 def test_every_example_is_in_the_gallery() -> None:
     """Each file is shown with a command and its output, and each folder is named."""
     files = {path.stem for path in (ROOT / "examples").glob("*.py")}
