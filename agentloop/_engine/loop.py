@@ -33,6 +33,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, assert_never
 
 import anyio
+import anyio.lowlevel
 import msgspec
 
 from agentloop._common.error_text import is_fatal, leaves
@@ -68,6 +69,7 @@ from agentloop._engine.runtime.backend import (
     raise_native_cancel,
 )
 from agentloop._engine.runtime.callbacks import find_hook
+from agentloop._engine.runtime.cancel_source import record_end
 from agentloop._engine.runtime.live_run import LiveEffects, LiveRun, new_id
 from agentloop._engine.turn_calls import plan_turn, settle
 from agentloop.effects import NewId
@@ -287,6 +289,7 @@ async def execute(run: LiveRun, segment: RunSegment) -> FinishedRun:
             with run.limit_scope:
                 ended = await drive(run, segment)
         if ended is None:
+            await _let_caller_be_first()
             raise _find_cut_reason(run, segment)
     except BaseException as error:  # noqa: ASYNC103 - raised again below
         ended = _end_by(await capture_error(error, task, count, outlast=True))  # noqa: ASYNC102 - does not wait
@@ -309,12 +312,20 @@ def _end_by(captured: Captured) -> FinishedRun:
     return FinishedRun("failed", error=captured.error)
 
 
+async def _let_caller_be_first() -> None:
+    """Raise the caller's cancellation, if it has come in the same scheduler pass as the end of the run's own scope."""
+    with anyio.CancelScope(shield=True):
+        await anyio.lowlevel.checkpoint()
+    await checkpoint_if_cancelled()
+
+
 def _find_cut_reason(run: LiveRun, segment: RunSegment) -> BaseException:
     """Return the error for a cancellation of the run's own scope: the journal's, or the timeout."""
     journal = run.tree.log.journal
     if journal is not None and journal.error is not None:
         return journal.error
     assert segment.timeout is not None
+    record_end(run)  # a cancellation that comes while the run is cleaned up changes nothing
     run.stopped_by = RunTimeout(segment.timeout)
     return run.stopped_by
 

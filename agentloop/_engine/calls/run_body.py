@@ -237,8 +237,9 @@ def _start_timer(live: LiveCall) -> BodyClock | None:
     if not limits:
         return None
     now = anyio.current_time()
-    live.scope.deadline = now + min(limits)
-    return BodyClock(now, now, live.scope.deadline)
+    # Not read back from the scope, which shows the run's deadline if that is earlier.
+    ends_at = live.scope.deadline = now + min(limits)
+    return BodyClock(now, now, ends_at)
 
 
 def _make_body_function(live: LiveCall, context: ToolContext[Any]) -> Callable[[], Any]:

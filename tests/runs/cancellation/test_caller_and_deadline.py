@@ -11,10 +11,21 @@ from kit.agents import Run, make_agent
 from kit.ending import advance_clock
 from kit.watching import Watch
 
-from agentloop import Agent, RunConfig, RunTimeout, ToolExecution, tool
+from agentloop import (
+    Agent,
+    GuardrailFunctionOutput,
+    RunConfig,
+    RunHooks,
+    RunTimeout,
+    ToolExecution,
+    input_guardrail,
+    tool,
+)
 from agentloop import records as r
 from agentloop._engine.runtime.backend import cancelled_outside
-from agentloop.testing import ScriptedModel, call, say
+from agentloop.items import Item
+from agentloop.sessions import MemorySession
+from agentloop.testing import FunctionModel, ScriptedModel, call, say
 
 LIMIT = 30.0
 
@@ -103,6 +114,84 @@ async def test_the_caller_outranks_the_deadline(
     world = World(levels, inner_timeout=inner_timeout)
     await cancelled_by(order, world, run_mode(world.agent, "go", run_config=world.config(timeout)))
     assert (world.causes(), world.statuses()) == ({"parent"}, {"cancelled"})
+
+
+def _waiting_in(place: str, wait: Callable[[], Awaitable[Any]]) -> tuple[Agent[Any, Any], dict[str, Any]]:
+    """Return an agent whose run awaits *wait* in *place*, and the options of the run."""
+
+    async def instructions(context: Any, agent: Any) -> str:
+        await wait()
+        return ""
+
+    async def answer(request: Any) -> Any:
+        await wait()
+        return say("never")
+
+    async def guard(context: Any, agent: Any, given: Any) -> GuardrailFunctionOutput:
+        await wait()
+        return GuardrailFunctionOutput()
+
+    class Loading(MemorySession):
+        async def get_items(self, limit: int | None = None) -> list[Item]:
+            await wait()
+            return []
+
+    class Starting(RunHooks):
+        async def on_agent_start(self, context: Any, agent: Any) -> None:
+            await wait()
+
+    agent = Agent("waiting", model=FunctionModel(answer) if place == "model" else ScriptedModel([say("never")]))
+    if place == "instructions":
+        agent.instructions = instructions
+    if place == "guardrail":
+        agent.input_guardrails = [input_guardrail(guard)]
+    options: dict[str, Any] = {"session": Loading()} if place == "session" else {}
+    if place == "hook":
+        options["hooks"] = Starting()
+    return agent, options
+
+
+@pytest.mark.scenario("RP-16")
+@pytest.mark.parametrize("order", ORDERS.values(), ids=list(ORDERS))
+@pytest.mark.parametrize("place", ["session", "hook", "instructions", "guardrail", "model"])
+async def test_the_caller_outranks_the_deadline_wherever_the_run_waits(run_mode: Run, place: str, order: Any) -> None:
+    """Also where no call runs: the run is cancelled, and its log says the same."""
+    world = World()
+
+    async def wait() -> None:
+        world.running.set()
+        await anyio.sleep_forever()
+
+    agent, options = _waiting_in(place, wait)
+    await cancelled_by(order, world, run_mode(agent, "go", run_config=world.config(), **options))
+    assert world.statuses() == {"cancelled"}
+    assert len(world.watch.of(r.CancelRequested)) == 1
+    assert not world.watch.of(r.DeadlinePassed)
+
+
+@pytest.mark.scenario("RP-16")
+@pytest.mark.backends("trio-virtual", "asyncio-virtual")
+@pytest.mark.parametrize("place", ["session", "hook", "instructions", "guardrail", "model"])
+async def test_the_caller_outranks_a_deadline_of_the_same_moment_wherever_the_run_waits(
+    run_mode: Run, place: str
+) -> None:
+    """The caller wakes by the clock as the deadline passes, in any order in which the backend wakes its tasks."""
+    for _ in range(10):
+        world = World()
+        until = anyio.current_time() + LIMIT
+
+        async def wait(world: World = world) -> None:
+            world.running.set()
+            await anyio.sleep_forever()
+
+        async def at_the_deadline(scope: anyio.CancelScope, until: float = until) -> None:
+            await anyio.sleep_until(until)
+            scope.cancel()
+
+        agent, options = _waiting_in(place, wait)
+        await cancelled_by(at_the_deadline, world, run_mode(agent, "go", run_config=world.config(), **options))
+        assert world.statuses() == {"cancelled"}
+        assert isinstance(world.watch.of(r.CancelRequested, r.DeadlinePassed)[-1], r.CancelRequested)
 
 
 @pytest.mark.scenario("RP-16")

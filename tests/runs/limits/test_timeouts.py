@@ -16,6 +16,7 @@ from agentloop import (
     Allow,
     RunConfig,
     Runner,
+    RunTimeout,
     ToolContext,
     ToolExecution,
     ToolTimeoutError,
@@ -223,6 +224,27 @@ async def test_body_that_swallows_its_timeout_and_returns_late_has_timed_out(run
     assert read_endings(result.calls) == [("c1", "timed_out", None)]
     assert result.calls[0].outcome.value is None
     assert [(report.call.call_id, report.value) for report in watch.late] == [("c1", "late")]
+
+
+@pytest.mark.scenario("TO-08")
+async def test_a_body_that_swallows_the_runs_deadline_has_not_timed_out(run_mode: Run) -> None:
+    """Its own timeout is later: it has returned, and the run is out of time."""
+    watch = Watch()
+
+    @tool(timeout=60.0)
+    async def deaf() -> str:
+        try:
+            await anyio.sleep_forever()
+        except anyio.get_cancelled_exc_class():
+            pass
+        return "in time"
+
+    agent = make_agent([deaf], call_each("deaf"))
+    with pytest.raises(RunTimeout):
+        await run_mode(agent, "go", run_config=RunConfig(timeout=0.02, instruments=[watch]))
+    (settled,) = watch.of(r.CallSettled)
+    assert (settled.outcome.status, settled.outcome.output) == ("succeeded", "in time")
+    assert watch.late == []
 
 
 @pytest.mark.scenario("TO-08")
