@@ -178,8 +178,9 @@ async def test_page_that_is_loaded_again_shows_the_run(url: str) -> None:
         await page.say("Delete ada")
         await page.until("document.querySelector('.verdict') !== null")
         address: Any = await page.browser.evaluate("location.href")
+        await page.browser.evaluate("window.isOld = true")
         await page.browser.evaluate("location.reload()")
-        await page.until("document.readyState === 'complete' && document.querySelector('.verdict') !== null")
+        await page.until("!window.isOld && document.querySelector('.verdict') !== null")
         assert await page.browser.evaluate("location.href") == address
         await page.click("button.yes")
         await page.ready()
