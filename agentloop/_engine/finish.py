@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 
@@ -30,9 +30,6 @@ from agentloop.exceptions import RunTimeout
 from agentloop.hooks import RunOutcome
 from agentloop.items import AssistantMessage, Item, Reasoning
 from agentloop.records import RunEnded, RunStatus
-
-if TYPE_CHECKING:
-    pass
 
 GOES_ON = ("interrupted", "cancelled", "stopped")
 

@@ -289,7 +289,9 @@ async def execute(run: LiveRun, segment: RunSegment) -> FinishedRun:
             with run.limit_scope:
                 ended = await drive(run, segment)
         if ended is None:
-            await _let_caller_be_first()
+            # The caller's cancellation comes first, if it has come in the same scheduler pass as this end.
+            await anyio.lowlevel.cancel_shielded_checkpoint()
+            await checkpoint_if_cancelled()
             raise _find_cut_reason(run, segment)
     except BaseException as error:  # noqa: ASYNC103 - raised again below
         ended = _end_by(await capture_error(error, task, count, outlast=True))  # noqa: ASYNC102 - does not wait
@@ -310,13 +312,6 @@ def _end_by(captured: Captured) -> FinishedRun:
     if captured.run_cancel is not None:
         return FinishedRun("cancelled", error=captured.run_cancel)
     return FinishedRun("failed", error=captured.error)
-
-
-async def _let_caller_be_first() -> None:
-    """Raise the caller's cancellation, if it has come in the same scheduler pass as the end of the run's own scope."""
-    with anyio.CancelScope(shield=True):
-        await anyio.lowlevel.checkpoint()
-    await checkpoint_if_cancelled()
 
 
 def _find_cut_reason(run: LiveRun, segment: RunSegment) -> BaseException:

@@ -163,7 +163,12 @@ def record_to_line(record: r.Record, secrets: Secrets | None = None) -> ObjectLi
     Raises:
         UserTypeError: if *record* is no record.
     """
-    return plain_line(record) or ObjectLine(encode(record_to_json(record, secrets), None))
+    return plain_line(record) or unusual_line(record, secrets)
+
+
+def unusual_line(record: r.Record, secrets: Secrets | None) -> ObjectLine:
+    """Return the line of a record for which `plain_line` has none. Raises as `record_to_line`."""
+    return ObjectLine(encode(record_to_json(record, secrets), None))
 
 
 def record_from_line(line: bytes, *, path: str = "$", secrets: Secrets | None = None) -> r.Record:

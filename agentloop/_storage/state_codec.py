@@ -31,6 +31,7 @@ from agentloop._storage.record_codec import (
     records_from_array,
     records_from_list,
     records_to_array,
+    unusual_line,
     upgrade,
     upgrade_record,
 )
@@ -275,7 +276,7 @@ def line_encoder(codec: Codec | None, converter: BaseConverter | None = None) ->
     secrets = Secrets(codec, converter)
 
     def write(record: r.Record) -> ObjectLine:
-        return usual_line(record) or record_to_line(record, secrets)  # one function less for nearly every record
+        return usual_line(record) or unusual_line(record, secrets)  # one function less than `record_to_line`
 
     return write
 

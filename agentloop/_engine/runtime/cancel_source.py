@@ -59,8 +59,7 @@ async def find_cancel_source(run: LiveRun) -> Literal["parent", "deadline"]:
     """
     scope = None if run.ended_by == "parent" else _find_cancelled_scope(run)
     if scope is not None and not _is_cancelled_outside(scope):
-        with anyio.CancelScope(shield=True):
-            await anyio.lowlevel.checkpoint()
+        await anyio.lowlevel.cancel_shielded_checkpoint()
     return cancel_source(run)
 
 

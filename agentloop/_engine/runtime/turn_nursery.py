@@ -84,6 +84,8 @@ class TurnNursery(Protocol):
     new_scope: Callable[[], anyio.CancelScope]
     """Returns a scope for a member, whose task must enter it first."""
     _scope: Any = None
+    _count: int = 0
+    """The native cancellations of the owner's task that were pending when it made the nursery."""
 
     def now(self) -> float:
         """Return the time on the loop's clock."""
@@ -91,6 +93,13 @@ class TurnNursery(Protocol):
 
     def is_cut(self) -> bool:
         """Tell whether the owner is cancelled. Unknown in a group, so True."""
+        return True
+
+    def is_leaving(self) -> bool:
+        """Tell whether the owner's task is cancelled natively, as `Holder` asks; if so, cancel the members."""
+        if self.task is None or self.task.cancelling() <= self._count:
+            return False
+        self.cancel()
         return True
 
     async def __aenter__(self) -> Self:
@@ -374,12 +383,6 @@ class _BareTasks(TurnNursery):
         if outermost is not None:
             outermost.cancel()
 
-    def is_leaving(self) -> bool:
-        if self.task is None or self.task.cancelling() <= self._count:
-            return False
-        self.cancel()
-        return True
-
     def is_cut(self) -> bool:
         return self.ended or (self.task is not None and self.task.cancelling() > self._count)
 
@@ -460,12 +463,6 @@ class _AnyioNursery(TurnNursery):
 
     def now(self) -> float:
         return anyio.current_time()
-
-    def is_leaving(self) -> bool:
-        if self.task is None or self.task.cancelling() <= self._count:
-            return False
-        self.cancel()
-        return True
 
     async def __aenter__(self) -> Self:
         await self._group.__aenter__()

@@ -97,6 +97,17 @@ async def deadline_first(scope: anyio.CancelScope) -> None:
     scope.cancel()
 
 
+def caller_at_the_time() -> Callable[[anyio.CancelScope], Awaitable[None]]:
+    """Return a caller who wakes by the clock as the deadline of a run that begins now passes, and cancels."""
+    until = anyio.current_time() + LIMIT
+
+    async def cancel(scope: anyio.CancelScope) -> None:
+        await anyio.sleep_until(until)
+        scope.cancel()
+
+    return cancel
+
+
 ORDERS = {"caller first": caller_first, "deadline first": deadline_first}
 
 
@@ -178,18 +189,13 @@ async def test_the_caller_outranks_a_deadline_of_the_same_moment_wherever_the_ru
     """The caller wakes by the clock as the deadline passes, in any order in which the backend wakes its tasks."""
     for _ in range(10):
         world = World()
-        until = anyio.current_time() + LIMIT
 
         async def wait(world: World = world) -> None:
             world.running.set()
             await anyio.sleep_forever()
 
-        async def at_the_deadline(scope: anyio.CancelScope, until: float = until) -> None:
-            await anyio.sleep_until(until)
-            scope.cancel()
-
         agent, options = _waiting_in(place, wait)
-        await cancelled_by(at_the_deadline, world, run_mode(agent, "go", run_config=world.config(), **options))
+        await cancelled_by(caller_at_the_time(), world, run_mode(agent, "go", run_config=world.config(), **options))
         assert world.statuses() == {"cancelled"}
         assert isinstance(world.watch.of(r.CancelRequested, r.DeadlinePassed)[-1], r.CancelRequested)
 
@@ -201,13 +207,7 @@ async def test_the_caller_outranks_a_deadline_of_the_same_moment(run_mode: Run, 
     """The caller wakes by the clock as the deadline passes, in any order in which the backend wakes its tasks."""
     for _ in range(10):
         world = World(levels)
-        until = anyio.current_time() + LIMIT
-
-        async def at_the_deadline(scope: anyio.CancelScope, until: float = until) -> None:
-            await anyio.sleep_until(until)
-            scope.cancel()
-
-        await cancelled_by(at_the_deadline, world, run_mode(world.agent, "go", run_config=world.config()))
+        await cancelled_by(caller_at_the_time(), world, run_mode(world.agent, "go", run_config=world.config()))
         assert (world.causes(), world.statuses()) == ({"parent"}, {"cancelled"})
 
 

@@ -14,6 +14,7 @@ from kit.watching import ToolHookLog, Watch
 
 from agentloop import (
     Allow,
+    FunctionTool,
     RunConfig,
     Runner,
     RunTimeout,
@@ -205,20 +206,26 @@ async def test_timeout_text_passes_output_guardrails_and_the_end_hook(run_mode: 
     assert hooks.outcomes["c1"].output == text
 
 
+def _deaf(timeout: float, value: str) -> FunctionTool[Any]:
+    """Return a tool whose body swallows its first cancellation, and then returns *value*."""
+
+    @tool(timeout=timeout)
+    async def deaf() -> str:
+        try:
+            await anyio.sleep_forever()
+        except anyio.get_cancelled_exc_class():
+            pass
+        return value
+
+    return deaf
+
+
 @pytest.mark.scenario("TO-08")
 async def test_body_that_swallows_its_timeout_and_returns_late_has_timed_out(run_mode: Run) -> None:
     """The late value goes to instruments, not to the model."""
     watch = Watch()
 
-    @tool(timeout=0.02)
-    async def deaf() -> str:
-        try:
-            await anyio.sleep(60)
-        except anyio.get_cancelled_exc_class():
-            pass
-        return "late"
-
-    agent = make_agent([deaf], call_each("deaf"))
+    agent = make_agent([_deaf(0.02, "late")], call_each("deaf"))
     result = await run_mode(agent, "go", run_config=configure_run(watch))
     assert read_shown_outputs(agent) == {"c1": "Tool 'deaf' timed out after 0.02 seconds."}
     assert read_endings(result.calls) == [("c1", "timed_out", None)]
@@ -231,15 +238,7 @@ async def test_a_body_that_swallows_the_runs_deadline_has_not_timed_out(run_mode
     """Its own timeout is later: it has returned, and the run is out of time."""
     watch = Watch()
 
-    @tool(timeout=60.0)
-    async def deaf() -> str:
-        try:
-            await anyio.sleep_forever()
-        except anyio.get_cancelled_exc_class():
-            pass
-        return "in time"
-
-    agent = make_agent([deaf], call_each("deaf"))
+    agent = make_agent([_deaf(60.0, "in time")], call_each("deaf"))
     with pytest.raises(RunTimeout):
         await run_mode(agent, "go", run_config=RunConfig(timeout=0.02, instruments=[watch]))
     (settled,) = watch.of(r.CallSettled)
