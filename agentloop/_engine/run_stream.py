@@ -366,17 +366,23 @@ class RunStream(Generic[OutputT]):
             self._live.stop_after_turn = True
 
     @uninterrupted
-    def cancel_call(self, call: str | ToolCall | ev.Event, reason: str | None = None) -> bool:
+    def cancel_call(
+        self, call: str | ToolCall | ev.Event, reason: str | None = None, *, path: tuple[str, ...] = ()
+    ) -> bool:
         """Cancel one call while the run continues; return False if it has ended or is unknown. From any task or thread.
 
         A queued call never starts. The tool's failure policy decides which output the model gets.
+
+        Args:
+            call: The id of a call, the call, or an event of it.
+            reason: What the output says.
+            path: Of an id or a `ToolCall`, the path of its run: the ids of the agent-tool calls around it. An event has
+                its own.
         """
-        if self._live is None or self._is_over:
-            return False
         from agentloop._engine.runtime.event_buffer import call_id_of
 
-        path, call_id = call_id_of(call)
-        return self._live.cancel_call(path, call_id, reason)
+        where, call_id = call_id_of(call, path)
+        return self._live is not None and not self._is_over and self._live.cancel_call(where, call_id, reason)
 
     def approve(
         self,

@@ -2,7 +2,7 @@
 
     POST /runs                   {"input": TEXT, "conversation": TEXT?}   the stream of a new run
     GET  /runs/ID/events         Last-Event-ID: RECORD.INDEX              the stream of a run, from after that event
-    POST /runs/ID/cancel         {"call_id": TEXT?}                       ends a run that is under way, or one call
+    POST /runs/ID/cancel         {"call_id": TEXT?, "path": [TEXT]?}      ends a run that is under way, or one call
     POST /verdicts               {"handle": TEXT, "verdicts": [...]}      the stream of the run, resumed
     POST /ag-ui                  RunAgentInput                            the same in another protocol, if wanted
 

@@ -213,7 +213,7 @@ class Handlers:
     # -- deciding
 
     async def cancel(self, client: Exchange, run: str) -> None:
-        """Cancel a run that is under way or is being resumed, or one call of it."""
+        """Cancel a run that is under way or is being resumed, or one call of it or of a nested run."""
         body = await client.read(self.limits, CANCEL)
         await self._let_in(WebRequest(action="cancel", scope=client.scope, run=run))
         live = self.host.find(run)
@@ -221,7 +221,7 @@ class Handlers:
             raise HTTPRefusal(404, "No such run is under way.")
         if body.call_id is None:
             live.cancel()
-        elif live.stream is None or not live.stream.cancel_call(body.call_id):
+        elif live.stream is None or not live.stream.cancel_call(body.call_id, path=body.path):
             raise HTTPRefusal(409, "No such call is under way.")
         await answer_json(client.send, 202, {"run": run})
 

@@ -23,9 +23,14 @@ class StartBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class CancelBody(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of a request to cancel a run, or one call of it."""
+    """The body of a request to cancel a run, or one call of it, which *path* finds in a nested run."""
 
     call_id: str | None = None
+    path: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.path and self.call_id is None:
+            raise ValueError("a path goes with a call_id")
 
 
 class VerdictsBody(msgspec.Struct, forbid_unknown_fields=True):

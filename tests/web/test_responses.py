@@ -7,11 +7,11 @@ import pytest
 from web.agents import Watched, deleting, holding, looking
 from web.harness import ask, parse_frames, send_request
 
-from agentloop import Runner, SealKey, UserError, to_json
+from agentloop import Agent, Runner, SealKey, UserError, to_json
 from agentloop.asgi import AgentApp, Grant, HTTPRefusal, RunResponse, WebLimits, WebRequest
 from agentloop.asgi._writer import format_frame
 from agentloop.exceptions import MaxTurnsExceeded
-from agentloop.testing import call, say
+from agentloop.testing import ScriptedModel, call, say
 
 HELLO = {"input": "hello"}
 
@@ -127,6 +127,39 @@ async def test_one_call_is_cancelled_by_request() -> None:
         assert (refused.status, refused.json) == (409, {"error": "No such call is under way."})
         assert (await ask(app, "POST", f"/runs/{run}/cancel", {"call_id": "call_1"})).status == 202
         await response.end()
+    assert response.frames[-1].data["status"] == "completed"
+
+
+async def test_call_of_an_agent_tool_is_cancelled_by_request() -> None:
+    """Its path tells it from a call of the outer run that has the same id; both runs go on."""
+    watched = Watched()
+    scout = watched.agent([call("hold"), say("Held no more.")])
+    front = Agent(
+        "front",
+        model=ScriptedModel([call("scout", {"input": "Rome?"}), say("Done.")]),
+        tools=[scout.as_tool("scout", "Ask the scout.")],
+    )
+    app = AgentApp(front)
+    async with send_request(app, "POST", "/runs", HELLO) as response:
+        await watched.started.wait()
+        path = f"/runs/{response.headers['agentloop-run']}/cancel"
+        for body, status, sentence in (
+            ({"call_id": "call_1", "path": ["call_9"]}, 409, "No such call is under way."),
+            ({"call_id": "call_9", "path": ["call_1"]}, 409, "No such call is under way."),
+            ({"path": ["call_1"]}, 400, "The body doesn't fit: a path goes with a call_id."),
+            ({"call_id": "call_1", "path": "call_1"}, 400, "Expected `array`, got `str` - at `$.path`"),
+        ):
+            refused = await ask(app, "POST", path, body)
+            assert refused.status == status
+            assert sentence in refused.json["error"]
+        cancelled = await ask(app, "POST", path, {"call_id": "call_1", "path": ["call_1"]})
+        assert cancelled.status == 202
+        await response.end()
+    settled = [frame.data for frame in response.frames if frame.kind == "call_settled"]
+    assert [(one["path"], one["call"]["call_id"], one["outcome"]["status"]) for one in settled] == [
+        (["call_1"], "call_1", "cancelled"),
+        ([], "call_1", "succeeded"),
+    ]
     assert response.frames[-1].data["status"] == "completed"
 
 

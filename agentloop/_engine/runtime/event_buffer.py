@@ -35,11 +35,12 @@ import anyio
 from agentloop import events as ev
 from agentloop import model_events as m
 from agentloop import records as r
+from agentloop._common.checks import NAMES, check, fits, is_texts
 from agentloop._core.record_events import events_of
 from agentloop._core.run_fold import RunFold
 from agentloop._engine.runtime.backend import checkpoint_if_cancelled, new_wakeup
 from agentloop.agents import Agent
-from agentloop.exceptions import UserError
+from agentloop.exceptions import UserError, UserTypeError
 from agentloop.items import ToolCall
 from agentloop.limits import Limit
 
@@ -240,19 +241,28 @@ class EventBuffer:
             pump()
 
 
-def call_id_of(call: str | ToolCall | ev.Event) -> tuple[tuple[str, ...], str]:
-    """Return path and id of the call that *call* means: an id (of the run's own calls), a `ToolCall`, or an event.
+_CALL_PATH = NAMES.needs(
+    "a tuple of call ids is needed", fits(lambda value: isinstance(value, tuple) and is_texts(value))
+)
+
+
+def call_id_of(call: str | ToolCall | ev.Event, path: tuple[str, ...]) -> tuple[tuple[str, ...], str]:
+    """Return path and id of the call that *call* means: an id or a `ToolCall` of the run at *path*, or an event.
 
     Raises:
-        TypeError: *call* is none of these.
+        UserTypeError: *call* is none of these, or *path* is not a tuple of texts.
+        UserError: a *path* beside an event, which has its own.
     """
+    check("path", _CALL_PATH, path)
     if isinstance(call, str):
-        return (), call
+        return path, call
     if isinstance(call, ToolCall):
-        return (), call.call_id
+        return path, call.call_id
     inner = getattr(call, "call", None)
     if inner is None and isinstance(item := getattr(call, "item", None), ToolCall):
         inner = item
     if not isinstance(inner, ToolCall):
-        raise TypeError(f"cancel_call: a call id, a ToolCall or an event of a call is needed, not {call!r}")
+        raise UserTypeError(f"cancel_call: a call id, a ToolCall or an event of a call is needed, not {call!r}")
+    if path:
+        raise UserError("path: an event has its own, so none is given with it")
     return call.path, inner.call_id

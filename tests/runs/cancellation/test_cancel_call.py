@@ -19,11 +19,13 @@ from agentloop import (
     ToolCancelledError,
     ToolContext,
     ToolExecution,
+    UserError,
     tool,
     tool_input_guardrail,
 )
 from agentloop import events as ev
 from agentloop import records as r
+from agentloop.exceptions import UserTypeError
 from agentloop.testing import ScriptedModel, call, say
 
 ONE_AT_A_TIME = RunConfig(tool_execution=ToolExecution(max_function_tool_concurrency=1))
@@ -317,6 +319,43 @@ async def test_nested_call_is_cancelled_by_its_event() -> None:
     assert [item.output for item in inner_model.requests[1].items if hasattr(item, "output")] == [
         "Tool deep failed with: ToolCancelledError(enough)"
     ]
+
+
+async def test_nested_call_is_cancelled_by_its_path_and_id() -> None:
+    """The path tells it from a call of the outer run that has the same id; an unknown path is False."""
+
+    @tool
+    async def deep() -> str:
+        await anyio.sleep(60)
+        return "never"
+
+    inner_model = ScriptedModel([call("deep", call_id="c1"), say("inner done")])
+    inner: Agent[Any, Any] = Agent("inner", model=inner_model, tools=[deep])
+    agent = make_agent([inner.as_tool()], call("inner", {"input": "go"}, call_id="c1"))
+    async with Runner.run_streamed(agent, "go") as stream:
+        assert stream.cancel_call("c1", path=("c1",)) is False  # not begun
+        async for event in stream:
+            if isinstance(event, ev.CallStarted) and event.path == ("c1",):
+                assert stream.cancel_call("c1", path=("c9",)) is False
+                assert stream.cancel_call("c1", path=("c1", "c1")) is False
+                assert stream.cancel_call("c1", "enough", path=event.path) is True
+    assert read_shown_outputs(agent) == {"c1": "inner done"}
+    assert [item.output for item in inner_model.requests[1].items if hasattr(item, "output")] == [
+        "Tool deep failed with: ToolCancelledError(enough)"
+    ]
+
+
+@pytest.mark.parametrize("wrong", ["c1", ["c1"], (1,), None])
+async def test_wrong_path_of_a_call_is_refused(wrong: Any) -> None:
+    """Also before the run has begun; an event has a path of its own."""
+    stream = Runner.run_streamed(make_agent([fine], call_each("fine")), "go")
+    with pytest.raises(UserTypeError, match="path: a tuple of call ids is needed"):
+        stream.cancel_call("c1", path=wrong)
+    async with stream:
+        async for event in stream:
+            if isinstance(event, ev.CallStarted):
+                with pytest.raises(UserError, match="path: an event has its own"):
+                    stream.cancel_call(event, path=("c1",))
 
 
 async def test_cancelled_call_under_policy_raise_fails_the_run(run_mode: Run) -> None:
