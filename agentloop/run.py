@@ -12,7 +12,7 @@ import os
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping
 from contextlib import nullcontext
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypedDict, TypeGuard, Unpack, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeAlias, TypedDict, TypeGuard, Unpack, cast
 
 import anyio
 import anyio.lowlevel
@@ -168,7 +168,7 @@ class Runner:
 
         A run that has completed isn't run again: its result is returned, with the values that the journal has; the
         final output is again of the agent's output type. Nothing is called or written, so code that resumes after a
-        crash needs no question before.
+        crash needs no question before; options are checked as those of any run.
 
         Cancellation and other errors: as for `run`.
 
@@ -307,7 +307,7 @@ class Runner:
 
 
 def _stream(
-    agent: object,
+    agent: Agent[Any, Any],
     given: str | Iterable[Item] | RunState,
     options: Mapping[str, Any],
     *,
@@ -315,23 +315,8 @@ def _stream(
     plain: bool = False,
 ) -> RunStream[Any]:
     """Check *options*, the application's `RunOptions`, and return the stream of a run that has not begun."""
-    if not isinstance(agent, Agent):
-        raise UserTypeError(f"agent: an Agent is needed, not {agent!r}")
-    context, hooks = options.get("context"), options.get("hooks")
-    if hooks is not None and not isinstance(hooks, RunHooks):
-        hint = " (those are an agent's: give them to Agent.hooks)" if isinstance(hooks, AgentHooks) else ""
-        raise UserTypeError(f"hooks: RunHooks are needed, not {hooks!r}{hint}")
-    max_turns: int | EllipsisType | None = options.get("max_turns", ...)
-    if max_turns is not ...:
-        check_count("max_turns", max_turns)
-    session, journal = options.get("session"), options.get("journal")
-    if session is not None and not isinstance(session, Session):
-        raise UserTypeError(f"session: a Session is needed, not {session!r}{_example('SQLiteSession', session)}")
-    if journal is not None and not isinstance(journal, Journal):
-        raise UserTypeError(f"journal: a Journal is needed, not {journal!r}{_example('FileJournal', journal)}")
-    config = _USUAL if options.get("run_config") is None else check_run_config(options["run_config"])
-    handlers = NO_DICT if options.get("error_handlers") is None else _check_handlers(options["error_handlers"])
-    kept = None if _OF_SERVER.isdisjoint(options) else _make_server_conversation(options)
+    hooks, max_turns, session, journal, config, handlers, kept = _check_options(agent, options)
+    context = options.get("context")
     if not isinstance(given, str) and _is_state(given):  # most inputs are texts: then the class isn't needed
         from agentloop._engine.resume import resume_from
 
@@ -342,7 +327,7 @@ def _stream(
         start = StartingPoint(RunFold(limits=config.json_limits), agent, kept)
         items, usual_turns = to_items(cast("str | Iterable[Item]", given)), DEFAULT_MAX_TURNS
     if session is not None and start.server is not None:
-        raise UserError("a session and a conversation that the provider keeps can't be used together: choose one")
+        raise UserError(_TWO_HISTORIES)
 
     open_journal: Callable[[LiveRun], Awaitable[None]] | None = None
     if journal is not None:
@@ -360,6 +345,47 @@ def _stream(
 
     begin = functools.partial(_make_run, agent, start, context, config, hooks, handlers, session)
     return RunStream(begin, segment, subscribe=subscribe, plain=plain)
+
+
+class _CheckedOptions(NamedTuple):
+    """`RunOptions` that fit, without the context; `kept` is the conversation that the provider keeps, or None."""
+
+    hooks: RunHooks | None
+    max_turns: int | EllipsisType | None
+    session: Session | None
+    journal: Journal | None
+    config: RunConfig
+    handlers: Mapping[str, ErrorHandler]
+    kept: ServerConversation | None
+
+
+_TWO_HISTORIES = "a session and a conversation that the provider keeps can't be used together: choose one"
+
+
+def _check_options(agent: object, options: Mapping[str, Any]) -> _CheckedOptions:
+    """Return *options*, the application's `RunOptions`, if they and *agent* fit.
+
+    Raises:
+        UserError: one doesn't.
+    """
+    if not isinstance(agent, Agent):
+        raise UserTypeError(f"agent: an Agent is needed, not {agent!r}")
+    hooks = options.get("hooks")
+    if hooks is not None and not isinstance(hooks, RunHooks):
+        hint = " (those are an agent's: give them to Agent.hooks)" if isinstance(hooks, AgentHooks) else ""
+        raise UserTypeError(f"hooks: RunHooks are needed, not {hooks!r}{hint}")
+    max_turns: int | EllipsisType | None = options.get("max_turns", ...)
+    if max_turns is not ...:
+        check_count("max_turns", max_turns)
+    session, journal = options.get("session"), options.get("journal")
+    if session is not None and not isinstance(session, Session):
+        raise UserTypeError(f"session: a Session is needed, not {session!r}{_example('SQLiteSession', session)}")
+    if journal is not None and not isinstance(journal, Journal):
+        raise UserTypeError(f"journal: a Journal is needed, not {journal!r}{_example('FileJournal', journal)}")
+    config = _USUAL if options.get("run_config") is None else check_run_config(options["run_config"])
+    handlers = NO_DICT if options.get("error_handlers") is None else _check_handlers(options["error_handlers"])
+    kept = None if _OF_SERVER.isdisjoint(options) else _make_server_conversation(options)
+    return _CheckedOptions(hooks, max_turns, session, journal, config, handlers, kept)
 
 
 def _example(name: str, given: object) -> str:
@@ -406,10 +432,14 @@ def _restore_result(agent: Agent[Any, Any], state: RunState, options: Mapping[st
     """Return the result of the completed run of *state*, made from its records.
 
     Raises:
+        UserError: the options are wrong: also those that only an unfinished run needs.
         StateError: *agent*'s graph lacks the agent that gave the final output.
     """
-    config = _USUAL if options.get("run_config") is None else check_run_config(options["run_config"])
-    context = options.get("context")
+    checked = _check_options(agent, options)
+    started = state.fold.started
+    if checked.session is not None and (checked.kept is not None or (started is not None and started.kept)):
+        raise UserError(_TWO_HISTORIES)
+    context, config = options.get("context"), checked.config
     graph = AgentGraph(agent)
     start = StartingPoint(state.fold, graph.get(state.fold.agent), None, graph, (), state)
     run = _make_run(agent, start, state.context if context is None else context, config, None, {}, None)
