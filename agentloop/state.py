@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, final
 
 from agentloop import records as r
+from agentloop._common.turns import collect_in_turns
 from agentloop._core.agent_graph import AgentGraph, changes
 from agentloop._core.call_identity import arguments_digest, find_tool
 from agentloop._core.plan import read_arguments
@@ -109,14 +110,24 @@ class RunState:
             StateError: if a record doesn't fit those before it; names its index and kind.
         """
         fold = RunFold(limits=limits)
+        for _ in self._apply_records(fold):
+            pass
+        return fold
+
+    def _apply_records(self, fold: RunFold) -> Iterator[r.Record]:
+        """Apply the records to *fold*, which is empty, and yield each one.
+
+        Raises:
+            StateError: as for `folded`.
+        """
         for index, record in enumerate(self.records):
             try:
                 check_next(fold, record)
-                fold.apply(record)
+                applied = fold.apply(record)
             except ValueError as error:
                 kind = type(record).__name__
                 raise StateError(f"record {index} ({kind}) doesn't fit those before it: {error}") from error
-        return fold
+            yield applied
 
     def _append(self, record: r.Record) -> None:
         fold = self.fold
@@ -374,7 +385,7 @@ class RunState:
         """
         from agentloop._storage.state_codec import state_from_journal
 
-        return cls._restore(agent, await state_from_journal(journal), context, converter)
+        return await cls._restore_in_turns(agent, await state_from_journal(journal), context, converter)
 
     @classmethod
     async def _find_in(cls, agent: Agent[Any, Any], journal: Journal) -> RunState | None:
@@ -382,16 +393,34 @@ class RunState:
         from agentloop._storage.state_codec import find_in_journal
 
         found = await find_in_journal(journal)
-        return None if found is None else cls._restore(agent, found, None, None)
+        return None if found is None else await cls._restore_in_turns(agent, found, None, None)
 
     @classmethod
     def _restore(
         cls, agent: Agent[Any, Any], stored: Stored, context: Any, converter: BaseConverter | None
     ) -> RunState:
+        state = cls._of_stored(agent, stored, context, converter)
+        _check_agents(state)
+        return state
+
+    @classmethod
+    async def _restore_in_turns(
+        cls, agent: Agent[Any, Any], stored: Stored, context: Any, converter: BaseConverter | None
+    ) -> RunState:
+        """Return the state as `_restore`; other tasks have their turns while a long log is folded."""
+        state, fold = cls._of_stored(agent, stored, context, converter), RunFold(limits=JsonLimits())
+        await collect_in_turns(state._apply_records(fold))
+        state._fold = fold
+        _check_agents(state)
+        return state
+
+    @classmethod
+    def _of_stored(
+        cls, agent: Agent[Any, Any], stored: Stored, context: Any, converter: BaseConverter | None
+    ) -> RunState:
         state = cls(agent, stored.records, context=context)
         state.converter = converter
         state.graph_before = stored.graph
-        _check_agents(state)
         return state
 
 

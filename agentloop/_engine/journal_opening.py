@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
+from agentloop._common.turns import collect_in_turns
 from agentloop._engine.loop import StartingPoint
 from agentloop._engine.runtime.journal_writer import JournalWriter
 from agentloop._engine.runtime.live_run import LiveRun
@@ -30,10 +31,11 @@ def journal_opener(journal: Journal, start: StartingPoint) -> Callable[[LiveRun]
         held = await stored_state.journal_lines(journal)
         if held and not start.fold.records:
             raise JournalError("the journal holds a run already: go on with it by Runner.resume, or give an empty one")
-        known = stored_state.read_lines(held, codec) if held else None
+        known = await stored_state.read_lines_in_turns(held, codec) if held else None
         as_plain = stored_state.line_encoder(None, converter)  # digests for secrets: equal records have equal lines
         missing = _find_missing(
-            list(map(as_plain, known.records if known is not None else ())), list(map(as_plain, start.fold.records))
+            await collect_in_turns(map(as_plain, known.records if known is not None else ())),
+            await collect_in_turns(map(as_plain, start.fold.records)),
         )
         assert run.limit_scope is not None  # a run with a journal has one
         assert run.resources.host is not None  # and it has begun
@@ -50,7 +52,7 @@ def journal_opener(journal: Journal, start: StartingPoint) -> Callable[[LiveRun]
     return open_journal
 
 
-def _find_missing(known: list[bytes], lines: list[bytes]) -> range:
+def _find_missing(known: Sequence[bytes], lines: Sequence[bytes]) -> range:
     """Return the range of the records of a log that the journal, which has the first of them, lacks.
 
     Raises:

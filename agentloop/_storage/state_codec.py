@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ import msgspec
 
 from agentloop import records as r
 from agentloop._common.errors import JournalError, StateError, UserTypeError
+from agentloop._common.turns import collect_in_turns
 from agentloop._schema.conversion import each_fault, structure
 from agentloop._storage.json_bytes import ObjectLine
 from agentloop._storage.plain_records import plain_line as usual_line
@@ -308,28 +309,51 @@ def read_lines(lines: Iterable[bytes], codec: Codec | None) -> JournalContents:
         JournalError: the first line is no header.
         StateError: a line doesn't fit; names it and the part.
     """
-    heads: list[dict[str, Any]] = []
-    records: list[r.Record] = []
-    secrets, schema = Secrets(codec), ""
-    for index, line in enumerate(lines):
-        if schema == SCHEMA_VERSION and (record := read_plain_line(line)) is not None:
-            records.append(record)
-            continue
-        data = decode(line)
-        if isinstance(data, dict) and data.get("kind") == "header":
-            heads.append(upgrade(data))
-            schema = data["schema"]
-            if heads[-1].get("run_id") != heads[0].get("run_id"):
-                raise JournalError(f"the header in line {index + 1} of the journal is of another run")
-        elif not heads:
-            raise JournalError("the journal doesn't begin with a header")
-        elif schema != SCHEMA_VERSION and isinstance(data, dict) and (data := upgrade_record(data, schema)) is None:
-            continue
-        else:
-            records.append(record_from_json(data, path=f"$[{index}]", secrets=secrets))
-    head = heads[0]
-    is_current = schema == SCHEMA_VERSION
-    return JournalContents(tuple(records), head.get("run_id"), _check_graph(head.get("graph")), is_current)
+    reader = _LineReader(codec)
+    return reader.contents(list(reader.records(lines)))
+
+
+async def read_lines_in_turns(lines: Iterable[bytes], codec: Codec | None) -> JournalContents:
+    """Return the contents of a journal's *lines* as `read_lines`; other tasks have their turns meanwhile."""
+    reader = _LineReader(codec)
+    return reader.contents(await collect_in_turns(reader.records(lines)))
+
+
+class _LineReader:
+    """Reads the lines of one journal, once. Owned by one function, which asks for the contents after the records."""
+
+    def __init__(self, codec: Codec | None) -> None:
+        self._secrets = Secrets(codec)
+        self._heads: list[dict[str, Any]] = []
+        self._schema = ""
+
+    def records(self, lines: Iterable[bytes]) -> Iterator[r.Record]:
+        """Yield the record of each line that has one."""
+        for index, line in enumerate(lines):
+            if self._schema == SCHEMA_VERSION and (record := read_plain_line(line)) is not None:
+                yield record
+                continue
+            data = decode(line)
+            if isinstance(data, dict) and data.get("kind") == "header":
+                self._heads.append(upgrade(data))
+                self._schema = data["schema"]
+                if self._heads[-1].get("run_id") != self._heads[0].get("run_id"):
+                    raise JournalError(f"the header in line {index + 1} of the journal is of another run")
+            elif not self._heads:
+                raise JournalError("the journal doesn't begin with a header")
+            elif (
+                self._schema != SCHEMA_VERSION
+                and isinstance(data, dict)
+                and (data := upgrade_record(data, self._schema)) is None
+            ):
+                continue
+            else:
+                yield record_from_json(data, path=f"$[{index}]", secrets=self._secrets)
+
+    def contents(self, records: Iterable[r.Record]) -> JournalContents:
+        """Return what the lines hold, with their *records*."""
+        head, is_current = self._heads[0], self._schema == SCHEMA_VERSION
+        return JournalContents(tuple(records), head.get("run_id"), _check_graph(head.get("graph")), is_current)
 
 
 def codec_of(journal: Journal) -> Codec | None:
@@ -363,6 +387,8 @@ async def state_from_journal(journal: Journal) -> Stored:
 async def find_in_journal(journal: Journal) -> Stored | None:
     """Return what *journal* holds of its run, read once; None if no run has written to it.
 
+    Other tasks have their turns while a long one is decoded.
+
     Raises:
         JournalError, StateError: as for `RunState.from_journal`.
     """
@@ -371,7 +397,7 @@ async def find_in_journal(journal: Journal) -> Stored | None:
     lines = await journal_lines(journal)
     if not lines:
         return None
-    held = read_lines(lines, codec_of(journal))
+    held = await read_lines_in_turns(lines, codec_of(journal))
     begun = held.records[0] if held.records else None
     if isinstance(begun, r.RunStarted) and begun.run_id != held.run_id:
         raise JournalError("the journal's records are of another run than its header says")

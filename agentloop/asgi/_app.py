@@ -155,8 +155,8 @@ class AgentApp:
         """
         async with self._host.claimed(run) as (live, journal):
             state = await self._host.load(journal)
-            self._host.prepare(live, state, journal, options)
-            self._host.start(live, state, journal)
+            await self._host.prepare(live, state, journal, options)
+            self._host.start(live, journal)
 
     async def resume_all(self, *, cancelled: bool = False, **options: Any) -> ResumedRuns:
         """Resume every unfinished run of the `JournalFolder`, as after a crash. The application is entered.

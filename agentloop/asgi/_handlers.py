@@ -108,13 +108,13 @@ class Handlers:
                 known = len(chosen.records)
                 given(chosen)
             if self.goes_on:
-                self.host.prepare(live, chosen, journal, grant.options)
+                await self.host.prepare(live, chosen, journal, grant.options)
             else:
                 response = self._prepare(live, journal, chosen, grant)
             if isinstance(chosen, RunState):
                 await append_verdicts(journal, chosen, known)
             if response is None:
-                feed = self.host.start(live, chosen, journal)
+                feed = self.host.start(live, journal)
             else:
                 await self._serve(response, live, journal, client)
         if feed is not None:

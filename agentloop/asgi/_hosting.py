@@ -5,9 +5,9 @@ Theory. A run has one owner, its task here; requests only read its feed. The id 
 time, so that of two requests that want to resume one run the second is refused. Across processes the journal itself
 decides: its first append takes the lock, or finds that another process has written.
 
-States of a live run: claimed (its journal is being read; `feed` and `stream` are None), ready (`stream` is set, the
-verdicts become durable), under way (both are set), over (the feed is closed, the entry is gone; later readers use the
-journal).
+States of a live run: claimed (its journal is being read; `feed` and `stream` are None), ready (both are set, the
+verdicts become durable), under way (`decided` is set, readers have the feed), over (the feed is closed, the entry is
+gone; later readers use the journal).
 
 Invariants: the task of a run raises nothing but a BaseException of the application. Leaving the host's block cancels
 every run and waits for it, which its cleanup deadline bounds.
@@ -24,6 +24,7 @@ import anyio
 import attrs
 from anyio.abc import TaskGroup
 
+from agentloop._common.turns import collect_in_turns
 from agentloop._engine.journal_closing import close_in_time
 from agentloop._storage.state_codec import codec_of, line_encoder
 from agentloop.abc import Journal
@@ -173,8 +174,8 @@ class RunHost:
             raise HTTPRefusal(404, "There is no such run.")
         return self._journals.journal(run)
 
-    def prepare(self, live: WebRun, given: str | RunState, opened: Journal, options: Options) -> None:
-        """Make the claimed run *live* ready for `start`; nothing runs yet.
+    async def prepare(self, live: WebRun, given: str | RunState, opened: Journal, options: Options) -> None:
+        """Make the claimed run *live* ready for `start`; nothing runs yet. The events of a long log take many turns.
 
         Args:
             live: The run.
@@ -186,15 +187,18 @@ class RunHost:
             UserError: the options are wrong, or the host has not been entered. The run is still claimed.
             StateError: the state can't be resumed. The run is still claimed.
         """
+        events = await collect_in_turns(given.events()) if isinstance(given, RunState) else ()
         if self._group is None:
             raise UserError("runs that continue without clients need the application's lifespan: `async with app:`")
+        live.feed = Feed(events)
         live.begin(Runner.run_streamed(self._agent, given, journal=opened, **options), options)
 
-    def start(self, live: WebRun, given: str | RunState, opened: Journal) -> Feed:
+    def start(self, live: WebRun, opened: Journal) -> Feed:
         """Start the run that is ready, in a task of its own, which closes its journal; return its feed."""
+        feed = live.feed
         assert self._group is not None
         assert live.stream is not None
-        live.feed = feed = Feed(given.events() if isinstance(given, RunState) else ())
+        assert feed is not None
         live.decided.set()
         self._group.start_soon(self._host, live, live.stream, feed, opened, name=f"agentloop web run {live.id}")
         return feed
@@ -264,7 +268,7 @@ class RunHost:
         return state
 
     async def read(self, run: str, after: str | None) -> StoredRun:
-        """Return the events of a run that is not live, those after the id *after*.
+        """Return the events of a run that is not live, those after the id *after*; a long log takes many turns.
 
         Raises:
             HTTPRefusal: there is no such run (404) or event (409).
@@ -275,7 +279,7 @@ class RunHost:
             state = await self.load(journal)
         finally:
             await close_journal(journal, run)  # noqa: ASYNC102 - shielded there
-        events = list(state.events())
+        events = await collect_in_turns(state.events())
         return StoredRun(events[0 if after is None else position_after(events, after) :], _describe_end(state, run))
 
 

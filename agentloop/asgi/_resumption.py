@@ -83,8 +83,8 @@ async def _resume(host: RunHost, folder: JournalFolder, run: str, cancelled: boo
             state = await host.load(locked)
             kind = _choose(state, cancelled)
             if kind == "resumed":
-                host.prepare(live, state, locked, options)
-                host.start(live, state, locked)
+                await host.prepare(live, state, locked, options)
+                host.start(live, locked)
         if kind != "resumed":
             await host.give_up(live, locked)
     return kind

@@ -1,6 +1,8 @@
 """Requests that meet an end, a beginning or each other, and servers and stores that fail at that moment."""
 
 import itertools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from web.test_approvals import NO, YES, decide, pause
 from web.test_continued import HELLO, Journals, going_on, recorded
 
 from agentloop import Agent, RunConfig, ToolExecution
+from agentloop._common.turns import ITEMS_A_TURN
 from agentloop.asgi import AgentApp, Grant, JournalFolder, MemoryStates, WebLimits, _handlers
 from agentloop.asgi._feed import Feed, FeedReader
 from agentloop.asgi._hosting import RunHost
@@ -257,6 +260,99 @@ async def test_client_that_reads_a_long_log_takes_turns_with_the_others() -> Non
         group.cancel_scope.cancel()
     assert len(sent) == count
     assert turns > count // 2
+
+
+@asynccontextmanager
+async def count_turns() -> AsyncIterator[list[int]]:
+    """Yield a list whose one number is that of the turns that another task has had within the block."""
+    turns = [0]
+
+    async def work() -> None:
+        while True:
+            await anyio.lowlevel.checkpoint()
+            turns[0] += 1
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(work)
+        yield turns
+        group.cancel_scope.cancel()
+
+
+LONG = 400
+"""The calls of a long run: each is two records and three events."""
+FEWEST_TURNS = 7 * LONG // ITEMS_A_TURN - 1
+"""The turns of others while records are decoded, folded, and made into events; trio begins the two in either order."""
+
+
+async def store_long_run() -> tuple[str, Journals]:
+    """Return the id of a long run, and the journals with its log."""
+    journals = Journals()
+    app = going_on(Watched().agent([[call("look", {"path": "a"})] * LONG, say("Done.")]), journals)
+    async with app:
+        response = await ask(app, "POST", "/runs", HELLO)
+    return response.headers["agentloop-run"], journals
+
+
+async def test_long_log_is_read_in_turns_with_the_others() -> None:
+    """Its records are decoded, folded and made into events a hundred at a time, before the first one is sent."""
+    run, journals = await store_long_run()
+    app = going_on(Watched().agent([]), journals)
+    async with count_turns() as turns:
+        stored = await app._host.read(run, None)
+        had = turns[0]
+    assert len(stored.events) > 3 * LONG
+    assert had >= FEWEST_TURNS
+
+
+async def test_client_that_leaves_a_long_log_stops_its_reading() -> None:
+    """The rest is not read, and the journal is closed."""
+    run, journals = await store_long_run()
+    is_read, closed = anyio.Event(), []
+
+    class Closing(MemoryJournal):
+        async def read(self) -> list[bytes]:
+            lines = await super().read()
+            is_read.set()
+            return lines
+
+        async def aclose(self) -> None:
+            closed.append("journal")
+
+    class Source:
+        def journal(self, run: str) -> Any:
+            journal = Closing()
+            journal._records[:] = journals.kept[run]._records
+            return journal
+
+    app = going_on(Watched().agent([]), Source())
+    with anyio.CancelScope() as reading:
+        async with anyio.create_task_group() as group:
+
+            async def leave() -> None:
+                await is_read.wait()
+                reading.cancel()
+
+            group.start_soon(leave)
+            await app._host.read(run, None)
+            raise AssertionError("the whole log was read")
+    assert closed == ["journal"]
+
+
+async def test_long_run_is_resumed_in_turns_with_the_others() -> None:
+    """The events that its feed begins with are made a hundred at a time, and it has all of them once."""
+    run, journals = await store_long_run()
+    whole = journals.kept[run]
+    del whole._records[-1]
+    app = going_on(Watched().agent([]), journals)
+    async with app:
+        async with count_turns() as turns:
+            await app.resume(run)
+            had = turns[0]
+        response = await ask(app, "GET", f"/runs/{run}/events")
+    assert had >= FEWEST_TURNS
+    numbers = [number for number, _ in recorded(response.frames)]
+    assert len(numbers) == len(set(numbers)) > 3 * LONG
+    assert response.frames[-1].data["status"] == "completed"
 
 
 @pytest.mark.parametrize("more", [{}, {"on_disconnect": "continue"}])
