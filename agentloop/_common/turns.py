@@ -13,7 +13,7 @@ from anyio.lowlevel import checkpoint
 ItemT = TypeVar("ItemT")
 
 ITEMS_A_TURN = 100
-"""A hundred records are decoded, folded, or made into events within about a millisecond; a turn costs a hundredth of it."""
+"""A hundred records are decoded, folded, or made into events in about a millisecond; a turn costs a hundredth of it."""
 
 
 async def collect_in_turns(items: Iterable[ItemT]) -> list[ItemT]:
