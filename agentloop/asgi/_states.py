@@ -7,19 +7,24 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
+import math
 import os
 import re
 import secrets
+import time
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import anyio.to_thread
 from anyio.lowlevel import checkpoint
 
-from agentloop._common.checks import NAMES, check, is_a
+from agentloop._common.checks import NAMES, check, check_seconds, is_a
 from agentloop.abc import Codec, Journal
 from agentloop.exceptions import JournalError, StateError, UserError
 from agentloop.journal import FileJournal
+
+logger: logging.Logger = logging.getLogger("agentloop")
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{16,64}", re.ASCII)
 
@@ -60,7 +65,10 @@ class RunJournals(Protocol):
 
 
 class MemoryStates:
-    """States that exist as long as this object. For one process; at most *limit* states, of which the oldest go."""
+    """States that exist as long as this object. For one process; at most *limit* states, of which the oldest go.
+
+    No age ends them: a state is forgotten when it is taken, or when there are too many.
+    """
 
     def __init__(self, *, limit: int = 10_000) -> None:
         check("limit", NAMES.count(), limit)
@@ -82,15 +90,33 @@ class MemoryStates:
         return self._states.pop(handle, None)
 
 
+_SPARED = 3600.0
+"""The seconds for which a file of a write or a read that may be under way is left alone, however short the age is."""
+
+
 class FolderStates:
     """States as files of one folder, which several processes of one machine may share. Files are the owner's alone.
 
     The taker is the one whose renaming of the file succeeds. A process that dies after that leaves a file with the
     ending `.taken`, which is never taken again: whether the run has been resumed is unknown.
+
+    Args:
+        path: The folder; made at the first use.
+        max_age: The seconds after which a state that no one has taken is deleted, with what dead processes have left;
+            None = never. It is deleted by a save, at most one percent later, and can be taken until then. The lowest
+            age of the processes that share the folder holds.
+
+    Raises:
+        UserTypeError, UserValueError: *max_age* is no positive number of seconds.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    # Age is the time since the file was changed. Of a taken state that is the time of its taking, so that no process
+    # deletes what another one reads.
+
+    def __init__(self, path: str | os.PathLike[str], *, max_age: float | None = None) -> None:
         self._path = Path(path)
+        self._max_age = check_seconds("max_age", max_age)
+        self._next_look = -math.inf
 
     async def put(self, state: str) -> str:
         """Keep *state*; see `StateStore`.
@@ -121,11 +147,38 @@ class FolderStates:
             new.rename(self._path / f"{handle}.state")
         except OSError as error:
             raise StateError(f"{self._path}: a state can't be kept: {error.strerror or error}") from error
+        if self._max_age is not None and time.monotonic() >= self._next_look:
+            self._next_look = time.monotonic() + self._max_age / 100  # else each save costs a look at all that wait
+            try:
+                self._delete_old(self._max_age)
+            except OSError as error:  # this state is kept
+                logger.warning("%s: old states can't be deleted: %s", self._path, error.strerror or error)
+
+    def _delete_old(self, age: float) -> None:
+        """Delete the files that are older than *age*, in seconds, and belong to states that no one takes any more.
+
+        Raises:
+            OSError: one can't be deleted; the others are.
+        """
+        now = time.time()
+        failure: OSError | None = None
+        for path in self._path.iterdir():
+            most = {".state": age, ".taken": max(age, _SPARED), ".new": max(age, _SPARED)}.get(path.suffix, math.inf)
+            try:
+                if is_name(path.stem) and now - path.stat().st_mtime > most:
+                    path.unlink()
+            except FileNotFoundError:
+                pass  # it was taken meanwhile
+            except OSError as error:
+                failure = error
+        if failure is not None:
+            raise failure
 
     def _take(self, handle: str) -> str | None:
-        taken = self._path / f"{handle}.taken"
+        kept, taken = self._path / f"{handle}.state", self._path / f"{handle}.taken"
         try:
-            (self._path / f"{handle}.state").rename(taken)
+            os.utime(kept)  # before it has the other name: its age begins now
+            kept.rename(taken)
             text = taken.read_text(encoding="utf-8")
             taken.unlink()
         except FileNotFoundError:

@@ -1,12 +1,14 @@
 """Verdicts over HTTP: a paused run has one taker, wherever its state is kept."""
 
 import json
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.from_thread
 import pytest
 from web.agents import Watched, deleting
 from web.harness import Exchange, ask, send_request
@@ -14,7 +16,8 @@ from web.test_continued import Journals, recorded
 
 from agentloop import Agent, SealKey, tool
 from agentloop.asgi import AgentApp, ClientStates, FolderStates, Grant, JournalFolder, MemoryStates, WebRequest
-from agentloop.exceptions import StateError
+from agentloop.asgi._states import new_name
+from agentloop.exceptions import StateError, UserTypeError, UserValueError
 from agentloop.testing import ScriptedModel, call, say
 
 HELLO = {"input": "hello"}
@@ -312,6 +315,98 @@ async def test_store_of_states_in_a_folder(tmp_path: Path) -> None:
         await FolderStates(tmp_path / "file").put("text")
     with pytest.raises(StateError, match="can't be taken"):
         await FolderStates(tmp_path / "file").take(handle)
+
+
+def make_old(folder: Path, seconds: float) -> None:
+    """Let the files of *folder* be older by so many seconds."""
+    for path in folder.iterdir():
+        changed = path.stat().st_mtime - seconds
+        os.utime(path, (changed, changed))
+
+
+async def test_folder_of_states_forgets_old_ones_when_it_keeps_another(tmp_path: Path) -> None:
+    """What was abandoned, or left by a process that died, goes with the first save; no other file does."""
+    handle = await FolderStates(tmp_path).put("abandoned")
+    left = [tmp_path / f"{new_name()}.{kind}" for kind in ("taken", "new")]
+    others = [tmp_path / name for name in (f"{new_name()}.journal", "short.state", "notes.txt")]
+    for path in (*left, *others):
+        path.write_text("x")
+    make_old(tmp_path, 7200)
+    recent = await FolderStates(tmp_path).put("recent")
+    forever = FolderStates(tmp_path)
+    await forever.put("without an age nothing goes")
+    assert (tmp_path / f"{handle}.state").exists()
+    states = FolderStates(tmp_path, max_age=3600)
+    kept = await states.put("kept")
+    gone = [tmp_path / f"{handle}.state", *left]
+    assert [path.exists() for path in (*gone, *others)] == [False] * 3 + [True] * 3
+    assert [await states.take(one) for one in (handle, recent, kept)] == [None, "recent", "kept"]
+
+
+async def test_folder_of_states_is_looked_through_at_few_of_the_saves(tmp_path: Path) -> None:
+    """A save costs the same however many runs wait: a state may live one percent longer than its age."""
+    states = FolderStates(tmp_path, max_age=3600)
+    first = await states.put("first")
+    make_old(tmp_path, 7200)
+    await states.put("second")
+    assert (tmp_path / f"{first}.state").exists()
+    await FolderStates(tmp_path, max_age=3600).put("third")
+    assert not (tmp_path / f"{first}.state").exists()
+
+
+async def test_state_that_is_being_taken_is_not_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its age counts from the taking on; so two processes of one folder lose none between them."""
+    states = FolderStates(tmp_path, max_age=3600)
+    handle = await states.put("old")
+    make_old(tmp_path, 7200)
+    read = Path.read_text
+
+    def read_late(path: Path, **options: Any) -> str:
+        anyio.from_thread.run(FolderStates(tmp_path, max_age=3600).put, "another")
+        assert path.exists()
+        return read(path, **options)
+
+    monkeypatch.setattr(Path, "read_text", read_late)
+    assert await states.take(handle) == "old"
+
+
+async def test_short_age_spares_what_another_process_writes_or_reads(tmp_path: Path) -> None:
+    """Files of a write or a read under way are left for an hour, however short the age is."""
+    taken = tmp_path / f"{new_name()}.taken"
+    taken.write_text("x")
+    make_old(tmp_path, 60)
+    await FolderStates(tmp_path, max_age=0.001).put("state")
+    assert taken.exists()
+
+
+async def test_folder_that_can_not_be_looked_through_still_keeps_states(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The run waits, other old states go, and the log says what was wrong."""
+    handle, other = [await FolderStates(tmp_path).put("old") for _ in range(2)]
+    make_old(tmp_path, 7200)
+    unlink = Path.unlink
+
+    def refuse(path: Path, **options: Any) -> None:
+        if path.name == f"{handle}.state":
+            raise PermissionError(13, "Permission denied", str(path))
+        unlink(path, **options)
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    states = FolderStates(tmp_path, max_age=3600)
+    assert await states.take(await states.put("new")) == "new"
+    assert [(tmp_path / f"{one}.state").exists() for one in (handle, other)] == [True, False]
+    assert "old states can't be deleted: Permission denied" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("age", "error"),
+    [(0, UserValueError), (-1.0, UserValueError), (float("inf"), UserValueError), ("1h", UserTypeError)],
+)
+def test_age_of_states_is_checked(tmp_path: Path, age: Any, error: type[Exception]) -> None:
+    """It is a number of seconds, or None."""
+    with pytest.raises(error, match="max_age"):
+        FolderStates(tmp_path, max_age=age)
 
 
 async def test_journal_that_another_process_has_continued_takes_no_verdict(tmp_path: Path) -> None:
