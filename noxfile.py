@@ -591,7 +591,8 @@ def explore(session: nox.Session) -> None:
 LONG = {
     "sweeps": ["tests/sweeps"],
     "orders": ["--count", "5", "-k", "trio-virtual", "-m", "not slow", "--backends", "trio-virtual", "tests/runs"],
-    "uvloop": ["--backends", "asyncio-uvloop", "tests/runs"],
+    # No signal reaches Python code while uvloop waits: a thread has to end a test that hangs.
+    "uvloop": ["--backends", "asyncio-uvloop", "--timeout-method", "thread", "tests/runs"],
     "eager": ["--backends", "asyncio-eager", "tests/runs"],
     "nursery": ["--backends", "asyncio", "--anyio-nursery", "tests/runs", "tests/sweeps"],
     "mcp": ["--backends", "asyncio,trio", "tests/mcp_servers/test_kill_points.py"],

@@ -9,6 +9,7 @@
 | `resuming` | pauses, verdicts, stored states and journals |
 | `crashes` | a run whose journal is cut at any record, and the promises that its resumed run keeps |
 | `secret_cases` | runs of which everything readable is searched for a secret |
+| `uv_loop` | uvloop's loop with a clock that `advance_clock` can put forward |
 | `processes` | which processes a test has left |
 | `child_runs` | a program whose steps run in processes of their own |
 | `frozen_state` | the run whose stored state is frozen under `tests/fixtures` |

@@ -92,6 +92,9 @@ def advance_clock(seconds: float) -> None:
             object.__setattr__(clock, "offset", clock.offset + seconds)  # it is frozen
     else:
         assert not isinstance(loop, DeterministicLoop), "its time is its own"
+        if (advance := getattr(loop, "advance", None)) is not None:  # uvloop's
+            advance(seconds)
+            return
         until_now = loop.time
         loop.time = lambda: until_now() + seconds  # type: ignore[method-assign]
 
