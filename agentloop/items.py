@@ -212,7 +212,8 @@ class _Message(_SecretItem, frozen=True):
     content: tuple[Part, ...]
 
     def __post_init__(self) -> None:
-        force_setattr(self, "content", _to_parts(self.content))
+        given: object = self.content
+        force_setattr(self, "content", (Text(given),) if type(given) is str else _to_parts(self.content))
 
     @property
     def text(self) -> str:

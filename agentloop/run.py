@@ -27,6 +27,7 @@ from agentloop._core.run_fold import RunFold
 from agentloop._engine.loop import RunSegment, StartingPoint
 from agentloop._engine.run_result import result_of
 from agentloop._engine.run_stream import RunStream
+from agentloop._engine.runtime.backend import Task
 from agentloop._engine.runtime.interrupts import uninterrupted
 from agentloop._engine.runtime.live_run import (
     LiveEffects,
@@ -483,8 +484,9 @@ def _make_run(
     hooks: RunHooks | None,
     handlers: Mapping[str, ErrorHandler],
     session: Session | None,
+    task: Task | EllipsisType | None = ...,
 ) -> LiveRun:
-    shared = loop_state()
+    shared = loop_state(task)
     runtime = current_runtime()
     effects = config.effects or _LIVE
     expect = None if effects is _LIVE or not isinstance(effects, ReplayingEffects) else effects.expect
@@ -499,10 +501,11 @@ def _make_run(
         run_id=begun.run_id if begun is not None else "",
         _run=RunServicesView(start.fold.path, start.fold, shared_resources),
     )
+    graph = start.graph or AgentGraph(root)
     tree = RunTree(
         log=log,
         effects=effects,
-        graph=start.graph or AgentGraph(root),
+        graph=graph,
         shared=shared,
         resources=resources,
         shared_resources=shared_resources,
@@ -526,10 +529,10 @@ def _make_run(
     )
     return LiveRun(
         tree=tree,
-        append=log.append,
         settings=settings,
         state=start.fold,
         agent=start.agent,
+        agent_key=graph.key(start.agent),
         context=run_context,
         resources=resources,
     )
@@ -579,7 +582,7 @@ def _trace_opener(config: RunConfig) -> Callable[[LiveRun], Awaitable[Trace]] | 
             group_id=config.group_id,
             metadata=dict(config.trace_metadata or {}),
         )
-        run.tree.log.spans = _spans(run, trace, config, own=outer is None, begun=known is not None)
+        run.tree.log.follow(spans=_spans(run, trace, config, own=outer is None, begun=known is not None))
         return trace
 
     return open_trace

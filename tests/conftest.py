@@ -1,7 +1,6 @@
 """Fixtures every test may use: the backend matrix, the leak check, and the two ways to run an agent."""
 
 import asyncio
-import functools
 import logging
 import os
 import sys
@@ -51,19 +50,23 @@ ILLEGAL: list[str] = []
 @pytest.fixture(autouse=True, scope="session")
 def _check_every_append() -> Iterator[None]:
     """Check every record that a live run appends against the transition table."""
-    append = Log.append
+    slot: Any = Log.append
 
-    @functools.wraps(append)
-    def checked(log: Log, record: Record) -> None:
-        if log.expect is None:  # else a replay compares it with a record of a checked log
+    def set_checked(log: Log, append: Callable[[Record], object]) -> None:
+        state = log.state  # not the log, which would then hold itself
+
+        def checked(record: Record) -> None:
             try:
-                check_next(log.state, record)
+                check_next(state, record)
             except ValueError as error:
-                ILLEGAL.append(f"record {len(log.state.records)}: {record!r}: {error}")
-        append(log, record)
+                ILLEGAL.append(f"record {len(state.records)}: {record!r}: {error}")
+            append(record)
+
+        # A replay compares the record with one of a checked log.
+        slot.__set__(log, checked if log.expect is None else append)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Log, "append", checked)
+        patch.setattr(Log, "append", property(slot.__get__, set_checked))
         yield
 
 
@@ -145,7 +148,9 @@ def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
         case "asyncio-eager":
             return "asyncio", {"loop_factory": _eager_loop}
         case "asyncio-uvloop":
-            return "asyncio", {"use_uvloop": True}
+            from kit.uv_loop import UvLoop
+
+            return "asyncio", {"loop_factory": UvLoop}
         case "asyncio-virtual":
             return VirtualClock().backend("asyncio")
         case "trio":

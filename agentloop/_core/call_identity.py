@@ -11,6 +11,8 @@ import itertools
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
+import msgspec
+
 from agentloop._schema.json_text import canonical_arguments
 from agentloop.items import HandoffCall, ToolCall
 from agentloop.settings import JsonLimits
@@ -74,7 +76,7 @@ def _refuse_to_run(ctx: object, text: str) -> str:
     raise AssertionError("the provider runs it")  # pragma: no cover
 
 
-class NearNames:
+class NearNames(msgspec.Struct, eq=False):
     """Finds known names close to the unknown names of one response, at a bounded cost. Owned by one planning.
 
     A model may send a thousand unknown names to an agent with a thousand tools. So at most ten names are searched for,
@@ -82,10 +84,10 @@ class NearNames:
     few that share most are compared letter by letter.
     """
 
-    def __init__(self, known: Iterable[str]) -> None:
-        self._known = known
-        self._pairs: list[tuple[str, frozenset[str]]] | None = None
-        self._found: dict[str, list[str]] = {}
+    known: Iterable[str]
+    """Read at the first search: most responses have no unknown name."""
+    _pairs: list[tuple[str, frozenset[str]]] | None = None
+    _found: dict[str, list[str]] = {}
 
     def of(self, name: str) -> list[str]:
         """Return up to two known names close to *name*, nearest first; none once too many names were searched for."""
@@ -98,7 +100,7 @@ class NearNames:
 
     def _search(self, name: str) -> list[str]:
         if self._pairs is None:
-            self._pairs = [(each, _letter_pairs(each)) for each in itertools.islice(self._known, _MOST_KNOWN)]
+            self._pairs = [(each, _letter_pairs(each)) for each in itertools.islice(self.known, _MOST_KNOWN)]
         wanted = _letter_pairs(name)
         # Of two names that share as many pairs, the longer is less similar.
         shared = [(len(pairs & wanted), -len(each), each) for each, pairs in self._pairs]

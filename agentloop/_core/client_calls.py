@@ -11,7 +11,16 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from agentloop._common.error_text import shorten
-from agentloop.items import ApprovalRequest, AssistantMessage, HostedToolCall, Item, OpaqueItem, Reasoning
+from agentloop.items import (
+    ApprovalRequest,
+    AssistantMessage,
+    HostedToolCall,
+    Item,
+    OpaqueItem,
+    Reasoning,
+    Refusal,
+    Text,
+)
 
 _OF_THE_CLIENT = frozenset({"computer_call", "local_shell_call", "shell_call", "apply_patch_call", "custom_tool_call"})
 """Kinds that the client answers, even if an item of the kind has no id to answer it under."""
@@ -26,9 +35,10 @@ _NAME_CHARS = 80
 
 def says_nothing(item: Item) -> bool:
     """Tell whether *item* is neither an answer nor a request: reasoning, or a message without words."""
-    return isinstance(item, Reasoning) or (
-        isinstance(item, AssistantMessage) and not item.text.strip() and item.refusal is None
-    )
+    if not isinstance(item, AssistantMessage):
+        return isinstance(item, Reasoning)
+    words = [one for one in item.content if isinstance(one, Refusal) or (isinstance(one, Text) and one.text.strip())]
+    return not words
 
 
 def is_call(item: Item) -> bool:

@@ -127,8 +127,8 @@ def _find_candidate(state: RunFold, view: TurnView) -> CheckOutput | AskBehavior
     response = state.response or ()
     messages = [item for item in response if isinstance(item, AssistantMessage)]
     if messages:
-        text, refusal = messages[-1].text, messages[-1].refusal
-        if not text and refusal is not None:
+        text = messages[-1].text
+        if not text and (refusal := messages[-1].refusal) is not None:
             return GiveUp("model_refusal", refusal)
         return None if view.output is not None and not text.strip() else CheckOutput(text)
     if any(map(is_call, response)):

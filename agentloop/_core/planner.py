@@ -45,7 +45,7 @@ def plan_response(view: TurnView, state: RunFold, rules: PlanRules) -> Plan:
     """
     _check_identities(state)
     near = NearNames(tool.qualified_name for tool in view.tools)
-    return tuple([_plan_call(view, state, rules, near, call) for call in state.due_calls()])
+    return tuple([_plan_call(view, state, rules, near, call) for call in state.batch if call.outcome is None])
 
 
 def check_secrets(plan: Plan, state: RunFold) -> None:

@@ -48,7 +48,7 @@ from agentloop._core.client_calls import describe_item, find_unanswered, says_no
 from agentloop._core.empty_containers import NO_DICT, NO_SET, append_to
 from agentloop._core.handoff_outputs import handoff_outputs
 from agentloop._core.run_facts import RunFacts
-from agentloop._core.secret_marks import MAY_HOLD_SECRETS, bring_secrets, has_gaps, mark_record
+from agentloop._core.secret_marks import MAY_HOLD_SECRETS, has_gaps, mark_record
 from agentloop._storage.withholding import WithheldText
 from agentloop.items import AssistantMessage, HandoffCall, Item, Reasoning, ToolCall, ToolOutput
 from agentloop.outcomes import FROM_ABOVE, SUCCESSES
@@ -153,7 +153,7 @@ def _model_responded(fold: RunFacts, record: r.ModelResponded) -> None:
     fold.batch, fold.batch_open = batch or (), bool(batch)
     if batch or fold.handoffs_due:
         fold.only_repeats = 0
-    elif response.paused:
+    elif response.finish_reason is not None and response.paused:
         fold.only_repeats = 0
         _check_pause(fold)
     else:
@@ -481,8 +481,11 @@ class RunFold(RunFacts):
         fold, get_brought = _STEPS[kind]
         if get_brought is not None and not self.holds_secrets:
             brought = get_brought(record)
-            holds: bool = brought if type(brought) is bool else bring_secrets(brought)
-            self.holds_secrets = holds
+            # An item is secret wholly or in part, or is a call whose output is.
+            self.holds_secrets = brought is True or bool(
+                brought
+                and [one for one in brought if getattr(one, "secret", False) or getattr(one, "secret_output", False)]
+            )
         if self.holds_secrets:
             record = self.mark(record)
         self.records.append(record)

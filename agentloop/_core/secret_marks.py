@@ -79,11 +79,6 @@ def mark_items(items: Iterable[Item]) -> tuple[Item, ...]:
     return tuple(made)
 
 
-def bring_secrets(items: Iterable[Item]) -> bool:
-    """Tell whether one of *items* is secret, wholly or in part, or is a call whose output is."""
-    return bool([one for one in items if getattr(one, "secret", False) or getattr(one, "secret_output", False)])
-
-
 def has_gaps(item: Item) -> bool:
     """Tell whether *item* is a message whose secret text was stored in a form that can't be read back."""
     if not isinstance(item, SystemMessage | UserMessage | AssistantMessage):

@@ -56,7 +56,8 @@ def _ask_again(run: LiveRun, error: ModelBehaviorError) -> None:
     limit = run.settings.config.tool_execution.max_output_chars
     text = redact(f"{ASKED_AGAIN}\n{error}")
     message = UserMessage(text if limit is None else shorten(text, limit), secret=run.settings.redacts_errors)
-    run.append(HistoryReplaced(*run.here(), "invalid_final_output", len(run.state.history), (message,), added=True))
+    asked = HistoryReplaced(*run.here(), "invalid_final_output", len(run.state.history), (message,), added=True)
+    run.tree.log.append(asked)
 
 
 def _explain_cut(run: LiveRun, error: ModelBehaviorError) -> ModelBehaviorError:
@@ -81,7 +82,7 @@ async def _check_output(run: LiveRun, output: Any, made_by: str | None = None) -
             await resolve(hook(run.context, agent, output))
     if run.settings.config.output_guardrails or agent.output_guardrails:
         await _judge(run, output, made_by)
-    if run.may_be_cancelled():
+    if run.nursery is None or run.may_be_cancelled():
         await checkpoint_if_cancelled()  # the last one: from here on the output is accepted
     if run.settings.session is not None:
         await save(run)
@@ -116,7 +117,7 @@ def _withhold(run: LiveRun, made_by: str) -> None:
 
     hidden = [hide(item) for item in state.history]
     first = next(at for at, item in enumerate(state.history) if hidden[at] is not item)
-    run.append(HistoryReplaced(*run.here(), "output_withheld", first, tuple(hidden[first:])))
+    run.tree.log.append(HistoryReplaced(*run.here(), "output_withheld", first, tuple(hidden[first:])))
 
 
 async def ask_behavior(run: LiveRun) -> CheckOutput | None:
@@ -182,7 +183,8 @@ async def handle_error(run: LiveRun, error: AgentLoopError, name: HandlerName) -
     if result.include_in_history:
         text = output if isinstance(output, str) else typed.dump(output) if typed is not None else str(output)
         message = AssistantMessage(text)
-        run.append(HistoryReplaced(*run.here(), "error_handler", len(run.state.history), (message,), added=True))
+        answered = HistoryReplaced(*run.here(), "error_handler", len(run.state.history), (message,), added=True)
+        run.tree.log.append(answered)
     return await _check_output(run, output)
 
 

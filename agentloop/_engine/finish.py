@@ -119,7 +119,8 @@ async def finish_segment(run: LiveRun, ended: FinishedRun) -> BaseException | No
     errors: list[BaseException] = []
     if ended.status != "completed":
         await _collect_error(errors, partial(_save_rest, run, ended.error))
-    if run.resources.seal():
+    run.resources.closed = True
+    if run.resources.held:
         errors += await run.resources.close(run.cleanup, run.cut)
     if errors:
         ended = _fail(ended, errors)
@@ -139,7 +140,7 @@ async def finish_segment(run: LiveRun, ended: FinishedRun) -> BaseException | No
             run.redact_error(error)
     others = [error_summary(error) for error in errors if error is not failed]
     if run.has_begun:
-        run.append(
+        run.tree.log.append(
             RunEnded(
                 run.state.path,
                 run.state.turn,

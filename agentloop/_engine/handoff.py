@@ -42,14 +42,14 @@ async def transfer(run: LiveRun, view: TurnView, action: Transfer) -> None:
         target=key if key != target.name else None,
     )
     shown = await _choose_shown(run, handoff, handed)
-    run.agent = target
+    run.agent, run.agent_key = target, key
     run.turn.view = None
     # In one step: a log that ends between the two would show the target the items that the filter left out.
-    run.append(handed)
+    run.tree.log.append(handed)
     if shown is not None:
         reason, items = shown
         keep = _count_same(run.state.history, items)
-        run.append(HistoryReplaced(*run.here(), reason, keep, items[keep:]))
+        run.tree.log.append(HistoryReplaced(*run.here(), reason, keep, items[keep:]))
     if run.settings.hooks is not None:
         await resolve(run.settings.hooks.on_handoff(run.context, source, target))
     if source.hooks is not None:

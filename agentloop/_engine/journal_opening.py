@@ -45,7 +45,7 @@ def journal_opener(journal: Journal, start: StartingPoint) -> Callable[[LiveRun]
         writer = JournalWriter(journal, encode, None if begun else header, run.cleanup, run.limit_scope.cancel)
         for record in missing:
             writer.add(start.fold.records[record])
-        run.tree.log.journal = writer
+        run.tree.log.follow(journal=writer)
         if not writer.immediate:
             run.resources.host.host(JournalWriter.run, writer, "agentloop journal")
 

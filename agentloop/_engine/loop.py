@@ -61,11 +61,11 @@ from agentloop._engine.run_guardrails import guard_model_call, guards_missing, i
 from agentloop._engine.run_result import attach_run_data
 from agentloop._engine.runtime.backend import (
     Captured,
+    Task,
     cancelled_types,
     capture_error,
     checkpoint_if_cancelled,
     new_scope,
-    own_task_and_count,
     raise_native_cancel,
 )
 from agentloop._engine.runtime.callbacks import find_hook
@@ -111,7 +111,11 @@ async def drive(run: LiveRun, segment: RunSegment) -> FinishedRun:
                     if stops or run.stop_after_turn:
                         ended = await _check_turn_end(run)
                     if ended is None:
-                        await _begin_turn(run)
+                        view = await _begin_turn(run)
+                        if run.state.input_guards_due and (guards := guards_missing(run)):
+                            await guard_model_call(run, guards, partial(call_model, run, view))
+                        else:
+                            await call_model(run, view, checked=True)
                 case Settle():
                     view = run.turn.view or await _ensure_view(run)
                     await settle(run, view, await plan_turn(run, view))
@@ -183,10 +187,10 @@ async def _check_turn_end(run: LiveRun) -> FinishedRun | None:
     return FinishedRun("cancelled") if run.stop_after_turn else None
 
 
-async def _begin_turn(run: LiveRun) -> None:
-    """Check budget and secrets, prepare the turn, append `TurnStarted`, wait until it is durable; request the response.
+async def _begin_turn(run: LiveRun) -> TurnView:
+    """Check budget and secrets, prepare the turn, append `TurnStarted`, wait until it is durable; return its view.
 
-    The last thing done before the request that may wait, or that calls the application, is followed by a checkpoint.
+    The last thing done that may wait, or that calls the application, is followed by a checkpoint.
 
     Raises:
         UsageLimitExceeded: a budget is spent.
@@ -200,23 +204,19 @@ async def _begin_turn(run: LiveRun) -> None:
             "isn't given"
         )
     view = run.turn.view = await prepare_turn(run)
-    if run.may_be_cancelled():
+    if run.nursery is None or run.may_be_cancelled():
         await checkpoint_if_cancelled()  # a shielded section before this may have hidden the end of the run
     state, log = run.state, run.tree.log
     turn = state.turn if state.turn_open else state.turn + 1  # open: from an earlier run segment, without an answer
     judges: tuple[str, ...] = ()
     if not state.input_accepted and (run.agent.input_guardrails or run.settings.config.input_guardrails):
         judges = tuple([guard.name for guard in input_guardrails(run)])
-    key = run.tree.graph.key(run.agent)
-    run.append(TurnStarted(state.path, turn, log.wall(), key, view.tool_names, view.handoff_names, judges))
+    log.append(TurnStarted(state.path, turn, log.wall(), run.agent_key, view.tool_names, view.handoff_names, judges))
     if log.journal is not None:
         await log.journal.durable()
     if log.is_watched or (log.journal is not None and not log.journal.immediate):
         await checkpoint_if_cancelled()
-    if state.input_guards_due and (guards := guards_missing(run)):
-        await guard_model_call(run, guards, partial(call_model, run, view))
-    else:
-        await call_model(run, view, checked=True)
+    return view
 
 
 async def _continue_turn(run: LiveRun, view: TurnView) -> TurnView:
@@ -268,8 +268,8 @@ class RunSegment(Value, frozen=True):
     """The function that begins or continues the run's journal; called before the segment's first record."""
 
 
-async def execute(run: LiveRun, segment: RunSegment) -> FinishedRun:
-    """Run one segment of *run*, from its first record to its last, and return how it ended.
+async def execute(run: LiveRun, segment: RunSegment, task: Task | None) -> FinishedRun:
+    """Run one segment of *run* in *task*, the current one as `own_task` returns it, and return how it ended.
 
     Cancellation: continues after all parts of the run have ended; `RunEnded` is the last record.
 
@@ -280,7 +280,7 @@ async def execute(run: LiveRun, segment: RunSegment) -> FinishedRun:
         run.limit_scope = new_scope()
     if run.limit_scope is not None and segment.timeout is not None:
         run.limit_scope.deadline = anyio.current_time() + segment.timeout
-    task, count = own_task_and_count()
+    run.task, count = task, 0 if task is None else task.cancelling()
     ended: FinishedRun | None = None
     try:
         if run.limit_scope is None:
@@ -351,7 +351,7 @@ async def _begin(run: LiveRun, given: tuple[Item, ...], max_turns: int | None, t
         0,
         run.tree.log.wall(),
         run.context.run_id,
-        run.tree.graph.key(run.agent),
+        run.agent_key,
         given,
         max_turns,
         workflow=trace.workflow_name if trace is not None else None,
@@ -368,7 +368,7 @@ async def _begin(run: LiveRun, given: tuple[Item, ...], max_turns: int | None, t
             own, shown = await load_session(run, run.settings.session, given)
             started = started.replace(input=own, shown=shown)
     finally:
-        run.append(started)  # the first record, also if loading the session fails
+        run.tree.log.append(started)  # the first record, also if loading the session fails
         run.has_begun = True
     if run.settings.config.sandbox is not None:
         await _ensure_sandbox(run, run.settings.config.sandbox)
@@ -412,10 +412,10 @@ async def _resume(run: LiveRun, segment: RunSegment, trace: Trace | None) -> Non
     resumed = RunResumed(*run.here(), run.agent_key, segment.max_turns)
     if trace is not None:
         resumed = resumed.replace(workflow=trace.workflow_name, trace_id=trace.trace_id, traceparent=traceparent)
-    run.append(resumed)
+    run.tree.log.append(resumed)
     run.has_begun = True
     if segment.graph_changes:
-        run.append(GraphChanged(*run.here(), segment.graph_changes))
+        run.tree.log.append(GraphChanged(*run.here(), segment.graph_changes))
     if run.settings.config.sandbox is not None:
         await _ensure_sandbox(run, run.settings.config.sandbox)
     await checkpoint_if_cancelled()

@@ -79,7 +79,7 @@ async def call_model(run: LiveRun, view: TurnView, *, checked: bool = False) -> 
         response = response.replace(items=items)
     cost = None if run.settings.budget is None else _charge(run, run.settings.budget, view, response)
     path, turn, at = run.state.path, run.state.turn, run.tree.log.wall()
-    run.append(ModelResponded(path, turn, at, response, cost=cost, first_delta_at=first_delta_at))
+    run.tree.log.append(ModelResponded(path, turn, at, response, cost=cost, first_delta_at=first_delta_at))
     if run.settings.server is not None:
         run.settings.server.sent = len(run.state.history)
         if run.settings.server.conversation_id is None:
@@ -115,13 +115,17 @@ async def _request_response(run: LiveRun, view: TurnView, request: ModelRequest)
         UserTypeError: the model's `info` is no `ModelInfo`.
         Exception: the first error that the retry settings don't cover.
     """
-    attempt, asked = _Attempt(1), view.model.info
-    if not isinstance(asked, ModelInfo):
-        raise UserTypeError(f"info of {view.model!r} must be a ModelInfo, not {asked!r}")
+    attempt, asked_anew = _Attempt(1), None
+    if view.model is not run.asked_model:
+        asked = view.model.info
+        if not isinstance(asked, ModelInfo):
+            raise UserTypeError(f"info of {view.model!r} must be a ModelInfo, not {asked!r}")
+        run.asked_model, asked_anew = view.model, None if asked == run.state.model else asked
     while True:
         digest = _digest_request(run, view, request)
-        state, asked_anew = run.state, None if asked == run.state.model else asked
-        run.append(ModelRequested(state.path, state.turn, run.tree.log.wall(), digest, attempt.number, asked_anew))
+        state, log = run.state, run.tree.log
+        log.append(ModelRequested(state.path, state.turn, log.wall(), digest, attempt.number, asked_anew))
+        asked_anew = None  # a retry asks the same model
         try:
             # The door of live effects would only await it: no coroutine is put around the model's for that.
             read = _read_response if request.settings.timeout is None else _read_in_time
@@ -133,10 +137,10 @@ async def _request_response(run: LiveRun, view: TurnView, request: ModelRequest)
             return await run.tree.effects.perform(effect), attempt.first_delta_at
         except cancelled_types():
             record_end(run)
-            run.append(ModelFailed(*run.here(), "cancelled", attempt.number, usage=RequestUsage(complete=False)))
+            log.append(ModelFailed(*run.here(), "cancelled", attempt.number, usage=RequestUsage(complete=False)))
             raise
         except Exception as error:
-            run.append(_make_failed_record(run, error, attempt))
+            run.tree.log.append(_make_failed_record(run, error, attempt))
             delay = await _choose_retry_delay(run, request, error, attempt)  # noqa: ASYNC120 - a cancellation here replaces the error
             if delay is None:
                 if isinstance(error, ModelTransportError | ModelTimeoutError):

@@ -23,6 +23,7 @@ from agentloop._engine.runtime.backend import (
     cancelled_types,
     capture,
     checkpoint_if_cancelled,
+    own_task,
     starter,
 )
 from agentloop._engine.runtime.body_result import Paused
@@ -69,7 +70,7 @@ async def run_nested(outer: LiveRun, call: ToolCall, arguments: Arguments, body:
             run.state.max_turns if resumed else body.max_turns,
             body.run_config.timeout if body.run_config is not None else None,
         )
-        work = partial(execute, run, segment)
+        work = partial(execute, run, segment, own_task())
         over = await (work() if body.on_stream is None else _run_streamed(run, body.on_stream, work))
         if over.status == "interrupted":
             return Paused()
@@ -114,7 +115,7 @@ async def _run_streamed(run: LiveRun, on_stream: Callback, work: Callable[[], Aw
     """
     log = run.tree.log
     buffer = EventBuffer(log.state, None, run.agent_at, run.path)
-    log.listeners += (buffer,)
+    log.listen(buffer)
     failures: list[BaseException] = []
     captured = Captured()
     try:
@@ -194,10 +195,10 @@ def _make_nested_run(outer: LiveRun, call: ToolCall, body: AgentCall, config: Ru
     )
     run = LiveRun(
         tree=outer.tree,
-        append=outer.append,
         settings=settings,
         state=state,
         agent=agent,
+        agent_key=outer.tree.graph.key(agent),
         context=RunContext(
             context=outer.context.context,
             run_id=f"{outer.context.run_id}/{call_id}",

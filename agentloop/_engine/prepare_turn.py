@@ -346,7 +346,8 @@ def _find_open_model(run: LiveRun) -> Model | None:
     """Return the model of the agent at work if it is a model that is open: no call then has to be awaited."""
     given: Any = run.settings.config.model if run.settings.config.model is not None else run.agent.model
     # `isinstance` with a protocol is slow; a class that inherits from it is found in the MRO.
-    if Model in type(given).__mro__ and given.is_open:
+    kind = type(given)
+    if Model in kind.__mro__ and (kind.is_open is Model.is_open or given.is_open):  # the protocol's own is always True
         model: Model = given
         return model
     return None

@@ -57,7 +57,7 @@ async def _run_guardrail(run: LiveRun, stage: Any, guardrail: Any, *args: Any) -
 
 def _record_result(run: LiveRun, stage: Any, index: int, result: Any, nth: int) -> None:
     output = result.output
-    run.append(
+    run.tree.log.append(
         GuardrailSettled(
             *run.here(),
             stage,

@@ -66,7 +66,8 @@ if TYPE_CHECKING:
     from agentloop._engine.runtime.event_buffer import EventBuffer
     from agentloop.state import RunState
 
-Start = Callable[[], LiveRun]
+Start = Callable[[Task | None], LiveRun]
+"""Makes the run, in the given task, the current one on asyncio."""
 
 
 @final
@@ -107,12 +108,12 @@ class RunStream(Generic[OutputT]):
         if self._start is None:
             raise UserError("a streamed run can be entered once")
         nursery = new_nursery(self, copy_context(), holds=True, bare=self._plain)
-        live, self._start = self._start(), None
+        live, self._start = self._start(nursery.task), None
         if self._subscribe:
             from agentloop._engine.runtime.event_buffer import EventBuffer  # no plain run needs it
 
             self._events = EventBuffer(live.state, live.settings.config.stream_buffer, live.agent_at)
-            live.tree.log.events = self._events
+            live.tree.log.follow(events=self._events)
         self._nursery = await nursery.__aenter__()
         if not nursery.is_group:
             live.nursery = nursery
@@ -128,15 +129,17 @@ class RunStream(Generic[OutputT]):
     @uninterrupted
     async def _main(self, live: LiveRun) -> None:
         """Run the segment in the run's own task; store its error, and close the buffer and the journal's writer."""
-        task, scope = own_task(), live.scope
+        nursery, scope = self._nursery, live.scope
+        assert nursery is not None
         assert scope is not None
+        task = None if nursery.on_trio else own_task()
         self._has_begun = True
         try:
             scope.__enter__()  # no `with`, for the reason of `run_call`
             try:
                 entry, self._entry = self._entry, None
                 assert entry is not None
-                await execute(live, entry)
+                await execute(live, entry, task)
             except BaseException as error:  # noqa: ASYNC103 - as `with` does
                 if isinstance(error, cancelled_types()):
                     # The cancellation ends here: the holder of the block meets it there anyway. If it continued, anyio
@@ -149,7 +152,8 @@ class RunStream(Generic[OutputT]):
             else:
                 scope.__exit__(None, None, None)
         except cancelled_types():
-            self._leave(live, task)
+            self._end(live)
+            nursery.leave(task, rings=True)
             raise
         except BaseException as error:  # noqa: ASYNC103 - see below; cancellations were raised above
             if is_closing(task):
@@ -157,12 +161,8 @@ class RunStream(Generic[OutputT]):
             # Carried as a value: the consumer's task raises it, bare. A KeyboardInterrupt raised here would tear down
             # the event loop instead.
             self._error = scope_left_open(error) or error
-        self._leave(live, task)
-
-    def _leave(self, live: LiveRun, task: Task | None) -> None:
         self._end(live)
-        if self._nursery is not None:
-            self._nursery.leave(task, rings=True)
+        nursery.leave(task, rings=True)
 
     def _end(self, live: LiveRun) -> None:
         if live.tree.log.journal is not None:
@@ -175,6 +175,7 @@ class RunStream(Generic[OutputT]):
         # The reference cycles of the run are broken, so that a finished one doesn't wait for the garbage collector.
         log = live.tree.log
         log.events = log.spans = log.on_instrument_error = None
+        log.append = log.state.apply
         live.tree.children.clear()
 
     def _lose_task(self) -> None:
@@ -424,7 +425,7 @@ class RunStream(Generic[OutputT]):
             raise UserError("the run is not under way: decide on its state")
         live = self._live
         converter = live.settings.config.converter
-        live.append(
+        live.tree.log.append(
             verdict_on(
                 live.tree.log.state,
                 call,

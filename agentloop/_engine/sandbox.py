@@ -44,7 +44,7 @@ async def create_sandbox(run: LiveRun, provider: SandboxProvider) -> None:
     except Exception as error:
         run.stopped_by = error
         raise
-    run.append(SandboxOpened(*run.here(), _hold(run, made).name))  # held here, too: a replay calls no provider
+    run.tree.log.append(SandboxOpened(*run.here(), _hold(run, made).name))  # held here, too: a replay calls no provider
     await checkpoint_if_cancelled()
 
 

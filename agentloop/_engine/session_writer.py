@@ -94,7 +94,7 @@ async def _write(run: LiveRun, progress: SessionProgress, items: list[Item]) -> 
         progress.failed = True
         await run.tree.effects.perform(e.SaveSession(run.path, lambda: session.add_items(items)))
         progress.failed = False
-    run.append(SessionSaved(*run.here(), progress.saved))
+    run.tree.log.append(SessionSaved(*run.here(), progress.saved))
 
 
 def _cut_after(tail: list[Item], before: list[Item], most: int) -> list[Item]:

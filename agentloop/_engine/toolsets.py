@@ -54,7 +54,7 @@ async def _ask(run: LiveRun, index: int, source: ToolSource) -> SourcedTools:
     key = f"{run.state.turn}:{place}"
     found: SourcedTools = await run.call_callback("toolset", key, ask, record_answer=False)
     same = earlier is not None and (found is earlier or found.described == earlier.described)
-    run.append(CallbackReturned(*run.here(), "toolset", key, None if same else found.described))
+    run.tree.log.append(CallbackReturned(*run.here(), "toolset", key, None if same else found.described))
     run.tree.sourced = run.tree.sourced or {}
     run.tree.sourced[run.path, place] = found
     return found

@@ -121,15 +121,15 @@ async def settle(run: LiveRun, view: TurnView, plan: Plan) -> None:
         if events is not None:
             events.on_room.pop(batch.room, None)
         batch.forget()
-    if run.may_be_cancelled():
+    if run.nursery is None or run.may_be_cancelled():
         await checkpoint_if_cancelled()
     if batch.stopped in ("parent", "deadline"):
         # The nursery ended by itself: anyio cancels a nursery if one of its tasks is cancelled natively.
         raise unexpected_cancellation()
     if batch.failures:
         batch.raise_failure()
-    if not run.state.due_calls():
-        run.append(BatchEnded(run.state.path, run.state.turn, run.tree.log.wall()))
+    if not [call for call in run.state.batch if call.outcome is None]:
+        run.tree.log.append(BatchEnded(run.state.path, run.state.turn, run.tree.log.wall()))
 
 
 async def _format_answer(run: LiveRun, entry: PlanEntry) -> CallOutcome:

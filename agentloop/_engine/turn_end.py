@@ -60,4 +60,5 @@ def check_loop(run: LiveRun, limit: int) -> None:
         if count - here >= limit:
             raise ToolLoopDetected(f"The model has called tool {key[0]} {count} times with equal arguments and results")
         text = f"Tool {key[0]} has given the same result {count} times for the same arguments. Do something else."
-        run.append(HistoryReplaced(*run.here(), "loop_warning", len(state.history), (SystemMessage(text),), added=True))
+        warning = HistoryReplaced(*run.here(), "loop_warning", len(state.history), (SystemMessage(text),), added=True)
+        run.tree.log.append(warning)

@@ -20,6 +20,7 @@ import attrs
 import msgspec
 
 from agentloop._common.errors import ModelBehaviorError, UserTypeError
+from agentloop._common.strict_json import SHORT
 from agentloop._common.values import NotedValue, Value
 from agentloop._schema.conversion import Conversion, conversion_of, each_fault, find_faults
 from agentloop._schema.docstrings import read_docstring
@@ -34,7 +35,7 @@ from agentloop._schema.json_schema import (
     strict_form,
     tidy,
 )
-from agentloop._schema.json_text import canonical, is_short_object, quote
+from agentloop._schema.json_text import canonical, quote
 from agentloop._schema.pydantic_types import (
     adapter_schema,
     dec_hook,
@@ -276,7 +277,7 @@ class FunctionSchema:
         nothing about *text*: those two read it, or word the fault.
         """
         binder = self._binder
-        if binder.decode is None or "\\" in text or not is_short_object(text, limits):
+        if binder.decode is None or "\\" in text or not _is_short_object(text, limits):
             return None
         try:
             row = msgspec.structs.astuple(binder.decode(text))
@@ -318,6 +319,18 @@ class FunctionSchema:
         if faults:
             raise ModelBehaviorError(f"Arguments of tool {self.name} don't fit: {'; '.join(faults)}")
         return _assemble(binder, dict(zip(binder.names, row, strict=True)), extras, sent)
+
+
+def _is_short_object(text: str, limits: JsonLimits) -> bool:
+    """Tell whether *text* is too short and too flat to break *limits*, if it is an object at all, without an object."""
+    size, bytes_, depth, digits = len(text), limits.max_bytes, limits.max_depth, limits.max_digits
+    return (
+        size <= SHORT
+        and text.rfind("{") == 0
+        and (bytes_ is None or 4 * size <= bytes_)
+        and (depth is None or depth > text.count("["))
+        and (digits is None or size <= digits)
+    )
 
 
 def _assemble(

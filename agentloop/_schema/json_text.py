@@ -12,7 +12,7 @@ import re
 from typing import Any
 
 from agentloop._common.errors import ModelBehaviorError
-from agentloop._common.strict_json import SHORT, InvalidJson, make_object, read_strict
+from agentloop._common.strict_json import InvalidJson, make_object, read_strict
 from agentloop.settings import JsonLimits
 
 _QUOTED = 200
@@ -65,18 +65,6 @@ def parse_object(text: str, limits: JsonLimits, *, tool: str, quoted: bool = Tru
         words = f"{_KINDS[type(value)]}: {quote(text)}" if quoted else _KINDS[type(value)]
         raise ModelBehaviorError(f"Arguments of tool {tool} must be a JSON object, not {words}")
     return value
-
-
-def is_short_object(text: str, limits: JsonLimits) -> bool:
-    """Tell whether *text* is too short and too flat to break *limits*, if it is an object at all, without an object."""
-    size, bytes_, depth, digits = len(text), limits.max_bytes, limits.max_depth, limits.max_digits
-    return (
-        size <= SHORT
-        and text.rfind("{") == 0
-        and (bytes_ is None or 4 * size <= bytes_)
-        and (depth is None or depth > text.count("["))
-        and (digits is None or size <= digits)
-    )
 
 
 def canonical(value: Any) -> str:

@@ -68,7 +68,7 @@ async def decide(run: LiveRun, plan: Plan) -> Plan:
     for (position, _), disposition in zip(undecided, answers, strict=True):
         entries[position] = entries[position].replace(disposition=disposition)
         if isinstance(disposition, AwaitVerdict) and disposition.request is not None:
-            run.append(disposition.request)
+            run.tree.log.append(disposition.request)
     return tuple(entries)
 
 

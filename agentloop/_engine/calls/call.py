@@ -81,7 +81,8 @@ async def run_call(live: LiveCall) -> None:
     if live.begun:  # the owner has settled the call, or another of its tasks has begun
         return
     live.begun = True
-    nursery, task = live.batch.nursery, own_task()
+    nursery = live.batch.nursery
+    task = None if nursery.on_trio else own_task()
     result: end.Ending | None = None
     failure: Failure | None = None
     try:
@@ -237,6 +238,9 @@ def _end_body(live: LiveCall, result: end.Ending | None) -> end.Ending:
                 record_body_end(live, result)
         elif isinstance(result, _UNCANCELLED):
             record_body_end(live, result)
+        if type(result) is end.Returned and body.timer is None and not live.scope.cancel_called:
+            body.finished = True  # as `decide_end` would find: nothing overrules the value
+            return result
     return decide_end(live, result, late=late)
 
 

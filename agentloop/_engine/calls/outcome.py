@@ -66,7 +66,7 @@ def record_body_end(live: LiveCall, result: end.Returned | end.Raised) -> None:
         # A value that no output guardrail has judged yet must not be stored.
         kept = not live.tool.tool_output_guardrails
         record = BodyEnded(*where, live.call_id, value=result.value if kept else None, attempt=attempt, kept=kept)
-    live.run.append(record)
+    live.run.tree.log.append(record)
 
 
 async def convert(live: LiveCall, ending: end.Ending) -> Converted:

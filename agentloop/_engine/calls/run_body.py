@@ -181,7 +181,7 @@ def _append_start(live: LiveCall) -> BodyState:
     state, at = run.state, run.tree.log.wall()
     body = live.body = BodyState(at)
     live.clock = live.batch.nursery.now()
-    run.append(
+    run.tree.log.append(
         CallStarted(
             state.path,
             state.turn,

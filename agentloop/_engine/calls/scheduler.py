@@ -90,7 +90,8 @@ class Batch:
         """Wall-clock time at which the batch was stopped."""
         self.closed = False
         """True once the event loop is gone, so that nothing can be awaited, woken or started any more."""
-        self.nursery = new_nursery(self, context, shown=None if run.nursery is None else run.find_deadline())
+        shown = None if run.nursery is None else run.find_deadline()
+        self.nursery = new_nursery(self, context, shown=shown, task=run.task)
         self._opened = False
         self._segments: list[list[LiveCall]] | None = None  # last first; an empty deque takes 0.7 KiB of each turn
         self._current: set[LiveCall] | None = None
@@ -298,8 +299,13 @@ class Batch:
     def queue(self, calls: Iterable[LiveCall]) -> None:
         """Add *calls* to the dispatcher's queue, in this order; those with room start at once."""
         if self.pump is None:  # no limit to wait for: no ticket, and nothing to dispatch
+            has_budget = self.run.settings.budget is not None
             for live in calls:
-                live.start()
+                if has_budget:
+                    live.start()
+                else:  # no permit to hold, either
+                    live.phase = "starting"
+                    self.spawn(live)
             return
         tickets = []
         for live in calls:
@@ -373,7 +379,7 @@ class Batch:
             live.text if rewritten and (body is None or body.started_at is None) else None,
         )
         live.phase = "settled"
-        self.run.append(record)
+        self.run.tree.log.append(record)
         self.unsettled -= 1
         if failure is not None:
             self.fail(failure)
@@ -406,7 +412,7 @@ class Batch:
     def answer(self, entry: PlanEntry, outcome: CallOutcome) -> None:
         """Settle a call that the plan answers without running it."""
         assert isinstance(entry.disposition, Answer)
-        self.run.append(self._make_record(entry.call, entry.call.name, outcome, entry.disposition.attempt))
+        self.run.tree.log.append(self._make_record(entry.call, entry.call.name, outcome, entry.disposition.attempt))
         self.unsettled -= 1
 
     def _make_record(
@@ -578,7 +584,7 @@ class Batch:
         for live in self.calls.values():
             if live.phase not in ("settled", "paused"):
                 outcome, live.phase = live.cut("parent"), "settled"
-                run.append(
+                run.tree.log.append(
                     CallSettled(*run.here(), live.call_id, live.tool.name, outcome, attempt=live.earlier.attempt)
                 )
 

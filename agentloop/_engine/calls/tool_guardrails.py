@@ -102,7 +102,7 @@ async def _run_guardrail(
         raise UserTypeError(f"guardrail {guardrail.name!r} must return one of {needed}, not {verdict!r}")
     duration = anyio.current_time() - began
     result = ToolGuardrailResult(guardrail=guardrail, output=verdict, duration=duration, call=live.call)
-    run.append(
+    run.tree.log.append(
         GuardrailSettled(
             *run.here(),
             stage,

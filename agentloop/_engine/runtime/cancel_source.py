@@ -42,12 +42,12 @@ def record_end(run: LiveRun) -> None:
     enclosing_cancelled()  # a cancellation of the holder reaches the scopes of bare tasks where it is asked for
     if loop_is_left() or (holder is not None and (holder.cancel_called or cancelled_outside(holder))):
         run.cancel_recorded = True
-        run.append(CancelRequested(*run.here()))
+        run.tree.log.append(CancelRequested(*run.here()))
     elif run.deadline_recorded or run.limit_scope is None or not run.limit_scope.cancel_called:
         return
     elif journal is None or journal.error is None:
         run.deadline_recorded = True
-        run.append(DeadlinePassed(*run.here()))
+        run.tree.log.append(DeadlinePassed(*run.here()))
 
 
 async def find_cancel_source(run: LiveRun) -> Literal["parent", "deadline"]:

@@ -13,6 +13,7 @@ import uuid
 import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import anyio
@@ -27,7 +28,7 @@ from agentloop._core.history import HistoryView
 from agentloop._core.plan import Arguments
 from agentloop._core.run_fold import RunFold
 from agentloop._core.turn_view import TurnView
-from agentloop._engine.runtime.backend import liveness, own_task, running_loop, token_again
+from agentloop._engine.runtime.backend import Task, liveness, own_task, running_loop, token_again
 from agentloop._engine.runtime.cleanup import Cleanup
 from agentloop._engine.runtime.dispatcher import Dispatcher
 from agentloop._engine.runtime.interrupts import interruptible
@@ -41,7 +42,7 @@ from agentloop.context import Callback, RunContext, Sandbox
 from agentloop.exceptions import UsageLimitExceeded
 from agentloop.hooks import RunHooks
 from agentloop.items import Item, ToolCall
-from agentloop.records import ApprovalRequested, CallbackReturned, CancelRequested, CleanupCut, Record
+from agentloop.records import ApprovalRequested, CallbackReturned, CancelRequested, CleanupCut
 from agentloop.tools import AgentCall
 from agentloop.usage import Usage
 
@@ -125,10 +126,14 @@ _recent: tuple[weakref.ref[Any], weakref.ref[LoopState]] | None = None
 """The asyncio loop that was asked for last, and its state. A `RunVar` takes 2 µs to read, which is much for a run."""
 
 
-def loop_state() -> LoopState:
-    """Return the state that the runs of the current event loop share, made at first use and dropped with the loop."""
+def loop_state(task: Task | EllipsisType | None = ...) -> LoopState:
+    """Return the state that the runs of the current event loop share, made at first use and dropped with the loop.
+
+    *task* is the current one as `own_task` returns it, if the caller knows it.
+    """
     global _recent
-    task = own_task()
+    if task is ...:
+        task = own_task()
     loop = None if task is None else task.get_loop()
     recent = _recent  # read once: the loop of another thread may replace it between two looks
     if loop is not None and recent is not None and recent[0]() is loop and (state := recent[1]()) is not None:
@@ -308,13 +313,15 @@ class LiveRun(msgspec.Struct, eq=False, kw_only=True):
     """
 
     tree: RunTree
-    append: Callable[[Record], None]
-    """Append a record to the log of the tree; never waits. The log's own method: there are several records a turn."""
     settings: RunSettings
     state: RunFold
     agent: Agent[Any, Any]
+    agent_key: str
+    """The key of the agent at work."""
     context: RunContext[Any]
     resources: Resources
+    task: Task | None = None
+    """The task that the run's own loop is in; None on trio."""
     parent: LiveRun | None = None
     turn: Turn = msgspec.field(default_factory=Turn)
     limit_scope: anyio.CancelScope | None = None
@@ -329,6 +336,8 @@ class LiveRun(msgspec.Struct, eq=False, kw_only=True):
     sandbox: Sandbox | None = None
     """The sandbox that this run has to give back; of the outermost run alone."""
     _cleanup: Cleanup | None = None
+    asked_model: Model | None = None
+    """The model of the last request of this run segment: the log has its `info`."""
     has_begun: bool = False
     """True once the log has the first record of this run segment."""
     stop_after_turn: bool = False
@@ -353,11 +362,6 @@ class LiveRun(msgspec.Struct, eq=False, kw_only=True):
             outer = None if self.parent is None else self.parent.cleanup
             self._cleanup = Cleanup(self.settings.config.tool_execution.cleanup_grace, outer)
         return self._cleanup
-
-    @property
-    def agent_key(self) -> str:
-        """The key of the agent at work."""
-        return self.tree.graph.key(self.agent)
 
     @property
     def price(self) -> Price | None:
@@ -387,8 +391,10 @@ class LiveRun(msgspec.Struct, eq=False, kw_only=True):
         False only where that would find none: a checkpoint takes 2 µs to look, through scopes that are known here.
         """
         nursery, scope, limit = self.nursery, self.scope, self.limit_scope
-        if nursery is None or scope is None or scope.cancel_called or nursery.is_cut():
+        if nursery is None or scope is None or scope.cancel_called or nursery.ended:
             return True
+        if nursery.task is None or nursery.task.cancelling() > nursery.count:
+            return True  # the caller's own task is cancelled: by itself, or natively
         return limit is not None and limit.cancel_called
 
     def find_deadline(self) -> float | None:
@@ -443,13 +449,13 @@ class LiveRun(msgspec.Struct, eq=False, kw_only=True):
             plain = answer if to_plain is None else to_plain(answer)
             # A text that the application made for a run with secret input may repeat it.
             secret = self.state.secret_input and not isinstance(plain, bool)
-            self.append(CallbackReturned(*self.here(), what, key, plain, secret=secret))
+            self.tree.log.append(CallbackReturned(*self.here(), what, key, plain, secret=secret))
         return answer
 
     async def random(self, what: str, key: str) -> float:
         """Draw a number in [0, 1), and record it."""
         drawn: float = await self.tree.effects.perform(e.Random())
-        self.append(CallbackReturned(*self.here(), f"random:{what}", key, drawn))
+        self.tree.log.append(CallbackReturned(*self.here(), f"random:{what}", key, drawn))
         return drawn
 
     def agent_at(self, path: tuple[str, ...]) -> Agent[Any, Any] | None:
@@ -461,7 +467,7 @@ class LiveRun(msgspec.Struct, eq=False, kw_only=True):
 
     def cut(self, section: str, call_id: str | None = None) -> None:
         """Record that a section of cleanup was cut at the deadline."""
-        self.append(CleanupCut(*self.here(), section, call_id))
+        self.tree.log.append(CleanupCut(*self.here(), section, call_id))
 
     def report_late(self, report: LateResult) -> None:
         """Report to instruments the value or error of a body that came after its outcome was decided."""
@@ -496,13 +502,13 @@ class LiveRun(msgspec.Struct, eq=False, kw_only=True):
         state = self.tree.log.state.at(path)
         if live is not None:
             if live.is_cancellable and state is not None:
-                self.append(CancelRequested(path, state.turn, self.tree.log.wall(), call_id, by_call))
+                self.tree.log.append(CancelRequested(path, state.turn, self.tree.log.wall(), call_id, by_call))
             return live.cancel("caller", reason, by_call)
         waiting = state.calls.get(call_id) if state is not None else None
         if state is None or waiting is None or waiting.outcome is not None or state.ended is not None:
             return False
         if (path, call_id) not in self.tree.cancel_requests:
-            self.append(CancelRequested(path, state.turn, self.tree.log.wall(), call_id, by_call))
+            self.tree.log.append(CancelRequested(path, state.turn, self.tree.log.wall(), call_id, by_call))
             self.tree.cancel_requests = self.tree.cancel_requests or {}
             self.tree.cancel_requests[path, call_id] = reason, by_call
         return True

@@ -1,6 +1,7 @@
-"""The log of a tree of runs under way: appends records, and passes each to journal, instruments, spans and buffers.
+"""The log of a tree of runs under way: appends records, and passes each to what follows the log.
 
-Does not know what a record causes: the loop reads the state.
+Followers are the journal, instruments, spans and event buffers. Does not know what a record causes: the loop reads the
+state.
 """
 
 from __future__ import annotations
@@ -29,6 +30,11 @@ class Log:
     """
 
     state: RunFold
+    append: Callable[[Record], object]
+    """Append a record: fold it, then pass it to the followers. Never waits, and never raises an instrument's error.
+
+    The fold's own `apply` where nothing follows the log, as in a plain run: a call of a function less for each record.
+    """
     events: EventBuffer | None
     listeners: tuple[EventBuffer, ...]
     """Buffers of parts of the tree, for agent tools with `on_stream`. The run never waits for their readers."""
@@ -59,12 +65,26 @@ class Log:
         self.events = self.spans = self.journal = self.instrument_error = self.on_instrument_error = None
         self.listeners = self._warned = ()
         self.is_watched = bool(instruments) or expect is not None
+        self.append = self._append_followed if self.is_watched else state.apply
 
-    def append(self, record: Record) -> None:
-        """Append *record*: fold it, then pass it to the journal, the instruments, the spans and the event buffers.
+    def follow(
+        self,
+        *,
+        journal: JournalWriter | None = None,
+        events: EventBuffer | None = None,
+        spans: SpanSource | None = None,
+    ) -> None:
+        """Let the given followers have each record from now on."""
+        self.journal, self.events, self.spans = journal or self.journal, events or self.events, spans or self.spans
+        self.append = self._append_followed
 
-        Never waits, and never raises an instrument's error, since the caller is in the middle of a step: see `tell`.
-        """
+    def listen(self, listener: EventBuffer) -> None:
+        """Let *listener* have each record from now on, beside the others."""
+        self.listeners += (listener,)
+        self.append = self._append_followed
+
+    def _append_followed(self, record: Record) -> None:
+        # An instrument's error isn't raised, since the caller is in the middle of a step: see `tell`.
         if self.expect is not None:
             expected = self.expect(record)
             if expected is None:

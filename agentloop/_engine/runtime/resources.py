@@ -89,13 +89,15 @@ async def _hold(held: _HeldResource) -> None:
 class Resources:
     """The resources of one run; owned by it. *outer* starts the tasks that hold those of a nested run."""
 
-    __slots__ = ("_closed", "_held", "host")
+    __slots__ = ("closed", "held", "host")
 
     def __init__(self, outer: Resources | None = None) -> None:
         self.host: Host | None = outer.host if outer is not None else None
         """The object that starts tasks which outlive the run's bodies: the run's nursery, once it is open."""
-        self._held: dict[Any, _HeldResource] = NO_DICT
-        self._closed = False
+        self.held: dict[Any, _HeldResource] = NO_DICT
+        """By key: those that were entered, or are being entered, and not left."""
+        self.closed = False
+        """True once the run is ending: every further resource is refused."""
 
     async def get(self, factory: Factory, key: object = None) -> Any:
         """Return the value of *factory*'s context manager, entered at first use and shared by concurrent uses.
@@ -108,33 +110,28 @@ class Resources:
             RuntimeError: the run ended while the resource was being entered.
             Exception: the error of entering, in every task that waits for it; the next use tries again.
         """
-        if self._closed:
+        if self.closed:
             raise UserError("the run is ending: no resource can be entered any more")
         key = factory if key is None else key
-        held = self._held.get(key)
+        held = self.held.get(key)
         if held is None:
-            self._held = self._held or {}
-            held = self._held[key] = _HeldResource(factory)
+            self.held = self.held or {}
+            held = self.held[key] = _HeldResource(factory)
             assert self.host is not None  # only a run that is open uses resources
             self.host.host(_host, held, "agentloop resource")
         await held.settled.wait()
         if held.ready and not held.stop.is_set():
             return held.value
-        if self._held.get(key) is held:
-            del self._held[key]
+        if self.held.get(key) is held:
+            del self.held[key]
         raise held.error if held.error is not None else RuntimeError("the run ended while a resource was being entered")
 
     def stand_in(self, left: Any) -> None:
         """Hold a placeholder that counts as left once *left* is set: a replay has no resources, only their times."""
         held = _HeldResource(nullcontext, left=left, begun=True, ready=True)
         held.settled.set()
-        self._held = self._held or {}
-        self._held[left] = held
-
-    def seal(self) -> bool:
-        """Refuse every resource from now on; return True if there are some to leave, by `close`."""
-        self._closed = True
-        return bool(self._held)
+        self.held = self.held or {}
+        self.held[left] = held
 
     async def close(self, cleanup: Cleanup, cut: Callable[[str], None]) -> list[BaseException]:
         """Leave all resources in reverse order, each within the cleanup deadline; return the errors of their exits.
@@ -142,9 +139,9 @@ class Resources:
         *cut* is called for each one that is cut. No cancellation ends this early: every task has ended afterwards.
         """
         errors: list[BaseException] = []
-        self._closed = True
-        while self._held:
-            _, held = self._held.popitem()
+        self.closed = True
+        while self.held:
+            _, held = self.held.popitem()
             held.stop.set()
             if not held.begun:
                 held.give_up()

@@ -32,7 +32,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import Context
 from functools import cache, partial
-from types import TracebackType
+from types import EllipsisType, TracebackType
 from typing import Any, Protocol, Self, cast, final
 
 import anyio
@@ -83,21 +83,19 @@ class TurnNursery(Protocol):
     """The members start in a copy of it."""
     new_scope: Callable[[], anyio.CancelScope]
     """Returns a scope for a member, whose task must enter it first."""
+    ended: bool = False
+    """True once the members' scopes are cancelled; unknown in a group, so False."""
     _scope: Any = None
-    _count: int = 0
+    count: int = 0
     """The native cancellations of the owner's task that were pending when it made the nursery."""
 
     def now(self) -> float:
         """Return the time on the loop's clock."""
         ...
 
-    def is_cut(self) -> bool:
-        """Tell whether the owner is cancelled. Unknown in a group, so True."""
-        return True
-
     def is_leaving(self) -> bool:
         """Tell whether the owner's task is cancelled natively, as `Holder` asks; if so, cancel the members."""
-        if self.task is None or self.task.cancelling() <= self._count:
+        if self.task is None or self.task.cancelling() <= self.count:
             return False
         self.cancel()
         return True
@@ -190,7 +188,13 @@ class Owner(Protocol):
 
 
 def new_nursery(
-    owner: Owner, context: Context, *, holds: bool = False, bare: bool = True, shown: float | None = None
+    owner: Owner,
+    context: Context,
+    *,
+    holds: bool = False,
+    bare: bool = True,
+    shown: float | None = None,
+    task: Task | EllipsisType | None = ...,
 ) -> TurnNursery:
     """Return a nursery for the current task, whose relay is set in *context*.
 
@@ -201,9 +205,11 @@ def new_nursery(
     may do nothing else but wait for them, since a cancellation of a scope within the owner's own work would look like
     the owner's. And members end with a scope around the owner, also while the owner's own work continues.
 
-    *shown* is the deadline around the current task, if the caller knows it: a search takes 1.4 µs.
+    *shown* is the deadline around the current task, if the caller knows it: a search takes 1.4 µs. *task* is the
+    current one as `own_task` returns it, if the caller knows it.
     """
-    task = own_task()
+    if task is ...:
+        task = own_task()
     if task is None:
         if holds:
             protect()
@@ -262,7 +268,6 @@ class _BareTasks(TurnNursery):
     # It is the callback of its members' ends, and the holder of its run, itself: bound methods and objects for these
     # would be four more for the collector in each waiting run and turn.
     __slots__ = (
-        "_count",
         "_error",
         "_inner",
         "_loop",
@@ -271,6 +276,7 @@ class _BareTasks(TurnNursery):
         "_owner",
         "_wakeup",
         "context",
+        "count",
         "ended",
         "new_scope",
         "shown",
@@ -293,7 +299,7 @@ class _BareTasks(TurnNursery):
         self._owner: Owner | None = owner
         self.task: Task | None = task
         self._loop = task.get_loop()
-        self._count = task.cancelling()
+        self.count = task.cancelling()
         self.context = context
         self._members: dict[Task, Member | None] = {}
         """Members by task; None for one that shields itself."""
@@ -377,14 +383,11 @@ class _BareTasks(TurnNursery):
         outermost: _BareTasks | None = None
         nursery: _BareTasks | None = self
         while nursery is not None and not nursery.ended:
-            if nursery.task is not None and nursery.task.cancelling() > nursery._count:
+            if nursery.task is not None and nursery.task.cancelling() > nursery.count:
                 outermost = nursery
             nursery = nursery._outer
         if outermost is not None:
             outermost.cancel()
-
-    def is_cut(self) -> bool:
-        return self.ended or (self.task is not None and self.task.cancelling() > self._count)
 
     def ring(self) -> None:
         wake(self._wakeup)
@@ -455,7 +458,7 @@ class _AnyioNursery(TurnNursery):
 
     def __init__(self, task: Task, context: Context) -> None:
         self.task: Task | None = task
-        self._count = task.cancelling()
+        self.count = task.cancelling()
         self.context = context
         self._group = anyio.create_task_group()
         self.new_scope = anyio.CancelScope

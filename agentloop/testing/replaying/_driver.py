@@ -184,7 +184,7 @@ class _SegmentReplay:
                         live = stream._live
                         assert live is not None
                         effects.log = live.tree.log
-                        live.tree.log.events = Consumer(effects, live)
+                        live.tree.log.follow(events=Consumer(effects, live))
                         effects.stop, effects.turn_is_over = stream._stop, lambda: stream.cancel("after_turn")
                         effects.cause_end = self._cause_end
                         effects.live_call = live.tree.find_call
