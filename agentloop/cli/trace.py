@@ -5,8 +5,9 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import anyio
 import attrs
@@ -86,6 +87,36 @@ class TracedJournal:
         return read
 
 
+@attrs.frozen
+class TracedRows:
+    """The journal of one run in a PostgreSQL database, and the key that it is sealed with."""
+
+    address: str = attrs.field(repr=False)  # it may hold a password
+    run_id: str
+    key: bytes | None = attrs.field(default=None, repr=False)
+
+    def read(self, *, content: bool) -> Timeline:
+        """Return the timeline of the run, which is only read.
+
+        Raises:
+            UserError: if the extra `postgres` is missing, or the address or the run is wrong.
+            JournalError, StateError: if the database can't be read, or as `TracedJournal.read`.
+        """
+        from agentloop._storage.state_codec import read_lines
+        from agentloop.postgres._reading import read_stored_lines
+
+        lines = anyio.run(partial(read_stored_lines, self.address, self.run_id, key=self.key))
+        return read_timeline(read_lines(lines, None).records, content=content)
+
+
+class _Place(click.Path):
+    """A path, or the address of a database as text."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        is_address = isinstance(value, str) and value.startswith(("postgresql://", "postgres://"))
+        return value if is_address else super().convert(value, param, ctx)
+
+
 def _find_in_folder(given: Path, line: int | None) -> Path:
     folder = Folder.at(str(given))
     found = dict(folder.journals())
@@ -116,17 +147,17 @@ def _name_some(names: list[str]) -> str:
         "agentloop trace run.journal --follow",
     )
 )
-@click.argument("journal", metavar="JOURNAL", type=click.Path(path_type=Path))
+@click.argument("journal", metavar="JOURNAL", type=_Place(path_type=Path))
 @click.option("--html", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path), help="Write a page to FILE.")
 @click.option("--follow", is_flag=True, help="Serve the page on this machine, and keep it up to date, until Ctrl-C.")
 @click.option("--line", type=click.IntRange(min=1), help="The request of that line, of a folder with many.")
-@click.option("--run", "run_id", metavar="ID", help="The run of that id, of a SQLite file with many.")
+@click.option("--run", "run_id", metavar="ID", help="The run of that id, of a SQLite file or a database.")
 @click.option("--no-content", is_flag=True, help="Leave out arguments, outputs, messages and texts of errors.")
 @click.option("--key-file", type=click.File("rb"), help="File with the key that the journal is sealed with.")
 @click.option("--backend", type=click.Choice(["asyncio", "trio"]), default="asyncio", help="The loop of --follow.")
 @click.option("--width", type=click.IntRange(min=20), help="Columns of the text; those of the terminal unless given.")
 def trace(
-    journal: Path,
+    journal: Path | str,
     html: Path | None,
     follow: bool,
     line: int | None,
@@ -136,7 +167,8 @@ def trace(
     backend: str,
     width: int | None,
 ) -> None:
-    """Show what a run did when, from its JOURNAL alone: a journal's file, or a folder of `run --journal`.
+    """Show what a run did when, from its JOURNAL alone: a journal's file, a folder of `run --journal`, or a PostgreSQL
+    database by its address, postgresql://….
 
     Standard output gets a line for each turn, request and call, with bars where the terminal is wide enough. With
     --html a page is written instead, which needs no network. The agents aren't imported. The journal of a run under
@@ -150,8 +182,14 @@ def trace(
     if follow and html is not None:
         raise click.UsageError("--follow serves a page, --html writes one: give one of them.")
     try:
-        source = TracedJournal.find(journal, line, run_id, None if key_file is None else key_file.read())
-        if follow:
+        key = None if key_file is None else key_file.read()
+        if isinstance(journal, str):
+            if run_id is None or line is not None or follow:
+                raise click.UsageError("--run is needed for a database; --line is for a folder, --follow is for files.")
+            source: TracedJournal | TracedRows = TracedRows(journal, run_id, key)
+        else:
+            source = TracedJournal.find(journal, line, run_id, key)
+        if follow and isinstance(source, TracedJournal):
             check_backend(backend)
             sys.exit(_follow(source, backend, content=not no_content))
         timeline = source.read(content=not no_content)

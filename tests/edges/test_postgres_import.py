@@ -5,8 +5,10 @@ import sys
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from agentloop import UserError
+from agentloop.cli.app import app
 from agentloop.postgres import PostgresJournal, PostgresSession, PostgresStore
 
 
@@ -28,3 +30,12 @@ async def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, anyio_bac
         for use in (PostgresJournal(store, "run").read, PostgresSession(store).get_items):
             with pytest.raises(UserError, match=r"PostgreSQL needs the extra `postgres`: in a clone"):
                 await use()
+
+
+def test_trace_of_a_database_names_the_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command itself needs no driver; the address, which may hold a password, isn't quoted."""
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    shown = CliRunner().invoke(app, ["trace", "postgresql://ann:hunter2@db/runs", "--run", "run-1"])
+    assert (shown.exit_code, shown.stdout) == (2, "")
+    assert "PostgreSQL needs the extra `postgres`" in shown.stderr
+    assert "hunter2" not in shown.stderr
