@@ -370,7 +370,8 @@ class ToolCall(_MarkedCall, frozen=True, tag="tool_call"):
         ) -> None: ...
 
     def __post_init__(self) -> None:
-        _set_tuple(self, "secret")
+        if type(self.secret) is not tuple:
+            force_setattr(self, "secret", tuple(self.secret))
 
     def __repr__(self) -> str:
         return self._format({"arguments": repr(mask_arguments(self.arguments, self.secret))})

@@ -76,40 +76,15 @@ _MAX_DEPTH = 500
 """The maximum nesting of runs in a log; the interpreter's stack is too small to read much deeper ones."""
 
 
-def run_phase(fold: RunFold) -> RunPhase:
-    """Return the phase of the run of *fold*."""
-    if fold.started is None:
-        return "unstarted"
-    if fold.ended is not None:
-        return "ended"
-    if fold.batch_open:
-        return "calls"
-    if fold.handoffs_due:
-        return "handoff"
-    return "model" if fold.turn_open else "between"
-
-
-def call_phase(call: CallState) -> CallPhase:
-    """Return the phase of *call*."""
-    if call.outcome is not None:
-        return "released" if call.released else "settled"
-    if call.body is not None:
-        return "returned"
-    if call.attempt:
-        return "started"
-    return "new" if call.approval is None else "asked"
-
-
 def check_next(root: RunFold, record: r.Record) -> None:
     """Check that *record* may be appended to the log of *root*.
 
     Raises:
         ValueError: it may not; names the phase of the run or the call, and what the record lacks.
     """
-    path, kind = record.path, type(record)
-    if path == root.path:  # as most are
-        fold = root
-    else:
+    # A stored log is asked for each of its records: the phases are found here and in `_check_call`, without calls.
+    path, kind, fold = record.path, type(record), root
+    if path != root.path:  # of few
         if len(path) > _MAX_DEPTH:
             raise ValueError(f"agent tools nest deeper than {_MAX_DEPTH}")
         found = root.at(path)
@@ -119,7 +94,17 @@ def check_next(root: RunFold, record: r.Record) -> None:
                 raise ValueError("its run has not started")
             return
         fold = found
-    phase = run_phase(fold)
+    phase: RunPhase
+    if fold.ended is not None:
+        phase = "ended"
+    elif fold.batch_open:
+        phase = "calls"
+    elif fold.handoffs_due:
+        phase = "handoff"
+    elif fold.turn_open:
+        phase = "model"
+    else:
+        phase = "unstarted" if fold.started is None else "between"
     try:
         check = _NEXT[phase][kind]
     except KeyError:
@@ -163,7 +148,15 @@ def _check_call(fold: RunFold, record: _CallRecord) -> CallState:
     call = fold.calls.get(record.call_id)
     if call is None:
         raise ValueError(f"the model has requested no call {record.call_id!r}")
-    phase = call_phase(call)
+    phase: CallPhase
+    if call.outcome is not None:
+        phase = "released" if call.released else "settled"
+    elif call.body is not None:
+        phase = "returned"
+    elif call.attempt:
+        phase = "started"
+    else:
+        phase = "new" if call.approval is None else "asked"
     if phase not in OF_CALLS[type(record)]:
         raise ValueError(f"call {record.call_id!r} is {phase}")
     return call

@@ -8,6 +8,7 @@ from agentloop._common.turns import collect_in_turns
 from agentloop._engine.loop import StartingPoint
 from agentloop._engine.runtime.journal_writer import JournalWriter
 from agentloop._engine.runtime.live_run import LiveRun
+from agentloop._storage import state_codec as stored_state
 from agentloop.abc import Journal
 from agentloop.exceptions import JournalError
 
@@ -21,30 +22,30 @@ def journal_opener(journal: Journal, start: StartingPoint) -> Callable[[LiveRun]
 
     async def open_journal(run: LiveRun) -> None:
         """Read the journal, check it against the log, start the writer, and add the records it lacks."""
-        from agentloop._storage import state_codec as stored_state
-
         codec, converter = stored_state.codec_of(journal), run.settings.config.converter
 
         def header() -> bytes:
             return stored_state.header(run.tree.log.state.run_id, run.tree.graph.describe(), sealed=codec is not None)
 
         held = await stored_state.journal_lines(journal)
-        if held and not start.fold.records:
+        records = start.fold.records
+        if held and not records:
             raise JournalError("the journal holds a run already: go on with it by Runner.resume, or give an empty one")
         known = await stored_state.read_lines_in_turns(held, codec) if held else None
-        as_plain = stored_state.line_encoder(None, converter)  # digests for secrets: equal records have equal lines
-        missing = _find_missing(
-            await collect_in_turns(map(as_plain, known.records if known is not None else ())),
-            await collect_in_turns(map(as_plain, start.fold.records)),
-        )
         assert run.limit_scope is not None  # a run with a journal has one
         assert run.resources.host is not None  # and it has begun
         # A journal of an older schema continues in this one, behind a header that says so.
         begun = known is not None and known.is_current
         encode = stored_state.line_encoder(codec, converter)
         writer = JournalWriter(journal, encode, None if begun else header, run.cleanup, run.limit_scope.cancel)
-        for record in missing:
-            writer.add(start.fold.records[record])
+        if records:
+            as_plain = stored_state.line_encoder(None, converter)  # digests for secrets: equal records have equal lines
+            missing = _find_missing(
+                await collect_in_turns(map(as_plain, known.records if known is not None else ())),
+                await collect_in_turns(map(as_plain, records)),
+            )
+            for record in missing:
+                writer.add(records[record])
         run.tree.log.follow(journal=writer)
         if not writer.immediate:
             run.resources.host.host(JournalWriter.run, writer, "agentloop journal")

@@ -18,7 +18,6 @@ from agentloop import items as i
 from agentloop import records as r
 from agentloop._common.errors import StateError, UserTypeError
 from agentloop._storage.item_codec import item_forms
-from agentloop._storage.json_bytes import ObjectLine
 from agentloop._storage.json_bytes import decode as decode
 from agentloop._storage.json_bytes import encode as encode
 from agentloop._storage.plain_records import plain_line, plain_lines, read_plain_line, read_plain_lines
@@ -157,7 +156,7 @@ def record_from_json(data: Mapping[str, Any], *, path: str = "$", secrets: Secre
         raise StateError(f"Malformed record: {fault_text(error, path)}") from None
 
 
-def record_to_line(record: r.Record, secrets: Secrets | None = None) -> ObjectLine:
+def record_to_line(record: r.Record, secrets: Secrets | None = None) -> bytes:
     """Return `record_to_json` of *record* as canonical JSON text, its kind first.
 
     Raises:
@@ -166,9 +165,9 @@ def record_to_line(record: r.Record, secrets: Secrets | None = None) -> ObjectLi
     return plain_line(record) or unusual_line(record, secrets)
 
 
-def unusual_line(record: r.Record, secrets: Secrets | None) -> ObjectLine:
+def unusual_line(record: r.Record, secrets: Secrets | None) -> bytes:
     """Return the line of a record for which `plain_line` has none. Raises as `record_to_line`."""
-    return ObjectLine(encode(record_to_json(record, secrets), None))
+    return encode(record_to_json(record, secrets), None)
 
 
 def record_from_line(line: bytes, *, path: str = "$", secrets: Secrets | None = None) -> r.Record:

@@ -19,9 +19,7 @@ from agentloop import records as r
 from agentloop._common.errors import JournalError, StateError, UserTypeError
 from agentloop._common.turns import collect_in_turns
 from agentloop._schema.conversion import each_fault, structure
-from agentloop._storage.json_bytes import ObjectLine
-from agentloop._storage.plain_records import plain_line as usual_line
-from agentloop._storage.plain_records import read_plain_line, read_plain_state
+from agentloop._storage.plain_records import line_writer, read_plain_line, read_plain_state
 from agentloop._storage.record_codec import (
     SCHEMA_VERSION,
     decode,
@@ -258,7 +256,7 @@ def _check_graph(data: object) -> Mapping[str, Any] | None:
 # -- journals
 
 
-def header(run_id: str, graph: Mapping[str, Any], *, sealed: bool) -> ObjectLine:
+def header(run_id: str, graph: Mapping[str, Any], *, sealed: bool) -> bytes:
     """Return the first line of a run's journal."""
     head = {
         "kind": "header",
@@ -268,18 +266,13 @@ def header(run_id: str, graph: Mapping[str, Any], *, sealed: bool) -> ObjectLine
         "graph": graph,
         "redaction": "sealed" if sealed else "digests",
     }
-    return ObjectLine(encode(head))
+    return encode(head)
 
 
-def line_encoder(codec: Codec | None, converter: BaseConverter | None = None) -> Callable[[r.Record], ObjectLine]:
+def line_encoder(codec: Codec | None, converter: BaseConverter | None = None) -> Callable[[r.Record], bytes]:
     """Return a function that writes a record as a line of a journal: it hides secrets by *codec*, and writes the
     application's types by *converter*."""
-    secrets = Secrets(codec, converter)
-
-    def write(record: r.Record) -> ObjectLine:
-        return usual_line(record) or unusual_line(record, secrets)  # one function less than `record_to_line`
-
-    return write
+    return line_writer(partial(unusual_line, secrets=Secrets(codec, converter)))
 
 
 def plain_line(record: r.Record, converter: BaseConverter | None = None) -> bytes:

@@ -8,7 +8,6 @@ from typing import Self
 
 from anyio.lowlevel import checkpoint
 
-from agentloop._storage.json_bytes import ObjectLine
 from agentloop.abc import Codec, ImmediateJournal
 from agentloop.exceptions import JournalError
 from agentloop.journal._checks import check_codec, check_records
@@ -47,12 +46,14 @@ class MemoryJournal(ImmediateJournal):  # by inheritance: `isinstance` with a pr
         Raises:
             UserTypeError, UserValueError, JournalError: as `append`.
         """
+        self._check_open()
+        self._records += check_records(records)
+
+    def _append_line(self, line: bytes) -> None:
+        """Append one *line* that the library has written, as `append_nowait`: a run uses it for all but its first."""
         if self._closed:
             self._check_open()
-        if len(records) == 1 and type(records[0]) is ObjectLine:  # as a run gives them, one at a time
-            self._records.append(records[0])
-        else:
-            self._records += check_records(records)
+        self._records.append(line)
 
     async def read(self) -> list[bytes]:
         """Return every record appended so far.

@@ -42,7 +42,6 @@ from agentloop._core.plan import Answer, Arguments, AwaitVerdict, Deliver, Execu
 from agentloop._engine.calls.live_call import FIRST, Earlier, LiveCall, is_plain_run, is_plain_tool
 from agentloop._engine.calls.output_text import cut_output
 from agentloop._engine.runtime.backend import run_is_cancelled, unexpected_cancellation
-from agentloop._engine.runtime.callbacks import find_tool_hooks
 from agentloop._engine.runtime.cancel_source import cancel_source, find_cancel_source
 from agentloop._engine.runtime.dispatcher import CapQueue, Dispatcher
 from agentloop._engine.runtime.live_run import LiveRun
@@ -100,8 +99,8 @@ class Batch:
         self._equal: dict[str, list[LiveCall]] | None = None
         self._opened_at = 0.0 if self.execution.queue_timeout is None else self.nursery.now()
         self.queued_at = run.tree.log.wall()
-        hooks, agent_hooks = run.settings.hooks, run.agent.hooks
-        self.hooks = None if hooks is None and agent_hooks is None else find_tool_hooks(hooks, agent_hooks)
+        has_hooks = run.settings.hooks is not None or run.agent.hooks is not None
+        self.hooks = run.find_tool_hooks() if has_hooks else None
         self._gate = run.tree.log.events.new_gate() if run.tree.log.events is not None else None
         self.pump: CapQueue | Dispatcher | None = None
         """The queue of calls that wait for room; None if none has to."""

@@ -10,21 +10,20 @@ from typing import Any
 import anyio
 from anyio.lowlevel import checkpoint
 
-from agentloop._common.digests import idempotency_key
+from agentloop._common.values import Value
 from agentloop._engine.calls.live_call import LiveCall
 from agentloop._engine.runtime.interrupts import uninterrupted
 from agentloop._engine.runtime.live_run import LiveRun
-from agentloop.context import ToolContext
+from agentloop.context import UNMADE_KEY, ToolContext
 from agentloop.events import CallProgress
 from agentloop.items import Item, ToolCall
 from agentloop.tools import FunctionTool
 
 
-class ToolContextServices:
+class ToolContextServices(Value, frozen=True, eq=False):
     """The services of one call (`agentloop.context.CallServices`). Held by the call's context; used by its body."""
 
-    def __init__(self, live: LiveCall) -> None:
-        self._live = live
+    live: LiveCall
 
     @uninterrupted
     async def report(self, progress: float, total: float | None, message: str | None) -> None:
@@ -35,14 +34,14 @@ class ToolContextServices:
     @uninterrupted
     def report_nowait(self, progress: float, total: float | None, message: str | None) -> None:
         """Report progress, from the loop or from the body's thread (which waits for the loop)."""
-        run = self._live.run
+        run = self.live.run
         if run.tree.shared.is_current():
             self._report(progress, total, message)
         else:
             anyio.from_thread.run_sync(self._report, progress, total, message, token=run.tree.shared.token())
 
     def _report(self, progress: float, total: float | None, message: str | None) -> None:
-        live = self._live
+        live = self.live
         if live.phase != "body" or live.body is None:
             return  # an abandoned thread: its call has an outcome already
         idle, timer = live.tool.idle_timeout, live.body.timer
@@ -59,7 +58,7 @@ class ToolContextServices:
     @uninterrupted
     def cleanup(self, seconds: float | None) -> Iterator[Any]:
         """Shield the block until the run's cleanup deadline, or for the grace if none is set; at most *seconds*."""
-        live = self._live
+        live = self.live
         cleanup = live.run.cleanup
         most = cleanup.grace if cleanup.deadline is None else math.inf
 
@@ -75,18 +74,18 @@ class ToolContextServices:
     @uninterrupted
     async def resource(self, factory: Callable[[], AbstractAsyncContextManager[Any]]) -> Any:
         """Return the run's one value of *factory*, entered at first use."""
-        return await self._live.run.resources.get(factory)
+        return await self.live.run.resources.get(factory)
 
     @uninterrupted
     def cancel_call(self, call_id: str, reason: str | None) -> bool:
         """Cancel a call of the same run; return False if it has ended or is unknown."""
-        return self._live.run.cancel_call(self._live.run.path, call_id, reason, by_call=self._live.call_id)
+        return self.live.run.cancel_call(self.live.run.path, call_id, reason, by_call=self.live.call_id)
 
     def search_tools(self, query: str, limit: int | None) -> list[dict[str, str]]:
         """Return the names and descriptions of the turn's deferred tools that fit *query* best, at most *limit*."""
         from agentloop._core.tool_search import rank  # few agents search
 
-        view = self._live.run.turn.view
+        view = self.live.run.turn.view
         found = rank(query, () if view is None else view.searchable, limit)
         return [{"name": tool.qualified_name, "description": tool.description} for tool in found]
 
@@ -122,7 +121,7 @@ def tool_context(
         agent=run.agent,
         run_config=run.settings.config,
         conversation_history=conversation,
-        idempotency_key=idempotency_key(run.tree.log.state.run_id, run.path, call.call_id),
+        idempotency_key=UNMADE_KEY,
         call=services,
         secret=tool.secret,
     )

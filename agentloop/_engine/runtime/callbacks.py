@@ -7,7 +7,7 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from opcode import opmap
-from types import CodeType
+from types import CodeType, CoroutineType
 from typing import Any, TypeVar
 
 import anyio
@@ -33,7 +33,8 @@ ResultT = TypeVar("ResultT")
 
 async def resolve(value: Any) -> Any:
     """Return *value*, awaited if it is awaitable."""
-    return await value if inspect.isawaitable(value) else value
+    # The most frequent kind is asked for first: `isawaitable` takes 0.2 µs.
+    return await value if isinstance(value, CoroutineType) or inspect.isawaitable(value) else value
 
 
 @interruptible
@@ -119,12 +120,12 @@ def call_at_once(hook: Callback, *args: Any) -> None:
     Raises:
         BaseException: its error.
     """
-    try:
-        coroutine: Any = hook(*args)
-        coroutine.send(None)
-    except StopIteration:
-        return
-    raise AssertionError(f"{hook!r} waits")  # pragma: no cover - `never_waits` has read its code
+    coroutine: Any = hook(*args)
+    if next(coroutine.__await__(), _RETURNED) is not _RETURNED:  # unlike `send`, without an exception at the end
+        raise AssertionError(f"{hook!r} waits")  # pragma: no cover - `never_waits` has read its code
+
+
+_RETURNED = object()
 
 
 async def gather(questions: Sequence[Callable[[], Awaitable[ResultT]]]) -> list[ResultT]:

@@ -35,6 +35,7 @@ from agentloop._engine.runtime.backend import (
 )
 from agentloop._engine.runtime.cleanup import Cleanup
 from agentloop._engine.runtime.interrupts import uninterrupted
+from agentloop._storage.json_bytes import ObjectLine
 from agentloop.abc import ImmediateJournal, Journal
 from agentloop.exceptions import JournalError
 from agentloop.records import CancelRequested, DeadlinePassed, Record
@@ -64,26 +65,20 @@ class JournalWriter:
         self._encode = encode
         self._header = header
         self._append_nowait = find_append_nowait(journal)
+        self._append_line = find_append_line(journal)
         self._check_lease: Callable[[], None] | None = getattr(journal, "check_lease", None)  # of a `LeasedJournal`
         self._due: list[Record] = []
         self._added = 0
         self._written = 0
-        if self._append_nowait is None:  # else no task waits
-            self._wake = anyio.Event()
-            self._progress = anyio.Event()
-        self._begun = False
-        self._closed = False
-
-    @property
-    def begun(self) -> bool:
-        """True once the task has taken its first step; a task cancelled natively before that never does."""
-        return self._begun or self.immediate
-
-    @property
-    def immediate(self) -> bool:
+        self.immediate: bool = self._append_nowait is not None
         """True if the journal never waits: there is no task to start, and after `add` a record is durable or `error` is
         set."""
-        return self._append_nowait is not None
+        self.begun: bool = self.immediate
+        """True once the task has taken its first step; a task cancelled natively before that never does."""
+        if not self.immediate:  # else no task waits
+            self._wake = anyio.Event()
+            self._progress = anyio.Event()
+        self._closed = False
 
     def check(self) -> None:
         """Return if a body may start, once the record of its start is durable. Never waits.
@@ -110,7 +105,10 @@ class JournalWriter:
                 self._wake.set()
         elif self.error is None:
             try:
-                append([self._encode(record)] if self._header is None else self._make_lines((record,)))
+                if self._append_line is not None and self._header is None:
+                    self._append_line(self._encode(record))
+                else:
+                    append(self._make_lines((record,)))
             except BaseException as error:  # noqa: ASYNC103 - raised by `durable`: the caller is within a step
                 self.error = _as_journal_error(error)
                 self._failed()
@@ -118,7 +116,7 @@ class JournalWriter:
     def close(self) -> None:
         """Let the writer's task end once all records are written."""
         self._closed = True
-        if self._append_nowait is None:
+        if not self.immediate:
             self._wake.set()
 
     async def durable(self) -> None:
@@ -128,7 +126,7 @@ class JournalWriter:
             JournalError: they never will be.
             BaseException: the journal's error, where it is no Exception.
         """
-        if self._append_nowait is not None and self.error is not None:
+        if self.immediate and self.error is not None:
             raise self.error
         wanted = self._added
         while self._written < wanted:
@@ -144,9 +142,9 @@ class JournalWriter:
         Cancellation: records added so far are still written, until the run's cleanup deadline. A write that begins only
         after the deadline gets the grace once more: other work took the time until then, and the run has ended.
         """
-        if self._begun:
+        if self.begun:
             return
-        self._begun = True
+        self.begun = True
         try:
             with anyio.CancelScope(shield=True):  # noqa: ASYNC912 - `close` ends its waits
                 while self.error is None and not (self._closed and not self._due):
@@ -188,7 +186,7 @@ class JournalWriter:
         if self._header is not None:
             lines.insert(0, self._header())
             self._header = None  # a batch that fails is the last one
-        return lines
+        return list(map(ObjectLine, lines))
 
     def _report_progress(self) -> None:
         progress, self._progress = self._progress, anyio.Event()
@@ -210,9 +208,24 @@ def find_append_nowait(journal: Journal) -> Callable[[Sequence[bytes]], None] | 
     A subclass that overrides `append` expects to be asked for every record. So the method counts only if no class
     nearer to the object's own defines `append` alone.
     """
+    return cast(ImmediateJournal, journal).append_nowait if _comes_first(journal, "append_nowait", "append") else None
+
+
+def find_append_line(journal: Journal) -> Callable[[bytes], None] | None:
+    """Return the method of *journal* that appends one line of the library's own at once; None as above.
+
+    A journal of the library has it beside `append_nowait`, and needn't look at such a line: 0.3 µs of each record.
+    """
+    found = _comes_first(journal, "_append_line", "append_nowait", "append")
+    return cast("Callable[[bytes], None]", getattr(journal, "_append_line")) if found else None  # noqa: B009
+
+
+def _comes_first(journal: Journal, wanted: str, *others: str) -> bool:
+    """Tell whether *journal* has the method *wanted*, and no class nearer to its own defines one of the *others*."""
     for cls in type(journal).__mro__:
-        if vars(cls).get("append_nowait") is not None:
-            return cast(ImmediateJournal, journal).append_nowait
-        if "append" in vars(cls):
-            return None
-    return None
+        own = vars(cls)
+        if own.get(wanted) is not None:
+            return True
+        if not own.keys().isdisjoint(others):
+            return False
+    return False

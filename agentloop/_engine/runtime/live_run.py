@@ -21,6 +21,7 @@ import anyio.lowlevel
 import msgspec
 
 from agentloop import effects as e
+from agentloop._common.digests import idempotency_key
 from agentloop._common.error_text import error_summary, redact_message
 from agentloop._common.values import Value
 from agentloop._core.agent_graph import AgentGraph
@@ -29,6 +30,7 @@ from agentloop._core.plan import Arguments
 from agentloop._core.run_fold import RunFold
 from agentloop._core.turn_view import TurnView
 from agentloop._engine.runtime.backend import Task, liveness, own_task, running_loop, token_again
+from agentloop._engine.runtime.callbacks import ToolHooks, find_tool_hooks
 from agentloop._engine.runtime.cleanup import Cleanup
 from agentloop._engine.runtime.dispatcher import Dispatcher
 from agentloop._engine.runtime.interrupts import interruptible
@@ -40,7 +42,7 @@ from agentloop.budget import Budget
 from agentloop.config import HostedPrice, Price, RunConfig
 from agentloop.context import Callback, RunContext, Sandbox
 from agentloop.exceptions import UsageLimitExceeded
-from agentloop.hooks import RunHooks
+from agentloop.hooks import AgentHooks, RunHooks
 from agentloop.items import Item, ToolCall
 from agentloop.records import ApprovalRequested, CallbackReturned, CancelRequested, CleanupCut
 from agentloop.tools import AgentCall
@@ -191,6 +193,10 @@ class RunServicesView(Value, frozen=True, eq=False):
         """Return the seconds left until the nearest enclosing deadline, or None without one."""
         return seconds_to_deadline()
 
+    def find_key(self, call_id: str) -> str:
+        """Return the idempotency key of a call of this run."""
+        return idempotency_key(self.fold.run_id, self.path, call_id)
+
 
 class Cancellable(Protocol):
     """A live call, as far as the run knows about it."""
@@ -338,6 +344,8 @@ class LiveRun(msgspec.Struct, eq=False, kw_only=True):
     _cleanup: Cleanup | None = None
     asked_model: Model | None = None
     """The model of the last request of this run segment: the log has its `info`."""
+    _tool_hooks: tuple[AgentHooks | None, ToolHooks | None] | None = None
+    """The hooks of tool calls, with those of the agent for which they were found."""
     has_begun: bool = False
     """True once the log has the first record of this run segment."""
     stop_after_turn: bool = False
@@ -384,6 +392,13 @@ class LiveRun(msgspec.Struct, eq=False, kw_only=True):
     def here(self) -> tuple[tuple[str, ...], int, float]:
         """Return the first fields of every record: path, turn and wall-clock time."""
         return self.state.path, self.state.turn, self.tree.log.wall()
+
+    def find_tool_hooks(self) -> ToolHooks | None:
+        """Return the hooks of tool calls, or None if there are none. They are found once for each agent at work."""
+        agent_hooks, found = self.agent.hooks, self._tool_hooks
+        if found is None or found[0] is not agent_hooks:
+            found = self._tool_hooks = (agent_hooks, find_tool_hooks(self.settings.hooks, agent_hooks))
+        return found[1]
 
     def may_be_cancelled(self) -> bool:
         """Tell whether the run's own loop has to look for a cancellation, by a checkpoint, before its next step.

@@ -12,6 +12,7 @@ from kit.watching import Flight
 
 from agentloop import (
     Agent,
+    AgentHooks,
     Allow,
     RejectContent,
     ReplaceOutput,
@@ -393,6 +394,34 @@ async def test_the_idempotency_key_is_one_call_s_own(run_mode: Run) -> None:
     assert all(keys.values())
     run_id = result.to_state().fold.run_id
     assert {record.call_id: record.idempotency_key(run_id) for record in find_records(result, r.CallStarted)} == keys
+
+
+async def test_a_key_that_is_read_when_the_run_is_over_is_the_call_s(run_mode: Run) -> None:
+    """A context tells the key whenever it is read: of a hook, of a nested run, with or without a body that takes it."""
+    kept: dict[tuple[tuple[str, ...], str], ToolContext[Any]] = {}
+
+    class Keeping(AgentHooks):
+        async def on_tool_end(self, ctx: Any, agent: Any, tool: Any, outcome: Any) -> None:
+            kept[("o",) if agent is inner else (), ctx.tool_call_id] = ctx
+
+    @tool
+    async def dig() -> str:
+        """Dig."""
+        return "gold"
+
+    inner = Agent("inner", model=ScriptedModel([call("dig", call_id="d"), say("dug")]), tools=[dig], hooks=Keeping())
+    ask = inner.as_tool("ask")
+    agent = make_agent([ask, dig], [call("ask", {"input": "dig"}, "o"), call("dig", call_id="d")])
+    agent.hooks = Keeping()
+    result = await run_mode(agent, "go")
+    run_id = result.to_state().fold.run_id
+    recorded = {
+        (record.path, record.call_id): record.idempotency_key(run_id) for record in find_records(result, r.CallStarted)
+    }
+    assert len(set(recorded.values())) == 3
+    assert {place: ctx.idempotency_key for place, ctx in kept.items()} == {
+        place: recorded[place] for place in [((), "o"), ((), "d"), (("o",), "d")]
+    }
 
 
 async def test_sequential_mode_answers_equal_calls_too(run_mode: Run) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import anyio
 import pytest
-from kit.agents import Run, call_each, configure_run, fine, make_agent
+from kit.agents import Run, call_each, configure_run, fine, make_agent, script_agent
 from kit.ending import Backend, cancel_when, check_duration, endless
 from kit.results import read_endings, read_outputs, read_shown_outputs
 from kit.watching import ToolHookLog, Watch
@@ -19,6 +19,7 @@ from agentloop import (
     tool_output_guardrail,
 )
 from agentloop import records as r
+from agentloop.testing import call, say
 
 
 class Boom(Exception):
@@ -36,6 +37,36 @@ class ToolHookLines(AgentHooks):
 
     async def on_tool_end(self, ctx: Any, agent: Any, tool: Any, outcome: Any) -> None:
         self.lines.append("agent end")
+
+
+async def test_after_a_handoff_the_tool_hooks_of_the_other_agent_are_called(run_mode: Run) -> None:
+    """Those of the run are called for both; those of an agent for its own calls alone, in each of its activations."""
+    lines: list[str] = []
+
+    class Named(AgentHooks):
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        async def on_tool_end(self, ctx: Any, agent: Any, tool: Any, outcome: Any) -> None:
+            lines.append(f"{self.name} {ctx.tool_call_id}")
+
+    class OfTheRun(RunHooks):
+        async def on_tool_end(self, ctx: Any, agent: Any, tool: Any, outcome: Any) -> None:
+            lines.append(f"run {ctx.tool_call_id}")
+
+    script = [call("look", call_id="1"), call("transfer_to_b"), call("look", call_id="4"), say("done")]
+    first = script_agent("A", *script, tools=[look], hooks=Named("A"))
+    back = [call("look", call_id="2"), call("look", call_id="3"), call("transfer_to_a", call_id="back")]
+    second = script_agent("B", *back, tools=[look], hooks=Named("B"))
+    first.handoffs, second.handoffs = [second], [first]
+    await run_mode(first, "go", hooks=OfTheRun())
+    assert lines == ["A 1", "run 1", "B 2", "run 2", "B 3", "run 3", "A 4", "run 4"]
+
+
+@tool
+async def look() -> str:
+    """Look."""
+    return "seen"
 
 
 def cause_of(error: BaseException) -> BaseException:

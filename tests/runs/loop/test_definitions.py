@@ -7,6 +7,7 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import attrs
+import msgspec
 import pytest
 from kit.agents import PASSED, TRIPPED, Run, configure_run, look, make_input_guard, make_output_guard, script_agent
 from kit.ending import HeldWork, cancel_when
@@ -405,6 +406,17 @@ def test_tool_context_can_be_made_from_a_run_s() -> None:
     assert ctx.run_config is config
     with pytest.raises(UserError, match="cancel_call"):
         ctx.cancel_call("d")
+
+
+def test_a_context_has_the_idempotency_key_that_it_was_given() -> None:
+    """Outside of a run there is none but the given one; it can be set, and a copy has it too."""
+    bare: RunContext[Any] = RunContext(context=None, run_id="r")
+    assert ToolContext.from_agent_context(bare, "c", tool_name="use").idempotency_key == ""
+    ctx: ToolContext[Any] = ToolContext.from_agent_context(bare, "c", tool_name="use", idempotency_key="given")
+    assert ctx.idempotency_key == msgspec.structs.replace(ctx, tool_name="other").idempotency_key == "given"
+    assert "idempotency_key='given'" in repr(ctx)
+    ctx.idempotency_key = "set"
+    assert ctx.idempotency_key == "set"
 
 
 # -- guardrails of tools, error handlers

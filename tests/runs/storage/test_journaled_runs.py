@@ -500,7 +500,7 @@ async def test_whatever_record_an_immediate_journal_refuses_nothing_starts_after
 
 async def test_a_journal_that_only_looks_immediate_is_appended_to() -> None:
     """A journal without `append`, or with a broken one, is told from one that never waits."""
-    from agentloop._engine.runtime.journal_writer import find_append_nowait
+    from agentloop._engine.runtime.journal_writer import find_append_line, find_append_nowait
 
     class Bare:
         append_nowait = None
@@ -508,6 +508,11 @@ async def test_a_journal_that_only_looks_immediate_is_appended_to() -> None:
     assert find_append_nowait(Bare()) is None  # type: ignore[arg-type]
     assert find_append_nowait(BatchJournal()) is None
     assert find_append_nowait(MemoryJournal()) is not None
+    assert [find_append_line(one) is not None for one in (BatchJournal(), Immediate(), MemoryJournal())] == [
+        False,
+        False,
+        True,
+    ]
 
 
 # ---------------------------------------------------------------------------------------------- another's journal
