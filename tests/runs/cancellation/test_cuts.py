@@ -6,7 +6,7 @@ import anyio
 import attrs
 import pytest
 from kit.agents import configure_run, make_agent
-from kit.ending import leak_cancellation
+from kit.ending import advance_clock, leak_cancellation
 from kit.watching import Watch
 
 from agentloop import (
@@ -25,7 +25,9 @@ from agentloop._core.cancellation import CUTS, Cause, Cut, Stage
 from agentloop.testing import call
 
 SHORT = 0.02
-"""Seconds of every limit of time."""
+"""Seconds of the limits of time that a call reaches by itself."""
+FAR = 3600.0
+"""Seconds of the run's limit, which is put forward to once the call has reached its stage."""
 
 
 @attrs.define(eq=False)
@@ -43,6 +45,8 @@ class Held:
             self.reached.set()
             if self.cause == "tool":
                 await leak_cancellation()
+            if self.cause == "deadline":
+                advance_clock(FAR)
             await anyio.sleep(60 if self.cut is not None else 3 * SHORT)
 
     def make_agent(self) -> Agent[Any, Any]:
@@ -83,7 +87,7 @@ async def test_a_cause_ends_a_call_as_the_table_says(cause: Cause, stage: Stage)
     """Status, source and the policy that was asked are those of the cell; without a cut the call succeeds."""
     cut = CUTS[cause, stage]
     held, watch = Held(cause, stage, cut), Watch()
-    limited = RunConfig(timeout=5 * SHORT if cause == "deadline" else None)  # the call has to reach its stage before
+    limited = RunConfig(timeout=FAR if cause == "deadline" else None)
     config = configure_run(watch, config=limited, cleanup_grace=SHORT)
     raised: BaseException | None = None
 
