@@ -376,7 +376,7 @@ def _check_options(agent: object, options: Mapping[str, Any]) -> _CheckedOptions
         hint = " (those are an agent's: give them to Agent.hooks)" if isinstance(hooks, AgentHooks) else ""
         raise UserTypeError(f"hooks: RunHooks are needed, not {hooks!r}{hint}")
     max_turns: int | EllipsisType | None = options.get("max_turns", ...)
-    if max_turns is not ...:
+    if max_turns is not ... and max_turns is not None:
         check_count("max_turns", max_turns)
     session, journal = options.get("session"), options.get("journal")
     if session is not None and not isinstance(session, Session):
