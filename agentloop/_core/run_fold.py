@@ -332,15 +332,16 @@ def _release(fold: RunFacts) -> None:
     fold.just_released = released
     while fold.released_late:
         _release_call(fold, fold.released_late.popleft(), released)
-    batch = fold.batch
-    while fold.released < len(batch):
-        call = batch[fold.released]
+    batch, index = fold.batch, fold.released
+    while index < len(batch):
+        call = batch[index]
         if not call.released:
             if call.outcome is not None:
                 _release_call(fold, call, released)
             elif (call.approval is None and not fold.nested) or not fold.waits(call):
-                return
-        fold.released += 1
+                break
+        index += 1
+    fold.released = index
 
 
 def _release_call(fold: RunFacts, call: CallState, released: list[ToolOutput]) -> None:
@@ -477,28 +478,31 @@ class RunFold(RunFacts):
 
     def apply(self, record: r.Record) -> r.Record:
         """Append *record* and fold it, in one synchronous step. Return it as appended: with its `secret` flags set."""
-        kind, path = type(record), record.path
-        fold, get_brought = _STEPS[kind]
-        if get_brought is not None and not self.holds_secrets:
-            brought = get_brought(record)
+        fold, get_brought = _STEPS[type(record)]
+        if get_brought is not None and not self.holds_secrets and (brought := get_brought(record)):
             # An item is secret wholly or in part, or is a call whose output is.
             self.holds_secrets = brought is True or bool(
-                brought
-                and [one for one in brought if getattr(one, "secret", False) or getattr(one, "secret_output", False)]
+                [one for one in brought if getattr(one, "secret", False) or getattr(one, "secret_output", False)]
             )
         if self.holds_secrets:
             record = self.mark(record)
         self.records.append(record)
-        is_nested = len(path) > len(self.path) if path else False
-        target = self._find_nested(record) if is_nested else self
+        if record.path and len(record.path) > len(self.path):
+            self._apply_nested(record, fold)
+        elif fold is not None:
+            fold(self, record)
+        return record
+
+    def _apply_nested(self, record: r.Record, fold: Callable[[RunFacts, Any], None] | None) -> None:
+        """Fold *record*, which is of a nested run, by *fold*."""
+        target = self._find_nested(record)
         if fold is not None:
             fold(target, record)
-        if is_nested and kind is r.RunEnded:
+        if type(record) is r.RunEnded:
             # An interrupted run no longer blocks the outputs behind that of the call around it.
             outer = self.at(record.path[:-1])
             assert outer is not None  # the run is nested in it
             _release(outer)
-        return record
 
     def mark(self, record: r.Record) -> r.Record:
         """Return *record* as `apply` would append it now: with its `secret` flags set."""

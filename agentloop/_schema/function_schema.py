@@ -277,7 +277,13 @@ class FunctionSchema:
         nothing about *text*: those two read it, or word the fault.
         """
         binder = self._binder
-        if binder.decode is None or "\\" in text or not _is_short_object(text, limits):
+        if binder.decode is None or "\\" in text or text.rfind("{"):
+            return None
+        size, bytes_, depth, digits = len(text), limits.max_bytes, limits.max_depth, limits.max_digits
+        # One that may break the limits isn't short. Its objects are one, and its arrays no deeper than their brackets.
+        if size > SHORT or (bytes_ is not None and 4 * size > bytes_) or (digits is not None and size > digits):
+            return None
+        if depth is not None and depth <= text.count("["):
             return None
         try:
             row = msgspec.structs.astuple(binder.decode(text))
@@ -319,18 +325,6 @@ class FunctionSchema:
         if faults:
             raise ModelBehaviorError(f"Arguments of tool {self.name} don't fit: {'; '.join(faults)}")
         return _assemble(binder, dict(zip(binder.names, row, strict=True)), extras, sent)
-
-
-def _is_short_object(text: str, limits: JsonLimits) -> bool:
-    """Tell whether *text* is too short and too flat to break *limits*, if it is an object at all, without an object."""
-    size, bytes_, depth, digits = len(text), limits.max_bytes, limits.max_depth, limits.max_digits
-    return (
-        size <= SHORT
-        and text.rfind("{") == 0
-        and (bytes_ is None or 4 * size <= bytes_)
-        and (depth is None or depth > text.count("["))
-        and (digits is None or size <= digits)
-    )
 
 
 def _assemble(

@@ -217,22 +217,23 @@ def _end_body(live: LiveCall, result: end.Ending | None) -> end.Ending:
     An end by itself, with a value or an error, is recorded as `BodyEnded` in the same step, unless the call settles in
     this very step: then `CallSettled` tells both, except for a value that is no text and may end the run.
     """
-    if result is not None and type(result) in _WITHOUT_RESULT:
+    if type(result) is end.Returned:  # the most frequent, first
+        if live.tool.secret_output:
+            live.gave_secret = True
+    elif result is None:
+        if live.batch.nursery.is_ending():
+            return end.RunEnding()  # on asyncio our scope caught it
+    elif type(result) in _WITHOUT_RESULT:
         return result
-    nursery = live.batch.nursery
-    if result is None and nursery.is_ending():
-        return end.RunEnding()  # on asyncio our scope caught it
-    if type(result) is end.Raised:
+    elif type(result) is end.Raised:
         live.redact_error(result.error)
-        if nursery.is_ending():
+        if live.batch.nursery.is_ending():
             record_end(live.run)
-    if isinstance(result, end.Returned) and live.tool.secret_output:
-        live.gave_secret = True
     body, late = live.body, False
     if body is not None and live.phase == "body":
         late = body.timer is not None and anyio.current_time() >= body.timer.ends_at
         body.ended_at = live.run.tree.log.wall()
-        if isinstance(result, end.Returned) and not late and (live.plain or _settles_with_body(live)):
+        if type(result) is end.Returned and not late and (live.plain or _settles_with_body(live)):
             # `CallSettled` has the value as text. One that may end the run as it is must be in the log, too.
             if not isinstance(result.value, str) and live.run.agent.tool_use_behavior != _ASKS_AGAIN:
                 record_body_end(live, result)

@@ -139,7 +139,7 @@ class Batch:
         if self._gate is not None:
             base = (*base, self._gate)
         groups: dict[str, Limit] = {}
-        plain_tools: dict[FunctionTool, bool] = {}
+        tools: dict[FunctionTool, tuple[bool, tuple[Limit, ...]]] = {}
         answers: list[PlanEntry] = []
         segments: list[list[LiveCall]] = []
         segment: list[LiveCall] = []
@@ -151,8 +151,11 @@ class Batch:
             if kind is Answer or entry.tool is None:
                 answers.append(entry)
                 continue
-            live = self._add_call(entry, entry.tool, base, groups, plain_tools)
-            has_limits = has_limits or live.limits is not base
+            facts = tools.get(entry.tool)
+            if facts is None:
+                facts = tools[entry.tool] = self._read_tool(entry.tool, base, groups)
+                has_limits = has_limits or facts[1] is not base
+            live = self._add_call(entry, entry.tool, *facts)
             alone = sequential or entry.tool.exclusive
             if alone and segment:
                 segments.append(segment)
@@ -173,24 +176,22 @@ class Batch:
         elif cap is not None and base:
             self.pump = CapQueue(cap, base[0].name_shown)
 
-    def _add_call(
-        self,
-        entry: PlanEntry,
-        tool: FunctionTool,
-        base: tuple[Limit, ...],
-        groups: dict[str, Limit],
-        plain_tools: dict[FunctionTool, bool],
-    ) -> LiveCall:
-        call, disposition = entry.call, entry.disposition
-        assert isinstance(disposition, _RUNNING)
+    def _read_tool(
+        self, tool: FunctionTool, base: tuple[Limit, ...], groups: dict[str, Limit]
+    ) -> tuple[bool, tuple[Limit, ...]]:
+        """Return whether calls of *tool* may be plain, and their limits: *base* if it has none of its own."""
         limits = (*base, *tool.capacity) if tool.capacity else base
         if tool.serial is not None:
             group = groups.setdefault(tool.serial, OrderedCapacity(1, f"serial:{tool.serial}"))
             limits = (*limits, group)
-        plain = plain_tools.get(tool)
-        if plain is None:
-            hooks_wait = self.hooks is not None and self.hooks.wait
-            plain = plain_tools[tool] = not hooks_wait and is_plain_run(self.run) and is_plain_tool(tool)
+        if len(limits) > 1:
+            limits = tuple(dict.fromkeys(limits))
+        hooks_wait = self.hooks is not None and self.hooks.wait
+        return not hooks_wait and is_plain_run(self.run) and is_plain_tool(tool), limits
+
+    def _add_call(self, entry: PlanEntry, tool: FunctionTool, plain: bool, limits: tuple[Limit, ...]) -> LiveCall:
+        call, disposition = entry.call, entry.disposition
+        assert isinstance(disposition, _RUNNING)
         if plain:  # it starts for the first time, with arguments that fit
             plain = (
                 type(disposition) is Execute
@@ -198,8 +199,6 @@ class Batch:
                 and not disposition.resumed
                 and disposition.arguments.bound is not None
             )
-        if len(limits) > 1:
-            limits = tuple(dict.fromkeys(limits))
         given = disposition.arguments
         text, bound, receipt, read = given.text, given.bound, given.receipt, None if plain else given
         live = LiveCall(
