@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 import anyio
@@ -17,6 +17,7 @@ from temporalio.client import (
 )
 from temporalio.service import RPCError, RPCStatusCode
 
+from agentloop._common.checks import NAMES, check
 from agentloop._storage.public_json import record_from_json
 from agentloop.exceptions import StateError
 from agentloop.records import Record
@@ -25,6 +26,9 @@ from agentloop.temporal._activities import CALL_MODEL, CALL_TOOL
 from agentloop.temporal._live import Beat, LiveEvent, LiveView
 from agentloop.temporal._runner import TOO_EARLY
 from agentloop.temporal._workflow import AgentRunInput, AgentWorkflow
+
+_CALL_ID = NAMES.text()
+_CALL_PATH = NAMES.texts("a sequence of call ids is needed")
 
 
 @attrs.frozen(kw_only=True)
@@ -111,9 +115,22 @@ class AgentRunHandle:
         except WorkflowUpdateFailedError as error:
             raise StateError(str(error.cause)) from error
 
-    async def cancel_call(self, call_id: str, reason: str | None = None) -> bool:
-        """Cancel one call while the run continues. Returns False if it has ended or is unknown."""
-        return await self.workflow.execute_update(AgentWorkflow.cancel_call, args=[call_id, reason])
+    async def cancel_call(self, call_id: str, reason: str | None = None, *, path: Sequence[str] = ()) -> bool:
+        """Cancel one call while the run continues. Returns False if it has ended or is unknown.
+
+        Args:
+            call_id: The id of the call.
+            reason: What the output says.
+            path: The path of the call's run, as its records have it: the ids of the agent-tool calls around it.
+
+        Raises:
+            UserTypeError: *call_id* isn't text, or *path* no sequence of texts.
+        """
+        check("call_id", _CALL_ID, call_id)
+        check("path", _CALL_PATH, path)
+        # Without a path as handles sent it before there were paths: workers of that time take two arguments.
+        given = [call_id, reason, list(path)] if path else [call_id, reason]
+        return await self.workflow.execute_update(AgentWorkflow.cancel_call, args=given)
 
     async def add_input(self, text: str) -> None:
         """Show the model a message of the user when the turn that runs has ended. Not for a run that is over."""

@@ -229,9 +229,9 @@ class AgentWorkflow:
             self._take(verdict)
 
     @workflow.update
-    def cancel_call(self, call_id: str, reason: str | None) -> bool:
-        """Cancel one call while the run continues. False if it has ended or is unknown."""
-        return self._stream is not None and self._stream.cancel_call(call_id, reason)
+    def cancel_call(self, call_id: str, reason: str | None, path: tuple[str, ...] = ()) -> bool:
+        """Cancel one call, of the run at *path*, while the run continues. False if it has ended or is unknown."""
+        return self._stream is not None and self._stream.cancel_call(call_id, reason, path=path)
 
     @workflow.signal
     def add_input(self, text: str) -> None:

@@ -134,6 +134,14 @@ def sleeping(n: int) -> Agent[Any, Any]:
     return Agent("sleeping", model=scripted(calls, say("done")), tools=[wait])
 
 
+def fronting() -> Agent[Any, Any]:
+    """Return an agent whose only call is that of an agent whose call sleeps; both calls have the same id."""
+    ask = sleeping(1).as_tool("ask_sleeping", "Ask.")
+    return Agent(
+        "fronting", model=scripted([call("ask_sleeping", {"input": "x"}, call_id="w0")], say("done")), tools=[ask]
+    )
+
+
 def talkative(turns: int) -> Agent[Any, Any]:
     """Return an agent that needs *turns* turns of one call each."""
     steps = [[call("look_up", {"n": n}, call_id=f"t{n}")] for n in range(turns)]
@@ -164,6 +172,7 @@ def agents() -> dict[str, Agent[Any, Any]]:
     )
     return {
         "everything": everything,
+        "fronting": fronting(),
         "hanging": hanging,
         "greeter": greeter,
         "payer": payer,

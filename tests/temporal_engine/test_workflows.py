@@ -13,11 +13,12 @@ pytest.importorskip("temporalio", reason="needs the extra temporal: nox -s tests
 
 import anyio
 from temporal_engine.durable_agents import agents
-from temporalio.client import Client, WorkflowFailureError
+from temporalio.client import Client, WorkflowFailureError, WorkflowUpdateFailedError
 from temporalio.worker import Replayer, Worker
 
 from agentloop import Agent, Capacity, RunConfig, Runner, RunState, UserError, tool
-from agentloop.exceptions import StateError
+from agentloop.exceptions import StateError, UserTypeError
+from agentloop.records import CallSettled
 from agentloop.temporal import AgentPlugin, AgentRunHandle, ToolActivity, start_run
 from agentloop.testing import normal
 
@@ -182,18 +183,82 @@ async def test_a_worker_that_stops_leaves_its_runs_to_the_next(address: str) -> 
     assert result.final_output == "done"
 
 
+async def settled(handle: AgentRunHandle) -> list[tuple[Any, ...]]:
+    """Return the calls of an ended run and of its nested runs in the order they settled, and how."""
+    calls = [record async for record in handle.records() if isinstance(record, CallSettled)]
+    return [(one.path, one.call_id, one.outcome.status, one.outcome.cancelled_by, one.outcome.reason) for one in calls]
+
+
 async def test_one_call_is_cancelled(address: str) -> None:
-    """The run goes on with the others."""
+    """The run goes on with the others; a call that is unknown, of a known or of an unknown run, is False."""
+    plugin = AgentPlugin(agents())
+    async with worker(address, plugin) as (client, queue):
+        handle = await start(client, queue, "sleeping")
+        await started(handle, "CallStarted", 3)
+        assert await handle.cancel_call("none") is False
+        assert await handle.cancel_call("w0", path=["w0"]) is False
+        for each in range(3):
+            assert await handle.cancel_call(f"w{each}", "enough") is True
+        with anyio.fail_after(30):
+            result = await handle.result()
+        assert result.final_output == "done"
+        assert sorted(await settled(handle)) == [((), f"w{n}", "cancelled", "caller", "enough") for n in range(3)]
+        await replay_history(handle, plugin)
+
+
+async def test_call_of_an_agent_tool_is_cancelled_by_its_path(address: str) -> None:
+    """The path tells it from a call of the outermost run that has the same id; both runs go on."""
+    plugin = AgentPlugin(agents())
+    async with worker(address, plugin) as (client, queue):
+        handle = await start(client, queue, "fronting")
+        await started(handle, "CallStarted", 2)
+        assert await handle.cancel_call("w0", path=["w9"]) is False
+        assert await handle.cancel_call("w9", path=["w0"]) is False
+        assert await handle.cancel_call("w0", path=["w0", "w0"]) is False
+        assert await handle.cancel_call("w0", "enough", path=["w0"]) is True
+        with anyio.fail_after(30):
+            result = await handle.result()
+        assert result.final_output == "done"
+        assert await settled(handle) == [
+            (("w0",), "w0", "cancelled", "caller", "enough"),
+            ((), "w0", "succeeded", None, None),
+        ]
+        await replay_history(handle, plugin)
+
+
+async def test_wrong_call_or_path_is_refused_to_who_cancels(address: str) -> None:
+    """By the handle, which sends nothing then, and by the workflow, to any client of the engine; the run goes on."""
     async with worker(address, AgentPlugin(agents())) as (client, queue):
         handle = await start(client, queue, "sleeping")
         await started(handle, "CallStarted", 3)
+        for wrong in ("w0", [1], None):
+            with pytest.raises(UserTypeError, match="path: a sequence of call ids is needed"):
+                await handle.cancel_call("w0", path=wrong)  # type: ignore[arg-type]
+        with pytest.raises(UserTypeError, match="call_id: text is needed"):
+            await handle.cancel_call(1)  # type: ignore[arg-type]
+        for given in (["w0", None, [1]], ["w0", None, None], [1, None]):
+            with pytest.raises(WorkflowUpdateFailedError):
+                await handle.workflow.execute_update("cancel_call", args=given)
+        # As a handle of an older version sends it.
         for each in range(3):
-            assert await handle.cancel_call(f"w{each}", "enough")
-        assert not await handle.cancel_call("none")
+            assert await handle.workflow.execute_update("cancel_call", args=[f"w{each}", "enough"]) is True
         with anyio.fail_after(30):
-            result = await handle.result()
-        assert [one["outcome"]["status"] for one in result.data["calls"]] == ["cancelled"] * 3
-        assert result.final_output == "done"
+            assert (await handle.result()).final_output == "done"
+
+
+async def test_only_a_call_of_a_nested_run_needs_a_worker_that_knows_paths() -> None:
+    """A worker of an older version takes two arguments, and any other number fails its workflow task."""
+    sent: list[list[Any]] = []
+
+    class Recorder:
+        async def execute_update(self, update: Any, *, args: list[Any]) -> bool:
+            sent.append(args)
+            return True
+
+    handle = AgentRunHandle(Recorder())  # type: ignore[arg-type]
+    await handle.cancel_call("a", "enough")
+    await handle.cancel_call("a", path=("b",))
+    assert sent == [["a", "enough"], ["a", None, ["b"]]]
 
 
 async def test_input_that_comes_while_a_call_waits(address: str) -> None:
