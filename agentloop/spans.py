@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -25,7 +24,7 @@ class Trace(msgspec.Struct, kw_only=True, eq=False, frozen=True):
     """A group of spans: those of one run, or of all runs inside a `trace` block. `metadata` is the application's."""
 
     workflow_name: str = "Agent workflow"
-    trace_id: str = msgspec.field(default_factory=lambda: uuid.uuid4().hex)
+    trace_id: str = msgspec.field(default_factory=lambda: os.urandom(16).hex())
     group_id: str | None = None
     metadata: Mapping[str, Any] = {}
 

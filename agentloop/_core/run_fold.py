@@ -46,7 +46,6 @@ from agentloop._core.call_identity import same_invocation
 from agentloop._core.call_state import CallState, fits, is_search
 from agentloop._core.client_calls import describe_item, find_unanswered, says_nothing
 from agentloop._core.empty_containers import NO_DICT, NO_SET, append_to
-from agentloop._core.handoff_outputs import handoff_outputs
 from agentloop._core.run_facts import RunFacts
 from agentloop._core.secret_marks import MAY_HOLD_SECRETS, has_gaps, mark_record
 from agentloop._storage.withholding import WithheldText
@@ -379,6 +378,8 @@ def _note_found_tools(fold: RunFacts) -> None:
 def _handed_off(fold: RunFacts, record: r.HandedOff) -> None:
     if not fold.input_accepted:
         _accept(fold)
+    from agentloop._core.handoff_outputs import handoff_outputs  # few runs hand over
+
     outputs = handoff_outputs(record)
     fold.history.extend(outputs)
     fold.new_items.extend(outputs)

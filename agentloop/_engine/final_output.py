@@ -11,7 +11,6 @@ from agentloop._common.error_text import redact, shorten
 from agentloop._core.machine import CheckOutput, GiveUp, may_ask_again
 from agentloop._core.turn_view import TurnView
 from agentloop._engine.finish import FinishedRun, save
-from agentloop._engine.run_guardrails import judge_final_output
 from agentloop._engine.run_result import run_data_of
 from agentloop._engine.runtime.backend import checkpoint_if_cancelled
 from agentloop._engine.runtime.callbacks import call_user, find_hook, resolve
@@ -91,6 +90,8 @@ async def _check_output(run: LiveRun, output: Any, made_by: str | None = None) -
 
 async def _judge(run: LiveRun, output: Any, made_by: str | None) -> None:
     """Run the output guardrails, as `_check_output` says."""
+    from agentloop._engine.run_guardrails import judge_final_output
+
     try:
         await judge_final_output(run, output, withheld=None if made_by is None else WITHHELD)
     except BaseException as error:

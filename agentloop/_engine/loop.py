@@ -57,7 +57,6 @@ from agentloop._engine.final_output import accept, ask_behavior, give_up
 from agentloop._engine.finish import FinishedRun, finish_segment, save_turn
 from agentloop._engine.model_call import call_model
 from agentloop._engine.prepare_turn import prepare_turn
-from agentloop._engine.run_guardrails import guard_model_call, guards_missing, input_guardrails
 from agentloop._engine.run_result import attach_run_data
 from agentloop._engine.runtime.backend import (
     Captured,
@@ -112,8 +111,8 @@ async def drive(run: LiveRun, segment: RunSegment) -> FinishedRun:
                         ended = await _check_turn_end(run)
                     if ended is None:
                         view = await _begin_turn(run)
-                        if run.state.input_guards_due and (guards := guards_missing(run)):
-                            await guard_model_call(run, guards, partial(call_model, run, view))
+                        if run.state.input_guards_due:
+                            await _call_guarded_model(run, view)
                         else:
                             await call_model(run, view, checked=True)
                 case Settle():
@@ -210,6 +209,8 @@ async def _begin_turn(run: LiveRun) -> TurnView:
     turn = state.turn if state.turn_open else state.turn + 1  # open: from an earlier run segment, without an answer
     judges: tuple[str, ...] = ()
     if not state.input_accepted and (run.agent.input_guardrails or run.settings.config.input_guardrails):
+        from agentloop._engine.run_guardrails import input_guardrails
+
         judges = tuple([guard.name for guard in input_guardrails(run)])
     log.append(TurnStarted(state.path, turn, log.wall(), run.agent_key, view.tool_names, view.handoff_names, judges))
     if log.journal is not None:
@@ -217,6 +218,16 @@ async def _begin_turn(run: LiveRun) -> TurnView:
     if log.is_watched or (log.journal is not None and not log.journal.immediate):
         await checkpoint_if_cancelled()
     return view
+
+
+async def _call_guarded_model(run: LiveRun, view: TurnView) -> None:
+    """Call the model beside the input guardrails that haven't passed the input yet."""
+    from agentloop._engine.run_guardrails import guard_model_call, guards_missing
+
+    if guards := guards_missing(run):
+        await guard_model_call(run, guards, partial(call_model, run, view))
+    else:
+        await call_model(run, view, checked=True)
 
 
 async def _continue_turn(run: LiveRun, view: TurnView) -> TurnView:
@@ -420,6 +431,8 @@ async def _resume(run: LiveRun, segment: RunSegment, trace: Trace | None) -> Non
         await _ensure_sandbox(run, run.settings.config.sandbox)
     await checkpoint_if_cancelled()
     if state.turn and not state.turn_open and not state.input_added_later:
+        from agentloop._engine.run_guardrails import guard_model_call, guards_missing
+
         await guard_model_call(
             run, guards_missing(run), _do_nothing
         )  # the model has answered, but not every guardrail had

@@ -28,7 +28,6 @@ import msgspec
 
 from agentloop._common.error_text import redact_message
 from agentloop._common.values import Value
-from agentloop._core.admission import Ticket
 from agentloop._core.cancellation import CUTS, Cause, Stage, is_graver
 from agentloop._core.failure_choice import Failure
 from agentloop._core.plan import Arguments
@@ -46,6 +45,7 @@ from agentloop.records import BodyEnded
 from agentloop.tools import FunctionTool, PythonBody, may_run_again
 
 if TYPE_CHECKING:
+    from agentloop._core.admission import Ticket
     from agentloop._engine.runtime.threads import ThreadSlot
     from agentloop._schema.function_schema import BoundArguments
 

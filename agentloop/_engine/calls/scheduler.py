@@ -34,7 +34,6 @@ from typing import Any
 import anyio
 
 from agentloop._common.error_text import error_summary, is_fatal
-from agentloop._core.admission import Ticket
 from agentloop._core.cancellation import Cause
 from agentloop._core.empty_containers import append_to
 from agentloop._core.failure_choice import Failure, choose, choose_failure
@@ -305,6 +304,8 @@ class Batch:
                     live.phase = "starting"
                     self.spawn(live)
             return
+        from agentloop._core.admission import Ticket  # few runs have limits
+
         tickets = []
         for live in calls:
             live.phase = "waiting"

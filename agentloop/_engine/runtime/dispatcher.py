@@ -9,11 +9,14 @@ from __future__ import annotations
 import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 import anyio
 
-from agentloop._core.admission import Admission, Ticket
 from agentloop.limits import Limit
+
+if TYPE_CHECKING:
+    from agentloop._core.admission import Admission, Ticket
 
 
 class Dispatcher:
@@ -23,6 +26,8 @@ class Dispatcher:
     """
 
     def __init__(self, now: Callable[[], float] | None = None) -> None:
+        from agentloop._core.admission import Admission  # few runs have limits
+
         self.admission: Admission = Admission()
         # Given where the loop's clock may be held: anyio takes 1 µs more, to find the loop.
         self._now = now or anyio.current_time

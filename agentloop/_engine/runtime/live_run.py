@@ -94,15 +94,22 @@ class LoopState:
     reference from its value would keep the loop for ever.
     """
 
-    __slots__ = ("__weakref__", "_threads", "loop_lives", "pump", "thread_ident", "token")
+    __slots__ = ("__weakref__", "_pump", "_threads", "loop_lives", "thread_ident", "token")
 
     def __init__(self) -> None:
-        self.pump: Dispatcher = Dispatcher()
+        self._pump: Dispatcher | None = None
         self._threads: Threads | None = None
         self.loop_lives: Callable[[], bool] = liveness(anyio.lowlevel.current_token())
         self.thread_ident: int = threading.get_ident()
         self.token: Callable[[], anyio.lowlevel.EventLoopToken] = token_again(anyio.lowlevel.current_token())
         """The function that returns the loop's token, for requests from other threads."""
+
+    @property
+    def pump(self) -> Dispatcher:
+        """The dispatcher of the calls that wait for shared limits, made at first use."""
+        if self._pump is None:
+            self._pump = Dispatcher()
+        return self._pump
 
     @property
     def threads(self) -> Threads:
