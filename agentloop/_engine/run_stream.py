@@ -425,17 +425,16 @@ class RunStream(Generic[OutputT]):
             raise UserError("the run is not under way: decide on its state")
         live = self._live
         converter = live.settings.config.converter
-        live.tree.log.append(
-            verdict_on(
-                live.tree.log.state,
-                call,
-                live.tree.graph,
-                live.tree.open_requests,
-                converter=converter,
-                arguments=text,
-                **verdict,
-            )
+        given = verdict_on(
+            live.tree.log.state,
+            call,
+            live.tree.graph,
+            live.tree.open_requests,
+            converter=converter,
+            arguments=text,
+            **verdict,
         )
+        live.tree.log.append(given.replace(at=live.tree.log.wall()))
 
     # -- the run so far
 

@@ -170,11 +170,14 @@ def agents() -> dict[str, Agent[Any, Any]]:
     hanging = Agent(
         "hanging", model=scripted([call("hang_longer", {}, call_id="h1")], say("over")), tools=[hang_longer]
     )
+    both = [call("pay", {"amount": 1}, call_id="p1"), call("hang_longer", {}, call_id="h1")]
+    hasty = Agent("hasty", model=scripted(both, say("paid")), tools=[pay, hang_longer])
     return {
         "everything": everything,
         "fronting": fronting(),
         "hanging": hanging,
         "greeter": greeter,
+        "hasty": hasty,
         "payer": payer,
         "sleeping": sleeping(3),
         "talkative": talkative(6),

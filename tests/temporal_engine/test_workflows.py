@@ -140,6 +140,24 @@ async def test_a_replay_makes_the_same_records(address: str) -> None:
     assert first == second
 
 
+async def test_a_replay_makes_the_same_record_of_a_verdict_within_a_turn(address: str) -> None:
+    """It comes while another call of the turn runs, and has the workflow's time."""
+    client = await Client.connect(address, plugins=[AgentPlugin(agents())])
+    queue = f"queue-{uuid4().hex}"
+    async with Worker(client, task_queue=queue, max_cached_workflows=0):
+        handle = await start(client, queue, "hasty")
+        await started(handle, "CallStarted")
+        await waiting(handle)
+        await handle.approve("p1")
+        with anyio.fail_after(30):
+            await handle.result()
+        first, second = [[record async for record in handle.records()] for _ in range(2)]
+    kinds = [type(record).__name__ for record in first]
+    assert kinds.index("CallStarted") < kinds.index("VerdictGiven") < kinds.index("CallSettled")
+    assert "RunResumed" not in kinds
+    assert first == second
+
+
 async def test_context_and_input(address: str) -> None:
     """The context is made in each activity; input added at run time is shown after the turn."""
     plugin = AgentPlugin(agents(), read_context=lambda data: {"name": data["name"].title()})

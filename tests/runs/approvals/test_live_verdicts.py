@@ -22,8 +22,17 @@ from agentloop import (
 )
 from agentloop import events as ev
 from agentloop import records as r
+from agentloop._engine.runtime.live_run import LiveEffects
 from agentloop.items import Item
 from agentloop.testing import ScriptedModel, call, say
+
+
+class FixedTime(LiveEffects):
+    """The live effects with one time for all records."""
+
+    def wall(self) -> float:
+        """Return the fixed time."""
+        return 7.0
 
 
 def deciding(stream: Any, verdict: str) -> None:
@@ -220,3 +229,14 @@ async def test_a_live_verdict_on_a_call_that_does_not_wait_is_refused() -> None:
                         stream.reject(call_id)
     assert stream.result.final_output == "done"
     assert ran == [("free", 0)]
+
+
+async def test_a_live_verdict_has_the_time_of_the_run_s_effects() -> None:
+    """As each record of the run has: an engine that does a run again must get the same record again."""
+    agent = make_agent([make_gated_tool([])], call("gated", {"n": 1}, "c1"))
+    async with Runner.run_streamed(agent, "go", run_config=RunConfig(effects=FixedTime())) as stream:
+        async for event in stream:
+            if isinstance(event, ev.ApprovalRequested):
+                stream.approve("c1")
+    assert count_records(stream.result, r.VerdictGiven, "c1") == 1
+    assert {record.at for record in stream.result.records} == {7.0}
