@@ -15,11 +15,12 @@ from temporalio.client import (
     WorkflowQueryFailedError,
     WorkflowUpdateFailedError,
 )
+from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
 from agentloop._common.checks import NAMES, check
 from agentloop._storage.public_json import record_from_json
-from agentloop.exceptions import StateError
+from agentloop.exceptions import StateError, UserError, UserTypeError
 from agentloop.records import Record
 from agentloop.state import as_text
 from agentloop.temporal._activities import CALL_MODEL, CALL_TOOL
@@ -28,6 +29,8 @@ from agentloop.temporal._runner import TOO_EARLY
 from agentloop.temporal._workflow import AgentRunInput, AgentWorkflow
 
 _CALL_ID = NAMES.text()
+_REFUSALS = {kind.__name__: kind for kind in (StateError, UserError, UserTypeError)}
+"""The errors of the workflow about a verdict, by the names that the engine gives them."""
 _CALL_PATH = NAMES.texts("a sequence of call ids is needed")
 
 
@@ -79,7 +82,11 @@ class AgentRunHandle:
         await self.workflow.cancel()
 
     async def interruptions(self) -> list[dict[str, Any]]:
-        """Return the calls that wait for a verdict: `call_id`, `tool`, `arguments` (JSON text) and `agent` of each."""
+        """Return the calls that wait for a verdict, those of nested runs included.
+
+        Each is its `call_id`, `path` (the ids of the agent-tool calls around it), `tool`, `arguments` (JSON text) and
+        `agent`.
+        """
         waiting: list[dict[str, Any]] = await _ask(self.workflow, AgentWorkflow.interruptions)
         return waiting
 
@@ -87,33 +94,53 @@ class AgentRunHandle:
         self,
         call_id: str,
         *,
+        path: Sequence[str] | None = None,
         arguments: str | Mapping[str, Any] | None = None,
         always: bool = False,
         by: str | None = None,
     ) -> None:
         """Approve a call that waits, as `RunState.approve`; returns when the workflow has taken the verdict.
 
+        Args:
+            call_id: The id of the call.
+            path: The path of the call's run, as `interruptions` gives it; if it isn't given, the only call of that id
+                is meant, in whichever run it waits.
+            arguments: As for `RunState.approve`, like *always* and *by*.
+
         Raises:
-            StateError: no such call waits.
+            StateError: no such call waits, or without a path more than one.
+            UserError: the verdict doesn't fit the call, which then still waits.
         """
         text = None if arguments is None else as_text(arguments)
-        await self._decide({"call_id": call_id, "approved": True, "arguments": text, "always": always, "by": by})
+        verdict = {"call_id": call_id, "approved": True, "arguments": text, "always": always, "by": by}
+        await self._decide(verdict, path)
 
     async def reject(
-        self, call_id: str, *, message: str | None = None, always: bool = False, by: str | None = None
+        self,
+        call_id: str,
+        *,
+        path: Sequence[str] | None = None,
+        message: str | None = None,
+        always: bool = False,
+        by: str | None = None,
     ) -> None:
         """Reject a call that waits, as `RunState.reject`; returns when the workflow has taken the verdict.
 
-        Raises:
-            StateError: no such call waits.
+        Arguments and errors are those of `approve`, and *message* is what the model receives.
         """
-        await self._decide({"call_id": call_id, "approved": False, "message": message, "always": always, "by": by})
+        verdict = {"call_id": call_id, "approved": False, "message": message, "always": always, "by": by}
+        await self._decide(verdict, path)
 
-    async def _decide(self, verdict: dict[str, Any]) -> None:
+    async def _decide(self, verdict: dict[str, Any], path: Sequence[str] | None) -> None:
+        if path is not None:
+            check("path", _CALL_PATH, path)
+            verdict["path"] = list(path)
         try:
             await self.workflow.execute_update(AgentWorkflow.give_verdict, verdict)
         except WorkflowUpdateFailedError as error:
-            raise StateError(str(error.cause)) from error
+            if not isinstance(cause := error.cause, ApplicationError):
+                raise
+            raise _REFUSALS.get(cause.type or "", StateError)(cause.message) from error
 
     async def cancel_call(self, call_id: str, reason: str | None = None, *, path: Sequence[str] = ()) -> bool:
         """Cancel one call while the run continues. Returns False if it has ended or is unknown.

@@ -8,13 +8,13 @@ from typing import Any, Unpack
 
 import anyio._backends._asyncio  # noqa: F401 - else it is imported within a workflow
 import attrs
+import msgspec
 from temporalio import workflow
-from temporalio.exceptions import ApplicationError
 
 from agentloop._storage.public_json import to_json
 from agentloop.config import RunConfig
 from agentloop.exceptions import StateError, UserError
-from agentloop.items import Item
+from agentloop.items import ApprovalRequest, Item
 from agentloop.records import CancelRequested, Record, RunEnded
 from agentloop.results import RunResult
 from agentloop.run import ResumeOptions, Runner
@@ -43,6 +43,31 @@ class AgentRunInput:
     max_turns: int | None = 10
     state: str | None = None
     pending_input: list[str] = field(default_factory=list)
+
+
+class _SentVerdict(msgspec.Struct, forbid_unknown_fields=True):
+    """A verdict as senders give it. Without a *path* it is on the only call of that id that waits."""
+
+    call_id: str
+    approved: bool
+    path: tuple[str, ...] | None = None
+    arguments: str | dict[str, Any] | None = None
+    message: str | None = None
+    always: bool = False
+    by: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.approved and self.message is not None:
+            raise ValueError("a message goes with a rejection")
+        if not self.approved and self.arguments is not None:
+            raise ValueError("arguments go with an approval")
+
+
+def _read_verdict(given: dict[str, Any]) -> _SentVerdict:
+    try:
+        return msgspec.convert(given, _SentVerdict)
+    except msgspec.ValidationError as error:
+        raise UserError(f"the verdict doesn't fit: {error}") from None
 
 
 async def run_agent(
@@ -106,9 +131,9 @@ class AgentWorkflow:
         self._given = given
         self._records: list[Record] = []
         self._inputs: list[str] = list(given.pending_input)
-        self._verdicts: list[dict[str, Any]] = []
         self._stream: Any = None
         self._state: RunState | None = None
+        self._is_decided = False
 
     @property
     def _setup(self) -> AgentSetup:
@@ -132,10 +157,9 @@ class AgentWorkflow:
             options.pop("max_turns", None)
             state = result.to_state()
             if result.status == "interrupted":
-                self._state = state
-                await workflow.wait_condition(lambda: bool(self._verdicts))
+                self._state, self._is_decided = state, False
+                await workflow.wait_condition(lambda: self._is_decided)
                 self._state = None
-                self._give_verdicts(state)
             elif result.status == "cancelled":
                 # It paused after a turn, and continues as after a crash: its log doesn't end here.
                 while isinstance(state.records[-1], RunEnded | CancelRequested):
@@ -183,17 +207,6 @@ class AgentWorkflow:
             _set_time(state)
             del self._inputs[0]
 
-    def _give_verdicts(self, state: RunState) -> None:
-        for verdict in self._verdicts:
-            approved, call_id = verdict.pop("approved"), verdict.pop("call_id")
-            try:
-                (state.approve if approved else state.reject)(call_id, **verdict)
-            except StateError as error:
-                workflow.logger.warning("a verdict on call %s was not taken: %s", call_id, error)
-            else:
-                _set_time(state)
-        self._verdicts.clear()
-
     async def _continue_as_new(self, state: RunState) -> None:
         given = self._given
         await workflow.wait_condition(workflow.all_handlers_finished)
@@ -206,27 +219,51 @@ class AgentWorkflow:
 
     @workflow.update
     def give_verdict(self, verdict: dict[str, Any]) -> None:
-        """Take a verdict on a call that waits. Refused if none of that id does."""
-        self._take(verdict)
+        """Take a verdict on a call that waits. Refused if no call of its id and path does, or if it doesn't fit it.
 
-    def _take(self, verdict: dict[str, Any]) -> None:
-        call_id, approved = verdict["call_id"], verdict["approved"]
-        if self._stream is not None:
-            more = {name: value for name, value in verdict.items() if name not in ("call_id", "approved")}
-            (self._stream.approve if approved else self._stream.reject)(call_id, **more)
-        else:
-            self._verdicts.append(dict(verdict))
+        Without a path it is on the only call of its id that waits, in whichever run.
+        """
+        self._take(verdict)
 
     @give_verdict.validator
     def _check_verdict(self, verdict: dict[str, Any]) -> None:
-        if verdict["call_id"] not in [request.call.call_id for request in self._waiting()]:
-            raise ApplicationError(f"no call {verdict['call_id']!r} waits for a verdict", type="StateError")
+        self._find_call(_read_verdict(verdict))
 
     @workflow.signal
     def verdict(self, verdict: dict[str, Any]) -> None:
-        """Take a verdict like `give_verdict`, from a sender that doesn't wait for the answer."""
-        if verdict["call_id"] in [request.call.call_id for request in self._waiting()]:
+        """Take a verdict like `give_verdict`, from a sender that doesn't wait for the answer: a refusal is logged."""
+        try:
             self._take(verdict)
+        except (StateError, UserError) as error:
+            workflow.logger.warning("a verdict was not taken: %s", error)
+
+    def _take(self, given: dict[str, Any]) -> None:
+        verdict = _read_verdict(given)
+        call = self._find_call(verdict)
+        state = self._state if self._stream is None else None
+        decided = self._stream if state is None else state
+        if verdict.approved:
+            decided.approve(call, arguments=verdict.arguments, always=verdict.always, by=verdict.by)
+        else:
+            decided.reject(call, message=verdict.message, always=verdict.always, by=verdict.by)
+        if state is not None:
+            _set_time(state)
+            self._is_decided = True
+
+    def _find_call(self, verdict: _SentVerdict) -> ApprovalRequest:
+        """Return the request of the call that *verdict* is on.
+
+        Raises:
+            StateError: no such call waits, or without a path more than one.
+        """
+        found = [one for one in self._waiting() if one.call.call_id == verdict.call_id]
+        if verdict.path is not None:
+            found = [one for one in found if one.path == verdict.path]
+        if not found:
+            raise StateError(f"no call {verdict.call_id!r} waits for a verdict")
+        if len(found) > 1:
+            raise StateError(f"call id {verdict.call_id!r} waits in {len(found)} runs of the tree: give its path")
+        return found[0]
 
     @workflow.update
     def cancel_call(self, call_id: str, reason: str | None, path: tuple[str, ...] = ()) -> bool:
@@ -241,9 +278,15 @@ class AgentWorkflow:
 
     @workflow.query
     def interruptions(self) -> list[dict[str, Any]]:
-        """Return the calls that wait for a verdict."""
+        """Return the calls that wait for a verdict, those of nested runs included."""
         return [
-            {"call_id": one.call.call_id, "tool": one.call.name, "arguments": one.call.arguments, "agent": one.agent}
+            {
+                "call_id": one.call.call_id,
+                "path": list(one.path),
+                "tool": one.call.name,
+                "arguments": one.call.arguments,
+                "agent": one.agent,
+            }
             for one in self._waiting()
         ]
 
@@ -265,7 +308,7 @@ class AgentWorkflow:
             key=setup.key, codec=setup.codec, converter=setup.config.converter, context_serializer=lambda _: None
         )
 
-    def _waiting(self) -> tuple[Any, ...]:
+    def _waiting(self) -> tuple[ApprovalRequest, ...]:
         if self._stream is not None:
             return tuple(self._stream.state.interruptions)
         return () if self._state is None else self._state.interruptions

@@ -88,6 +88,14 @@ async def hang_longer() -> str:
     raise AssertionError
 
 
+@tool
+async def wait(n: int) -> str:
+    """Wait for a cancellation."""
+    with noted(f"wait {n}"):
+        await anyio.sleep_forever()
+    raise AssertionError
+
+
 @tool(needs_approval=True)
 async def pay(amount: int) -> str:
     """Pay."""
@@ -122,14 +130,6 @@ def scripted(*steps: Any) -> FunctionModel:
 
 def sleeping(n: int) -> Agent[Any, Any]:
     """Return an agent whose *n* calls end only by a cancellation."""
-
-    @tool
-    async def wait(n: int) -> str:
-        """Wait."""
-        with noted(f"wait {n}"):
-            await anyio.sleep_forever()
-        raise AssertionError
-
     calls = [call("wait", {"n": each}, call_id=f"w{each}") for each in range(n)]
     return Agent("sleeping", model=scripted(calls, say("done")), tools=[wait])
 
@@ -170,8 +170,11 @@ def agents() -> dict[str, Agent[Any, Any]]:
     hanging = Agent(
         "hanging", model=scripted([call("hang_longer", {}, call_id="h1")], say("over")), tools=[hang_longer]
     )
-    both = [call("pay", {"amount": 1}, call_id="p1"), call("hang_longer", {}, call_id="h1")]
-    hasty = Agent("hasty", model=scripted(both, say("paid")), tools=[pay, hang_longer])
+    ask_payer = payer.as_tool("ask_payer", "Ask.")
+    asked = [call("ask_payer", {"input": "x"}, call_id=call_id) for call_id in ("a", "b")]
+    treasury = Agent("treasury", model=scripted(asked, say("done")), tools=[ask_payer])
+    both = [call("pay", {"amount": 1}, call_id="p1"), call("wait", {"n": 0}, call_id="w0")]
+    hasty = Agent("hasty", model=scripted(both, say("paid")), tools=[pay, wait])
     return {
         "everything": everything,
         "fronting": fronting(),
@@ -181,6 +184,7 @@ def agents() -> dict[str, Agent[Any, Any]]:
         "payer": payer,
         "sleeping": sleeping(3),
         "talkative": talkative(6),
+        "treasury": treasury,
     }
 
 

@@ -124,6 +124,79 @@ async def test_verdicts(address: str) -> None:
         assert [one["outcome"]["status"] for one in (await handle.result()).data["calls"]] == ["succeeded"]
 
 
+@pytest.mark.parametrize("agent", ["payer", "hasty"])
+async def test_a_verdict_that_does_not_fit_leaves_the_call_waiting(address: str, agent: str) -> None:
+    """It is refused to who gives it, between two turns and within one; one by signal is ignored. The run goes on."""
+    plugin = AgentPlugin(agents())
+    async with worker(address, plugin) as (client, queue):
+        handle = await start(client, queue, agent)
+        await waiting(handle)
+        await started(handle, "RunEnded" if agent == "payer" else "CallStarted")
+        with pytest.raises(UserError, match=r"^the arguments given for call 'p1' don't fit: .*missing: amount"):
+            await handle.approve("p1", arguments={"sum": 1})
+        with pytest.raises(UserError, match=r"^the verdict doesn't fit: .*`\$\.by`"):
+            await handle.reject("p1", by=1)  # type: ignore[arg-type]
+        wrong: list[dict[str, Any]] = [
+            {"call_id": "p1", "approved": True, "arguments": {"sum": 1}},
+            {"call_id": "p1", "approved": True, "message": "no"},
+            {"call_id": "p1", "approved": False, "arguments": "{}"},
+            {"call_id": "p1", "approved": True, "other": 1},
+            {"call_id": "p1"},
+            {"call_id": "other", "approved": True},
+        ]
+        for verdict in wrong:
+            await handle.workflow.signal("verdict", verdict)
+            with pytest.raises(WorkflowUpdateFailedError):
+                await handle.workflow.execute_update("give_verdict", verdict)
+        assert [one["call_id"] for one in await handle.interruptions()] == ["p1"]
+        await handle.approve("p1", arguments={"amount": 2})
+        if agent == "hasty":
+            await handle.cancel_call("w0")
+        with anyio.fail_after(30):
+            result = await handle.result()
+        assert {one["call"]["call_id"]: one["outcome"]["output"] for one in result.data["calls"]}["p1"] == "paid 2"
+        await replay_history(handle, plugin)
+
+
+async def test_verdicts_find_calls_of_nested_runs_by_their_paths(address: str) -> None:
+    """An id that waits in two of them is refused without a path: the verdict could be on either call."""
+    plugin = AgentPlugin(agents())
+    async with worker(address, plugin) as (client, queue):
+        handle = await start(client, queue, "treasury")
+        await started(handle, "RunEnded", 3)
+        asked = await waiting(handle, 2)
+        assert [(one["path"], one["call_id"], one["agent"]) for one in asked] == [
+            (["a"], "p1", "payer"),
+            (["b"], "p1", "payer"),
+        ]
+        with pytest.raises(StateError, match=r"^call id 'p1' waits in 2 runs of the tree: give its path"):
+            await handle.approve("p1")
+        for path in ([], ["c"], ["a", "b"]):
+            with pytest.raises(StateError, match=r"^no call 'p1' waits for a verdict"):
+                await handle.approve("p1", path=path)
+        with pytest.raises(UserTypeError, match="path: a sequence of call ids is needed"):
+            await handle.approve("p1", path="a")
+        await handle.reject("p1", path=["b"], message="too much")
+        await handle.approve("p1", path=("a",))
+        with anyio.fail_after(30):
+            assert (await handle.result()).final_output == "done"
+        found = await settled(handle)
+        assert sorted(one[:3] for one in found if one[0]) == [(("a",), "p1", "succeeded"), (("b",), "p1", "rejected")]
+        await replay_history(handle, plugin)
+
+
+async def test_a_verdict_without_a_path_finds_the_only_call_of_its_id(address: str) -> None:
+    """In a nested run, too; a handle of an older version sends none."""
+    async with worker(address, AgentPlugin(agents())) as (client, queue):
+        handle = await start(client, queue, "treasury")
+        await started(handle, "RunEnded", 3)
+        await handle.approve("p1", path=["b"])
+        await handle.approve("p1")
+        with anyio.fail_after(30):
+            assert (await handle.result()).final_output == "done"
+        assert [one[2] for one in await settled(handle)] == ["succeeded"] * 4
+
+
 async def test_a_replay_makes_the_same_records(address: str) -> None:
     """Their times, too: without a cache, each query does the workflow again. A verdict has the workflow's time."""
     client = await Client.connect(address, plugins=[AgentPlugin(agents())])
@@ -149,6 +222,7 @@ async def test_a_replay_makes_the_same_record_of_a_verdict_within_a_turn(address
         await started(handle, "CallStarted")
         await waiting(handle)
         await handle.approve("p1")
+        await handle.cancel_call("w0")
         with anyio.fail_after(30):
             await handle.result()
         first, second = [[record async for record in handle.records()] for _ in range(2)]
