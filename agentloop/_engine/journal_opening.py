@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from agentloop._common.turns import collect_in_turns
 from agentloop._engine.loop import StartingPoint
-from agentloop._engine.runtime.journal_writer import JournalWriter
+from agentloop._engine.runtime.journal_writer import JournalWriter, find_shortcut
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop._storage import state_codec as stored_state
 from agentloop.abc import Journal
@@ -25,9 +25,11 @@ def journal_opener(journal: Journal, start: StartingPoint) -> Callable[[LiveRun]
         codec, converter = stored_state.codec_of(journal), run.settings.config.converter
 
         def header() -> bytes:
-            return stored_state.header(run.tree.log.state.run_id, run.tree.graph.describe(), sealed=codec is not None)
+            graph = run.tree.graph.describe_as_text()
+            return stored_state.header(run.tree.log.state.run_id, graph, sealed=codec is not None)
 
-        held = await stored_state.journal_lines(journal)
+        read = find_shortcut(journal, "_read_nowait", "read")
+        held: list[bytes] = await stored_state.journal_lines(journal) if read is None else read()
         records = start.fold.records
         if held and not records:
             raise JournalError("the journal holds a run already: go on with it by Runner.resume, or give an empty one")

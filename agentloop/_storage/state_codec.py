@@ -256,17 +256,16 @@ def _check_graph(data: object) -> Mapping[str, Any] | None:
 # -- journals
 
 
-def header(run_id: str, graph: Mapping[str, Any], *, sealed: bool) -> bytes:
-    """Return the first line of a run's journal."""
+def header(run_id: str, graph: bytes, *, sealed: bool) -> bytes:
+    """Return the first line of a run's journal; *graph* is canonical JSON text."""
     head = {
         "kind": "header",
         "schema": SCHEMA_VERSION,
         "library": library_version(),
         "run_id": run_id,
-        "graph": graph,
         "redaction": "sealed" if sealed else "digests",
     }
-    return encode(head)
+    return b'{"graph":%b,%b' % (graph, encode(head)[1:])  # keys are sorted, and this is the first one
 
 
 def line_encoder(codec: Codec | None, converter: BaseConverter | None = None) -> Callable[[r.Record], bytes]:

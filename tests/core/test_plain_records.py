@@ -3,7 +3,7 @@
 import copy
 import json
 import math
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from core.record_strategies import RECORDS
@@ -104,6 +104,40 @@ def test_unusual_records_are_left_to_the_codec(record: r.Record) -> None:
     assert array == b"[%b,%b]" % (record_to_line(STARTED), line)
     assert read_plain_lines(array) is None
     assert len(records_from_array(array, path="$", secrets=DIGESTS)) == 2
+
+
+ASKED = r.ApprovalRequested((), 1, 2.0, "c1", "a", "pay", "digest", arguments="{}")
+GIVEN = r.VerdictGiven((), 1, 2.0, "c1", "a", "pay", "digest", approved=True, arguments="{}")
+MARKED_ITEMS: list[i.Item] = [
+    i.SystemMessage("s", secret=True),
+    i.UserMessage("s", secret=True),
+    i.AssistantMessage("s", secret=True),
+    i.ToolCall("c1", "pay", '{"pin": 1}', secret=("pin",)),
+    i.ToolCall("c1", "pay", "{}", secret_output=True),
+    i.ToolOutput("c1", "s", secret=True),
+]
+MARKED: list[r.Record] = [
+    *(r.InputAdded((), 1, 2.0, (HELLO, item)) for item in MARKED_ITEMS),
+    *(r.ModelResponded((), 1, 2.0, ModelResponse([item])) for item in MARKED_ITEMS),
+    STARTED.replace(shown=(HELLO, MARKED_ITEMS[1])),
+    SETTLED.replace(outcome=SETTLED.outcome.replace(secret=True)),
+    *(one.replace(secret=("pin",)) for one in (*PLAIN, ASKED, GIVEN) if getattr(one, "secret", None) == ()),
+    *(one.replace(secret=True) for one in PLAIN if getattr(one, "secret", None) is False),
+]
+
+
+@pytest.mark.parametrize("record", MARKED, ids=lambda record: type(record).__name__)
+def test_a_record_with_a_mark_of_a_secret_is_left_to_the_codec(record: r.Record) -> None:
+    """Wherever the mark is: only the codec hides what is secret."""
+    assert (plain_line(record), plain_lines([STARTED, record]), read_plain_line(line_of(record))) == (None, None, None)
+
+
+def test_every_kind_that_may_be_secret_is_tried() -> None:
+    """A new kind of record or item with such a mark has to be in the lists above, and where they are looked for."""
+    kinds = {kind for kind in get_args(r.Record) if "secret" in kind.__struct_fields__}
+    assert kinds <= {type(record) for record in MARKED}
+    marked = {kind for kind in get_args(i.Item) if "secret" in kind.__struct_fields__}
+    assert marked == {type(item) for item in MARKED_ITEMS}
 
 
 def _altered(change: Any, record: r.Record = SETTLED) -> bytes:

@@ -47,7 +47,7 @@ def _make_stored_runs() -> tuple[Stored, ...]:
     for seed in SEEDS:
         world = World(**draw_world(Seeded(f"stored/{seed}"), GeneratorConfig(turns=2, calls=3, approvals=True)))
         run = run_one(world)
-        lines = (header("id1", AgentGraph(run.agent).describe(), sealed=False), *map(plain_line, run.records))
+        lines = (header("id1", AgentGraph(run.agent).describe_as_text(), sealed=False), *map(plain_line, run.records))
         found.append(Stored(run.agent, RunState(run.agent, run.records).to_string(), lines))
     return tuple(found)
 

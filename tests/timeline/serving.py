@@ -13,7 +13,7 @@ from agentloop.cli.trace import TracedJournal
 from agentloop.cli.trace_server import files_of, serve_timeline
 
 WRITE = line_encoder(None)
-HEADER = header("7f3a91c2", {"agents": {}}, sealed=False)
+HEADER = header("7f3a91c2", b'{"agents":{}}', sealed=False)
 
 
 async def append(journal: Any, records: list[r.Record]) -> None:

@@ -579,7 +579,7 @@ class Batch:
             return
         self.closed = self.halted = True
         run = self.run
-        run.tree.log.journal = run.tree.log.events = None
+        run.tree.log.leave_loop()
         for live in self.calls.values():
             if live.phase not in ("settled", "paused"):
                 outcome, live.phase = live.cut("parent"), "settled"

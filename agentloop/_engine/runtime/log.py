@@ -34,6 +34,7 @@ class Log:
     """Append a record: fold it, then pass it to the followers. Never waits, and never raises an instrument's error.
 
     The fold's own `apply` where nothing follows the log, as in a plain run: a call of a function less for each record.
+    Where only a journal does, a function that doesn't ask for other followers.
     """
     events: EventBuffer | None
     listeners: tuple[EventBuffer, ...]
@@ -76,12 +77,23 @@ class Log:
     ) -> None:
         """Let the given followers have each record from now on."""
         self.journal, self.events, self.spans = journal or self.journal, events or self.events, spans or self.spans
-        self.append = self._append_followed
+        self._choose_append()
 
     def listen(self, listener: EventBuffer) -> None:
         """Let *listener* have each record from now on, beside the others."""
         self.listeners += (listener,)
-        self.append = self._append_followed
+        self._choose_append()
+
+    def leave_loop(self) -> None:
+        """Let neither the journal nor the run's consumer have a further record: their event loop is gone."""
+        self.journal = self.events = None
+        self._choose_append()
+
+    def _choose_append(self) -> None:
+        if self.is_watched or self.spans is not None or self.events is not None or self.listeners:
+            self.append = self._append_followed
+        else:
+            self.append = self.state.apply if self.journal is None else _journaled(self.state.apply, self.journal.add)
 
     def _append_followed(self, record: Record) -> None:
         # An instrument's error isn't raised, since the caller is in the middle of a step: see `tell`.
@@ -125,3 +137,10 @@ class Log:
                 elif id(instrument) not in self._warned:
                     self._warned += (id(instrument),)
                     logger.warning("instrument %r failed in %s", instrument, method, exc_info=True)
+
+
+def _journaled(apply: Callable[[Record], Record], add: Callable[[Record], None]) -> Callable[[Record], None]:
+    def append(record: Record) -> None:
+        add(apply(record))
+
+    return append

@@ -29,6 +29,7 @@ from agentloop import (
     tool,
 )
 from agentloop import records as r
+from agentloop._core.agent_graph import AgentGraph
 from agentloop._storage.json_bytes import encode
 from agentloop._storage.record_codec import record_to_json
 from agentloop.journal import FileJournal, MemoryJournal, read_journal
@@ -79,6 +80,34 @@ async def test_a_journal_holds_the_records_of_the_run_and_of_those_that_go_on(ru
     assert told["run_id"] == started.run_id
     assert told["graph"]["root"] == "guide"
     assert set(told["graph"]["agents"]["guide"]["tools"]) == {"look", "pay"}
+
+
+async def test_the_header_describes_the_agent_as_it_is_when_the_run_begins(run_mode: Run) -> None:
+    """What an earlier run's journal said of the agent holds no longer than the agent's parts."""
+
+    async def describe(agent: Agent[Any, Any]) -> Any:
+        agent.model = ScriptedModel([say("done")])
+        journal = MemoryJournal()
+        await run_mode(agent, "go", journal=journal)
+        head, *_ = await journal.read()
+        assert json.loads(head)["graph"] == AgentGraph(agent).describe()
+        return json.loads(head)["graph"]["agents"]
+
+    agent: Agent[Any, Any] = Agent("guide", tools=[look])
+    assert await describe(agent) == await describe(agent)
+    agent.tools = [look, pay]
+    assert set((await describe(agent))["guide"]["tools"]) == {"look", "pay"}
+    agent.name = "other"
+    assert set(await describe(agent)) == {"other"}
+    agent.handoffs = [Agent("next")]
+    assert set(await describe(agent)) == {"other", "next"}
+    agent.handoffs = []
+    assert set(await describe(agent)) == {"other"}
+    inner: Agent[Any, Any] = Agent("inner")
+    agent.tools = [inner.as_tool()]
+    assert set(await describe(agent)) == {"other", "inner"}
+    inner.tools = [look]
+    assert set((await describe(agent))["inner"]["tools"]) == {"look"}
 
 
 @pytest.mark.real_clock
@@ -479,6 +508,17 @@ async def test_a_subclass_that_overrides_append_is_asked_for_every_record(run_mo
     assert sum(map(len, journal.batches)) == 1 + len(done.records)
 
 
+async def test_a_subclass_that_overrides_read_is_asked_for_its_records(run_mode: Run) -> None:
+    """A run begins only if the journal is empty, as the class nearest to the object's own says."""
+
+    class Elsewhere(MemoryJournal):
+        async def read(self) -> list[bytes]:
+            return [b'{"kind":"header"}']
+
+    with pytest.raises(JournalError, match="holds a run already"):
+        await run_mode(make_agent([]), "go", journal=Elsewhere())
+
+
 @pytest.mark.parametrize("kind", [OSError, JournalError, KeyboardInterrupt])
 async def test_whatever_record_an_immediate_journal_refuses_nothing_starts_after_it(
     run_mode: Run, kind: type[BaseException]
@@ -500,7 +540,7 @@ async def test_whatever_record_an_immediate_journal_refuses_nothing_starts_after
 
 async def test_a_journal_that_only_looks_immediate_is_appended_to() -> None:
     """A journal without `append`, or with a broken one, is told from one that never waits."""
-    from agentloop._engine.runtime.journal_writer import find_append_line, find_append_nowait
+    from agentloop._engine.runtime.journal_writer import find_append_nowait, find_shortcut
 
     class Bare:
         append_nowait = None
@@ -508,11 +548,8 @@ async def test_a_journal_that_only_looks_immediate_is_appended_to() -> None:
     assert find_append_nowait(Bare()) is None  # type: ignore[arg-type]
     assert find_append_nowait(BatchJournal()) is None
     assert find_append_nowait(MemoryJournal()) is not None
-    assert [find_append_line(one) is not None for one in (BatchJournal(), Immediate(), MemoryJournal())] == [
-        False,
-        False,
-        True,
-    ]
+    for journal, usual in (BatchJournal(), False), (Immediate(), False), (MemoryJournal(), True):
+        assert (find_shortcut(journal, "_append_line", "append_nowait", "append") is not None) is usual
 
 
 # ---------------------------------------------------------------------------------------------- another's journal
