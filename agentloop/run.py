@@ -501,11 +501,10 @@ def _make_run(
         run_id=begun.run_id if begun is not None else "",
         _run=RunServicesView(start.fold.path, start.fold, shared_resources),
     )
-    graph = start.graph or AgentGraph(root)
     tree = RunTree(
         log=log,
         effects=effects,
-        graph=graph,
+        graph=start.graph or AgentGraph(root),
         shared=shared,
         resources=resources,
         shared_resources=shared_resources,
@@ -532,7 +531,6 @@ def _make_run(
         settings=settings,
         state=start.fold,
         agent=start.agent,
-        agent_key=graph.key(start.agent),
         context=run_context,
         resources=resources,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 from agentloop._common.turns import collect_in_turns
 from agentloop._engine.loop import StartingPoint
@@ -21,38 +22,74 @@ def journal_opener(journal: Journal, start: StartingPoint) -> Callable[[LiveRun]
     """
 
     async def open_journal(run: LiveRun) -> None:
-        """Read the journal, check it against the log, start the writer, and add the records it lacks."""
-        codec, converter = stored_state.codec_of(journal), run.settings.config.converter
-
-        def header() -> bytes:
-            graph = run.tree.graph.describe_as_text()
-            return stored_state.header(run.tree.log.state.run_id, graph, sealed=codec is not None)
-
-        read = find_shortcut(journal, "_read_nowait", "read")
-        held: list[bytes] = await stored_state.journal_lines(journal) if read is None else read()
-        records = start.fold.records
-        if held and not records:
-            raise JournalError("the journal holds a run already: go on with it by Runner.resume, or give an empty one")
-        known = await stored_state.read_lines_in_turns(held, codec) if held else None
-        assert run.limit_scope is not None  # a run with a journal has one
-        assert run.resources.host is not None  # and it has begun
-        # A journal of an older schema continues in this one, behind a header that says so.
-        begun = known is not None and known.is_current
-        encode = stored_state.line_encoder(codec, converter)
-        writer = JournalWriter(journal, encode, None if begun else header, run.cleanup, run.limit_scope.cancel)
-        if records:
-            as_plain = stored_state.line_encoder(None, converter)  # digests for secrets: equal records have equal lines
-            missing = _find_missing(
-                await collect_in_turns(map(as_plain, known.records if known is not None else ())),
-                await collect_in_turns(map(as_plain, records)),
-            )
-            for record in missing:
-                writer.add(records[record])
-        run.tree.log.follow(journal=writer)
-        if not writer.immediate:
-            run.resources.host.host(JournalWriter.run, writer, "agentloop journal")
+        """Claim the journal, and open it for *run*."""
+        release = _claim(journal, run.tree.shared.loop_lives)
+        try:
+            await _open(journal, start, run, release)
+        except BaseException:
+            release()
+            raise
 
     return open_journal
+
+
+async def _open(journal: Journal, start: StartingPoint, run: LiveRun, release: Callable[[], None]) -> None:
+    """Read the journal, check it against the log, start the writer, and add the records it lacks."""
+    codec, converter = stored_state.codec_of(journal), run.settings.config.converter
+
+    def header() -> bytes:
+        graph = run.tree.graph.describe_as_text()
+        return stored_state.header(run.tree.log.state.run_id, graph, sealed=codec is not None)
+
+    read = find_shortcut(journal, "_read_nowait", "read")
+    held: list[bytes] = await stored_state.journal_lines(journal) if read is None else read()
+    records = start.fold.records
+    if held and not records:
+        raise JournalError("the journal holds a run already: go on with it by Runner.resume, or give an empty one")
+    known = await stored_state.read_lines_in_turns(held, codec) if held else None
+    assert run.limit_scope is not None  # a run with a journal has one
+    assert run.resources.host is not None  # and it has begun
+    # A journal of an older schema continues in this one, behind a header that says so.
+    begun = known is not None and known.is_current
+    encode = stored_state.line_encoder(codec, converter)
+    writer = JournalWriter(journal, encode, None if begun else header, run.cleanup, run.limit_scope.cancel, release)
+    if records:
+        as_plain = stored_state.line_encoder(None, converter)  # digests for secrets: equal records have equal lines
+        missing = _find_missing(
+            await collect_in_turns(map(as_plain, known.records if known is not None else ())),
+            await collect_in_turns(map(as_plain, records)),
+        )
+        for record in missing:
+            writer.add(records[record])
+    run.tree.log.follow(journal=writer)
+    if not writer.immediate:
+        run.resources.host.host(JournalWriter.run, writer, "agentloop journal")
+
+
+_claimed: dict[int, Callable[[], bool]] = {}
+"""Per journal that a run writes to, by id: the function that tells whether the run's event loop lives."""
+
+
+def _claim(journal: Journal, loop_lives: Callable[[], bool]) -> Callable[[], None]:
+    """Claim *journal* for a run, until the returned function is called; so no two runs write to one object at once.
+
+    A run reads the whole journal before it writes, with waits: another one could write meanwhile, and both would do
+    what is due. The claim of a run whose event loop is gone is void: such a run doesn't write any more.
+
+    Raises:
+        JournalError: another run writes to it.
+    """
+    other = _claimed.get(id(journal))
+    if other is not None and other():
+        raise JournalError("another run of this process is writing to the journal")
+    # Made anew: it tells this claim from one of another run of the same loop.
+    lives = _claimed[id(journal)] = partial(loop_lives)
+
+    def release() -> None:
+        if _claimed.get(id(journal)) is lives:
+            del _claimed[id(journal)]
+
+    return release
 
 
 def _find_missing(known: Sequence[bytes], lines: Sequence[bytes]) -> range:

@@ -355,6 +355,7 @@ async def _begin(run: LiveRun, given: tuple[Item, ...], max_turns: int | None, t
     if not run.context.run_id:
         effects = run.tree.effects
         run.context.run_id = new_id() if type(effects) is LiveEffects else await effects.perform(NewId())
+    run.agent_key = run.tree.graph.key(run.agent)  # here, so that an agent with wrong parts fails the run
     server = run.settings.server
     traceparent = None if trace is None else _open_segment(run, trace)
     started = RunStarted(
@@ -420,6 +421,7 @@ async def _resume(run: LiveRun, segment: RunSegment, trace: Trace | None) -> Non
     if state.ended is not None and state.ended.status == "stopped":
         run.last_stopped_turn = state.turn
     traceparent = None if trace is None else _open_segment(run, trace)
+    run.agent_key = run.tree.graph.key(run.agent)
     resumed = RunResumed(*run.here(), run.agent_key, segment.max_turns)
     if trace is not None:
         resumed = resumed.replace(workflow=trace.workflow_name, trace_id=trace.trace_id, traceparent=traceparent)

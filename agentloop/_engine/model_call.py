@@ -115,17 +115,13 @@ async def _request_response(run: LiveRun, view: TurnView, request: ModelRequest)
         UserTypeError: the model's `info` is no `ModelInfo`.
         Exception: the first error that the retry settings don't cover.
     """
-    attempt, asked_anew = _Attempt(1), None
-    if view.model is not run.asked_model:
-        asked = view.model.info
-        if not isinstance(asked, ModelInfo):
-            raise UserTypeError(f"info of {view.model!r} must be a ModelInfo, not {asked!r}")
-        run.asked_model, asked_anew = view.model, None if asked == run.state.model else asked
+    attempt, asked, log = _Attempt(1), view.model.info, run.tree.log
+    if not isinstance(asked, ModelInfo):
+        raise UserTypeError(f"info of {view.model!r} must be a ModelInfo, not {asked!r}")
     while True:
         digest = _digest_request(run, view, request)
-        state, log = run.state, run.tree.log
+        state, asked_anew = run.state, None if asked == run.state.model else asked
         log.append(ModelRequested(state.path, state.turn, log.wall(), digest, attempt.number, asked_anew))
-        asked_anew = None  # a retry asks the same model
         try:
             # The door of live effects would only await it: no coroutine is put around the model's for that.
             read = _read_response if request.settings.timeout is None else _read_in_time
@@ -140,7 +136,7 @@ async def _request_response(run: LiveRun, view: TurnView, request: ModelRequest)
             log.append(ModelFailed(*run.here(), "cancelled", attempt.number, usage=RequestUsage(complete=False)))
             raise
         except Exception as error:
-            run.tree.log.append(_make_failed_record(run, error, attempt))
+            log.append(_make_failed_record(run, error, attempt))
             delay = await _choose_retry_delay(run, request, error, attempt)  # noqa: ASYNC120 - a cancellation here replaces the error
             if delay is None:
                 if isinstance(error, ModelTransportError | ModelTimeoutError):
@@ -284,7 +280,9 @@ def _classify_call(run: LiveRun, view: TurnView, call: ToolCall, others: list[di
         return call
     if call.namespace is None and call.name in view.handoff_names:
         return HandoffCall(call.call_id, call.name, call.arguments, provider_data=call.provider_data)
-    tool = find_tool(view.by_key, call.name, call.namespace)
+    tool = view.by_key.get(call.name) if call.namespace is None else None
+    if tool is None or tool.namespace:  # mostly it is a tool outside of any namespace, called by its bare name
+        tool = find_tool(view.by_key, call.name, call.namespace)
     if tool is None:
         # A tool that isn't shown now, or is another agent's: its call won't run but is in the log, so mark its secrets.
         if not others:  # once for the response: it may hold any number of unknown names

@@ -198,7 +198,6 @@ def _make_nested_run(outer: LiveRun, call: ToolCall, body: AgentCall, config: Ru
         settings=settings,
         state=state,
         agent=agent,
-        agent_key=outer.tree.graph.key(agent),
         context=RunContext(
             context=outer.context.context,
             run_id=f"{outer.context.run_id}/{call_id}",

@@ -119,6 +119,7 @@ class RunStream(Generic[OutputT]):
             live.nursery = nursery
         self._live, live.scope = live, nursery.new_scope()
         if live.tree.log.is_watched:
+            live.tree.log.follow()
             live.tree.log.on_instrument_error = self._stop
         live.resources.host = nursery
         nursery.start(self._main, live, f"agentloop run of {live.agent.name}")

@@ -20,6 +20,7 @@ def decide_end(live: LiveCall, result: end.Ending | None, *, late: bool) -> end.
     """Return the final body result: *result*, unless the call's own scope, its timeout or the run's end overrules it.
 
     *late* says whether the timeout had passed when the body ended. A late value or error is reported to instruments.
+    (A value that nothing could overrule doesn't come here: `call._end_body` sees that first.)
     """
     ours = live.scope.cancel_called or late  # read before the question below, which may cancel the scope
     ending = (ours or not isinstance(result, end.Returned)) and live.batch.nursery.is_ending()

@@ -150,11 +150,12 @@ class Batch:
             if kind is Answer or entry.tool is None:
                 answers.append(entry)
                 continue
-            facts = tools.get(entry.tool)
-            if facts is None:
-                facts = tools[entry.tool] = self._read_tool(entry.tool, base, groups)
-                has_limits = has_limits or facts[1] is not base
-            live = self._add_call(entry, entry.tool, *facts)
+            known = tools.get(entry.tool)
+            if known is None:
+                known = tools[entry.tool] = self._prepare_tool(entry.tool, base, groups)
+            plain, limits = known
+            has_limits = has_limits or limits is not base
+            live = self._add_call(entry, entry.tool, plain, limits)
             alone = sequential or entry.tool.exclusive
             if alone and segment:
                 segments.append(segment)
@@ -175,10 +176,13 @@ class Batch:
         elif cap is not None and base:
             self.pump = CapQueue(cap, base[0].name_shown)
 
-    def _read_tool(
+    def _prepare_tool(
         self, tool: FunctionTool, base: tuple[Limit, ...], groups: dict[str, Limit]
     ) -> tuple[bool, tuple[Limit, ...]]:
-        """Return whether calls of *tool* may be plain, and their limits: *base* if it has none of its own."""
+        """Return whether calls of *tool* may be plain, and their limits: *base* itself if it has none of its own.
+
+        *groups* holds the limits of serial groups by name; a new group's is added.
+        """
         limits = (*base, *tool.capacity) if tool.capacity else base
         if tool.serial is not None:
             group = groups.setdefault(tool.serial, OrderedCapacity(1, f"serial:{tool.serial}"))

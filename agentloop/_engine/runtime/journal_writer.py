@@ -55,9 +55,16 @@ class JournalWriter:
     """
 
     def __init__(
-        self, journal: Journal, encode: Encode, header: Header | None, cleanup: Cleanup, failed: Callable[[], None]
+        self,
+        journal: Journal,
+        encode: Encode,
+        header: Header | None,
+        cleanup: Cleanup,
+        failed: Callable[[], None],
+        closed: Callable[[], None] = lambda: None,
     ) -> None:
         self.journal = journal
+        self._call_closed = closed
         self._cleanup = cleanup
         self._failed = failed
         self.error: BaseException | None = None
@@ -117,8 +124,9 @@ class JournalWriter:
                 self._failed()
 
     def close(self) -> None:
-        """Let the writer's task end once all records are written."""
+        """Let the writer's task end once all records are written: no record comes any more."""
         self._closed = True
+        self._call_closed()
         if not self.immediate:
             self._wake.set()
 

@@ -329,12 +329,12 @@ class LiveRun(msgspec.Struct, eq=False, kw_only=True):
     settings: RunSettings
     state: RunFold
     agent: Agent[Any, Any]
-    agent_key: str
-    """The key of the agent at work."""
     context: RunContext[Any]
     resources: Resources
-    task: Task | None = None
-    """The task that the run's own loop is in; None on trio."""
+    agent_key: str = ""
+    """The key of the agent at work, once the run segment has begun."""
+    task: Task | EllipsisType | None = ...
+    """The task that the run's own loop is in, as `own_task` returns it; `...` before it has begun."""
     parent: LiveRun | None = None
     turn: Turn = msgspec.field(default_factory=Turn)
     limit_scope: anyio.CancelScope | None = None
@@ -349,8 +349,6 @@ class LiveRun(msgspec.Struct, eq=False, kw_only=True):
     sandbox: Sandbox | None = None
     """The sandbox that this run has to give back; of the outermost run alone."""
     _cleanup: Cleanup | None = None
-    asked_model: Model | None = None
-    """The model of the last request of this run segment: the log has its `info`."""
     _tool_hooks: tuple[AgentHooks | None, ToolHooks | None] | None = None
     """The hooks of tool calls, with those of the agent for which they were found."""
     has_begun: bool = False
@@ -410,13 +408,14 @@ class LiveRun(msgspec.Struct, eq=False, kw_only=True):
     def may_be_cancelled(self) -> bool:
         """Tell whether the run's own loop has to look for a cancellation, by a checkpoint, before its next step.
 
-        False only where that would find none: a checkpoint takes 2 µs to look, through scopes that are known here.
+        False only where that would find none: a checkpoint takes 2 µs to look, through scopes that are known here. True
+        wherever `nursery` is None, as on trio: the loop asks for that first, which spares the question.
         """
         nursery, scope, limit = self.nursery, self.scope, self.limit_scope
         if nursery is None or scope is None or scope.cancel_called or nursery.ended:
             return True
-        if nursery.task is None or nursery.task.cancelling() > nursery.count:
-            return True  # the caller's own task is cancelled: by itself, or natively
+        if nursery.task is None or nursery.task.cancelling() > nursery.pending_before:
+            return True  # the nursery was left, or the task that holds the run is cancelled
         return limit is not None and limit.cancel_called
 
     def find_deadline(self) -> float | None:

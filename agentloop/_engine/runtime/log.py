@@ -66,7 +66,7 @@ class Log:
         self.events = self.spans = self.journal = self.instrument_error = self.on_instrument_error = None
         self.listeners = self._warned = ()
         self.is_watched = bool(instruments) or expect is not None
-        self.append = self._append_followed if self.is_watched else state.apply
+        self.append = state.apply  # until `follow`: a log that is never followed doesn't hold itself
 
     def follow(
         self,
@@ -75,8 +75,13 @@ class Log:
         events: EventBuffer | None = None,
         spans: SpanSource | None = None,
     ) -> None:
-        """Let the given followers have each record from now on."""
-        self.journal, self.events, self.spans = journal or self.journal, events or self.events, spans or self.spans
+        """Let the given followers, and the instruments, have each record from now on."""
+        if journal is not None:
+            self.journal = journal
+        if events is not None:
+            self.events = events
+        if spans is not None:
+            self.spans = spans
         self._choose_append()
 
     def listen(self, listener: EventBuffer) -> None:

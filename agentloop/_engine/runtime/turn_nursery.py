@@ -86,7 +86,7 @@ class TurnNursery(Protocol):
     ended: bool = False
     """True once the members' scopes are cancelled; unknown in a group, so False."""
     _scope: Any = None
-    count: int = 0
+    pending_before: int = 0
     """The native cancellations of the owner's task that were pending when it made the nursery."""
 
     def now(self) -> float:
@@ -95,7 +95,7 @@ class TurnNursery(Protocol):
 
     def is_leaving(self) -> bool:
         """Tell whether the owner's task is cancelled natively, as `Holder` asks; if so, cancel the members."""
-        if self.task is None or self.task.cancelling() <= self.count:
+        if self.task is None or self.task.cancelling() <= self.pending_before:
             return False
         self.cancel()
         return True
@@ -276,9 +276,9 @@ class _BareTasks(TurnNursery):
         "_owner",
         "_wakeup",
         "context",
-        "count",
         "ended",
         "new_scope",
+        "pending_before",
         "shown",
         "task",
     )
@@ -299,7 +299,7 @@ class _BareTasks(TurnNursery):
         self._owner: Owner | None = owner
         self.task: Task | None = task
         self._loop = task.get_loop()
-        self.count = task.cancelling()
+        self.pending_before = task.cancelling()
         self.context = context
         self._members: dict[Task, Member | None] = {}
         """Members by task; None for one that shields itself."""
@@ -383,7 +383,7 @@ class _BareTasks(TurnNursery):
         outermost: _BareTasks | None = None
         nursery: _BareTasks | None = self
         while nursery is not None and not nursery.ended:
-            if nursery.task is not None and nursery.task.cancelling() > nursery.count:
+            if nursery.task is not None and nursery.task.cancelling() > nursery.pending_before:
                 outermost = nursery
             nursery = nursery._outer
         if outermost is not None:
@@ -458,7 +458,7 @@ class _AnyioNursery(TurnNursery):
 
     def __init__(self, task: Task, context: Context) -> None:
         self.task: Task | None = task
-        self.count = task.cancelling()
+        self.pending_before = task.cancelling()
         self.context = context
         self._group = anyio.create_task_group()
         self.new_scope = anyio.CancelScope

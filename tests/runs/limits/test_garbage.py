@@ -13,6 +13,7 @@ import pytest
 
 from agentloop import Agent, Capacity, Instrument, RunConfig, RunHooks, Runner, tool
 from agentloop.exceptions import RunTimeout
+from agentloop.journal import MemoryJournal
 from agentloop.records import CallSettled
 from agentloop.testing import ScriptedModel, call, say
 
@@ -164,6 +165,18 @@ def test_a_plain_run_that_timed_out_is_freed_with_its_error(backend: str) -> Non
     async def job() -> None:
         with pytest.raises(RunTimeout):
             await Runner.run(next(left), "go", run_config=RunConfig(timeout=0.001))
+
+    assert not _garbage(backend, job)
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_the_result_of_a_run_that_was_over_leaves_nothing(backend: str) -> None:
+    """It is made of a log that no run follows, also where there is an instrument."""
+    journal = MemoryJournal()
+
+    async def job() -> None:
+        agent: Agent[Any, Any] = Agent("outer", model=ScriptedModel([say("done")]))
+        await Runner.run_or_resume(agent, "go", journal=journal, run_config=RunConfig(instruments=[Timing()]))
 
     assert not _garbage(backend, job)
 

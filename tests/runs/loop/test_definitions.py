@@ -26,9 +26,11 @@ from agentloop import (
     RunConfig,
     RunContext,
     RunHooks,
+    Runner,
     ToolContext,
     Usage,
     UserError,
+    UserTypeError,
     handoff,
     input_guardrail,
     output_guardrail,
@@ -671,3 +673,19 @@ async def test_definitions_are_resolved_anew_when_what_they_are_made_of_is_anoth
     agent.output_type, agent.tools, agent.handoffs = None, [], []
     await run_mode(agent, "go", run_config=RunConfig(model_settings=ModelSettings(temperature=0.5)))
     assert describe_shown(agent) == ([], [], 0.5, False)
+
+
+async def test_a_handoff_that_became_wrong_after_the_definition_fails_the_run() -> None:
+    """The run has begun, so its end hook hears of the failure, and the error knows the run."""
+    heard: list[Any] = []
+
+    class Hooks(RunHooks):
+        async def on_run_end(self, ctx: Any, outcome: Any) -> None:
+            heard.append((outcome.status, type(outcome.error)))
+
+    agent: Agent[Any, Any] = script_agent("guide", say("no"))
+    agent.handoffs.append("billing")  # type: ignore[arg-type]
+    with pytest.raises(UserTypeError, match="an Agent is needed") as caught:
+        await Runner.run(agent, "go", hooks=Hooks())
+    assert heard == [("failed", UserTypeError)]
+    assert caught.value.run_data is not None

@@ -226,3 +226,26 @@ def test_a_replay_keeps_these_facts_with_any_model(backend: Any) -> None:
     Runner.run_sync(agent, "go", run_config=RunConfig(instruments=(kept,)))
     other = Agent("a", tools=[fine], model=Named("other"))
     assert list(replay(kept.records, other, backend=backend).records) == kept.records
+
+
+async def test_a_model_that_is_another_one_meanwhile_is_recorded_as_such(run_mode: Run) -> None:
+    """The same object may stand for another model in a later turn: its `info` is read for each request."""
+
+    class Renamed(ScriptedModel):
+        name = "small"
+
+        @property
+        def info(self) -> ModelInfo:
+            return ModelInfo("test", self.name)
+
+    model = Renamed([call("fine"), say("done")])
+
+    class Renaming(RunHooks):
+        async def on_tool_end(self, ctx: Any, agent: Any, tool: Any, outcome: Any) -> None:
+            model.name = "big"
+
+    kept = Kept()
+    agent: Agent[Any, Any] = Agent("a", model=model, tools=[fine])
+    await run_mode(agent, "go", hooks=Renaming(), run_config=RunConfig(instruments=[kept]))
+    asked = [record.model and record.model.name for record in kept.of(r.ModelRequested)]
+    assert asked == ["small", "big"]

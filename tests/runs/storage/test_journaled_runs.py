@@ -997,3 +997,60 @@ async def test_a_tools_output_that_was_the_final_output_stays_as_it_was_stored(t
         again = await Runner.resume(agent, journal)
     assert again.final_output == first.final_output
     assert isinstance(again.final_output, str)
+
+
+@pytest.mark.real_clock
+@pytest.mark.parametrize("kind", ["memory", "file"])
+@pytest.mark.parametrize("steps", [1, 150])
+async def test_of_two_runs_that_resume_from_one_journal_at_once_one_is_refused(
+    kind: str, steps: int, tmp_path: Path
+) -> None:
+    """Both read it before either writes, the longer one in several turns: what is due is done by one of them."""
+    paid: list[int] = []
+
+    @tool(name="pay")
+    async def pay_once(amount: int) -> str:
+        """Pay."""
+        paid.append(amount)
+        return "paid"
+
+    def agent(*turns: Any) -> Agent[Any, Any]:
+        return Agent("guide", model=ScriptedModel(list(turns)), tools=[look, pay_once])
+
+    looks = [call("look", call_id=f"l{index}") for index in range(steps)]
+    end = [call("pay", {"amount": 1}, call_id="p"), say("done")]
+    whole = MemoryJournal()
+    await Runner.run(agent(looks, *end), "go", journal=whole)
+    lines = await whole.read()
+    paid.clear()
+    journal: Any = MemoryJournal() if kind == "memory" else FileJournal(tmp_path / "journal")
+    async with journal:
+        await journal.append(lines[: kinds(lines).index("batch_ended") + 1])
+        ends: list[Any] = []
+
+        async def resume() -> None:
+            try:
+                ends.append((await Runner.resume(agent(*end), journal)).final_output)
+            except JournalError as error:
+                ends.append(str(error))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(resume)
+            group.start_soon(resume)
+
+        assert paid == [1]
+        refusals = [one for one in ends if one != "done"]
+        assert len(refusals) == 1
+        assert "writing to the journal" in refusals[0] or "an older one" in refusals[0]
+        assert (await Runner.resume(agent(), journal)).final_output == "done"  # and nothing keeps it claimed
+
+
+async def test_a_run_that_is_refused_its_journal_leaves_it_to_others() -> None:
+    """The refused one holds no claim on it: the run whose journal it is can be resumed."""
+    journal, steps = MemoryJournal(), [call("look", call_id="l"), call("pay", {"amount": 1}, call_id="p")]
+    paused = await Runner.run(make_agent([look, pay], *steps), "go", journal=journal)
+    with pytest.raises(JournalError, match="holds a run already"):
+        await Runner.run(make_agent([look, pay], say("no")), "go", journal=journal)
+    state = paused.to_state()
+    state.approve("p")
+    assert (await Runner.run(make_agent([look, pay], say("done")), state, journal=journal)).final_output == "done"
