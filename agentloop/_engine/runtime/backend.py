@@ -18,9 +18,9 @@ native ones. Three rules:
 
 Each boundary that runs application code and continues after its error is a `capture`, or awaits `capture_error` in its
 handler, which keeps to this order: `own_task_and_count()` before, or the task as its caller gives it; then, for a
-caught cancellation, `absorb_own_cancel`; if that returns False, `raise_native_cancel` before the cancellation continues;
-for any other BaseException `is_closing` first, since a coroutine that is being closed may not wait. The boundary of a
-call does more between two of these steps, and keeps to the order, too.
+caught cancellation, `absorb_own_cancel`; if that returns False, `raise_native_cancel` before it continues; for any
+other BaseException `is_closing` first, since a coroutine that is being closed may not wait. The boundary of a call does
+more between two of these steps, and keeps to the order, too.
 
 Facts: asyncio's count of a task's cancellations, the state of the scopes, and the count that the `Holder` found when
 the run's block was entered. No other state of a task is stored here.
