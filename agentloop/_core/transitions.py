@@ -23,7 +23,6 @@ from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
 
 from agentloop import records as r
-from agentloop._core.call_state import CallState
 from agentloop._core.run_fold import RunFold
 
 RunPhase: TypeAlias = Literal["unstarted", "between", "model", "calls", "handoff", "ended"]
@@ -139,8 +138,8 @@ _WRONG_RUN_PHASE: dict[RunPhase, str] = {
 }
 
 
-def _check_call(fold: RunFold, record: _CallRecord) -> CallState:
-    """Return the call of *record*, whose phase it fits.
+def _check_call(fold: RunFold, record: _CallRecord) -> None:
+    """Check the phase of the call of *record*, and the number of its attempt.
 
     Raises:
         ValueError: the model has not requested the call, or it is in another phase.
@@ -157,27 +156,19 @@ def _check_call(fold: RunFold, record: _CallRecord) -> CallState:
         phase = "started"
     else:
         phase = "new" if call.approval is None else "asked"
-    if phase not in OF_CALLS[type(record)]:
+    kind: type = type(record)
+    if phase not in OF_CALLS[kind]:
         raise ValueError(f"call {record.call_id!r} is {phase}")
-    return call
-
-
-def _check_start(fold: RunFold, record: r.CallStarted) -> None:
-    call = _check_call(fold, record)
-    if record.attempt != call.attempt + 1:
-        raise ValueError(f"attempt {record.attempt} of call {record.call_id!r} follows attempt {call.attempt}")
-
-
-def _check_body(fold: RunFold, record: r.BodyEnded) -> None:
-    call = _check_call(fold, record)
-    if record.attempt != call.attempt:
-        raise ValueError(f"attempt {record.attempt} of call {record.call_id!r} ends, not {call.attempt}")
-
-
-def _check_settled(fold: RunFold, record: r.CallSettled) -> None:
-    call = _check_call(fold, record)
-    if record.body_ended_at is not None and not call.attempt:
-        raise ValueError(f"the body of call {record.call_id!r} has not begun")
+    # The kinds are compared, since `isinstance` takes 0.17 µs for each class of a Struct that doesn't fit.
+    found: Any = record
+    if kind is r.CallSettled:
+        if found.body_ended_at is not None and not call.attempt:
+            raise ValueError(f"the body of call {record.call_id!r} has not begun")
+    elif kind is r.CallStarted:
+        if found.attempt != call.attempt + 1:
+            raise ValueError(f"attempt {found.attempt} of call {record.call_id!r} follows attempt {call.attempt}")
+    elif kind is r.BodyEnded and found.attempt != call.attempt:
+        raise ValueError(f"attempt {found.attempt} of call {record.call_id!r} ends, not {call.attempt}")
 
 
 def _check_sandbox(fold: RunFold, _record: r.SandboxOpened) -> None:
@@ -190,9 +181,9 @@ _CHECKS: dict[type, Callable[[RunFold, Any], object]] = {
     r.SandboxOpened: _check_sandbox,
     r.ApprovalRequested: _check_call,
     r.VerdictGiven: _check_call,
-    r.CallStarted: _check_start,
-    r.BodyEnded: _check_body,
-    r.CallSettled: _check_settled,
+    r.CallStarted: _check_call,
+    r.BodyEnded: _check_call,
+    r.CallSettled: _check_call,
     r.BatchEnded: _check_batch,
     r.HandedOff: _check_handoff,
 }
