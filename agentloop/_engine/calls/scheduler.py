@@ -344,6 +344,9 @@ class Batch:
         if waiting and not self.halted:
             self._equal[key] = waiting
             self.queue(waiting[:1])
+            if self.execution.queue_timeout is not None and self._can_expire(waiting[0]):
+                # The owner may have had no call to skip when it fell asleep, so that it would sleep past this time.
+                self._wake_for(self._opened_at + self.execution.queue_timeout)
 
     def _settle_replayed(self, live: LiveCall, source: str) -> None:
         outcome = self.run.state.calls[source].outcome

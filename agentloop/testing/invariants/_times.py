@@ -132,8 +132,20 @@ def nobody_waits_past_the_queue_timeout(log: ObservedLog) -> Findings:
             for call, n, settled in _list_skipped(turn, starts[0][1], entry):
                 if opened is not None and settled.at < opened + limit - EPSILON:
                     yield broken(f"call {call.call_id} was skipped after {settled.at - opened:g} s of {limit:g} s", n)
+                elif opened is not None and settled.at > _find_last_waiting(turn, n, opened + limit) + EPSILON:
+                    yield broken(f"call {call.call_id} was skipped only after {settled.at - opened:g} s", n)
                 else:
                     yield HELD
+
+
+def _find_last_waiting(turn: ObservedTurn, n: int, expiry: float) -> float:
+    """Return the latest time until which a call that record *n* skips may have waited: *expiry*, or for an equal call.
+
+    It waits for room only once the equal call has ended, or has other arguments by a guardrail.
+    """
+    ended = [one.at for call in turn.calls for at, one in call.settled if at < n]
+    judged = [one.at for call in turn.calls for at, one in call.guards if at < n]
+    return max([expiry, *ended, *judged])
 
 
 def _list_skipped(turn: ObservedTurn, since: int, until: int) -> Iterator[tuple[ObservedCall, int, r.CallSettled]]:

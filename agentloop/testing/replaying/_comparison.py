@@ -305,9 +305,10 @@ class ReplayLog:
 
     def cause_end_at_once(self) -> None:
         """Cause the due cancellation right after the record before it, if it came soon after that."""
-        if not self.over and self.is_expiry_due() and self._gap() <= SLACK:
-            self.hurry_on()
-            self.expire_waiting()
+        # The step that appended the last record may still change the calls of its own batch: another equal call leads,
+        # or the next segment is queued. The owner skips calls in a step of its own, so `before_step` does that here.
+        if self.due is not None and self.due.path != self.records[self.cursor - 1].path:
+            self._expire_at_once()
         while not self.over and self.is_end_due() and self.cursor not in self.waiting:
             settling = isinstance(self.records[self.cursor - 1], r.CallSettled) and self._gap() <= SLACK
             if not settling and not self._does_nothing_more() and not self._is_last_call_cut():
@@ -317,6 +318,12 @@ class ReplayLog:
             self.cause_end()
             if self.cursor == cursor:
                 break
+
+    def _expire_at_once(self) -> None:
+        """Settle the calls that the due records show to have waited too long, if they came soon after the last one."""
+        if not self.over and self.is_expiry_due() and self._gap() <= SLACK:
+            self.hurry_on()
+            self.expire_waiting()
 
     def _is_last_call_cut(self) -> bool:
         """Tell whether the last record is of a call that is cancelled before its start: it would start in this step."""
@@ -674,11 +681,15 @@ class ReplayLog:
     # -- task order
 
     def before_step(self, task: object) -> None:
-        """Count a step of a task. Insert a due cut of `ctx.cleanup`; end the run after `way.delay` steps.
+        """Cause the due event that belongs between two steps of the tasks: an end, an expiry, a cut of `ctx.cleanup`.
 
         The loop calls this before each step.
         """
         self.stirred = False
+        if not self.over and self.is_expiry_due():
+            cursor = self.cursor
+            self._expire_at_once()
+            self.stirred = self.cursor > cursor
         call = _task_of(task) if not self.over and self.is_end_due() else None
         if call and not self._begins(call):
             self.stirred = True

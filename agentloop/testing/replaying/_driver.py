@@ -12,7 +12,7 @@ The segments are replayed one after the other, each on a new loop. In a segment:
 2. The run's tasks take their steps. An effect waits until its record is due; an appended record passes
    `ReplayLog.expect`, which compares it with the due one and advances the cursor.
 3. Whenever every task waits, `_drive` calls `_advance`. It looks at the due record and takes one step, the first
-   that is possible: end calls that timed out; finish bodies; let time pass for a call that waited too long; release
+   that is possible: end calls that timed out; finish bodies; skip the calls that waited too long; release
    the effects that wait for the record; cause the cancellation or the deadline that the record tells; insert a record
    of the caller; release a guardrail out of order; let time pass up to the record of a cut cleanup, or insert it; cause
    the record (fail or cancel an effect, or jump to the next timer). If no step is possible the replay has diverged.
@@ -244,7 +244,7 @@ class _SegmentReplay:
             return await anyio.sleep_forever()  # the run has ended
         if effects.stirred:
             return None
-        if effects.end_calls() or effects.release_bodies() or (effects.is_expiry_due() and effects.hurry_on()):
+        if effects.end_calls() or effects.release_bodies() or self._let_calls_expire():
             pass
         elif effects.cursor in effects.waiting:
             effects.come_up()
@@ -429,15 +429,27 @@ class _SegmentReplay:
         if timed_out and not live.deadline_recorded:
             live.limit_scope.cancel()
 
+    def _let_calls_expire(self) -> bool:
+        """Let time pass up to the due record, if it settles a call that waited too long, and settle it. False if not.
+
+        At once: other owners whose calls have waited as long wake by the same clock, in the backend's order.
+        """
+        if not self.effects.is_expiry_due():
+            return False
+        cursor, passed = self.effects.cursor, self.effects.hurry_on()
+        self._expire_waiting()
+        return passed or self.effects.cursor > cursor
+
     def _expire_waiting(self) -> None:
         """Settle the calls that the due records show to have waited too long, before their owners do anything else."""
         effects = self.effects
         while effects.is_expiry_due() and (call := call_of(effects.due)) is not None:  # type: ignore[arg-type]
             live, cursor = self.stream._live.tree.find_call(call), effects.cursor
-            if live is None or live.phase != "waiting":
-                return
-            batch = live.batch
-            pass_time(max(0.0, batch._opened_at + batch.execution.queue_timeout - anyio.current_time()))
+            if live is None or not (batch := live.batch)._can_expire(live):
+                return  # settled already, or it waits for an equal call that has yet to make way
+            if (limit := batch.execution.queue_timeout) is None:
+                return  # the definitions have changed
+            pass_time(max(0.0, batch._opened_at + limit - anyio.current_time()))
             batch._expire_waiting()
             if effects.cursor == cursor:
                 return

@@ -35,6 +35,38 @@ async def test_a_skipped_call_never_runs_though_it_is_next_in_line(run_mode: Any
     assert sum(isinstance(record, r.CallSettled) for record in result.records) == 3
 
 
+@pytest.mark.backends("trio-virtual")
+async def test_a_call_whose_equal_call_failed_waits_no_longer_than_the_others(run_mode: Any) -> None:
+    """It waits for room only from then on: the owner, which slept with no call to skip, must wake for it."""
+    desk = Capacity(1)
+    elsewhere: list[str] = []
+
+    @tool(capacity=desk)
+    async def hold() -> None:
+        await anyio.sleep(30)
+        elsewhere.append("held")
+
+    @tool(capacity=desk, idempotent=True)
+    async def fails(n: int) -> None:
+        await anyio.sleep(0.5)
+        raise ValueError(n)
+
+    async def other_run() -> None:
+        await anyio.sleep(0.1)  # its call is next in line for the desk
+        await Runner.run(Agent("other", model=ScriptedModel([call("hold"), say("x")]), tools=[hold]), "go")
+
+    script = ScriptedModel([[call("fails", {"n": 1}), call("fails", {"n": 1})], say("x")])
+    config = RunConfig(tool_execution=ToolExecution(queue_timeout=2))
+    began = anyio.current_time()
+    async with anyio.create_task_group() as group:
+        group.start_soon(other_run)
+        result = await run_mode(Agent("a", model=script, tools=[fails]), "go", run_config=config)
+        assert anyio.current_time() - began == pytest.approx(2)
+        group.cancel_scope.cancel()
+    assert [event.outcome.status for event in result.calls] == ["failed", "skipped"]
+    assert elsewhere == []
+
+
 async def test_a_capacity_changed_by_a_body_wakes_who_waits_for_it(run_mode: Any) -> None:
     """The change wakes the waiting calls also at a moment when no call holds the capacity."""
     capacity = Capacity(1)
