@@ -342,12 +342,16 @@ def _index_tools(run: LiveRun, tools: list[FunctionTool]) -> dict[str, FunctionT
     return by_key
 
 
+_ALWAYS_OPEN = vars(Model)["is_open"]
+"""The protocol's own property, which a model inherits that is always open: it needn't be asked in each turn."""
+
+
 def _find_open_model(run: LiveRun) -> Model | None:
     """Return the model of the agent at work if it is a model that is open: no call then has to be awaited."""
     given: Any = run.settings.config.model if run.settings.config.model is not None else run.agent.model
     # `isinstance` with a protocol is slow; a class that inherits from it is found in the MRO.
-    kind = type(given)
-    if Model in kind.__mro__ and (kind.is_open is Model.is_open or given.is_open):  # the protocol's own is always True
+    kind: Any = type(given)
+    if Model in kind.__mro__ and (kind.is_open is _ALWAYS_OPEN or given.is_open):
         model: Model = given
         return model
     return None

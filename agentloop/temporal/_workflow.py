@@ -242,6 +242,7 @@ class AgentWorkflow:
         call = self._find_call(verdict)
         state = self._state if self._stream is None else None
         decided = self._stream if state is None else state
+        assert decided is not None  # a call waits, so there is one of the two
         if verdict.approved:
             decided.approve(call, arguments=verdict.arguments, always=verdict.always, by=verdict.by)
         else:
