@@ -482,9 +482,10 @@ class RunFold(RunFacts):
         fold, get_brought = _STEPS[type(record)]
         if get_brought is not None and not self.holds_secrets and (brought := get_brought(record)):
             # An item is secret wholly or in part, or is a call whose output is.
-            self.holds_secrets = brought is True or bool(
+            holds: bool = brought is True or bool(
                 [one for one in brought if getattr(one, "secret", False) or getattr(one, "secret_output", False)]
             )
+            self.holds_secrets = holds
         if self.holds_secrets:
             record = self.mark(record)
         self.records.append(record)

@@ -96,7 +96,7 @@ class Resources:
         """The object that starts tasks which outlive the run's bodies: the run's nursery, once it is open."""
         self.held: dict[Any, _HeldResource] = NO_DICT
         """By key: those that were entered, or are being entered, and not left."""
-        self.closed = False
+        self.closed: bool = False
         """True once the run is ending: every further resource is refused."""
 
     async def get(self, factory: Factory, key: object = None) -> Any:
