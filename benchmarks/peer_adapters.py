@@ -272,6 +272,39 @@ def google_adk(turns: int, calls: int, body: Body) -> Run:
     return _counted(run)
 
 
+def locus(turns: int, calls: int, body: Body, cap: int | None = None) -> Run:
+    """A tool's error is given to the model, as is usual there. No bound of bodies or equal steps is reached."""
+    from locus import Agent, tool
+    from locus.core.messages import Message, ToolCall
+    from locus.models.base import ModelResponse
+
+    class Scripted:
+        async def complete(self, messages: Any, tools: Any = None, **_: Any) -> Any:
+            turn = await _next_turn()
+            if turn == turns:
+                return ModelResponse(message=Message.assistant(content="done"), stop_reason="end_turn")
+            wanted = [ToolCall(id=f"c{turn}_{n}", name="work", arguments={"x": 1}) for n in range(calls)]
+            return ModelResponse(message=Message.assistant(tool_calls=wanted), stop_reason="tool_calls")
+
+        async def stream(self, messages: Any, tools: Any = None, **_: Any) -> Any:
+            raise NotImplementedError
+            yield
+
+    @tool
+    async def work(x: int) -> str:
+        """Work."""
+        return await body(x)
+
+    agent = Agent(
+        model=Scripted(),
+        tools=[work],
+        max_iterations=turns + 2,
+        max_concurrency=cap or max(calls, 1),
+        tool_loop_threshold=1_000_000,
+    )
+    return _counted(lambda: agent.arun("go"))
+
+
 PEERS: dict[str, tuple[str, Maker]] = {
     "agentloop": ("agentloop", agentloop),
     "openai-agents": ("agents", openai_agents),
@@ -280,11 +313,13 @@ PEERS: dict[str, tuple[str, Maker]] = {
     "strands-agents": ("strands", strands),
     "agent-framework": ("agent_framework", agent_framework),
     "google-adk": ("google.adk", google_adk),
+    "locus": ("locus.agent", locus),
 }
 """By name: the module to look for, and how the agent is made."""
 CAPPED: dict[str, Maker] = {
     "agentloop": partial(agentloop, cap=10),
     "openai-agents": partial(openai_agents, cap=10),
+    "locus": partial(locus, cap=10),
 }
 """Those that can bound the bodies at once within a run, at ten."""
-DISTRIBUTIONS = {"pydantic-ai": "pydantic-ai-slim", "agent-framework": "agent-framework-core"}
+DISTRIBUTIONS = {"pydantic-ai": "pydantic-ai-slim", "agent-framework": "agent-framework-core", "locus": "locus-sdk"}
