@@ -246,14 +246,18 @@ class Soak:
 
 def soak(backend: str, seconds: float) -> list[Line]:
     """Soak *backend* for *seconds* and return what stays."""
-    logging.getLogger("agentloop").setLevel(logging.ERROR)  # failures of tools are meant
-    limit = LIMITS[backend]
-    anyio.run(Soak(limit, min(seconds / 10, 5)).run, backend=backend)  # what is made once
-    _wait_for_threads()
-    descriptors, threads = _descriptors(), threading.active_count()
-    found = Soak(limit, seconds)
-    anyio.run(found.run, backend=backend)
-    _wait_for_threads()
+    limit, logger = LIMITS[backend], logging.getLogger("agentloop")
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # failures of tools are meant
+    try:
+        anyio.run(Soak(limit, min(seconds / 10, 5)).run, backend=backend)  # what is made once
+        _wait_for_threads()
+        descriptors, threads = _descriptors(), threading.active_count()
+        found = Soak(limit, seconds)
+        anyio.run(found.run, backend=backend)
+        _wait_for_threads()
+    finally:
+        logger.setLevel(level)
     note = f"{found.runs:,} runs, {found.resident[-1] / 2**20:.0f} MiB" if found.resident else ""
     return [
         Line("soak: resident memory, growth", backend, found.growth, FLAT, note),

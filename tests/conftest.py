@@ -80,10 +80,15 @@ def _log_is_legal(_check_every_append: None) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _logging_stays_on() -> Iterator[None]:
-    """Fail a test that leaves logging disabled: later tests of the process would find nothing logged."""
-    before = logging.root.manager.disable
+    """Fail a test that leaves logging, or a logger of the library, off: later tests would find nothing logged."""
+
+    def state() -> list[object]:
+        loggers = map(logging.getLogger, ("agentloop", "agentloop.tools", "agentloop.mcp"))
+        return [logging.root.manager.disable, *((one.level, one.propagate, one.disabled) for one in loggers)]
+
+    before = state()
     yield
-    assert logging.root.manager.disable == before
+    assert state() == before
 
 
 # ---------------------------------------------------------------------------------------------- backends
