@@ -301,7 +301,7 @@ def test_worker_threads_run_in_place_one_after_the_other(backend: Any) -> None:
     assert limiter is None
     before = threading.active_count()
     run_deterministic(program, backend=backend)
-    assert threading.active_count() == before
+    assert threading.active_count() <= before
 
 
 def test_executor_of_asyncio_runs_in_place_too() -> None:

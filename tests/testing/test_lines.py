@@ -89,11 +89,12 @@ READS = [(1, FIRST_LINE + 3), (2, FIRST_LINE + 3)]
 @both_backends
 def test_what_is_sound_line_by_line_is_explored_to_the_end(backend: Any) -> None:
     """One line is one step; two bodies of one line have as many orders as steps of their calls allow."""
+    before = threading.active_count()  # backends keep idle threads of earlier tests for some seconds
     seen = explored(counter, [call("bump_at_once")] * 2, nothing_is_lost, backends=[backend])
     assert seen.complete
     assert not seen.reason
     assert seen.schedules > 4
-    assert threading.active_count() == 1
+    assert threading.active_count() <= before
 
 
 @needs_monitoring
@@ -214,7 +215,7 @@ def test_cancelled_at_any_step_no_thread_is_left(way: Any) -> None:
     before, cancelled = threading.active_count(), 0
     for step in range(200):
         seen = t.run_one(attrs.evolve(world, cancel=t.CancelAt(step, kind)), backend=backend)
-        assert threading.active_count() == before, f"step {step}"
+        assert threading.active_count() <= before, f"step {step}"
         assert not seen.waited_at
         assert not seen.left
         if seen.cancelled_at is None:
@@ -260,7 +261,7 @@ def test_thread_that_waits_for_another_s_lock_is_let_run_and_the_schedule_is_dro
     assert "test_lines.py:" in seen.reason
     assert "with lock:" in seen.reason
     assert "one step each from there on" in seen.reason
-    assert threading.active_count() == before
+    assert threading.active_count() <= before
 
 
 @pytest.mark.slow
