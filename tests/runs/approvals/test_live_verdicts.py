@@ -233,10 +233,19 @@ async def test_a_live_verdict_on_a_call_that_does_not_wait_is_refused() -> None:
 
 async def test_a_live_verdict_has_the_time_of_the_run_s_effects() -> None:
     """As each record of the run has: an engine that does a run again must get the same record again."""
-    agent = make_agent([make_gated_tool([])], call("gated", {"n": 1}, "c1"))
+    decided = anyio.Event()
+
+    @tool
+    async def other() -> str:
+        """Keep the run from pausing before the verdict."""
+        await decided.wait()
+        return "ok"
+
+    agent = make_agent([make_gated_tool([]), other], [call("gated", {"n": 1}, "c1"), call("other", {}, "c2")])
     async with Runner.run_streamed(agent, "go", run_config=RunConfig(effects=FixedTime())) as stream:
         async for event in stream:
             if isinstance(event, ev.ApprovalRequested):
                 stream.approve("c1")
+                decided.set()
     assert count_records(stream.result, r.VerdictGiven, "c1") == 1
     assert {record.at for record in stream.result.records} == {7.0}
