@@ -376,10 +376,10 @@ def _note_found_tools(fold: RunFacts) -> None:
 
 
 def _handed_off(fold: RunFacts, record: r.HandedOff) -> None:
-    if not fold.input_accepted:
-        _accept(fold)
     from agentloop._core.handoff_outputs import handoff_outputs  # few runs hand over
 
+    if not fold.input_accepted:
+        _accept(fold)
     outputs = handoff_outputs(record)
     fold.history.extend(outputs)
     fold.new_items.extend(outputs)

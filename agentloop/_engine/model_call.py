@@ -21,6 +21,7 @@ from agentloop import model_events as m
 from agentloop._common.digests import digestible
 from agentloop._common.error_text import error_summary
 from agentloop._core.call_identity import find_tool
+from agentloop._core.client_calls import says_nothing
 from agentloop._core.turn_view import TurnView
 from agentloop._engine.runtime.backend import cancelled_types, checkpoint_if_cancelled
 from agentloop._engine.runtime.callbacks import call_user, find_hook, resolve
@@ -395,7 +396,7 @@ def _check_cut(run: LiveRun, response: ModelResponse) -> None:
 
 def _is_usable(item: Item) -> bool:
     if isinstance(item, AssistantMessage):
-        return bool(item.text.strip()) or item.refusal is not None
+        return not says_nothing(item)
     return isinstance(item, ToolCall | HandoffCall | HostedToolCall)
 
 

@@ -299,39 +299,41 @@ async def test_cancel_call_of_an_agent_tool_ends_its_nested_run(run_mode: Run) -
     assert ends == [(("c1",), "cancelled"), ((), "completed")]
 
 
-async def test_nested_call_is_cancelled_by_its_event() -> None:
-    """An event of a nested call carries its path; the nested run continues."""
+def nest_deep(call_id: str) -> tuple[Agent[Any, Any], ScriptedModel]:
+    """Return an agent whose call `c1` runs another agent, and the model of that one, whose call *call_id* sleeps."""
 
     @tool
     async def deep() -> str:
         await anyio.sleep(60)
         return "never"
 
-    inner_model = ScriptedModel([call("deep", call_id="d1"), say("inner done")])
+    inner_model = ScriptedModel([call("deep", call_id=call_id), say("inner done")])
     inner: Agent[Any, Any] = Agent("inner", model=inner_model, tools=[deep])
-    agent = make_agent([inner.as_tool()], call("inner", {"input": "go"}, call_id="c1"))
-    async with Runner.run_streamed(agent, "go") as stream:
-        async for event in stream:
-            if isinstance(event, ev.CallStarted) and event.path == ("c1",):
-                assert stream.cancel_call("d1") is False  # an id alone means the run's own calls
-                assert stream.cancel_call(event, "enough") is True
+    return make_agent([inner.as_tool()], call("inner", {"input": "go"}, call_id="c1")), inner_model
+
+
+def check_deep_was_cancelled(agent: Agent[Any, Any], inner_model: ScriptedModel) -> None:
+    """Check that the sleeping call was cancelled, and that both runs have continued."""
     assert read_shown_outputs(agent) == {"c1": "inner done"}
     assert [item.output for item in inner_model.requests[1].items if hasattr(item, "output")] == [
         "Tool deep failed with: ToolCancelledError(enough)"
     ]
 
 
+async def test_nested_call_is_cancelled_by_its_event() -> None:
+    """An event of a nested call carries its path; the nested run continues."""
+    agent, inner_model = nest_deep("d1")
+    async with Runner.run_streamed(agent, "go") as stream:
+        async for event in stream:
+            if isinstance(event, ev.CallStarted) and event.path == ("c1",):
+                assert stream.cancel_call("d1") is False  # an id alone means the run's own calls
+                assert stream.cancel_call(event, "enough") is True
+    check_deep_was_cancelled(agent, inner_model)
+
+
 async def test_nested_call_is_cancelled_by_its_path_and_id() -> None:
     """The path tells it from a call of the outer run that has the same id; an unknown path is False."""
-
-    @tool
-    async def deep() -> str:
-        await anyio.sleep(60)
-        return "never"
-
-    inner_model = ScriptedModel([call("deep", call_id="c1"), say("inner done")])
-    inner: Agent[Any, Any] = Agent("inner", model=inner_model, tools=[deep])
-    agent = make_agent([inner.as_tool()], call("inner", {"input": "go"}, call_id="c1"))
+    agent, inner_model = nest_deep("c1")
     async with Runner.run_streamed(agent, "go") as stream:
         assert stream.cancel_call("c1", path=("c1",)) is False  # not begun
         async for event in stream:
@@ -339,10 +341,7 @@ async def test_nested_call_is_cancelled_by_its_path_and_id() -> None:
                 assert stream.cancel_call("c1", path=("c9",)) is False
                 assert stream.cancel_call("c1", path=("c1", "c1")) is False
                 assert stream.cancel_call("c1", "enough", path=event.path) is True
-    assert read_shown_outputs(agent) == {"c1": "inner done"}
-    assert [item.output for item in inner_model.requests[1].items if hasattr(item, "output")] == [
-        "Tool deep failed with: ToolCancelledError(enough)"
-    ]
+    check_deep_was_cancelled(agent, inner_model)
 
 
 @pytest.mark.parametrize("wrong", ["c1", ["c1"], (1,), None])
