@@ -110,7 +110,8 @@ class RunConfig(ByFields):
         tool_not_found_behavior: A call of an unknown tool ends the run (`"raise_error"`) or receives an error text as
             its output (`"return_error_to_model"`).
         tool_name_collision_policy: Two enabled tools of one name log a warning and the last one wins (`"warn"`), or
-            raise `UserError` (`"error"`).
+            raise `UserError` (`"error"`). A tool of a source never wins over a tool of the agent: with `"warn"` it is
+            left out. Two sources with tools of one name are a `UserError` either way.
         output_store: The store for outputs longer than `max_output_chars`: `put(call, data) -> ref`.
         limits: `UsageLimits` of the run, nested runs included.
         price: `(model name, RequestUsage) -> Decimal`, the cost of one request.

@@ -207,13 +207,16 @@ class ApprovalRequested(_CallRecord, frozen=True, tag="approval_requested"):
     """The class names of the policies that require the verdict; None if the tool itself does."""
     reason: str | None = None
     """The policies' reason in words; `[redacted]` for a call with secret arguments."""
+    definition: str | None = None
+    """For a tool of a source: the digest of the source's name and of what the model is shown of the tool."""
 
 
 class VerdictGiven(_CallRecord, frozen=True, tag="verdict_given"):
     """A call was approved or rejected. The run never requests the same verdict again.
 
     It fits only the call that it was given for: the same path, call id, agent, tool and arguments (`digest`). With
-    `always` it also holds for later calls of *agent* to *tool*. `arguments` is JSON text that replaces the call's own.
+    `always` it also holds for later calls of *agent* to *tool*. For a tool of a source both hold as long as the source
+    and its *definition* are the same. `arguments` is JSON text that replaces the call's own.
     """
 
     call_id: str
@@ -226,6 +229,8 @@ class VerdictGiven(_CallRecord, frozen=True, tag="verdict_given"):
     always: bool = False
     by: str | None = None
     """The giver of the verdict, in the application's words: a user's id, the name of a rule."""
+    definition: str | None = None
+    """That of the request."""
 
 
 class CallStarted(_CallRecord, frozen=True, tag="call_started"):

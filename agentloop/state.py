@@ -470,7 +470,9 @@ def verdict_on(
     if (edited := verdict.get("arguments")) is not None:
         verdict["arguments"] = _check_edited(edited, state.call, graph.find(request.agent), inner.limits, converter)
     return r.VerdictGiven(
-        path, inner.turn, time.time(), call_id, request.agent, request.tool, request.digest, **verdict
+        *(path, inner.turn, time.time(), call_id, request.agent, request.tool, request.digest),
+        definition=request.definition,
+        **verdict,
     )
 
 

@@ -49,11 +49,12 @@ def is_search(call: CallState) -> bool:
 
 def fits(verdict: r.VerdictGiven, request: r.ApprovalRequested) -> bool:
     """Tell whether *verdict* was given for exactly this *request*: same path, call, agent, tool and arguments."""
-    return (verdict.path, verdict.call_id, verdict.agent, verdict.tool, verdict.digest) == (
+    return (verdict.path, verdict.call_id, verdict.agent, verdict.tool, verdict.definition, verdict.digest) == (
         request.path,
         request.call_id,
         request.agent,
         request.tool,
+        request.definition,
         request.digest,
     )
 

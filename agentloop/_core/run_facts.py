@@ -60,7 +60,7 @@ class RunFacts:
     """Index into `batch`: every call below it has been released or waits for a verdict."""
     released_late: deque[CallState] | None
     """Settled calls below `released` that are not released yet: they waited when the index passed them."""
-    sticky: dict[tuple[str, str], r.VerdictGiven]
+    sticky: dict[tuple[str, str, str | None], r.VerdictGiven]
     """Verdicts on all calls of an agent to a tool, by agent and tool."""
     conflict: ToolCall | HandoffCall | None
     turn_has_effects: bool
@@ -182,7 +182,9 @@ class RunFacts:
         if call.verdict is not None:
             return call.verdict
         approval = call.approval
-        return None if approval is None else self.sticky.get((approval.agent, approval.tool))
+        if approval is None:
+            return None
+        return self.sticky.get((approval.agent, approval.tool, approval.definition))
 
     @property
     def paused(self) -> bool:

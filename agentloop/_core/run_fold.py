@@ -287,7 +287,7 @@ def _verdict_given(fold: RunFacts, record: r.VerdictGiven) -> None:
         if record.always:
             if fold.sticky is NO_DICT:
                 fold.sticky = {}
-            fold.sticky[record.agent, record.tool] = record
+            fold.sticky[record.agent, record.tool, record.definition] = record
 
 
 def _call_settled(fold: RunFacts, record: r.CallSettled) -> None:

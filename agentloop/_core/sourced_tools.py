@@ -35,6 +35,8 @@ class SourcedTools(Value, frozen=True, eq=False):
 
     tools: tuple[FunctionTool[Any], ...]
     described: list[dict[str, Any]]
+    source: str = ""
+    """The name of the source; a replay, which has only the log, doesn't know it."""
 
     @classmethod
     def of(cls, given: object, source: str, earlier: SourcedTools | None) -> SourcedTools:
@@ -59,16 +61,19 @@ class SourcedTools(Value, frozen=True, eq=False):
                     "belongs in Agent.tools",
                     source=source,
                 )
-        return cls(tools, [describe(tool) for tool in tools])
+        return cls(tools, [describe(tool, source) for tool in tools], source)
 
-    def digests(self) -> dict[str, str]:
-        """Return the digest of each tool, by lookup key."""
-        return {tool.lookup_key: one["digest"] for tool, one in zip(self.tools, self.described, strict=True)}
+    def digests(self) -> dict[FunctionTool[Any], str]:
+        """Return the digest of each tool."""
+        return {tool: one["digest"] for tool, one in zip(self.tools, self.described, strict=True)}
 
 
-def describe(tool: FunctionTool[Any]) -> dict[str, Any]:
-    """Return the description of *tool*: name, digest of what the model is shown, and options that aren't the usual."""
-    shown = digestible([tool.description, tool.params_json_schema])
+def describe(tool: FunctionTool[Any], source: str) -> dict[str, Any]:
+    """Return the description of *tool*: name, digest of its definition, and options that aren't the usual.
+
+    The definition is the source and what the model is shown. A verdict on a call holds for one definition.
+    """
+    shown = digestible([source, tool.description, tool.params_json_schema])
     made: dict[str, Any] = {"name": tool.name, "digest": hashlib.sha256(shown).hexdigest()[:16]}
     for option in _AS_THEY_ARE:
         value = getattr(tool, option)

@@ -115,15 +115,15 @@ def _list_parts(run: LiveRun, sourced: Sequence[SourcedTools]) -> tuple[object, 
         *agent.tools,
     )
     if sourced:
-        parts = (*parts, _FROM_SOURCES, *(tool for each in sourced for tool in each.tools))
+        parts = (*parts, *(part for each in sourced for part in (_FROM_SOURCE, each.source, *each.tools)))
     if agent.handoffs:
         targets = [target_of(entry).agent for entry in agent.handoffs]
         return (*parts, *agent.handoffs, *(part for one in targets for part in (one.name, one.handoff_description)))
     return parts
 
 
-_FROM_SOURCES = object()
-"""Marks, in the parts of definitions, the first tool of a source: a tool is shown otherwise as one of those."""
+_FROM_SOURCE = object()
+"""Marks, in the parts of definitions, the name and tools of a source: a tool is shown otherwise as one of those."""
 
 
 async def _resolve_definitions(run: LiveRun, parts: tuple[object, ...], sourced: Sequence[SourcedTools]) -> Definitions:
@@ -134,13 +134,13 @@ async def _resolve_definitions(run: LiveRun, parts: tuple[object, ...], sourced:
     """
     await checkpoint_if_cancelled()  # the application isn't asked any more in a run that has been cancelled
     agent = run.agent
-    declared, digests = agent.functions, {}
+    digests: dict[FunctionTool, str] = {}
     for each in sourced:
-        declared += each.tools
         digests.update(each.digests())
-    declared = list(dict.fromkeys(declared))  # two sources may give one tool, which is shown once
+    declared = _list_declared(run, sourced)
     targets = [target_of(entry) for entry in agent.handoffs]
     enabled = await _filter_enabled(run, declared)
+    _check_sources(run, sourced, enabled)
     handoffs = tuple(await _filter_enabled(run, targets))
     by_key = _index_tools(run, enabled)
     taken = _find_shadowed_tools(run, handoffs, by_key)
@@ -155,18 +155,18 @@ async def _resolve_definitions(run: LiveRun, parts: tuple[object, ...], sourced:
     for tool in tools:
         if isinstance(tool.body, PythonBody):
             tool.body.schema.check_converter(converter)
-    given, on = {id(tool) for each in sourced for tool in each.tools}, set(map(id, enabled))
+    on = set(enabled)
     made = Definitions(
         tools=tools,
         hosted=tuple([tool for tool in agent.tools if isinstance(tool, HostedTool)]),
         by_key=by_key,
-        disabled={tool.lookup_key: tool for tool in declared if id(tool) not in on},
+        disabled={tool.lookup_key: tool for tool in declared if tool not in on},
         handoffs=handoffs,
         settings=settings,
         output=output,
         tool_names=tuple([tool.qualified_name for tool in tools]),
         handoff_names=tuple([handoff.name for handoff in handoffs]),
-        sourced={key: digests[key] for key, tool in by_key.items() if id(tool) in given},
+        sourced={key: digests[tool] for key, tool in by_key.items() if tool in digests},
         searches=tuple([tool for tool in tools if isinstance(tool.body, ToolSearch)]),
     )
     if not callable(agent.prompt):
@@ -325,6 +325,58 @@ async def _filter_enabled(run: LiveRun, tools: list[DeclaredT]) -> list[Declared
     if all(_is_fixed(tool) for tool in tools):
         return tools
     return [tool for tool, yes in zip(tools, await ask_enabled(run, tools), strict=True) if yes]
+
+
+def _list_declared(run: LiveRun, sourced: Sequence[SourcedTools]) -> list[FunctionTool]:
+    """Return the agent's own tools and those of its sources, without each that has the name of one of its own.
+
+    A source never replaces a tool of the agent, not even one that is disabled or deferred: what the model calls by that
+    name, and what a person approves, is what the application has written. What is left out is warned of.
+
+    Raises:
+        UserError: there is such a tool, and the policy is "error".
+    """
+    own = {tool.qualified_name: tool for tool in run.agent.functions}
+    declared = dict.fromkeys(run.agent.functions)  # two sources may give one tool, which is shown once
+    for each in sourced:
+        for tool in each.tools:
+            if tool in declared:
+                continue
+            if tool.qualified_name in own:
+                _report_shadow(run, tool.qualified_name, each.source)
+            else:
+                declared[tool] = None
+    return list(declared)
+
+
+def _report_shadow(run: LiveRun, name: str, source: str) -> None:
+    text = f"source {source!r} has a tool named {name!r}, as agent {run.agent.name!r} has"
+    if run.settings.config.tool_name_collision_policy == "error":
+        raise UserError(f"{text}: give the source a prefix or a namespace, or leave its tool out by a filter")
+    run.tree.warn_once(
+        f"{source}:{name}", f"{text}: the source's tool is left out. Give the source a prefix to have both"
+    )
+
+
+def _check_sources(run: LiveRun, sourced: Sequence[SourcedTools], enabled: Sequence[FunctionTool]) -> None:
+    """Check that no two sources have different enabled tools of one name: neither may take the calls of the other.
+
+    Raises:
+        UserError: two have.
+    """
+    if len(sourced) < 2:
+        return
+    on = set(enabled)
+    found: dict[str, tuple[FunctionTool, SourcedTools]] = {}
+    for each in sourced:
+        for tool in each.tools:
+            first, holder = found.setdefault(tool.qualified_name, (tool, each)) if tool in on else (tool, each)
+            if first is not tool and holder is not each:
+                raise UserError(
+                    f"agent {run.agent.name!r}: the sources {holder.source!r} and {each.source!r} both have a tool "
+                    f"named {tool.qualified_name!r}: give one of them a prefix or a namespace, or leave a tool out by "
+                    "a filter"
+                )
 
 
 def _index_tools(run: LiveRun, tools: list[FunctionTool]) -> dict[str, FunctionTool]:

@@ -180,18 +180,23 @@ class _Decision(msgspec.Struct, eq=False):
 
     def _make_request(self) -> ApprovalRequested:
         wanted, text = self.wanted, self.arguments.text
+        agent, tool, definition = self._key()
         return ApprovalRequested(
             *self.run.here(),
             self.call.call_id,
-            *self._key(),
+            agent,
+            tool,
             arguments_digest(text, self.run.settings.config.json_limits),
             arguments=text if text != self.call.arguments else None,
             policy=wanted.policies if wanted is not None else None,
             reason=wanted.reason if wanted is not None else None,
+            definition=definition,
         )
 
-    def _key(self) -> tuple[str, str]:
-        return self.run.agent_key, self.tool.lookup_key
+    def _key(self) -> tuple[str, str, str | None]:
+        """Return what a verdict holds for: the agent, its tool, and for a tool of a source the definition."""
+        view, key = self.run.turn.view, self.tool.lookup_key
+        return self.run.agent_key, key, None if view is None else view.sourced.get(key)
 
     def _digest(self) -> str:
         """Return the digest of the arguments; for a text with withheld parts, the one that the log still has."""
@@ -203,7 +208,7 @@ class _Decision(msgspec.Struct, eq=False):
     def _is_requested(self) -> bool:
         """Tell whether the recorded request for approval equals the one that would be made now."""
         request = self.state.approval
-        return request is not None and (request.agent, request.tool, request.digest) == (*self._key(), self._digest())
+        return request is not None and (*_held_by(request), request.digest) == (*self._key(), self._digest())
 
     def _has_verdict(self) -> bool:
         """Tell whether a verdict applies: one for just this call, or for all of the agent's calls to the tool."""
@@ -213,7 +218,7 @@ class _Decision(msgspec.Struct, eq=False):
 
     def _find_verdict(self) -> VerdictGiven | None:
         given, key = self.state.verdict, self._key()
-        if given is not None and (given.agent, given.tool) == key:
+        if given is not None and _held_by(given) == key:
             digest, limits = self._digest(), self.run.settings.config.json_limits
             if digest == given.digest:
                 return given
@@ -222,6 +227,10 @@ class _Decision(msgspec.Struct, eq=False):
         sticky = self.run.state.sticky.get(key)
         # Edited arguments apply only to the one call they were given for.
         return sticky if sticky is None or sticky.arguments is None else sticky.replace(arguments=None)
+
+
+def _held_by(record: ApprovalRequested | VerdictGiven) -> tuple[str, str, str | None]:
+    return record.agent, record.tool, record.definition
 
 
 async def denial(run: LiveRun, call: ToolCall, tool: FunctionTool, arguments: Arguments) -> CallOutcome | None:

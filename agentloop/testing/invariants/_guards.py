@@ -394,7 +394,8 @@ def _parse_arguments(text: str) -> Mapping[str, Any]:
 
 
 def _list_verdicts(call: ObservedCall, request: r.ApprovalRequested) -> list[tuple[int, r.VerdictGiven]]:
-    return [(n, one) for n, one in call.verdicts if one.digest == request.digest]
+    asked = (request.digest, request.definition)
+    return [(n, one) for n, one in call.verdicts if (one.digest, one.definition) == asked]
 
 
 @invariant("guards")
@@ -403,13 +404,14 @@ def a_verdict_is_asked_for_once(log: ObservedLog) -> Findings:
     for call in log.calls.values():
         for n, request in call.requested:
             again = [at for at, _ in _list_verdicts(call, request) if at < n]
-            twice = [at for at, other in call.requested if at < n and other.digest == request.digest]
+            asked = (request.digest, request.definition)
+            twice = [at for at, other in call.requested if at < n and (other.digest, other.definition) == asked]
             always = [
                 at
                 for other in log.calls.values()
                 if other.path == call.path
                 for at, one in other.verdicts
-                if at < n and one.always and (one.agent, one.tool) == (request.agent, request.tool)
+                if at < n and one.always and _held_by(one) == _held_by(request)
             ]
             if again or twice or always:
                 yield broken(f"call {call.call_id} was asked about again", *again, *twice, *always, n)
@@ -426,7 +428,7 @@ def what_waits_for_a_verdict_waits(log: ObservedLog) -> Findings:
                 if at < n:
                     continue
                 yes = [one for when, one in _list_verdicts(call, request) if n < when < at and one.approved]
-                if not yes and not _has_general_verdict(log, call, at, approved=True):
+                if not yes and not _has_general_verdict(log, call, at, approved=True, asked=request):
                     yield broken(f"call {call.call_id} waits for a verdict, and started", n, at)
                 else:
                     yield HELD
@@ -462,9 +464,20 @@ def _find_approval(log: ObservedLog, call: ObservedCall, n: int) -> Broken | Non
     return broken(f"call {call.call_id} needs approval, and started without one", n)
 
 
-def _has_general_verdict(log: ObservedLog, call: ObservedCall, before: int, *, approved: bool) -> bool:
+def _held_by(record: r.ApprovalRequested | r.VerdictGiven) -> tuple[str, str, str | None]:
+    return record.agent, record.tool, record.definition
+
+
+def _has_general_verdict(
+    log: ObservedLog, call: ObservedCall, before: int, *, approved: bool, asked: r.ApprovalRequested | None = None
+) -> bool:
+    """Tell whether a verdict before record *before* holds for *call* too; with *asked*, for that definition of it."""
     return any(
-        one.always and one.approved is approved and one.agent == call.turn.agent and n < before
+        one.always
+        and one.approved is approved
+        and one.agent == call.turn.agent
+        and n < before
+        and (asked is None or one.definition == asked.definition)
         for other in log.calls.values()
         if other.path == call.path and (other.call.namespace, other.call.name) == (call.call.namespace, call.call.name)
         for n, one in other.verdicts

@@ -266,7 +266,7 @@ class ObservedLog:
         self.runs: dict[Path, ObservedRun] = {}
         self.calls: dict[tuple[Path, str], ObservedCall] = {}
         self.turns: list[ObservedTurn] = []
-        self._verdicts_on_all: set[tuple[Path, str, str]] = set()
+        self._verdicts_on_all: set[tuple[Path, str, str, str | None]] = set()
         self.strays: list[tuple[int, r.Record]] = []
         """Records about calls that are in no response, or of runs that never began."""
         for n, record in enumerate(observation.records):
@@ -437,7 +437,7 @@ class ObservedLog:
             call.outcome = record
             self._release(n, call.turn)
         elif isinstance(record, r.VerdictGiven) and record.always:
-            self._verdicts_on_all.add((record.path, record.agent, record.tool))
+            self._verdicts_on_all.add((record.path, record.agent, record.tool, record.definition))
 
     def _release(self, n: int, turn: ObservedTurn) -> None:
         """Note record *n* for each call of *turn* that it releases: outputs in model order, past calls that wait."""
@@ -462,8 +462,9 @@ class ObservedLog:
         if not call.requested:
             return False
         request = call.requested[-1][1]
-        own = any(one.digest == request.digest for _, one in call.verdicts)
-        return not own and (call.path, request.agent, request.tool) not in self._verdicts_on_all
+        own = any((one.digest, one.definition) == (request.digest, request.definition) for _, one in call.verdicts)
+        key = (call.path, request.agent, request.tool, request.definition)
+        return not own and key not in self._verdicts_on_all
 
     def _read_guardrail(self, n: int, record: r.GuardrailSettled) -> None:
         if record.call_id is not None:
