@@ -282,8 +282,24 @@ class RunState:
         codec: Codec | None = None,
         converter: BaseConverter | None = None,
         key: Keys | None = None,
+        bound_to: str | None = None,
     ) -> str:
-        """Return `to_json` as canonical JSON text; with *key*, sealed: see `agentloop._storage.signing`."""
+        """Return `to_json` as canonical JSON text; with *key*, sealed: see `SealKey`.
+
+        Args:
+            context_serializer: As for `to_json`.
+            strict_context: As for `to_json`.
+            codec: As for `to_json`.
+            converter: As for `to_json`.
+            key: The key that seals the state.
+            bound_to: The name under which you keep the state, such as its row's id. It becomes a part of the seal:
+                `from_string(..., bound_to=)` then refuses a state that was sealed under another name, so that nobody
+                can exchange two of your states unnoticed.
+
+        Raises:
+            UserError: if there is a *bound_to* and no *key*.
+            StateError: as for `to_json`.
+        """
         from agentloop._storage.state_codec import state_to_string
 
         return state_to_string(
@@ -293,6 +309,7 @@ class RunState:
             codec=codec,
             converter=converter or self.converter,
             key=key,
+            bound_to=bound_to,
         )
 
     def _make_stored(self) -> Stored:
@@ -313,6 +330,7 @@ class RunState:
         codec: Codec | None = None,
         converter: BaseConverter | None = None,
         key: Keys | None = None,
+        bound_to: str | None = None,
     ) -> RunState:
         """Return the state stored in *data*, the result of `to_json` or the parsed text of `to_string`.
 
@@ -327,8 +345,10 @@ class RunState:
             converter: The application's own cattrs converter. It reads the context, if its type is given, and the
                 arguments given with a verdict.
             key: The key of a sealed state, a `SealKey` or keys by id.
+            bound_to: The name for which the state was sealed; see `to_string`.
 
         Raises:
+            UserError: if there is a *bound_to* and no *key*.
             StateError: if the schema is unknown, a record doesn't fit, the graph lacks an agent that pending work
                 needs, or a seal is broken or missing; names the fault and its position.
         """
@@ -340,6 +360,7 @@ class RunState:
             context_deserializer=context_deserializer,
             context_type=context_type,
             key=key,
+            bound_to=bound_to,
             codec=codec,
             converter=converter,
         )

@@ -72,26 +72,35 @@ def key_to_seal_with(given: Keys) -> SealKey:
     return key
 
 
-def make_seal(text: bytes, given: Keys) -> dict[str, Any]:
-    """Return a seal on *text*."""
+def make_seal(text: bytes, given: Keys, bound_to: str | None = None) -> dict[str, Any]:
+    """Return a seal on *text*, which holds only for *bound_to* if that is given: the seal says that, not for what."""
     key = _make_key(given)
     seal: dict[str, Any] = {"algorithm": ALGORITHM, "key": key.id}
+    if bound_to is not None:
+        seal["bound"] = True
     if key.expires_in is not None:
         seal["expires_at"] = round(time.time() + key.expires_in, 3)
-    return {**seal, "mac": _mac(text, seal, key)}
+    return {**seal, "mac": _mac(text, seal, key, bound_to)}
 
 
-def check_seal(text: bytes, seal: object, given: Keys) -> None:
+def check_seal(text: bytes, seal: object, given: Keys, bound_to: str | None = None) -> None:
     """Check the *seal* on *text*.
 
     Raises:
-        StateError: there is no seal, another key made it, the state or the seal was changed, or it has expired.
+        StateError: there is no seal, another key made it, the state or the seal was changed, it holds for something
+            else than *bound_to*, or it has expired.
     """
     if not isinstance(seal, Mapping):
         raise StateError("the state is not sealed")
     fields = {name: value for name, value in seal.items() if name != "mac"}
-    if set(fields) - {"algorithm", "key", "expires_at"} or fields.get("algorithm") != ALGORITHM:
+    if set(fields) - {"algorithm", "bound", "key", "expires_at"} or fields.get("algorithm") != ALGORITHM:
         raise StateError(f"the state's seal is of a kind that isn't known here (known: {ALGORITHM})")
+    if fields.get("bound", True) is not True:
+        raise StateError("the state's seal is broken: it doesn't say whether it was sealed for a name")
+    if "bound" in fields and bound_to is None:
+        raise StateError("the state was sealed for a name, by bound_to=: give the name")
+    if "bound" not in fields and bound_to is not None:
+        raise StateError(f"the state was sealed for no name, and {bound_to!r} was given")
     expires = fields.get("expires_at")
     if expires is not None and not (isinstance(expires, int | float) and abs(expires) < _FAR_OFF):
         raise StateError("the state's seal expires at no time that there is")
@@ -103,13 +112,15 @@ def check_seal(text: bytes, seal: object, given: Keys) -> None:
         raise StateError("the state is sealed with another key")
     mac = seal.get("mac")
     if not isinstance(mac, str) or not hmac.compare_digest(
-        mac.encode("utf-8", "replace"), _mac(text, fields, key).encode()
+        mac.encode("utf-8", "replace"), _mac(text, fields, key, bound_to).encode()
     ):
-        raise StateError("the state's seal is broken: it was changed, or sealed with another key")
+        other = "" if bound_to is None else f", or for another name than {bound_to!r}"
+        raise StateError(f"the state's seal is broken: it was changed, or sealed with another key{other}")
     if expires is not None and not time.time() < expires:
         raise StateError("the state's seal has expired")
 
 
-def _mac(text: bytes, fields: Mapping[str, Any], key: SealKey) -> str:
-    head = repr(sorted(fields.items())).encode("utf-8", "backslashreplace")
+def _mac(text: bytes, fields: Mapping[str, Any], key: SealKey, bound_to: str | None) -> str:
+    named = fields if bound_to is None else {**fields, "bound": bound_to}
+    head = repr(sorted(named.items())).encode("utf-8", "backslashreplace")
     return hmac.new(key.secret, hashlib.sha256(head).digest() + text, hashlib.sha256).hexdigest()

@@ -16,7 +16,8 @@ import attrs
 import msgspec
 
 from agentloop import records as r
-from agentloop._common.errors import JournalError, StateError, UserTypeError
+from agentloop._common.checks import NAMES, check
+from agentloop._common.errors import JournalError, StateError, UserError, UserTypeError
 from agentloop._common.turns import collect_in_turns
 from agentloop._schema.conversion import each_fault, structure
 from agentloop._storage.plain_records import line_writer, read_plain_line, read_plain_state
@@ -118,15 +119,17 @@ def state_to_string(
     codec: Codec | None,
     converter: BaseConverter | None,
     key: Keys | None,
+    bound_to: str | None = None,
 ) -> str:
     """See `RunState.to_string`."""
+    _check_bound_to(bound_to, key)
     head = _head_to_json(stored, _context_to_json(stored.context, context_serializer, strict_context, converter))
     secrets = Secrets(codec, converter)
     if key is None:
         parts = {name: encode(value) for name, value in head.items()}
         return _join({**parts, "records": records_to_array(stored.records, secrets)}).decode()
     data = {**head, "records": [record_to_json(record, secrets) for record in stored.records]}
-    return encode({**data, "seal": make_seal(encode(data), key)}).decode()
+    return encode({**data, "seal": make_seal(encode(data), key, bound_to)}).decode()
 
 
 def _join(parts: Mapping[str, bytes]) -> bytes:
@@ -172,13 +175,15 @@ def state_from_json(
     context_deserializer: Callable[[Any], Any] | None,
     context_type: Any,
     key: Keys | None,
+    bound_to: str | None = None,
     codec: Codec | None,
     converter: BaseConverter | None,
 ) -> Stored:
     """See `RunState.from_json`."""
     if not isinstance(data, Mapping):
         raise StateError(f"Malformed state: an object is needed, not {type(data).__name__}")
-    _check_state_seal(data, key)
+    _check_bound_to(bound_to, key)
+    _check_state_seal(data, key, bound_to)
     data = upgrade(data)
     unknown = sorted(str(name) for name in set(data) - _FIELDS)
     if unknown:
@@ -198,13 +203,21 @@ def _read_records(records: object, secrets: Secrets) -> list[r.Record]:
     return records_from_list(records, path="$.records", secrets=secrets)
 
 
-def _check_state_seal(data: Mapping[str, Any], key: Keys | None) -> None:
+def _check_bound_to(bound_to: object, key: Keys | None) -> None:
+    if bound_to is None:
+        return
+    check("bound_to", NAMES.words(), bound_to)
+    if key is None:
+        raise UserError("bound_to: it is a part of the seal, so a key is needed, too: key=")
+
+
+def _check_state_seal(data: Mapping[str, Any], key: Keys | None, bound_to: str | None) -> None:
     seal = data.get("seal")
     if key is None:
         if seal is not None:
             raise StateError("the state is sealed: give its key")
         return
-    check_seal(encode({name: value for name, value in data.items() if name != "seal"}), seal, key)
+    check_seal(encode({name: value for name, value in data.items() if name != "seal"}), seal, key, bound_to)
 
 
 def _restore_context(stored: object, given: Any, deserializer: Callable[[Any], Any] | None) -> Any:

@@ -31,7 +31,7 @@ from agentloop.asgi._hosting import RunHost
 from agentloop.asgi._http import ClientGone, HTTPRefusal, Receive, Scope, Send, WebLimits, answer_json
 from agentloop.asgi._requests import Admit, Exchange
 from agentloop.asgi._resumption import ResumedRuns, resume_runs
-from agentloop.asgi._states import ClientStates, JournalFolder, MemoryStates, RunJournals, StateStore
+from agentloop.asgi._states import ClientStates, JournalFolder, MemoryStates, RunJournals, StateStore, bound
 from agentloop.exceptions import UserError
 from agentloop.journal._checks import check_codec
 
@@ -92,7 +92,7 @@ class AgentApp:
         handlers = Handlers(
             agent=agent,
             host=self._host,
-            states=states if states is not None else MemoryStates(),
+            states=MemoryStates() if states is None else bound(states),
             seal={"key": None if key is None else key_to_seal_with(key), "codec": check_codec(codec)},
             unseal={"key": key, "codec": codec},
             admit=admit,

@@ -12,6 +12,7 @@ import math
 import os
 import re
 import secrets
+import sys
 import time
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -44,7 +45,10 @@ class StateStore(Protocol):
     """Keeps the states of paused runs. Any object with these two methods is one."""
 
     async def put(self, state: str) -> str:
-        """Keep *state*, and return the handle by which it can be taken. The handle can't be guessed."""
+        """Keep *state*, and return the handle by which it can be taken. The handle can't be guessed.
+
+        `AgentApp` adds a digest of the state to the handle of a store of yours, and refuses another state under it.
+        """
         ...
 
     async def take(self, handle: str) -> str | None:
@@ -65,29 +69,67 @@ class RunJournals(Protocol):
 
 
 class MemoryStates:
-    """States that exist as long as this object. For one process; at most *limit* states, of which the oldest go.
+    """States that exist as long as this object, for one process. Where a bound is passed, the oldest states go.
 
-    No age ends them: a state is forgotten when it is taken, or when there are too many.
+    Args:
+        limit: The most states that are kept.
+        max_bytes: The most bytes of memory that their texts may take together.
+        max_age: The seconds after which a state that no one has taken can't be taken any more; None = never. Its memory
+            is free at the next save.
+
+    Raises:
+        UserTypeError, UserValueError: a bound is no such number.
     """
 
-    def __init__(self, *, limit: int = 10_000) -> None:
+    # `_states` is in the order of the saves, which is the order of the ages; `_size` is the sum of its texts' bytes.
+
+    def __init__(
+        self, *, limit: int = 10_000, max_bytes: int = 256 * 1024 * 1024, max_age: float | None = 86_400.0
+    ) -> None:
         check("limit", NAMES.count(), limit)
+        check("max_bytes", NAMES.count(), max_bytes)
         self._limit = limit
-        self._states: dict[str, str] = {}
+        self._max_bytes = max_bytes
+        self._max_age = check_seconds("max_age", max_age)
+        self._states: dict[str, tuple[float, str]] = {}
+        self._size = 0
 
     async def put(self, state: str) -> str:
-        """Keep *state*; see `StateStore`."""
+        """Keep *state*; see `StateStore`.
+
+        Raises:
+            StateError: the state is larger than `max_bytes`. The others stay.
+        """
         await checkpoint()
-        while len(self._states) >= self._limit:
-            del self._states[next(iter(self._states))]
+        size = sys.getsizeof(state)
+        if size > self._max_bytes:
+            raise StateError(f"the state takes {size} bytes, and MemoryStates keep at most {self._max_bytes} of all")
         handle = new_name()
-        self._states[handle] = state
+        while self._states and (
+            len(self._states) >= self._limit
+            or self._size + size > self._max_bytes
+            or self._is_old(next(iter(self._states.values()))[0])
+        ):
+            self._forget(next(iter(self._states)))
+        self._states[handle] = (time.monotonic(), state)
+        self._size += size
         return handle
 
     async def take(self, handle: str) -> str | None:
         """Return the state of *handle* and forget it; see `StateStore`."""
         await checkpoint()
-        return self._states.pop(handle, None)
+        if handle not in self._states:
+            return None
+        kept_at, state = self._forget(handle)
+        return None if self._is_old(kept_at) else state
+
+    def _is_old(self, kept_at: float) -> bool:
+        return self._max_age is not None and time.monotonic() - kept_at > self._max_age
+
+    def _forget(self, handle: str) -> tuple[float, str]:
+        found = self._states.pop(handle)
+        self._size -= sys.getsizeof(found[1])
+        return found
 
 
 _SPARED = 3600.0
@@ -96,6 +138,9 @@ _SPARED = 3600.0
 
 class FolderStates:
     """States as files of one folder, which several processes of one machine may share. Files are the owner's alone.
+
+    A handle ends with a digest of its state. So files that somebody has exchanged are refused, with a key and without.
+    A handle that an older version made has none.
 
     The taker is the one whose renaming of the file succeeds. A process that dies after that leaves a file with the
     ending `.taken`, which is never taken again: whether the run has been resumed is unknown.
@@ -124,7 +169,7 @@ class FolderStates:
         Raises:
             StateError: if the disk refuses.
         """
-        handle = new_name()
+        handle = f"{new_name()}-{short_digest(state)}"
         await anyio.to_thread.run_sync(self._put, handle, state)
         return handle
 
@@ -132,7 +177,8 @@ class FolderStates:
         """Return the state of *handle* and forget it; see `StateStore`.
 
         Raises:
-            StateError: if the disk refuses.
+            StateError: if the disk refuses, or the file has another state than the handle was made for. The file then
+                keeps the ending `.taken`.
         """
         return await anyio.to_thread.run_sync(self._take, handle) if is_name(handle) else None
 
@@ -180,12 +226,37 @@ class FolderStates:
             os.utime(kept)  # before it has the other name: its age begins now
             kept.rename(taken)
             text = taken.read_text(encoding="utf-8")
+            if len(handle) > DIGEST_CHARS and not hmac.compare_digest(handle[-DIGEST_CHARS:], short_digest(text)):
+                raise StateError(f"{self._path}: the state of this handle was exchanged for another one, or changed")
             taken.unlink()
         except FileNotFoundError:
             return None
         except OSError as error:
             raise StateError(f"{self._path}: a state can't be taken: {error.strerror or error}") from error
         return text
+
+
+class BoundStates:
+    """States in a store of the application: each handle gets a digest of its state, as `FolderStates` give one."""
+
+    def __init__(self, store: StateStore) -> None:
+        self._store = store
+
+    async def put(self, state: str) -> str:
+        """Keep *state*; see `StateStore`."""
+        return f"{await self._store.put(state)}.{short_digest(state)}"
+
+    async def take(self, handle: str) -> str | None:
+        """Return the state of *handle* and forget it; see `StateStore`.
+
+        Raises:
+            StateError: the store gave another state than the handle was made for.
+        """
+        inner, _, digest = handle.rpartition(".")
+        state = await self._store.take(inner)
+        if state is not None and not hmac.compare_digest(digest.encode(), short_digest(state).encode()):
+            raise StateError("the state of this handle was exchanged for another one, or changed")
+        return state
 
 
 class ClientStates:
@@ -218,6 +289,19 @@ def _digest(state: str) -> str:
     return hashlib.sha256(state.encode("utf-8", "surrogatepass")).hexdigest()
 
 
+DIGEST_CHARS = 40
+
+
+def short_digest(state: str) -> str:
+    """Return a digest of *state* that has room in a name, of 160 bits."""
+    return _digest(state)[:DIGEST_CHARS]
+
+
+def bound(store: StateStore) -> StateStore:
+    """Return *store* with handles that are bound to their states; those of the library's stores are."""
+    return store if isinstance(store, MemoryStates | FolderStates | ClientStates) else BoundStates(store)
+
+
 _ENDING = ".journal"
 """How the name of a run's file ends."""
 
@@ -229,14 +313,23 @@ class JournalFolder:
 
     Args:
         path: The folder.
-        key: The key that seals every line; see `FileJournal`.
+        key: The key that seals every line, for the run; see `FileJournal`.
         codec: The codec that seals secrets; see `FileJournal`.
+        older_seals: True to take also the journals that an older version has sealed; see `FileJournal`.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, key: bytes | None = None, codec: Codec | None = None) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        key: bytes | None = None,
+        codec: Codec | None = None,
+        older_seals: bool = False,
+    ) -> None:
         self._path = Path(path)
         self._key = key
         self._codec = codec
+        self._older_seals = older_seals
 
     def journal(self, run: str) -> FileJournal:
         """Return the journal of the run with the id *run*.
@@ -250,7 +343,9 @@ class JournalFolder:
             self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"{self._path} can't be made a folder: {error.strerror or error}") from error
-        return FileJournal(self._path / f"{run}{_ENDING}", key=self._key, codec=self._codec)
+        return FileJournal(
+            self._path / f"{run}{_ENDING}", key=self._key, codec=self._codec, run_id=run, older_seals=self._older_seals
+        )
 
     async def runs(self) -> list[str]:
         """Return the ids of the runs that have a journal, in the order of their names; none if there is no folder.

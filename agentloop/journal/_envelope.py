@@ -9,6 +9,9 @@ the `h` of the line before, `n` the line's number from 0, `t` the wall-clock tim
 the last line of each batch: a batch without it never became part of the journal. `kept` is the number of records that
 no crash could lose any more when the line was written.
 
+The key of the HMAC is derived from the user's key and from the journal's place: its kind of store and its run. So the
+whole and unchanged lines of one run are refused in the place of another run's. Older versions left the place out.
+
 `kept` distinguishes the two kinds of broken ends. A crash can tear the batch being written: the rest of the file then
 holds pieces of that batch (of several batches if syncs were delayed), with zeros where blocks never reached the disk.
 But if a line says that the journal had kept more records than can be read before it, a whole line has been damaged
@@ -54,15 +57,16 @@ START = End(0, b"0" * 32)
 
 @attrs.frozen
 class Scan:
-    """The result of a scan: the records of all whole batches, the chain's end, and sizes in bytes.
+    """The result of a scan: the records of all whole batches, the chain's end, sizes in bytes, and the lines' seal.
 
-    `size` is the length of the whole batches, `torn` the length of the rest.
+    `size` is the length of the whole batches, `torn` the length of the rest. A batch that follows needs the same seal.
     """
 
     records: list[bytes]
     end: End
     size: int
     torn: int
+    seal: Seal
 
 
 @attrs.frozen
@@ -75,20 +79,34 @@ class _Envelope:
 
 
 class Seal:
-    """Makes the digests of lines. Plain ones reveal accidents, keyed ones reveal forgeries too. Immutable."""
+    """Makes the digests of lines. Plain ones reveal accidents, keyed ones reveal forgeries too. Immutable.
 
-    def __init__(self, key: bytes | None) -> None:
+    Args:
+        key: The user's key, or None.
+        place: The kind of store and the run, for which the key seals; None = any place, as in older versions.
+        older_seals: Whether a journal that an older version sealed, for any place, is read too.
+    """
+
+    def __init__(self, key: bytes | None, place: tuple[str, str] | None = None, *, older_seals: bool = False) -> None:
         if key is not None and not isinstance(key, bytes):
             raise UserTypeError(f"key: bytes are needed, not {type(key).__name__}")
         if key == b"":
             raise UserValueError("key: bytes that aren't empty are needed")
         self._mac: hmac.HMAC | None = None
         self.key_id: bytes | None = None
+        self.place = place
+        self.older: Seal | None = None if key is None or place is None else Seal(key)
+        self.takes_older = older_seals
         if key is not None:
-            # A key derived from the user's, as the user may use that one for other data too.
+            # A key derived from the user's, as the user may use that one for other data too. The key's id doesn't
+            # depend on the run: so a wrong key and a wrong run are told apart.
             derived = hmac.digest(key, b"agentloop journal", "sha256")
+            named = b"key id" if place is None else b"key id of a place"
+            self.key_id = hmac.digest(derived, named, "sha256").hex()[:8].encode()
+            if place is not None:
+                text = "\0".join(place).encode("utf-8", "surrogatepass")
+                derived = hmac.digest(derived, b"place " + text, "sha256")
             self._mac = hmac.new(derived, digestmod="sha256")
-            self.key_id = hmac.digest(derived, b"key id", "sha256").hex()[:8].encode()
 
     def __repr__(self) -> str:
         return f"Seal(key_id={self.key_id!r})"
@@ -128,9 +146,9 @@ def scan(data: bytes, seal: Seal, name: str) -> Scan:
 
     Raises:
         JournalError: naming *name* and the line, from 1: the line was damaged or changed, or the journal was sealed
-            with another key.
+            with another key or for another run.
     """
-    _check_key(data, seal, name)
+    seal = _choose_seal(data, seal, name)
     records: list[bytes] = []
     pending: list[bytes] = []
     whole = chain = START
@@ -146,7 +164,7 @@ def scan(data: bytes, seal: Seal, name: str) -> Scan:
             pending.clear()
             whole, size = chain, at
     _check_torn(data[size:], whole, seal, name)
-    return Scan(records, whole, size, len(data) - size)
+    return Scan(records, whole, size, len(data) - size, seal)
 
 
 def _read_line(line: bytes, seal: Seal) -> _Envelope | None:
@@ -160,17 +178,27 @@ def _read_line(line: bytes, seal: Seal) -> _Envelope | None:
     return _Envelope(int(found["n"]), found["prev"], digest, bool(found["last"]), found["record"])
 
 
-def _check_key(data: bytes, seal: Seal, name: str) -> None:
+def _choose_seal(data: bytes, seal: Seal, name: str) -> Seal:
+    """Return *seal*, or the older form of it if *data* has that, and it may be taken."""
     first = _whole_head.match(data)
     if first is None:
         # The torn end of a file without a whole line begins like a line, or with zeros of a block never written.
         if not (data.startswith((_OPENING, b"\0")) or _OPENING.startswith(data)):
             raise JournalError(f"{name}: line 1 is no line of a journal")
-    elif first["key"] != seal.key_id:
-        if first["key"] is None:
-            raise JournalError(f"{name}: it wasn't sealed with a key, and a key was given")
-        given = "and none was given" if seal.key_id is None else f"not the one given (id {seal.key_id.decode()})"
-        raise JournalError(f"{name}: it was sealed with a key (id {first['key'].decode()}), {given}")
+        return seal
+    if first["key"] == seal.key_id:
+        return seal
+    if first["key"] is None:
+        raise JournalError(f"{name}: it wasn't sealed with a key, and a key was given")
+    if seal.older is not None and first["key"] == seal.older.key_id:
+        if seal.takes_older:
+            return seal.older
+        raise JournalError(
+            f"{name}: an older version sealed it, and its seal doesn't say for which run: "
+            "give older_seals=True if nobody else could exchange it"
+        )
+    given = "and none was given" if seal.key_id is None else f"not the one given (id {seal.key_id.decode()})"
+    raise JournalError(f"{name}: it was sealed with a key (id {first['key'].decode()}), {given}")
 
 
 def _check_torn(rest: bytes, whole: End, seal: Seal, name: str) -> None:
@@ -183,7 +211,7 @@ def _check_torn(rest: bytes, whole: End, seal: Seal, name: str) -> None:
         if b"\0" in piece:
             holed = True
         elif entry is None:
-            raise JournalError(f"{name}: line {number} was changed after it was written")
+            raise JournalError(f"{name}: line {number} was changed after it was written{_or_moved(number, seal)}")
         elif (entry.n, entry.prev) == (chain.count, chain.digest):
             chain = End(chain.count + 1, entry.digest)
         elif entry.n <= chain.count or not holed:
@@ -194,3 +222,10 @@ def _check_torn(rest: bytes, whole: End, seal: Seal, name: str) -> None:
 def _check_kept(piece: bytes, whole: End, chain: End, name: str) -> None:
     if any(int(head["kept"]) > whole.count for head in _head.finditer(piece)):
         raise JournalError(f"{name}: line {chain.count + 1} is damaged or missing, and whole ones follow")
+
+
+def _or_moved(number: int, seal: Seal) -> str:
+    """Return the other reason that line *number* may have for a wrong digest: its first line has it everywhere."""
+    if number > 1 or seal.key_id is None or seal.place is None:
+        return ""
+    return f", or it was sealed for another run than {seal.place[1]!r}"

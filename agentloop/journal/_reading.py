@@ -15,7 +15,8 @@ from agentloop.journal._checks import check_codec, check_path
 from agentloop.journal._envelope import Seal, scan
 from agentloop.journal._rows import scan_rows
 from agentloop.journal._storage import FileStorage
-from agentloop.journal.sqlite import SELECT_LINES, SELECT_RUNS
+from agentloop.journal.file import seal_of_file
+from agentloop.journal.sqlite import SEALED_AS, SELECT_LINES, SELECT_RUNS
 from agentloop.records import Record
 
 _SQLITE = b"SQLite format 3\0"
@@ -28,21 +29,24 @@ def read_journal(
     run_id: str | None = None,
     key: bytes | None = None,
     codec: Codec | None = None,
+    older_seals: bool = False,
 ) -> Iterator[Record]:
     """Return the records in the file of a `FileJournal` or a `SQLiteJournal`, in order. A run may still write it.
 
     Args:
         path: The file.
-        run_id: The run in a SQLite file; needed if it holds several.
+        run_id: The run in a SQLite file; needed if it holds several. Of another file the run for which it is sealed;
+            the file's name without its ending, if not given.
         key: The key that the journal was sealed with.
         codec: The codec that opens sealed secrets; without it they are placeholders.
+        older_seals: True to take also what an older version has sealed; see `FileJournal`.
 
     Raises:
-        JournalError: the file is missing, empty, damaged, or no journal; *key* is not its key; or it holds several
-            runs and *run_id* names none of them.
+        JournalError: the file is missing, empty, damaged, or no journal; *key* is not its key; it is sealed for another
+            run; or it holds several runs and *run_id* names none of them.
         StateError: a record doesn't fit any schema that the library reads; names its line.
     """
-    records = read_whole_records(path, run_id=run_id, key=key, codec=codec)
+    records = read_whole_records(path, run_id=run_id, key=key, codec=codec, older_seals=older_seals)
     if records is None:
         raise JournalError(f"{check_path(path)}: there is no such journal, or nothing whole of one")
     return iter(records)
@@ -54,6 +58,7 @@ def read_whole_records(
     run_id: str | None = None,
     key: bytes | None = None,
     codec: Codec | None = None,
+    older_seals: bool = False,
 ) -> tuple[Record, ...] | None:
     """Return the records that `read_journal` gives; None if nothing whole is there, or no file.
 
@@ -62,7 +67,7 @@ def read_whole_records(
     """
     from agentloop._storage.state_codec import read_lines
 
-    lines = _read_lines_of(check_path(path), run_id, Seal(key))
+    lines = _read_lines_of(check_path(path), run_id, key, older_seals=older_seals)
     check_codec(codec)
     return read_lines(lines, codec).records if lines else None
 
@@ -73,7 +78,7 @@ class GrowingJournal:
     def __init__(self, path: str | os.PathLike[str], *, run_id: str | None = None, key: bytes | None = None) -> None:
         self._path = check_path(path)
         self._run_id = run_id
-        self._seal = Seal(key)
+        self._key = key
         self._lines: list[bytes] = []
 
     def read_new(self) -> tuple[bool, tuple[Record, ...]]:
@@ -84,7 +89,7 @@ class GrowingJournal:
         """
         from agentloop._storage.state_codec import read_lines
 
-        lines = _read_lines_of(self._path, self._run_id, self._seal)
+        lines = _read_lines_of(self._path, self._run_id, self._key)
         known = len(self._lines)
         # A journal that began in an older schema has another header in its middle, so it is read from its first line.
         grown = known > 0 and lines[:known] == self._lines and read_lines(lines[:1], None).is_current
@@ -96,7 +101,7 @@ class GrowingJournal:
         return not grown, records
 
 
-def _read_lines_of(name: str, run_id: str | None, seal: Seal) -> list[bytes]:
+def _read_lines_of(name: str, run_id: str | None, key: bytes | None, *, older_seals: bool = False) -> list[bytes]:
     """Return the whole lines of the journal at *name*; none if there is no file.
 
     Raises:
@@ -106,7 +111,9 @@ def _read_lines_of(name: str, run_id: str | None, seal: Seal) -> list[bytes]:
         data = FileStorage(name).read()
     except OSError as error:
         raise JournalError(f"{name}: {error.strerror or error}") from error
-    return _read_rows(name, run_id, seal) if data.startswith(_SQLITE) else scan(data, seal, name).records
+    if data.startswith(_SQLITE):
+        return _read_rows(name, run_id, key, older_seals=older_seals)
+    return scan(data, seal_of_file(name, run_id, key, older_seals=older_seals), name).records
 
 
 def list_runs(path: str | os.PathLike[str]) -> list[str] | None:
@@ -126,7 +133,7 @@ def list_runs(path: str | os.PathLike[str]) -> list[str] | None:
         return [run_id for (run_id,) in connection.execute(SELECT_RUNS)]
 
 
-def _read_rows(name: str, run_id: str | None, seal: Seal) -> list[bytes]:
+def _read_rows(name: str, run_id: str | None, key: bytes | None, *, older_seals: bool) -> list[bytes]:
     with _connect(name) as connection:
         if run_id is None:
             runs = [found for (found,) in connection.execute(SELECT_RUNS)]
@@ -138,7 +145,7 @@ def _read_rows(name: str, run_id: str | None, seal: Seal) -> list[bytes]:
         rows = connection.execute(SELECT_LINES, (run_id,)).fetchall()
     if not rows:
         raise JournalError(f"{name} holds no run {run_id!r}")
-    return scan_rows(rows, seal, name).records
+    return scan_rows(rows, Seal(key, (SEALED_AS, run_id), older_seals=older_seals), name).records
 
 
 @contextmanager

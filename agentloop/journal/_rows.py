@@ -25,13 +25,13 @@ class JournalRows(ABC):
 
     Args:
         name: The journal's, for errors.
-        key: Seals every line; None = no seal.
+        seal: The seal of every line.
         harmless: Errors of an `insert` that tried nothing, so that the journal is as good as before.
     """
 
-    def __init__(self, name: str, key: bytes | None, *, harmless: tuple[type[Exception], ...] = ()) -> None:
+    def __init__(self, name: str, seal: Seal, *, harmless: tuple[type[Exception], ...] = ()) -> None:
         self.name = name
-        self._seal = Seal(key)
+        self._seal = seal
         self._harmless = harmless
         self._end: End | None = None
         self._writing = False
@@ -101,7 +101,9 @@ class JournalRows(ABC):
         return JournalError(f"{self.name}: something else has written to it since it was last read or written here")
 
     def _scan(self) -> Scan:
-        return scan_rows(self.select(), self._seal, self.name)
+        found = scan_rows(self.select(), self._seal, self.name)
+        self._seal = found.seal
+        return found
 
     def _check_open(self) -> None:
         if self._closed:

@@ -44,6 +44,12 @@ Fsync: TypeAlias = Literal["always", "batch", "never"]
 _SYNC_EVERY = 0.1  # seconds, under "batch"
 
 
+def seal_of_file(path: str, run_id: str | None, key: bytes | None, *, older_seals: bool) -> Seal:
+    """Return the seal of the lines in the file at *path*: see `FileJournal`."""
+    name = os.path.splitext(os.path.basename(path))[0]
+    return Seal(key, ("file", name if run_id is None else run_id), older_seals=older_seals)
+
+
 class FileJournal:
     """A journal in a file of JSON lines. The first append creates the file; its folder must exist.
 
@@ -58,10 +64,15 @@ class FileJournal:
             When the power fails or the operating system crashes, "always" loses none either; "batch" loses the appends
             since the last sync (an append syncs if 0.1 seconds have passed since that, and so does closing); "never"
             loses the bytes that the system had not written, and the file may be refused as damaged.
-        key: Seals every line by HMAC-SHA256, so that a line can't be changed unnoticed without the key. No seal can
-            reveal that whole batches were cut off at the end.
+        key: Seals every line by HMAC-SHA256, for the run of this file: without the key no line can be changed
+            unnoticed, and no file can be put into the place of another. No seal can reveal that whole batches were cut
+            off at the end.
         codec: The codec by which the run seals secrets; the journal itself doesn't use it.
         storage: Replaces the file, for tests.
+        run_id: The id of the run for which the key seals; the name of the file without its ending, if not given. So a
+            sealed file that was renamed needs its old name here.
+        older_seals: True to take also a journal that an older version has sealed. Such a seal doesn't say for which run
+            it is, so that two of these journals can be exchanged in their store unnoticed.
 
     `read` leaves out a batch that a crash has torn. The next append cuts it off before it writes, with a warning in the
     log; no part of it had ever been reported as durable.
@@ -75,12 +86,14 @@ class FileJournal:
         key: bytes | None = None,
         codec: Codec | None = None,
         storage: Storage | None = None,
+        run_id: str | None = None,
+        older_seals: bool = False,
     ) -> None:
         if fsync not in get_args(Fsync):
             raise UserValueError(f"fsync: one of {', '.join(get_args(Fsync))} is needed, not {fsync!r}")
         self._path = check_path(path)
         self._fsync: Fsync = fsync
-        self._seal = Seal(key)
+        self._seal = seal_of_file(self._path, run_id, key, older_seals=older_seals)
         self.codec: Codec | None = check_codec(codec)
         self._storage = FileStorage(self._path) if storage is None else storage
         self._thread = OneAtATime()
@@ -218,7 +231,9 @@ class FileJournal:
         return found
 
     def _scan(self) -> Scan:
-        return scan(self._storage.read(), self._seal, repr(self))
+        found = scan(self._storage.read(), self._seal, repr(self))
+        self._seal = found.seal
+        return found
 
     def _read(self) -> list[bytes]:
         self._check_usable()

@@ -21,6 +21,7 @@ from agentloop._storage.sqlite_file import connect, transaction
 from agentloop.abc import Codec
 from agentloop.exceptions import JournalError
 from agentloop.journal._checks import check_codec, check_path, check_records
+from agentloop.journal._envelope import Seal
 from agentloop.journal._rows import JournalRows
 from agentloop.journal._thread import OneAtATime
 
@@ -28,6 +29,8 @@ _SCHEMA = (
     "CREATE TABLE IF NOT EXISTS agentloop_journal_lines ("
     "run_id TEXT NOT NULL, n INTEGER NOT NULL, line BLOB NOT NULL, PRIMARY KEY (run_id, n))",
 )
+SEALED_AS = "sqlite"
+"""The kind of store for which the lines are sealed."""
 SELECT_LINES = "SELECT n, line FROM agentloop_journal_lines WHERE run_id = ? ORDER BY n"
 SELECT_RUNS = "SELECT DISTINCT run_id FROM agentloop_journal_lines ORDER BY run_id"
 _INSERT = "INSERT INTO agentloop_journal_lines (run_id, n, line) VALUES (?, ?, ?)"
@@ -47,10 +50,12 @@ class SQLiteJournal:
     Args:
         path: The database; created if missing.
         run_id: The id of the journal's run.
-        key: Seals every line by HMAC-SHA256, so that a line can't be changed unnoticed without the key. No seal can
-            reveal that whole batches were removed at the end.
+        key: Seals every line by HMAC-SHA256, for this run: without the key no line can be changed unnoticed, nor put
+            into the place of another run's. No seal can reveal that whole batches were removed at the end.
         codec: The codec by which the run seals secrets; the journal itself doesn't use it.
         busy_timeout: Seconds that an append waits for those of other connections.
+        older_seals: True to take also a journal that an older version has sealed. Such a seal doesn't say for which run
+            it is, so that two of these journals can be exchanged in their store unnoticed.
     """
 
     def __init__(
@@ -61,12 +66,14 @@ class SQLiteJournal:
         key: bytes | None = None,
         codec: Codec | None = None,
         busy_timeout: float = 5.0,
+        older_seals: bool = False,
     ) -> None:
         self._path = check_path(path)
         self.run_id: str = check_id("run_id", run_id)
         self.codec: Codec | None = check_codec(codec)
         seconds = check_seconds("busy_timeout", busy_timeout, zero=True) or 0.0
-        self._rows = _SQLiteRows(repr(self), self._path, run_id, key, seconds)
+        seal = Seal(key, (SEALED_AS, run_id), older_seals=older_seals)
+        self._rows = _SQLiteRows(repr(self), self._path, run_id, seal, seconds)
         self._thread = OneAtATime()
 
     def __repr__(self) -> str:
@@ -113,8 +120,8 @@ class SQLiteJournal:
 class _SQLiteRows(JournalRows):
     """The rows of *run_id* in the file *path*."""
 
-    def __init__(self, name: str, path: str, run_id: str, key: bytes | None, busy_timeout: float) -> None:
-        super().__init__(name, key)
+    def __init__(self, name: str, path: str, run_id: str, seal: Seal, busy_timeout: float) -> None:
+        super().__init__(name, seal)
         self._path = path
         self._run_id = run_id
         self._busy_timeout = busy_timeout

@@ -20,6 +20,7 @@ from agentloop._common.checks import check_id
 from agentloop.abc import Codec
 from agentloop.exceptions import UserTypeError
 from agentloop.journal._checks import check_codec, check_records
+from agentloop.journal._envelope import Seal
 from agentloop.journal._rows import JournalRows
 from agentloop.postgres._connections import Connection, Connections, ResultT, as_journal_error, import_driver
 from agentloop.postgres._lease import FENCE, Lease, LeaseHeld
@@ -57,20 +58,29 @@ class PostgresJournal:
     Args:
         store: The database.
         run: The run's lease, or its id.
-        key: Seals every line by HMAC-SHA256, so that a line can't be changed unnoticed without the key. No seal can
-            reveal that whole batches were removed at the end.
+        key: Seals every line by HMAC-SHA256, for this run: without the key no line can be changed unnoticed, nor put
+            into the place of another run's. No seal can reveal that whole batches were removed at the end.
         codec: The codec by which the run seals secrets; the journal itself doesn't use it.
+        older_seals: True to take also a journal that an older version has sealed. Such a seal doesn't say for which run
+            it is, so that two of these journals can be exchanged in their store unnoticed.
     """
 
     def __init__(
-        self, store: PostgresStore, run: Lease | str, *, key: bytes | None = None, codec: Codec | None = None
+        self,
+        store: PostgresStore,
+        run: Lease | str,
+        *,
+        key: bytes | None = None,
+        codec: Codec | None = None,
+        older_seals: bool = False,
     ) -> None:
         if not isinstance(store, PostgresStore):
             raise UserTypeError(f"store: a PostgresStore is needed, not {type(store).__name__}")
         self.lease: Lease | None = run if isinstance(run, Lease) else None
         self.run_id: str = run.run_id if isinstance(run, Lease) else check_id("run", run)
         self.codec: Codec | None = check_codec(codec)
-        self._rows = _PostgresRows(repr(self), store.connections, self.run_id, self.lease, key)
+        seal = Seal(key, ("postgres", self.run_id), older_seals=older_seals)
+        self._rows = _PostgresRows(repr(self), store.connections, self.run_id, self.lease, seal)
         self._connections = store.connections
         self._in_thread = threading.Lock()
 
@@ -190,10 +200,8 @@ class PostgresJournal:
 class _PostgresRows(JournalRows):
     """The rows of *run_id*; with a lease they are inserted only while it is held."""
 
-    def __init__(
-        self, name: str, connections: Connections, run_id: str, lease: Lease | None, key: bytes | None
-    ) -> None:
-        super().__init__(name, key, harmless=(LeaseHeld,))
+    def __init__(self, name: str, connections: Connections, run_id: str, lease: Lease | None, seal: Seal) -> None:
+        super().__init__(name, seal, harmless=(LeaseHeld,))
         self._connections = connections
         self._run_id = run_id
         self._lease = lease

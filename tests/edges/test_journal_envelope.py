@@ -110,7 +110,7 @@ def test_a_clock_before_its_time_writes_lines_that_can_be_read() -> None:
 
 def test_nothing_is_read_as_nothing() -> None:
     """An empty file is a journal without records."""
-    assert scan(b"", PLAIN, "J") == Scan([], START, 0, 0)
+    assert scan(b"", PLAIN, "J") == Scan([], START, 0, 0, PLAIN)
     assert scan(b"", KEYED, "J").end == End(0, b"0" * 32)
 
 

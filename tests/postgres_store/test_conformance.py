@@ -7,6 +7,7 @@ import anyio
 import pytest
 
 from agentloop.abc import Journal, LeasedJournal, ReplaceableSession, SealingJournal, Session
+from agentloop.exceptions import JournalError
 from agentloop.postgres import Lease, PostgresJournal, PostgresSession, PostgresStore
 from agentloop.testing.conformance import JournalConformance, SessionConformance
 
@@ -107,3 +108,20 @@ async def test_they_have_the_wider_protocols(store: PostgresStore) -> None:
     assert isinstance(journal, LeasedJournal)
     assert journal.codec is codec
     assert isinstance(PostgresSession(store), ReplaceableSession)
+
+
+@pytest.mark.scenario("SM-14")
+async def test_sealed_rows_that_were_exchanged_are_refused(store: PostgresStore, conninfo: str) -> None:
+    """The rows of two runs are whole and sealed with the key, and each is in the other's place."""
+    import psycopg
+
+    for run in ("ada", "bob"):
+        async with PostgresJournal(store, run, key=b"k") as journal:
+            await journal.append([f'{{"kind":"{run}"}}'.encode()])
+    move = "UPDATE agentloop_journal_lines SET run_id = %s WHERE run_id = %s"
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        for step in (("aside", "ada"), ("ada", "bob"), ("bob", "aside")):
+            connection.execute(move, step)
+    for run in ("ada", "bob"):
+        with pytest.raises(JournalError, match=f"another run than '{run}'"):
+            await PostgresJournal(store, run, key=b"k").read()

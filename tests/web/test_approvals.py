@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -265,6 +266,68 @@ async def test_key_of_states_is_replaced_by_another(tmp_path: Path) -> None:
     assert watched.deleted == ["a", "b"]
 
 
+class Shelf:
+    """A store of the application's own, whose values somebody else can change."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, str] = {}
+
+    async def put(self, state: str) -> str:
+        """Keep it."""
+        self.kept[name := new_name()] = state
+        return name
+
+    async def take(self, handle: str) -> str | None:
+        """Give it once."""
+        return self.kept.pop(handle, None)
+
+    def exchange(self) -> None:
+        """Put two states into each other's place."""
+        one, other = self.kept
+        self.kept[one], self.kept[other] = self.kept[other], self.kept[one]
+
+
+def exchange_files(folder: Path) -> None:
+    """Put the two files of *folder* into each other's place."""
+    one, other = folder.iterdir()
+    os.rename(one, folder / "aside")
+    os.rename(other, one)
+    os.rename(folder / "aside", other)
+
+
+@pytest.mark.scenario("SM-14")
+@pytest.mark.parametrize("place", ["folder", "unsealed folder", "tickets", "shelf", "journal", "continue"])
+async def test_paused_runs_that_were_exchanged_in_their_store_are_refused(tmp_path: Path, place: str) -> None:
+    """The verdict on one run never decides on another: neither with a key, nor where the handle shows the exchange."""
+    shelf, key = Shelf(), b"0123456789abcdef"
+    more: dict[str, Any] = {
+        "folder": {"states": FolderStates(tmp_path), "key": KEY},
+        "unsealed folder": {"states": FolderStates(tmp_path)},
+        "tickets": {"states": ClientStates(FolderStates(tmp_path)), "key": KEY},
+        "shelf": {"states": shelf, "key": KEY},
+        "journal": {"journals": JournalFolder(tmp_path, key=key)},
+        "continue": {"journals": JournalFolder(tmp_path, key=key), "on_disconnect": "continue"},
+    }[place]
+    watched = Watched()
+    one, other = (AgentApp(watched.agent(deleting()), **more) for _ in range(2))
+    async with one, other:
+        handles = [(app, await pause(app)) for app in (one, other)]
+        shelf.exchange() if place == "shelf" else exchange_files(tmp_path)
+        for app, handle in handles:
+            refused = await decide(app, handle, YES, NO)
+            assert refused.status in (409, 500), refused.body  # 500: a damaged journal is no fault of the client
+            if "journals" in more:
+                assert (await ask(app, "GET", f"/runs/{handle}/events")).status == 500
+    assert watched.deleted == []
+
+
+async def test_handle_of_an_older_version_is_taken(tmp_path: Path) -> None:
+    """It has no digest; the states that waited under such handles can still be decided on."""
+    old = new_name()
+    (tmp_path / f"{old}.state").write_text("state")
+    assert await FolderStates(tmp_path).take(old) == "state"
+
+
 def _digest(text: str) -> str:
     from agentloop.asgi._states import _digest as digest
 
@@ -293,6 +356,43 @@ async def test_store_of_states_in_memory_forgets_the_oldest() -> None:
     handles = [await states.put(str(number)) for number in range(3)]
     assert [await states.take(handle) for handle in handles] == [None, "1", "2"]
     assert await states.take(handles[1]) is None
+
+
+async def test_store_of_states_in_memory_is_bounded_by_bytes() -> None:
+    """The oldest go when another one needs their room; one that is larger than all of it is refused, and none goes."""
+    size = sys.getsizeof("x" * 1_000)
+    states = MemoryStates(max_bytes=3 * size)
+    handles = [await states.put(str(number) * 1_000) for number in range(4)]
+    assert await states.take(handles[0]) is None
+    assert await states.take(handles[2]) == "2" * 1_000
+    handles.append(await states.put("4" * 1_000))  # in the room of the one that was taken
+    with pytest.raises(StateError, match=f"MemoryStates keep at most {3 * size}"):
+        await states.put("y" * 4_000)
+    assert [len(await states.take(handles[at]) or "") for at in (1, 3, 4)] == [1_000] * 3
+
+
+async def test_store_of_states_in_memory_forgets_what_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A state that waited longer than a day can't be taken, and the next save frees its memory."""
+    now = 1_000.0
+    monkeypatch.setattr("agentloop.asgi._states.time.monotonic", lambda: now)
+    states, forever = MemoryStates(), MemoryStates(max_age=None)
+    handle, kept = await states.put("old"), await forever.put("old")
+    late = await states.put("other")
+    now += 86_401
+    assert await states.take(late) is None
+    new = await states.put("new")
+    assert await states.take(handle) is None
+    assert states._size == sys.getsizeof("new")
+    assert await states.take(new) == "new"
+    assert await forever.take(kept) == "old"
+
+
+@pytest.mark.parametrize("name", ["limit", "max_bytes", "max_age"])
+@pytest.mark.parametrize("value", [0, -1, "1", True])
+def test_bounds_of_states_in_memory_are_checked(name: str, value: Any) -> None:
+    """Each is a positive number."""
+    with pytest.raises((UserTypeError, UserValueError), match=name):
+        MemoryStates(**{name: value})
 
 
 async def test_store_of_states_in_a_folder(tmp_path: Path) -> None:

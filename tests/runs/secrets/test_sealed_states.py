@@ -11,7 +11,17 @@ import attrs
 import pytest
 from kit.agents import script_turns
 
-from agentloop import Agent, AgentLoopError, Runner, RunState, StateError, UserTypeError, UserValueError, tool
+from agentloop import (
+    Agent,
+    AgentLoopError,
+    Runner,
+    RunState,
+    StateError,
+    UserError,
+    UserTypeError,
+    UserValueError,
+    tool,
+)
 from agentloop._storage.signing import SealKey
 from agentloop.testing import call, say
 
@@ -102,6 +112,38 @@ def test_a_seal_expires(state: RunState, monkeypatch: pytest.MonkeyPatch) -> Non
     del data["seal"]["expires_at"]
     with pytest.raises(StateError, match="broken"):
         RunState.from_json(build(), data, key=KEY)
+
+
+@pytest.mark.scenario("SM-14")
+def test_a_state_is_sealed_for_a_name(state: RunState) -> None:
+    """Under another name, under none, and with another word for the name in its seal it is refused."""
+    text = state.to_string(key=KEY, bound_to="row 1")
+    assert RunState.from_string(build(), text, key=KEY, bound_to="row 1") == state
+    assert "row 1" not in text
+    with pytest.raises(StateError, match="or for another name than 'row 2'"):
+        RunState.from_string(build(), text, key=KEY, bound_to="row 2")
+    with pytest.raises(StateError, match="give the name"):
+        RunState.from_string(build(), text, key=KEY)
+    with pytest.raises(StateError, match="sealed for no name, and 'row 1' was given"):
+        RunState.from_string(build(), state.to_string(key=KEY), key=KEY, bound_to="row 1")
+    for changed in (False, 1, "row 2", None):
+        data = json.loads(text)
+        data["seal"]["bound"] = changed
+        with pytest.raises(StateError, match="broken"):
+            RunState.from_json(build(), data, key=KEY, bound_to="row 1")
+    del data["seal"]["bound"]
+    with pytest.raises(StateError, match="broken"):
+        RunState.from_json(build(), data, key=KEY)
+
+
+@pytest.mark.parametrize(("name", "error"), [("", UserValueError), (5, UserTypeError), ("row 1", UserError)])
+def test_a_name_without_a_seal_is_refused(state: RunState, name: Any, error: type[Exception]) -> None:
+    """It would promise what nothing checks; a wrong one is refused with a key, too."""
+    key = None if name == "row 1" else KEY
+    with pytest.raises(error, match="bound_to"):
+        state.to_string(key=key, bound_to=name)
+    with pytest.raises(error, match="bound_to"):
+        RunState.from_string(build(), state.to_string(), key=key, bound_to=name)
 
 
 @pytest.mark.parametrize(
