@@ -293,8 +293,8 @@ class RunState:
             converter: As for `to_json`.
             key: The key that seals the state.
             bound_to: The name under which you keep the state, such as its row's id. It becomes a part of the seal:
-                `from_string(..., bound_to=)` then refuses a state that was sealed under another name, so that nobody
-                can exchange two of your states unnoticed.
+                `from_string(..., bound_to=)` then refuses a state that was sealed under another name, so that two of
+                your states can't be exchanged unnoticed.
 
         Raises:
             UserError: if there is a *bound_to* and no *key*.

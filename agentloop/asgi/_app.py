@@ -13,7 +13,7 @@ them and wait. Knows the application's life, its paths, and what becomes of an e
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from types import TracebackType
@@ -23,12 +23,13 @@ import anyio
 
 from agentloop._common.checks import NAMES, check, is_a, optional
 from agentloop._common.extras import describe_missing
+from agentloop._common.web_names import WebNames
 from agentloop._storage.signing import Keys, key_to_seal_with
 from agentloop.abc import Codec
 from agentloop.agents import Agent
 from agentloop.asgi._handlers import Handlers, refusal_for
 from agentloop.asgi._hosting import RunHost
-from agentloop.asgi._http import ClientGone, HTTPRefusal, Receive, Scope, Send, WebLimits, answer_json
+from agentloop.asgi._http import ClientGone, HTTPRefusal, Receive, Scope, Send, WebLimits, answer_json, check_names
 from agentloop.asgi._requests import Admit, Exchange
 from agentloop.asgi._resumption import ResumedRuns, resume_runs
 from agentloop.asgi._states import ClientStates, JournalFolder, MemoryStates, RunJournals, StateStore, bound
@@ -56,6 +57,13 @@ class AgentApp:
         limits: The bounds of requests; `WebLimits()` if not given.
         ag_ui: True to answer `POST /ag-ui` for clients of that protocol; their runs end with them. Needs the extra
             `ag-ui`.
+        hosts: The names under which clients reach the application, such as `"agents.example.com"`, with a port or
+            without; a request with another `Host` is refused with 421. `["*"]`: every name. If not given, a server
+            that was reached at this machine's own address (127.0.0.1) takes only the names of that, such as
+            `localhost`, and any other server takes every name.
+        origins: Other origins whose pages may send requests, such as `"https://app.example.com"`; those of any other
+            origin than the application's own are refused with 403. `["*"]`: every origin. The headers by which a
+            browser lets such a page read the answers (CORS) are a middleware's.
 
     Raises:
         UserError: the arguments don't go together, or the extra isn't installed.
@@ -73,6 +81,8 @@ class AgentApp:
         admit: Admit | None = None,
         limits: WebLimits | None = None,
         ag_ui: bool = False,
+        hosts: Sequence[str] | None = None,
+        origins: Sequence[str] = (),
     ) -> None:
         check("agent", NAMES.needs("an Agent is needed", is_a(Agent)), agent)
         check("on_disconnect", NAMES.one_of("cancel", "continue"), on_disconnect)
@@ -80,6 +90,8 @@ class AgentApp:
         check("states", optional(NAMES.needs("a StateStore is needed", is_a(StateStore))), states)
         check("admit", optional(NAMES.function()), admit)
         check("limits", optional(NAMES.a(WebLimits)), limits)
+        check("hosts", optional(NAMES.texts()), hosts)
+        check("origins", NAMES.texts(), origins)
         if on_disconnect == "continue" and journals is None:
             raise UserError('on_disconnect="continue" needs journals: a client that comes back reads from them')
         if journals is not None and states is not None:
@@ -87,6 +99,7 @@ class AgentApp:
         if isinstance(states, ClientStates) and key is None:
             raise UserError("ClientStates need a key: what a client carries must be sealed")
         limits = limits or WebLimits()
+        self._names = WebNames.of(hosts, origins)
         self._journals = journals
         self._host = RunHost(agent, journals, limits.max_runs)
         handlers = Handlers(
@@ -226,6 +239,7 @@ class AgentApp:
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._closing:
             raise HTTPRefusal(503, "The application is ending.")
+        check_names(scope, self._names)
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         parts = path.strip("/").split("/")
         run = parts[1] if len(parts) == 3 else None

@@ -8,7 +8,7 @@ Signals (pieces of an answer, progress) go only to the readers of that moment, e
 reader that is too far behind loses signals, never recorded events: the item that follows holds the whole text.
 
 Facts: `_recorded`, `_closed`, `final`; of a reader its position and its unread signals, each with the position before
-which it belongs. `_wake` of a reader is only a signal: the reader looks at the facts again.
+which it belongs and its size. `_wake` of a reader is only a signal: the reader looks at the facts again.
 
 Invariants: ids in `_recorded` grow. A closed feed gets nothing more, and each reader gets all of it before its end.
 """
@@ -25,11 +25,12 @@ import anyio
 from agentloop import events as ev
 from agentloop._core.record_events import parse_event_id
 from agentloop.asgi._http import HTTPRefusal
-from agentloop.asgi._writer import Numbered
+from agentloop.asgi._writer import Numbered, format_event
 from agentloop.exceptions import UserError
 
 MOST_SIGNALS = 1_000
-"""Signals that wait for one reader; above that all of them are dropped."""
+MOST_SIGNAL_BYTES = 256 * 1024
+"""Signals that wait for one reader, and the bytes that their frames have; above that all of them are dropped."""
 
 
 class Feed:
@@ -51,9 +52,11 @@ class Feed:
         """Add an event with its id; None for a signal. Never waits."""
         if number is not None:
             self._recorded.append((number, event))
+        # A signal without a frame, such as a provider's own event, would be held for nothing.
+        size = len(format_event(None, event)) if number is None and self._readers else 0
         for reader in self._readers:
-            if number is None:
-                reader.add_signal(len(self._recorded), event)
+            if size:
+                reader.add_signal(len(self._recorded), event, size)
             reader.wake()
 
     def close(self, final: tuple[dict[str, Any], ...]) -> None:
@@ -94,7 +97,8 @@ class FeedReader:
     def __init__(self, feed: Feed, after: str | None) -> None:
         self._feed = feed
         self._position = feed.find_position(after)
-        self._signals: deque[tuple[int, ev.Event]] = deque()
+        self._signals: deque[tuple[int, ev.Event, int]] = deque()
+        self._signal_bytes = 0
         self._wake = anyio.Event()
 
     def __enter__(self) -> FeedReader:
@@ -104,11 +108,13 @@ class FeedReader:
     def __exit__(self, *error: object) -> None:
         self._feed.detach(self)
 
-    def add_signal(self, position: int, event: ev.Event) -> None:
-        """Add a signal that belongs before the recorded event at *position*."""
-        if len(self._signals) >= MOST_SIGNALS:
+    def add_signal(self, position: int, event: ev.Event, size: int) -> None:
+        """Add a signal that belongs before the recorded event at *position*; *size* is the bytes of its frame."""
+        if len(self._signals) >= MOST_SIGNALS or self._signal_bytes + size > MOST_SIGNAL_BYTES:
             self._signals.clear()
-        self._signals.append((position, event))
+            self._signal_bytes = 0
+        self._signals.append((position, event, size))
+        self._signal_bytes += size
 
     def wake(self) -> None:
         """Let `take` look again."""
@@ -118,7 +124,9 @@ class FeedReader:
         """Wait for the next event; None once the feed is closed and read to its end. Loses none when cancelled."""
         while True:
             if self._signals and self._signals[0][0] <= self._position:
-                return None, self._signals.popleft()[1]
+                _, signal, size = self._signals.popleft()
+                self._signal_bytes -= size
+                return None, signal
             found = self._feed.read(self._position)
             if found is not None:
                 self._position += 1

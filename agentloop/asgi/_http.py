@@ -14,6 +14,7 @@ import msgspec
 from anyio.lowlevel import checkpoint
 
 from agentloop._common.checks import FIELDS, optional
+from agentloop._common.web_names import WebNames
 from agentloop.exceptions import UserValueError
 
 Scope: TypeAlias = MutableMapping[str, Any]
@@ -68,6 +69,23 @@ class ClientGone(Exception):
 def find_header(scope: Scope, name: bytes) -> bytes | None:
     """Return the first value of the header *name*, given in lower case, or None."""
     return next((value for key, value in scope.get("headers", ()) if key.lower() == name), None)
+
+
+def check_names(scope: Scope, names: WebNames) -> None:
+    """Check that a request is for this server, and that the page that sends it may do so.
+
+    Raises:
+        HTTPRefusal: it is for another `Host` (421), or of a page of another origin (403).
+    """
+    host, origin = (
+        None if value is None else value.decode("latin-1")
+        for value in (find_header(scope, b"host"), find_header(scope, b"origin"))
+    )
+    reached_at = scope.get("server")
+    if not names.takes_host(host, reached_at[0] if reached_at else None):
+        raise HTTPRefusal(421, "The application isn't served under this Host: AgentApp(hosts=…).")
+    if not names.takes_origin(origin, host):
+        raise HTTPRefusal(403, "Pages of another origin may send no requests: AgentApp(origins=…).")
 
 
 async def read_body(scope: Scope, receive: Receive, limits: WebLimits) -> bytes:

@@ -139,7 +139,7 @@ _SPARED = 3600.0
 class FolderStates:
     """States as files of one folder, which several processes of one machine may share. Files are the owner's alone.
 
-    A handle ends with a digest of its state. So files that somebody has exchanged are refused, with a key and without.
+    A handle ends with a digest of its state. So two files that were exchanged are refused, with a key and without.
     A handle that an older version made has none.
 
     The taker is the one whose renaming of the file succeeds. A process that dies after that leaves a file with the

@@ -151,12 +151,7 @@ def _name_some(names: list[str]) -> str:
 @click.option("--html", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path), help="Write a page to FILE.")
 @click.option("--follow", is_flag=True, help="Serve the page on this machine, and keep it up to date, until Ctrl-C.")
 @click.option("--line", type=click.IntRange(min=1), help="The request of that line, of a folder with many.")
-@click.option(
-    "--run",
-    "run_id",
-    metavar="ID",
-    help="The run of that id, of a SQLite file or a database; of a renamed, sealed file its old name.",
-)
+@click.option("--run", "run_id", metavar="ID", help="The run of that id, of a SQLite file or a database.")
 @click.option("--no-content", is_flag=True, help="Leave out arguments, outputs, messages and texts of errors.")
 @click.option("--key-file", type=click.File("rb"), help="File with the key that the journal is sealed with.")
 @click.option("--backend", type=click.Choice(["asyncio", "trio"]), default="asyncio", help="The loop of --follow.")

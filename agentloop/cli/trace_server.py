@@ -9,7 +9,8 @@ The server listens at 127.0.0.1 alone. Other users of the machine may reach that
 sites by a name that leads there: each request must have the secret path that the command has printed, and the server's
 own address as its host.
 
-A connection ends with its answer, with its client, or after ten seconds without a whole request. All of it ends with
+A connection ends with its answer, with its client, or after ten seconds without a whole request; earlier if there are
+too many and it is the oldest of these. All of it ends with
 the scope around `serve_timeline`.
 """
 
@@ -28,6 +29,7 @@ import attrs
 import h11
 import msgspec
 
+from agentloop._common.web_names import WebNames
 from agentloop.cli import errors
 from agentloop.exceptions import AgentLoopError
 from agentloop.tracing import Timeline
@@ -42,7 +44,8 @@ _PATIENCE = 10.0
 _SIGN_OF_LIFE = 15.0
 _CHUNK = 65_536
 _MOST_CONNECTIONS = 100
-"""Connections at the same time; further ones are closed. Each holds a descriptor, and anyone here may connect."""
+"""Connections at the same time. Each holds a descriptor, and anyone here may connect: so a further one takes the place
+of the oldest that has sent no whole request, and is closed if there is none."""
 _GONE = (anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream, h11.RemoteProtocolError, OSError)
 """Errors of a client that has gone, or speaks something else than HTTP."""
 _Rows = list[bytes]
@@ -139,7 +142,7 @@ async def serve_timeline(
         port = listener.extra(anyio.abc.SocketAttribute.local_port)
         tasks.start_soon(followed.watch)
         started(f"http://{HOST}:{port}/{token}/")
-        server = _Server(followed, token, frozenset({f"{HOST}:{port}", f"localhost:{port}"}))
+        server = _Server(followed, token, WebNames.of([f"{HOST}:{port}", f"localhost:{port}"], ()))
         await listener.serve(server.handle)
 
 
@@ -149,28 +152,43 @@ class _Server:
 
     followed: FollowedJournal
     token: str
-    hosts: frozenset[str]
-    _connections: int = attrs.field(default=0, init=False)
+    names: WebNames
+    _connections: dict[anyio.CancelScope, bool] = attrs.field(factory=dict, init=False)
+    """Of each connection, the oldest first, whether it has sent its request. The scope ends it."""
 
     async def handle(self, stream: anyio.abc.SocketStream) -> None:
         """Answer the one request of a connection, and close it."""
-        self._connections += 1
-        try:
-            async with stream:
-                if self._connections <= _MOST_CONNECTIONS:
-                    with contextlib.suppress(*_GONE):
-                        await self._answer(_PageRequest(stream))
-        finally:
-            self._connections -= 1
+        async with stream:
+            with anyio.CancelScope() as scope, contextlib.suppress(*_GONE):
+                if not self._make_room():
+                    return
+                self._connections[scope] = False
+                try:
+                    await self._answer(_PageRequest(stream), scope)
+                finally:
+                    self._connections.pop(scope, None)
 
-    async def _answer(self, exchange: _PageRequest) -> None:
+    def _make_room(self) -> bool:
+        """End the oldest connection without a request if there are too many; False if each has sent one."""
+        if len(self._connections) < _MOST_CONNECTIONS:
+            return True
+        oldest = next((scope for scope, has_asked in self._connections.items() if not has_asked), None)
+        if oldest is not None:
+            del self._connections[oldest]
+            oldest.cancel()
+        return oldest is not None
+
+    async def _answer(self, exchange: _PageRequest, scope: anyio.CancelScope) -> None:
         request: h11.Request | None = None
         with anyio.move_on_after(_PATIENCE):
             request = await exchange.receive()
-        if request is None:
+        if request is None or scope.cancel_called:
             return
+        self._connections[scope] = True
         headers = {name: value.decode("latin-1") for name, value in request.headers}
-        if headers.get(b"host") not in self.hosts or request.method != b"GET":
+        host, origin = headers.get(b"host"), headers.get(b"origin")
+        is_ours = self.names.takes_host(host, HOST) and self.names.takes_origin(origin, host)
+        if not is_ours or request.method != b"GET":
             await exchange.send_whole(403, b"text/plain", b"This address answers its own page alone.\n")
         elif secrets.compare_digest(request.target, f"/{self.token}/".encode()):
             await exchange.send_whole(200, b"text/html; charset=utf-8", render_follow_page().encode())

@@ -99,7 +99,7 @@ class Seal:
         self.takes_older = older_seals
         if key is not None:
             # A key derived from the user's, as the user may use that one for other data too. The key's id doesn't
-            # depend on the run: so a wrong key and a wrong run are told apart.
+            # depend on the run: so a wrong key and a wrong run give different errors.
             derived = hmac.digest(key, b"agentloop journal", "sha256")
             named = b"key id" if place is None else b"key id of a place"
             self.key_id = hmac.digest(derived, named, "sha256").hex()[:8].encode()

@@ -6,7 +6,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -161,8 +161,9 @@ async def test_a_change_of_a_long_journal_sends_few_rows(tmp_path: Path) -> None
     assert 0 < page.received < 300
 
 
+@pytest.mark.scenario("SM-15")
 async def test_only_the_page_itself_is_answered(tmp_path: Path) -> None:
-    """Another path, method or host gets nothing of the run, and what is no HTTP gets no answer."""
+    """Another path, method, host or origin gets nothing of the run, and what is no HTTP gets no answer."""
     path = tmp_path / "journal"
     async with FileJournal(path) as journal:
         await journal.append([HEADER])
@@ -180,6 +181,8 @@ async def test_only_the_page_itself_is_answered(tmp_path: Path) -> None:
             await client.get(f"{origin}/x/events"),
             await client.post(url),
             await client.get(url, headers={"host": "evil.example"}),
+            await client.get(url, headers={"origin": "https://evil.example"}),
+            await client.get(url, headers={"origin": "null"}),
         ):
             assert response.status_code in (403, 404)
             assert "desk" not in response.text
@@ -211,17 +214,24 @@ async def test_no_request_ends_the_server(tmp_path: Path, method: str) -> None:
 
 
 async def test_connections_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One above the limit is closed, so that none takes the last descriptor; when another one ends, it has room."""
+    """So that none takes the last descriptor: one above the limit takes the place of the oldest that asks for nothing.
+
+    Where each has its page, it is closed; when one of them ends, it has room.
+    """
     monkeypatch.setattr(trace_server, "_MOST_CONNECTIONS", 2)
     path = tmp_path / "journal"
     path.touch()
     async with served(path) as url:
         port = int(url.split(":")[2].partition("/")[0])
-        async with await anyio.connect_tcp("127.0.0.1", port), reading(url) as page:
+        async with reading(url) as page:
             assert await page.next() == "change"
-            async with await anyio.connect_tcp("127.0.0.1", port) as refused:
-                with pytest.raises(anyio.EndOfStream):
-                    await refused.receive()
+            async with await anyio.connect_tcp("127.0.0.1", port) as silent, reading(url) as other:
+                assert await other.next() == "change"
+                with pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
+                    await silent.receive()
+                async with await anyio.connect_tcp("127.0.0.1", port) as refused:
+                    with pytest.raises(anyio.EndOfStream):
+                        await refused.receive()
         with anyio.fail_after(20):
             while True:
                 try:
@@ -230,6 +240,24 @@ async def test_connections_are_bounded(tmp_path: Path, monkeypatch: pytest.Monke
                         return
                 except (anyio.EndOfStream, anyio.BrokenResourceError):
                     continue  # the server has not seen yet that the others have ended
+
+
+async def test_many_connections_that_say_nothing_do_not_keep_the_page_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of them is closed by a later one, and the owner's request is answered at once, however often they come."""
+    monkeypatch.setattr(trace_server, "_PATIENCE", 3_600.0)
+    monkeypatch.setattr(trace_server, "_MOST_CONNECTIONS", 3)
+    path = tmp_path / "journal"
+    path.touch()
+    async with served(path) as url, httpx.AsyncClient() as client, AsyncExitStack() as held:
+        port = int(url.split(":")[2].partition("/")[0])
+        for _ in range(3):
+            for sent in (b"", b"GET / HT", b"GET / HTTP/1.1\r\nhost: x\r\n"):
+                stream = await held.enter_async_context(await anyio.connect_tcp("127.0.0.1", port))
+                if sent:
+                    await stream.send(sent)
+            assert (await client.get(url)).status_code == 200
 
 
 async def test_a_client_that_says_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

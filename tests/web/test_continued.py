@@ -14,7 +14,7 @@ from web.harness import Frame, ask, cut_journal, send_request
 from agentloop import Agent, RunConfig, UserError
 from agentloop.asgi import AgentApp, Grant, HTTPRefusal, JournalFolder, ResumedRuns, WebLimits
 from agentloop.asgi import _feed as feeds
-from agentloop.events import TextDelta
+from agentloop.events import RawModelEvent, TextDelta
 from agentloop.exceptions import JournalError, StateError
 from agentloop.journal import FileJournal, MemoryJournal
 from agentloop.testing import ScriptedModel, call, say
@@ -215,6 +215,25 @@ async def test_client_that_reads_nothing_costs_the_run_nothing() -> None:
         watched.free.set()
         other = await ask(app, "GET", f"/runs/{run}/events")
         assert other.frames[-1].data["status"] == "completed"
+
+
+async def test_signals_of_a_reader_are_bounded_by_bytes() -> None:
+    """Few and large ones are dropped as many small ones are; a provider's own events are held for nobody."""
+    feed = feeds.Feed()
+    with feeds.FeedReader(feed, None) as reader:
+        for _ in range(100):
+            feed.add(None, RawModelEvent({"any": "x" * 10_000}))
+        assert not reader._signals
+        for number in range(1_000):
+            feed.add(None, TextDelta("x" * 10_000))
+            assert sum(len(signal.text) for _, signal, _ in reader._signals) <= feeds.MOST_SIGNAL_BYTES  # type: ignore[union-attr]
+            if number % 7 == 0:
+                assert await reader.take() is not None
+        feed.close(())
+        left = len(reader._signals)
+        assert left > 0
+        assert [await reader.take() for _ in range(left + 1)][-1] is None
+    assert reader._signal_bytes == 0
 
 
 async def test_application_that_is_not_entered_starts_nothing(caplog: pytest.LogCaptureFixture) -> None:

@@ -15,7 +15,7 @@ from web.test_frameworks import lifespan, may_run
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "web.md").read_text(encoding="utf-8")
 BLOCKS: dict[str, str] = dict(re.findall(r"```python\n# page: (\w+)\n(.*?)```", PAGE, re.DOTALL))
 
-FRAMEWORKS = sorted(set(BLOCKS) - {"served", "resumed"})
+FRAMEWORKS = sorted(set(BLOCKS) - {"served", "resumed", "origins"})
 
 
 @pytest.fixture
@@ -91,3 +91,20 @@ async def test_lifespan_of_the_page_resumes_what_a_crash_has_cut(
     async with lifespan(app):
         rest = await ask(app, "GET", f"/agent/runs/{run}/events")
     assert rest.frames[-1].kind == "run_ended"
+
+
+@pytest.mark.scenario("SM-15")
+@pytest.mark.real_clock
+async def test_front_end_of_the_page_on_another_origin_is_answered(make_app: Callable[[str], Any]) -> None:
+    """It may ask, send the request and read the answer; a page of a third origin may do none of it."""
+    pytest.importorskip("starlette", reason="needs frameworks: nox -s tests-web")
+    app = make_app("origins")
+    asks = {"access-control-request-method": "POST", "access-control-request-headers": "content-type"}
+    for origin, allowed in (("http://localhost:5173", True), ("https://evil.example", False)):
+        headers = {"origin": origin, "host": "localhost:8000"}
+        server = ("127.0.0.1", 8000)
+        before = await ask(app, "OPTIONS", "/runs", headers={**headers, **asks}, server=server)
+        assert (before.status == 200) is allowed
+        answer = await ask(app, "POST", "/runs", {"input": "hello"}, headers=headers, server=server)
+        assert answer.status == (200 if allowed else 403)
+        assert ("access-control-allow-origin" in answer.headers) is allowed
