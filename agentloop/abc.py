@@ -20,6 +20,7 @@ from agentloop.settings import ModelSettings
 from agentloop.spans import RunOpening, Span, Trace
 
 __all__ = [
+    "ApprovalEffects",
     "Codec",
     "Effects",
     "ImmediateJournal",
@@ -283,6 +284,22 @@ class TimedEffects(Effects, Protocol):
 
     def wall(self) -> float:
         """Return the time in seconds since the epoch. Called for every record; never waits."""
+        ...
+
+
+@runtime_checkable
+class ApprovalEffects(Effects, Protocol):
+    """Effects of an engine that makes a run's log anew from a history, maybe with other definitions than before.
+
+    An approval that was asked for holds all the same, so they remember which calls have waited for one.
+    """
+
+    def was_asked(self, path: tuple[str, ...], call: ToolCall) -> bool:
+        """Tell whether *call*, of the run at *path*, has waited for an approval in the history. Never waits."""
+        ...
+
+    def note_asked(self, path: tuple[str, ...], call: ToolCall) -> None:
+        """Note that *call* waits for an approval. Called once its request is in the log; never waits."""
         ...
 
 

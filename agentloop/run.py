@@ -321,7 +321,7 @@ def _stream(
     if not isinstance(given, str) and _is_state(given):  # most inputs are texts: then the class isn't needed
         from agentloop._engine.resume import resume_from
 
-        start = resume_from(given, agent, kept)
+        start = resume_from(given, agent, kept, sourced=bool(config.toolsets))
         context = context if context is not None else given.context
         items, usual_turns = None, start.fold.max_turns
     else:

@@ -10,7 +10,9 @@ How a call gets its disposition; the first rule that fits decides:
 1. The response can't be used (a call without an id, an id with other arguments, no progress): the run fails.
 2. The call is beyond `max_calls`: `Answer`, skipped.
 3. No tool has its name: the run fails or `Answer`, by configuration. A tool disabled since the model saw it is still
-   found once something of the turn has happened; the call is then refused alone.
+   found once something of the turn has happened; the call is then refused alone. A call that waits since an earlier run
+   segment, of a tool that the model was shown, isn't the model's fault: `StateError`, and a worker that has the tool
+   can continue.
 4. The call started in an earlier run segment and has no outcome: `call_in_doubt` decides.
 5. An idempotent tool has succeeded with equal arguments: `Replay`, unless a verdict rejected or changed this call.
 6. Otherwise `Execute`, also with a fault in the arguments, which the tool's policy converts later.
@@ -40,7 +42,8 @@ def plan_response(view: TurnView, state: RunFold, rules: PlanRules) -> Plan:
         ModelBehaviorError: for a call without an id, an id reused for another call, an unknown tool (by configuration)
             or one that was disabled meanwhile, and for a response from which the run can't continue. No call of the
             batch has been started then.
-        StateError: a nested run can't continue because its tool now runs another agent, or none.
+        StateError: the tool of a pending call, which the model was shown, is gone; or a nested run can't continue
+            because its tool now runs another agent, or none.
         ToolCallError: a call is in doubt and its tool says `in_doubt="raise"`.
     """
     _check_identities(state)
@@ -116,7 +119,11 @@ def _plan_call(view: TurnView, state: RunFold, rules: PlanRules, near: NearNames
     if tool is None and state.turn_has_effects:
         tool = _find_disabled_tool(view, state, call)
     if tool is None:
-        refusal = _answer_hidden_tool(view, call) or _answer_unknown_tool(view, rules, near, call)
+        refusal = _answer_hidden_tool(view, call)
+        if refusal is None:
+            if state.turn_has_effects and not any(one.qualified_name == qualify_name(call) for one in view.tools):
+                check_shown(state, call)
+            refusal = _answer_unknown_tool(view, rules, near, call)
         return PlanEntry(index, call, None, refusal)
     if rules.disabled and tool.lookup_key in rules.disabled:
         raise ModelBehaviorError(
@@ -130,6 +137,21 @@ def _plan_call(view: TurnView, state: RunFold, rules: PlanRules, near: NearNames
     source = None if arguments.receipt is None else _find_equal_call(state, call_state, arguments.receipt)
     disposition = Execute(arguments) if source is None else Replay(source, arguments)
     return PlanEntry(index, call, tool, disposition)
+
+
+def check_shown(state: RunFold, call: ToolCall) -> None:
+    """Refuse to blame the model for *call*, which is pending and has no tool here, if it was shown the tool.
+
+    Raises:
+        StateError: it was: the agent has changed since.
+    """
+    # Providers name a deferred top-level tool's own name as its namespace.
+    names = {qualify_name(call), call.name} if call.namespace == call.name else {qualify_name(call)}
+    if not names.isdisjoint(state.shown_tools):
+        raise StateError(
+            f"call {call.call_id!r} waits for tool {qualify_name(call)!r} of agent {state.agent!r}, which the model "
+            "was shown and the agent here doesn't have: continue with an agent that has it"
+        )
 
 
 def _find_equal_call(state: RunFold, call: CallState, receipt: str) -> str | None:

@@ -56,7 +56,7 @@ from agentloop._core.turn_view import TurnView
 from agentloop._engine.final_output import accept, ask_behavior, give_up
 from agentloop._engine.finish import FinishedRun, finish_segment, save_turn
 from agentloop._engine.model_call import call_model
-from agentloop._engine.prepare_turn import prepare_turn
+from agentloop._engine.prepare_turn import check_models, prepare_turn
 from agentloop._engine.run_result import attach_run_data
 from agentloop._engine.runtime.backend import (
     Captured,
@@ -198,10 +198,11 @@ async def _begin_turn(run: LiveRun) -> TurnView:
     if run.settings.budget is not None or run.parent is not None:
         run.check_request()
     if run.state.gaps:
-        raise StateError(
+        run.stopped_by = StateError(
             f"run {run.context.run_id} needs its secret input, which was stored as digests, or sealed by a codec that "
             "isn't given"
         )
+        raise run.stopped_by
     view = run.turn.view = await prepare_turn(run)
     if run.nursery is None or run.may_be_cancelled():
         await checkpoint_if_cancelled()  # a shielded section before this may have hidden the end of the run
@@ -342,6 +343,8 @@ async def _enter(run: LiveRun, segment: RunSegment) -> None:
         from agentloop._engine.sandbox import find_sandbox
 
         await find_sandbox(run, run.state.sandbox)
+    if segment.given is None and run.parent is None and not isinstance(next_action(run.state, None), Pause):
+        await check_models(run)
     if segment.open_journal is not None:
         await segment.open_journal(run)
     if segment.given is None:

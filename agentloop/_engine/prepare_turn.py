@@ -5,7 +5,7 @@ Calls the application's callables (instructions, `is_enabled`); does not request
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from operator import is_
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,6 +16,7 @@ import msgspec
 from agentloop._common.checks import is_texts
 from agentloop._common.digests import digestible
 from agentloop._common.naming import takes
+from agentloop._core.call_identity import find_called_tool
 from agentloop._core.history import HistoryView
 from agentloop._core.turn_view import Definitions, TurnView
 from agentloop._engine.runtime.backend import checkpoint_if_cancelled
@@ -24,14 +25,18 @@ from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.abc import Model
 from agentloop.agents import settings_for
 from agentloop.context import Callback
-from agentloop.exceptions import ModelTimeoutError, ModelTransportError, UserError, UserTypeError
+from agentloop.exceptions import ModelTimeoutError, ModelTransportError, StateError, UserError, UserTypeError
 from agentloop.handoffs import Handoff, target_of
 from agentloop.model_events import ModelFeature
 from agentloop.settings import ModelSettings, Prompt
-from agentloop.tools import FunctionTool, HostedTool, PythonBody, ToolSearch
+from agentloop.tools import AgentCall, FunctionTool, HostedTool, PythonBody, ToolSearch
 
 if TYPE_CHECKING:
+    from agentloop._core.agent_graph import AgentGraph
+    from agentloop._core.run_fold import RunFold
     from agentloop._core.sourced_tools import SourcedTools
+    from agentloop.agents import Agent
+    from agentloop.config import RunConfig
 
 DeclaredT = TypeVar("DeclaredT", FunctionTool, Handoff)
 
@@ -60,7 +65,7 @@ async def prepare_turn(run: LiveRun, *, answered: bool = False) -> TurnView:
         common = await _resolve_definitions(run, parts, sourced)
     model: Any = None
     if common.searches:
-        model = _find_open_model(run) or await _resolve_model(run)
+        model = _find_open_model(run) or await _open_model(run)
         common = _limit_to_found(run, common, model)
     settings, shown = common.settings, common.shown or None
     if settings.tool_choice is not None and agent.reset_tool_choice and _has_obeyed(run, common):
@@ -72,7 +77,7 @@ async def prepare_turn(run: LiveRun, *, answered: bool = False) -> TurnView:
     if callable(given):
         given = await _call_instructions(run, given)
     several = given is not None and not isinstance(given, str)
-    model = model or _find_open_model(run) or await _resolve_model(run)
+    model = model or _find_open_model(run) or await _open_model(run)
     if (run.settings.server is not None or common.hosted or prompt is not None) and not answered:
         _check_features(run, model, common.hosted, prompt)
     history = run.state.history
@@ -409,6 +414,12 @@ def _find_open_model(run: LiveRun) -> Model | None:
     return None
 
 
+async def _open_model(run: LiveRun) -> Any:
+    """Return the model of the agent at work, opened."""
+    config = run.settings.config
+    return await _resolve_model(run, run.agent, run.agent.model if config.model is None else config.model)
+
+
 def _check_features(run: LiveRun, model: Model, hosted: Sequence[HostedTool], prompt: Prompt | None) -> None:
     """Check that *model* has what the turn needs of it.
 
@@ -430,15 +441,45 @@ def _check_features(run: LiveRun, model: Model, hosted: Sequence[HostedTool], pr
         )
 
 
-async def _resolve_model(run: LiveRun) -> Any:
-    given = run.settings.config.model if run.settings.config.model is not None else run.agent.model
+async def check_models(run: LiveRun) -> None:
+    """Open the models that a resumed run and its nested runs continue with, before anything of the segment is recorded.
+
+    Raises:
+        StateError: one can't be opened here, for example without its API key. A worker that can continues the run.
+    """
+    for agent, given in _list_models(run.state, run.agent, run.settings.config, run.tree.graph):
+        try:
+            if not (isinstance(given, Model) and given.is_open):
+                await _resolve_model(run, agent, given)
+        except UserError as error:
+            raise StateError(f"run {run.state.run_id} can't continue here: {error}") from error
+        except (ModelTransportError, ModelTimeoutError):
+            run.stopped_by = None  # it may be reached when its turn comes
+
+
+def _list_models(
+    fold: RunFold, agent: Agent[Any, Any], config: RunConfig, graph: AgentGraph
+) -> Iterator[tuple[Agent[Any, Any], Any]]:
+    """Yield the agent at work and what its model is given as, of the run of *fold* and of nested runs that continue."""
+    yield agent, agent.model if config.model is None else config.model
+    tools = {tool.lookup_key: tool for tool in agent.functions}
+    for call in fold.due_calls() if fold.batch_open else ():
+        nested, tool = fold.nested.get(call.call.call_id), find_called_tool(tools, call.call)
+        if nested is None or nested.started is None or nested.paused or tool is None:
+            continue
+        # One with a configuration of its own may have another provider, which its own segment asks.
+        if isinstance(tool.body, AgentCall) and tool.body.run_config is None:
+            yield from _list_models(nested, graph.get(nested.agent), config, graph)
+
+
+async def _resolve_model(run: LiveRun, agent: Agent[Any, Any], given: object) -> Any:
     if given is None:
         raise UserError(
-            f"agent {run.agent.name!r} has no model: give it one (a Model, or a model string such as "
+            f"agent {agent.name!r} has no model: give it one (a Model, or a model string such as "
             "'openai-chat:NAME' or 'local:'), or give RunConfig.model"
         )
     try:
         return await run.tree.resolve_model(run, given)
-    except (ModelTransportError, ModelTimeoutError) as error:
-        run.stopped_by = error
+    except (ModelTransportError, ModelTimeoutError, UserError) as error:
+        run.stopped_by = error  # the run isn't over: it continues where the model can be opened
         raise

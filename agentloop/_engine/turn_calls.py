@@ -23,8 +23,9 @@ from agentloop._engine.runtime.backend import (
     unexpected_cancellation,
 )
 from agentloop._engine.runtime.callbacks import call_user, log_error
-from agentloop._engine.runtime.live_run import LiveRun
+from agentloop._engine.runtime.live_run import LiveEffects, LiveRun
 from agentloop.config import ToolErrorArgs
+from agentloop.exceptions import StateError
 from agentloop.outcomes import CallOutcome
 from agentloop.records import BatchEnded
 
@@ -36,6 +37,7 @@ async def plan_turn(run: LiveRun, view: TurnView) -> Plan:
 
     Raises:
         ModelBehaviorError: see `plan_response`.
+        StateError: likewise; the run can be resumed.
     """
     config = run.settings.config
     rules = PlanRules(
@@ -51,17 +53,22 @@ async def plan_turn(run: LiveRun, view: TurnView) -> Plan:
         and [tool for tool in view.by_key.values() if not isinstance(tool.is_enabled, bool)]
     ):
         rules = rules.replace(disabled=await _find_disabled(run, view))
-    plan = plan_response(view, run.state, rules)
-    for call in run.state.handoffs_due[:1]:
-        # The handoff is taken after the calls, but its errors must show before any of them starts.
-        view.handoff(call.name).read(call.arguments, config.json_limits, config.converter)
-    guarded = [entry for entry in plan if entry.tool is not None and entry.tool.needs_approval is not False]
-    if guarded or config.policies:
-        from agentloop._engine.calls.approval import decide
+    try:
+        plan = plan_response(view, run.state, rules)
+        for call in run.state.handoffs_due[:1]:
+            # The handoff is taken after the calls, but its errors must show before any of them starts.
+            view.handoff(call.name).read(call.arguments, config.json_limits, config.converter)
+        guarded = [entry for entry in plan if entry.tool is not None and entry.tool.needs_approval is not False]
+        # A call may have been asked about before: in an earlier run segment, or in the history of an engine.
+        if guarded or config.policies or run.state.turn_has_effects or type(run.tree.effects) is not LiveEffects:
+            from agentloop._engine.calls.approval import decide
 
-        plan = await decide(run, plan)
-    if run.tree.log.state.holds_secrets and run.tree.log.expect is None:  # a replay calls nothing, so it needs none
-        check_secrets(plan, run.state)
+            plan = await decide(run, plan)
+        if run.tree.log.state.holds_secrets and run.tree.log.expect is None:  # a replay calls nothing: it needs none
+            check_secrets(plan, run.state)
+    except StateError as error:
+        run.stopped_by = error  # the definitions here don't fit: the run isn't over, and continues where they do
+        raise
     return plan
 
 

@@ -22,6 +22,7 @@ from agentloop._engine.runtime.callbacks import call_user, gather, log_error
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop._schema.json_text import quote
 from agentloop._storage.withholding import WithheldText
+from agentloop.abc import ApprovalEffects
 from agentloop.exceptions import UserTypeError
 from agentloop.guardrails import Allow
 from agentloop.items import ToolCall
@@ -59,7 +60,7 @@ async def decide(run: LiveRun, plan: Plan) -> Plan:
         and entry.tool is not None
         and not entry.disposition.resumed
         and not entry.disposition.decided
-        and (policies or entry.tool.needs_approval is not False)
+        and (policies or entry.tool.needs_approval is not False or _was_asked(run, entry.call))
     ]
     if not undecided:
         return plan
@@ -69,7 +70,20 @@ async def decide(run: LiveRun, plan: Plan) -> Plan:
         entries[position] = entries[position].replace(disposition=disposition)
         if isinstance(disposition, AwaitVerdict) and disposition.request is not None:
             run.tree.log.append(disposition.request)
+            if isinstance(run.tree.effects, ApprovalEffects):
+                run.tree.effects.note_asked(run.path, entries[position].call)
     return tuple(entries)
+
+
+def _was_asked(run: LiveRun, call: ToolCall) -> bool:
+    """Tell whether an approval was asked for *call* before: then that holds, also if tool and policies say otherwise now.
+
+    In an earlier run segment, or by an earlier worker of an engine that makes the log anew.
+    """
+    effects = run.tree.effects
+    return run.state.calls[call.call_id].approval is not None or (
+        isinstance(effects, ApprovalEffects) and effects.was_asked(run.path, call)
+    )
 
 
 async def _decide_entry(run: LiveRun, entry: PlanEntry, tool: FunctionTool, planned: Execute) -> Disposition:
@@ -115,12 +129,12 @@ class _Decision(msgspec.Struct, eq=False):
             if self._is_requested():
                 return AwaitVerdict(self.arguments)  # requested in an earlier run segment, and no verdict was given
             if self.run.settings.config.tool_execution.pre_approval_tool_input_guardrails:
-                if self.wanted is None and self.tool.needs_approval is False:
+                if not self._may_ask():
                     return Execute(self.arguments)
                 if (refused := await self._run_guardrails()) is not None:
                     return refused
         if not self._has_verdict():
-            needed = self.wanted is not None or await self._needs_approval()
+            needed = self.wanted is not None or _was_asked(self.run, self.call) or await self._needs_approval()
             if not self._has_verdict() and needed:
                 return AwaitVerdict(self.arguments, self._make_request())
         if self.verdict is not None and not self.verdict.approved:
@@ -167,6 +181,11 @@ class _Decision(msgspec.Struct, eq=False):
         self._read_arguments(judged)
         self.wanted = None
         return await self._run_policies()
+
+    def _may_ask(self) -> bool:
+        """Tell whether the call may still wait for a verdict: else no guardrail has to run before one."""
+        asks = self.wanted is not None or self.tool.needs_approval is not False
+        return asks or _was_asked(self.run, self.call)
 
     async def _needs_approval(self) -> bool:
         run, needs, parsed, call_id = self.run, self.tool.needs_approval, self.arguments.parsed, self.call.call_id

@@ -313,29 +313,13 @@ async def test_the_tool_that_stands_there_now_is_dispatched(
     assert sum("'gated'" in record.getMessage() and "tools" in record.getMessage() for record in caplog.records) == 1
 
 
-@pytest.mark.scenario("AP-17")
+@pytest.mark.scenario("AP-17", "SM-04")
+@pytest.mark.parametrize("policy", ["raise_error", "return_error_to_model"])
 @in_every_way
-async def test_an_approved_call_of_a_tool_that_is_gone_fails_the_run(run_mode: Run, way: str) -> None:
-    """The missing-tool policy applies to the approved call: the run fails before any call of the batch starts."""
-    ran: list[Any] = []
-    agent = make_agent(
-        [make_gated_tool(ran), make_gated_tool(ran, "other")],
-        [call("other", {"n": 1}, "c1"), call("gated", {"n": 2}, "c2")],
-    )
-    pauses = Pauses(run_mode, way)
-    paused = await pauses.run(agent)
-    del agent.tools[0]  # type: ignore[attr-defined]
-    with pytest.raises(ModelBehaviorError, match="gated"):
-        await pauses.resume(agent, paused, approve())
-    assert ran == []
-
-
-@pytest.mark.scenario("AP-17")
-@in_every_way
-async def test_an_approved_call_of_a_tool_that_is_gone_is_answered_where_the_policy_says_so(
-    run_mode: Run, way: str
+async def test_an_approved_call_of_a_tool_that_is_gone_waits_for_an_agent_that_has_it(
+    run_mode: Run, policy: Any, way: str
 ) -> None:
-    """The model receives the policy's answer for the missing tool, and the other call runs."""
+    """The model was shown the tool, so the policy for unknown tools isn't asked, and no call of the batch starts."""
     ran: list[Any] = []
     agent = make_agent(
         [make_gated_tool(ran), make_gated_tool(ran, "other")],
@@ -343,13 +327,15 @@ async def test_an_approved_call_of_a_tool_that_is_gone_is_answered_where_the_pol
     )
     pauses = Pauses(run_mode, way)
     paused = await pauses.run(agent)
-    del agent.tools[0]  # type: ignore[attr-defined]
-    config = RunConfig(tool_not_found_behavior="return_error_to_model")
+    gone = agent.tools.pop(0)  # type: ignore[attr-defined]
+    config = RunConfig(tool_not_found_behavior=policy)
+    with pytest.raises(StateError, match="call 'c1' waits for tool 'gated' of agent 'guide'"):
+        await pauses.resume(agent, paused, approve(), run_config=config)
+    assert ran == []
+    agent.tools.insert(0, gone)  # type: ignore[attr-defined]
     result = await pauses.resume(agent, paused, approve(), run_config=config)
     assert result.final_output == "done"
-    assert ran == [("other", 2)]
-    assert str(read_shown_outputs(agent)["c1"]).startswith("Tool 'gated' not found.")
-    assert read_shown_outputs(agent)["c2"] == "other 2"
+    assert sorted(ran) == [("gated", 1), ("other", 2)]
 
 
 @pytest.mark.scenario("AP-17")
