@@ -76,7 +76,7 @@ async def decide(run: LiveRun, plan: Plan) -> Plan:
 
 
 def _was_asked(run: LiveRun, call: ToolCall) -> bool:
-    """Tell whether an approval was asked for *call* before: then that holds, also if tool and policies say otherwise now.
+    """Tell whether an approval was asked for *call* before: it holds then, also if the definitions have changed.
 
     In an earlier run segment, or by an earlier worker of an engine that makes the log anew.
     """
