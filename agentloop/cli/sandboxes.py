@@ -23,6 +23,8 @@ from agentloop.state import RunState, check_goes_on
 
 _SPAN = re.compile(r"(\d+)([smhd])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_ENDINGS = (".jsonl", ".journal")
+"""Of journals in a folder: as applications name them, and as `agentloop run --journal` does."""
 _WHY = {
     "in use": "a run has it",
     "unfinished": "its process died while it made or removed it",
@@ -117,7 +119,7 @@ def _find_runs(paths: tuple[Path, ...]) -> dict[str, Path]:
 
 def _list_files(paths: tuple[Path, ...]) -> Iterator[Path]:
     for path in paths:
-        yield from sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+        yield from sorted(each for each in path.iterdir() if each.suffix in _ENDINGS) if path.is_dir() else [path]
 
 
 def _is_over(path: Path, name: str) -> bool | None:

@@ -15,6 +15,11 @@ A process that dies before the decision leaves the journal, and the next edit of
 journal is durable before the first step, but the decision isn't flushed to the disk: a power cut within the seconds
 that the file system takes for it may undo an edit that was reported.
 
+What an edit costs is bounded, because a model writes the operations, and commands in a sandbox write the files: the
+names in a path, the files of one edit, the memory of all texts together, and the steps of all searches
+(`_patch.EditWork`). The content of a file that is only deleted is never read. A command may also write into the working
+folder, so the journal of a process that died is read as a stranger's: a regular file of a bounded size, or an error.
+
 Every path is opened part by part below the root's descriptor without following symbolic links (`O_NOFOLLOW`), and all
 further calls go to the descriptor of the folder. So neither `..` nor a link, nor one that is put in place meanwhile,
 leads out of the root.
@@ -27,6 +32,7 @@ import errno
 import fcntl
 import os
 import stat
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -35,7 +41,7 @@ import attrs
 import msgspec
 
 from agentloop._common.values import Value
-from agentloop.executors._patch import apply_diff, read_new_text
+from agentloop.executors._patch import EditWork, change_text, do_nothing, read_new_text
 from agentloop.executors._protocols import (
     CreateFile,
     DeleteFile,
@@ -55,6 +61,17 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_MODE = 0o666
+_MOST_PARTS = 128
+"""The most names in one path: a longer path names no file of a person, and each name costs a system call."""
+_MOST_FILES = 1_000
+"""The most files of one edit. Their working files are removed on the event loop."""
+_MOST_JOURNAL_BYTES = 8_000_000
+"""Room for the paths of all files of an edit."""
+_QUOTED = 120
+"""The most characters of a path that a message quotes."""
+_MEMORY_A_FILE = 16
+_MEMORY_AT_LEAST = 16_000_000
+"""All texts of an edit together may take so many times the memory of its largest file, and at least these bytes."""
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK, errno.ENOSYS)
 
 
@@ -95,24 +112,39 @@ class _Found(NamedTuple):
 
 @attrs.define
 class _ViewedFile:
-    """A file in the view of the operations: as it was found (None: there was none), and its text by now."""
+    """A file in the view of the operations: as it was found, and its text by now. None: there is no such file."""
 
-    found: _Found | None
+    status: os.stat_result | None
+    before: str | None
+    """The text that was found. None also if the file is only deleted: then it isn't read."""
     text: str | None
     moved_from: str | None = None
+
+    @property
+    def differs(self) -> bool:
+        """True if the file is to be changed, made or removed."""
+        return self.before != self.text or (self.text is None and self.status is not None)
+
+    @property
+    def memory(self) -> int:
+        """The bytes of memory that its texts take."""
+        return sum(sys.getsizeof(text) for text in (self.before, self.text) if text is not None)
 
 
 def split_path(path: str) -> tuple[str, ...]:
     """Return the parts of a path below a root.
 
     Raises:
-        EditError: for a path that is absolute, empty, or leads out; names it.
+        EditError: for a path that is absolute, empty, too long, no text, or leads out; names it.
     """
+    to_data(path, "the path")
     if not path or "\0" in path or path.startswith("/"):
         raise EditError(f"{path!r}: a path below the root is needed, relative to it")
     parts = tuple(part for part in path.split("/") if part not in ("", "."))
     if not parts or ".." in parts:
         raise EditError(f"{path!r}: a path below the root is needed, without '..'")
+    if len(parts) > _MOST_PARTS:
+        raise EditError(f"{path[:_QUOTED]!r}…: a path of at most {_MOST_PARTS} names is needed, not of {len(parts):,}")
     if parts[0].casefold().startswith(WORK):
         raise EditError(f"{path!r}: the editor keeps its own files there")
     return parts
@@ -133,6 +165,27 @@ def _open_folder(parent: int, name: str) -> int:
     return os.open(name, _FOLDER, dir_fd=parent)
 
 
+def _make_folder(parent: int, name: str) -> int:
+    """Return a descriptor of a folder, which is made if it is missing, and is then of the owner of its parent."""
+    try:
+        os.mkdir(name, dir_fd=parent)
+    except FileExistsError:
+        return _open_folder(parent, name)
+    made = _open_folder(parent, name)
+    _give(made, os.fstat(parent))
+    return made
+
+
+def _give(descriptor: int, like: os.stat_result) -> bool:
+    """Give a new file or folder to the owner of *like*, if that is another user. Return False if it isn't allowed."""
+    if (like.st_uid, like.st_gid) != (os.geteuid(), os.getegid()):
+        try:
+            os.fchown(descriptor, like.st_uid, like.st_gid)
+        except OSError:
+            return False
+    return True
+
+
 def open_parent(root: int, parts: Sequence[str], *, make: bool = False) -> int:
     """Return a descriptor of the folder that holds the last of *parts*, for the caller to close.
 
@@ -142,10 +195,7 @@ def open_parent(root: int, parts: Sequence[str], *, make: bool = False) -> int:
     folder = os.dup(root)
     try:
         for part in parts[:-1]:
-            if make:
-                with contextlib.suppress(FileExistsError):
-                    os.mkdir(part, dir_fd=folder)
-            below = _open_folder(folder, part)
+            below = _make_folder(folder, part) if make else _open_folder(folder, part)
             os.close(folder)
             folder = below
     except BaseException:
@@ -174,27 +224,50 @@ def read_file(root: int, path: str, most: int) -> bytes:
 
 
 def _read(root: int, path: str, most: int) -> _Found | None:
+    with _opened(root, path, most) as file:
+        if file is None:
+            return None
+        with os.fdopen(file, "rb", closefd=False) as opened:
+            data = opened.read(most + 1)
+        if len(data) > most:  # it has grown meanwhile
+            raise EditError(f"{path}: it is larger than {most:,} bytes")
+        return _Found(os.fstat(file), data)
+
+
+@contextlib.contextmanager
+def _opened(root: int, path: str, most: int) -> Iterator[int | None]:
+    """Give a descriptor of a regular file of at most *most* bytes; None if there is no file.
+
+    Raises:
+        EditError: if it is no such file, or can't be opened.
+    """
     parts = split_path(path)
     with _errors_of(path):
+        file = _open_file(root, parts)
         try:
-            folder = open_parent(root, parts)
-        except FileNotFoundError:
-            return None
-        try:
-            file = os.open(parts[-1], _READ, dir_fd=folder)  # O_NONBLOCK: a pipe without a writer would block
-        except FileNotFoundError:
-            return None
+            if file is not None:
+                status = os.fstat(file)
+                if not stat.S_ISREG(status.st_mode):
+                    raise EditError(f"{path}: it is no regular file")
+                if status.st_size > most:
+                    raise EditError(f"{path}: it is larger than {most:,} bytes")
+            yield file
         finally:
-            os.close(folder)
-        status = os.fstat(file)
-        if not stat.S_ISREG(status.st_mode):
-            os.close(file)
-            raise EditError(f"{path}: it is no regular file")
-        with os.fdopen(file, "rb") as opened:
-            data = opened.read(most + 1)
-    if len(data) > most:
-        raise EditError(f"{path}: it is larger than {most:,} bytes")
-    return _Found(status, data)
+            if file is not None:
+                os.close(file)
+
+
+def _open_file(root: int, parts: Sequence[str]) -> int | None:
+    try:
+        folder = open_parent(root, parts)
+    except FileNotFoundError:
+        return None
+    try:
+        return os.open(parts[-1], _READ, dir_fd=folder)  # O_NONBLOCK: a pipe without a writer would block
+    except FileNotFoundError:
+        return None
+    finally:
+        os.close(folder)
 
 
 def list_folder(root: int, path: str) -> list[str] | None:
@@ -211,10 +284,28 @@ def list_folder(root: int, path: str) -> list[str] | None:
             return None
         try:
             with os.scandir(folder) as entries:
-                found = [entry.name + "/" * entry.is_dir(follow_symlinks=False) for entry in entries]
+                found = [_show_name(entry.name) + "/" * entry.is_dir(follow_symlinks=False) for entry in entries]
         finally:
             os.close(folder)
     return sorted(name for name in found if not name.startswith(WORK))
+
+
+def _show_name(name: str) -> str:
+    """Return a name as a text: bytes of it that are no UTF-8 are replaced."""
+    return os.fsencode(name).decode(errors="replace")
+
+
+def to_data(text: str, path: str) -> bytes:
+    """Return *text* as bytes.
+
+    Raises:
+        EditError: if it holds half a character.
+    """
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        half = text[error.start]
+        raise EditError(f"{path}: it holds half a character, {half!r}, which no file in UTF-8 can hold") from None
 
 
 def to_text(data: bytes, path: str) -> str:
@@ -232,17 +323,27 @@ def to_text(data: bytes, path: str) -> str:
 class _View:
     """The files as the operations leave them, in memory. Reads a file at its first use."""
 
-    def __init__(self, root: int, most: int) -> None:
+    def __init__(self, root: int, most: int, work: EditWork) -> None:
         self._root = root
         self._most = most
+        self._work = work
+        self._memory = 0
         self.files: dict[str, _ViewedFile] = {}
 
     def _file(self, path: str) -> tuple[str, _ViewedFile]:
         key = "/".join(split_path(path))
         if key not in self.files:
             found = _read(self._root, key, self._most)
-            self.files[key] = _ViewedFile(found, None if found is None else to_text(found.data, key))
+            text = None if found is None else to_text(found.data, key)
+            self._add(key, _ViewedFile(None if found is None else found.status, text, text))
+            self._work.allow(text or "")
         return key, self.files[key]
+
+    def _add(self, key: str, file: _ViewedFile) -> None:
+        if len(self.files) >= _MOST_FILES:
+            raise EditError(f"{key}: an edit changes at most {_MOST_FILES:,} files; make several")
+        self.files[key] = file
+        self._count(key, file.memory)
 
     def _find_existing(self, path: str) -> tuple[str, _ViewedFile, str]:
         key, file = self._file(path)
@@ -258,33 +359,63 @@ class _View:
                 if file.text is not None:
                     raise EditError(f"{path}: the file exists")
                 with _at(path):
-                    file.text = read_new_text(diff)
+                    self._set(path, file, read_new_text(diff))
             case WriteFile(path=path, text=text):
-                self._file(path)[1].text = text
+                self._set(path, self._file(path)[1], text)
             case DeleteFile(path=path):
-                self._find_existing(path)[1].text = None
+                self._delete(path)
             case UpdateFile(path=path, diff=diff, move_to=move_to):
                 key, file, text = self._find_existing(path)
+                self._work.allow(diff)
                 with _at(path):
-                    file.text = apply_diff(text, diff)
+                    self._set(path, file, change_text(text, diff, self._work))
                 if move_to is not None and "/".join(split_path(move_to)) != key:
                     self._move(key, file, move_to)
             case ReplaceText(path=path, old=old, new=new):
                 _, file, text = self._find_existing(path)
+                with _at(path):
+                    self._work.go_over(text)
                 if (count := text.count(old) if old else 0) != 1:
                     raise EditError(f"{path}: the text to replace is there {count} times, and not once")
-                file.text = text.replace(old, new)
-            case InsertText(path=path, line=line, text=added):
-                _, file, text = self._find_existing(path)
-                lines = text.splitlines(keepends=True)
-                if not 0 <= line <= len(lines):
-                    raise EditError(f"{path}: it has {len(lines)} lines, and no line {line}")
-                if line and not lines[line - 1].endswith("\n"):
-                    lines[line - 1] += "\n"
-                lines.insert(line, added if added.endswith("\n") else f"{added}\n")
-                file.text = "".join(lines)
-        if any(len(file.text or "") > self._most for file in self.files.values()):
-            raise EditError(f"{operation.path}: a file of more than {self._most:,} bytes would come of it")
+                self._set(path, file, text.replace(old, new))
+            case InsertText():
+                self._insert(operation)
+
+    def _insert(self, operation: InsertText) -> None:
+        path, line, added = operation.path, operation.line, operation.text
+        _, file, text = self._find_existing(path)
+        with _at(path):
+            self._work.go_over(text)
+        lines = text.splitlines(keepends=True)
+        if not 0 <= line <= len(lines):
+            raise EditError(f"{path}: it has {len(lines)} lines, and no line {line}")
+        if line and not lines[line - 1].endswith("\n"):
+            lines[line - 1] += "\n"
+        lines.insert(line, added if added.endswith("\n") else f"{added}\n")
+        self._set(path, file, "".join(lines))
+
+    def _set(self, path: str, file: _ViewedFile, text: str) -> None:
+        if len(to_data(text, path)) > self._most:
+            raise EditError(f"{path}: a file of more than {self._most:,} bytes would come of it")
+        before = file.memory
+        file.text = text
+        self._count(path, file.memory - before)
+
+    def _count(self, path: str, more: int) -> None:
+        self._memory += more
+        if self._memory > (most := max(_MEMORY_A_FILE * self._most, _MEMORY_AT_LEAST)):
+            raise EditError(f"{path}: the files of one edit may take {most:,} bytes of memory together; make several")
+
+    def _delete(self, path: str) -> None:
+        key = "/".join(split_path(path))
+        if key in self.files:
+            _, file, _ = self._find_existing(path)
+            file.text = None
+            return
+        with _opened(self._root, key, self._most) as found:
+            if found is None:
+                raise EditError(f"{path}: there is no such file")
+            self._add(key, _ViewedFile(os.fstat(found), None, None))
 
     def _move(self, key: str, file: _ViewedFile, move_to: str) -> None:
         _, target = self._file(move_to)
@@ -299,11 +430,11 @@ class _View:
         made: list[FileChange] = []
         for path, file in self.files.items():
             if file.text is None:
-                if file.found is not None and path not in moved:
+                if file.status is not None and path not in moved:
                     made.append(FileChange(path, "deleted"))
             elif file.moved_from is not None:
                 made.append(FileChange(path, "moved", file.moved_from))
-            elif file.found is None:
+            elif file.status is None:
                 made.append(FileChange(path, "created"))
             else:
                 made.append(FileChange(path, "updated"))
@@ -327,11 +458,14 @@ class FileEdit:
         self._most = most
         self._root: int | None = None
         self._work: int | None = None
+        self._made: list[str] = []
         self.is_decided = True
         """False while `keep` or `undo` is due."""
 
-    def lock(self) -> bool:
+    def lock(self, check: Callable[[], None] = do_nothing) -> bool:
         """Open and lock the root, and undo what a process that died has left. Return False if another edit has it.
+
+        *check* is called in the undo and raises to stop; the next edit continues it.
 
         Raises:
             EditError: if the root can't be opened, or an earlier edit can't be undone.
@@ -352,7 +486,7 @@ class FileEdit:
                 self._work = _open_folder(self._root, WORK)
                 self.is_decided = False
         if not self.is_decided:
-            self.undo()
+            self.undo(check)
         return True
 
     def apply(self, operations: Sequence[EditOperation], check: Callable[[], None]) -> EditResult:
@@ -362,11 +496,11 @@ class FileEdit:
             EditError: if an operation is refused, a file is changed by another program meanwhile, or a write fails.
         """
         assert self._root is not None
-        view = _View(self._root, self._most)
+        view = _View(self._root, self._most, EditWork(check))
         for operation in operations:
             check()
             view.apply(operation)
-        changed = {path: file for path, file in view.files.items() if _differs(file)}
+        changed = {path: file for path, file in view.files.items() if file.differs}
         if changed:
             self.is_decided = False
             journal = self._prepare(changed, check)
@@ -401,8 +535,11 @@ class FileEdit:
                 folders |= dict.fromkeys(self._missing_folders(path))
                 steps.append(self._write(number, path, file))
         journal = _EditSteps(tuple(steps), tuple(folders))
+        encoded = msgspec.json.encode(journal)
+        if len(encoded) > _MOST_JOURNAL_BYTES:
+            raise EditError("the paths of one edit are too long together; make several edits")
         with _errors_of(WORK):
-            self._write_file(f"{_JOURNAL}.new", msgspec.json.encode(journal), 0o600)
+            self._write_file(f"{_JOURNAL}.new", encoded, 0o600)
             os.rename(f"{_JOURNAL}.new", _JOURNAL, src_dir_fd=self._work, dst_dir_fd=self._work)
             os.fsync(self._work)
             os.fsync(self._root)
@@ -410,52 +547,66 @@ class FileEdit:
 
     def _missing_folders(self, path: str) -> Iterator[str]:
         assert self._root is not None
-        parts = split_path(path)
-        for end in range(1, len(parts)):
-            try:
-                os.close(open_parent(self._root, parts[: end + 1]))
-            except FileNotFoundError:
-                yield "/".join(parts[:end])
+        parts = split_path(path)[:-1]
+        folder = os.dup(self._root)
+        try:
+            for number, part in enumerate(parts):
+                try:
+                    below = _open_folder(folder, part)
+                except FileNotFoundError:
+                    yield from ("/".join(parts[: end + 1]) for end in range(number, len(parts)))
+                    return
+                os.close(folder)
+                folder = below
+        finally:
+            os.close(folder)
 
     def _write(self, number: int, path: str, file: _ViewedFile) -> _EditStep:
         assert self._root is not None
         assert self._work is not None
         old = None
-        if file.found is not None:
-            old = _Identity.of(file.found.status)
+        if file.status is not None:
+            old = _Identity.of(file.status)
             folder = open_parent(self._root, parts := split_path(path))
             try:
-                self._keep_old(number, folder, parts[-1], file.found)
+                self._keep_old(number, folder, parts[-1], path, file.status)
             finally:
                 os.close(folder)
         if file.text is None:
             return _EditStep(path=path, kind="delete", old=old)
-        new = self._write_file(f"{number}.new", file.text.encode(), None if file.found is None else file.found.status)
+        new = self._write_file(f"{number}.new", to_data(file.text, path), file.status)
         return _EditStep(path=path, kind="create" if old is None else "replace", new=new, old=old)
 
-    def _keep_old(self, number: int, folder: int, name: str, found: _Found) -> None:
+    def _keep_old(self, number: int, folder: int, name: str, path: str, status: os.stat_result) -> None:
         """Link the file as `N.old`; where links aren't allowed, copy it."""
+        assert self._root is not None
         kept = f"{number}.old"
+        self._made.append(kept)
         try:
             os.link(name, kept, src_dir_fd=folder, dst_dir_fd=self._work, follow_symlinks=False)
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise
+            found = _read(self._root, path, self._most)
+            if found is None or _Identity.of(found.status) != _Identity.of(status):
+                raise EditError(f"{path}: another program changed it meanwhile") from None
             self._write_file(kept, found.data, found.status)
 
     def _write_file(self, name: str, data: bytes, like: os.stat_result | int | None) -> _Identity:
-        """Write a working file, with the mode and, where it is allowed, the owner of *like*."""
+        """Write a working file, with the mode and, where it is allowed, the owner of *like*; None = of the root."""
+        assert self._root is not None
+        self._made.append(name)
         file = os.open(name, _WRITE, _NEW_MODE, dir_fd=self._work)
         with os.fdopen(file, "wb") as opened:
             opened.write(data)
             opened.flush()
-            if isinstance(like, int):
+            if like is None:
+                _give(file, os.fstat(self._root))
+            elif isinstance(like, int):
                 os.fchmod(file, like)
-            elif like is not None:
-                if (like.st_uid, like.st_gid) != (os.geteuid(), os.getegid()):
-                    with contextlib.suppress(OSError):
-                        os.fchown(file, like.st_uid, like.st_gid)
-                os.fchmod(file, stat.S_IMODE(like.st_mode))
+            else:  # a program that acts as its owner is not to act as another one
+                given = _give(file, like)
+                os.fchmod(file, stat.S_IMODE(like.st_mode) if given else stat.S_IMODE(like.st_mode) & 0o777)
             os.fsync(file)
             return _Identity.of(os.fstat(file))
 
@@ -501,8 +652,8 @@ class FileEdit:
             os.unlink(_JOURNAL, dir_fd=self._work)
             self.is_decided = True
 
-    def undo(self) -> None:
-        """Take back every step that was made, in reverse order. May be repeated.
+    def undo(self, check: Callable[[], None] = do_nothing) -> None:
+        """Take back every step that was made, in reverse order. May be cut by *check*, and repeated.
 
         Raises:
             EditError: naming the files that another program has changed since; their former contents are kept.
@@ -510,15 +661,19 @@ class FileEdit:
         if self._work is not None:
             with _errors_of(WORK):
                 journal = self._read_journal()
-            refused = [
-                step.path for number, step in reversed([*enumerate(journal.steps)]) if not self._undo_step(number, step)
-            ]
+            refused = []
+            for number, step in reversed([*enumerate(journal.steps)]):
+                check()
+                if not self._undo_step(number, step):
+                    refused.append(step.path)
             for path in reversed(journal.folders):
+                check()
                 self._remove_folder(path)
             with _errors_of(WORK):
                 if refused:
                     raise EditError(f"{', '.join(refused)}: changed since; former contents are in {self._set_aside()}")
-                self._remove_work()
+                # The journal goes first: without it what is left means nothing.
+                self._remove_work(sorted(os.listdir(self._work), key=lambda name: name != _JOURNAL), check)
         self.is_decided = True
 
     def _read_journal(self) -> _EditSteps:
@@ -526,8 +681,14 @@ class FileEdit:
             file = os.open(_JOURNAL, _READ, dir_fd=self._work)
         except FileNotFoundError:
             return _EditSteps(())
-        with os.fdopen(file, "rb") as opened:
-            return msgspec.json.decode(opened.read(), type=_EditSteps)
+        try:
+            status = os.fstat(file)
+            if stat.S_ISREG(status.st_mode) and status.st_size <= _MOST_JOURNAL_BYTES:
+                with contextlib.suppress(msgspec.MsgspecError, ValueError, RecursionError):
+                    return msgspec.json.decode(os.read(file, status.st_size), type=_EditSteps)
+        finally:
+            os.close(file)
+        raise EditError(f"{WORK}: its journal is not one that an editor has written; remove the folder")
 
     def _undo_step(self, number: int, step: _EditStep) -> bool:
         """Take back one step. Return False if the file is neither the new nor the old one."""
@@ -578,13 +739,13 @@ class FileEdit:
         self.is_decided = True
         return name
 
-    def _remove_work(self) -> None:
-        if self._work is None:
-            return
+    def _remove_work(self, names: Sequence[str], check: Callable[[], None] = do_nothing) -> None:
         assert self._root is not None
-        # The journal goes first: without it what is left means nothing.
-        for name in sorted(os.listdir(self._work), key=lambda name: name != _JOURNAL):
-            os.unlink(name, dir_fd=self._work)
+        assert self._work is not None
+        for name in names:
+            check()
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=self._work)
         os.close(self._work)
         self._work = None
         os.rmdir(WORK, dir_fd=self._root)
@@ -592,16 +753,11 @@ class FileEdit:
     def close(self) -> None:
         """Remove the working files of a decided edit, and give the lock back. Some system calls for each file."""
         try:
-            if self.is_decided:
-                with contextlib.suppress(OSError):  # the next edit removes them
-                    self._remove_work()
+            if self.is_decided and self._work is not None:
+                with contextlib.suppress(OSError):  # the next edit removes them, and what another program has added
+                    self._remove_work(self._made)
         finally:
             for held in (self._work, self._root):
                 if held is not None:
                     os.close(held)
             self._work = self._root = None
-
-
-def _differs(file: _ViewedFile) -> bool:
-    before = None if file.found is None else file.found.data
-    return before != (None if file.text is None else file.text.encode())

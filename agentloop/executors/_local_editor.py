@@ -40,9 +40,13 @@ class LocalEditor:
     of an edit makes the edit fail. Working files are in `.agentloop-edit` below the root, only while an edit runs. If
     the process dies within one, the next use of an editor of the root undoes it.
 
+    What a call costs is bounded: at most 1,000 files of `max_file_bytes`, whose texts together take at most 16 times
+    that size (and at least 16 MB) of memory, paths of at most 128 names, and a search that grows with the size of the
+    files and the patch, and not faster. What is above a bound is refused. A new file belongs to the owner of the root.
+
     Args:
         root: The folder. The path may lead over symbolic links.
-        max_file_bytes: The largest file that is read or written.
+        max_file_bytes: The largest file that is read, written or deleted.
 
     Raises:
         UserTypeError, UserValueError: if an argument is invalid; names it.
@@ -67,17 +71,9 @@ class LocalEditor:
         edit = FileEdit(self.root, self.max_file_bytes)
         try:
             await _lock(edit)
-            result = await run_to_end(lambda: edit.apply(operations, anyio.from_thread.check_cancelled))
-            await anyio.lowlevel.checkpoint_if_cancelled()
-            edit.keep()
-            return result
+            return await _apply(edit, operations)
         finally:
-            try:
-                if not edit.is_decided:
-                    with anyio.CancelScope(shield=True):
-                        await run_to_end(edit.undo)
-            finally:
-                edit.close()  # on the event loop: a thread would be waited for, and the call be cancelled meanwhile
+            edit.close()  # on the event loop: a thread would be waited for, and the call be cancelled meanwhile
 
     async def read(self, path: str) -> str:
         """Return the text of a file, or of a folder the names in it, one a line, folders with a `/` at the end.
@@ -93,6 +89,19 @@ class LocalEditor:
             edit.close()
 
 
+async def _apply(edit: FileEdit, operations: Sequence[EditOperation]) -> EditResult:
+    try:
+        result = await run_to_end(lambda: edit.apply(operations, anyio.from_thread.check_cancelled))
+        await anyio.lowlevel.checkpoint_if_cancelled()
+        edit.keep()
+        return result
+    finally:
+        if not edit.is_decided:
+            with anyio.CancelScope(shield=True):
+                await run_to_end(edit.undo)
+
+
 async def _lock(edit: FileEdit) -> None:
-    while not await run_to_end(edit.lock):  # noqa: ASYNC110 - another process may have it
+    check = anyio.from_thread.check_cancelled
+    while not await run_to_end(lambda: edit.lock(check)):  # noqa: ASYNC110 - another process may have it
         await anyio.sleep(_LOCK_PAUSE)

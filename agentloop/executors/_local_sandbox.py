@@ -10,11 +10,11 @@ import functools
 import json
 import logging
 import os
+import stat
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Literal
 
 import anyio
@@ -33,16 +33,38 @@ logger = logging.getLogger("agentloop")
 
 _NAMESPACES = str(Path(__file__).with_name("_namespaces.py"))
 _PROBE_SECONDS = 20.0
+_UNPRIVILEGED_USER = 65_533
+"""The user as whom commands run if this process is root: a number that systems leave free."""
+_SERVICES = "/run"
 
 
 def _to_folder(path: str | os.PathLike[str]) -> Path:
     return Path(path).absolute()
 
 
-def _enter_namespaces(folders: tuple[Path, ...], *, network: bool) -> tuple[str, ...]:
+def _outer_user() -> int | None:
+    """Return the user as whom commands run outside of their namespaces; None = as this process does, not being root."""
+    return _UNPRIVILEGED_USER if os.geteuid() == 0 else None
+
+
+def _hidden_place(folder: Path) -> str:
+    """Return what is hidden of the path of all sandboxes: the folder, or the first one above that only root enters."""
+    if _outer_user() is not None:
+        for above in [*reversed(folder.parents)][1:]:
+            if not above.stat().st_mode & stat.S_IXOTH:
+                return str(above)
+    return str(folder)
+
+
+def _enter_namespaces(folders: tuple[Path, ...], hidden: tuple[str, ...] = (), *, network: bool) -> tuple[str, ...]:
     """Return the program and its arguments that put the command after them into namespaces."""
-    orders = json.dumps({"folders": [str(folder) for folder in folders], "network": network})
-    return sys.executable, "-I", "-S", _NAMESPACES, orders
+    orders = {
+        "folders": [str(folder) for folder in folders],
+        "hidden": [*hidden] if network else [_SERVICES, *hidden],
+        "network": network,
+        "user": _outer_user(),
+    }
+    return sys.executable, "-I", "-S", _NAMESPACES, json.dumps(orders)
 
 
 @functools.cache
@@ -50,21 +72,40 @@ def why_not_isolated() -> str | None:
     """Return why this system gives a command no namespaces, or None if it does. Tries it once in a process. Blocks."""
     if not sys.platform.startswith("linux"):
         return f"{sys.platform} has no namespaces"
-    with TemporaryDirectory(prefix="agentloop-") as folder:
-        command = [*_enter_namespaces((Path(folder).resolve(),), network=False), "/bin/sh", "-c", "exit 0"]
-        try:
-            done = subprocess.run(
-                command, env={}, cwd="/", stdin=subprocess.DEVNULL, capture_output=True, timeout=_PROBE_SECONDS
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            return str(error)
+    command = [*_enter_namespaces((), network=False), "/bin/sh", "-c", "exit 0"]
+    try:
+        done = subprocess.run(
+            command, env={}, cwd="/", stdin=subprocess.DEVNULL, capture_output=True, timeout=_PROBE_SECONDS
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
     said = done.stderr.decode(errors="replace").strip()
-    return None if done.returncode == 0 else said or f"the trial ended with status {done.returncode}"
+    if done.returncode == 0:
+        return None
+    why = said or f"the trial ended with status {done.returncode}"
+    if _outer_user() is None:
+        return why
+    return (
+        f"{why} (this process is root, whom namespaces don't hold back, so they are tried as an ordinary user; "
+        f"run the process as an ordinary user who may make them)"
+    )
 
 
 @functools.cache
 def _warn_once(why: str) -> None:
     logger.warning("sandboxes on this machine are plain folders, and their commands plain processes: %s", why)
+
+
+def _give_folders(storage: SandboxStorage) -> None:
+    """Give the folders of *storage* to the user of its commands."""
+    user = _outer_user()
+    if user is None:
+        return
+    try:
+        storage.give_to(user)
+    except OSError as error:
+        why = f"its folders can't be given to user {user}, as whom commands of a root run: {error.strerror or error}"
+        raise SandboxError(f"no command can run in sandbox {storage.name} in {storage.folder}: {why}") from error
 
 
 @attrs.frozen
@@ -108,9 +149,10 @@ class LocalSandboxes:
     """A `SandboxProvider`: each sandbox is a folder of its own on this machine, with a shell and an editor.
 
     On Linux, where the system allows it, a command runs in namespaces of its own: it sees and signals no other
-    process, has no network, and can write only to the sandbox's folders (`$HOME` and `$TMPDIR`). It can read every
-    file that this process can, and runs on the same kernel: no border against code that attacks it. Elsewhere a command
-    is a plain process, with all rights of this one; `LocalSandbox.isolation` says which it is.
+    process, has no network and no terminal, and can write only to the sandbox's folders (`$HOME` and `$TMPDIR`). It can
+    read every file that this process can, other sandboxes excepted, and runs on the same kernel: no border against code
+    that attacks it. If this process is root, commands run as user 65533, who reads only what everybody can. Elsewhere a
+    command is a plain process, with all rights of this one; `LocalSandbox.isolation` says which it is.
 
     A sandbox whose process was killed stays until its run is resumed, or `prune` removes it. The folder's file system
     must support `flock`.
@@ -148,12 +190,13 @@ class LocalSandboxes:
         Cancellation: no sandbox is made, or its storage is removed.
 
         Raises:
-            SandboxError: if the disk refuses, or the system allows no namespaces and they are wanted.
+            SandboxError: if the disk refuses, another program keeps the folder locked, or the system allows no
+                namespaces and they are wanted.
         """
 
         def make() -> SandboxStorage:
             try:
-                return SandboxStorage.create(self.folder, run_id)
+                return SandboxStorage.create(self.folder, run_id, anyio.from_thread.check_cancelled)
             except OSError as error:
                 raise SandboxError(f"no sandbox could be made in {self.folder}: {error.strerror or error}") from error
 
@@ -197,6 +240,8 @@ class LocalSandboxes:
         def work() -> Literal["namespaces", "none"]:
             isolation = self._find_isolation()
             held.append(make())
+            if isolation == "namespaces":
+                _give_folders(held[0])
             return isolation
 
         try:
@@ -221,7 +266,11 @@ class LocalSandboxes:
 
     def _open(self, storage: SandboxStorage, isolation: Literal["namespaces", "none"]) -> LocalSandbox:
         work, temporary = storage.path / WORK, storage.path / TEMPORARY
-        enter = _enter_namespaces((work, temporary), network=self.network) if isolation == "namespaces" else ()
+        enter: tuple[str, ...] = ()
+        if isolation == "namespaces":
+            folder = Path(os.path.realpath(self.folder))
+            folders = tuple(folder / storage.name / part for part in (WORK, TEMPORARY))
+            enter = _enter_namespaces(folders, (_hidden_place(folder),), network=self.network)
         shell = LocalShell(
             work,
             env={"TMPDIR": str(temporary), **self.env},

@@ -17,6 +17,7 @@ unlocked. It removes it only if its caller says that the run is over, or if it i
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -35,6 +36,9 @@ from agentloop.exceptions import StateError
 
 WORK, TEMPORARY = "work", "tmp"
 """The folders below a sandbox's storage in which its commands may write."""
+LOCK_SECONDS = 30.0
+"""The most seconds that the lock of the folder is waited for. Its holders are makers and prunes: milliseconds."""
+_LOCK_PAUSE = 0.02
 _NEW, _REMOVED = ".new-", ".removed-"
 _LOCK, _ABOUT = "lock", "about"
 _NAME = re.compile(r"[0-9a-f]{32}")
@@ -81,18 +85,18 @@ class SandboxStorage:
         return self.folder / self.name
 
     @classmethod
-    def create(cls, folder: Path, run_id: str) -> SandboxStorage:
-        """Make the storage of a new sandbox, durably.
+    def create(cls, folder: Path, run_id: str, check: Callable[[], None] = _do_nothing) -> SandboxStorage:
+        """Make the storage of a new sandbox, durably. *check* is called while it waits, and raises to stop.
 
         Raises:
-            OSError: the disk refuses; nothing is left.
+            OSError: the disk refuses, or another program keeps the folder locked; nothing is left.
         """
         name = uuid.uuid4().hex
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         new = folder / f"{_NEW}{name}"
         lock: int | None = None
         try:
-            with _locked(folder, fcntl.LOCK_SH) as entries:
+            with _locked(folder, fcntl.LOCK_SH, check) as entries:
                 new.mkdir(0o700)
                 lock = os.open(new / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
                 fcntl.flock(lock, fcntl.LOCK_EX)
@@ -134,6 +138,11 @@ class SandboxStorage:
             raise
         return cls(folder, name, run_id, max(time.time() - used, 0.0), lock)
 
+    def give_to(self, user: int) -> None:
+        """Give the folders of the commands to *user*, which is another one than this process is. From root only."""
+        for part in (WORK, TEMPORARY):
+            os.chown(self.path / part, user, user, follow_symlinks=False)
+
     def note_use(self) -> None:
         """Note that the sandbox is used now."""
         assert self._lock is not None
@@ -170,15 +179,33 @@ def _read_run_id(path: Path) -> str | None:
 
 
 @contextlib.contextmanager
-def _locked(folder: Path, how: int | None) -> Iterator[int]:
-    """Open *folder*, lock it where *how* says how, and give its descriptor."""
+def _locked(folder: Path, how: int | None, check: Callable[[], None] = _do_nothing) -> Iterator[int]:
+    """Open *folder*, lock it where *how* says how, and give its descriptor. *check* is called while it waits.
+
+    Raises:
+        TimeoutError: another program keeps it locked.
+    """
     entries = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         if how is not None:
-            fcntl.flock(entries, how)
+            _lock(entries, how, check)
         yield entries
     finally:
         os.close(entries)
+
+
+def _lock(entries: int, how: int, check: Callable[[], None]) -> None:
+    """Lock a folder. Every program that can read the folder can lock it, so no wait is without an end."""
+    until = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            return fcntl.flock(entries, how | fcntl.LOCK_NB)
+        except BlockingIOError:
+            check()
+            if time.monotonic() >= until:
+                why = f"another program has locked the folder for {LOCK_SECONDS:g} seconds"
+                raise TimeoutError(errno.ETIMEDOUT, why) from None
+            time.sleep(_LOCK_PAUSE)
 
 
 def prune(
@@ -200,12 +227,12 @@ def prune(
         dry: True to remove nothing.
 
     Raises:
-        OSError: something can't be removed.
+        OSError: something can't be removed, or another program keeps the folder locked.
     """
     found: list[PrunedSandbox] = []
     if not folder.is_dir():
         return found
-    with _locked(folder, fcntl.LOCK_EX):
+    with _locked(folder, fcntl.LOCK_EX, check):
         unfinished = [path for path in folder.iterdir() if path.name.startswith((_NEW, _REMOVED))]
         for path in unfinished:
             if path.name.startswith(_NEW) and not dry:

@@ -1,17 +1,23 @@
 """`LocalEditor`: all changes of a call or none, below one folder, whatever fails or ends it."""
 
+import contextlib
 import errno
+import json
 import os
 import shutil
 import stat
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import anyio
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agentloop.exceptions import UserTypeError, UserValueError
 from agentloop.executors import (
@@ -460,3 +466,274 @@ async def test_another_program_in_the_middle(root: Path, monkeypatch: pytest.Mon
         for kept in kept_aside(root):
             shutil.rmtree(kept)
         make_tree(root)
+
+
+# ------------------------------------------------------------------------------------------ bounds
+
+PARTS = st.sampled_from(["a", "/", ".", "\udc80", "\ud83d", "\0", "\n", "sub", ".agentloop-edit", "é"])
+PATHS = st.text(max_size=20) | st.lists(PARTS, max_size=9).map("".join)
+TEXTS = st.text(st.one_of(st.characters(), st.sampled_from(["\ud800", "\n", "+"])), max_size=8)
+ANY_OPERATION = st.one_of(
+    st.builds(CreateFile, path=PATHS, diff=TEXTS.map("+{}".format)),
+    st.builds(WriteFile, path=PATHS, text=TEXTS),
+    st.builds(DeleteFile, path=PATHS),
+    st.builds(UpdateFile, path=PATHS, diff=TEXTS, move_to=st.none() | PATHS),
+    st.builds(UpdateFile, path=st.just("a.txt"), diff=TEXTS.map("+{}".format), move_to=st.none() | PATHS),
+    st.builds(ReplaceText, path=st.sampled_from(["a.txt", "sub/whole.txt"]), old=TEXTS, new=TEXTS),
+    st.builds(InsertText, path=PATHS | st.just("a.txt"), line=st.integers(-1, 4), text=TEXTS),
+)
+
+
+@pytest.mark.slow
+@given(operations=st.lists(ANY_OPERATION, max_size=3), path=PATHS)
+def test_any_operation_is_applied_or_an_edit_error(operations: list[EditOperation], path: str) -> None:
+    """Whatever a model writes as a path or a text; and every other file is as before."""
+    with TemporaryDirectory() as folder:
+        root = make_tree(Path(folder, "root"))
+        try:
+            anyio.run(LocalEditor(root).apply, operations)
+        except EditError:
+            assert tree_of(root) == BEFORE
+        with contextlib.suppress(EditError):
+            anyio.run(LocalEditor(root).read, path).encode()
+        assert os.listdir(folder) == ["root"]
+        assert not (root / _edit_files.WORK).exists()
+
+
+HALVES = {
+    "path": WriteFile(path="\udc80", text="x"),
+    "folder": WriteFile(path="sub/\udc80/x", text="x"),
+    "target": UpdateFile(path="a.txt", diff="", move_to="\ud800"),
+    "text": WriteFile(path="x", text="\udc80"),
+    "diff": UpdateFile(path="a.txt", diff="+\udc80"),
+    "new file": CreateFile(path="x", diff="+\udc80"),
+    "replaced": ReplaceText(path="a.txt", old="two", new="\udc80"),
+    "inserted": InsertText(path="a.txt", line=0, text="\udc80"),
+}
+
+
+@pytest.mark.parametrize("case", HALVES)
+async def test_half_a_character_is_refused(root: Path, case: str) -> None:
+    """Neither a path nor a text in UTF-8 can hold it."""
+    with pytest.raises(EditError, match="half a character"):
+        await LocalEditor(root).apply([HALVES[case]])
+    assert tree_of(root) == BEFORE
+
+
+async def test_names_that_are_no_text_are_shown(root: Path) -> None:
+    """A command may make them; what a model is shown is a text."""
+    (root / os.fsdecode(b"odd\xff")).write_text("")
+    names = await LocalEditor(root).read(".")
+    assert names.encode().decode() == "a.txt\nodd�\nsub/"
+
+
+@pytest.mark.scenario("SM-13")
+async def test_paths_of_many_names(root: Path) -> None:
+    """Some folders in each other are made; above the bound the path is refused before any is."""
+    deep = "d/" * 127
+    await LocalEditor(root).apply([WriteFile(path=f"{deep}f", text="deep\n")])
+    assert await LocalEditor(root).read(f"{deep}f") == "deep\n"
+    for path in (f"{deep}d/f", "e/" * 400_000 + "f"):
+        with pytest.raises(EditError, match="at most 128 names") as caught:
+            await LocalEditor(root).apply([WriteFile(path=path, text="x")])
+        assert len(str(caught.value)) < 300
+        with pytest.raises(EditError, match="at most 128 names"):
+            await LocalEditor(root).read(path)
+    assert not (root / "e").exists()
+
+
+@pytest.mark.scenario("SM-13")
+def test_folders_in_each_other_are_looked_for_in_one_walk(tmp_path: Path) -> None:
+    """Twice as many cost twice the system calls."""
+
+    def calls(depth: int) -> int:
+        root = tmp_path / str(depth)
+        root.mkdir()
+        with pytest.MonkeyPatch.context() as patch:
+            faults = Faults(patch, None, _full)
+            anyio.run(LocalEditor(root).apply, [WriteFile(path="d/" * depth + "f", text="x")])
+        return faults.count
+
+    few, many = calls(10), calls(100)
+    assert many <= 11 * few
+
+
+@pytest.mark.scenario("SM-13")
+async def test_an_edit_has_a_bound_of_files(root: Path) -> None:
+    """Above it nothing is changed."""
+    with pytest.raises(EditError, match="at most 1,000 files"):
+        await LocalEditor(root).apply([WriteFile(path=f"made/{n}", text="x") for n in range(1_001)])
+    assert tree_of(root) == BEFORE
+
+
+@pytest.mark.scenario("SM-13")
+async def test_the_texts_of_an_edit_have_a_bound_together(root: Path) -> None:
+    """A command may have made many sparse files, each of the size that is allowed."""
+    for n in range(20):
+        with (root / f"f{n}").open("wb") as file:
+            file.truncate(900_000)
+    editor = LocalEditor(root, max_file_bytes=1_000_000)
+    with pytest.raises(EditError, match=r"f\d: the files of one edit may take 16,000,000 bytes of memory together"):
+        await editor.apply([InsertText(path=f"f{n}", line=0, text="x") for n in range(20)])
+    wide = "\U0001f600" + "x" * 990_000  # 1 MB in a file, and four in memory
+    with pytest.raises(EditError, match=r"g4: the files of one edit may take"):
+        await editor.apply([WriteFile(path=f"g{n}", text=wide) for n in range(20)])
+    await editor.apply([WriteFile(path="g", text=wide), WriteFile(path="g", text="x")] * 20)
+
+
+async def test_what_is_deleted_is_not_read(root: Path) -> None:
+    """Many large files are deleted at no cost of memory, also those that are no text; the size is looked at."""
+    for n in range(60):
+        with (root / f"f{n}").open("wb") as file:
+            file.write(b"\xff")
+            file.truncate(9_999_999)
+    editor = LocalEditor(root)
+    tracemalloc.start()
+    try:
+        await editor.apply([DeleteFile(path=f"f{n}") for n in range(60)])
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 5_000_000
+    assert tree_of(root) == BEFORE
+    await editor.apply([DeleteFile(path="a.txt"), CreateFile(path="a.txt", diff="+new")])
+    assert (root / "a.txt").read_text() == "new\n"
+    await editor.apply([WriteFile(path="a.txt", text="x"), DeleteFile(path="a.txt")])
+    assert not (root / "a.txt").exists()
+    with pytest.raises(EditError, match="no such file"):
+        await editor.apply([DeleteFile(path="sub/gone.txt"), DeleteFile(path="sub/gone.txt")])
+
+
+def _sparse(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+
+
+LEFT: dict[str, Callable[[Path], object]] = {
+    "a sparse terabyte": _sparse,
+    "no JSON": lambda path: path.write_text("x"),
+    "deep JSON": lambda path: path.write_text('{"steps":' + "[" * 100_000),
+    "another JSON": lambda path: path.write_text('{"steps":[{"path":1}]}'),
+    "no UTF-8": lambda path: path.write_bytes(b'{"steps":[{"path":"\xff","kind":"create"}]}'),
+    "a pipe": os.mkfifo,
+    "a folder": os.mkdir,
+    "a link": lambda path: path.symlink_to("/dev/zero"),
+    "a path out of the root": lambda path: path.write_text('{"steps":[{"path":"../../x","kind":"create"}]}'),
+    "half a character": lambda path: path.write_text('{"steps":[{"path":"\\udc80","kind":"create"}]}'),
+}
+
+
+@pytest.mark.parametrize("what", LEFT)
+async def test_a_journal_that_a_command_has_left_is_an_error(root: Path, what: str) -> None:
+    """Of each edit until the folder is removed, and at no cost of memory."""
+    work = root / _edit_files.WORK
+    work.mkdir(0o700)
+    LEFT[what](work / "journal")
+    tracemalloc.start()
+    try:
+        for _ in range(2):
+            with anyio.fail_after(600), pytest.raises(EditError):
+                await LocalEditor(root).apply([WriteFile(path="x", text="y")])
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 5_000_000
+    shutil.rmtree(work)
+    await LocalEditor(root).apply([WriteFile(path="x", text="y")])
+
+
+@pytest.mark.scenario("SM-13")
+async def test_the_undo_of_what_was_left_can_be_cancelled(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its steps may be many, and a stranger's; the next edit continues."""
+    work = root / _edit_files.WORK
+    work.mkdir(0o700)
+    steps = [{"path": f"none/{n}", "kind": "create"} for n in range(1_000)]
+    (work / "journal").write_text(json.dumps({"steps": steps}))
+    seen = 0
+    with anyio.CancelScope() as scope:
+        real = anyio.from_thread.check_cancelled
+
+        def check() -> None:
+            nonlocal seen
+            seen += 1
+            if seen == 10:
+                anyio.from_thread.run_sync(scope.cancel)
+            real()
+
+        with monkeypatch.context() as patch:
+            patch.setattr(anyio.from_thread, "check_cancelled", check)
+            await LocalEditor(root).apply([WriteFile(path="x", text="y")])
+    assert scope.cancelled_caught
+    assert seen == 10
+    assert (work / "journal").exists()
+    for n in range(50):
+        (work / f"more{n}").write_text("")
+    await LocalEditor(root).apply([WriteFile(path="x", text="y")])
+    assert not work.exists()
+
+
+@pytest.mark.scenario("SM-13")
+async def test_a_search_is_cancelled_within_some_steps(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A patch that almost fits everywhere ends with its call, and no file is changed."""
+    (root / "a.txt").write_text("a \nb\n" * 5_000 + "b\na\n")
+    diff = "@@\n a\n-b\n+c\n" * 5_000
+    works: list[Any] = []
+    real_work = _edit_files.EditWork
+
+    def make(check: Callable[[], None]) -> Any:
+        works.append(real_work(check))
+        return works[-1]
+
+    monkeypatch.setattr(_edit_files, "EditWork", make)
+    with anyio.CancelScope() as scope:
+        real = anyio.from_thread.check_cancelled
+
+        def check() -> None:
+            if works and works[0].steps > 50_000:
+                anyio.from_thread.run_sync(scope.cancel)
+            real()
+
+        monkeypatch.setattr(anyio.from_thread, "check_cancelled", check)
+        await LocalEditor(root).apply([UpdateFile(path="a.txt", diff=diff)])
+    assert scope.cancelled_caught
+    assert 50_000 < works[0].steps < 80_000
+    monkeypatch.setattr(anyio.from_thread, "check_cancelled", real)
+    with pytest.raises(EditError, match=r"a\.txt: its lines fit too many places almost"):
+        await LocalEditor(root).apply([UpdateFile(path="a.txt", diff=diff)])
+
+
+async def test_a_file_that_others_add_to_the_working_files(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of an edit removes its own ones only, as that happens on the event loop; the next edit the others."""
+    real = _edit_files.FileEdit.apply
+
+    def apply(*args: Any) -> Any:
+        done = real(*args)
+        (root / _edit_files.WORK / "theirs").write_text("")
+        return done
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_edit_files.FileEdit, "apply", apply)
+        await LocalEditor(root).apply(OPERATIONS)
+    assert os.listdir(root / _edit_files.WORK) == ["theirs"]
+    await LocalEditor(root).read("a.txt")
+    assert tree_of(root) == AFTER
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+async def test_files_of_another_user_stay_theirs(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """New files and folders are of the root's owner; a program that acts as its owner never acts as another one."""
+    for path in (root, root / "sub", root / "a.txt"):
+        os.chown(path, 1234, 1234)
+    (root / "a.txt").chmod(0o4755)
+    editor = LocalEditor(root)
+    await editor.apply([WriteFile(path="a.txt", text="x"), WriteFile(path="new/x", text="x")])
+    found = {path: (root / path).stat() for path in ("a.txt", "new", "new/x")}
+    assert {status.st_uid for status in found.values()} == {1234}
+    assert stat.S_IMODE(found["a.txt"].st_mode) == 0o4755
+
+    def refuse(*_: Any) -> None:
+        raise OSError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "fchown", refuse)
+    await editor.apply([WriteFile(path="a.txt", text="y")])
+    assert ((root / "a.txt").stat().st_uid, stat.S_IMODE((root / "a.txt").stat().st_mode)) == (0, 0o755)
