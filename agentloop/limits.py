@@ -1,8 +1,9 @@
 """Limits that tools, agents and runs can share: calls in flight, and calls started per window.
 
-A limit holds numbers only; the waiting calls are in the queue of the admission (`_core.admission`), which calls `free`,
-`take` and `give`. A limit is bound to the event loop of its first use and is not thread-safe: a use from a second loop
-while the first is alive raises `UserError`. Does not know about tasks or clocks: the time is an argument.
+A limit holds numbers only; the waiting calls are in the queue of the admission (`_core.admission`), which calls `free`
+and `take`; an admitted call calls `begin` and `give`. A limit is bound to the event loop of its first use and is not
+thread-safe: a use from a second loop while the first is alive raises `UserError`. Does not know about tasks or clocks:
+the time is an argument.
 """
 
 from __future__ import annotations
@@ -44,11 +45,14 @@ class Limit:
         return self.free(now) > 0
 
     def take(self, now: float) -> None:
-        """Count a call that starts at *now*."""
+        """Count a call that is admitted at *now*."""
         raise NotImplementedError
 
+    def begin(self, now: float) -> None:
+        """Count the body of an admitted call, which begins at *now*. Called for limits that calls don't free only."""
+
     def give(self) -> None:
-        """Count a call that has ended."""
+        """Count a call that has ended; of a limit that calls don't free: an admitted call whose body never began."""
         raise NotImplementedError
 
     def report_room(self) -> None:
@@ -164,7 +168,11 @@ class RateStatistics(Value, frozen=True, kw_only=True):
 
 
 class Rate(Limit):
-    """A limit of *count* calls started within any window of *per* seconds. A start is spent and never given back."""
+    """A limit of *count* calls whose bodies start within any window of *per* seconds.
+
+    A call takes its start when it is admitted, and its window begins when its body does: a journal, a guardrail or a
+    hook may take time between the two. A call whose body never begins gives its start back.
+    """
 
     freed_by_calls = False
 
@@ -178,6 +186,8 @@ class Rate(Limit):
             check("name", NAMES.text(), name)
         self.name = name
         self._starts: deque[float] = deque()
+        self._admitted = 0
+        """Number of admitted calls whose bodies haven't begun."""
         self.binding: LoopBinding = LoopBinding()
 
     def __repr__(self) -> str:
@@ -189,19 +199,27 @@ class Rate(Limit):
         return RateStatistics(started_in_window=len(self._starts), count=self.count, per=self.per)
 
     def free(self, now: float) -> float:
-        """Return the number of further starts for which the window that ends at *now* has room."""
+        """Return the number of further calls for whose starts the window that ends at *now* has room."""
         starts = self._starts
         # A start after *now* comes from the clock of another loop and says nothing about this one.
         while starts and (starts[0] + self.per <= now or starts[0] > now):
             starts.popleft()
-        return self.count - len(starts)
+        return self.count - len(starts) - self._admitted
 
     def take(self, now: float) -> None:
-        """Count a start."""
+        """Take one of the starts for an admitted call."""
+        self._admitted += 1
+
+    def begin(self, now: float) -> None:
+        """Count a start: it stays spent until its window has passed."""
+        self._admitted -= 1
         self._starts.append(now)
+        self.report_room()  # there is none yet, but from now on time makes it
 
     def give(self) -> None:
-        """Do nothing: a start stays spent until its window has passed."""
+        """Give back the start of a call whose body never began."""
+        self._admitted -= 1
+        self.report_room()
 
     def next_room(self, now: float) -> float:
         """Return the time at which the oldest start leaves the window; infinity if there is none."""

@@ -99,7 +99,7 @@ class Connections:
     def __init__(self, conninfo: str, most: int, timeout: float) -> None:
         self._conninfo = conninfo
         self._most = most
-        self._timeout = timeout
+        self.timeout: float = timeout
         self._slots = threading.BoundedSemaphore(most)
         self._idle: list[Connection] = []
         self._migrating = threading.Lock()
@@ -136,7 +136,7 @@ class Connections:
             StateError: the tables are those of a later version of the library.
         """
         errors = import_driver()
-        until = time.monotonic() + (self._timeout if wait is None else min(wait, self._timeout))
+        until = time.monotonic() + (self.timeout if wait is None else min(wait, self.timeout))
         with self._slots:
             while True:
                 connection = None
@@ -182,14 +182,15 @@ class Connections:
             self._idle.pop().close()
 
     def _connect(self) -> Connection:
-        milliseconds = round(self._timeout * 1000)
-        connection: Connection = import_driver().connect(
-            self._conninfo,
-            autocommit=True,
-            connect_timeout=max(2, round(self._timeout)),
-            tcp_user_timeout=milliseconds,
-            application_name="agentloop",
-        )
+        milliseconds = round(self.timeout * 1000)
+        with _hide_password(self._conninfo):
+            connection: Connection = import_driver().connect(
+                self._conninfo,
+                autocommit=True,
+                connect_timeout=max(2, round(self.timeout)),
+                tcp_user_timeout=milliseconds,
+                application_name="agentloop",
+            )
         try:
             connection.execute(_SETTINGS, {"limit": str(milliseconds)})
             with self._migrating:
@@ -200,6 +201,32 @@ class Connections:
             connection.close()
             raise
         return connection
+
+
+@contextmanager
+def _hide_password(conninfo: str) -> Iterator[None]:
+    """Raise no error out of the block that quotes the password of the address *conninfo*, nor one as its cause.
+
+    Raises:
+        UserError: *conninfo* is no address; quotes nothing of it.
+    """
+    driver = import_driver()
+    try:
+        password = driver.conninfo.conninfo_to_dict(conninfo).get("password")
+    except driver.Error:
+        raise UserError(
+            "the PostgresStore's address has a mistake (it isn't shown, since it may hold a password): expected "
+            "'postgresql://user:password@host:5432/name' or 'host=… port=5432 user=… password=… dbname=name'"
+        ) from None
+    hidden: str | None = None
+    try:
+        yield
+    except driver.Error as error:
+        if not password or password not in str(error):
+            raise
+        hidden = str(error).replace(password, "…")
+    if hidden is not None:  # not in the handler: an error that was being handled is shown with the new one
+        raise driver.OperationalError(hidden)
 
 
 def _is_stale(connection: Connection) -> bool:

@@ -34,11 +34,15 @@ WHERE run_id = %(run_id)s
 _RELEASE = """
 UPDATE agentloop_leases SET ends_at = NULL, holder = NULL WHERE run_id = %(run_id)s AND epoch = %(epoch)s
 """
+# Two steps: a condition beside `FOR UPDATE` is judged before the row's lock is waited for, and again only if the row
+# has changed by then. Time that passes changes no row.
 FENCE = """
-SELECT 1 FROM agentloop_leases WHERE run_id = %(run_id)s AND epoch = %(epoch)s AND ends_at > clock_timestamp()
-FOR UPDATE
+WITH held AS MATERIALIZED (
+    SELECT ends_at FROM agentloop_leases WHERE run_id = %(run_id)s AND epoch = %(epoch)s FOR UPDATE
+)
+SELECT 1 FROM held WHERE ends_at > clock_timestamp()
 """
-"""Returns a row, locked until the transaction ends, if the lease is still held."""
+"""Returns a row, locked until the transaction ends, if the lease is still held once the row is locked."""
 
 if sys.platform == "linux":
 

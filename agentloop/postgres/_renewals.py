@@ -7,11 +7,16 @@ it wakes them, and the next one does it.
 
 A lease is renewed with others once half of its interval has passed. So the leases of one length are renewed together
 after two rounds, however their beginnings were spread, and a short lease doesn't renew the long ones each time.
+
+A renewal that fails is tried again after a short pause, until the lease has passed. Rows that somebody else has locked
+(an append of this worker, an operator's open transaction) are left out and tried again as well: a locked row costs no
+other lease. The statement has a time of its own, so that a table that is locked leaves time for another attempt.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import anyio
@@ -21,18 +26,26 @@ from anyio.lowlevel import current_token
 from agentloop.postgres._connections import Connection, Connections, import_driver
 from agentloop.postgres._lease import Lease, read_clock
 
-# Rows are locked in one order, so two statements with the same rows don't wait for each other.
 _RENEW = """
-WITH ours AS MATERIALIZED (
-    SELECT held.run_id, asked.seconds
-    FROM unnest(%(run_ids)s::text[], %(epochs)s::bigint[], %(seconds)s::float8[]) AS asked(run_id, epoch, seconds)
-    JOIN agentloop_leases AS held USING (run_id, epoch)
-    WHERE held.ends_at > clock_timestamp() ORDER BY held.run_id FOR UPDATE OF held
+WITH asked AS MATERIALIZED (
+    SELECT * FROM unnest(%(run_ids)s::text[], %(epochs)s::bigint[], %(seconds)s::float8[])
+    AS each(run_id, epoch, seconds)
+), ours AS MATERIALIZED (
+    SELECT held.run_id, asked.seconds FROM asked JOIN agentloop_leases AS held USING (run_id, epoch)
+    WHERE held.ends_at > clock_timestamp() FOR UPDATE OF held SKIP LOCKED
+), renewed AS (
+    UPDATE agentloop_leases AS held SET ends_at = clock_timestamp() + ours.seconds * interval '1 second'
+    FROM ours WHERE held.run_id = ours.run_id RETURNING held.run_id
 )
-UPDATE agentloop_leases AS held SET ends_at = clock_timestamp() + ours.seconds * interval '1 second'
-FROM ours WHERE held.run_id = ours.run_id
-RETURNING held.run_id, held.epoch
+SELECT asked.run_id, asked.epoch, renewed.run_id IS NOT NULL
+FROM asked JOIN agentloop_leases AS held USING (run_id, epoch) LEFT JOIN renewed USING (run_id)
+WHERE renewed.run_id IS NOT NULL OR held.ends_at > clock_timestamp()
 """
+"""Returns run and epoch of each lease that is still held, and whether it is renewed: another one's row is locked."""
+
+_LIMIT = "SELECT set_config('statement_timeout', %(limit)s, false)"
+_PAUSE = 1.0
+"""Seconds between a renewal that failed and the next attempt; less for a lease of less than six."""
 
 
 @attrs.define(eq=False)
@@ -50,6 +63,16 @@ class _Kept:
     @property
     def interval(self) -> float:
         return self.lease.seconds / 3
+
+    def note(self, begun: float, answer: bool | None) -> None:
+        """Note the *answer* to a renewal that was sent at *begun*: True done, False lost, None unknown or locked."""
+        if answer is None:
+            self.due_at = read_clock() + min(_PAUSE, self.interval / 2)
+        elif answer:
+            self.lease.extend(begun)
+            self.due_at = begun + self.interval
+        else:
+            self.lease.lose()
 
     def answer(self) -> None:
         self.is_asked = False
@@ -101,30 +124,39 @@ class Renewals:
         batch = [one for one in ours if not one.is_asked and one.lease.held and one.due_at - one.interval / 2 <= soon]
         for one in batch:
             one.is_asked = True
-        leases = [one.lease for one in batch]
         begun = math.nan
+        limit = min([self._connections.timeout, *(one.interval / 2 for one in batch)])
 
-        def renew(connection: Connection) -> set[tuple[str, int]]:
+        def renew(connection: Connection) -> dict[tuple[str, int], bool]:
             nonlocal begun
             begun = read_clock()
-            given = {
-                "run_ids": [lease.run_id for lease in leases],
-                "epochs": [lease.epoch for lease in leases],
-                "seconds": [lease.seconds for lease in leases],
-            }
-            return set(connection.execute(_RENEW, given).fetchall())
+            return _renew(connection, [one.lease for one in batch], limit, self._connections.timeout)
 
+        held: dict[tuple[str, int], bool] | None = None
         try:
-            renewed = await self._connections.run(renew, again=True, wait=0.0)
+            held = await self._connections.run(renew, again=True, wait=0.0)
         except import_driver().Error:
-            renewed = None  # the server may come back in time
+            pass  # the server may come back in time
         finally:
             for one in batch:
                 one.answer()
         for one in batch:
-            one.due_at = read_clock() + one.interval
-            if renewed is not None and (one.lease.run_id, one.lease.epoch) in renewed:
-                one.lease.extend(begun)
-                one.due_at = begun + one.interval
-            elif renewed is not None:
-                one.lease.lose()
+            key = one.lease.run_id, one.lease.epoch
+            unknown = held is None or held.get(key) is False
+            one.note(begun, None if unknown or held is None else key in held)
+
+
+def _renew(connection: Connection, leases: Sequence[Lease], limit: float, usual: float) -> dict[tuple[str, int], bool]:
+    """Renew *leases* within *limit* seconds. Return those that are held; True where the lease is renewed."""
+    given = {
+        "run_ids": [lease.run_id for lease in leases],
+        "epochs": [lease.epoch for lease in leases],
+        "seconds": [lease.seconds for lease in leases],
+    }
+    connection.execute(_LIMIT, {"limit": str(max(1, round(limit * 1000)))})
+    try:
+        rows = connection.execute(_RENEW, given).fetchall()
+    finally:
+        if not connection.closed:
+            connection.execute(_LIMIT, {"limit": str(round(usual * 1000))})
+    return {(run_id, epoch): renewed for run_id, epoch, renewed in rows}

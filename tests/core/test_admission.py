@@ -19,7 +19,7 @@ from agentloop.limits import Capacity, Limit, OrderedCapacity, Rate
 
 @attrs.define(eq=False)
 class _Limit:
-    """A limit, naively: who holds it, or when it was last taken."""
+    """A limit, naively: who holds it, or whose bodies have yet to begin and when the others' began."""
 
     tokens: int | None = None
     per: float | None = None
@@ -32,7 +32,7 @@ class _Limit:
             return math.inf
         if self.per is None:
             return self.tokens - self.held
-        return self.tokens - sum(1 for start in self.starts if now < start + self.per)
+        return self.tokens - self.held - sum(1 for start in self.starts if now < start + self.per)
 
 
 @attrs.define(eq=False)
@@ -57,7 +57,6 @@ class Model:
             wish = self.waiting.pop(found)
             for index in wish.limits:
                 self.limits[index].held += 1
-                self.limits[index].starts.append(now)
             for other in self.waiting[:found]:
                 other.passed += bool(set(other.limits) & set(wish.limits))
             started.append(wish.name)
@@ -122,6 +121,8 @@ class AdmissionMachine(RuleBasedStateMachine):
         self.rule = Admission()
         self.tickets: dict[int, Ticket] = {}
         self.running: list[int] = []
+        self.admitted: list[int] = []
+        """Those of `running` whose bodies haven't begun."""
         self.agree = True
         self.names = 0
 
@@ -134,23 +135,51 @@ class AdmissionMachine(RuleBasedStateMachine):
             self.rule.add(ticket)
             self.model.waiting.append(_Wish(name, tuple(sorted(chosen))))
 
-    @rule()
-    def admit(self) -> None:
+    @rule(at_once=st.sampled_from([True, True, False]))
+    def admit(self, at_once: bool = True) -> None:
         wanted = self.model.admit(self.now)
         started = [ticket.owner for ticket in self.rule.admit(self.now)]
         self.agree = started == wanted
         assert started == wanted
         self.running += started
+        self.admitted += started
+        if at_once:
+            self.begin_bodies(started)
+            if any(limit.per is not None for name in started for limit in self.list_limits(name)):
+                self.admit()  # as a dispatcher does, since a rate has a time from now on
+
+    def list_limits(self, name: int) -> list[_Limit]:
+        return [self.model.limits[self.limits.index(limit)] for limit in self.tickets[name].limits]
+
+    def begin_bodies(self, names: list[int]) -> None:
+        for name in names:
+            self.admitted.remove(name)
+            for limit, naive in zip(self.tickets[name].limits, self.list_limits(name), strict=True):
+                if naive.per is not None:
+                    limit.begin(self.now)
+                    naive.held -= 1
+                    naive.starts.append(self.now)
+
+    @precondition(lambda self: self.admitted)
+    @rule(data=st.data())
+    def begin_late(self, data: st.DataObject) -> None:
+        """A journal, or a guardrail, took its time."""
+        self.begin_bodies(data.draw(st.lists(st.sampled_from(self.admitted), unique=True)))
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), every=st.booleans())
     def end(self, data: st.DataObject, every: bool) -> None:
-        ending = list(self.running) if every else [data.draw(st.sampled_from(self.running))]
-        for name in ending:
+        self.end_calls(list(self.running) if every else [data.draw(st.sampled_from(self.running))])
+
+    def end_calls(self, names: list[int]) -> None:
+        for name in names:
             self.running.remove(name)
-            for limit in self.tickets[name].limits:
-                limit.give()
-                self.model.limits[self.limits.index(limit)].held -= 1
+            begun = name not in self.admitted
+            for limit, naive in zip(self.tickets[name].limits, self.list_limits(name), strict=True):
+                if naive.per is None or not begun:
+                    limit.give()
+                    naive.held -= 1
+        self.admitted = [name for name in self.admitted if name in self.running]
 
     @rule(data=st.data())
     def withdraw(self, data: st.DataObject) -> None:
@@ -191,6 +220,8 @@ class AdmissionMachine(RuleBasedStateMachine):
         for limit, naive in zip(self.limits, self.model.limits, strict=True):
             if isinstance(limit, Capacity):
                 assert limit.statistics().tokens_in_use == naive.held
+            for first, last in zip(naive.starts, naive.starts[naive.tokens or 0 :], strict=False):
+                assert naive.per is None or last - first >= naive.per, "a window has more starts than it allows"
 
     def teardown(self) -> None:
         """No deadlock: when everyone who runs ends and time passes, everybody starts."""
@@ -201,11 +232,7 @@ class AdmissionMachine(RuleBasedStateMachine):
             if not self.model.waiting:
                 break
             if self.running:
-                for name in list(self.running):
-                    for limit in self.tickets[name].limits:
-                        limit.give()
-                        self.model.limits[self.limits.index(limit)].held -= 1
-                self.running.clear()
+                self.end_calls(list(self.running))
             else:
                 at = self.rule.next_room(self.now)
                 assert math.isfinite(at), "everyone has ended, and still somebody waits for a token"
@@ -244,7 +271,7 @@ def test_a_ticket_starts_soon_whatever_later_ones_want(
     From then on it waits for two windows of each rate at most, and for one call of each capacity; so does each of the
     calls that came before it and wait too.
     """
-    admission = Admission()
+    admission = BeginningAtOnce()
     window = 5
     limits: list[Limit] = [Capacity(tokens) for tokens in capacities]
     limits += [Rate(count, window) for count in rates]
@@ -257,7 +284,8 @@ def test_a_ticket_starts_soon_whatever_later_ones_want(
         for ended in [one for one in running if one[0] <= now]:
             running.remove(ended)
             for limit in ended[1].limits:
-                limit.give()
+                if limit.freed_by_calls:
+                    limit.give()
         if now == 1:
             admission.add(patient)
         for _ in range(4):
@@ -279,6 +307,19 @@ def test_a_ticket_starts_soon_whatever_later_ones_want(
 
 
 # ---------------------------------------------------------------------------------------------- by hand
+
+
+class BeginningAtOnce(Admission):
+    """An admission whose calls begin their bodies in the step in which they are admitted."""
+
+    def admit(self, now: float) -> list[Ticket]:
+        """Admit, begin, and look again: a rate has a time from then on."""
+        admitted: list[Ticket] = []
+        while started := super().admit(now):
+            admitted += started
+            for limit in [limit for ticket in started for limit in ticket.limits if not limit.freed_by_calls]:
+                limit.begin(now)
+        return admitted
 
 
 def tickets(admission: Admission, *wishes: tuple[Any, ...]) -> list[Ticket]:
@@ -360,7 +401,7 @@ def test_a_reservation_holds_for_its_own_limits_only() -> None:
 @pytest.mark.scenario("RP-14")
 def test_a_ticket_that_waits_for_time_keeps_a_token_of_its_rate_alone() -> None:
     """The ticket was passed often, and still starts before the later ones when its time comes."""
-    admission = Admission()
+    admission = BeginningAtOnce()
     rate, capacity = Rate(1, 10), Capacity(1)
     _, patient = tickets(admission, (rate,), (rate, capacity))
     assert len(admission.admit(0)) == 1
@@ -379,7 +420,7 @@ def test_a_ticket_that_waits_for_time_keeps_a_token_of_its_rate_alone() -> None:
 @pytest.mark.scenario("RP-14")
 def test_a_spent_ticket_keeps_its_rate_once_time_has_come_and_lets_capacity_go_if_it_loses_it() -> None:
     """While only calls are in its way it keeps a token of each limit; if it loses the rate, it keeps the rate alone."""
-    admission = Admission()
+    admission = BeginningAtOnce()
     rate, capacity, other = Rate(1, 10), Capacity(2), Capacity(1)
     holder, earlier = Ticket((other,)), Ticket((rate, other))
     holding = [Ticket((capacity,)), Ticket((capacity,))]
@@ -415,7 +456,7 @@ def test_a_ticket_says_what_it_waited_for() -> None:
 
 def test_the_next_room_is_when_all_rates_have_room() -> None:
     """A ticket's time is that of its latest rate, and the earliest ticket counts; a full capacity has no time."""
-    admission = Admission()
+    admission = BeginningAtOnce()
     slow, fast, narrow = Rate(1, 10), Rate(1, 3), Capacity(1)
     _, second = tickets(admission, (slow, fast, narrow), (slow, fast))
     assert len(admission.admit(0)) == 1

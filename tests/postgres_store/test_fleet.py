@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from postgres_store.server import Server
 from agentloop import RunState
 from agentloop.exceptions import JournalError
 from agentloop.postgres import PostgresJournal, PostgresStore
-from agentloop.records import CallSettled, Record, RunEnded, RunResumed, RunStarted
+from agentloop.records import CallSettled
 from agentloop.testing import Observation, check, replay
 
 pytest.importorskip("psycopg", reason="needs the extra postgres and a server: nox -s tests-postgres")
@@ -151,16 +150,6 @@ async def approve(conninfo: str, run_id: str) -> bool:
     return True
 
 
-def find_crashes(records: list[Record]) -> Iterator[int]:
-    """Yield the length of the log at each end of a worker in the middle of the run."""
-    ended = False
-    for index, record in enumerate(records):
-        if isinstance(record, RunResumed) and not ended:
-            yield index
-        if isinstance(record, (RunStarted, RunResumed, RunEnded)):
-            ended = isinstance(record, RunEnded)
-
-
 def judge_run(conninfo: str, agent: Any, run_id: str, once: dict[Any, int]) -> int:
     """Judge the journal of one run, and its calls by their effects. Return the number of calls in doubt."""
 
@@ -170,7 +159,7 @@ def judge_run(conninfo: str, agent: Any, run_id: str, once: dict[Any, int]) -> i
 
     state = anyio.run(load)
     assert state.status == "completed", run_id
-    check(Observation(records=tuple(state.records), crashes=tuple(find_crashes(state.records))))
+    check(Observation(records=tuple(state.records), agent=agent))
     assert replay(state, agent).records == tuple(state.records), run_id
     unknown = 0
     for record in state.records:

@@ -259,6 +259,13 @@ class LiveCall:
             self.redact_error(error)
         self.run.report_late(LateResult(path=self.run.path, call=self.call, value=value, error=error))
 
+    def spend_starts(self) -> None:
+        """Count the body, which begins now, in the limits of starts: from here on the call holds only the others."""
+        spent = [limit for limit in self.limits if not limit.freed_by_calls]
+        if spent and self.batch.pump is not None:
+            self.limits = tuple(limit for limit in self.limits if limit.freed_by_calls)
+            self.batch.pump.begin(spent)
+
     def release_permit(self) -> None:
         """Give back the limits and an unspent reservation; the next call may start in this same step."""
         if self.holds_permit:

@@ -120,6 +120,8 @@ def start_plain(live: LiveCall, task: object) -> Awaitable[Any]:
     _append_start(live)
     if (journal := live.run.tree.log.journal) is not None:
         journal.check()  # its appends never wait, so the start is durable unless it has failed
+    if live.holds_permit:
+        live.spend_starts()
     if live.batch.hooks is not None:
         _call_start_hooks_at_once(live, live.batch.hooks)
     live.phase = "body"
@@ -154,6 +156,8 @@ async def run_body(live: LiveCall) -> end.Ending:
         do = _make_body_function(live, context)
         if (journal := run.tree.log.journal) is not None:
             journal.check()  # a lease may have passed since the start became durable
+        if live.holds_permit:
+            live.spend_starts()
         live.coro = run.tree.effects.perform(
             e.CallTool(
                 run.path,

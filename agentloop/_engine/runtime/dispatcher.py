@@ -43,6 +43,13 @@ class Dispatcher:
             self.admission.add(ticket)
         self.pump()
 
+    def begin(self, limits: Iterable[Limit]) -> None:
+        """Count in *limits* the body of a call, which begins now, and look when they have room again."""
+        now = self._now()
+        for limit in limits:
+            limit.begin(now)
+        self.pump()
+
     def release(self, limits: Iterable[Limit]) -> None:
         """Give back the *limits* of a call that has ended and start all calls that have room."""
         for limit in limits:
@@ -123,6 +130,9 @@ class CapQueue:
             ticket.waiting = True
             self._waiting.append(ticket)
         self.pump()
+
+    def begin(self, limits: Iterable[Limit]) -> None:
+        """Do nothing: the cap counts calls in flight."""
 
     def release(self, limits: Iterable[Limit]) -> None:
         """Give back the cap's one token of a call that has ended; the next call starts in this step."""

@@ -66,7 +66,7 @@ class _ConsumerGate(Limit):
         """Do nothing: events fill the buffer, not calls."""
 
     def give(self) -> None:
-        """Do nothing: a call that ends frees no room in the buffer."""
+        """Do nothing: a call frees no room in the buffer."""
 
 
 class _Source(NamedTuple):

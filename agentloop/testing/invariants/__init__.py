@@ -132,6 +132,7 @@ def observe_run(run: WorldRun) -> Observation:
         to_end_after=run.to_end_after,
         events=run.events,
         unread=run.unread if run.streamed else None,
+        crashes=(),
         maker=maker,
         **maker.observe(run.agent, run.hooks, session, run.journal),
     )

@@ -373,7 +373,8 @@ def nested_runs_stand_in_their_calls(log: ObservedLog) -> Findings:
             if not before:
                 yield broken(f"run {'/'.join(run.path)} began before its call had started", began)
         ended = [n for n, _ in run.ended]
-        settled = [n for n, _ in call.settled]
+        # An end of the call in an earlier segment is none in this one: a cancelled call begins again.
+        settled = [n for n, _ in call.settled if not ended or log.next_segment(call.path, n) > ended[-1]]
         if ended and settled and not any(n > ended[-1] for n in settled):
             yield broken(f"run {'/'.join(run.path)} ended after its call had settled", ended[-1], settled[-1])
         else:

@@ -120,8 +120,8 @@ def nothing_is_accepted_after_a_cancellation(log: ObservedLog) -> Findings:
 @invariant("cancellation")
 def a_cancelled_run_says_so(log: ObservedLog) -> Findings:
     """A run ends as cancelled if its caller cancelled it before its end was decided, and only if its caller did."""
-    if log.root is None or not log.root.ended:
-        return
+    if log.root is None or not log.root.ended or not _is_over(log):
+        return  # without the result or the error, nobody knows what the caller did
     n, end = log.root.ended[-1]
     given = log.observation.cancellation
     result = log.observation.result
@@ -242,7 +242,7 @@ def runs_keep_to_their_time(log: ObservedLog) -> Findings:
     """Each segment of a run with a timeout, also of a nested run with its own, ends within timeout plus cleanup grace,
     if no body refuses to end; the timeout does not end it earlier.
     """
-    if not log.observation.faultless or log.observation.crashes:
+    if not log.observation.faultless or log.crashes:
         return
     for run in log.runs.values():
         config = _own_config(log, run.path)

@@ -209,8 +209,8 @@ def turns_count_one_by_one(log: ObservedLog) -> Findings:
         place = 0
         before: ObservedTurn | None = None
         for turn in run.turns:
-            # A turn that a crash cut off before its answer begins again under the same number.
-            again = before is not None and not before.answered and log.crashed_between(before.n, turn.n)
+            # A turn that a crash or a cancellation cut off before its answer begins again under the same number.
+            again = before is not None and not before.answered and log.next_segment(run.path, before.n) < turn.n
             place += not again
             before = turn
             if turn.number != place:

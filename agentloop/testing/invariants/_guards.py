@@ -12,6 +12,7 @@ from agentloop import records as r
 from agentloop.agents import Agent
 from agentloop.exceptions import InputGuardrailTripwireTriggered, OutputGuardrailTripwireTriggered
 from agentloop.items import AssistantMessage, Item, SystemMessage, ToolOutput, UserMessage
+from agentloop.outcomes import FROM_ABOVE
 from agentloop.testing.invariants._invariant import HELD, Broken, broken, invariant
 from agentloop.testing.invariants._observation import ObservedCall, ObservedLog, ObservedRun, Path, plain_json
 
@@ -98,12 +99,13 @@ def input_is_judged_once(log: ObservedLog) -> Findings:
 @invariant("guards")
 def a_tripped_input_stops_everything(log: ObservedLog) -> Findings:
     """After an input guardrail has tripped no call of the run starts, the run ends with the tripwire, and no message of
-    its model goes into the session.
+    its model goes into the session. A run that a crash or a cancellation ended before is judged anew when it resumes.
     """
     for run in log.runs.values():
         tripped = [n for n, record in _list_run_guards(log, run, "input") if _is_tripped(record)]
         if not tripped:
             continue
+        until = log.next_segment(run.path, tripped[0])
         late = [n for n in _list_starts(log, run.path) if n > tripped[0]]
         late += [turn.n for turn in run.turns if turn.n > tripped[0]]
         late += [
@@ -112,8 +114,8 @@ def a_tripped_input_stops_everything(log: ObservedLog) -> Findings:
             for n, _ in turn.responded
             if n > tripped[0] and not _is_same_moment(log, tripped[0], n)
         ]
-        ended = [one for _, one in run.ended if one.status == "completed"]
-        if late or ended:
+        late += [n for n, one in run.ended if one.status == "completed"]
+        if late := [n for n in late if n < until]:
             yield broken("the run went on after an input guardrail had tripped", tripped[0], *late)
         else:
             yield HELD
@@ -310,7 +312,7 @@ def output_is_judged_before_it_settles(log: ObservedLog) -> Findings:
         status = record.outcome.status
         if status == "succeeded" and (len(judged) < len(tool.tool_output_guardrails) or "RejectContent" in verdicts):
             yield broken(f"call {call.call_id} succeeded with the verdicts {verdicts}", n)
-        elif status == "unknown" and log.observation.crashes:
+        elif status == "unknown" and log.crashes:
             continue  # the crash lost the output of the body
         elif "RejectContent" in verdicts and status not in ("rejected", "cancelled", "failed"):
             yield broken(f"call {call.call_id} was refused after its body, and is {status}", n)
@@ -531,10 +533,16 @@ def _check_digests(log: ObservedLog) -> Findings:
                 yield broken(f"{known} and {text} are asked about with one digest", at, n)
 
 
-def _list_ends(log: ObservedLog, call: ObservedCall) -> list[tuple[int, r.CallSettled]]:
-    """Return the ends of *call*: its own, and those of each call whose nested run it belongs to."""
+def _has_ended(log: ObservedLog, call: ObservedCall, n: int) -> bool:
+    """Tell whether *call*, or a call whose nested run it belongs to, has ended before record *n*.
+
+    An end that the end of a run segment caused doesn't count in the next segment.
+    """
     around = (log.calls.get((call.path[:depth], call.path[depth])) for depth in range(len(call.path)))
-    return [end for one in (call, *around) if one is not None for end in one.settled]
+    ends = [(one, when, end) for one in (call, *around) if one is not None for when, end in one.settled if when < n]
+    return any(
+        end.outcome.cancelled_by not in FROM_ABOVE or log.next_segment(one.path, when) > n for one, when, end in ends
+    )
 
 
 @invariant("guards")
@@ -549,7 +557,7 @@ def a_pause_has_something_to_ask(log: ObservedLog) -> Findings:
             for at, request in call.requested
             if at < n
             and not any(when < n for when, _ in _list_verdicts(call, request))
-            and not any(when < n for when, _ in _list_ends(log, call))
+            and not _has_ended(log, call, n)
         ]
         if end.status == "interrupted":
             if open_calls:

@@ -6,6 +6,7 @@ its log once. It does not use the library's own fold: an independent second impl
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
@@ -115,7 +116,8 @@ class Observation:
         events: The events that a consumer read.
         unread: How many events were unread when each of the run's own turns began: record number and count.
         twins: Counterparts: other runs of the same simulation case that must have the same log.
-        crashes: For each crash, the length of the log when the process died and the run was resumed.
+        crashes: For each crash, the length of the log when the process died. None: the log tells. A run segment without
+            an end was cut off by a crash; the last one too, if there is neither a result nor an error.
         definitions: The result of `definitions_of(agent)`, if it is known already.
     """
 
@@ -157,7 +159,7 @@ class Observation:
     events: Sequence[Any] = ()
     unread: Sequence[tuple[int, int]] | None = None
     counterparts: Sequence[Counterpart] = ()
-    crashes: Sequence[int] = ()
+    crashes: Sequence[int] | None = None
     definitions: Mapping[tuple[str, str], FunctionTool] | None = None
 
 
@@ -301,7 +303,20 @@ class ObservedLog:
 
     def crashed_between(self, n: int, until: int) -> bool:
         """Tell whether the process died after record *n* and before record *until*."""
-        return any(n < length <= until for length in self.observation.crashes)
+        return any(n < length <= until for length in self.crashes)
+
+    @cached_property
+    def crashes(self) -> Sequence[int]:
+        """For each crash, the length of the log when the process died."""
+        seen = self.observation
+        if seen.crashes is not None or self.root is None:
+            return seen.crashes or ()
+        ends = [n for n, _ in self.root.ended]
+        bounds = itertools.pairwise([*self.root.began, len(self.records)])
+        found = [until for began, until in bounds if not any(began < n < until for n in ends)]
+        # Who has its result or its error knows that the last process didn't die.
+        watched = seen.result is not None or seen.error is not None or seen.cancellation is not None
+        return [length for length in found if length < len(self.records) or not watched]
 
     def next_segment(self, path: Path, n: int) -> int:
         """Return the record number at which the run at *path* begins its next segment after record *n*.

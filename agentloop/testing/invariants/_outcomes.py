@@ -39,22 +39,24 @@ Findings = Iterator[Broken | None]
 @invariant("execution")
 def outputs_in_model_order(log: ObservedLog) -> Findings:
     """Each output is released once, after its call has settled, in the order of the calls: as an item of its run, and
-    as an event. A call that waits for a verdict does not block later outputs.
+    as an event. A call that waits for a verdict does not block later outputs, and neither does one that the end of a
+    run segment cut: its output comes in a later segment.
     """
     for path, released in (*_list_released_items(log), *_list_released_events(log)):
-        last: dict[int, int] = {}
+        last: dict[tuple[int, int], int] = {}
         for call_id, times in Counter(released).items():
             call = log.calls.get((path, call_id))
             if call is None:
                 continue  # an item of the input
             turn = call.turn
+            place = turn.n, log.next_segment(path, call.released[-1] if call.released else turn.n)
             if times > 1 or not call.settled:
                 yield broken(f"call {call_id} was released twice, or before it had settled", turn.n)
-            elif call.index < last.get(turn.n, -1) and not waited(log, turn):
+            elif call.index < last.get(place, -1) and not waited(log, turn):
                 yield broken(f"a call after {call_id} was released before it", call.settled[-1][0])
             else:
                 yield HELD
-            last[turn.n] = max(last.get(turn.n, -1), call.index)
+            last[place] = max(last.get(place, -1), call.index)
 
 
 def _list_released_items(log: ObservedLog) -> Iterator[tuple[Path, list[str]]]:
@@ -248,7 +250,7 @@ def the_first_failure_is_raised(log: ObservedLog) -> Findings:
     # The error of a nested run keeps its own class, which may rank it otherwise.
     if wanted is not raised and not any((*call.path, call.call_id) in log.runs for call in failed):
         yield broken(f"call {raised.call_id} was raised, though {wanted.call_id} failed too", wanted.settled[-1][0])
-    elif _count_notes(error) < len(failed) - 1 and not log.observation.crashes:
+    elif _count_notes(error) < len(failed) - 1 and not log.crashes:
         yield broken(
             f"{len(failed)} calls failed, and {_count_notes(error)} are notes", *(one.settled[-1][0] for one in failed)
         )

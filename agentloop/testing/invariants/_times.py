@@ -75,7 +75,7 @@ def _check_retry(
 def _must_be_retried(log: ObservedLog, turn: ObservedTurn, failed: r.ModelFailed, settings: ModelRetrySettings) -> bool:
     """Tell whether a retry was due and nothing prevented it: no end, no deadline, no tripwire, no policy."""
     run = log.root
-    if turn.path or run is None or turn is not run.turns[-1] or not run.ended or log.observation.crashes:
+    if turn.path or run is None or turn is not run.turns[-1] or not run.ended or log.crashes:
         return False
     busy = failed.error_kind == "transport" and failed.should_retry is None and failed.status in (None, 429, 503)
     hindered = (

@@ -91,6 +91,10 @@ class Pending:
         return f"{self.what} of {where}" if where else self.what
 
 
+class NoVerdict(Exception):
+    """A guardrail has returned, and the crash that cut the segment off came before the record of its verdict."""
+
+
 @attrs.define(eq=False)
 class _RecordedBody:
     """A body that has ended and waits for the record of its call at `index`. Owned by `ReplayLog.body_over`.
@@ -121,7 +125,9 @@ class ReplayLog:
     """
 
     def __init__(self, recorded: RecordedRun) -> None:
+        self.whole = recorded
         self.recorded = recorded
+        """The log up to the end of the segment, if that is imagined (`RecordedRun.imagine_end`); else the whole log."""
         self.records = recorded.records
         self.entry: RecordedSegment = recorded.entries[0]
         self.cursor = 0
@@ -177,7 +183,8 @@ class ReplayLog:
 
     def enter(self, entry: RecordedSegment) -> None:
         """Reset the position to the beginning of *entry*. Must run on the loop that replays it: reads its clock."""
-        self.entry = entry
+        self.recorded, self.entry = self.whole.imagine_end(entry)
+        self.records, entry = self.recorded.records, self.entry
         self.over = False
         self.pending, self.waiting, self.bodies = [], {}, []
         self.unheld = set()
@@ -221,7 +228,7 @@ class ReplayLog:
     @property
     def due(self) -> r.Record | None:
         """The due record, or None at the end of the segment."""
-        return self.records[self.cursor] if self.cursor < self.entry.stop else None
+        return self.records[self.cursor] if self.cursor < self.entry.stop - self.entry.imagined else None
 
     # -- the log
 
@@ -311,7 +318,7 @@ class ReplayLog:
             self._expire_at_once()
         while not self.over and self.is_end_due() and self.cursor not in self.waiting:
             settling = isinstance(self.records[self.cursor - 1], r.CallSettled) and self._gap() <= SLACK
-            if not settling and not self._does_nothing_more() and not self._is_last_call_cut():
+            if not settling and not self._does_nothing_more() and not self._is_last_call_over():
                 break
             cursor = self.cursor
             self.come_up()
@@ -325,12 +332,16 @@ class ReplayLog:
             self.hurry_on()
             self.expire_waiting()
 
-    def _is_last_call_cut(self) -> bool:
-        """Tell whether the last record is of a call that is cancelled before its start: it would start in this step."""
+    def _is_last_call_over(self) -> bool:
+        """Tell whether the last record is of a call that would start in this step, and was cancelled before its start;
+        or of one that would settle in this step.
+        """
         last = self.records[self.cursor - 1]
         call = call_of(last)
         if call is None or isinstance(last, r.CallSettled):
             return False
+        if isinstance(last, r.GuardrailSettled) and last.verdict == "RaiseException":
+            return True  # its failure settles the call in this step
         index = self.next_of_call(*call)
         return index is not None and _is_unstarted_cut(self.records[index], FROM_ABOVE)
 

@@ -47,7 +47,7 @@ from agentloop.results import RunResult
 from agentloop.run import HANDLERS, RunOptions, _stream
 from agentloop.spans import Trace
 from agentloop.state import RunState
-from agentloop.testing.replaying._comparison import CLEARLY, CUT_OFF, SLACK, Pending, pass_time
+from agentloop.testing.replaying._comparison import CLEARLY, CUT_OFF, SLACK, NoVerdict, Pending, pass_time
 from agentloop.testing.replaying._effects import Consumer, ReplayEffects
 from agentloop.testing.replaying._recorded import Call, Path, RecordedRun, RecordedSegment, call_of
 from agentloop.testing.replaying._recorded_agents import ClosedSandboxes, ClosedSession, HooksOfRuns, RecordedAgents
@@ -89,6 +89,7 @@ class Replaying:
             # Verdicts given between two segments, and records that a cut segment had left behind.
             effects.appended += self.recorded.records[len(effects.appended) : entry.start]
             self.result = self.error = None
+            copies.forget_rates(entry)
             one = _SegmentReplay(effects, entry)
             begin = partial(self._open_stream, agent, config, entry, effects)
             try:
@@ -175,7 +176,8 @@ class _SegmentReplay:
         stream._entry = stream._entry.replace(open_trace=self._find_trace())
         # Each segment has a loop of its own, but the rates of tools count starts over all segments: the clock of this
         # loop must begin at the recorded distance.
-        await anyio.sleep(max(0.0, effects.records[self.entry.start].at - effects.records[0].at))
+        records = effects.whole.records
+        await anyio.sleep(max(0.0, records[self.entry.start].at - records[0].at))
         effects.enter(self.entry)
         try:
             async with anyio.create_task_group() as group:
@@ -205,7 +207,7 @@ class _SegmentReplay:
 
     def _find_trace(self) -> Callable[[LiveRun], Awaitable[Trace]] | None:
         """Return a function that returns the recorded trace of the segment; None if it had none."""
-        first: Any = self.effects.records[self.entry.start]
+        first: Any = self.effects.whole.records[self.entry.start]
         if first.trace_id is None:
             return None
 
@@ -260,8 +262,9 @@ class _SegmentReplay:
             effects.insert()
         elif effects.is_end_too_late():
             self._insert_late_end()
-        elif isinstance(wanted, r.GuardrailSettled) and effects.release_next(
-            lambda later: _judges_same_output(wanted, later)
+        elif isinstance(wanted, r.GuardrailSettled) and (
+            effects.release_next(lambda later: _judges_same_output(wanted, later))
+            or self._let_guardrails_return(wanted)
         ):
             pass
         elif isinstance(wanted, r.CleanupCut):
@@ -459,9 +462,21 @@ class _SegmentReplay:
         effects = self.effects
         if effects.cursor != self.entry.start or not isinstance(wanted, r.RunStarted) or wanted.shown is not None:
             return False
-        following = effects.records[effects.cursor + 1] if effects.cursor + 1 < self.entry.stop else None
+        following = effects.records[effects.cursor + 1] if effects.cursor + 1 < effects.entry.stop else None
         ended = isinstance(following, r.CancelRequested | r.DeadlinePassed)
-        return ended and effects.recorded.has_session and not self.stream._live.scope.cancel_called
+        return ended and effects.whole.has_session and not self.stream._live.scope.cancel_called
+
+    def _let_guardrails_return(self, wanted: r.GuardrailSettled) -> bool:
+        """Let the output guardrails return whose verdicts a crash cut off: verdicts on held text are appended together.
+
+        Return False if there are none.
+        """
+        if self.effects.entry.ended or wanted.stage != "output":
+            return False
+        found = [one for one in self.effects.pending if one.path == wanted.path and one.what.startswith("guardrail ")]
+        for one in found:
+            one.fail(NoVerdict())
+        return bool(found)
 
     def _find_raising(self, path: Path, call_id: str | None) -> list[Pending]:
         """Return the first effect of a call, or of a run, that may have raised: a list of one, or an empty one."""

@@ -26,7 +26,7 @@ from agentloop._schema.json_text import parse_object
 from agentloop.limits import Limit
 from agentloop.settings import JsonLimits
 from agentloop.testing.replaying._callbacks import answered, is_told_elsewhere, told_elsewhere
-from agentloop.testing.replaying._comparison import BEFORE_TIMERS, CLEARLY, ReplayLog, pass_time, task_key
+from agentloop.testing.replaying._comparison import BEFORE_TIMERS, CLEARLY, NoVerdict, ReplayLog, pass_time, task_key
 from agentloop.testing.replaying._recorded import Call, Path, Standin, same_output
 from agentloop.testing.replaying._recorded_errors import rebuilt, rebuilt_model_error
 
@@ -135,13 +135,12 @@ class ReplayEffects(ReplayLog):
     async def _call_tool(self, effect: e.CallTool) -> Any:
         path, call_id = effect.path, effect.call_id
         self._stop_timeouts(path, call_id)
-        nested = (*path, call_id)
-        if nested in self.recorded.paths:
-            begins = self.next_of_run(nested)
-            if begins is not None:
-                await self.known(begins, f"the run of call {call_id}")
+        nested, what = (*path, call_id), f"the body of call {call_id}"
+        begins = self.next_of_run(nested)
+        if begins is not None:
+            await self.known(begins, f"the run of call {call_id}")
+        if begins is not None or self._is_over(nested):
             return await self._play_nested_run(effect)
-        what = f"the body of call {call_id}"
         index = self.next_of_call(path, call_id, r.BodyEnded | r.CallSettled)
         found: Any = None if index is None else self.records[index]
         if isinstance(found, r.BodyEnded):
@@ -153,6 +152,15 @@ class ReplayEffects(ReplayLog):
             self.drop_end_hooks(path, call_id)
             return self.value_of_outcome(found)
         return await self._play_cut_body(path, call_id, found, what)
+
+    def _is_over(self, nested: Path) -> bool:
+        """Tell whether the run at *nested* ended in an earlier segment: then its call returns without a record of it.
+
+        A run that isn't over, and has no record in this segment, was cut off before it began.
+        """
+        assert self.log is not None
+        run = self.log.state.at(nested)
+        return run is not None and run.ended is not None and not run.ended.resumable
 
     def _stop_timeouts(self, path: Path, call_id: str) -> None:
         """Stop the timeouts of a call whose body ended in time, and of one that the log shows as cut (`end_calls`).
@@ -298,7 +306,10 @@ class ReplayEffects(ReplayLog):
             return (record.stage, record.guardrail, record.call_id) == (effect.stage, effect.name, call_id)
 
         index = self.find(r.GuardrailSettled, path, fits, claim=True)
-        settled: r.GuardrailSettled = await self.told(index, path, call_id, what)
+        try:
+            settled: r.GuardrailSettled = await self.told(index, path, call_id, what)
+        except NoVerdict:
+            return g.GuardrailFunctionOutput(None, False)
         if call_id is None:
             return g.GuardrailFunctionOutput(settled.info, settled.verdict == "tripped")
         return self._build_verdict(settled)

@@ -20,6 +20,7 @@ from agentloop import records as r
 from agentloop._storage.record_codec import record_to_json
 from agentloop._storage.withholding import find_missing_secrets
 from agentloop.items import ToolCall
+from agentloop.testing.replaying._cut_segments import imagine_end
 
 Path: TypeAlias = tuple[str, ...]
 Call: TypeAlias = tuple[Path, str]
@@ -44,11 +45,13 @@ class RecordedSegment:
     """One run segment: its records from number `start` (`RunStarted` or `RunResumed`) up to `stop`, excluding it.
 
     `ended` is True if the last of them is its `RunEnded`. Otherwise a crash cut it off, or the log was read earlier.
+    The last `imagined` ones aren't in the log (`_cut_segments`).
     """
 
     start: int
     stop: int
     ended: bool
+    imagined: int = 0
 
 
 @attrs.define(eq=False, slots=False)
@@ -74,6 +77,14 @@ class RecordedRun:
         log.paths, log.calls = dict(paths), dict(calls)
         log.entries = tuple(_split_segments(log.records))
         return log
+
+    def imagine_end(self, entry: RecordedSegment) -> tuple[RecordedRun, RecordedSegment]:
+        """Return the log up to the end of *entry*, and *entry*; with the imagined end of a run that was being ended."""
+        known = self.records[: entry.stop]
+        more = [] if entry.ended else imagine_end(known[entry.start :], has_session=self.has_session)
+        if not more:
+            return self, entry
+        return RecordedRun.of([*known, *more]), attrs.evolve(entry, stop=entry.stop + len(more), imagined=len(more))
 
     def first(
         self, indices: Sequence[int] | None, start: int, stop: int, test: Callable[[Any], bool] | None = None

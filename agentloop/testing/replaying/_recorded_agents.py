@@ -8,6 +8,7 @@ replaced. Limits are copied, so that other runs hold nothing of them.
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from decimal import Decimal
@@ -30,8 +31,9 @@ from agentloop.items import ToolCall
 from agentloop.limits import Capacity, Rate
 from agentloop.model_events import ModelEvent, ModelFeature, ModelRequest
 from agentloop.settings import ModelSettings
+from agentloop.testing.replaying._comparison import SLACK
 from agentloop.testing.replaying._effects import ReplayEffects
-from agentloop.testing.replaying._recorded import FROM_OUTSIDE, Path
+from agentloop.testing.replaying._recorded import FROM_OUTSIDE, Path, RecordedSegment
 from agentloop.testing.scripted import ALL_FEATURES
 from agentloop.tools import AgentCall, FunctionTool, PythonBody, RawBody, ToolSearch
 
@@ -187,6 +189,8 @@ class RecordedAgents:
         self._effects = effects
         self._agents: dict[int, Agent[Any, Any]] = {}
         self._limits: dict[int, Any] = {}
+        self._rated: defaultdict[Rate, set[str]] = defaultdict(set)
+        """The names of the tools that each copied rate is a limit of."""
         self._hooks = HooksOfAgents(effects)
         self._sourced: dict[tuple[Path, str], SourcedTools] = {}
         self._described_limits: dict[tuple[Any, ...], Capacity | Rate] = {}
@@ -253,7 +257,7 @@ class RecordedAgents:
             tool,
             body=body,
             on_invoke_tool=_refuse_body,
-            capacity=tuple(self._copy_limit(limit) for limit in tool.capacity),
+            capacity=tuple(self._copy_limit(limit, tool.name) for limit in tool.capacity),
             cost=None if tool.cost is None else self._make_cost(tool.name),
         )
 
@@ -292,8 +296,22 @@ class RecordedAgents:
             self._described_limits[key] = found
         return found
 
-    def _copy_limit(self, given: Capacity | Rate) -> Capacity | Rate:
-        """Return the copy of a limit: of the same size, and used by no other run."""
+    def forget_rates(self, entry: RecordedSegment) -> None:
+        """Forget the starts that a rate has counted before *entry*, if the log shows that another process went on.
+
+        A resume in the same process has the same rates; in another process they begin anew, and then *entry* may have
+        more starts than the rates would have left it.
+        """
+        records = self._effects.whole.records[: entry.stop]
+        for rate, names in self._rated.items():
+            starts = [one for one in records if isinstance(one, r.CallStarted) and one.tool in names]
+            windows = zip(starts, starts[rate.count :], strict=False)
+            since = records[entry.start].at
+            if any(last.at - first.at < rate.per - SLACK and last.at >= since for first, last in windows):
+                rate._starts.clear()
+
+    def _copy_limit(self, given: Capacity | Rate, tool: str) -> Capacity | Rate:
+        """Return the copy of a limit of *tool*: of the same size, and used by no other run."""
         found: Any = self._limits.get(id(given))
         if found is None:
             if isinstance(given, Rate):
@@ -301,6 +319,8 @@ class RecordedAgents:
             else:
                 found = Capacity(given.total_tokens, given.name)
             self._limits[id(given)] = found
+        if isinstance(found, Rate):
+            self._rated[found].add(tool)
         return found  # type: ignore[no-any-return]
 
     # -- recorded costs

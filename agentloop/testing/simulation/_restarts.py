@@ -150,7 +150,7 @@ class _Restarts:
     def run_process(self, backend: Backend) -> WorldRun:
         """Run one process until the end or its crash: from the beginning, or from the records that the disk holds."""
         outside = self._outside
-        journal = FileJournal(NAME, storage=self.disk, codec=self.codec)
+        journal = self._open_journal()
         recorder = Recorder(Tape(self.world.tape if not self.runs else ()))
         world = self._world_for_restart(outside, journal)
 
@@ -174,9 +174,15 @@ class _Restarts:
         self.runs.append(run)
         return run
 
+    def _open_journal(self) -> Any:
+        return FileJournal(NAME, storage=self.disk, codec=self.codec)
+
     def settle(self) -> None:
         """Read the records that the crash has left into `held`, and set `over` if they are at the run's end."""
-        lines = scan(self.disk.data, Seal(None), NAME).records
+        self.read_records(scan(self.disk.data, Seal(None), NAME).records)
+
+    def read_records(self, lines: Sequence[bytes]) -> None:
+        """Read the *lines* of a journal into `held`, and set `over` if they are at the run's end."""
         secrets = Secrets(self.codec)
         self.held = tuple(record_from_json(decode(line), secrets=secrets) for line in lines[1:])
         try:
@@ -194,7 +200,7 @@ class _Restarts:
         with suppress(Exception):  # objects that can't be copied are used as they are
             self._outside = copy.deepcopy(self._outside)
 
-    def _world_for_restart(self, outside: tuple[Any, Any], journal: FileJournal) -> World:
+    def _world_for_restart(self, outside: tuple[Any, Any], journal: Any) -> World:
         """Return the world for this process: its scripts begin behind the steps that the log has taken."""
         context, session = outside
         options = {**self.world.options, "journal": journal}
@@ -210,7 +216,7 @@ class _Restarts:
             options=options,
         )
 
-    async def _restore_state(self, driven: SimulatedRun, journal: FileJournal) -> RunState:
+    async def _restore_state(self, driven: SimulatedRun, journal: Any) -> RunState:
         state = await RunState.from_journal(driven.agent, journal, context=driven.context)
         for record in state.records:
             driven.watch.on_record(record)

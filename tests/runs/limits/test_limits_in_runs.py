@@ -3,6 +3,7 @@
 import functools
 import itertools
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -21,6 +22,7 @@ from agentloop import (
     Capacity,
     Rate,
     RunConfig,
+    RunHooks,
     Runner,
     RunResult,
     ToolCallError,
@@ -30,9 +32,12 @@ from agentloop import (
     UserTypeError,
     UserValueError,
     tool,
+    tool_input_guardrail,
 )
 from agentloop import records as r
 from agentloop._engine.runtime.dispatcher import Dispatcher
+from agentloop.guardrails import Allow, RejectContent
+from agentloop.journal import MemoryJournal
 from agentloop.testing import ScriptedModel, call, say
 
 VIRTUAL = pytest.mark.backends("trio-virtual")
@@ -379,6 +384,81 @@ async def test_a_rate_and_a_capacity_together(run_mode: Run) -> None:
     began = anyio.current_time()
     await run_mode(agent, "go")
     assert starts == [pytest.approx(at) for at in (0, 3, 10, 13, 20)]
+
+
+class Stalling(MemoryJournal):
+    """A journal whose appends all wait, from 2 s to 6 s, until the disk is there again."""
+
+    async def append(self, records: Sequence[bytes]) -> None:
+        """Keep *records*, later."""
+        now = anyio.current_time() - STALLS["from"]
+        await anyio.sleep(6.0 - now if 2.0 < now < 6.0 else 0.03)
+        await super().append(records)
+
+
+STALLS: dict[str, float] = {}
+
+
+@VIRTUAL
+@pytest.mark.scenario("SM-16")
+@pytest.mark.parametrize("between", ["journal", "guardrail", "hook"])
+async def test_no_window_of_a_rate_has_more_starts_of_bodies_than_it_allows(run_mode: Run, between: str) -> None:
+    """Whatever holds admitted calls up before their bodies, and lets them go at once; no start is lost, either."""
+    starts: list[float] = []
+
+    async def stall(*_: Any) -> Any:
+        now = anyio.current_time() - STALLS["from"]
+        if 2.0 < now < 6.0:
+            await anyio.sleep(6.0 - now)
+        return Allow()
+
+    class Hooks(RunHooks):
+        async def on_tool_start(self, *_: Any) -> None:
+            await stall()
+
+    @tool(
+        capacity=Rate(10, 1.0),
+        tool_input_guardrails=[tool_input_guardrail(stall)] if between == "guardrail" else [],
+    )
+    async def hit(n: int) -> int:
+        starts.append(anyio.current_time() - STALLS["from"])
+        return n
+
+    async def one(number: int) -> None:
+        options = {"journal": Stalling()} if between == "journal" else {"hooks": Hooks()} if between == "hook" else {}
+        await run_mode(make_agent([hit], calls("hit", 1)), f"run {number}", **options)
+
+    STALLS["from"] = anyio.current_time()
+    async with anyio.create_task_group() as group:
+        for number in range(80):
+            group.start_soon(one, number)
+    assert len(starts) == 80
+    assert min(later - first for first, later in zip(starts, starts[10:], strict=False)) >= 1.0
+    assert starts[-1] < 13.5, "starts were lost"
+
+
+@VIRTUAL
+@pytest.mark.scenario("SM-16")
+async def test_a_call_whose_body_never_begins_spends_no_start(run_mode: Run) -> None:
+    """A guardrail takes five seconds to reject the first call: the second, which waited for its start, begins then."""
+    starts: list[tuple[int, float]] = []
+
+    @tool_input_guardrail
+    async def judge(data: Any) -> Any:
+        if data.context.tool_arguments == '{"n": 0}':
+            await anyio.sleep(5)
+            return RejectContent("no")
+        return Allow()
+
+    @tool(capacity=Rate(1, 60), tool_input_guardrails=[judge])
+    async def hit(n: int) -> int:
+        starts.append((n, anyio.current_time() - began))
+        return n
+
+    began = anyio.current_time()
+    result = await run_mode(make_agent([hit], calls("hit", 3)), "go")
+    assert starts == [(1, pytest.approx(5)), (2, pytest.approx(65))]
+    assert read_statuses(result) == ["rejected", "succeeded", "succeeded"]
 
 
 @VIRTUAL

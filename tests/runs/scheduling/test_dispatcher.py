@@ -34,6 +34,7 @@ def test_a_limit_that_gets_room_right_after_a_look_is_looked_at_again(monkeypatc
     tickets: list[Any] = [Ticket((rate,), owner), Ticket((rate,), owner)]
     pump.add(tickets)
     assert owner.count == 1
+    pump.begin([rate])
     clock["now"] = 1.5  # the window passes before the next question
     assert pump.next_room() == 1.0
     assert told == [1.0]

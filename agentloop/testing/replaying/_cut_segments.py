@@ -1,0 +1,73 @@
+"""The end of a run segment that a crash cut off while its run was being ended.
+
+A replay looks ahead in the log for how a run ends, and holds back what the run didn't do any more. If the process died
+between a cancellation and the end of the run, the log has no such end. So it is imagined: the calls that were under way
+are cancelled, and the runs around them end. What is imagined is never compared. Pure: knows records only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from agentloop import records as r
+from agentloop.items import ToolCall
+from agentloop.outcomes import CallOutcome
+
+Path = tuple[str, ...]
+
+
+def imagine_end(segment: Sequence[r.Record], *, has_session: bool) -> list[r.Record]:
+    """Return the records with which *segment* would have gone on; none if no end of its run had been noticed.
+
+    With *has_session*, a first record without items tells that the run was ended while it loaded its session.
+    """
+    last = segment[-1]
+    for record in segment:
+        if isinstance(record, r.DeadlinePassed) or (isinstance(record, r.CancelRequested) and record.call_id is None):
+            return list(_end_runs(segment, record))
+    first = segment[0]
+    if has_session and first is last and isinstance(first, r.RunStarted) and first.shown is None:
+        noticed = r.CancelRequested((), 0, last.at)
+        return [noticed, *_end_runs(segment, noticed)]
+    return []
+
+
+def _end_runs(segment: Sequence[r.Record], noticed: r.CancelRequested | r.DeadlinePassed) -> Iterator[r.Record]:
+    """Yield the ends of the runs from the path of *noticed* on inwards, the innermost first."""
+    running: dict[Path, None] = {}
+    for record in segment:
+        if isinstance(record, r.RunStarted | r.RunResumed):
+            running[record.path] = None
+        elif isinstance(record, r.RunEnded):
+            running.pop(record.path, None)
+    inner = (path for path in running if path[: len(noticed.path)] == noticed.path)
+    for path in sorted(inner, key=len, reverse=True):
+        own: list[Any] = [record for record in segment if record.path == path]
+        turn, at = own[-1].turn, segment[-1].at
+        yield from _cancel_calls(own, noticed.at, at)
+        if isinstance(noticed, r.DeadlinePassed) and path == noticed.path:
+            yield r.RunEnded(path, turn, at, "failed", error="RunTimeout()")
+        else:
+            yield r.RunEnded(path, turn, at, "cancelled", resumable=True)
+
+
+def _cancel_calls(own: Sequence[Any], cancelled_at: float, at: float) -> Iterator[r.Record]:
+    """Yield a settlement for each call of the last response in *own*, the records of one run, that was to be cancelled.
+
+    A call whose body has ended isn't, nor is one that waits for its verdict.
+    """
+    asked: list[ToolCall] = []
+    for record in own:
+        if isinstance(record, r.ModelResponded):
+            asked = [item for item in record.response.items if isinstance(item, ToolCall)]
+        elif isinstance(record, r.CallSettled | r.BodyEnded | r.ApprovalRequested):
+            asked = [call for call in asked if call.call_id != record.call_id]
+        elif isinstance(record, r.BatchEnded):
+            asked = []
+    started = {record.call_id: record.at for record in own if isinstance(record, r.CallStarted)}
+    for call in asked:
+        outcome = CallOutcome(
+            status="cancelled", cancelled_by="parent", started_at=started.get(call.call_id), cancelled_at=cancelled_at
+        )
+        yield r.CallSettled(own[-1].path, own[-1].turn, at, call.call_id, call.name, outcome)

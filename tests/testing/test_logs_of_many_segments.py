@@ -1,0 +1,142 @@
+"""Every log that a run can leave is accepted by `check` and by a replay: cut anywhere, cancelled, resumed."""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import anyio
+import pytest
+from exploration.generators import Seeded
+from exploration.segments import many_segments
+
+from agentloop import Agent, Runner, RunState, tool
+from agentloop import records as r
+from agentloop.journal import MemoryJournal
+from agentloop.testing import FunctionModel, InvariantError, Observation, call, check, replay, say
+
+BACKENDS: Any = ("asyncio", "trio")
+
+
+@pytest.mark.scenario("SM-17")
+@pytest.mark.parametrize("share", range(8))
+def test_generated_runs_of_many_segments(share: int) -> None:
+    """Drawn runs are cancelled at drawn steps, cut at drawn records, and resumed; the log of each stage is accepted."""
+    segments = sum(many_segments(Seeded(f"segments {number}")) for number in range(20 * share, 20 * share + 20))
+    assert segments > 30
+
+
+@tool(idempotent=True)
+async def look(n: int) -> str:
+    """Look."""
+    await anyio.sleep(0.01)
+    return "seen"
+
+
+@tool
+async def charge(n: int) -> str:
+    """Charge."""
+    await anyio.sleep(0.02)
+    return "charged"
+
+
+async def answer(request: Any) -> Any:
+    """Call three tools, one of which is an agent that calls two, then come to an end."""
+    await anyio.sleep(0.01)
+    if request.turn > 1:
+        return say("over")
+    calls = [call("charge", {"n": 1}, call_id="c"), call("look", {"n": 1}, call_id="l")]
+    inner = str(request.items[0].text) == "sub"
+    return calls if inner else [call("helper", {"input": "sub"}, call_id="h"), *calls]
+
+
+HELPER: Agent[Any, Any] = Agent("helper", model=FunctionModel(answer), tools=[look, charge])
+AGENT: Agent[Any, Any] = Agent("root", model=FunctionModel(answer), tools=[look, charge, HELPER.as_tool("helper")])
+
+
+def accepted(records: Sequence[r.Record]) -> None:
+    """Check that somebody who has only the log accepts it."""
+    check(Observation(records=records, agent=AGENT))
+    for backend in BACKENDS:
+        assert replay(records, AGENT, backend=backend).records == tuple(records)
+
+
+async def journal_of(lines: Sequence[bytes]) -> MemoryJournal:
+    """Return a journal that holds *lines*."""
+    journal = MemoryJournal()
+    await journal.append(lines)
+    return journal
+
+
+class Stopping(MemoryJournal):
+    """A journal that cancels the run as soon as it has so many records."""
+
+    def __init__(self, count: int, scope: anyio.CancelScope) -> None:
+        super().__init__()
+        self._count, self._scope = count, scope
+
+    async def append(self, records: Sequence[bytes]) -> None:
+        """Keep *records*, and cancel."""
+        await super().append(records)
+        if len(self._records) >= self._count:
+            self._scope.cancel()
+
+
+@pytest.mark.scenario("SM-17")
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_run_cut_at_every_record(backend: str) -> None:
+    """A process dies after any record, and the next one after any of its own: each log is accepted."""
+
+    async def leave() -> list[tuple[r.Record, ...]]:
+        whole = MemoryJournal()
+        await Runner.run(AGENT, "go", journal=whole)
+        lines = await whole.read()
+        logs = []
+        for cut in range(2, len(lines)):
+            journal = await journal_of(lines[:cut])
+            logs.append(tuple((await RunState.from_journal(AGENT, journal)).records))
+            await Runner.resume(AGENT, journal)
+            resumed = await journal.read()
+            for again in (cut + 1 + (cut * 7) % max(len(resumed) - cut - 1, 1), len(resumed)):
+                second = await journal_of(resumed[:again])
+                if again < len(resumed):
+                    await Runner.resume(AGENT, second)
+                logs.append(tuple((await RunState.from_journal(AGENT, second)).records))
+        return logs
+
+    for log in anyio.run(leave, backend=backend):
+        accepted(log)
+
+
+@pytest.mark.scenario("SM-17")
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_run_cancelled_at_every_record_and_resumed(backend: str) -> None:
+    """A deploy cancels a run after any record, and again when it has gone on for a while: each log is accepted."""
+
+    async def leave(count: int) -> list[tuple[r.Record, ...]]:
+        logs: list[tuple[r.Record, ...]] = []
+        lines: list[bytes] = []
+        for more in (count, 6, 1000):
+            with anyio.CancelScope() as scope:
+                journal = Stopping(len(lines) + more, scope)
+                journal._records = list(lines)
+                await (Runner.resume(AGENT, journal) if lines else Runner.run(AGENT, "go", journal=journal))
+            lines = journal._records
+            logs.append(tuple((await RunState.from_journal(AGENT, await journal_of(lines))).records))
+            if logs[-1][-1].status == "completed":  # type: ignore[union-attr]  # a run always ends
+                break
+        return logs
+
+    for count in itertools.count(3, 2):
+        logs = anyio.run(leave, count, backend=backend)
+        for log in logs:
+            accepted(log)
+        if len(logs) == 1:
+            return
+
+
+def test_a_segment_that_never_ended_is_a_fault_of_a_run_that_was_watched() -> None:
+    """Who has the run's result or error knows that its process didn't die: then a missing end is one."""
+    started = r.RunStarted((), 0, 0.0, run_id="r", agent="root", input=(), shown=(), max_turns=10)
+    check(Observation(records=[started]))
+    with pytest.raises(InvariantError, match="an entry of run"):
+        check(Observation(records=[started], error=ValueError("x")))
