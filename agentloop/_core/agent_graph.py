@@ -136,7 +136,7 @@ class AgentGraph:
             "root": self.key(self.root),
             "agents": {
                 key: {
-                    "tools": {tool.lookup_key: _describe_tool(tool) for tool in agent.functions},
+                    "tools": {tool.lookup_key: describe_tool(tool) for tool in agent.functions},
                     "handoffs": {target_of(entry).name: self.key(target_of(entry).agent) for entry in agent.handoffs},
                 }
                 for key, agent in agents.items()
@@ -164,7 +164,7 @@ class AgentGraph:
 _described: WeakKeyDictionary[FunctionTool, dict[str, str]] = WeakKeyDictionary()
 
 
-def _describe_tool(tool: FunctionTool) -> dict[str, str]:
+def describe_tool(tool: FunctionTool) -> dict[str, str]:
     """Return the digests of the schema and the policy of *tool*.
 
     They are kept as long as the tool, which is frozen: 10 µs of each journaled run otherwise. A schema that is changed

@@ -15,8 +15,9 @@ if find_spec("temporalio") is None:
     raise ModuleNotFoundError(describe_missing("agentloop.temporal", "temporal"), name="temporalio")
 
 from agentloop.temporal._options import ToolActivity
+from agentloop.temporal._payloads import PayloadTooLarge
 from agentloop.temporal._plugin import AgentPlugin
-from agentloop.temporal._run_handle import AgentRunHandle, AgentRunResult, get_run, start_run
+from agentloop.temporal._run_handle import AgentRunHandle, AgentRunResult, WorkerUnavailable, get_run, start_run
 from agentloop.temporal._workflow import AgentRunInput, AgentWorkflow, run_agent
 
 __all__ = [
@@ -25,7 +26,9 @@ __all__ = [
     "AgentRunInput",
     "AgentRunResult",
     "AgentWorkflow",
+    "PayloadTooLarge",
     "ToolActivity",
+    "WorkerUnavailable",
     "get_run",
     "run_agent",
     "start_run",

@@ -1,7 +1,11 @@
 """The two activities of a worker: one model call, and one call of a tool's body.
 
 Errors of models and bodies are results, not failures of the activity: the run decides about them, as it would in one
-process. An activity fails only if its worker is lost, or if its input doesn't fit this worker's agents.
+process. An activity fails if its worker is lost, or if this worker can't do it: its agents don't fit, its model can't
+be opened, a key is missing. It is tried again then, on another worker if there is one.
+
+Results are made to fit: a body's value is cut here as the model is shown it, what is too large still is one error, and
+what is secret is sealed.
 """
 
 from __future__ import annotations
@@ -16,33 +20,90 @@ import anyio.lowlevel
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
+from agentloop._core.agent_graph import describe_tool
 from agentloop._core.call_identity import find_tool
 from agentloop._storage.model_codec import model_error_to_json, model_event_to_json
 from agentloop.abc import Model
 from agentloop.agents import Agent
 from agentloop.context import ToolContext
 from agentloop.exceptions import AgentLoopError, ModelBehaviorError, UserError
-from agentloop.model_events import ItemDone, ResponseDone, TextDelta
+from agentloop.items import HandoffCall, ToolCall
+from agentloop.model_events import ItemDone, ModelRequest, ResponseDone, TextDelta
 from agentloop.temporal._live import ShownText, progress_to_json
 from agentloop.temporal._options import HEARTBEAT_SECONDS, AgentSetup, find_setup
-from agentloop.temporal._payloads import error_to_json, request_from_json, value_to_json
+from agentloop.temporal._payloads import (
+    PayloadTooLarge,
+    check_size,
+    error_to_json,
+    is_secret,
+    request_from_json,
+    seal,
+    unseal,
+    value_to_json,
+)
 from agentloop.tools import FunctionTool
 
 CALL_MODEL = "agentloop.call_model"
 CALL_TOOL = "agentloop.call_tool"
+NOT_BEGUN = "NotBegun"
+"""The type of an error of an activity whose body has not begun: this worker can't call it, and another may."""
 
 
 @activity.defn(name=CALL_MODEL)
 async def call_model(asked: dict[str, Any]) -> dict[str, Any]:
-    """Ask the model for one response. Returns `{"done": event}` or `{"error": error}`."""
+    """Ask the model for one response. Returns `{"done": event, …}`, `{"error": error}` or `{"too_large": text}`."""
     setup, agent = _find_agent(asked)
     async with _heartbeats() as beats, AsyncExitStack() as stack:
         try:
             model = await _open_model(setup, agent, stack)
-            return {"done": model_event_to_json(await _read_response(model, asked, setup, agent, beats))}
+            request = request_from_json(asked, setup.config, agent, model, setup.codec)
+        except Exception as error:
+            raise _unfit(error) from error
+        try:
+            done = await _read_response(model, request, asked, beats)
+        except UserError as error:  # the request couldn't be made here, for example without a key
+            raise _unfit(error) from error
         except Exception as error:
             return {"error": model_error_to_json(error)}
+        return _write_response(done, request, setup)
     raise AssertionError("the block above returns")  # pragma: no cover
+
+
+def _unfit(error: Exception) -> ApplicationError:
+    return ApplicationError(f"{type(error).__name__}: {error}", type=type(error).__name__)
+
+
+def _write_response(done: ResponseDone, request: ModelRequest, setup: AgentSetup) -> dict[str, Any]:
+    """Return the result of the activity: the response, and what its calls were offered as."""
+    offered, secret = _find_offered(done, request)
+    written: Any = model_event_to_json(done)
+    if secret or is_secret(request.items) or is_secret(done.items):
+        written = seal(written, setup.codec)
+    answer = {"done": written, **offered}
+    try:
+        check_size("the model's answer", answer, setup.max_payload)
+    except PayloadTooLarge as error:
+        return {"too_large": str(error)}
+    return answer
+
+
+def _find_offered(done: ResponseDone, request: ModelRequest) -> tuple[dict[str, Any], bool]:
+    """Return which of the calls are of tools and handoffs that the model was shown, and whether one has secrets.
+
+    The workflow may be taken over by a worker that lacks such a tool, or has it with another schema. It knows then that
+    the model isn't at fault.
+    """
+    tools = {tool.lookup_key: tool for tool in request.tools if isinstance(tool, FunctionTool)}
+    handoffs = {handoff.name for handoff in request.handoffs}
+    offered: dict[str, Any] = {}
+    secret = False
+    for item in done.items:
+        if isinstance(item, HandoffCall) and item.name in handoffs:
+            offered[item.call_id] = [item.name]
+        elif isinstance(item, ToolCall) and (tool := find_tool(tools, item.name, item.namespace)) is not None:
+            offered[item.call_id] = [tool.qualified_name, describe_tool(tool)["schema"]]
+            secret = secret or bool(tool.secret)
+    return ({"offered": offered} if offered else {}), secret
 
 
 async def _open_model(setup: AgentSetup, agent: Agent[Any, Any], stack: AsyncExitStack) -> Model:
@@ -58,13 +119,11 @@ async def _open_model(setup: AgentSetup, agent: Agent[Any, Any], stack: AsyncExi
     return given
 
 
-async def _read_response(
-    model: Model, asked: dict[str, Any], setup: AgentSetup, agent: Agent[Any, Any], beats: _Beats
-) -> ResponseDone:
+async def _read_response(model: Model, request: ModelRequest, asked: dict[str, Any], beats: _Beats) -> ResponseDone:
     done: ResponseDone | None = None
     items = []
     shown = ShownText(asked["path"], asked["turn"], activity.info().attempt)
-    async with model.stream(request_from_json(asked, setup.config, agent, model)) as events:
+    async with model.stream(request) as events:
         async for event in events:
             if done is not None:
                 raise ModelBehaviorError(f"The model sent {type(event).__name__} after its response was done")
@@ -88,13 +147,18 @@ async def call_tool(asked: dict[str, Any]) -> dict[str, Any]:
     """
     setup, agent = _find_agent(asked)
     tool = _find_tool(agent, asked)
+    try:
+        arguments = unseal(asked["arguments"], setup.codec)
+        given = setup.restore_context(asked["context"])
+    except Exception as error:
+        raise ApplicationError(f"{type(error).__name__}: {error}", type=NOT_BEGUN) from error
     async with _heartbeats() as beats, AsyncExitStack() as resources:
         context: ToolContext[Any] = ToolContext(
-            context=setup.restore_context(asked["context"]),
+            context=given,
             run_id=asked["run_id"],
             tool_name=asked["tool"],
             tool_call_id=asked["call_id"],
-            tool_arguments=asked["arguments"],
+            tool_arguments=arguments,
             tool_namespace=asked["namespace"],
             agent=agent,
             run_config=setup.config,
@@ -103,10 +167,20 @@ async def call_tool(asked: dict[str, Any]) -> dict[str, Any]:
             _secret=tool.secret,
         )
         try:
-            return {"value": value_to_json(await tool._run_with(context), setup.config.converter)}
+            value = await tool._run_with(context)
+            answer = {"value": value_to_json(value, setup.config.converter, _find_limit(setup, agent, tool))}
+            check_size("the tool's value", answer, setup.max_payload)
         except Exception as error:
-            return {"error": error_to_json(error)}
+            answer = {"error": error_to_json(error)}
+        return seal(answer, setup.codec) if tool.secret or tool.secret_output else answer
     raise AssertionError("the block above returns")  # pragma: no cover
+
+
+def _find_limit(setup: AgentSetup, agent: Agent[Any, Any], tool: FunctionTool[Any]) -> int | None:
+    """Return the number of characters at which the tool's value is cut; None where the run needs the value itself."""
+    if tool.custom_data_extractor is not None or agent.tool_use_behavior != "run_llm_again":
+        return None
+    return setup.config.tool_execution.max_output_chars
 
 
 def _find_agent(asked: dict[str, Any]) -> tuple[AgentSetup, Agent[Any, Any]]:
@@ -115,13 +189,13 @@ def _find_agent(asked: dict[str, Any]) -> tuple[AgentSetup, Agent[Any, Any]]:
         return setup, setup.graph.get(asked["agent"])
     except AgentLoopError as error:
         # Another worker of the queue may know the agent, one of a newer version for example: so it is tried again.
-        raise ApplicationError(str(error), type=type(error).__name__) from error
+        raise ApplicationError(str(error), type=NOT_BEGUN) from error
 
 
 def _find_tool(agent: Agent[Any, Any], asked: dict[str, Any]) -> FunctionTool[Any]:
     found = find_tool({tool.lookup_key: tool for tool in agent.functions}, asked["tool"], asked["namespace"])
     if found is None:
-        raise ApplicationError(f"agent {asked['agent']!r} of this worker has no tool {asked['tool']!r}", type="NoTool")
+        raise ApplicationError(f"agent {asked['agent']!r} of this worker has no tool {asked['tool']!r}", type=NOT_BEGUN)
     return found
 
 
@@ -137,14 +211,21 @@ class _Beats:
 
 @asynccontextmanager
 async def _heartbeats() -> AsyncIterator[_Beats]:
-    """Send heartbeats while the block runs: with them the engine learns that the worker lives, and cancels."""
-    beats = _Beats()
+    """Send heartbeats while the block runs: with them the engine learns that the worker lives, and cancels.
+
+    An error of the block is raised bare, so that the engine gets its type.
+    """
+    beats, failed = _Beats(), None
     async with anyio.create_task_group() as group:
         group.start_soon(_beat, beats)
         try:
             yield beats
+        except Exception as error:
+            failed = error
         finally:
             group.cancel_scope.cancel()
+    if failed is not None:
+        raise failed
 
 
 async def _beat(beats: _Beats) -> None:

@@ -10,9 +10,10 @@ loop, so this would never end. Here the wait is for an event, and a cancellation
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import anyio
 import anyio.lowlevel
@@ -21,16 +22,36 @@ from temporalio.common import RetryPolicy
 from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
 
 from agentloop import effects as e
+from agentloop._core.agent_graph import describe_tool
 from agentloop._storage.model_codec import model_error_from_json, model_event_from_json
-from agentloop.exceptions import OutcomeUnknown
+from agentloop.exceptions import OutcomeUnknown, StateError
+from agentloop.items import ToolCall
 from agentloop.model_events import ModelResponse, ResponseDone
-from agentloop.temporal._activities import CALL_MODEL, CALL_TOOL
+from agentloop.temporal._activities import CALL_MODEL, CALL_TOOL, NOT_BEGUN
 from agentloop.temporal._options import AgentSetup, ToolActivity
-from agentloop.temporal._payloads import error_from_json, request_to_json, value_from_json
-from agentloop.tools import ToolSearch
+from agentloop.temporal._payloads import (
+    PayloadTooLarge,
+    check_size,
+    error_from_json,
+    request_to_json,
+    seal,
+    unseal,
+    value_from_json,
+)
+from agentloop.temporal._runner import refuse_step
+from agentloop.tools import FunctionTool, ToolSearch
 
-_AGAIN = RetryPolicy(initial_interval=timedelta(milliseconds=200), maximum_interval=timedelta(seconds=30))
+_REFUSED = "PayloadsTooLarge"
+"""The type that the SDK gives the error of an activity whose result the engine doesn't take: no other will be taken."""
+_AGAIN = RetryPolicy(
+    initial_interval=timedelta(milliseconds=200),
+    maximum_interval=timedelta(seconds=30),
+    non_retryable_error_types=[_REFUSED],
+)
 _ONCE = RetryPolicy(maximum_attempts=1)
+_LONGEST_PAUSE = 300.0
+_MOST_AT_ONCE = 1_000
+"""Activities of a workflow under way. The engine has a limit of 2,000, and fails a workflow task that asks for more."""
 
 
 class WorkflowEffects:
@@ -38,6 +59,9 @@ class WorkflowEffects:
 
     def __init__(self, root: str, setup: AgentSetup, context: Any, before_model: Callable[[], None]) -> None:
         self._root, self._setup, self._context, self._before_model = root, setup, context, before_model
+        self._room = anyio.Semaphore(_MOST_AT_ONCE, fast_acquire=True)
+        self._unfit: dict[tuple[tuple[str, ...], str], str] = {}
+        """Why the calls with another schema here than the model was shown can't be begun here, by path and call id."""
 
     def wall(self) -> float:
         """Return the workflow's time."""
@@ -66,20 +90,63 @@ class WorkflowEffects:
 
     async def _call_model(self, effect: e.CallModel) -> ModelResponse:
         self._before_model()
-        asked = {"root": self._root, **request_to_json(effect)}
+        asked = {"root": self._root, **request_to_json(effect, self._setup.codec)}
+        check_size("the model's input", asked, self._setup.max_payload)
         # An attempt whose worker is lost has shown nothing to anybody, so the engine makes another.
         answer = await self._run_activity(CALL_MODEL, asked, self._setup.model, _AGAIN)
         if "error" in answer:
             raise model_error_from_json(answer["error"])
-        done = model_event_from_json(answer["done"])
+        if "too_large" in answer:
+            raise PayloadTooLarge(answer["too_large"])
+        await self._check_offered(effect, answer.get("offered") or {})
+        done = model_event_from_json(await self._open(answer["done"]))
         assert isinstance(done, ResponseDone)
         return ModelResponse(*(getattr(done, name) for name in ModelResponse.__struct_fields__))
 
+    async def _check_offered(self, effect: e.CallModel, offered: dict[str, list[str]]) -> None:
+        """Leave the step to another worker if the agent here lacks what the model was shown, and calls.
+
+        With another schema, the call may have ended long ago: it is noted, for the case that it is yet to begin.
+        """
+        request = effect.request
+        schemas = {tool.qualified_name: tool for tool in request.tools if isinstance(tool, FunctionTool)}
+        handoffs = {handoff.name for handoff in request.handoffs}
+        for call_id, (name, *schema) in offered.items():
+            if name not in (schemas if schema else handoffs):
+                kind = "tool" if schema else "handoff"
+                await _leave(
+                    f"call {call_id!r} waits for {kind} {name!r}, which agent {effect.agent!r} here doesn't have"
+                )
+            if schema and describe_tool(schemas[name])["schema"] != schema[0]:
+                text = f"tool {name!r} of agent {effect.agent!r} has another schema than call {call_id!r} was made for"
+                self._unfit[effect.path, call_id] = text
+
+    async def _open(self, sealed: Any) -> Any:
+        try:
+            return unseal(sealed, self._setup.codec)
+        except StateError as error:
+            await _leave(str(error))
+
+    def was_asked(self, path: tuple[str, ...], call: ToolCall) -> bool:
+        """Tell whether the history says that *call* has waited for an approval; see `ApprovalEffects`."""
+        if not workflow.unsafe.is_replaying():
+            if (reason := self._unfit.get((path, call.call_id))) is not None:
+                refuse_step(reason)
+            return False
+        return workflow.patched(_name_marker(path, call))
+
+    def note_asked(self, path: tuple[str, ...], call: ToolCall) -> None:
+        """Let the history say that *call* waits for an approval, so that it does after a deploy as well."""
+        workflow.patched(_name_marker(path, call))
+
     async def _call_tool(self, effect: e.CallTool) -> Any:
-        context = effect.context
+        context, codec = effect.context, self._setup.codec
         name = f"{context.tool_namespace}.{effect.tool}" if context.tool_namespace else effect.tool
         options = self._setup.activity_of(name)
         tool = next(one for one in context.agent.functions if one.qualified_name == name)
+        reason = self._unfit.get((effect.path, effect.call_id))
+        if reason is not None and not workflow.unsafe.is_replaying():
+            await _leave(reason)
         if effect.nested or options.in_workflow or isinstance(tool.body, ToolSearch):
             return await effect.do()
         asked = {
@@ -87,28 +154,49 @@ class WorkflowEffects:
             "agent": self._setup.graph.key(context.agent),
             "tool": effect.tool,
             "namespace": context.tool_namespace,
-            "arguments": effect.arguments,
+            "arguments": seal(effect.arguments, codec) if tool.secret else effect.arguments,
             "call_id": effect.call_id,
             "run_id": context.run_id,
             "key": effect.idempotency_key,
             "context": self._context,
         }
-        again = tool.idempotent or tool.in_doubt == "rerun"
+        check_size(f"the arguments and the context of tool {name!r}", asked, self._setup.max_payload)
         try:
-            answer = await self._run_activity(CALL_TOOL, asked, options, _AGAIN if again else _ONCE)
+            answer = await self._open(await self._try_tool(tool, asked, options))
         except ActivityError as error:
             raise OutcomeUnknown(f"the worker of tool {name!r} was lost: {error.cause or error}") from None
         if "error" in answer:
             raise error_from_json(answer["error"])
         return value_from_json(answer["value"])
 
+    async def _try_tool(self, tool: FunctionTool[Any], asked: object, options: ToolActivity) -> Any:
+        """Run the activity of a body. Where a worker can't begin it, another try is made later, for another worker.
+
+        For a body that may be called twice the engine does so. It can't tell that the body of another has not begun:
+        so that one has one attempt, which the workflow makes anew. Raises as `_run_activity`.
+        """
+        again, pause = tool.idempotent or tool.in_doubt == "rerun", 1.0
+        while True:
+            try:
+                return await self._run_activity(CALL_TOOL, asked, options, _AGAIN if again else _ONCE)
+            except ApplicationError as error:
+                if error.type != NOT_BEGUN:
+                    raise
+            await anyio.sleep(pause)
+            pause = min(pause * 2, _LONGEST_PAUSE)
+
     async def _run_activity(self, name: str, asked: object, options: ToolActivity, retry: RetryPolicy) -> Any:
-        """Run an activity and return its result.
+        """Run an activity and return its result, once there is room for it.
 
         Raises:
             ActivityError: its worker was lost, and *retry* allows no other attempt.
-            ApplicationError: the worker has no such agent or tool.
+            ApplicationError: the worker has no such agent or tool, or another error that *retry* doesn't try again.
+            PayloadTooLarge: the engine doesn't take the result.
         """
+        async with self._room:
+            return await self._await_activity(name, asked, options, retry)
+
+    async def _await_activity(self, name: str, asked: object, options: ToolActivity, retry: RetryPolicy) -> Any:
         handle: workflow.ActivityHandle[Any] = workflow.start_activity(
             name,
             asked,
@@ -135,10 +223,24 @@ class WorkflowEffects:
             return handle.result()
         except ActivityError as error:
             if isinstance(error.cause, ApplicationError) and error.cause.type != _SHUT_DOWN:
+                if error.cause.type == _REFUSED:
+                    raise PayloadTooLarge(f"the result of activity {name!r}: {error.cause.message}") from None
                 raise error.cause from None
             raise
         finally:
             del cancelled
+
+
+async def _leave(reason: str) -> NoReturn:
+    """Leave this step, and with it the workflow task, to another worker."""
+    refuse_step(reason)
+    await anyio.sleep_forever()
+    raise AssertionError("the step is over")  # pragma: no cover
+
+
+def _name_marker(path: tuple[str, ...], call: ToolCall) -> str:
+    """Return the name of the history's marker for an approval that *call* waits for."""
+    return "agentloop-asked-" + hashlib.sha256("\n".join((*path, call.call_id)).encode()).hexdigest()[:16]
 
 
 async def _ends_at_once(ended: anyio.Event) -> bool:

@@ -11,7 +11,7 @@ from attrs import validators as v
 
 from agentloop._core.agent_graph import AgentGraph
 from agentloop.config import RunConfig
-from agentloop.exceptions import UserError, UserValueError
+from agentloop.exceptions import StateError, UserError, UserValueError
 from agentloop.tools import AgentCall, FunctionTool, PythonBody
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ class AgentSetup:
     key: Keys | None
     codec: Codec | None
     max_history: int
+    max_payload: int
     providers: Providers | None = None
     """The models of model strings; set while a worker runs."""
 
@@ -88,13 +89,13 @@ def find_setup(name: str) -> AgentSetup:
     """Return what is known of the agent *name*.
 
     Raises:
-        UserError: no plugin of this process has an agent of that name.
+        StateError: no plugin of this process has an agent of that name. That of another worker may.
     """
     try:
         return _known[name]
     except KeyError:
         known = ", ".join(sorted(_known)) or "none"
-        raise UserError(f"this worker has no agent {name!r} (its AgentPlugin has: {known})") from None
+        raise StateError(f"this worker has no agent {name!r} (its AgentPlugin has: {known})") from None
 
 
 def check_setups(setups: Iterable[AgentSetup], tools: Mapping[str, ToolActivity]) -> None:
@@ -124,6 +125,11 @@ def _check_tools(setup: AgentSetup) -> Iterator[str]:
             name = tool.qualified_name
             if setup.activity_of(name).in_workflow and not _is_async(tool):
                 raise UserError(f"tool {name!r}: a body in the workflow must be an async function")
+            if (tool.secret or tool.secret_output) and setup.codec is None:
+                raise UserError(
+                    f"tool {name!r} has secret arguments or outputs, which the engine's history would hold in plain "
+                    "text: give AgentPlugin(codec=…), for example a FernetCodec"
+                )
             if tool.capacity:
                 raise UserError(
                     f"tool {name!r}: a capacity is shared by the runs of one event loop; each workflow has its own. "

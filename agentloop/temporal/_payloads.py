@@ -1,26 +1,33 @@
 """The JSON between a workflow and its activities: requests of models, values and errors of bodies.
 
 A request holds no definitions and no settings: the worker that performs it has them. It names the tools that are shown,
-so keys, headers and functions never enter the engine's history.
+so keys, headers and functions never enter the engine's history. What tools mark secret is sealed by the plugin's codec.
+
+The engine takes payloads up to a size. What is larger is one error, and not an attempt that is made again for ever.
 """
 
 from __future__ import annotations
 
+import base64
 import functools
 import json
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from agentloop import effects as e
-from agentloop._engine.calls.output_text import render
+from agentloop._common.error_text import shorten
+from agentloop._engine.calls.output_text import cut_output, render
 from agentloop._storage.item_codec import item_from_json, item_to_json
+from agentloop._storage.withholding import Secrets, is_mark
+from agentloop.abc import Codec
 from agentloop.agents import Agent, settings_for
 from agentloop.config import RunConfig
-from agentloop.exceptions import OutcomeUnknown
+from agentloop.exceptions import AgentLoopError, OutcomeUnknown, StateError, UserError
 from agentloop.handoffs import target_of
-from agentloop.items import ToolOutput
+from agentloop.items import Item, ToolOutput
 from agentloop.model_events import ModelRequest, OutputSchema
 from agentloop.settings import Prompt
 from agentloop.tools import HostedTool
@@ -29,16 +36,98 @@ if TYPE_CHECKING:
     from cattrs import BaseConverter
 
 
-def request_to_json(effect: e.CallModel) -> dict[str, Any]:
-    """Return the request of *effect*: the items and texts whole, the definitions by their names."""
+class PayloadTooLarge(AgentLoopError):
+    """A part of a run has more bytes than the engine takes in one payload: `AgentPlugin(max_payload=…)`.
+
+    The model's input, a model's answer, or the run itself where it continues as a new workflow: such a run ends with
+    this error. A tool's value that is too large is an error of its call, which the model receives.
+    """
+
+
+def measure(data: object) -> int:
+    """Return the number of bytes of *data* as the engine's own converter writes JSON."""
+    return len(json.dumps(data, separators=(",", ":")))
+
+
+def check_size(what: str, data: object, most: int) -> None:
+    """Check that *data*, which *what* names, has at most *most* bytes as JSON.
+
+    Raises:
+        PayloadTooLarge: it has more.
+    """
+    if (size := measure(data)) > most:
+        raise PayloadTooLarge(
+            f"{what}: {size:,} bytes as JSON, and one payload of the engine takes {most:,} (max_payload)"
+        )
+
+
+_LARGE = 200_000
+
+
+def pack(text: str) -> str:
+    """Return *text*, compressed if it is long. Short ones stay as they are: older workers read them."""
+    if len(text) < _LARGE:
+        return text
+    return _PACKED + base64.b64encode(zlib.compress(text.encode(), 6)).decode("ascii")
+
+
+def unpack(text: str) -> str:
+    """Return the text that `pack` was given."""
+    if not text.startswith(_PACKED):
+        return text
+    return zlib.decompress(base64.b64decode(text[len(_PACKED) :])).decode()
+
+
+_PACKED = "zlib:"
+
+
+def is_secret(items: Iterable[Item]) -> bool:
+    """Tell whether one of *items* is secret, wholly or in part, or is a call whose output will be."""
+    return any(getattr(item, "secret", False) or getattr(item, "secret_output", False) for item in items)
+
+
+def seal(data: Any, codec: Codec | None) -> Any:
+    """Return JSON *data* sealed by *codec*.
+
+    Raises:
+        UserError: there is no codec.
+    """
+    if codec is None:
+        raise UserError("the engine's history would hold secrets of the run in plain text: give AgentPlugin(codec=…)")
+    return Secrets(codec).hide(json.dumps(data).encode())
+
+
+def unseal(data: Any, codec: Codec | None) -> Any:
+    """Return the JSON data that `seal` was given; *data* itself if it isn't sealed.
+
+    Raises:
+        StateError: *codec* can't open it, or there is none.
+    """
+    if not is_mark(data):
+        return data
+    opened = Secrets(codec).reveal(data)
+    if opened is None:
+        raise StateError("a part of the run is sealed, and this worker has no codec: give AgentPlugin(codec=…)")
+    return json.loads(opened)
+
+
+def request_to_json(effect: e.CallModel, codec: Codec | None = None) -> dict[str, Any]:
+    """Return the request of *effect*: the items and texts whole, the definitions by their names.
+
+    The items are sealed by *codec* if one of them is secret.
+
+    Raises:
+        UserError: one is, and there is no codec.
+    """
     request = effect.request
+    items: Any = [item_to_json(item) for item in request.items]
     return {
         "agent": effect.agent,
         "path": list(request.path),
         "turn": request.turn,
         "system": request.system,
         "instructions": list(request.instructions),
-        "items": [item_to_json(item) for item in request.items],
+        "items": seal(items, codec) if is_secret(request.items) else items,
         "tools": [[tool.namespace, tool.name] for tool in request.tools],
         "handoffs": [handoff.name for handoff in request.handoffs],
         "hosted": bool(request.hosted),
@@ -52,9 +141,13 @@ def request_to_json(effect: e.CallModel) -> dict[str, Any]:
 
 
 def request_from_json(
-    asked: Mapping[str, Any], config: RunConfig, agent: Agent[Any, Any], model: object
+    asked: Mapping[str, Any], config: RunConfig, agent: Agent[Any, Any], model: object, codec: Codec | None = None
 ) -> ModelRequest:
-    """Return the request that was written as *asked*, with the definitions and settings of this process."""
+    """Return the request that was written as *asked*, with the definitions and settings of this process.
+
+    Raises:
+        StateError: its items are sealed, and *codec* can't open them.
+    """
     own = agent.model_settings if config.model is None else settings_for(agent, model)
     settings = own.resolve(config.model_settings)
     if settings.tool_choice != asked["tool_choice"]:
@@ -64,7 +157,7 @@ def request_from_json(
     return ModelRequest(
         system=asked["system"],
         instructions=tuple(asked["instructions"]),
-        items=[item_from_json(item, path=f"$.items[{at}]") for at, item in enumerate(asked["items"])],
+        items=[item_from_json(item, path=f"$.items[{at}]") for at, item in enumerate(unseal(asked["items"], codec))],
         tools=[tools[namespace, name] for namespace, name in asked["tools"] if (namespace, name) in tools],
         handoffs=[handoffs[name] for name in asked["handoffs"] if name in handoffs],
         hosted=[tool for tool in agent.tools if isinstance(tool, HostedTool)] if asked["hosted"] else (),
@@ -80,15 +173,21 @@ def request_from_json(
     )
 
 
-def value_to_json(value: Any, converter: BaseConverter | None) -> dict[str, Any]:
-    """Return a body's *value*: as it is where JSON can hold it, else as the content that the model is shown."""
+def value_to_json(value: Any, converter: BaseConverter | None, limit: int | None = None) -> dict[str, Any]:
+    """Return a body's *value*: as it is where JSON can hold it, else as the content that the model is shown.
+
+    With *limit*, a value whose text is longer becomes that text, cut as the model would be shown it.
+    """
+    content = render(value, converter)
+    if limit is not None and (cut := cut_output(content, limit)) != content:
+        return {"content": item_to_json(ToolOutput("", cut))}
     try:
         plain = json.loads(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError, RecursionError):
         plain = _NOT_PLAIN
     if type(value) in _PLAIN and plain == value:
         return {"plain": value}
-    return {"content": item_to_json(ToolOutput("", render(value, converter)))}
+    return {"content": item_to_json(ToolOutput("", content))}
 
 
 def value_from_json(data: Mapping[str, Any]) -> Any:
@@ -104,13 +203,16 @@ _NOT_PLAIN = object()
 _PLAIN = (str, int, float, bool, type(None), list, dict)
 
 
+_LONGEST_MESSAGE = 100_000
+
+
 class RemoteToolError(Exception):
     """An error of a tool's body in an activity. Its class has the name of the original's, and its text is the same."""
 
 
 def error_to_json(error: BaseException) -> dict[str, str]:
-    """Return the class and the text of *error*."""
-    return {"kind": type(error).__name__, "message": str(error)}
+    """Return the class and the text of *error*; of a very long one, the beginning."""
+    return {"kind": type(error).__name__, "message": shorten(str(error), _LONGEST_MESSAGE)}
 
 
 def error_from_json(data: Mapping[str, str]) -> Exception:

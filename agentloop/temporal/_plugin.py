@@ -10,7 +10,7 @@ from typing import Any
 
 from temporalio import workflow
 from temporalio.plugin import SimplePlugin
-from temporalio.worker import UnsandboxedWorkflowRunner, WorkerConfig
+from temporalio.worker import ReplayerConfig, UnsandboxedWorkflowRunner, WorkerConfig
 
 from agentloop._common.checks import NAMES, check, check_count, is_a
 from agentloop._core.agent_graph import AgentGraph
@@ -57,8 +57,11 @@ class AgentPlugin(SimplePlugin):
         read_context: A callable that makes the application's object of the JSON value given to the run. Each activity
             gets an object of its own: what a body changes in it is lost.
         key: The key that signs stored runs which leave the workflow's memory (`SealKey`).
-        codec: The codec that seals secret values in them; without it a run with secrets can't continue as a new one.
+        codec: The codec that seals secret values: in stored runs, and in all that the engine's history holds. Needed
+            for tools with secret arguments or outputs; the same on all workers.
         max_history: The number of events in a workflow's history from which the run continues as a new workflow.
+        max_payload: The number of bytes that one payload of the engine takes, as JSON. The engine's own limit is 2 MiB,
+            if its server isn't configured otherwise. What is larger is one error (`PayloadTooLarge`).
 
     Raises:
         UserError: an agent can't run in a workflow; names the agent and the tool.
@@ -75,14 +78,17 @@ class AgentPlugin(SimplePlugin):
         key: Keys | None = None,
         codec: Codec | None = None,
         max_history: int = 10_000,
+        max_payload: int = 2_000_000,
     ) -> None:
         check("agents", NAMES.needs("a mapping of agents by name is needed", is_a(Mapping)), agents)
         check_count("max_history", max_history)
+        check_count("max_payload", max_payload)
         config = RunConfig() if run_config is None else check_run_config(run_config)
         self._setups: list[tuple[str, AgentSetup]] = []
         for name, agent in agents.items():
             check(f"agents[{name!r}]", NAMES.needs("an Agent is needed", is_a(Agent)), agent)
-            setup = AgentSetup(AgentGraph(agent), config, tools or {}, model, read_context, key, codec, max_history)
+            graph = AgentGraph(agent)
+            setup = AgentSetup(graph, config, tools or {}, model, read_context, key, codec, max_history, max_payload)
             self._setups.append((name, setup))
         check_setups((setup for _, setup in self._setups), tools or {})
         for name, setup in self._setups:
@@ -98,7 +104,8 @@ class AgentPlugin(SimplePlugin):
     def configure_worker(self, config: WorkerConfig) -> WorkerConfig:
         """Add the workflow and the activities, and let heartbeats through each second.
 
-        The runner of workflows that aren't sandboxed is wrapped: a query can't move a workflow.
+        The runner of workflows that aren't sandboxed is wrapped: a query can't move a workflow, and a step that these
+        agents don't fit fails the workflow task.
         """
         interval = timedelta(seconds=HEARTBEAT_SECONDS)
         config["max_heartbeat_throttle_interval"] = interval
@@ -107,6 +114,13 @@ class AgentPlugin(SimplePlugin):
             config.get("unsandboxed_workflow_runner", UnsandboxedWorkflowRunner())
         )
         return super().configure_worker(config)
+
+    def configure_replayer(self, config: ReplayerConfig) -> ReplayerConfig:
+        """Add the workflow, and refuse the steps that a worker with these agents would refuse."""
+        config["unsandboxed_workflow_runner"] = StepwiseRunner(
+            config.get("unsandboxed_workflow_runner", UnsandboxedWorkflowRunner())
+        )
+        return super().configure_replayer(config)
 
     @asynccontextmanager
     async def _open_models(self) -> AsyncIterator[None]:

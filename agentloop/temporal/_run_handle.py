@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Any, Literal
+from uuid import uuid4
 
 import anyio
 import attrs
+from temporalio.api.common.v1 import WorkflowExecution
+from temporalio.api.workflowservice.v1 import GetWorkflowExecutionHistoryReverseRequest
 from temporalio.client import (
     Client,
     WorkflowExecutionDescription,
     WorkflowHandle,
     WorkflowQueryFailedError,
     WorkflowUpdateFailedError,
+    WorkflowUpdateRPCTimeoutOrCancelledError,
 )
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
 from agentloop._common.checks import NAMES, check
 from agentloop._storage.public_json import record_from_json
-from agentloop.exceptions import StateError, UserError, UserTypeError
+from agentloop.exceptions import AgentLoopError, StateError, UserError, UserTypeError
 from agentloop.records import Record
 from agentloop.state import as_text
 from agentloop.temporal._activities import CALL_MODEL, CALL_TOOL
 from agentloop.temporal._live import Beat, LiveEvent, LiveView
-from agentloop.temporal._runner import TOO_EARLY
+from agentloop.temporal._payloads import unpack
+from agentloop.temporal._runner import ENDED, TOO_EARLY, UNFIT
 from agentloop.temporal._workflow import AgentRunInput, AgentWorkflow
 
 _CALL_ID = NAMES.text()
@@ -41,7 +46,8 @@ class AgentRunResult:
     Attributes:
         status: As `RunResult.status`.
         final_output: The final output as plain data.
-        data: The whole result as JSON: the value of `RunResult.to_json`.
+        data: The result as JSON: the value of `RunResult.to_json`. The engine takes payloads up to a size only: of a
+            longer run the items, calls and responses aren't in it, and `left_out` names them. `records` has them.
     """
 
     status: str
@@ -49,11 +55,20 @@ class AgentRunResult:
     data: Mapping[str, Any] = attrs.field(repr=False)
 
 
+class WorkerUnavailable(AgentLoopError):
+    """No worker has answered in time: none is there, or those that are can't take the run's next step.
+
+    The message says which of the two, as far as the engine knows. The run waits, and continues with a worker that fits.
+    """
+
+
 @attrs.frozen
 class AgentRunHandle:
     """A run of an `AgentWorkflow`. Made by `start_run` and `get_run`; holds no connection of its own.
 
-    Each method is a request to the engine, and raises the errors of its client (`temporalio.service.RPCError`).
+    Each method is a request to the engine, and raises the errors of its client (`temporalio.service.RPCError`). Methods
+    that need a worker's answer wait for one for *timeout* seconds (None: without a limit), and raise
+    `WorkerUnavailable` then. A cancellation leaves them as a cancellation; a request that was sent may still be taken.
 
     Attributes:
         workflow: The engine's own handle, for all that isn't special to agents.
@@ -81,13 +96,16 @@ class AgentRunHandle:
         """Ask for the end of the run. Its activities are cancelled and awaited; `result` then raises."""
         await self.workflow.cancel()
 
-    async def interruptions(self) -> list[dict[str, Any]]:
+    async def interruptions(self, *, timeout: float | None = 30.0) -> list[dict[str, Any]]:
         """Return the calls that wait for a verdict, those of nested runs included.
 
-        Each is its `call_id`, `path` (the ids of the agent-tool calls around it), `tool`, `arguments` (JSON text) and
-        `agent`.
+        Each is its `call_id`, `path` (the ids of the agent-tool calls around it), `tool`, `arguments` (JSON text with
+        secret ones masked) and `agent`.
+
+        Raises:
+            WorkerUnavailable: no worker has answered within *timeout* seconds.
         """
-        waiting: list[dict[str, Any]] = await _ask(self.workflow, AgentWorkflow.interruptions)
+        waiting: list[dict[str, Any]] = await _ask(self.workflow, "interruptions", timeout=timeout)
         return waiting
 
     async def approve(
@@ -98,6 +116,8 @@ class AgentRunHandle:
         arguments: str | Mapping[str, Any] | None = None,
         always: bool = False,
         by: str | None = None,
+        wait: bool = True,
+        timeout: float | None = 30.0,
     ) -> None:
         """Approve a call that waits, as `RunState.approve`; returns when the workflow has taken the verdict.
 
@@ -105,15 +125,19 @@ class AgentRunHandle:
             call_id: The id of the call.
             path: The path of the call's run, as `interruptions` gives it; if it isn't given, the only call of that id
                 is meant, in whichever run it waits.
-            arguments: As for `RunState.approve`, like *always* and *by*.
+            arguments: As for `RunState.approve`, like *always* and *by*. Not for a call with secret arguments.
+            wait: False to return as soon as the engine has stored the verdict; no worker is needed for that. One that
+                doesn't fit the call is logged by the worker then, and not raised here.
+            timeout: The seconds to wait for a worker.
 
         Raises:
             StateError: no such call waits, or without a path more than one.
             UserError: the verdict doesn't fit the call, which then still waits.
+            WorkerUnavailable: no worker has taken the verdict in time; the next one may still take it.
         """
         text = None if arguments is None else as_text(arguments)
         verdict = {"call_id": call_id, "approved": True, "arguments": text, "always": always, "by": by}
-        await self._decide(verdict, path)
+        await self._decide(verdict, path, wait, timeout)
 
     async def reject(
         self,
@@ -123,55 +147,71 @@ class AgentRunHandle:
         message: str | None = None,
         always: bool = False,
         by: str | None = None,
+        wait: bool = True,
+        timeout: float | None = 30.0,
     ) -> None:
         """Reject a call that waits, as `RunState.reject`; returns when the workflow has taken the verdict.
 
         Arguments and errors are those of `approve`, and *message* is what the model receives.
         """
         verdict = {"call_id": call_id, "approved": False, "message": message, "always": always, "by": by}
-        await self._decide(verdict, path)
+        await self._decide(verdict, path, wait, timeout)
 
-    async def _decide(self, verdict: dict[str, Any], path: Sequence[str] | None) -> None:
+    async def _decide(
+        self, verdict: dict[str, Any], path: Sequence[str] | None, wait: bool, timeout: float | None
+    ) -> None:
         if path is not None:
             check("path", _CALL_PATH, path)
             verdict["path"] = list(path)
+        if not wait:
+            await self.workflow.signal(AgentWorkflow.verdict, verdict)
+            return
         try:
-            await self.workflow.execute_update(AgentWorkflow.give_verdict, verdict)
+            await _update(self.workflow, "give_verdict", [verdict], timeout=timeout)
         except WorkflowUpdateFailedError as error:
             if not isinstance(cause := error.cause, ApplicationError):
                 raise
             raise _REFUSALS.get(cause.type or "", StateError)(cause.message) from error
 
-    async def cancel_call(self, call_id: str, reason: str | None = None, *, path: Sequence[str] = ()) -> bool:
+    async def cancel_call(
+        self, call_id: str, reason: str | None = None, *, path: Sequence[str] = (), timeout: float | None = 30.0
+    ) -> bool:
         """Cancel one call while the run continues. Returns False if it has ended or is unknown.
 
         Args:
             call_id: The id of the call.
             reason: What the output says.
             path: The path of the call's run, as its records have it: the ids of the agent-tool calls around it.
+            timeout: The seconds to wait for a worker.
 
         Raises:
             UserTypeError: *call_id* isn't text, or *path* no sequence of texts.
+            WorkerUnavailable: no worker has answered in time.
         """
         check("call_id", _CALL_ID, call_id)
         check("path", _CALL_PATH, path)
         # Without a path as handles sent it before there were paths: workers of that time take two arguments.
         given = [call_id, reason, list(path)] if path else [call_id, reason]
-        return await self.workflow.execute_update(AgentWorkflow.cancel_call, args=given)
+        found: bool = await _update(self.workflow, "cancel_call", given, timeout=timeout)
+        return found
 
     async def add_input(self, text: str) -> None:
         """Show the model a message of the user when the turn that runs has ended. Not for a run that is over."""
         await self.workflow.signal(AgentWorkflow.add_input, text)
 
-    def records(self, *, after: int = 0, interval: float = 0.5) -> AsyncIterator[Record]:
+    def records(self, *, after: int = 0, interval: float = 0.5, timeout: float | None = 60.0) -> AsyncIterator[Record]:
         """Return an iterator of the run's records as it makes them, from number *after* on, up to the end of the run.
 
         Queries are asked every *interval* seconds; they add nothing to the workflow's history. Values that tools mark
-        secret are placeholders.
-        """
-        return _Records(self.workflow, after, interval)
+        secret are placeholders. Of a run that is over, the records up to its last workflow task are read.
 
-    def watch(self, *, after: int = 0, interval: float = 0.5) -> AsyncIterator[Record | LiveEvent]:
+        Where no worker answers a query for *timeout* seconds, `WorkerUnavailable` is raised; *after* continues later.
+        """
+        return _Records(self.workflow, after, interval, timeout)
+
+    def watch(
+        self, *, after: int = 0, interval: float = 0.5, timeout: float | None = 60.0
+    ) -> AsyncIterator[Record | LiveEvent]:
         """Return an iterator of the run's records, like `records`, and between them of what its activities show.
 
         A `TextDelta` is new text of a model's answer, a `CallProgress` a body's report. They come with heartbeats, so
@@ -180,44 +220,127 @@ class AgentRunHandle:
         a call whose worker was lost, the text of the first attempt is shown. Progress is shown of calls whose
         `ModelResponded` this iterator has yielded.
         """
-        return _Events(self.workflow, after, interval)
+        return _Events(self.workflow, after, interval, timeout)
 
-    async def stored_state(self) -> str:
-        """Return the run as `RunState.to_string` would, for `RunState.from_string`; signed if the plugin has a key."""
-        text: str = await _ask(self.workflow, AgentWorkflow.stored_state)
-        return text
+    async def stored_state(self, *, timeout: float | None = 30.0) -> str:
+        """Return the run as `RunState.to_string` would, for `RunState.from_string`; signed if the plugin has a key.
+
+        Raises:
+            WorkerUnavailable: no worker has answered within *timeout* seconds.
+            WorkflowQueryFailedError: the state is longer than an answer of the engine may be; `records` has no limit.
+        """
+        text: str = await _ask(self.workflow, "stored_state", timeout=timeout)
+        return unpack(text)
 
 
-_ATTEMPTS = 20
 _UNANSWERED = (
     *(RPCStatusCode.CANCELLED, RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.UNAVAILABLE),
-    RPCStatusCode.FAILED_PRECONDITION,  # there was no worker lately
+    RPCStatusCode.FAILED_PRECONDITION,  # there was no worker lately, or its workflow task fails
 )
+_FAILED_TASK = "Workflow Task in failed state"
+"""The engine's words, with changing status codes, about a run whose workflow task has failed and is tried again."""
 
 
-async def _ask(handle: WorkflowHandle[Any, Any], query: Callable[..., Any], *given: Any, interval: float = 0.5) -> Any:
-    """Ask a run. A query is repeated that no worker or a dying one takes, or that comes before its workflow task.
+def _may_pass(error: Exception) -> bool:
+    """Tell whether the engine may answer if it is asked again: a worker may come, or another one."""
+    if isinstance(error, RPCError):
+        return error.status in _UNANSWERED or _FAILED_TASK in str(error)
+    if isinstance(error, WorkflowQueryFailedError):
+        return TOO_EARLY in str(error) or UNFIT in str(error)
+    return isinstance(error, WorkflowUpdateRPCTimeoutOrCancelledError)
+
+
+async def _repeat(
+    handle: WorkflowHandle[Any, Any],
+    what: str,
+    ask: Callable[[], Awaitable[Any]],
+    *,
+    interval: float = 0.5,
+    timeout: float | None,
+) -> Any:
+    """Return the answer to *ask*, which is repeated while no worker takes it, or one that is dying or doesn't fit.
 
     Raises:
-        RPCError: no worker has answered `_ATTEMPTS` times in a row, or the engine refuses the query.
+        WorkerUnavailable: there was no answer for *timeout* seconds.
+        Exception: another error of *ask*.
+    """
+    why: Exception | None = None
+    with anyio.move_on_after(timeout):
+        while True:
+            try:
+                return await ask()
+            except (RPCError, WorkflowQueryFailedError, WorkflowUpdateRPCTimeoutOrCancelledError) as error:
+                if isinstance(error.__cause__, anyio.get_cancelled_exc_class()):
+                    raise error.__cause__ from None  # the client makes an ordinary error of a cancellation
+                if not _may_pass(error):
+                    raise
+                why = error
+            await anyio.sleep(interval)
+    reason = await _find_task_failure(handle) or (str(why) if why is not None else "there is none on its task queue")
+    raise WorkerUnavailable(f"{what}: no worker of run {handle.id!r} has answered within {timeout} s: {reason}")
+
+
+async def _find_task_failure(handle: WorkflowHandle[Any, Any]) -> str | None:
+    """Return why the run's latest workflow task has failed; None if it hasn't, or if the engine doesn't tell soon."""
+    client = handle._client
+    execution = WorkflowExecution(workflow_id=handle.id, run_id=handle.run_id or "")
+    request = GetWorkflowExecutionHistoryReverseRequest(
+        namespace=client.namespace, execution=execution, maximum_page_size=10
+    )
+    with anyio.move_on_after(5.0):
+        try:
+            found = await client.workflow_service.get_workflow_execution_history_reverse(request)
+        except RPCError:
+            return None
+        for event in found.history.events:
+            if event.HasField("workflow_task_completed_event_attributes"):
+                return None
+            if event.HasField("workflow_task_failed_event_attributes"):
+                return event.workflow_task_failed_event_attributes.failure.message
+    return None
+
+
+async def _ask(
+    handle: WorkflowHandle[Any, Any],
+    query: Literal["interruptions", "records_after", "stored_state"],
+    *given: Any,
+    interval: float = 0.5,
+    timeout: float | None,
+) -> Any:
+    """Ask a run. One that is over, and has events that no workflow task has dealt with, is asked by another name.
+
+    Raises:
+        WorkerUnavailable: no worker has answered for *timeout* seconds.
+        RPCError: the engine refuses the query.
         WorkflowQueryFailedError: the workflow's code has failed.
     """
-    for last in [False] * (_ATTEMPTS - 1) + [True]:
+    name: str = query
+
+    async def ask() -> Any:
+        nonlocal name
         try:
-            return await handle.query(query, args=given)
-        except (RPCError, WorkflowQueryFailedError) as error:
-            missed = error.status in _UNANSWERED if isinstance(error, RPCError) else TOO_EARLY in str(error)
-            if last or not missed:
-                raise
-        await anyio.sleep(interval)
-    raise AssertionError("the last attempt returns or raises")  # pragma: no cover
+            return await handle.query(name, args=given)
+        except WorkflowQueryFailedError as error:
+            if TOO_EARLY in str(error) and (await handle.describe()).close_time is not None:
+                name = f"{ENDED}{query}"
+            raise
+
+    return await _repeat(handle, f"the query {query!r}", ask, interval=interval, timeout=timeout)
+
+
+async def _update(handle: WorkflowHandle[Any, Any], name: str, given: list[Any], *, timeout: float | None) -> Any:
+    """Send an update and return its result. It has an id, so that repeating it doesn't make it twice. As `_repeat`."""
+    own = uuid4().hex
+    return await _repeat(
+        handle, f"the update {name!r}", lambda: handle.execute_update(name, args=given, id=own), timeout=timeout
+    )
 
 
 class _Look:
     """Reads the records of a run after the first *number*, again and again, until the run is over."""
 
-    def __init__(self, handle: WorkflowHandle[Any, Any], number: int, interval: float) -> None:
-        self._handle, self._number, self._interval = handle, number, interval
+    def __init__(self, handle: WorkflowHandle[Any, Any], number: int, interval: float, timeout: float | None) -> None:
+        self._handle, self._number, self._interval, self._timeout = handle, number, interval, timeout
         self._is_over = False
 
     async def look(self) -> tuple[list[Record], WorkflowExecutionDescription] | None:
@@ -225,9 +348,10 @@ class _Look:
         if self._is_over:
             return None
         seen = await self._handle.describe()
-        self._is_over = seen.close_time is not None
-        found = await _ask(self._handle, AgentWorkflow.records_after, self._number, interval=self._interval)
+        found = await _ask(self._handle, "records_after", self._number, interval=self._interval, timeout=self._timeout)
         self._number += len(found)
+        # An answer may have a part of the records, so the last one is empty.
+        self._is_over = seen.close_time is not None and not found
         if not found and not self._is_over:
             await anyio.sleep(self._interval)
         return [record_from_json(one) for one in found], seen
@@ -249,8 +373,8 @@ async def _read_beats(seen: WorkflowExecutionDescription) -> list[Beat]:
 class _Records(AsyncIterator[Record]):
     """The records of a run."""
 
-    def __init__(self, handle: WorkflowHandle[Any, Any], number: int, interval: float) -> None:
-        self._look = _Look(handle, number, interval)
+    def __init__(self, handle: WorkflowHandle[Any, Any], number: int, interval: float, timeout: float | None) -> None:
+        self._look = _Look(handle, number, interval, timeout)
         self._read: deque[Record] = deque()
 
     async def __anext__(self) -> Record:
@@ -264,8 +388,8 @@ class _Records(AsyncIterator[Record]):
 class _Events(AsyncIterator[Record | LiveEvent]):
     """The records of a run, and what its activities show."""
 
-    def __init__(self, handle: WorkflowHandle[Any, Any], number: int, interval: float) -> None:
-        self._look = _Look(handle, number, interval)
+    def __init__(self, handle: WorkflowHandle[Any, Any], number: int, interval: float, timeout: float | None) -> None:
+        self._look = _Look(handle, number, interval, timeout)
         self._read: deque[Record | LiveEvent] = deque()
         self._view = LiveView()
 

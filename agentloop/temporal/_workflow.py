@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from typing import Any, Unpack
 
 import anyio._backends._asyncio  # noqa: F401 - else it is imported within a workflow
@@ -11,6 +12,7 @@ import attrs
 import msgspec
 from temporalio import workflow
 
+from agentloop._common.masking import mask_arguments
 from agentloop._storage.public_json import to_json
 from agentloop.config import RunConfig
 from agentloop.exceptions import StateError, UserError
@@ -21,7 +23,17 @@ from agentloop.run import ResumeOptions, Runner
 from agentloop.state import RunState
 from agentloop.temporal._effects import WorkflowEffects
 from agentloop.temporal._options import AgentSetup, find_setup
+from agentloop.temporal._payloads import check_size, measure, pack, unpack
+from agentloop.temporal._runner import ENDED, refuse_step
 from agentloop.temporal._substitutes import NamedModels, RecordList, observe_once
+
+_ESSENTIALS = (
+    *("status", "final_output", "stop_reason", "finish_reason", "last_response_id", "last_agent", "usage"),
+    "interruptions",
+)
+"""The parts of a result that are returned always."""
+_ANSWER = 1_000_000
+"""Bytes of records in the answer to one query."""
 
 
 @dataclass
@@ -30,10 +42,11 @@ class AgentRunInput:
 
     Attributes:
         agent: The name under which the `AgentPlugin` of the worker has the agent.
-        input: The user's message.
+        input: The user's message; empty where *state* is given.
         context: A JSON value, from which the worker makes the application's object.
         max_turns: As for `Runner.run`.
-        state: A stored run to continue, in place of *input*: set where a workflow continues as a new one.
+        state: A stored run to continue, in place of *input*: set where a workflow continues as a new one. Compressed if
+            it is long.
         pending_input: Messages not yet given to that run.
     """
 
@@ -85,16 +98,31 @@ async def run_agent(
     Cancellation: as for `Runner.run`; activities under way are cancelled and awaited.
 
     Raises:
-        UserError: the worker has no such agent, or an option isn't supported in a workflow.
+        UserError: an option isn't supported in a workflow.
         AgentLoopError: as for `Runner.run`. The plugin declares it a failure of the workflow.
+
+    A worker that lacks the agent, or whose agent doesn't fit the run, fails the workflow task: another worker takes it.
     """
-    setup = find_setup(agent)
+    with leaving():
+        setup = find_setup(agent)
     if options.get("session") is not None:
         raise UserError("session: not supported in a workflow, whose own history holds the run")
     context = options.get("context")
     options["run_config"] = _configure(agent, setup, options.get("run_config") or setup.config, context)
     options["context"] = setup.restore_context(context)
-    return await Runner.run(setup.graph.root, input, **options)
+    with leaving():
+        return await Runner.run(setup.graph.root, input, **options)
+    raise AssertionError("the block above returns or raises")  # pragma: no cover
+
+
+@contextmanager
+def leaving() -> Iterator[None]:
+    """Leave the workflow task to another worker where the run doesn't fit the agents of this one."""
+    try:
+        yield
+    except StateError as error:
+        refuse_step(str(error))
+        raise
 
 
 def _configure(
@@ -142,12 +170,18 @@ class AgentWorkflow:
     @workflow.run
     async def run(self, given: AgentRunInput) -> dict[str, Any]:
         """Run the agent and return how the run ended: its status, output, usage and error."""
+        with leaving():
+            return self._write_result(await self._run_to_end(given))
+        raise AssertionError("the block above returns or raises")  # pragma: no cover
+
+    async def _run_to_end(self, given: AgentRunInput) -> RunResult[Any]:
         setup, root = self._setup, self._setup.graph.root
         config = _configure(given.agent, setup, setup.config, given.context, self._check_length)
         config = attrs.evolve(config, instruments=(*config.instruments, RecordList(self._records)))
         work: str | RunState = given.input
         if given.state is not None:
-            work = RunState.from_string(root, given.state, key=setup.key, codec=setup.codec, converter=config.converter)
+            text = unpack(given.state)
+            work = RunState.from_string(root, text, key=setup.key, codec=setup.codec, converter=config.converter)
             self._records.extend(work.records)
         options: dict[str, Any] = {"context": setup.restore_context(given.context), "run_config": config}
         if given.state is None:
@@ -167,11 +201,24 @@ class AgentWorkflow:
                 state = RunState(root, state.records, context=state.context)
                 self._give_inputs(state)
             else:
-                return result.to_json(codec=setup.codec, converter=config.converter)
+                return result
             self._records[:] = state.records
             if self._is_long():
                 await self._continue_as_new(state)
             work = state
+
+    def _write_result(self, result: RunResult[Any]) -> dict[str, Any]:
+        """Return *result* as JSON; without its items, calls and responses if the engine doesn't take it whole.
+
+        Raises:
+            PayloadTooLarge: not even then.
+        """
+        setup = self._setup
+        data = result.to_json(codec=setup.codec, converter=setup.config.converter)
+        if measure(data) > setup.max_payload:
+            data = {name: data[name] for name in _ESSENTIALS} | {"left_out": sorted(data.keys() - set(_ESSENTIALS))}
+            check_size("the run's final output", data, setup.max_payload)
+        return data
 
     async def _run_segment(self, work: str | RunState, options: dict[str, Any]) -> RunResult[Any]:
         async with Runner.run_streamed(self._setup.graph.root, work, **options) as stream:
@@ -210,10 +257,11 @@ class AgentWorkflow:
     async def _continue_as_new(self, state: RunState) -> None:
         given = self._given
         await workflow.wait_condition(workflow.all_handlers_finished)
-        text = self._store(state)
-        workflow.continue_as_new(
-            AgentRunInput(given.agent, given.input, given.context, given.max_turns, text, list(self._inputs))
-        )
+        text = pack(self._store(state))
+        # The input is in the stored run.
+        more = AgentRunInput(given.agent, "", given.context, given.max_turns, text, list(self._inputs))
+        check_size("the run, stored and compressed,", asdict(more), self._setup.max_payload)
+        workflow.continue_as_new(more)
 
     # -- what others ask of it
 
@@ -227,7 +275,13 @@ class AgentWorkflow:
 
     @give_verdict.validator
     def _check_verdict(self, verdict: dict[str, Any]) -> None:
-        self._find_call(_read_verdict(verdict))
+        read = _read_verdict(verdict)
+        call = self._find_call(read).call
+        if read.arguments is not None and call.secret:
+            raise UserError(
+                f"call {call.call_id!r} has secret arguments, which the engine's history would hold in plain text: it "
+                "can be approved or rejected as it is"
+            )
 
     @workflow.signal
     def verdict(self, verdict: dict[str, Any]) -> None:
@@ -279,13 +333,13 @@ class AgentWorkflow:
 
     @workflow.query
     def interruptions(self) -> list[dict[str, Any]]:
-        """Return the calls that wait for a verdict, those of nested runs included."""
+        """Return the calls that wait for a verdict, those of nested runs included. Secret arguments are masked."""
         return [
             {
                 "call_id": one.call.call_id,
                 "path": list(one.path),
                 "tool": one.call.name,
-                "arguments": one.call.arguments,
+                "arguments": mask_arguments(one.call.arguments, one.call.secret),
                 "agent": one.agent,
             }
             for one in self._waiting()
@@ -293,14 +347,35 @@ class AgentWorkflow:
 
     @workflow.query
     def records_after(self, number: int) -> list[dict[str, Any]]:
-        """Return the records after the first *number*, as JSON."""
-        return [to_json(record) for record in self._records[number:]]
+        """Return records after the first *number*, as JSON: as many as fit into an answer, and one at least."""
+        room, found = _ANSWER, list[dict[str, Any]]()
+        for record in self._records[number:]:
+            written = to_json(record)
+            room -= measure(written)
+            if found and room < 0:
+                break
+            found.append(written)
+        return found
 
     @workflow.query
     def stored_state(self) -> str:
-        """Return the run as `RunState.to_string`, signed if the plugin has a key."""
+        """Return the run as `RunState.to_string`, signed if the plugin has a key; compressed if it is long."""
         state = RunState(self._setup.graph.root, list(self._records))
-        return self._store(state)
+        text = pack(self._store(state))
+        check_size("the run, stored and compressed,", text, self._setup.max_payload)
+        return text
+
+    @workflow.query(name=f"{ENDED}interruptions")
+    def _interruptions_of_ended(self) -> list[dict[str, Any]]:
+        return self.interruptions()
+
+    @workflow.query(name=f"{ENDED}records_after")
+    def _records_of_ended(self, number: int) -> list[dict[str, Any]]:
+        return self.records_after(number)
+
+    @workflow.query(name=f"{ENDED}stored_state")
+    def _state_of_ended(self) -> str:
+        return self.stored_state()
 
     def _store(self, state: RunState) -> str:
         setup = self._setup

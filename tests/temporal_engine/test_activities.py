@@ -26,10 +26,10 @@ from agentloop.model_events import ItemDone, ModelRequest, ResponseDone, TextDel
 from agentloop.records import ModelFailed, Record
 from agentloop.settings import ModelSettings
 from agentloop.temporal import AgentPlugin, AgentRunHandle, run_agent
-from agentloop.temporal._activities import call_model, call_tool
+from agentloop.temporal._activities import NOT_BEGUN, call_model, call_tool
 from agentloop.temporal._options import find_setup
 from agentloop.temporal._payloads import error_from_json, value_from_json
-from agentloop.temporal._runner import TOO_EARLY
+from agentloop.temporal._runner import TOO_EARLY, UNFIT
 from agentloop.testing import FunctionModel, ScriptedModel, call, normal, say
 
 pytestmark = [
@@ -168,14 +168,14 @@ async def test_wrong_models_of_a_worker() -> None:
 async def test_a_worker_without_the_agent_or_the_tool() -> None:
     """The activity fails, and so may be tried again by a worker that has them."""
     AgentPlugin({"a": Agent("a", model=ScriptedModel([]))})
-    for asked, kind in (
-        (asked_tool("missing"), "NoTool"),
-        (asked_tool("missing", root="unheard-of"), "UserError"),
-        (asked_tool("missing", agent="unheard-of"), None),
+    for asked, why in (
+        (asked_tool("missing"), "has no tool 'missing'"),
+        (asked_tool("missing", root="unheard-of"), "this worker has no agent 'unheard-of'"),
+        (asked_tool("missing", agent="unheard-of"), "agent 'unheard-of' isn't in the graph"),
     ):
-        with pytest.raises(ApplicationError) as caught:
+        with pytest.raises(ApplicationError, match=why) as caught:
             await ActivityEnvironment().run(call_tool, asked)
-        assert kind is None or caught.value.type == kind
+        assert (caught.value.type, caught.value.non_retryable) == (NOT_BEGUN, False)
 
 
 async def test_the_services_of_a_body() -> None:
@@ -305,7 +305,8 @@ class _LosingHandle:
     async def describe(self) -> Any:
         return SimpleNamespace(close_time=1.0)
 
-    async def query(self, what: object, *, args: tuple[int]) -> list[dict[str, Any]]:
+    async def query(self, what: str, *, args: tuple[int]) -> list[dict[str, Any]]:
+        assert what in ("records_after", "ended_records_after")
         if self.failures:
             self.failures -= 1
             raise self.error
@@ -317,21 +318,12 @@ def _lost(status: RPCStatusCode) -> RPCError:
 
 
 async def test_a_query_that_a_dying_worker_has_taken() -> None:
-    """It is repeated, for a bounded number of times, as is one that came too early; a refusal isn't."""
-    early = WorkflowQueryFailedError(TOO_EARLY)
-    for failures, error in (
-        (3, _lost(RPCStatusCode.CANCELLED)),
-        (19, _lost(RPCStatusCode.FAILED_PRECONDITION)),
-        (19, early),
-    ):
-        handle = AgentRunHandle(_LosingHandle(failures, error))  # type: ignore[arg-type]
+    """It is repeated, as is one that came too early or to a worker that doesn't fit; a refusal isn't."""
+    early, unfit = WorkflowQueryFailedError(TOO_EARLY), WorkflowQueryFailedError(f"{UNFIT}: it has no agent 'a'")
+    for error in (_lost(RPCStatusCode.CANCELLED), _lost(RPCStatusCode.FAILED_PRECONDITION), early, unfit):
+        handle = AgentRunHandle(_LosingHandle(19, error))  # type: ignore[arg-type]
         assert [type(one).__name__ async for one in handle.records(interval=0.0)] == ["ModelFailed"]
-    for failures, error in (
-        (20, _lost(RPCStatusCode.CANCELLED)),
-        (1, _lost(RPCStatusCode.NOT_FOUND)),
-        (20, early),
-        (1, WorkflowQueryFailedError("no such run")),
-    ):
-        handle = AgentRunHandle(_LosingHandle(failures, error))  # type: ignore[arg-type]
+    for error in (_lost(RPCStatusCode.NOT_FOUND), WorkflowQueryFailedError("no such run")):
+        handle = AgentRunHandle(_LosingHandle(1, error))  # type: ignore[arg-type]
         with pytest.raises(type(error)):
             await anext(handle.records(interval=0.0))

@@ -60,7 +60,7 @@ async def decide(run: LiveRun, plan: Plan) -> Plan:
         and entry.tool is not None
         and not entry.disposition.resumed
         and not entry.disposition.decided
-        and (policies or entry.tool.needs_approval is not False or _was_asked(run, entry.call))
+        and (_was_asked(run, entry.call) or policies or entry.tool.needs_approval is not False)
     ]
     if not undecided:
         return plan
@@ -81,9 +81,8 @@ def _was_asked(run: LiveRun, call: ToolCall) -> bool:
     In an earlier run segment, or by an earlier worker of an engine that makes the log anew.
     """
     effects = run.tree.effects
-    return run.state.calls[call.call_id].approval is not None or (
-        isinstance(effects, ApprovalEffects) and effects.was_asked(run.path, call)
-    )
+    told = isinstance(effects, ApprovalEffects) and effects.was_asked(run.path, call)
+    return told or run.state.calls[call.call_id].approval is not None
 
 
 async def _decide_entry(run: LiveRun, entry: PlanEntry, tool: FunctionTool, planned: Execute) -> Disposition:

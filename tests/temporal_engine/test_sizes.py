@@ -1,0 +1,148 @@
+"""What is larger than a payload of the engine: one error that names the bound, one attempt, and nothing hangs."""
+
+import json
+from datetime import timedelta
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+pytest.importorskip("temporalio", reason="needs the extra temporal: nox -s tests-temporal")
+
+import anyio
+from temporalio.client import Client, WorkflowFailureError
+from temporalio.worker import Worker
+
+from agentloop import Agent, RunConfig, tool
+from agentloop.model_events import ModelRequest
+from agentloop.settings import ToolExecution
+from agentloop.temporal import AgentPlugin, AgentRunHandle, start_run
+from agentloop.temporal._payloads import check_size, measure, pack, unpack, value_from_json, value_to_json
+from agentloop.testing import FunctionModel, call, say
+
+pytestmark = [
+    *(pytest.mark.real_clock, pytest.mark.leaves_threads),
+    *(pytest.mark.timeout(180), pytest.mark.backends("asyncio")),
+]
+
+MB = 1_000_000
+
+
+class Counted:
+    """A model and a tool that count how often they were asked."""
+
+    def __init__(self, calls: int = 1, turns: int = 1, size: int = 10, answer: str = "done") -> None:
+        self.asked, self.bodies = 0, 0
+        self._calls, self._turns, self._size, self._answer = calls, turns, size, answer
+
+    def agent(self) -> Agent[Any, Any]:
+        """Return the agent."""
+
+        @tool(idempotent=True)
+        async def big(n: int) -> str:
+            """Give much."""
+            self.bodies += 1
+            return f"{n}" * (self._size // len(f"{n}"))
+
+        return Agent("big", model=FunctionModel(self._say), tools=[big])
+
+    def _say(self, request: ModelRequest) -> Any:
+        self.asked += 1
+        if request.turn > self._turns:
+            return say(self._answer)
+        return [call("big", {"n": 100 * request.turn + n}, f"t{request.turn}c{n}") for n in range(self._calls)]
+
+
+async def run_big(address: str, counted: Counted, config: RunConfig, **options: Any) -> tuple[AgentRunHandle, Any]:
+    """Run the agent to its end; return the handle and the result, or the error that ended it."""
+    client = await Client.connect(
+        address, plugins=[AgentPlugin({"big": counted.agent()}, run_config=config, **options)]
+    )
+    queue = f"queue-{uuid4().hex}"
+    async with Worker(client, task_queue=queue, graceful_shutdown_timeout=timedelta(seconds=5)):
+        handle = await start_run(client, "big", "go", id=f"big-{uuid4().hex}", task_queue=queue, max_turns=None)
+        with anyio.fail_after(90):
+            try:
+                result: Any = await handle.result()
+            except WorkflowFailureError as error:
+                result = error.cause
+            kinds = [type(one).__name__ async for one in handle.records(interval=0.1)]
+        assert kinds.count("RunStarted") == 1
+    return handle, result
+
+
+WHOLE = RunConfig(tool_execution=ToolExecution(max_output_chars=None))
+
+
+@pytest.mark.scenario("SM-11")
+async def test_a_value_above_the_bound_is_one_error_of_its_call(address: str) -> None:
+    """The body is called once, although it may be called again; the model is told the bound."""
+    counted = Counted(size=3 * MB)
+    _, result = await run_big(address, counted, WHOLE)
+    assert result.final_output == "done"
+    [settled] = result.data["calls"]
+    assert settled["outcome"]["status"] == "failed"
+    assert "one payload of the engine takes 2,000,000" in settled["outcome"]["output"]
+    assert (counted.bodies, counted.asked) == (1, 2)
+
+
+@pytest.mark.scenario("SM-11")
+async def test_a_models_answer_above_the_bound_ends_the_run(address: str) -> None:
+    """The model is asked once: each request is paid for."""
+    counted = Counted(turns=0, answer="x" * 3 * MB)
+    _, error = await run_big(address, counted, RunConfig())
+    assert error.type == "PayloadTooLarge"
+    assert "the model's answer: 3,000," in error.message
+    assert counted.asked == 1
+
+
+@pytest.mark.scenario("SM-11")
+async def test_an_input_of_the_model_above_the_bound_ends_the_run(address: str) -> None:
+    """Each output fits, and all of them don't."""
+    counted = Counted(calls=3, size=MB)
+    _, error = await run_big(address, counted, WHOLE)
+    assert error.type == "PayloadTooLarge"
+    assert "the model's input: 3,0" in error.message
+    assert (counted.bodies, counted.asked) == (3, 1)
+
+
+@pytest.mark.scenario("SM-11")
+async def test_a_long_run_returns_what_is_essential(address: str) -> None:
+    """Forty calls with outputs of the usual bound: the result says what it lacks, and the records have it."""
+    counted = Counted(calls=40, size=40_000)
+    handle, result = await run_big(address, counted, RunConfig())
+    assert (result.status, result.final_output) == ("completed", "done")
+    assert {"calls", "new_items"} <= set(result.data["left_out"])
+    assert counted.bodies == 40
+    assert handle.id
+
+
+@pytest.mark.scenario("SM-11")
+async def test_a_run_that_grows_above_the_bound_ends_where_it_would_continue(address: str) -> None:
+    """A small bound, and a history that is long after each turn: the stored run doesn't fit at some turn."""
+    counted = Counted(turns=100, size=10)
+    _, error = await run_big(address, counted, RunConfig(), max_payload=8_000, max_history=1)
+    assert error.type == "PayloadTooLarge"
+    assert "max_payload" in error.message
+    assert 2 < counted.asked < 100
+
+
+def test_values_are_cut_where_they_arise() -> None:
+    """As the model would be shown them; what is short stays as it is."""
+    for value in ("x" * 100, {"a": "y" * 100}, ["z" * 100]):
+        cut = value_from_json(value_to_json(value, None, 50))
+        assert isinstance(cut, str)
+        assert len(cut) <= 50
+        assert value_from_json(value_to_json(value, None, None)) == value
+        assert value_from_json(value_to_json(value, None, 200)) == value
+    assert value_to_json({"a": 1}, None, 50) == {"plain": {"a": 1}}
+
+
+def test_a_long_state_is_packed() -> None:
+    """Text of JSON shrinks many times; a short one is readable by older workers."""
+    long = json.dumps([{"kind": "call_settled", "n": n} for n in range(20_000)])
+    assert unpack(pack(long)) == long
+    assert len(pack(long)) < len(long) / 4
+    assert pack("{}") == "{}"
+    assert measure("é") == len('"\\u00e9"')
+    check_size("it", "x" * 8, 10)
