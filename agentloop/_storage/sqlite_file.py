@@ -5,16 +5,20 @@ Uses the standard library's module, so every function blocks and belongs in a wo
 
 from __future__ import annotations
 
+import os
 import sqlite3
+import stat
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 _PAUSE = 0.01
 
 
 def connect(path: str, schema: Sequence[str], *, busy_timeout: float, synced: bool = False) -> sqlite3.Connection:
     """Return a connection to the file at *path* in which the statements of *schema* have been executed.
+
+    On Linux, a file that it makes is readable by its owner only; SQLite gives the files beside it the same mode.
 
     The caller owns it. Several threads may use it, one at a time. It begins no transaction by itself: see
     `transaction`.
@@ -28,6 +32,7 @@ def connect(path: str, schema: Sequence[str], *, busy_timeout: float, synced: bo
     Raises:
         sqlite3.Error: the file can't be opened, isn't a database, or stays locked. Nothing is left open then.
     """
+    _make_private(path)
     # Autocommit: `transaction` begins and ends transactions explicitly.
     connection = sqlite3.connect(path, timeout=busy_timeout, isolation_level=None, check_same_thread=False)
     try:
@@ -41,6 +46,14 @@ def connect(path: str, schema: Sequence[str], *, busy_timeout: float, synced: bo
         connection.close()
         raise
     return connection
+
+
+def _make_private(path: str) -> None:
+    """Make an empty file at *path* if none is there, since SQLite would let others read the one that it makes."""
+    if path != ":memory:":
+        # Not `os.open`: to close a descriptor of a file gives up the locks that this process has on it.
+        with suppress(OSError, AttributeError):  # it is there, or this system can't: then SQLite makes it, or says why
+            os.mknod(path, 0o600 | stat.S_IFREG)
 
 
 @contextmanager

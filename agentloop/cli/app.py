@@ -21,7 +21,7 @@ import anyio
 import click
 
 import agentloop
-from agentloop._common.terminal_text import harmless
+from agentloop._common.terminal_text import exact, harmless
 from agentloop.cli import errors
 from agentloop.cli.chat import chat
 from agentloop.cli.graph import graph
@@ -176,22 +176,45 @@ def run(
 @app.command(epilog=examples("agentloop resume jobs/may", "agentloop resume jobs/may --approve always --max-turns 20"))
 @click.argument("folder", metavar="DIR")
 @click.option("--max-turns", type=click.IntRange(min=1), help="Turns of one run, those before included.")
+@click.option("--target", metavar="TARGET", help="The job's own TARGET: says that a job from elsewhere may run it.")
 @_add_run_options
-def resume(folder: str, max_turns: int | None, **options: Any) -> None:
+def resume(folder: str, max_turns: int | None, target: str | None, **options: Any) -> None:
     """Continue the job that `agentloop run --journal DIR` began.
 
     It uses the working folder of that command, and its model and turns unless options replace them. Requests whose runs
     have ended are answered from their journals. Output and exit codes are those of `run`.
+
+    DIR names the code that runs. One that was copied or moved since, or comes from elsewhere, is resumed when you
+    confirm that at the terminal, or name its TARGET; one that others can write to isn't resumed.
     """
-    kept = Folder.at(folder)
+    kept, err = Folder.at(folder), Output(sys.stderr)
     try:
         order = kept.read()
         if not os.path.isdir(order.folder):
             raise kept.refusal(f"the folder it worked in, {order.folder}, is gone")
+        if not kept.begun_here():
+            _confirm_foreign(kept, order, target, err)
     except FolderError as error:
-        _refuse(Output(sys.stderr), error, options["traceback"])
+        _refuse(err, error, options["traceback"])
     with contextlib.chdir(order.folder):
         _perform_order(order, kept, None, is_new=False, more_turns=max_turns, **options)
+
+
+def _confirm_foreign(folder: Folder, order: Order, target: str | None, err: Output) -> None:
+    """Let the user decide whether the code that a job from elsewhere names may run; return if it may.
+
+    Raises:
+        FolderError: it may not, or there is no terminal to ask at.
+    """
+    sandbox = "" if order.sandbox is None else f", with sandboxes in {order.sandbox}"
+    what = f"it began elsewhere, and runs the code of {order.target} in {order.folder}{sandbox}"
+    if target is not None and order.target not in (target, absolute_target(target)):
+        raise folder.refusal(f"its TARGET is {order.target}, not {target}")
+    if target is None and not can_ask(err, input_is_taken=False):
+        word = shlex.quote(order.target)
+        raise folder.refusal(f"{what}. If you want that: agentloop resume {folder.name} --target {word}")
+    if target is None and not click.confirm(exact(f"{folder.path}: {what}. Go on?"), err=True):
+        raise folder.refusal("nothing of it was run")
 
 
 def _perform_order(
@@ -238,6 +261,8 @@ def _perform_order(
                 held.enter_context(folder.held())
                 if is_new:
                     folder.begin(order)
+                elif not folder.begun_here():
+                    folder.adopt(order)
         except UserError as error:
             _refuse(err, error, traceback)
         code = _run_one(job, order.request) if order.request is not None else _run_batch(job, source)

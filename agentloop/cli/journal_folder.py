@@ -2,6 +2,10 @@
 
 Requests are stored before they are answered, so that `agentloop resume` doesn't need their source. This module knows
 files; it does not run agents.
+
+A folder names code that `resume` imports, so one that another user has made, or can change, is that user's program. It
+is used only if it and its files belong to this user, and no other can write to them. `job.json` also says where the
+folder was when the job began: one that was copied, moved or unpacked here is resumed only when the user confirms it.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ import json
 import os
 import re
 import shlex
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +24,8 @@ from typing import Any, NoReturn, Protocol
 import anyio.to_thread
 import attrs
 
-from agentloop.cli.streams import InputLine, Lines
+from agentloop._common.private_files import open_private, open_regular
+from agentloop.cli.streams import MAX_LINE, InputLine, Lines
 from agentloop.exceptions import UserError
 
 _VERSION = 1
@@ -28,6 +34,10 @@ _NEW_JOB = ".job.json.new"
 _LOCK = "lock"
 _REQUESTS = "requests.jsonl"
 _ONE = "run.journal"
+_MOST_JOB_BYTES = 8_000_000
+"""Bytes of an order. Its request comes from a command line, which holds at most a megabyte, and may be escaped."""
+_MOST_LINE_BYTES = 8 * MAX_LINE
+"""Bytes of a line of requests, which may be escaped, too."""
 _LINE = re.compile(r"line-(\d{6,18})\.journal")
 
 
@@ -106,6 +116,31 @@ class Folder:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             self._refuse(f"it can't be made a folder: {error.strerror or error}")
+        self._check_ours()
+
+    def _check_ours(self) -> None:
+        """Check that the folder and what it holds belong to this user, and that no other can write to them.
+
+        Raises:
+            FolderError: if not; says what to do.
+        """
+        user = os.geteuid()
+        for path in (self.path, *self.path.iterdir()):
+            try:
+                state = path.stat()
+            except OSError:  # a link that leads nowhere: reading it fails, too
+                continue
+            name = "the folder" if path == self.path else path.name
+            if state.st_uid != user:
+                self._refuse(
+                    f"{name} belongs to another user (id {state.st_uid}), and the code that a job names runs as you. "
+                    "Copy the folder if you trust it"
+                )
+            if state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+                self._refuse(
+                    f"others can write to {name}, and the code that a job names runs as you. "
+                    f"If you trust it: chmod -R go-w {self.name}"
+                )
 
     def begin(self, order: Order) -> None:
         """Write *order*, or check that the folder has an equal one. The folder must be locked (`held`).
@@ -128,11 +163,28 @@ class Folder:
             self._refuse(f"it is no job's and holds other things, {others[0]!r} for one: give an empty or a new folder")
         self._write(order)
 
+    def begun_here(self) -> bool:
+        """Tell whether the job began in this folder: it wasn't copied, moved or unpacked since.
+
+        Raises:
+            FolderError: as for `read`.
+        """
+        return self._load().get("place") == self._place()
+
+    def adopt(self, order: Order) -> None:
+        """Note that the job, which may have begun elsewhere, continues in this folder. The folder must be locked."""
+        self._write(order)
+
+    def _place(self) -> dict[str, Any]:
+        """Return what a folder that comes from elsewhere can't know: where it is here, and its number on the disk."""
+        return {"path": os.path.realpath(self.path), "inode": self.path.stat().st_ino}
+
     def _write(self, order: Order) -> None:
         """Write the order atomically and durably: after a crash the file is complete or missing."""
         new = self.path / _NEW_JOB
-        with new.open("w", encoding="utf-8") as file:
-            json.dump({"version": _VERSION, **attrs.asdict(order)}, file, ensure_ascii=True, indent=1)
+        data = {"version": _VERSION, "place": self._place(), **attrs.asdict(order)}
+        with open(new, "w", encoding="utf-8", opener=open_private) as file:
+            json.dump(data, file, ensure_ascii=True, indent=1)
             file.flush()
             os.fsync(file.fileno())
         new.replace(self.path / _JOB)
@@ -143,27 +195,39 @@ class Folder:
         """Return the order of the job in this folder.
 
         Raises:
-            FolderError: if there is no job, or its order can't be read.
+            FolderError: if there is no job, its order can't be read, or others could have written it.
         """
+        data = self._load()
+        self._check_ours()
+        return self._to_order(data)
+
+    def _load(self) -> dict[str, Any]:
         try:
-            data = json.loads((self.path / _JOB).read_bytes())
+            with open_regular(self.path / _JOB) as file:
+                text = file.read(_MOST_JOB_BYTES + 1)
+            if len(text) > _MOST_JOB_BYTES:
+                self._refuse(f"its {_JOB} is longer than any that `agentloop run` writes")
+            data = json.loads(text)
         except NotADirectoryError:
             self._refuse("no job is there: it is a file, and a folder of `agentloop run --journal` is needed")
         except FileNotFoundError:
             self._refuse("no job is there: `agentloop run --journal` makes one")
+        except RecursionError:
+            self._refuse(f"its {_JOB} can't be read: it is nested too deeply")
         except (OSError, ValueError) as error:
-            self._refuse(f"its {_JOB} can't be read: {error}")
-        if isinstance(data, dict) and data.get("version") != _VERSION:
+            self._refuse(f"its {_JOB} can't be read: {getattr(error, 'strerror', None) or error}")
+        if not isinstance(data, dict):
+            self._refuse(f"its {_JOB} isn't what `agentloop run` wrote")
+        if data.get("version") != _VERSION:
             self._refuse(f"its {_JOB} is of version {data.get('version')!r}; version {_VERSION} is known")
-        return self._to_order(data)
+        return data
 
-    def _to_order(self, data: Any) -> Order:
+    def _to_order(self, data: dict[str, Any]) -> Order:
         optional = (str, type(None))
         kinds: dict[str, Any] = {"target": str, "folder": str, "request": optional, "model": optional, "max_turns": int}
         kinds["sandbox"] = optional
-        if isinstance(data, dict):
-            data = {"sandbox": None, **data}  # folders made before there was such an option lack it
-        if isinstance(data, dict) and set(data) == {"version", *kinds}:
+        data = {"sandbox": None, "place": None, **data}  # folders of older versions lack these
+        if set(data) == {"version", "place", *kinds}:
             wrong = [name for name, kind in kinds.items() if not isinstance(data[name], kind)]
             if not wrong:
                 return Order(**{name: data[name] for name in kinds})
@@ -266,12 +330,14 @@ class KeptRequests:
     def _read_stored(self) -> Iterator[InputLine]:
         """Yield the stored lines, and set `_size` to their bytes. A last line that a crash has torn is dropped."""
         try:
-            file = self._folder.requests.open("rb")
+            file = open_regular(self._folder.requests)
         except FileNotFoundError:
             return
+        except OSError as error:
+            raise self._folder.refusal(f"its {_REQUESTS} can't be read: {error.strerror}") from error
         with file:
             self._size = 0
-            for raw in file:
+            while raw := file.readline(_MOST_LINE_BYTES):
                 if not raw.endswith(b"\n"):
                     return
                 self._size += len(raw)
@@ -286,7 +352,7 @@ class KeptRequests:
             data = json.loads(raw)
             if "end" in data or (isinstance(data["line"], int) and isinstance(data["text"], str)):
                 return dict(data)
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, RecursionError):
             pass
         raise self._folder.refusal(f"its {self._folder.requests.name} is damaged")
 
@@ -295,7 +361,7 @@ class KeptRequests:
         path = self._folder.requests
         is_new = not path.exists()
         text = json.dumps(data).encode() + b"\n"
-        with path.open("ab") as file:
+        with open(path, "ab", opener=open_private) as file:
             file.truncate(self._size)
             file.write(text)
             file.flush()

@@ -18,13 +18,12 @@ from agentloop.cli.help_text import examples
 from agentloop.exceptions import AgentLoopError, StateError
 from agentloop.executors import LocalSandboxes, PrunedSandbox
 from agentloop.journal import read_journal
+from agentloop.journal._folder import journal_files
 from agentloop.records import Record, RunStarted
 from agentloop.state import RunState, check_goes_on
 
 _SPAN = re.compile(r"(\d+)([smhd])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_ENDINGS = (".jsonl", ".journal")
-"""Of journals in a folder: as applications name them, and as `agentloop run --journal` does."""
 _WHY = {
     "in use": "a run has it",
     "unfinished": "its process died while it made or removed it",
@@ -119,7 +118,7 @@ def _find_runs(paths: tuple[Path, ...]) -> dict[str, Path]:
 
 def _list_files(paths: tuple[Path, ...]) -> Iterator[Path]:
     for path in paths:
-        yield from sorted(each for each in path.iterdir() if each.suffix in _ENDINGS) if path.is_dir() else [path]
+        yield from journal_files(path) if path.is_dir() else [path]
 
 
 def _is_over(path: Path, name: str) -> bool | None:

@@ -13,6 +13,7 @@ import anyio
 import attrs
 import click
 
+from agentloop._common.private_files import open_private
 from agentloop._common.terminal_text import exact
 from agentloop.cli import errors
 from agentloop.cli.help_text import examples
@@ -196,7 +197,8 @@ def trace(
         if html is None:
             _write_text(timeline, width)
         else:
-            html.write_text(render_html(timeline), encoding="utf-8")
+            with open(html, "w", encoding="utf-8", opener=open_private) as file:
+                file.write(render_html(timeline))
     except AgentLoopError as error:
         click.echo(errors.words_for(error), err=True, nl=False)
         sys.exit(errors.code_of(error))

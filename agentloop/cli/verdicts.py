@@ -6,7 +6,6 @@ imported.
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Awaitable, Callable
@@ -23,7 +22,7 @@ from agentloop.cli import errors
 from agentloop.cli.help_text import examples
 from agentloop.cli.journal_folder import Folder
 from agentloop.cli.run_options import call_name, describe_call, find_asking_policy
-from agentloop.cli.show import request_json
+from agentloop.cli.show import json_line, request_json
 from agentloop.exceptions import AgentLoopError, StateError
 from agentloop.items import ApprovalRequest
 from agentloop.journal import FileJournal
@@ -84,7 +83,7 @@ def pending(folder: str, as_json: bool) -> None:
         for one in found:
             if as_json:
                 data = {"line": one.line, **request_json(one.request), "call": one.name}
-                click.echo(json.dumps(data, ensure_ascii=False))
+                click.echo(json_line(data), nl=False)
             else:
                 why = find_asking_policy(one.request)
                 line = f"{exact(one.name)}  {exact(one.request.agent)}  {describe_call(one.request)}"

@@ -4,10 +4,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from agentloop.exceptions import UserError
 from agentloop.journal.file import FileJournal
+
+_REQUESTS = "requests.jsonl"
+"""The requests that `agentloop run --journal` keeps beside its journals."""
+
+
+def journal_files(folder: str | os.PathLike[str]) -> list[Path]:
+    """Return the files of journals in *folder*, in the order of their names: `*.journal`, and `*.jsonl` as in older
+    versions.
+
+    Raises:
+        OSError: it can't be listed.
+    """
+    found = (path for path in Path(folder).iterdir() if path.suffix in (".journal", ".jsonl"))
+    return sorted(path for path in found if path.name != _REQUESTS)
 
 
 def journals_in(folder: str | os.PathLike[str]) -> Callable[[int, Any], FileJournal]:

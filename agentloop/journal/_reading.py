@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from urllib.parse import quote
 
+from agentloop._common.private_files import open_regular
 from agentloop.abc import Codec
 from agentloop.exceptions import JournalError
 from agentloop.journal._checks import check_codec, check_path
@@ -124,7 +125,7 @@ def list_runs(path: str | os.PathLike[str]) -> list[str] | None:
     """
     name = check_path(path)
     try:
-        with open(name, "rb") as file:
+        with open_regular(name) as file:
             if file.read(len(_SQLITE)) != _SQLITE:
                 return None
     except OSError as error:

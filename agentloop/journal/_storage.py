@@ -7,7 +7,27 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Protocol
+from typing import BinaryIO, Protocol
+
+from agentloop._common.private_files import open_regular
+
+_CHUNK = 1 << 20
+_MOST_ZEROS = 64
+"""Chunks of nothing but zeros that are read on end: as much of a batch as a crash may have lost."""
+
+
+def _read_text(file: BinaryIO) -> bytes:
+    """Return the bytes of *file*, a part of them if it is no text of lines, or is one with a hole of any size.
+
+    The text of a journal begins with an object, or with the zeros of a block that a crash has lost.
+    """
+    parts, zeros = [file.read(_CHUNK)], 0
+    if not parts[0].startswith((b"{", b"\0")):
+        return parts[0]
+    while zeros < _MOST_ZEROS and (part := file.read(_CHUNK)):
+        parts.append(part)
+        zeros = 0 if part[0] or part[-1] or part.strip(b"\0") else zeros + 1
+    return b"".join(parts)
 
 
 class Storage(Protocol):
@@ -17,7 +37,10 @@ class Storage(Protocol):
     """
 
     def read(self) -> bytes:
-        """Return all bytes of the file, none if there is no file. Needs no `open`."""
+        """Return all bytes of the file, none if there is no file. Needs no `open`.
+
+        Of a file that is no text of lines a part is enough.
+        """
         ...
 
     def open(self, *, durable: bool) -> None:
@@ -56,14 +79,14 @@ class FileStorage:
 
     def read(self) -> bytes:
         try:
-            with open(self._path, "rb") as file:
-                return file.read()
+            with open_regular(self._path) as file:
+                return _read_text(file)
         except FileNotFoundError:
             return b""
 
     def open(self, *, durable: bool) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
-        descriptor = os.open(self._path, flags, 0o666)
+        descriptor = os.open(self._path, flags, 0o600)  # a journal holds private data
         try:
             _lock(descriptor)
             if durable and os.fstat(descriptor).st_size == 0:

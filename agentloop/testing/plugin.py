@@ -1,12 +1,14 @@
 """The pytest plugin: fixtures for runs of agents, and the budget of searches. Loaded by entry point.
 
-Every test session of an environment that has agentloop loads it, so a fixture imports its modules when it is used.
+Every test session of an environment that has agentloop loads it, with any pytest. So a fixture imports its modules when
+it is used, and nothing here is newer than pytest 7.0.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import pytest
 
@@ -80,20 +82,18 @@ def scripted_model(request: pytest.FixtureRequest) -> Iterator[ScriptedModels]:
 
     models = ScriptedModels()
     yield models
-    if not _failed(request.node):
+    if request.node not in _failed:
         models.check_played()
 
 
-_PHASES = pytest.StashKey[dict[str, bool]]()
+_failed: WeakSet[pytest.Item] = WeakSet()
+"""The tests that have failed themselves, in their own call."""
 
 
-@pytest.hookimpl(wrapper=True)
+@pytest.hookimpl(hookwrapper=True)  # the newer form would end every session under a pytest before 7.4
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
     """Note if the test itself failed, so that a fixture adds no second failure."""
-    report = yield
-    item.stash.setdefault(_PHASES, {})[report.when] = report.failed
-    return report
-
-
-def _failed(item: pytest.Item) -> bool:
-    return item.stash.get(_PHASES, {}).get("call", False)
+    outcome = yield
+    report = outcome.get_result()
+    if report.when == "call" and report.failed:
+        _failed.add(item)

@@ -282,3 +282,16 @@ talking_on = Agent("talking on", model=ScriptedModel([_talks_on] * 2, chunk=64),
 
 _USED = RequestUsage(input_tokens=1_200, output_tokens=34, total_tokens=1_234)
 used = Agent("used", model=scripted(say("hello", _USED)))
+
+
+@tool(needs_approval=True)
+async def show(text: str) -> str:
+    """Show a text."""
+    raise AssertionError
+
+
+odd_call = Agent(
+    "odd\x1b[2J",
+    model=scripted(lambda _: call("show", '{"text": "\x1b]0;title\x07\x9b\u202e\u2066"}', call_id="c\x9b2J\u202e")),
+    tools=[show],
+)

@@ -21,7 +21,7 @@ from edges.door import Door, until
 from agentloop import journal as package
 from agentloop.abc import Journal
 from agentloop.exceptions import JournalError, UserTypeError, UserValueError
-from agentloop.journal import FileJournal, MemoryJournal, SQLiteJournal
+from agentloop.journal import FileJournal, MemoryJournal, SQLiteJournal, _storage
 from agentloop.journal._storage import FileStorage
 
 pytestmark = pytest.mark.real_clock  # files are written in threads
@@ -210,6 +210,45 @@ def test_a_file_that_is_not_open_can_not_be_written(path: Path) -> None:
     storage.close()
     storage.close()
     assert storage.read() == b"x" * 100_000
+
+
+def test_a_hole_of_any_size_is_not_read_whole(path: Path) -> None:
+    """A few lines before it are found, and it counts as what a crash has lost; so an append cuts it off."""
+    storage = FileStorage(str(path))
+    storage.open(durable=True)
+    storage.write(b'{"x":1}\n')
+    storage.close()
+    os.truncate(path, 1 << 40)
+    found = storage.read()
+    assert found.startswith(b'{"x":1}\n\0')
+    assert len(found) <= (_storage._MOST_ZEROS + 1) * _storage._CHUNK
+    for size in (0, 1, _storage._CHUNK, 3 * _storage._CHUNK + 1):
+        whole = b'{"x":1}\n' + bytes(size) + b'{"x":2}\n'
+        path.write_bytes(whole)
+        assert storage.read() == whole
+
+
+def test_a_file_of_another_kind_is_read_in_part(path: Path) -> None:
+    """Its first bytes show that it is no text of lines."""
+    path.write_bytes(b"SQLite" * _storage._CHUNK)
+    assert len(FileStorage(str(path)).read()) == _storage._CHUNK
+
+
+@pytest.mark.timeout(30)  # the opening of a pipe waits for a writer
+@pytest.mark.parametrize("kind", ["a pipe", "a device", "a folder"])
+async def test_what_is_no_file_is_an_error(path: Path, kind: str) -> None:
+    """Nothing is waited for, and nothing is read without end."""
+    if kind == "a device":
+        os.symlink("/dev/zero", path)
+    else:
+        (os.mkfifo if kind == "a pipe" else os.mkdir)(path)
+    async with FileJournal(path) as journal:
+        with pytest.raises(JournalError, match=r"no regular file|Is a directory"):
+            await journal.read()
+        with pytest.raises(JournalError):
+            await journal.append(A)
+    with pytest.raises(JournalError, match=r"no regular file|Is a directory"):
+        package.read_journal(path)
 
 
 # ---------------------------------------------------------------------------------------------- locks and processes

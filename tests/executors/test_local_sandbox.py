@@ -265,18 +265,16 @@ async def test_prune_removes_what_no_run_needs(tmp_path: Path, monkeypatch: pyte
     assert await boxes.prune(is_over) == ()
 
 
-async def test_prune_on_the_command_line(tmp_path: Path) -> None:
-    """Journals tell whether runs are over; the rest is kept, and what can't be read is told."""
+@pytest.mark.parametrize("ending", ["journal", "jsonl"])
+async def test_prune_on_the_command_line(tmp_path: Path, ending: str) -> None:
+    """Journals tell whether runs are over, as `run --journal` and the pages name them; what can't be read is told."""
     boxes, folder = LocalSandboxes(tmp_path / "boxes", isolation="none"), tmp_path / "journals"
     folder.mkdir()
     asks = call("shell", {"commands": ["true"], "timeout_ms": None})
     names: list[str] = []
     for number, script in enumerate(([asks], [say("done")], [say("done")])):
         agent = Agent("a", model=ScriptedModel(script), tools=[shell_tool(lambda ctx: ctx.sandbox.shell)])
-        path = (
-            folder / f"{number}.{'journal' if number == 1 else 'jsonl'}"
-        )  # as applications and `run --journal` name them
-        async with FileJournal(path) as journal:
+        async with FileJournal(folder / f"{number}.{ending}") as journal:
             result = await Runner.run(agent, "go", run_config=RunConfig(sandbox=boxes), journal=journal)
         run_id = result.to_state().fold.run_id
         names += [each.name for each in result.records if isinstance(each, r.SandboxOpened)]
@@ -286,7 +284,8 @@ async def test_prune_on_the_command_line(tmp_path: Path) -> None:
             names[1] = made.name
     unknown = await boxes.create("unknown")
     await unknown.release()
-    (folder / "broken.jsonl").write_text("x\n")
+    (folder / f"broken.{ending}").write_text("x\n")
+    (folder / "requests.jsonl").write_text("{}\n")
 
     def invoke(*arguments: str) -> list[str]:
         done = CliRunner().invoke(app, ["sandbox", "prune", str(boxes.folder), *arguments])
@@ -297,15 +296,16 @@ async def test_prune_on_the_command_line(tmp_path: Path) -> None:
         return set(invoke(*arguments))
 
     def act() -> None:
-        journals = ("--journal", str(folder), "--journal", str(folder / "2.jsonl"))
+        journals = ("--journal", str(folder), "--journal", str(folder / f"2.{ending}"))
         found = lines("--dry-run", *journals)
         assert any(line.startswith(f"{names[1]}  would be removed: its run is over") for line in found)
         assert "1 would be removed, 2 kept." in found
         found = lines(*journals)
         assert any(line.startswith(f"{names[0]}  kept: its run may be resumed, run ") for line in found)
-        assert any(line.startswith("Left out: ") and "broken.jsonl" in line for line in found)
+        assert any(line.startswith("Left out: ") and f"broken.{ending}" in line for line in found)
         assert "1 removed, 2 kept." in found
-        (folder / "0.jsonl").write_text("x\n")
+        assert not any("requests" in line for line in found)
+        (folder / f"0.{ending}").write_text("x\n")
         assert "0 removed, 2 kept." in lines(*journals)
         assert "2 removed, 0 kept." in lines("--older-than", "0s")
         wrong = CliRunner().invoke(app, ["sandbox", "prune", str(boxes.folder), "--older-than", "soon"])

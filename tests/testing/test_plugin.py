@@ -55,6 +55,16 @@ def _registered(pytester: pytest.Pytester) -> list[Any]:
 # ---------------------------------------------------------------------------------------------- the session
 
 
+def test_hooks_have_a_form_that_older_pytests_know() -> None:
+    """One that pytest can't read would end every session of the environment, in any project."""
+    from agentloop.testing import plugin
+
+    options = {name: vars(hook).get("pytest_impl") for name, hook in vars(plugin).items() if name.startswith("pytest_")}
+    newer = {name: each for name, each in options.items() if each and each.get("wrapper")}
+    assert options["pytest_runtest_makereport"]["hookwrapper"]
+    assert newer == {}
+
+
 @pytest.mark.slow
 def test_plugin_imports_nothing_heavy() -> None:
     """Backends, clients and hypothesis come with the fixtures that need them."""
