@@ -14,7 +14,7 @@ from attrs.validators import in_
 
 from agentloop._common.checks import FIELDS, NAMES, check, check_count, either, fits, has, is_a, is_texts, optional
 from agentloop._common.errors import UserError, UserTypeError
-from agentloop._common.misplaced import takes_options
+from agentloop._common.misplaced import function_takes_options, takes_options
 from agentloop._common.naming import snake_case
 from agentloop._common.type_parameters import ContextT, OutputT
 from agentloop.abc import Model, Session
@@ -223,6 +223,13 @@ class Agent(Generic[ContextT, OutputT]):
     _described: tuple[tuple[object, ...], bytes] | None = attrs.field(default=None, init=False)
     """The description in the journal of an earlier run, behind the objects that it was made of."""
 
+    if not TYPE_CHECKING:  # which know the default of the second parameter; Python knows it from 3.13 on
+
+        def __class_getitem__(cls, parameters: Any) -> Any:
+            """Return the agent class with type parameters; `Agent[Customer]` is `Agent[Customer, Any]`."""
+            given = parameters if isinstance(parameters, tuple) else (parameters,)
+            return super().__class_getitem__((*given, Any) if len(given) == 1 else parameters)
+
     if TYPE_CHECKING:
         # The constructor that attrs generates, written out to set the agent's type parameters. The context type is that
         # of the tools; a tool that takes no context fits any. The output type is text or the given type. A type that is
@@ -296,6 +303,7 @@ class Agent(Generic[ContextT, OutputT]):
         agent: Any = self  # mypy takes a class whose constructor is overloaded for none of attrs
         return attrs.evolve(agent, **changes)
 
+    @function_takes_options("Agent.as_tool")
     def as_tool(
         self,
         tool_name: str | None = None,

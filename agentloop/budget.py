@@ -16,6 +16,7 @@ import msgspec
 
 from agentloop._common.checks import FIELDS, optional
 from agentloop._common.errors import StateError, UsageLimitExceeded, UserTypeError, UserValueError
+from agentloop._common.misplaced import takes_options
 from agentloop._common.values import ByFields
 from agentloop.records import CallStarted, Record
 
@@ -41,6 +42,7 @@ def _to_limit(value: Amount | None) -> Decimal | None:
     return None if value is None else to_amount("UsageLimits.cost", value)
 
 
+@takes_options("RunConfig(limits=UsageLimits(OPTION=…))")
 @attrs.frozen(eq=False, repr=False)
 class UsageLimits(ByFields):
     """Limits on the use of a run, nested runs included; None = no limit.
@@ -120,6 +122,18 @@ class Budget(msgspec.Struct, eq=False):
                 except (ArithmeticError, UserValueError):
                     raise StateError(f"the stored run has a cost that is no amount: {cost[:60]!r}") from None
         return budget
+
+    @classmethod
+    def for_run(
+        cls, limits: UsageLimits | None, log: Iterable[Record], outer: Budget | None = None, *, priced: bool
+    ) -> Budget | None:
+        """Return the ledger of a run with these limits; that of the run around it where it has none of its own.
+
+        A run that is *priced* has one too, because somebody wants to know what it cost. None if nothing is counted.
+        """
+        if limits is None and (outer is not None or not priced):
+            return outer
+        return cls.of(limits or UsageLimits(), log, outer)
 
     def charge(self, cost: Amount) -> None:
         """Add *cost*, the cost of a model request and of its hosted calls, to this ledger and the outer ones.
@@ -206,3 +220,9 @@ class Budget(msgspec.Struct, eq=False):
             for ledger in self._ledgers():
                 ledger.calls -= 1
                 ledger.held -= reservation.cost
+
+
+def total_cost(log: Iterable[Record]) -> Decimal | None:
+    """Return the cost of all requests and calls in *log*; None if nothing in it has a price."""
+    costs = [Decimal(cost) for record in log if (cost := getattr(record, "cost", None)) is not None]
+    return sum(costs, _NOTHING) if costs else None

@@ -6,13 +6,13 @@ because an agent tool may have a configuration. Settings that need none of these
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import attrs
 
 from agentloop._common.checks import FIELDS, NAMES, fits, has, is_a, optional
-from agentloop._common.errors import RunProgress, UserTypeError
+from agentloop._common.errors import RunProgress, UserError, UserTypeError
 from agentloop._common.misplaced import takes_options
 from agentloop._common.values import ByFields, Value
 from agentloop.abc import Effects, Instrument, Model, ModelProvider, OutputStore
@@ -107,8 +107,8 @@ class RunConfig(ByFields):
         tool_execution: Settings of the execution of tool calls.
         timeout: Seconds for each run segment (start or resume); after that the run ends with `RunTimeout`.
         tool_error_formatter: `(ToolErrorArgs) -> str | None`, the text for the model; None keeps the default.
-        tool_not_found_behavior: A call of an unknown tool ends the run (`"raise_error"`) or receives an error text as
-            its output (`"return_error_to_model"`).
+        tool_not_found_behavior: The model calls a tool that doesn't exist: tell it, with the name that it may have
+            meant (`"return_error_to_model"`), or end the run (`"raise_error"`).
         tool_name_collision_policy: Two enabled tools of one name log a warning and the last one wins (`"warn"`), or
             raise `UserError` (`"error"`). A tool of a source never wins over a tool of the agent: with `"warn"` it is
             left out. Two sources with tools of one name are a `UserError` either way.
@@ -130,7 +130,7 @@ class RunConfig(ByFields):
         loop_detection: The number of equal calls with equal results, in a row, after which the model receives a
             warning; the next one ends the run. None = no detection.
         hold_text_until_guarded: True if text deltas are held back until the input guardrails have settled.
-        json_limits: Bounds on JSON that a model writes.
+        json_limits: Bounds on JSON that a model writes, and whether JSON in strings is read.
         converter: The application's own cattrs converter. Its hooks hold for arguments, outputs, final outputs, inputs
             of handoffs and stored values. Register them before the first run; a type that it alone knows takes its
             schema from `JsonSchema`.
@@ -154,7 +154,7 @@ class RunConfig(ByFields):
     timeout: float | None = attrs.field(default=None, validator=optional(NAMES.seconds()))
     tool_error_formatter: ToolErrorFormatter | None = attrs.field(default=None, validator=optional(FIELDS.function()))
     tool_not_found_behavior: Literal["raise_error", "return_error_to_model"] = attrs.field(
-        default="raise_error", validator=FIELDS.one_of("raise_error", "return_error_to_model")
+        default="return_error_to_model", validator=FIELDS.one_of("raise_error", "return_error_to_model")
     )
     tool_name_collision_policy: Literal["warn", "error"] = attrs.field(
         default="warn", validator=FIELDS.one_of("warn", "error")
@@ -215,6 +215,11 @@ class RunConfig(ByFields):
         default=(), validator=FIELDS.each("a ToolSource (with `tools`)", has("tools"))
     )
 
+    @property
+    def is_priced(self) -> bool:
+        """True if model requests, or calls of hosted tools, have a price."""
+        return self.price is not None or self.hosted_price is not None
+
 
 def check_run_config(config: object) -> RunConfig:
     """Return *config* if it is a `RunConfig` whose sequences have valid members.
@@ -234,3 +239,23 @@ def check_run_config(config: object) -> RunConfig:
         for field in (*guards, fields.instruments, fields.toolsets):
             field.validator(config, field, getattr(config, field.name))
     return config
+
+
+def check_priced(config: RunConfig, agents: Iterable[Any]) -> None:
+    """Check that a limit on the cost can be reached: that something in the run has a price.
+
+    Raises:
+        UserError: if there is a limit, and neither a request nor a tool of *agents* has a price. (Of the tools of a
+            source we know nothing before it is asked.)
+    """
+    if config.limits is None or config.limits.cost is None:
+        return
+    if config.is_priced or config.toolsets:
+        return
+    for agent in agents:
+        if agent.toolsets or any(getattr(tool, "cost", None) is not None for tool in agent.tools):
+            return
+    raise UserError(
+        f"UsageLimits(cost={config.limits.cost}) would never be reached, because nothing in the run has a price: give "
+        "RunConfig(price=…), which prices model requests, or tool(cost=…)"
+    )

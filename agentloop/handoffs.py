@@ -12,6 +12,7 @@ import attrs
 
 from agentloop._common.checks import FIELDS, Fields, Validator, fits, optional
 from agentloop._common.errors import UserTypeError, UserValueError
+from agentloop._common.misplaced import function_takes_options
 from agentloop._common.naming import snake_case, takes
 from agentloop._common.values import NotedValue, ReprByFields
 from agentloop.context import Callback, RunContext
@@ -176,6 +177,7 @@ def target_of(entry: Any) -> Handoff:
     return entry if isinstance(entry, Handoff) else Handoff(entry)
 
 
+@function_takes_options("handoff")
 def handoff(
     agent: Any,
     *,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import attrs
@@ -54,6 +55,17 @@ class RunData(ReprByFields):
     tool_output_guardrail_results: tuple[ToolGuardrailResult, ...] = ()
     records: Sequence[Record] = attrs.field(default=(), repr=False)
 
+    @property
+    def cost(self) -> Decimal | None:
+        """What the run's requests and calls have cost, nested runs included, in the unit of `RunConfig.price`.
+
+        None if nothing in the run had a price. For example, with `price=lambda name, usage: ...` in dollars,
+        `f"{result.cost:.4f} $"`.
+        """
+        from agentloop.budget import total_cost
+
+        return total_cost(self.records)
+
     def to_json(self, *, codec: Codec | None = None, converter: BaseConverter | None = None) -> dict[str, Any]:
         """Return the data as a new dict of JSON's own types, without `context` and `records`.
 
@@ -79,6 +91,7 @@ class RunData(ReprByFields):
             "raw_responses": write(self.raw_responses),
             "last_agent": self.last_agent.name,
             "usage": to_json(self.usage),
+            "cost": None if self.cost is None else f"{self.cost:f}",
             "calls": write(self.calls),
             **guardrails,
         }

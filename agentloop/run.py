@@ -43,7 +43,7 @@ from agentloop._engine.runtime.resources import Resources
 from agentloop.abc import Instrument, Journal, Model, ReplayingEffects, Session, TimedEffects
 from agentloop.agents import Agent
 from agentloop.budget import Budget
-from agentloop.config import ErrorHandler, RunConfig, check_run_config
+from agentloop.config import ErrorHandler, RunConfig, check_priced, check_run_config
 from agentloop.context import RunContext
 from agentloop.effects import NewId
 from agentloop.exceptions import UserError, UserTypeError, UserValueError
@@ -501,10 +501,13 @@ def _make_run(
         run_id=begun.run_id if begun is not None else "",
         _run=RunServicesView(start.fold.path, start.fold, shared_resources),
     )
+    graph = start.graph or AgentGraph(root)
+    if config.limits is not None:
+        check_priced(config, graph.agents())
     tree = RunTree(
         log=log,
         effects=effects,
-        graph=start.graph or AgentGraph(root),
+        graph=graph,
         shared=shared,
         resources=resources,
         shared_resources=shared_resources,
@@ -523,7 +526,7 @@ def _make_run(
         error_handlers=handlers,
         session=_follow_session(session, start.fold) if session is not None else None,
         server=start.server,
-        budget=Budget.of(config.limits, start.fold.records) if config.limits is not None else None,
+        budget=Budget.for_run(config.limits, start.fold.records, priced=config.is_priced),
         stop_when=_read_condition(config.stop_when) if config.stop_when is not None else None,
     )
     return LiveRun(

@@ -31,11 +31,17 @@ __all__ = [
 
 @attrs.frozen(kw_only=True, eq=False, repr=False)
 class JsonLimits(ByFields):
-    """Bounds on JSON that a model writes: bytes, nesting depth, digits of one number; None = no bound."""
+    """Bounds on JSON that a model writes: bytes, nesting depth, digits of one number (None = no bound); how it is read.
+
+    Attributes:
+        read_strings: True to read `"5"` or `"[1, 2]"` as JSON where the type admits no string, as local and routed
+            models often write numbers and lists. It is tried only after the value didn't fit.
+    """
 
     max_bytes: int | None = attrs.field(default=1_000_000, validator=optional(NAMES.count()))
     max_depth: int | None = attrs.field(default=64, validator=optional(NAMES.count()))
     max_digits: int | None = attrs.field(default=1_000, validator=optional(NAMES.count()))
+    read_strings: bool = attrs.field(default=True, validator=NAMES.flag())
 
 
 class RetryAdvice(Value, frozen=True, kw_only=True):

@@ -507,7 +507,8 @@ def tool(fn: Callable[..., Any] | None = None, /, **options: Unpack[ToolOptions]
     functions in a worker thread.
 
     Args:
-        fn: The function; a wrapped function, a partial, a bound method or a callable object also works.
+        fn: The function; a wrapped function, a partial, a bound method or a callable object also works. On a method in
+            the body of a class: `Shelf("A").find` is then a tool.
         name: The name of the tool for the model; the function's name if not given.
         description: The description for the model; the docstring's text if not given. Without either a warning is
             logged.
@@ -557,10 +558,44 @@ def tool(fn: Callable[..., Any] | None = None, /, **options: Unpack[ToolOptions]
     if unknown := options.keys() - ToolOptions.__optional_keys__:
         raise_misplaced(ToolOptions.__optional_keys__, "tool", min(unknown))
 
-    def make(function: Callable[..., Any]) -> FunctionTool[Any]:
-        return _tool_from(function, options)
+    def make(function: Callable[..., Any]) -> Any:
+        if isinstance(function, staticmethod):
+            function = function.__func__
+        return _ToolMethod(function, options) if _is_method(function) else _tool_from(function, options)
 
     return make if fn is None else make(fn)
+
+
+def _is_method(fn: Any) -> bool:
+    """Tell whether *fn* is a function in the body of a class, whose first parameter is the instance or the class."""
+    if isinstance(fn, classmethod):
+        return True
+    if not inspect.isfunction(fn) or "." not in fn.__qualname__.rpartition("<locals>.")[2]:
+        return False
+    first = next(iter(inspect.signature(fn).parameters.values()), None)
+    return first is not None and first.name == "self" and first.annotation is first.empty
+
+
+class _ToolMethod:
+    """What `@tool` makes of a method: `Shelf("A").find` is then a tool of that shelf.
+
+    A method becomes a tool only with its instance, so this is a descriptor, as functions are. Each access makes a tool
+    anew: give an agent the one that you took.
+    """
+
+    def __init__(self, fn: Any, options: ToolOptions) -> None:
+        self._fn = fn
+        self._options = options
+        self.__doc__ = fn.__doc__
+
+    def __get__(self, instance: object, owner: type) -> Any:
+        if instance is None and not isinstance(self._fn, classmethod):
+            return self
+        return _tool_from(self._fn.__get__(instance, owner), self._options)
+
+    def __repr__(self) -> str:
+        cls, _, name = self._fn.__qualname__.rpartition(".")
+        return f"the method {cls}.{name}, which is a tool only of an instance: {cls}(…).{name}"
 
 
 def may_run_again(tool: FunctionTool[Any]) -> bool:

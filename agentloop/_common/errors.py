@@ -51,6 +51,10 @@ class UserValueError(UserError, ValueError):
     """A value of the right type that is out of range."""
 
 
+class UnwritableValue(UserValueError):
+    """A tool, or a guardrail, gave a value that can't be written as text."""
+
+
 class MaxTurnsExceeded(AgentLoopError):
     """The run needs another turn, but it has had `max_turns`."""
 

@@ -19,12 +19,50 @@ A signature is read when an option is misplaced: at the import, all of them woul
 """
 
 _USUAL_ELSEWHERE = {
-    "approval": "needs_approval",
-    "requires_approval": "needs_approval",
-    "system": "instructions",
-    "system_prompt": "instructions",
+    "approval": ("needs_approval",),
+    "requires_approval": ("needs_approval",),
+    "system": ("instructions",),
+    "system_prompt": ("instructions",),
+    "deps": ("context",),
+    "name_override": ("name",),
+    "description_override": ("description",),
+    "tool_name_override": ("tool_name", "name"),
+    "tool_description_override": ("tool_description", "description"),
+    "enabled": ("is_enabled",),
+    "retries": ("output_retries",),
+    "max_retries": ("output_retries",),
+    "result_type": ("output_type",),
+    "response_include": ("include",),
+    "request_limit": ("requests",),
+    "tool_calls_limit": ("tool_calls",),
+    "cost_limit": ("cost",),
+    "input_tokens_limit": ("input_tokens",),
+    "output_tokens_limit": ("output_tokens",),
+    "total_tokens_limit": ("total_tokens",),
+    "concurrency": ("limit",),
+    "max_concurrency": ("limit",),
+    "max_tool_calls": ("tool_calls",),
 }
-"""Names that other libraries give to options: too far from the names here to be found by likeness."""
+"""Names that other libraries give to options, and the names here: too far from them to be found by likeness."""
+_WRITTEN_ELSEWHERE = {
+    "message_history": "Give the earlier items as the input, [*result.to_input_list(), …], or a session",
+    "usage_limits": "Write run_config=RunConfig(limits=UsageLimits(…))",
+    "usage": "A nested run shares the budget of the run around it",
+    "deps": "Write Runner.run(…, context=…)",
+    "deps_type": "Annotate the context where you take it, ctx: ToolContext[Shop]; for type checkers: Agent[Shop]",
+    "mcp_servers": "Write toolsets=[MCPServer(…)], with MCPServer of agentloop.mcp",
+    "retries": "The model decides whether it calls a tool again; ModelSettings(retry=…) is for requests",
+    "requires_approval": "Write tool(needs_approval=True)",
+    "sequential": 'Write tool(exclusive=True), tool(serial="group") or Agent(tool_execution="sequential")',
+    "cancellation_token": "Cancel the scope around the run, or stream.cancel()",
+    "stop": 'Write ModelSettings(extra_body={"stop": [...]})',
+    "cost_limit": "Write run_config=RunConfig(limits=UsageLimits(cost=…), price=…)",
+    "request_limit": "Write run_config=RunConfig(limits=UsageLimits(requests=…))",
+    "always_approve": "Write state.approve(item, always=True)",
+    "always_reject": "Write state.reject(item, always=True)",
+    "rejection_message": "Write state.reject(item, message=…)",
+}
+"""Options of other libraries that are something else here, with what to write. The migration pages have the same."""
 
 
 def takes_options(written: str) -> Callable[[ClassT], ClassT]:
@@ -120,6 +158,9 @@ def raise_misplaced(known: Collection[str], name: str, option: str) -> NoReturn:
     if there:
         places = " or ".join(written.replace("OPTION", option) for written in there)
         raise UserTypeError(f"{name} has no option {option!r}; it goes here: {places}") from None
+    said = _find_usual(option, known) is None and _WRITTEN_ELSEWHERE.get(option)
+    if said:
+        raise UserTypeError(f"{name} has no option {option!r}. {said}") from None
     near = _find_near(option, known)
     meant = None if near is None else repr(near)
     if near is None:
@@ -130,9 +171,13 @@ def raise_misplaced(known: Collection[str], name: str, option: str) -> NoReturn:
     raise UserTypeError(f"{name} has no option {option!r}.{advice}") from None
 
 
+def _find_usual(option: str, known: Collection[str]) -> str | None:
+    return next((usual for usual in _USUAL_ELSEWHERE.get(option, ()) if usual in known), None)
+
+
 def _find_near(option: str, known: Collection[str]) -> str | None:
     """Return the name among *known* that *option* probably means, or None."""
-    if (usual := _USUAL_ELSEWHERE.get(option)) in known:
+    if (usual := _find_usual(option, known)) is not None:
         return usual
     import difflib  # for the text of an error alone
 

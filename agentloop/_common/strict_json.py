@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from typing import Any, Literal, Never
 
@@ -45,6 +46,23 @@ def read_strict(text: str) -> Any:
     return _DECODER.decode(text)
 
 
+def read_written(text: str) -> Any:
+    """Return the value of JSON text that a model wrote: line breaks and tabs may stand in its strings as they are.
+
+    So may a byte order mark before it. Both have one meaning only, and models write them often.
+
+    Raises:
+        As `read_strict`.
+    """
+    try:
+        return read_strict(text)
+    except json.JSONDecodeError:
+        unmarked = text.removeprefix("\ufeff")
+        if _OTHER_CONTROLS.search(unmarked):
+            raise
+        return _WRITTEN.decode(unmarked)
+
+
 def make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return the object with these pairs.
 
@@ -76,6 +94,10 @@ SHORT = 1_000
 """Characters of an object that is read by msgspec. No number in it has too many digits for the interpreter."""
 _decode = msgspec.json.Decoder().decode
 _DECODER = json.JSONDecoder(object_pairs_hook=make_object, parse_float=read_finite, parse_constant=reject_constant)
+_WRITTEN = json.JSONDecoder(
+    object_pairs_hook=make_object, parse_float=read_finite, parse_constant=reject_constant, strict=False
+)
+_OTHER_CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")
 
 
 def write_text(value: Any) -> str:

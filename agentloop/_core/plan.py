@@ -163,7 +163,7 @@ def _parse_and_bind(tool: FunctionTool, text: str, limits: JsonLimits, converter
         except ModelBehaviorError as fault:
             return Arguments(text=text, given=parsed, fault=fault)
     try:
-        bound = body.schema.bind(parsed, converter)
+        bound = body.schema.bind(parsed, converter, read_strings=limits.read_strings)
     except ModelBehaviorError as fault:
         return Arguments(text=text, given=parsed, fault=fault)
     receipt = _make_receipt(tool, bound) if tool.idempotent else None
@@ -177,7 +177,7 @@ def _make_receipt(tool: FunctionTool, bound: BoundArguments) -> str:
 class PlanRules(Value, frozen=True, kw_only=True):
     """The run's configuration of planning. `disabled`: lookup keys of tools that are no longer enabled."""
 
-    not_found: Literal["raise_error", "return_error_to_model"] = "raise_error"
+    not_found: Literal["raise_error", "return_error_to_model"] = "return_error_to_model"
     max_calls: int | None = None
     limits: JsonLimits = msgspec.field(default_factory=JsonLimits)
     disabled: frozenset[str] = frozenset()

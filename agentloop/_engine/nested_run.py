@@ -169,11 +169,10 @@ async def _deliver_events(
 
 def _make_budget(config: RunConfig, outer: LiveRun, state: RunFold) -> Budget | None:
     """Return the budget of a nested run: one with limits of its own also takes from the outer run's."""
-    if config.limits is None:
-        return outer.settings.budget
     depth = len(state.path)
     begun = outer.tree.log.state.records if state.started is not None else ()
-    return Budget.of(config.limits, (each for each in begun if each.path[:depth] == state.path), outer.settings.budget)
+    own = (each for each in begun if each.path[:depth] == state.path)
+    return Budget.for_run(config.limits, own, outer.settings.budget, priced=config.is_priced)
 
 
 def _make_nested_run(outer: LiveRun, call: ToolCall, body: AgentCall, config: RunConfig) -> LiveRun:

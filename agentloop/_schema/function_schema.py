@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import json
 import types
 import typing
@@ -23,6 +22,7 @@ from agentloop._common.errors import ModelBehaviorError, UserTypeError
 from agentloop._common.strict_json import SHORT
 from agentloop._common.values import NotedValue, Value
 from agentloop._schema.conversion import Conversion, conversion_of, each_fault, find_faults
+from agentloop._schema.declared import add_declared
 from agentloop._schema.docstrings import read_docstring
 from agentloop._schema.json_schema import (
     REF_TEMPLATE,
@@ -36,6 +36,8 @@ from agentloop._schema.json_schema import (
     tidy,
 )
 from agentloop._schema.json_text import canonical, quote
+from agentloop._schema.leniency import reread
+from agentloop._schema.parameter_hints import EMPTY, read_hints
 from agentloop._schema.pydantic_types import (
     adapter_schema,
     dec_hook,
@@ -53,8 +55,6 @@ if TYPE_CHECKING:
 _MOST_QUOTED = 200
 _MOST_FAULTS = 10
 _SIMPLE = (str, int, bool, types.NoneType)
-_EMPTY = inspect.Parameter.empty
-_OPTIONAL: Any = typing.Optional  # a hint made at run time may be no operand of `|`
 
 
 class _Parameter(Value, frozen=True, kw_only=True):
@@ -70,10 +70,20 @@ class _Parameter(Value, frozen=True, kw_only=True):
     by_position: bool
     starred: bool
     conversion: Conversion | None = None
+    make_default: Callable[[], Any] | None = None
+    """Makes the default anew for each call; None where `default` serves them all."""
+    alias: str | None = None
+    """The name by which the model knows the parameter; None where it is `name`."""
+    description: str = ""
+
+    @property
+    def key(self) -> str:
+        """The parameter's name in JSON."""
+        return self.alias or self.name
 
     @property
     def required(self) -> bool:
-        return self.default is _EMPTY
+        return self.default is EMPTY
 
     @property
     def native(self) -> bool:
@@ -97,7 +107,7 @@ class _Parameter(Value, frozen=True, kw_only=True):
     def unstructure(self, value: Any) -> Any:
         """Return *value*, of this parameter, as a JSON value."""
         if self.adapter is not None:
-            return self.adapter.dump_python(value, mode="json")
+            return self.adapter.dump_python(value, mode="json", by_alias=True)
         return to_json_value(value if self.conversion is None else self.conversion.unstructure(value, self.hint))
 
 
@@ -116,9 +126,12 @@ class _Binder(Value, frozen=True, kw_only=True, eq=False):
     decode: Callable[[str], msgspec.Struct] | None
     """Reads `struct` from JSON text; None where `FunctionSchema.read` doesn't apply."""
     null_means_default: frozenset[str]
+    strict: bool
     schemas: Mapping[str, Any]
-    """Each parameter's schema before the change to strict mode; empty if strict mode is off."""
+    """Each parameter's schema, by name, before the change to strict mode."""
     names: tuple[str, ...]
+    aliases: Mapping[str, str]
+    """The names of parameters by the names that the model knows them by, where these differ."""
     unknown: Mapping[str, frozenset[type]]
     """See `FunctionSchema.unknown`."""
     all_native: bool
@@ -141,20 +154,23 @@ class _Binder(Value, frozen=True, kw_only=True, eq=False):
         except Exception:
             return None  # `slow_row` then collects all faults, each with its parameter
 
-    def slow_row(self, arguments: Mapping[str, Any], faults: list[str]) -> tuple[Any, ...]:
-        """Return the values as `row` does, one parameter at a time; append each fault to *faults*."""
+    def slow_row(self, arguments: Mapping[str, Any], faults: list[str], strings: bool) -> tuple[Any, ...]:
+        """Return the values as `row` does, one parameter at a time, also those that mean something else than they say.
+
+        Appends each fault to *faults*. *strings*: True to read JSON in strings.
+        """
         row: list[Any] = []
         for parameter in self.parameters:
             value = msgspec.UNSET
             if parameter.name in arguments:
-                value = self._structure_or_fault(parameter, arguments[parameter.name], faults)
+                value = self._structure_or_fault(parameter, arguments[parameter.name], faults, strings)
             row.append(value)
-        missing = [p.name for p in self.parameters if p.required and p.name not in arguments]
+        missing = [p.key for p in self.parameters if p.required and p.name not in arguments]
         if missing:
             faults.append(f"missing: {', '.join(missing)}")
         return tuple(row)
 
-    def extras(self, arguments: Mapping[str, Any], faults: list[str]) -> dict[str, Any]:
+    def extras(self, arguments: Mapping[str, Any], faults: list[str], strings: bool) -> dict[str, Any]:
         """Return the values for `**kwargs` among *arguments*; append each fault to *faults*."""
         if self.extra is None:
             return {}
@@ -164,7 +180,8 @@ class _Binder(Value, frozen=True, kw_only=True, eq=False):
             if name in self.taken:
                 continue
             try:
-                found[name] = self.extra.structure(value)  # the schema of such a tool is never strict
+                # The schema of such a tool is never strict.
+                found[name] = self._structure_as_meant(self.extra, value, strings)
             except Exception as error:
                 wrong += 1
                 if wrong <= _MOST_FAULTS:
@@ -173,15 +190,18 @@ class _Binder(Value, frozen=True, kw_only=True, eq=False):
             faults.append(f"{wrong - _MOST_FAULTS} more don't fit")
         return found
 
-    def _structure_or_fault(self, parameter: _Parameter, value: Any, faults: list[str]) -> Any:
-        if self.schemas:
+    def _structure_or_fault(self, parameter: _Parameter, value: Any, faults: list[str], strings: bool) -> Any:
+        if self.strict:
             value = drop_nulls(value, self.schemas[parameter.name], self.defs)
         try:
-            return parameter.structure(value)
+            return self._structure_as_meant(parameter, value, strings)
         except Exception as error:
             # Any exception means a wrong value: a user's validator may raise other ones than msgspec and pydantic do.
-            faults += describe_faults(parameter.name, error, parameter, value)
+            faults += describe_faults(parameter.key, error, parameter, value)
             return msgspec.UNSET
+
+    def _structure_as_meant(self, parameter: _Parameter, value: Any, strings: bool) -> Any:
+        return structure_as_meant(parameter.structure, value, self.schemas[parameter.name], self.defs, strings)
 
 
 class BoundArguments(NotedValue, frozen=True):
@@ -296,8 +316,15 @@ class FunctionSchema:
             return None  # msgspec drops repeated keys silently: fewer commas than keys prove that there are none
         return _assemble(binder, values, {}, sent)
 
-    def bind(self, arguments: dict[str, Any], converter: BaseConverter | None = None) -> BoundArguments:
+    def bind(
+        self, arguments: dict[str, Any], converter: BaseConverter | None = None, *, read_strings: bool = True
+    ) -> BoundArguments:
         """Return *arguments* (a parsed JSON object) fitted to the parameters; *converter* is the application's own.
+
+        A value that doesn't fit is looked at once more: see `agentloop._schema.leniency`.
+
+        Args:
+            read_strings: See `JsonLimits`.
 
         Raises:
             UserTypeError: as for `check_converter`.
@@ -308,6 +335,8 @@ class FunctionSchema:
         if converter is not None or binder.unknown:
             _check_known(binder, converter)
             binder = _adapt(binder, converter)
+        if binder.aliases:
+            arguments = {binder.aliases.get(name, name): value for name, value in arguments.items()}
         sent = arguments
         if binder.null_means_default and None in arguments.values():
             unset = binder.null_means_default
@@ -318,8 +347,8 @@ class FunctionSchema:
         known = {parameter.name for parameter in binder.parameters}
         rest = {name: value for name, value in sent.items() if name not in known}
         unknown = [name for name in rest if binder.extra is None or name in binder.taken]
-        row = binder.slow_row(sent, faults)
-        extras = binder.extras(rest, faults)
+        row = binder.slow_row(sent, faults, read_strings)
+        extras = binder.extras(rest, faults, read_strings)
         if unknown:
             faults.append(f"unknown: {_cut(', '.join(unknown))}")
         if faults:
@@ -332,7 +361,11 @@ def _assemble(
 ) -> BoundArguments:
     """Return the arguments with *values*, into which the defaults and *extras* are filled."""
     if msgspec.UNSET in values.values():
-        values |= {p.name: p.default for p in binder.parameters if values[p.name] is msgspec.UNSET}
+        values |= {
+            p.name: p.default if p.make_default is None else p.make_default()
+            for p in binder.parameters
+            if values[p.name] is msgspec.UNSET
+        }
     if binder.by_keyword:
         return BoundArguments((), values, values, sent, binder)
     args: list[Any] = []
@@ -391,8 +424,10 @@ def function_schema(
         null_means_default=frozenset(
             p.name for p in parameters if strict and not p.required and not admits_null(schemas[p.name], defs)
         ),
-        schemas=schemas if strict else {},
+        strict=strict,
+        schemas=schemas,
         names=tuple(p.name for p in parameters),
+        aliases={p.alias: p.name for p in parameters if p.alias},
         unknown=unknown,
         all_native=all(p.native for p in parameters),
         by_keyword=extra is None and not any(p.by_position or p.starred for p in parameters),
@@ -416,11 +451,10 @@ def _make_parameters(signature: Signature) -> tuple[list[_Parameter], _Parameter
     found: list[_Parameter] = []
     extra: _Parameter | None = None
     for parameter in signature.parameters:
-        hint, default, starred = parameter.annotation, parameter.default, parameter.kind is parameter.VAR_POSITIONAL
+        given = read_hints(parameter.annotation, parameter.default)
+        hint, default, starred = given.hint, given.default, parameter.kind is parameter.VAR_POSITIONAL
         if starred:
             hint, default = types.GenericAlias(list, (hint,)), ()
-        elif default is None:
-            hint = _OPTIONAL[hint]
         made = _Parameter(
             name=parameter.name,
             hint=hint,
@@ -428,6 +462,9 @@ def _make_parameters(signature: Signature) -> tuple[list[_Parameter], _Parameter
             default=default,
             by_position=goes_by_position(parameter, signature.parameters),
             starred=starred,
+            make_default=given.make_default,
+            alias=given.alias,
+            description=given.description,
         )
         if parameter.kind is parameter.VAR_KEYWORD:
             extra = made
@@ -456,7 +493,7 @@ def _struct(tool: str, parameters: Sequence[_Parameter]) -> type[msgspec.Struct]
     for index, parameter in enumerate(parameters):
         hint = parameter.hint if parameter.native else Any
         fields.append((f"f{index}", hint) if parameter.required else (f"f{index}", hint, msgspec.UNSET))
-    names = {f"f{index}": parameter.name for index, parameter in enumerate(parameters)}
+    names = {f"f{index}": parameter.key for index, parameter in enumerate(parameters)}
     struct = msgspec.defstruct(f"Arguments_{tool}", fields, rename=names, kw_only=True, forbid_unknown_fields=True)
     with contextlib.suppress(msgspec.ValidationError):
         msgspec.convert({}, struct)  # the first conversion is slow: it prepares the type
@@ -495,6 +532,7 @@ def _schemas(
 
 def _components(hints: Sequence[Any]) -> tuple[list[Schema], Schema, frozenset[type]]:
     schemas, defs = msgspec.json.schema_components(hints, schema_hook=schema_hook, ref_template=REF_TEMPLATE)
+    add_declared(hints, schemas, defs)
     unknown: set[type] = set()
     settled = [settle_given(schema, unknown) for schema in schemas]
     return settled, {name: settle_given(schema, unknown) for name, schema in defs.items()}, frozenset(unknown)
@@ -566,24 +604,40 @@ def _default_value(tool: str, parameter: _Parameter) -> Any:
 def _root(binder: _Binder, schemas: Mapping[str, Any], documented: Mapping[str, str], strict: bool) -> Schema:
     properties: Schema = {}
     for parameter in binder.parameters:
-        member = _add_description(schemas, parameter.name, documented)
+        member = _add_description(schemas, parameter, documented)
         if not parameter.required and not parameter.starred:
             member["default"] = binder.default_keys[parameter.name]
-        properties[parameter.name] = member
+        properties[parameter.key] = member
     root: Schema = {
         "type": "object",
         "properties": properties,
-        "required": [parameter.name for parameter in binder.parameters if parameter.required],
-        "additionalProperties": _add_description(schemas, binder.extra.name, documented) if binder.extra else False,
+        "required": [parameter.key for parameter in binder.parameters if parameter.required],
+        "additionalProperties": _add_description(schemas, binder.extra, documented) if binder.extra else False,
     }
     if binder.defs:
         root["$defs"] = binder.defs
     return typing.cast(Schema, strict_form(root, binder.defs)) if strict else root
 
 
-def _add_description(schemas: Mapping[str, Any], name: str, documented: Mapping[str, str]) -> Schema:
-    description = {"description": documented[name]} if documented.get(name) else {}
-    return {**description, **schemas[name]}
+def _add_description(schemas: Mapping[str, Any], parameter: _Parameter, documented: Mapping[str, str]) -> Schema:
+    # The words beside the type are nearer to it than the docstring's; those of `Field` and `Meta` are in the schema.
+    words = parameter.description or documented.get(parameter.name)
+    return {**({"description": words} if words else {}), **schemas[parameter.name]}
+
+
+def structure_as_meant(structure: Callable[[Any], Any], value: Any, schema: Any, defs: Schema, strings: bool) -> Any:
+    """Return `structure(value)`; where it fails, that of the value which *value* means by *schema*.
+
+    Raises:
+        Exception: of `structure(value)`, if neither fits.
+    """
+    try:
+        return structure(value)
+    except Exception:
+        meant = reread(value, schema, defs, strings=strings)
+        with contextlib.suppress(Exception):  # a fault of another value than the model wrote would confuse it
+            return structure(meant)
+        raise
 
 
 def to_json_value(value: Any) -> Any:

@@ -2,13 +2,16 @@
 
 Strict mode is the subset that providers enforce while the model writes: every object lists all its properties as
 required and allows no others; an optional property is nullable instead. A schema with an open map has no strict form.
-Pure; reads the schemas that msgspec and pydantic make, and calls neither.
+Keywords that providers refuse in strict mode (`uniqueItems`, `format: uri` …) become words in the description: the
+model is still told, and the conversion here still checks. Pure; reads the schemas that msgspec and pydantic make, and
+calls neither.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -22,6 +25,32 @@ _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _SINGLE = ("items", "additionalProperties")
 _ANYTHING = "a value of any type"
 _TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
+
+_STRICT_FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"})
+_STRICT_KEYWORDS = frozenset(
+    {
+        *("type", "enum", "const", "anyOf", "$ref", "$defs", "title", "description"),
+        *("properties", "required", "additionalProperties", "items", "minItems", "maxItems"),
+        *("pattern", "format", "multipleOf", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
+    }
+)
+"""What providers take in a strict schema. One other keyword makes them refuse each request of the agent."""
+_UNSAID = frozenset({"default", "discriminator", "deprecated", "readOnly", "writeOnly", "$comment", "$schema", "$id"})
+"""Keywords that a strict schema goes without, and of which the model need not be told."""
+_TOLD = {
+    "minLength": "at least {} characters",
+    "maxLength": "at most {} characters",
+    "format": "format: {}",
+    "contentEncoding": "encoded as {}",
+    "contentMediaType": "of type {}",
+    "examples": "for example {}",
+    "minProperties": "at least {} members",
+    "maxProperties": "at most {} members",
+}
+"""Keywords that a strict schema has as words. What the words say is checked when the value is converted."""
+_LOGIC = frozenset(
+    {"not", "if", "then", "else", "dependentRequired", "dependentSchemas", "contains", "patternProperties"}
+)
 
 _GIVEN, _UNKNOWN = "$given", "$unknown"
 """Keywords for a schema that `JsonSchema` gives, and for a class that msgspec doesn't know; see `settle_given`."""
@@ -186,7 +215,9 @@ def _own_obstacle(schema: Schema) -> str | None:
         return "an array of anything"
     if not {"type", "enum", "const", "anyOf", "oneOf", "allOf"} & schema.keys():
         return _ANYTHING
-    return None
+    if len(schema.get("allOf", ())) > 1:
+        return "a value of several schemas at once (allOf)"
+    return next((f"a schema with {keyword!r}" for keyword in sorted(_LOGIC & schema.keys())), None)
 
 
 def strict_form(schema: Any, defs: Mapping[str, Any]) -> Any:
@@ -194,10 +225,13 @@ def strict_form(schema: Any, defs: Mapping[str, Any]) -> Any:
     if not isinstance(schema, dict):
         return schema
     out: Schema = each_child(schema, lambda child: strict_form(child, defs))
-    for keyword in ("default", "discriminator"):
-        out.pop(keyword, None)
     if "oneOf" in out:
         out["anyOf"] = out.pop("oneOf")
+    if "allOf" in out:
+        (only,) = out.pop("allOf")
+        out = {**only, **out}
+    if "prefixItems" in out:
+        out = _as_list(out)
     if "properties" in out:
         needed = set(schema.get("required", ()))
         for name, member in schema["properties"].items():
@@ -208,7 +242,47 @@ def strict_form(schema: Any, defs: Mapping[str, Any]) -> Any:
     kinds = {_TYPES[type(value)] for value in out.get("enum", ())}
     if "type" not in out and len(kinds) == 1:
         out["type"] = kinds.pop()
-    return lone_ref(out)
+    return lone_ref(_told_in_words(out))
+
+
+def _as_list(array: Schema) -> Schema:
+    """Return a tuple's schema as an array of the types of its members: strict mode knows no places."""
+    members: list[Any] = []
+    for member in [*array["prefixItems"], *([array["items"]] if isinstance(array.get("items"), dict) else [])]:
+        if member not in members:
+            members.append(member)
+    items = members[0] if len(members) == 1 else {"anyOf": members}
+    out = {keyword: value for keyword, value in array.items() if keyword != "prefixItems"} | {"items": items}
+    return out if len(members) == 1 else _add_words(out, [f"one after the other: {_names(array['prefixItems'])}"])
+
+
+def _names(members: Sequence[Any]) -> str:
+    kinds = (ref_name(member) or member.get("type", "any of several types") for member in members)
+    return ", ".join(map(str, kinds))
+
+
+def _told_in_words(schema: Schema) -> Schema:
+    """Return *schema* with the keywords that strict mode refuses as words in its description."""
+    words: list[str] = []
+    out: Schema = {}
+    for keyword, value in schema.items():
+        if (keyword == "format" and value in _STRICT_FORMATS) or keyword in _STRICT_KEYWORDS - {"format"}:
+            out[keyword] = value
+        elif keyword == "uniqueItems":
+            words += ["no member twice"] if value else []
+        elif keyword in _TOLD:
+            shown = ", ".join(map(str, value)) if isinstance(value, list) else value
+            words.append(_TOLD[keyword].format(shown))
+        elif keyword not in _UNSAID:
+            words.append(f"{keyword}: {json.dumps(value, default=str)}")
+    return _add_words(out, words)
+
+
+def _add_words(schema: Schema, words: list[str]) -> Schema:
+    if not words:
+        return schema
+    said = str(schema.get("description", "")).rstrip(". ")
+    return {**schema, "description": ". ".join(filter(None, [said, "; ".join(words)]))}
 
 
 def lone_ref(schema: Schema) -> Schema:
@@ -230,10 +304,10 @@ def nullable(schema: Schema) -> Schema:
 def drop_nulls(value: Any, schema: Any, defs: Mapping[str, Any]) -> Any:
     """Return *value* without the nulls of omitted members, which strict mode forces the model to send."""
     if isinstance(value, list):
-        return [drop_nulls(member, _of_item(schema, index, defs), defs) for index, member in enumerate(value)]
+        return [drop_nulls(member, item_schema(schema, index, defs), defs) for index, member in enumerate(value)]
     if not isinstance(value, dict):
         return value
-    plain: Schema = next((choice for choice in choices(schema, defs) if _may_hold(choice, value)), {})
+    plain = object_schema(schema, value, defs)
     properties, needed = plain.get("properties", {}), plain.get("required", ())
     return {
         key: drop_nulls(member, properties.get(key, True), defs)
@@ -242,17 +316,26 @@ def drop_nulls(value: Any, schema: Any, defs: Mapping[str, Any]) -> Any:
     }
 
 
-def _of_item(schema: Any, index: int, defs: Mapping[str, Any]) -> Any:
+def item_schema(schema: Any, index: int, defs: Mapping[str, Any]) -> Any:
+    """Return the schema of the member at *index* of an array that fits *schema*."""
     array: Schema = next((choice for choice in choices(schema, defs) if _is_kind(choice, "array")), {})
     first = array.get("prefixItems", [])
     return first[index] if index < len(first) else array.get("items", True)
 
 
+def object_schema(schema: Any, value: Mapping[str, Any], defs: Mapping[str, Any]) -> Schema:
+    """Return the one of the choices of *schema* that object *value* has the keys of; an empty schema if none."""
+    return next((choice for choice in choices(schema, defs) if _may_hold(choice, value)), {})
+
+
 def _may_hold(schema: Any, value: Mapping[str, Any]) -> bool:
     """Tell whether object *value* has the keys, and the tag if any, of *schema*."""
-    if not _is_kind(schema, "object") or not value.keys() <= schema.get("properties", {}).keys():
+    if not _is_kind(schema, "object"):
         return False
-    tags = {name: member for name, member in schema["properties"].items() if isinstance(member, dict)}
+    properties = schema.get("properties", {})
+    if schema.get("additionalProperties", False) is False and not value.keys() <= properties.keys():
+        return False
+    tags = {name: member for name, member in properties.items() if isinstance(member, dict)}
     return all(
         value[name] in tag.get("enum", (tag.get("const", value[name]),))
         for name, tag in tags.items()

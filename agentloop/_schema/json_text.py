@@ -12,7 +12,7 @@ import re
 from typing import Any
 
 from agentloop._common.errors import ModelBehaviorError
-from agentloop._common.strict_json import InvalidJson, make_object, read_strict
+from agentloop._common.strict_json import InvalidJson, make_object, read_written
 from agentloop.settings import JsonLimits
 
 _QUOTED = 200
@@ -44,6 +44,21 @@ def quote(text: str, most: int = _QUOTED) -> str:
     return f"'{literal if len(literal) <= most else literal[: most - 1] + '…'}'"
 
 
+def place_of(error: json.JSONDecodeError, quoted: bool = True) -> str:
+    """Return where text isn't JSON, why, and the words around that place: "at character 12, unterminated string: '…'".
+
+    A short text is quoted whole. *quoted*: False to leave out the text, which may hold a secret.
+    """
+    reason = error.msg.removesuffix(" at").removesuffix(" starting")
+    where = f"at character {error.pos + 1}, {reason[:1].lower()}{reason[1:]}"
+    if not quoted:
+        return where
+    text, start = error.doc, max(error.pos - _QUOTED // 2, 0)
+    if len(text) <= _QUOTED or start == 0:
+        return f"{where}: {quote(text)}"
+    return f"{where}: …{quote(text[start : error.pos + _QUOTED // 2])}"
+
+
 def parse_object(text: str, limits: JsonLimits, *, tool: str, quoted: bool = True) -> dict[str, Any]:
     """Return the JSON object that the model wrote as arguments of *tool*; blank text counts as `{}`.
 
@@ -58,9 +73,8 @@ def parse_object(text: str, limits: JsonLimits, *, tool: str, quoted: bool = Tru
     except _Fault as fault:
         words = "repeat a key" if isinstance(fault, _Repeated) and not quoted else str(fault)
         raise ModelBehaviorError(f"Arguments of tool {tool} {words}") from None
-    except ValueError:
-        words = f": {quote(text)}" if quoted else ""
-        raise ModelBehaviorError(f"Arguments of tool {tool} aren't valid JSON{words}") from None
+    except json.JSONDecodeError as error:
+        raise ModelBehaviorError(f"Arguments of tool {tool} aren't valid JSON: {place_of(error, quoted)}") from None
     if not isinstance(value, dict):
         words = f"{_KINDS[type(value)]}: {quote(text)}" if quoted else _KINDS[type(value)]
         raise ModelBehaviorError(f"Arguments of tool {tool} must be a JSON object, not {words}")
@@ -101,7 +115,7 @@ def _parse(text: str, limits: JsonLimits) -> Any:
     if most is not None and len(text) > most and max(map(len, _LIKE_A_NUMBER.findall(text)), default=0) > most:
         _check_digits(text, most)
     try:
-        value = read_strict(text)
+        value = read_written(text)
         return _replace_surrogates(value) if _MAYBE_SURROGATE.search(text) else value
     except RecursionError:
         raise _Fault("are nested too deeply") from None

@@ -11,6 +11,7 @@ import builtins
 import functools
 import inspect
 import json
+import re
 import typing
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, overload
@@ -21,9 +22,16 @@ from agentloop._common.checks import FIELDS, optional
 from agentloop._common.errors import ModelBehaviorError, UserTypeError
 from agentloop._common.type_parameters import OutputT
 from agentloop._schema.conversion import conversion_of
-from agentloop._schema.function_schema import _Parameter, _schemas, check_known, describe_faults, to_json_value
+from agentloop._schema.function_schema import (
+    _Parameter,
+    _schemas,
+    check_known,
+    describe_faults,
+    structure_as_meant,
+    to_json_value,
+)
 from agentloop._schema.json_schema import Schema, drop_nulls, each_child, obstacle, ref_name, strict_form
-from agentloop._schema.json_text import _Fault, _parse, quote
+from agentloop._schema.json_text import _Fault, _parse, place_of, quote
 from agentloop._schema.pydantic_types import pydantic_adapter
 from agentloop.model_events import OutputSchema
 from agentloop.settings import JsonLimits
@@ -90,7 +98,11 @@ class TypedOutput:
             value, place = _unwrap(self.what, value), f"$.{WRAPPER}"
         if self.schema.strict:
             value = drop_nulls(value, self._open, self._defs)
-        return self._fit(self._slot.structure, value, place, ModelBehaviorError, self.what)
+
+        def structure(value: Any) -> Any:
+            return structure_as_meant(self._slot.structure, value, self._open, self._defs, limits.read_strings)
+
+        return self._fit(structure, value, place, ModelBehaviorError, self.what)
 
     def using(self, converter: BaseConverter | None) -> TypedOutput:
         """Return this output with values converted by *converter*, the application's own, if it decides on the type.
@@ -245,15 +257,31 @@ def _with_defs(root: Schema, defs: Mapping[str, Schema]) -> Schema:
     return {**root, "$defs": {name: defs[name] for name in defs if name in used}} if used else root
 
 
+_FENCE = re.compile(r"```[ \t]*\w*[ \t]*\n(.*?)\n?[ \t]*```", re.DOTALL)
+_THOUGHTS = re.compile(r"\s*<think>.*?</think>", re.DOTALL)
+
+
 def _json(what: str, text: str, limits: JsonLimits) -> Any:
     if not text.strip():
         raise ModelBehaviorError(f"{what} is empty; JSON is needed")
     try:
-        return _parse(text, limits)
+        return _parse_unwrapped(text, limits)
     except _Fault as fault:  # worded for many arguments
         raise ModelBehaviorError(f"{what} can't be read, its contents {fault}") from None
-    except ValueError:
-        raise ModelBehaviorError(f"{what} isn't valid JSON: {quote(text)}") from None
+    except json.JSONDecodeError as error:
+        raise ModelBehaviorError(f"{what} isn't valid JSON: {place_of(error)}") from None
+
+
+def _parse_unwrapped(text: str, limits: JsonLimits) -> Any:
+    """Return the JSON in *text*, or in the only code fence in it, which a model often writes without a schema."""
+    try:
+        return _parse(text, limits)
+    except json.JSONDecodeError:
+        answer = _THOUGHTS.sub("", text, count=1) if "<think>" in text else text
+        fenced = _FENCE.findall(answer)
+        if len(fenced) == 1 or answer is not text:
+            return _parse(fenced[0] if len(fenced) == 1 else answer, limits)
+        raise
 
 
 def _unwrap(what: str, value: Any) -> Any:

@@ -1,14 +1,17 @@
-"""Support for pydantic's types in signatures, if the application uses them; pydantic is never imported here.
+"""Types that msgspec doesn't know, for its hooks: paths, and pydantic's types if the application uses them.
 
-A pydantic type in a signature proves that the application has imported pydantic, so it is found in `sys.modules`.
-Pydantic alone decides which values a type accepts (`model_validate`, lax unless the model is strict).
+A path is its text. Pydantic is never imported here: a pydantic type in a signature proves that the application has
+imported it, so it is found in `sys.modules`. Only pydantic decides which values its types accept (`model_validate`, lax
+unless the model is strict).
 """
 
 from __future__ import annotations
 
 import sys
 import typing
+import warnings
 from collections.abc import Iterator
+from pathlib import PurePath
 from typing import Any
 
 from agentloop._schema.json_schema import REF_TEMPLATE, Schema, mark_unknown
@@ -25,7 +28,10 @@ def pydantic_adapter(hint: Any) -> Any:
     """
     modules = {_root_module(part) for part in _parts(hint)}
     if "pydantic" in modules:
-        return sys.modules["pydantic"].TypeAdapter(hint)
+        with warnings.catch_warnings():
+            # Of an alias, which has no effect within a type: a parameter has its alias from `parameter_hints`.
+            warnings.filterwarnings("ignore", message="The 'alias' attribute")
+            return sys.modules["pydantic"].TypeAdapter(hint)
     if "annotated_types" in modules:
         raise TypeError("constraints of annotated_types need pydantic's types; use msgspec.Meta")
     return None
@@ -49,12 +55,18 @@ def pydantic_errors(error: Exception) -> list[tuple[str, str]] | None:
 
 
 def schema_hook(cls: Any) -> Schema:
-    """Return the schema of a class that msgspec doesn't know: pydantic's, or a mark that it has none."""
+    """Return the schema of a class that msgspec doesn't know: a path's, pydantic's, or a mark that it has none."""
+    if _is_path(cls):
+        return {"type": "string"}
     return adapter_schema(pydantic_adapter(cls)) if is_pydantic(cls) else mark_unknown(cls)
 
 
 def dec_hook(cls: Any, value: Any) -> Any:
-    """Return *value* as an instance of a pydantic class inside another class, for msgspec."""
+    """Return *value* as a path, or as an instance of a pydantic class inside another class, for msgspec."""
+    if _is_path(cls):
+        if not isinstance(value, str):
+            raise ValueError(f"Expected `str`, got `{type(value).__name__}`")
+        return cls(value)
     try:
         return pydantic_adapter(cls).validate_python(value)
     except ValueError as error:
@@ -63,10 +75,16 @@ def dec_hook(cls: Any, value: Any) -> Any:
 
 
 def enc_hook(value: Any) -> Any:
-    """Return a pydantic value as a JSON value, for msgspec; raises TypeError for any other value."""
+    """Return a path or a pydantic value as a JSON value, for msgspec; raises TypeError for any other value."""
+    if isinstance(value, PurePath):
+        return str(value)
     if not is_pydantic(type(value)):
         raise TypeError(f"Encoding objects of type {type(value).__qualname__} is unsupported")
     return pydantic_adapter(type(value)).dump_python(value, mode="json")
+
+
+def _is_path(cls: Any) -> bool:
+    return isinstance(cls, type) and issubclass(cls, PurePath)
 
 
 def _parts(hint: Any) -> Iterator[Any]:

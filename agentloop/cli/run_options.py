@@ -14,7 +14,6 @@ from agentloop._common.masking import mask_arguments
 from agentloop._common.terminal_text import exact
 from agentloop.abc import Journal, Session
 from agentloop.agents import Agent
-from agentloop.budget import UsageLimits
 from agentloop.cli.journal_folder import Folder
 from agentloop.cli.streams import Output, TypedLines
 from agentloop.config import RunConfig
@@ -196,9 +195,7 @@ class CliOptions:
     @property
     def run_config(self) -> RunConfig:
         """The configuration of every run of the command."""
-        config = RunConfig(model=self.model)
-        if self.price is not None:  # without limits, even without one, no cost is counted
-            config = attrs.evolve(config, price=self.price, limits=UsageLimits())
+        config = RunConfig(model=self.model, price=self.price)
         if self.sandbox is None:
             return config
         from agentloop.executors import LocalSandboxes

@@ -29,6 +29,7 @@ from agentloop.testing import ScriptedModel
 
 LIMITS = JsonLimits()
 ANSWERING = PlanRules(not_found="return_error_to_model")
+RAISING = PlanRules(not_found="raise_error")
 
 
 @tool
@@ -116,14 +117,14 @@ def test_a_name_is_quoted_on_one_line_and_cut() -> None:
         assert len(output) < 300
         assert "\n" not in output
         with pytest.raises(ModelBehaviorError) as caught:
-            plan(called("a", name), rules=PlanRules())
-        assert len(str(caught.value)) < 300
+            plan(called("a", name), rules=RAISING)
+        assert len(str(caught.value)) < 400
 
 
 def test_an_unknown_tool_is_answered_or_refused() -> None:
     """The policy decides; an answer offers near names."""
     with pytest.raises(ModelBehaviorError, match=r"'ns\.onc'.*'guide'"):
-        plan(called("a", "onc", namespace="ns"))
+        plan(called("a", "onc", namespace="ns"), rules=RAISING)
     [entry] = plan(called("a", "onc"), rules=ANSWERING)
     assert entry.tool is None
     assert (entry.disposition.outcome.status, entry.disposition.kind) == ("failed", "tool_not_found")

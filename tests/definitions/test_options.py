@@ -1,8 +1,12 @@
 """Options in the wrong place, and input of the wrong kind: the error says where they go."""
 
+import asyncio
 import inspect
 import logging
+import re
+import typing
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -17,9 +21,12 @@ from agentloop import (
     Runner,
     RunOptions,
     ToolExecution,
+    UsageLimits,
     UserTypeError,
+    handoff,
     tool,
 )
+from agentloop._common.misplaced import _USUAL_ELSEWHERE, _WRITTEN_ELSEWHERE, _places
 from agentloop.agents import AgentOptions
 from agentloop.items import to_items
 from agentloop.journal import MemoryJournal
@@ -187,3 +194,53 @@ def test_parameters_of_types_are_for_type_checkers() -> None:
     made: Any = Agent[Any, str]
     with pytest.raises(TypeError, match=r"Agent\.__init__\(\) missing 1 required positional argument: 'name'"):
         made()
+
+
+@pytest.mark.parametrize(
+    ("make", "option", "advice"),
+    [
+        (Agent, "mcp_servers", "MCPServer"),
+        (Agent, "deps_type", "ToolContext"),
+        (Agent, "retries", "'output_retries'"),
+        (tool, "name_override", "'name'"),
+        (tool, "retries", "ModelSettings(retry=…)"),
+        (tool, "requires_approval", "'needs_approval'"),
+        (handoff, "tool_name_override", "'tool_name'"),
+        (UsageLimits, "request_limit", "'requests'"),
+        (UsageLimits, "cost_limit", "'cost'"),
+        (ModelSettings, "stop", "extra_body"),
+        (Runner.run, "message_history", "to_input_list()"),
+        (Runner.run, "usage_limits", "RunConfig(limits=UsageLimits(…))"),
+        (Runner.run, "deps", "'context'"),
+        (Runner.run_many, "concurrency", "'limit'"),
+        (Runner.run_many, "max_concurrency", "'limit'"),
+        (Agent("a").as_tool, "enabled", "'is_enabled'"),
+    ],
+)
+def test_an_option_of_another_library_says_what_to_write(make: Any, option: str, advice: str) -> None:
+    """The nearest name here would be a wrong hint: it means something else."""
+    with pytest.raises(UserTypeError) as caught:
+        given = make(**{option: 1}) if make in (Agent, UsageLimits, ModelSettings) else make(Agent("a"), **{option: 1})
+        asyncio.run(given)
+    assert f"has no option {option!r}" in str(caught.value)
+    assert advice in str(caught.value)
+
+
+MIGRATION = sorted((Path(__file__).parents[2] / "docs" / "migration").glob("*.md"))
+OPTION = re.compile(r"\b([a-z_]+)=")
+
+
+@pytest.mark.parametrize("page", MIGRATION, ids=lambda page: page.stem)
+def test_every_option_of_a_migration_table_is_known_or_has_a_hint(page: Path) -> None:
+    """What the page says of an option, the error for it should say as well."""
+    rows = [line.split("|") for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
+    theirs = {option for row in rows for option in OPTION.findall(row[1])}
+    ours = {name for take, _ in _places.values() for name in take().parameters} | ToolOptions.__optional_keys__
+    unknown = {option for option in theirs - ours if option not in _USUAL_ELSEWHERE | _WRITTEN_ELSEWHERE}
+    assert unknown == set()
+
+
+def test_an_agent_takes_one_type_parameter() -> None:
+    """`Agent[Customer](…)` is the usual spelling elsewhere; two are taken as before."""
+    assert Agent[int]("a").name == Agent[int, str]("a").name == "a"
+    assert typing.get_args(Agent[int]) == (int, Any)

@@ -248,8 +248,8 @@ def test_another_value_than_the_final_output_is_called_by_its_name() -> None:
     [
         (Place, "", "The final output is empty; JSON is needed"),
         (int, " \n", "The final output is empty; JSON is needed"),
-        (Place, "Rome", "The final output isn't valid JSON: 'Rome'"),
-        (Place, '{"city": "Rome"', 'The final output isn\'t valid JSON: \'{"city": "Rome"\''),
+        (Place, "Rome", "The final output isn't valid JSON: at character 1, expecting value: 'Rome'"),
+        (Place, '{"city": "Rome"', "The final output isn't valid JSON: at character 16, …"),
         (Place, "[]", "The final output doesn't fit: $: Expected `object`, got `array`"),
         (Place, "{}", "The final output doesn't fit: $: Object missing required field `city`"),
         (Place, '{"city": 5, "country": null}', "The final output doesn't fit: $.city: Expected `str`, got `int`"),
@@ -279,7 +279,8 @@ def test_another_value_than_the_final_output_is_called_by_its_name() -> None:
 )
 def test_an_answer_that_does_not_fit_is_the_models_fault(type_: Any, text: str, message: str) -> None:
     """Each fault is named with its place."""
-    assert refusal(typed(type_), text) == message
+    said = refusal(typed(type_), text)
+    assert said == message or (message.endswith("…") and said.startswith(message[:-1]))
 
 
 def test_limits_hold_for_answers() -> None:

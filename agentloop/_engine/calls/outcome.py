@@ -9,11 +9,12 @@ from functools import partial
 from typing import Any
 
 from agentloop._common.error_text import REDACTED, error_summary, is_fatal, message_of, summary_parts, tool_failure
+from agentloop._common.errors import UnwritableValue
 from agentloop._common.values import Value
 from agentloop._core.cancellation import CUTS
 from agentloop._core.failure_choice import Failure, class_of_summary
 from agentloop._engine.calls.live_call import LiveCall
-from agentloop._engine.calls.output_text import UnwritableValue, bound_output, render
+from agentloop._engine.calls.output_text import bound_output, render
 from agentloop._engine.calls.tool_context import call_context
 from agentloop._engine.runtime import body_result as end
 from agentloop._engine.runtime.callbacks import call_user

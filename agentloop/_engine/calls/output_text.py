@@ -5,16 +5,16 @@ Pure but for `put`, which stores a text that is too long. Does not know about ca
 
 from __future__ import annotations
 
-import inspect
 import json
+import logging
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
 from agentloop._common.error_text import shorten
+from agentloop._common.errors import UnwritableValue
 from agentloop._storage.withholding import WithheldText
-from agentloop.exceptions import UserValueError
 from agentloop.items import Annotation, Content, Part, Text
 
 if TYPE_CHECKING:
@@ -24,12 +24,9 @@ Put: TypeAlias = Callable[[str], Awaitable[Any]]
 """Takes a text that is too long and gives a reference to it."""
 
 NO_OUTPUT = "(no output)"
-_PARTS = get_args(Part)
 _TEXTS = (str, WithheldText)
-
-
-class UnwritableValue(UserValueError):
-    """A tool, or a guardrail, gave a value that can't be written as text."""
+_warned: set[type] = set()
+logger: logging.Logger = logging.getLogger("agentloop")
 
 
 def render(value: Any, converter: BaseConverter | None = None) -> Content:
@@ -57,15 +54,13 @@ def _render_value(value: Any, converter: BaseConverter | None) -> Content:
         return value if type(value) in _TEXTS else str.__str__(value)
     if value is None:
         return NO_OUTPUT
-    if isinstance(value, _PARTS):
-        return (_check_part(value),)
-    if isinstance(value, list | tuple) and value and all(isinstance(part, _PARTS) for part in value):
-        return tuple(map(_check_part, value))
     if isinstance(value, BaseException):
         return f"{type(value).__name__}({value})"
-    if inspect.iscoroutine(value):
-        value.close()  # else Python warns that it was never awaited
-        raise UnwritableValue(f"the coroutine {value.__qualname__!r} was returned: an `await` is missing")
+    from agentloop._schema.output_values import parts_of, to_plain
+
+    value = to_plain(value)
+    if parts := parts_of(value):
+        return tuple(map(_check_part, parts))
     from agentloop._schema.function_schema import to_json_value
 
     try:
@@ -73,7 +68,21 @@ def _render_value(value: Any, converter: BaseConverter | None) -> Content:
             value = converter.unstructure(value)
         return json.dumps(to_json_value(value), ensure_ascii=False, allow_nan=False)
     except Exception:  # any error of the value's own conversion: it still has a text form, and the body has run
-        return str(value)
+        return _say(value)
+
+
+def _say(value: Any) -> str:
+    """Return the text form of a value that has no JSON form. Warn once of a type whose text says nothing about it."""
+    kind: Any = type(value)
+    if kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__ and kind not in _warned:
+        _warned.add(kind)
+        logger.warning(
+            "a tool returned an object of type %s, which has no JSON form: the model is shown %r. Return a "
+            "dataclass, a dict or a text",
+            kind.__qualname__,
+            value,
+        )
+    return str(value)
 
 
 def _check_part(part: Part) -> Part:

@@ -217,11 +217,11 @@ async def test_a_tool_that_was_off_when_the_model_was_asked_is_unknown_afterward
     )
     journal = MemoryJournal()
     with pytest.raises(ModelBehaviorError, match=r"'pay' not found"):
-        await run_mode(agent, "go", journal=journal)
+        await run_mode(agent, "go", journal=journal, run_config=RunConfig(tool_not_found_behavior="raise_error"))
     lines = await journal.read()
     state = await RunState.from_journal(agent, await make_journal(lines[:-1]))
     with pytest.raises(ModelBehaviorError, match=r"'pay' not found"):
-        await run_mode(agent, state)
+        await run_mode(agent, state, run_config=RunConfig(tool_not_found_behavior="raise_error"))
     assert ran == []
     assert len(read_requests(agent)) == 1
 

@@ -102,7 +102,9 @@ async def test_undecodable_arguments_have_a_text_of_their_own(run_mode: Run) -> 
         [takes_number(ran)], call("number", '{"n": ', call_id="c1"), call("number", {"n": 3}, call_id="c2")
     )
     result = await run_mode(agent, "go")
-    assert read_shown_outputs(agent, 1) == {"c1": "Arguments of tool number aren't valid JSON: '{\"n\": '"}
+    assert str(read_shown_outputs(agent, 1)["c1"]).startswith(
+        "Arguments of tool number aren't valid JSON: at character 7"
+    )
     assert ran == [3]
     assert read_endings(result.calls) == [("c1", "failed", None), ("c2", "succeeded", None)]
     assert result.calls[0].outcome.started_at is None

@@ -39,6 +39,7 @@ from agentloop.policies import PendingCall
 from agentloop.testing import ScriptedModel, call, reason, respond, say
 
 ANSWERING = RunConfig(tool_not_found_behavior="return_error_to_model")
+RAISING = RunConfig(tool_not_found_behavior="raise_error")
 
 
 class Counted:
@@ -229,8 +230,8 @@ async def test_an_unknown_tool_ends_the_run_before_its_siblings_start(run_mode: 
             ended.append(response)
 
     agent = make_agent(f.tools, [call("other", {}), call("nobody", {})])
-    with pytest.raises(ModelBehaviorError, match="nobody"):
-        await run_mode(agent, "go", hooks=Hooks())
+    with pytest.raises(ModelBehaviorError, match=r"nobody.*tool_not_found_behavior"):
+        await run_mode(agent, "go", hooks=Hooks(), run_config=RunConfig(tool_not_found_behavior="raise_error"))
     assert f.ran == []
     assert len(ended) == 1
 
@@ -294,8 +295,9 @@ async def test_an_unknown_name_within_the_cap_still_ends_the_run(run_mode: Run) 
     """The run ends before any sibling starts, as without the cap."""
     f = Counted()
     agent = make_agent(f.tools, [call("zzz", {}, "x"), call("f", {"n": 1}, "a")])
+    config = RunConfig(tool_not_found_behavior="raise_error", tool_execution=ToolExecution(max_calls_per_turn=1))
     with pytest.raises(ModelBehaviorError, match="Tool 'zzz' not found"):
-        await run_mode(agent, "go", run_config=RunConfig(tool_execution=ToolExecution(max_calls_per_turn=1)))
+        await run_mode(agent, "go", run_config=config)
     assert f.ran == []
 
 
@@ -560,7 +562,7 @@ async def test_a_bare_name_does_not_reach_into_namespaces(run_mode: Run) -> None
     assert str(found["x"]).startswith("Tool 'f' not found.")
     assert (found["y"], found["z"]) == ("a", "b")
     with pytest.raises(ModelBehaviorError, match="'f'"):
-        await run_mode(make_agent(tools, call("f", {})), "go")
+        await run_mode(make_agent(tools, call("f", {})), "go", run_config=RAISING)
 
 
 @pytest.mark.scenario("PL-19")

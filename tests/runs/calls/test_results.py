@@ -1,7 +1,11 @@
 """A body's value on its way to the model and to the application, and the cut when it is too long."""
 
+import base64
 import copy
 import decimal
+import io
+import itertools
+import re
 from typing import Any
 
 import attrs
@@ -199,6 +203,92 @@ async def test_not_a_number_has_a_text_too(run_mode: Run) -> None:
     assert read_statuses(result) == ["succeeded"]
 
 
+PNG = b"\x89PNG\r\n\x1a\n" + b"0" * 20
+SHOT = Image(data=base64.b64encode(PNG).decode(), media_type="image/png")
+
+
+class Picture:
+    """A picture as PIL's are: it can show itself."""
+
+    def _repr_png_(self) -> bytes:
+        return PNG
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (PNG, (SHOT,)),
+        (b"GIF89a..", (Image(data=base64.b64encode(b"GIF89a..").decode(), media_type="image/gif"),)),
+        (Picture(), (SHOT,)),
+        ([Picture(), "a picture"], (SHOT, Text("a picture"))),
+        ({"shot": Picture(), "n": 1}, (Text('{"n": 1, "shot": "[image 1, below]"}'), SHOT)),
+        (b"text", '"dGV4dA=="'),
+        (lambda: iter([1, 2]), "[1, 2]"),
+        (lambda: map(str, [1]), '["1"]'),
+        ({"a": 1}.keys, '["a"]'),
+        (range(2), "[0, 1]"),
+        (lambda: {"rows": iter([1])}, '{"rows": [1]}'),
+        (lambda: [iter([iter([1])])], "[[[1]]]"),
+    ],
+)
+async def test_what_libraries_return_is_shown_as_what_it_is(run_mode: Run, value: Any, shown: Any) -> None:
+    """A picture, the items of an iterator: their text forms would say nothing."""
+
+    @tool
+    async def f() -> Any:
+        return value() if callable(value) else value
+
+    agent = make_agent([f], call("f", {}, "a"))
+    await run_mode(agent, "go")
+    assert read_shown_outputs(agent) == {"a": shown}
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (lambda: itertools.count(), "an iterator \\(count\\) of more than 10000 items was returned"),
+        (lambda: io.StringIO("x"), "an open file \\(StringIO\\) was returned: return what is in it"),
+        (lambda: _asynchronous(), "an async iterator"),
+    ],
+)
+async def test_what_cannot_be_shown_fails_the_call_and_says_what_to_return(
+    run_mode: Run, value: Any, words: str
+) -> None:
+    """The run goes on: the model is told."""
+
+    @tool
+    async def f() -> Any:
+        return value()
+
+    agent = make_agent([f], call("f", {}, "a"))
+    result = await run_mode(agent, "go")
+    assert re.search(words, str(read_shown_outputs(agent)["a"]))
+    assert read_statuses(result) == ["failed"]
+
+
+async def _asynchronous() -> Any:
+    yield 1
+
+
+async def test_an_object_whose_text_says_nothing_is_named_once_in_the_log(
+    run_mode: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The model is shown `<… object at 0x…>`; whoever wrote the tool should know."""
+
+    class Opaque:
+        pass
+
+    @tool
+    async def f() -> Any:
+        return Opaque()
+
+    for _ in range(2):
+        await run_mode(make_agent([f], call("f", {}, "a")), "go")
+    said = [record.getMessage() for record in caplog.records if "no JSON form" in record.getMessage()]
+    assert len(said) == 1
+    assert "Opaque" in said[0]
+
+
 PARTS = [Text("see"), Image("https://example.org/a.png", "low"), File(url="https://example.org/b.pdf", filename="b")]
 
 
@@ -223,16 +313,17 @@ async def test_parts_stay_parts(run_mode: Run, value: Any, parts: Any) -> None:
     assert read_shown_outputs(agent) == {"a": parts}
 
 
-async def test_parts_beside_other_values_are_values(run_mode: Run) -> None:
-    """A list that holds something else is JSON."""
+async def test_other_values_beside_parts_are_texts(run_mode: Run) -> None:
+    """Else the model would read the base64 of a picture that stands in a list with a few words."""
 
     @tool
     async def f() -> Any:
-        return [Text("a"), 1]
+        return ["Here:", Image(data="aGk=", media_type="image/png"), {"n": 1}]
 
     agent = make_agent([f], call("f", {}, "a"))
     await run_mode(agent, "go")
-    assert read_shown_outputs(agent) == {"a": '[{"type": "text", "text": "a"}, 1]'}
+    picture = Image(data="aGk=", media_type="image/png")
+    assert read_shown_outputs(agent) == {"a": (Text("Here:"), picture, Text('{"n": 1}'))}
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])

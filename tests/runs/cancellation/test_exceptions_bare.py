@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 import anyio
+import attrs
 import pytest
 from kit.agents import Run, call_each, configure_run, fine, make_agent
 from kit.ending import Fatal, endless
@@ -297,7 +298,8 @@ async def test_bad_response_of_the_model_leaves_bare(run_mode: Run) -> None:
     agent = make_agent([fine], [call("fine", call_id="c1"), call("nothing", call_id="c2")], done=None)
     watch = Watch()
     with pytest.raises(ModelBehaviorError, match="nothing"):
-        await run_mode(agent, "go", run_config=configure_run(watch))
+        config = attrs.evolve(configure_run(watch), tool_not_found_behavior="raise_error")
+        await run_mode(agent, "go", run_config=config)
     assert watch.end == "failed"
 
 

@@ -160,7 +160,7 @@ async def test_llm_end_comes_before_tools_and_also_where_the_response_is_no_good
 
     agent = script_agent("A", call("look"), [call("look"), bad], tools=[look])
     with pytest.raises(ModelBehaviorError):
-        await run_mode(agent, "go", hooks=trace)
+        await run_mode(agent, "go", hooks=trace, run_config=RunConfig(tool_not_found_behavior="raise_error"))
     assert trace.lines == [
         "agent_start A",
         "llm_start A",

@@ -36,6 +36,7 @@ from agentloop import (
     ToolLoopDetected,
     UsageLimitExceeded,
     UsageLimits,
+    UserError,
     UserTypeError,
     tool,
     tool_input_guardrail,
@@ -709,3 +710,57 @@ async def test_stored_cost_that_is_no_amount_is_refused(cost: str) -> None:
     answer["cost"] = cost
     with pytest.raises(StateError, match="has a cost that is no amount"):
         await Runner.run(agent, RunState.from_json(agent, stored), run_config=limits)
+
+
+# ------------------------------------------------------------------------------------------- a price and the sum
+
+
+def five(name: str, usage: Any) -> int:
+    return 5
+
+
+async def test_a_price_counts_without_limits(run_mode: Run) -> None:
+    """Somebody who gives a price wants to know the cost; the result has the sum of requests and calls."""
+
+    @tool(cost=lambda arguments: Decimal("0.5"))
+    async def pay() -> str:
+        return "paid"
+
+    steps = [respond(ToolCall("c", "pay", "{}"), usage=make_usage(2)), say("ok", usage=make_usage(2))]
+    agent = Agent("guide", model=ScriptedModel(steps), tools=[pay])
+    result = await run_mode(agent, "go", run_config=RunConfig(price=five))
+    assert result.cost == Decimal("10.5")
+    assert result.to_json()["cost"] == "10.5"
+    assert (await run_mode(make_agent([pay]), "go")).cost is None
+
+
+async def test_the_price_of_an_agent_tool_counts_without_limits(run_mode: Run) -> None:
+    """Its own configuration has a price, and the run around it has none."""
+    inner = Agent("inner", model=ScriptedModel([say("in", usage=make_usage(2))]))
+    asked = inner.as_tool("ask", "Ask.", run_config=RunConfig(price=five))
+    agent = make_agent([asked], call("ask", {"input": "x"}, call_id="c"))
+    assert (await run_mode(agent, "go")).cost == 5
+
+
+@pytest.mark.parametrize(
+    ("config", "tools", "refused"),
+    [
+        ({}, [], True),
+        ({"price": five}, [], False),
+        ({"hosted_price": five}, [], False),
+        ({}, [tool(name="f", cost=lambda arguments: 1)(lambda: "x")], False),
+    ],
+    ids=["nothing", "price", "hosted_price", "tool"],
+)
+async def test_a_limit_of_money_without_a_price_is_refused_before_the_first_request(
+    run_mode: Run, config: dict[str, Any], tools: list[Any], refused: bool
+) -> None:
+    """It would never be reached, and nobody would notice before the bill."""
+    agent = make_agent(tools)
+    run = run_mode(agent, "go", run_config=RunConfig(limits=UsageLimits(cost=100), **config))
+    if not refused:
+        await run
+        return
+    with pytest.raises(UserError, match=r"cost=100\) would never be reached.*RunConfig\(price="):
+        await run
+    assert read_requests(agent) == []

@@ -312,4 +312,4 @@ async def test_tool_that_is_disabled_is_unknown_to_the_run(run_mode: Run) -> Non
     """The error doesn't tell the model that a disabled tool of that name exists."""
     agent = script_agent("a", call("f"), tools=[switched("f")])
     with pytest.raises(ModelBehaviorError, match="'f' not found"):
-        await run_mode(agent, "go", context=App())
+        await run_mode(agent, "go", context=App(), run_config=RunConfig(tool_not_found_behavior="raise_error"))

@@ -134,7 +134,7 @@ async def test_a_hidden_tool_is_answered_by_advice(run_mode: Run) -> None:
     assert find_outcome(result, "x").status == "skipped"
     unknown = search_agent(call("nonsense"))
     with pytest.raises(ModelBehaviorError, match="'nonsense' not found"):
-        await run_mode(unknown, "go")
+        await run_mode(unknown, "go", run_config=RunConfig(tool_not_found_behavior="raise_error"))
 
 
 async def test_a_search_is_no_use_of_a_tool(run_mode: Run) -> None:

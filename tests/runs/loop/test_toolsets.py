@@ -254,7 +254,7 @@ async def test_tool_that_is_gone_is_unknown(run_mode: Run) -> None:
     source = Source([[one("f")], []])
     agent = script_agent("a", call("f", call_id="1"), call("f", call_id="2"), toolsets=[source])
     with pytest.raises(ModelBehaviorError, match="'f' not found"):
-        await run_mode(agent, "go")
+        await run_mode(agent, "go", run_config=RunConfig(tool_not_found_behavior="raise_error"))
 
 
 @pytest.mark.scenario("TS-02")

@@ -114,7 +114,7 @@ async def test_configuration_given_to_an_agent_tool_is_its_own(run_mode: Run) ->
     inner = helper(call("ghost", call_id="n1"), say("survived"))
     outer = make_agent([inner.as_tool(run_config=own)], call("helper", {"input": "dig"}, call_id="c1"), call("ghost"))
     with pytest.raises(ModelBehaviorError, match="ghost"):
-        await run_mode(outer, "go")
+        await run_mode(outer, "go", run_config=RunConfig(tool_not_found_behavior="raise_error"))
     assert read_shown_outputs(outer, 1) == {"c1": "survived"}
 
 

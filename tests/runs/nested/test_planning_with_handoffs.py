@@ -74,7 +74,7 @@ async def test_unknown_name_fails_the_run_before_its_siblings(run_mode: Run, nam
         handoffs=[both.handoff],
     )
     with pytest.raises(ModelBehaviorError, match=f"'{name}' not found") as caught:
-        await run_mode(agent, "go", hooks=trace)
+        await run_mode(agent, "go", hooks=trace, run_config=RunConfig(tool_not_found_behavior="raise_error"))
     assert both.log == []
     assert trace.lines == ["agent_start a", "llm_start a", "llm_end a", "run_end failed"]
     assert caught.value.run_data is not None

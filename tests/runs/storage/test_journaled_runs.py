@@ -21,6 +21,7 @@ from agentloop import (
     Agent,
     AgentLoopError,
     JournalError,
+    RunConfig,
     Runner,
     RunState,
     StateError,
@@ -449,7 +450,12 @@ async def test_the_runs_own_failure_stays_the_one_when_the_journal_fails_too(run
 
     agent = make_agent([], call("nothing", call_id="x"))
     with pytest.raises(ModelBehaviorError) as caught:
-        await run_mode(agent, "go", journal=BatchJournal(fail_at_the_end))
+        await run_mode(
+            agent,
+            "go",
+            journal=BatchJournal(fail_at_the_end),
+            run_config=RunConfig(tool_not_found_behavior="raise_error"),
+        )
     assert any("gone" in note for note in caught.value.__notes__)
 
 

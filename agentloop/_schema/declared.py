@@ -1,0 +1,119 @@
+"""Two things that a type declares and msgspec's schema leaves out: the format of a time, and the order of choices.
+
+msgspec reads a date and time with or without an offset, so it names no format unless a type demands one; but a model
+that is told nothing writes what people write. `date-time` and `time` are what providers know. msgspec also sorts the
+choices of a `Literal` or an enum; in the order of the declaration (`low, medium, high`) they say more.
+
+The schema is walked side by side with msgspec's own description of the type (`msgspec.inspect`), which it was made of.
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import inspect as described
+
+from agentloop._schema.json_schema import Schema, ref_name
+
+_FORMATS = {described.DateTimeType: "date-time", described.TimeType: "time"}
+_Choices = dict[frozenset[tuple[type, Any]], list[Any]]
+
+
+def add_declared(hints: Sequence[Any], schemas: Sequence[Schema], defs: Mapping[str, Schema]) -> None:
+    """Add formats to *schemas* and *defs*, which msgspec made of *hints*, and put their choices in order; in place."""
+    walk = _Walk(defs)
+    for hint, schema in zip(hints, schemas, strict=True):
+        walk.read_choices(hint)
+        walk.visit(msgspec.inspect.type_info(hint), schema)
+
+
+class _Walk:
+    def __init__(self, defs: Mapping[str, Schema]) -> None:
+        self._defs = defs
+        self._seen: set[str] = set()
+        self._read: set[Any] = set()
+        self._choices: _Choices = {}
+
+    def visit(self, info: described.Type, schema: Any) -> None:
+        while isinstance(info, described.Metadata):
+            info = info.type
+        if not isinstance(schema, dict):
+            return
+        if name := ref_name(schema):
+            if name in self._seen or name not in self._defs:
+                return
+            self._seen.add(name)
+            schema = self._defs[name]
+        if form := _FORMATS.get(type(info)):
+            schema.setdefault("format", form)
+        elif "enum" in schema:
+            self._order(info, schema)
+        else:
+            for child, within in self._children(info, schema):
+                self.visit(child, within)
+
+    def _order(self, info: described.Type, schema: Schema) -> None:
+        values = [member.value for member in info.cls] if isinstance(info, described.EnumType) else None
+        order = values or self._choices.get(_key(schema["enum"]))
+        if order is not None and _key(order) == _key(schema["enum"]):
+            schema["enum"] = order
+
+    def _children(self, info: described.Type, schema: Schema) -> Iterable[tuple[described.Type, Any]]:
+        match info:
+            case described.CollectionType(item_type=item):
+                return [(item, schema.get("items"))]
+            case described.TupleType(item_types=items):
+                return zip(items, schema.get("prefixItems", ()), strict=False)
+            case described.DictType(value_type=value):
+                return [(value, schema.get("additionalProperties"))]
+            case described.UnionType(types=types):
+                return _members(types, schema)
+        fields: Sequence[described.Field] = getattr(info, "fields", ())
+        if not fields:
+            return ()
+        self.read_choices(getattr(info, "cls", None))
+        properties = schema.get("properties", {})
+        if "prefixItems" in schema:  # a NamedTuple
+            return zip((field.type for field in fields), schema["prefixItems"], strict=False)
+        return ((field.type, properties.get(field.encode_name)) for field in fields)
+
+    def read_choices(self, hint: Any) -> None:
+        """Note the choices of each `Literal` in *hint*, as declared."""
+        if typing.get_origin(hint) is typing.Literal:
+            values = list(typing.get_args(hint))
+            self._choices.setdefault(_key(values), values)
+        for argument in typing.get_args(hint):
+            self.read_choices(argument)
+        if isinstance(hint, type) and hint not in self._read:
+            self._read.add(hint)
+            try:
+                members = typing.get_type_hints(hint, include_extras=True)
+            except Exception:  # a name known to msgspec only; then its choices stay sorted
+                return
+            for member in members.values():
+                self.read_choices(member)
+
+
+def _members(types: Sequence[described.Type], schema: Schema) -> Iterable[tuple[described.Type, Any]]:
+    """Pair the members of a union with their schemas: msgspec writes tagged structs together, and null last."""
+    plain = [member for member in types if _bare(member) is not described.NoneType]
+    structs = [member for member in plain if _bare(member) is described.StructType]
+    others = [member for member in plain if _bare(member) is not described.StructType]
+    options = list(schema.get("anyOf", ()))
+    if len(structs) < 2:
+        return zip(others + structs, options, strict=False)
+    tagged: Schema = next((option for option in [schema, *options] if "discriminator" in option), {})
+    return [*zip(others, options, strict=False), *zip(structs, tagged.get("anyOf", ()), strict=False)]
+
+
+def _bare(info: described.Type) -> type[described.Type]:
+    while isinstance(info, described.Metadata):
+        info = info.type
+    return type(info)
+
+
+def _key(values: Iterable[Any]) -> frozenset[tuple[type, Any]]:
+    return frozenset((type(value), value) for value in values)
