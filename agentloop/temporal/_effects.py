@@ -52,6 +52,8 @@ _ONCE = RetryPolicy(maximum_attempts=1)
 _LONGEST_PAUSE = 300.0
 _MOST_AT_ONCE = 1_000
 """Activities of a workflow under way. The engine has a limit of 2,000, and fails a workflow task that asks for more."""
+_MOST_IN_A_TASK = 3_000_000
+"""Bytes of the activities that one workflow task begins. The engine takes 4 MB, and fails a task that sends more."""
 
 
 class WorkflowEffects:
@@ -60,6 +62,8 @@ class WorkflowEffects:
     def __init__(self, root: str, setup: AgentSetup, context: Any, before_model: Callable[[], None]) -> None:
         self._root, self._setup, self._context, self._before_model = root, setup, context, before_model
         self._room = anyio.Semaphore(_MOST_AT_ONCE, fast_acquire=True)
+        self._task, self._sent = -1, 0
+        """The latest workflow task that began activities, by the history's length, and the bytes of these."""
         self._unfit: dict[tuple[tuple[str, ...], str], str] = {}
         """Why the calls with another schema here than the model was shown can't be begun here, by path and call id."""
 
@@ -91,7 +95,7 @@ class WorkflowEffects:
     async def _call_model(self, effect: e.CallModel) -> ModelResponse:
         self._before_model()
         asked = {"root": self._root, **request_to_json(effect, self._setup.codec)}
-        check_size("the model's input", asked, self._setup.max_payload)
+        await self._spread(check_size("the model's input", asked, self._setup.max_payload))
         # An attempt whose worker is lost has shown nothing to anybody, so the engine makes another.
         answer = await self._run_activity(CALL_MODEL, asked, self._setup.model, _AGAIN)
         if "error" in answer:
@@ -160,7 +164,8 @@ class WorkflowEffects:
             "key": effect.idempotency_key,
             "context": self._context,
         }
-        check_size(f"the arguments and the context of tool {name!r}", asked, self._setup.max_payload)
+        what = f"the arguments and the context of tool {name!r}"
+        await self._spread(check_size(what, asked, self._setup.max_payload))
         try:
             answer = await self._open(await self._try_tool(tool, asked, options))
         except ActivityError as error:
@@ -184,6 +189,17 @@ class WorkflowEffects:
                     raise
             await anyio.sleep(pause)
             pause = min(pause * 2, _LONGEST_PAUSE)
+
+    async def _spread(self, size: int) -> None:
+        """Wait until an activity of *size* bytes fits into the workflow task: mostly it does at once."""
+        while True:
+            task = workflow.info().get_current_history_length()
+            if task != self._task:
+                self._task, self._sent = task, 0
+            if not self._sent or self._sent + size <= _MOST_IN_A_TASK:
+                self._sent += size
+                return
+            await anyio.sleep(0.001)  # a timer, which ends in another task
 
     async def _run_activity(self, name: str, asked: object, options: ToolActivity, retry: RetryPolicy) -> Any:
         """Run an activity and return its result, once there is room for it.

@@ -49,8 +49,8 @@ def measure(data: object) -> int:
     return len(json.dumps(data, separators=(",", ":")))
 
 
-def check_size(what: str, data: object, most: int) -> None:
-    """Check that *data*, which *what* names, has at most *most* bytes as JSON.
+def check_size(what: str, data: object, most: int) -> int:
+    """Check that *data*, which *what* names, has at most *most* bytes as JSON. Returns how many it has.
 
     Raises:
         PayloadTooLarge: it has more.
@@ -59,6 +59,7 @@ def check_size(what: str, data: object, most: int) -> None:
         raise PayloadTooLarge(
             f"{what}: {size:,} bytes as JSON, and one payload of the engine takes {most:,} (max_payload)"
         )
+    return size
 
 
 _LARGE = 200_000

@@ -11,7 +11,7 @@ pytest.importorskip("temporalio", reason="needs the extra temporal: nox -s tests
 
 import anyio
 from temporalio.client import Client, WorkflowFailureError
-from temporalio.worker import Worker
+from temporalio.worker import Replayer, Worker
 
 from agentloop import Agent, RunConfig, tool
 from agentloop.model_events import ModelRequest
@@ -53,14 +53,18 @@ class Counted:
         return [call("big", {"n": 100 * request.turn + n}, f"t{request.turn}c{n}") for n in range(self._calls)]
 
 
-async def run_big(address: str, counted: Counted, config: RunConfig, **options: Any) -> tuple[AgentRunHandle, Any]:
+async def run_big(
+    address: str, counted: Counted, config: RunConfig, context: Any = None, **options: Any
+) -> tuple[AgentRunHandle, Any]:
     """Run the agent to its end; return the handle and the result, or the error that ended it."""
     client = await Client.connect(
         address, plugins=[AgentPlugin({"big": counted.agent()}, run_config=config, **options)]
     )
     queue = f"queue-{uuid4().hex}"
     async with Worker(client, task_queue=queue, graceful_shutdown_timeout=timedelta(seconds=5)):
-        handle = await start_run(client, "big", "go", id=f"big-{uuid4().hex}", task_queue=queue, max_turns=None)
+        handle = await start_run(
+            client, "big", "go", id=f"big-{uuid4().hex}", task_queue=queue, max_turns=None, context=context
+        )
         with anyio.fail_after(90):
             try:
                 result: Any = await handle.result()
@@ -115,6 +119,17 @@ async def test_a_long_run_returns_what_is_essential(address: str) -> None:
     assert {"calls", "new_items"} <= set(result.data["left_out"])
     assert counted.bodies == 40
     assert handle.id
+
+
+@pytest.mark.scenario("SM-11")
+async def test_many_large_activities_are_spread_over_workflow_tasks(address: str) -> None:
+    """Each call carries the run's context, so that those of one turn are larger than a request to the engine may be."""
+    counted = Counted(calls=20)
+    handle, result = await run_big(address, counted, RunConfig(), context="x" * 400_000)
+    assert result.final_output == "done"
+    assert counted.bodies == 20
+    replayer = Replayer(workflows=[], plugins=[AgentPlugin({"big": counted.agent()})])
+    await replayer.replay_workflow(await handle.workflow.fetch_history())
 
 
 @pytest.mark.scenario("SM-11")
