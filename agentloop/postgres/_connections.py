@@ -218,15 +218,12 @@ def _hide_password(conninfo: str) -> Iterator[None]:
             "the PostgresStore's address has a mistake (it isn't shown, since it may hold a password): expected "
             "'postgresql://user:password@host:5432/name' or 'host=… port=5432 user=… password=… dbname=name'"
         ) from None
-    hidden: str | None = None
     try:
         yield
     except driver.Error as error:
         if not password or password not in str(error):
             raise
-        hidden = str(error).replace(password, "…")
-    if hidden is not None:  # not in the handler: an error that was being handled is shown with the new one
-        raise driver.OperationalError(hidden)
+        raise driver.OperationalError(str(error).replace(password, "…")) from None
 
 
 def _is_stale(connection: Connection) -> bool:

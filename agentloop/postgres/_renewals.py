@@ -27,18 +27,18 @@ from agentloop.postgres._connections import Connection, Connections, import_driv
 from agentloop.postgres._lease import Lease, read_clock
 
 _RENEW = """
-WITH asked AS MATERIALIZED (
+WITH wanted AS MATERIALIZED (
     SELECT * FROM unnest(%(run_ids)s::text[], %(epochs)s::bigint[], %(seconds)s::float8[])
-    AS each(run_id, epoch, seconds)
+    AS asked(run_id, epoch, seconds)
 ), ours AS MATERIALIZED (
-    SELECT held.run_id, asked.seconds FROM asked JOIN agentloop_leases AS held USING (run_id, epoch)
+    SELECT held.run_id, wanted.seconds FROM wanted JOIN agentloop_leases AS held USING (run_id, epoch)
     WHERE held.ends_at > clock_timestamp() FOR UPDATE OF held SKIP LOCKED
 ), renewed AS (
     UPDATE agentloop_leases AS held SET ends_at = clock_timestamp() + ours.seconds * interval '1 second'
     FROM ours WHERE held.run_id = ours.run_id RETURNING held.run_id
 )
-SELECT asked.run_id, asked.epoch, renewed.run_id IS NOT NULL
-FROM asked JOIN agentloop_leases AS held USING (run_id, epoch) LEFT JOIN renewed USING (run_id)
+SELECT wanted.run_id, wanted.epoch, renewed.run_id IS NOT NULL
+FROM wanted JOIN agentloop_leases AS held USING (run_id, epoch) LEFT JOIN renewed USING (run_id)
 WHERE renewed.run_id IS NOT NULL OR held.ends_at > clock_timestamp()
 """
 """Returns run and epoch of each lease that is still held, and whether it is renewed: another one's row is locked."""
@@ -53,12 +53,15 @@ class _Kept:
     """A lease that a task keeps."""
 
     lease: Lease
-    due_at: float
+    due_at: float = attrs.field(init=False)
     """The time of the next renewal, by the clock of leases."""
     is_asked: bool = False
     """True while a statement that renews it is under way."""
     answered: anyio.Event = attrs.field(factory=anyio.Event)
     """Set when the next such statement is over, done or not. Then it is replaced."""
+
+    def __attrs_post_init__(self) -> None:
+        self.due_at = self.lease.renewed_at + self.interval
 
     @property
     def interval(self) -> float:
@@ -92,7 +95,7 @@ class Renewals:
         """Renew *lease* until it is lost; then cancel *scope*."""
         loop = current_token().native_token
         ours = self._kept.setdefault(loop, {})
-        kept = _Kept(lease, lease.renewed_at + lease.seconds / 3)
+        kept = _Kept(lease)
         ours[kept] = None
         try:
             async with anyio.create_task_group() as group:

@@ -15,6 +15,8 @@ from agentloop.exceptions import JournalError, StateError, UserError
 from agentloop.items import UserMessage
 from agentloop.postgres import Lease, LeaseHeld, LeaseLost, PostgresJournal, PostgresSession, PostgresStore
 from agentloop.postgres import _connections as connections_module
+from agentloop.postgres import _lease as lease_module
+from agentloop.postgres import _renewals as renewals_module
 from agentloop.testing import call, say
 
 pytestmark = [pytest.mark.real_clock, pytest.mark.timeout(120)]
@@ -173,6 +175,84 @@ async def test_a_cancelled_block_gives_the_run_back(store: PostgresStore) -> Non
         pass
 
 
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long leases are renewed every tenth of a second, so that no lease passes on a slow machine."""
+    monkeypatch.setattr(renewals_module._Kept, "interval", 0.1)
+
+
+async def renewed(*leases: Lease) -> None:
+    """Return when each of *leases* has been renewed."""
+    begun = [lease.renewed_at for lease in leases]
+    while any(lease.renewed_at == before for lease, before in zip(leases, begun, strict=True)):  # noqa: ASYNC110
+        await anyio.sleep(0.01)
+
+
+@pytest.mark.usefixtures("often")
+async def test_a_row_that_another_client_has_locked_costs_no_other_lease(store: PostgresStore, conninfo: str) -> None:
+    """The others are renewed without it, and it is renewed as soon as its row is free."""
+    import psycopg
+
+    async with store.lease("locked", seconds=300.0) as locked, store.lease("other", seconds=300.0) as other:
+        with psycopg.connect(conninfo) as blocker:
+            await renewed(locked, other)
+            await anyio.to_thread.run_sync(lambda: blocker.execute("SELECT 1 FROM agentloop_leases FOR UPDATE"))
+            blocker.rollback()
+            only = "SELECT 1 FROM agentloop_leases WHERE run_id = 'locked' FOR UPDATE"
+            await anyio.to_thread.run_sync(lambda: blocker.execute(only))
+            await renewed(other)
+            before = locked.renewed_at
+            await renewed(other)
+            await renewed(other)
+            assert locked.renewed_at == before
+            locked.check()
+        await renewed(locked)
+
+
+def test_a_renewal_that_failed_is_tried_again_soon(store_offline: PostgresStore) -> None:
+    """After a second, not after another third of the lease: there may be no other third."""
+    lease = Lease(store_offline.connections, "run", "worker", 300.0)
+    lease.extend(lease_module.read_clock())
+    kept = renewals_module._Kept(lease)
+    assert kept.due_at - lease_module.read_clock() > 50.0
+    kept.note(lease_module.read_clock(), None)
+    assert kept.due_at - lease_module.read_clock() <= 1.0
+    kept.note(lease_module.read_clock(), True)
+    assert kept.due_at - lease_module.read_clock() > 50.0
+
+
+@pytest.fixture
+def store_offline() -> PostgresStore:
+    """A store that nobody asks."""
+    return PostgresStore("host=127.0.0.1")
+
+
+@pytest.mark.usefixtures("often")
+async def test_a_lease_counts_from_before_its_renewal_was_sent(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An answer that takes seconds doesn't make it longer: by the worker's clock it ends before the database's end."""
+    import psycopg
+
+    execute, clock, passed, sent = psycopg.Connection.execute, lease_module.read_clock, [0.0], list[float]()
+    for module in (lease_module, renewals_module):
+        monkeypatch.setattr(module, "read_clock", lambda: clock() + passed[0])
+
+    def answer_late(self: Any, query: Any, *arguments: Any, **options: Any) -> Any:
+        if "AS asked" not in str(query):
+            return execute(self, query, *arguments, **options)
+        sent.append(clock() + passed[0])
+        found = execute(self, query, *arguments, **options)
+        passed[0] += 20.0
+        return found
+
+    async with store.lease("run", seconds=300.0) as lease:
+        monkeypatch.setattr(psycopg.Connection, "execute", answer_late)
+        await renewed(lease)
+        monkeypatch.setattr(psycopg.Connection, "execute", execute)
+        assert any(0.0 <= at - lease.renewed_at < 10.0 for at in sent)
+
+
 async def test_a_server_that_is_gone_ends_the_lease_in_time(store: PostgresStore, server: Server) -> None:
     """Renewals fail until the lease has passed by the worker's own clock; it doesn't wait for the database."""
     try:
@@ -214,6 +294,36 @@ async def test_a_lease_that_has_passed_is_lost_without_a_taker(store: PostgresSt
     with pytest.raises(LeaseLost):
         PostgresJournal(store, lease).check_lease()
     PostgresJournal(store, "run").check_lease()
+
+
+async def test_an_append_that_waits_for_its_row_past_the_end_of_the_lease_is_refused(
+    store: PostgresStore, conninfo: str
+) -> None:
+    """The lease is judged when the row is locked, and not before the lock was waited for."""
+    import psycopg
+
+    lease = await taken(store, seconds=2.0)
+    journal = PostgresJournal(store, lease)
+    await journal.append([NOTE])
+    waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%%fence%%'"
+    refused: list[JournalError] = []
+
+    async def append() -> None:
+        with pytest.raises(LeaseLost) as error:
+            await journal.append([NOTE])
+        refused.append(error.value)
+
+    async with anyio.create_task_group() as group:
+        with psycopg.connect(conninfo) as blocker, psycopg.connect(conninfo, autocommit=True) as watcher:
+            blocker.execute("SELECT 1 FROM agentloop_leases FOR UPDATE")
+            group.start_soon(append)
+            while lease.held or await anyio.to_thread.run_sync(lambda: watcher.execute(waits).fetchone()) != (1,):
+                if refused:
+                    break  # a slow machine: the lease had passed before the append was sent
+                await anyio.sleep(0.02)
+            await anyio.sleep(0.1)  # the database's end is a little later
+    assert len(refused) == 1
+    assert len(await journal.read()) == 1
 
 
 async def test_without_a_lease_nothing_is_appended_while_a_worker_has_the_run(store: PostgresStore) -> None:
@@ -411,6 +521,37 @@ async def test_an_append_whose_answer_is_lost_is_made_once(
     assert len(await journal.read()) == 4
 
 
+async def test_an_append_whose_answer_is_lost_is_not_taken_for_another_writers(
+    store: PostgresStore, conninfo: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It wasn't made, and somebody else's record stands at its place: the append is refused."""
+    import psycopg
+
+    journal = PostgresJournal(store, "run")
+    await journal.append([NOTE])
+    execute = psycopg.Connection.execute
+    other = b'{"kind":"other"}'
+
+    def lose(self: Any, query: Any, *arguments: Any, **options: Any) -> Any:
+        if "fence" not in str(query):
+            return execute(self, query, *arguments, **options)
+        monkeypatch.setattr(psycopg.Connection, "execute", execute)
+        anyio.run(append_elsewhere, conninfo, other)
+        self.close()
+        raise psycopg.OperationalError("the connection is lost")
+
+    monkeypatch.setattr(psycopg.Connection, "execute", lose)
+    with pytest.raises(JournalError, match="something else has written"):
+        await journal.append([NOTE])
+    assert await PostgresJournal(store, "run").read() == [NOTE, other]
+
+
+async def append_elsewhere(conninfo: str, record: bytes) -> None:
+    """Append to the run as another process does."""
+    async with PostgresStore(conninfo) as store:
+        await PostgresJournal(store, "run").append([record])
+
+
 async def test_a_refusal_of_the_database_is_the_journals_error(store: PostgresStore) -> None:
     """A table that is gone, for instance; a session says it as an error of the state."""
     journal, session = PostgresJournal(store, "run"), PostgresSession(store)
@@ -517,6 +658,40 @@ def test_wrong_arguments_are_refused(make: Callable[[], object]) -> None:
     """At construction."""
     with pytest.raises(UserError):
         make()
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "postgresql:/app:secret-1@127.0.0.1/x",
+        "postgresql://app:secret-1@[::1/x",
+        "postgresql://app:secret-1@127.0.0.1:port/x",
+        "postgresql://app:secret-1@127.0.0.1:1/x?mistake=1",
+        "postgresql://app:secret-1@127.0.0.1:1/x",
+        "host=127.0.0.1 port=1 password=secret-1 x dbname=y",
+        "host=127.0.0.1 password=secret-1'",
+        "host=127.0.0.1 port=1 password=secret-1 sslmode=secret-1",
+        "secret-1",
+    ],
+)
+@pytest.mark.parametrize("use", ["lease", "journal", "session"])
+async def test_no_error_quotes_the_password_of_an_address(address: str, use: str, anyio_backend: Any) -> None:
+    """Neither where the address has a mistake nor where nobody answers; also not in the causes that a log shows."""
+    pytest.importorskip("psycopg", reason="needs the extra postgres: nox -s tests-postgres")
+    async with PostgresStore(address) as store:
+        uses: dict[str, Callable[[], Any]] = {
+            "lease": Lease(store.connections, "run", "worker", 1.0).take,
+            "journal": PostgresJournal(store, "run").read,
+            "session": PostgresSession(store).get_items,
+        }
+        with pytest.raises((UserError, JournalError, StateError)) as error:
+            await uses[use]()
+    said = [str(error.value)]
+    cause: BaseException | None = error.value
+    while cause is not None:
+        said += [str(cause), repr(cause)]
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+    assert "secret-1" not in "".join(said)
 
 
 def test_no_secret_is_shown() -> None:
