@@ -355,12 +355,15 @@ class CancelRequested(_Record, frozen=True, tag="cancel_requested"):
     """A cancellation from outside was requested: of the call *call_id*, or of the whole run.
 
     Of a call it is appended as `cancel_call` accepts it, and of a run where a part of the run first notices it: the
-    caller cancels a scope or a task around the run, and neither notifies the run.
+    caller cancels a scope or a task around the run, and neither notifies the run. A call that hasn't started then never
+    does, in this run segment or a later one, whatever the verdict on it.
     """
 
     call_id: str | None = None
     by_call: str | None = None
     """The id of the call whose context requested it, by `ToolContext.cancel_call`; None for any other caller."""
+    reason: str | None = None
+    """The caller's words about a call, which its output says, also in a later run segment."""
 
 
 class DeadlinePassed(_Record, frozen=True, tag="deadline_passed"):

@@ -513,9 +513,9 @@ def _make_run(
         shared_resources=shared_resources,
         resolve_model=resolve_model,
         nest=_run_nested,
-        cancel_requests=NO_DICT,
         children=NO_DICT,
         open_requests=NO_DICT,
+        acted_on=NO_DICT,
         warned=NO_DICT,
         sourced=NO_DICT,
     )

@@ -10,15 +10,19 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, final
 
 from anyio.lowlevel import checkpoint
 
 from agentloop import records as r
+from agentloop._common.checks import NAMES, check, optional
+from agentloop._common.error_text import shorten
 from agentloop._common.turns import ITEMS_A_TURN
 from agentloop._core.agent_graph import AgentGraph, changes
 from agentloop._core.call_identity import arguments_digest, find_tool
+from agentloop._core.call_state import CallState, make_interruption
+from agentloop._core.gate import admit
 from agentloop._core.plan import read_arguments
 from agentloop._core.record_events import parse_event_id, read_events
 from agentloop._core.run_fold import RunFold
@@ -68,6 +72,7 @@ class RunState:
         """The agents' graph at the time when the run was stored; None for a run of this process."""
         self.converter: BaseConverter | None = None
         self._fold: RunFold | None = None
+        self._found = len(self.records)  # when the object was made: what follows was given on it
 
     @classmethod
     def of(cls, agent: Agent[Any, Any], fold: RunFold, context: Any, converter: BaseConverter | None) -> RunState:
@@ -117,7 +122,7 @@ class RunState:
 
     def _append(self, record: r.Record) -> None:
         fold = self.fold
-        self.records.append(fold.apply(record))
+        self.records.append(fold.apply(admit(fold, record)))
 
     # -- looking
 
@@ -173,6 +178,17 @@ class RunState:
         """The calls that wait for a verdict, those of nested runs included; empty unless the run was interrupted."""
         return tuple(self.fold.interruptions())
 
+    def _asked(self) -> Iterator[ApprovalRequest]:
+        """Yield the calls of open turns for which a verdict was requested, also those that have one."""
+        for fold in _walk_folds(self.fold):
+            for call in fold.batch if fold.batch_open else ():
+                if call.approval is not None:
+                    yield make_interruption(call.call, call.approval)
+
+    def _close_verdicts(self) -> None:
+        """From now on take the verdicts given so far as somebody else's, whom the next giver of one doesn't know."""
+        self._found = len(self.records)
+
     def approve(
         self,
         call: ApprovalRequest | str,
@@ -180,22 +196,27 @@ class RunState:
         arguments: str | Mapping[str, Any] | None = None,
         always: bool = False,
         by: str | None = None,
+        replace: bool = False,
     ) -> None:
         """Approve *call*, so that it runs when the state is resumed.
 
         Args:
-            call: An interruption, or its call id. The last verdict on a call holds.
+            call: An interruption, or its call id. Of several verdicts that this object gives on a call the last one
+                holds.
             arguments: JSON text or a mapping that replaces the model's arguments: another invocation, which policies
                 and guardrails check again. They must fit the tool's schema.
             always: True to approve later calls of the same agent to the same tool, too, for the rest of the run.
             by: Who gives the verdict, in the application's words; the log keeps it (`VerdictGiven.by`).
+            replace: True to take the place of a verdict that somebody else has given before this object was made, as
+                long as the call hasn't started.
 
         Raises:
-            StateError: if no such call waits, or the interruption is of another call than the one that waits.
+            StateError: if the call has such a verdict (says which one, and whose) and *replace* is False, if no such
+                call waits or the run is over, or if the interruption is of another call than the one that waits.
             UserError: if *arguments* don't fit the tool; names every fault. The call then still waits.
         """
         text = None if arguments is None else as_text(arguments)
-        self._decide(call, approved=True, arguments=text, always=always, by=by)
+        self._decide(call, replace, approved=True, arguments=text, always=always, by=by)
 
     def reject(
         self,
@@ -204,14 +225,16 @@ class RunState:
         message: str | None = None,
         always: bool = False,
         by: str | None = None,
+        replace: bool = False,
     ) -> None:
         """Reject *call*: it never runs, and the model receives *message*. Otherwise as `approve`."""
-        if message is not None and not isinstance(message, str):
-            raise UserTypeError(f"message: text is needed, not {message!r}")
-        self._decide(call, approved=False, message=message, always=always, by=by)
+        self._decide(call, replace, approved=False, message=message, always=always, by=by)
 
-    def _decide(self, call: ApprovalRequest | str, **verdict: Any) -> None:
-        self._append(verdict_on(self.fold, call, AgentGraph(self.agent), converter=self.converter, **verdict))
+    def _decide(self, call: ApprovalRequest | str, replace: bool, **verdict: Any) -> None:
+        check_goes_on(self.fold)
+        graph, own = AgentGraph(self.agent), self.records[self._found :]
+        given = verdict_on(self.fold, call, graph, own=own, converter=self.converter, replace=replace, **verdict)
+        self._append(given)
 
     def add_input(self, input: str | Iterable[Item]) -> None:
         """Add input that the model is shown at its next call, after the current agent's guardrails have checked it.
@@ -450,7 +473,9 @@ def apply_checked(fold: RunFold, records: Sequence[r.Record]) -> None:
         raise StateError(f"record {index} ({kind}) doesn't fit those before it: {error}") from error
 
 
-OpenRequests: TypeAlias = Mapping[tuple[tuple[str, ...], str], r.ApprovalRequested]
+Place: TypeAlias = tuple[tuple[str, ...], str]
+"""Path and id of a call."""
+OpenRequests: TypeAlias = Mapping[Place, r.ApprovalRequested]
 """Approval requests not recorded yet, by path and call id: the callbacks that decide on them are still running."""
 
 
@@ -460,26 +485,37 @@ def verdict_on(
     graph: AgentGraph,
     open_requests: OpenRequests | None = None,
     *,
+    own: Sequence[r.Record] = (),
+    acted_on: Container[Place] = (),
     converter: BaseConverter | None = None,
+    replace: bool = False,
     **verdict: Any,
 ) -> r.VerdictGiven:
     """Return the record of a verdict on a call of the tree of *fold*: one that waits, or has one of *open_requests*.
 
+    With *replace*, or where its verdict is one of the caller's *own* records, it may be a call that has one already, as
+    long as it hasn't started, and is not *acted_on*.
+
     Raises:
-        StateError: if no such call waits, or the interruption is of another call than the one that waits.
+        StateError: if no such call waits (says what became of it), or the interruption is of another call than the one
+            that waits.
         UserError: if the arguments given with the verdict don't fit the call's tool in *graph*; names every fault. Also
-            if `by` isn't text.
+            if another part of the verdict has a wrong type.
     """
-    if (by := verdict.get("by")) is not None and not isinstance(by, str):
-        raise UserTypeError(f"by: text is needed, not {by!r}")
+    for name, validator in _PARTS_OF_VERDICTS.items():
+        check(name, validator, verdict.get(name))
+    check("replace", _FLAG, replace)
     path, call_id = _locate_call(fold, call, open_requests or {})
     inner = fold.at(path)
     state = inner.calls.get(call_id) if inner is not None else None
     request = state.approval if state is not None else None
     if open_requests is not None:
         request = open_requests.get((path, call_id), request)
-    if inner is None or state is None or request is None or state.outcome is not None or not inner.batch_open:
+    if inner is None or state is None or request is None:
         raise StateError(f"no call {call_id!r} waits for a verdict")
+    replace = replace or any(one is inner.verdict(state) for one in own)
+    if obstacle := _find_obstacle(fold, inner, state, acted_on, replace):
+        raise StateError(f"no call {call_id!r} waits for a verdict: {obstacle}")
     if isinstance(call, ApprovalRequest):
         shown = state.call.arguments if request.arguments is None else request.arguments
         if (call.agent, call.call.name, call.call.namespace) != (request.agent, state.call.name, state.call.namespace):
@@ -495,6 +531,41 @@ def verdict_on(
         definition=request.definition,
         **verdict,
     )
+
+
+_TEXT, _FLAG = NAMES.text(), NAMES.flag()
+_PARTS_OF_VERDICTS = {"by": optional(_TEXT), "message": optional(_TEXT), "always": optional(_FLAG)}
+
+
+REPLACE_HINT = "; with replace=True another verdict takes its place, until the call starts"
+
+
+def describe_verdict(verdict: r.VerdictGiven) -> str:
+    """Return how *verdict* decided, and who gave it, as far as it says."""
+    text = "approved" if verdict.approved else "rejected"
+    return text if verdict.by is None else f"{text} by {shorten(verdict.by, 80)!r}"
+
+
+def _find_obstacle(
+    root: RunFold, fold: RunFold, call: CallState, acted_on: Container[Place] = (), replace: bool = False
+) -> str:
+    """Return why *call*, of the run of *fold*, takes no verdict now; an empty text if it takes one."""
+    given, call_id = fold.verdict(call), call.call.call_id
+    said = "" if given is None else f"it was {describe_verdict(given)}"
+    if given is not None and given.call_id != call_id:
+        said += f" with call {given.call_id!r}, for all calls of the tool"
+    around = [(root.at(fold.path[:depth]), one) for depth, one in enumerate(fold.path)]
+    if call.outcome is not None or not fold.batch_open:
+        return f"{said}, and has settled" if said else "it has settled"
+    if any(outer and outer.calls[one].outcome is not None for outer, one in around):
+        return "the call of the agent around it has settled"
+    if call.attempt:
+        return f"{said}, and has started" if said else "it has started"
+    if given is None:
+        return ""
+    if not replace:
+        return f"{said}{REPLACE_HINT}"
+    return f"{said}, and the run acts on it already" if (fold.path, call_id) in acted_on else ""
 
 
 def _check_edited(
@@ -528,13 +599,20 @@ def _locate_call(
         call = call.call_id
     if not isinstance(call, str):
         raise UserTypeError(f"call: an interruption or a call id is needed, not {call!r}")
-    found = sorted({*_find_waiting_runs(fold, call), *(path for path, call_id in open_requests if call_id == call)})
+    asked = {*_find_asking_runs(fold, call), *(path for path, call_id in open_requests if call_id == call)}
+    found = sorted({path for path in asked if _waits_in(fold, path, call)} or asked)
     if len(found) > 1:
         raise StateError(f"call id {call!r} waits in {len(found)} runs of the tree: give the interruption itself")
     return (found[0] if found else ()), call
 
 
-def _find_waiting_runs(fold: RunFold, call_id: str) -> set[tuple[str, ...]]:
+def _waits_in(root: RunFold, path: tuple[str, ...], call_id: str) -> bool:
+    fold = root.at(path)
+    call = fold.calls.get(call_id) if fold is not None else None
+    return fold is not None and call is not None and not _find_obstacle(root, fold, call)
+
+
+def _find_asking_runs(fold: RunFold, call_id: str) -> set[tuple[str, ...]]:
     """Return the paths of the runs in which a call of that id has an approval request and no outcome."""
     paths: set[tuple[str, ...]] = set()
     state = fold.calls.get(call_id)
@@ -543,7 +621,7 @@ def _find_waiting_runs(fold: RunFold, call_id: str) -> set[tuple[str, ...]]:
     for call in fold.due_calls() if fold.batch_open and fold.nested else ():
         nested = fold.nested.get(call.call.call_id)
         if nested is not None:
-            paths |= _find_waiting_runs(nested, call_id)
+            paths |= _find_asking_runs(nested, call_id)
     return paths
 
 

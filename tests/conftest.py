@@ -17,10 +17,11 @@ import trio.testing
 from hypothesis import HealthCheck, settings
 
 import agentloop
-from agentloop._core.transitions import check_next
+from agentloop._core.gate import admit
 from agentloop._engine.calls import scheduler
 from agentloop._engine.runtime import turn_nursery
 from agentloop._engine.runtime.log import Log
+from agentloop.exceptions import StateError
 from agentloop.records import Record
 from agentloop.testing.fixtures import VirtualClock
 
@@ -44,12 +45,12 @@ settings.load_profile("ci" if "CI" in os.environ else "default")
 # ---------------------------------------------------------------------------------------------- the log
 
 ILLEGAL: list[str] = []
-"""Records that a run of the current test appended against the transition table."""
+"""Records that a run of the current test appended against the transition table, or that nobody can read."""
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _check_every_append() -> Iterator[None]:
-    """Check every record that a live run appends against the transition table."""
+    """Check every record that a live run appends against the transition table, and that it can be read again."""
     slot: Any = Log.append
 
     def set_checked(log: Log, append: Callable[[Record], object]) -> None:
@@ -57,8 +58,8 @@ def _check_every_append() -> Iterator[None]:
 
         def checked(record: Record) -> None:
             try:
-                check_next(state, record)
-            except ValueError as error:
+                admit(state, record)
+            except StateError as error:
                 ILLEGAL.append(f"record {len(state.records)}: {record!r}: {error}")
             append(record)
 

@@ -60,7 +60,7 @@ def check_secrets(plan: Plan, state: RunFold) -> None:
         StateError: naming the first such call and its arguments.
     """
     for entry in plan:
-        if not isinstance(entry.disposition, Execute):
+        if not isinstance(entry.disposition, Execute) or entry.call.call_id in state.cancel_requests:
             continue
         if isinstance(entry.disposition.arguments.text, WithheldText):
             _check_secrets_of(entry.call, entry.disposition.arguments.text)

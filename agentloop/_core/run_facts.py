@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 from agentloop import records as r
@@ -62,6 +62,8 @@ class RunFacts:
     """Settled calls below `released` that are not released yet: they waited when the index passed them."""
     sticky: dict[tuple[str, str, str | None], r.VerdictGiven]
     """Verdicts on all calls of an agent to a tool, by agent and tool."""
+    cancel_requests: Mapping[str, r.CancelRequested]
+    """The first request to cancel just one call, by the call's id: it never starts after that, whatever its verdict."""
     conflict: ToolCall | HandoffCall | None
     turn_has_effects: bool
     """True once a call of the current turn started, an approval was requested for one, or the run was resumed.
@@ -143,7 +145,7 @@ class RunFacts:
         self.run_id = self.agent = ""
         self.records, self.history, self.new_items, self.responses = [], [], [], []
         self.calls, self.meter = {}, UsageMeter()
-        self.nested = self._found = self.sticky = self.handoffs = NO_DICT
+        self.nested = self._found = self.sticky = self.handoffs = self.cancel_requests = NO_DICT
         self.found_tools = self.repeats = self.receipts = NO_DICT
         self.tool_users = self.settled_tools = self.input_guards_passed = NO_SET
         self.input = self.unchecked_input = self.shown_tools = self.input_guards_due = ()

@@ -283,11 +283,21 @@ def _approval_requested(fold: RunFacts, record: r.ApprovalRequested) -> None:
 def _verdict_given(fold: RunFacts, record: r.VerdictGiven) -> None:
     call = fold.calls.get(record.call_id)
     if call is not None and (call.approval is None or fits(record, call.approval)):
+        earlier = call.verdict
+        if earlier is not None and fold.sticky.get((earlier.agent, earlier.tool)) is earlier:
+            del fold.sticky[
+                earlier.agent, earlier.tool
+            ]  # what takes its place holds for later calls only if it says so
         call.verdict = record
         if record.always:
             if fold.sticky is NO_DICT:
                 fold.sticky = {}
             fold.sticky[record.agent, record.tool, record.definition] = record
+
+
+def _cancel_requested(fold: RunFacts, record: r.CancelRequested) -> None:
+    if record.call_id in fold.calls:
+        fold.cancel_requests = {record.call_id: record, **fold.cancel_requests}
 
 
 def _call_settled(fold: RunFacts, record: r.CallSettled) -> None:
@@ -453,6 +463,7 @@ _FOLDS: dict[type, Callable[[RunFacts, Any], None]] = {
     r.InputAdded: _input_added,
     r.SandboxOpened: _sandbox_opened,
     r.SessionSaved: _session_saved,
+    r.CancelRequested: _cancel_requested,
     r.RunEnded: _run_ended,
 }
 

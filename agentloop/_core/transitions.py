@@ -54,7 +54,7 @@ OF_RUNS: dict[type, tuple[RunPhase, ...]] = {
     r.SandboxOpened: _UNDER_WAY,
     r.SessionSaved: _UNDER_WAY,
     r.CallbackReturned: _UNDER_WAY,
-    r.CancelRequested: _UNDER_WAY,
+    r.CancelRequested: _STARTED,  # also of a call that waits within a nested run that has paused
     r.DeadlinePassed: _UNDER_WAY,
     r.CleanupCut: _UNDER_WAY,
     r.GraphChanged: _STARTED,

@@ -12,6 +12,8 @@ from agentloop._engine.runtime.live_run import LiveRun
 from agentloop._storage import state_codec as stored_state
 from agentloop.abc import Journal
 from agentloop.exceptions import JournalError
+from agentloop.records import Record, VerdictGiven
+from agentloop.state import describe_verdict
 
 
 def journal_opener(journal: Journal, start: StartingPoint) -> Callable[[LiveRun], Awaitable[None]]:
@@ -55,8 +57,10 @@ async def _open(journal: Journal, start: StartingPoint, run: LiveRun, release: C
     writer = JournalWriter(journal, encode, None if begun else header, run.cleanup, run.limit_scope.cancel, release)
     if records:
         as_plain = stored_state.line_encoder(None, converter)  # digests for secrets: equal records have equal lines
+        held_records = known.records if known is not None else ()
         missing = _find_missing(
-            await collect_in_turns(map(as_plain, known.records if known is not None else ())),
+            held_records,
+            await collect_in_turns(map(as_plain, held_records)),
             await collect_in_turns(map(as_plain, records)),
         )
         for record in missing:
@@ -92,15 +96,27 @@ def _claim(journal: Journal, loop_lives: Callable[[], bool]) -> Callable[[], Non
     return release
 
 
-def _find_missing(known: Sequence[bytes], lines: Sequence[bytes]) -> range:
+def _find_missing(records: Sequence[Record], known: Sequence[bytes], lines: Sequence[bytes]) -> range:
     """Return the range of the records of a log that the journal, which has the first of them, lacks.
+
+    *records* are those of the journal, and *known* their lines.
 
     Raises:
         JournalError: the journal is longer than the log, or differs from it.
     """
-    if len(known) > len(lines):
-        raise JournalError(f"the journal holds {len(known)} records, the state {len(lines)}: the state is an older one")
-    for index, (line, wanted) in enumerate(zip(known, lines, strict=False)):
+    same = 0
+    for line, wanted in zip(known, lines, strict=False):
         if line != wanted:
-            raise JournalError(f"the journal is another run's: its record {index} is not the state's")
-    return range(len(known), len(lines))
+            break
+        same += 1
+    if same == len(known):
+        return range(len(known), len(lines))
+    other, counts = records[same], f"the journal holds {len(known)} records, the state {len(lines)}"
+    if isinstance(other, VerdictGiven) and same:
+        raise JournalError(
+            f"{counts}: the state is an older one; meanwhile somebody else has decided, and call {other.call_id!r} was "
+            f"{describe_verdict(other)}: read the state from the journal again"
+        )
+    if len(known) > len(lines):
+        raise JournalError(f"{counts}: the state is an older one")
+    raise JournalError(f"the journal is another run's: its record {same} is not the state's")

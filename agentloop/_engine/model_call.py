@@ -28,6 +28,7 @@ from agentloop._engine.runtime.callbacks import call_user, find_hook, resolve
 from agentloop._engine.runtime.cancel_source import record_end
 from agentloop._engine.runtime.interrupts import interruptible
 from agentloop._engine.runtime.live_run import LiveEffects, LiveRun, seconds_to_deadline
+from agentloop._storage.answer_check import find_fault_of_answer
 from agentloop.abc import Model
 from agentloop.budget import Budget, to_amount
 from agentloop.config import ModelInputData, ModelInputFilter
@@ -158,15 +159,18 @@ def _make_failed_record(run: LiveRun, error: Exception, attempt: _Attempt) -> Mo
     if not isinstance(error, ModelTransportError):
         return failed
     from agentloop._core.retry import clamp
+    from agentloop._storage.record_codec import find_fault
 
     after = error.retry_after
-    return failed.replace(
+    known = failed.replace(
         error_kind="transport",
         status=error.status,
         code=error.code,
         retry_after=after if after is None or math.isfinite(after) else clamp(after),  # a log's times are finite
         should_retry=error.should_retry,
     )
+    # A model of the application's own may give them any type. The error is raised as it is; the log must be readable.
+    return failed.replace(error_kind="transport") if find_fault(known) is not None else known
 
 
 async def _choose_retry_delay(run: LiveRun, request: ModelRequest, error: Exception, attempt: _Attempt) -> float | None:
@@ -320,7 +324,8 @@ async def _read_response(run: LiveRun, view: TurnView, request: ModelRequest, at
     """Stream one response, pass its events to the buffers of this run, and return it whole.
 
     Raises:
-        ModelBehaviorError: events follow its end, it has no end, or it was cut before anything usable.
+        ModelBehaviorError: events follow its end, it has no end, it was cut before anything usable, or the log couldn't
+            be read again with it.
     """
     done: m.ResponseDone | None = None
     begun = False
@@ -367,6 +372,8 @@ async def _read_response(run: LiveRun, view: TurnView, request: ModelRequest, at
         done.service_tier,
         done.provider_data,
     )
+    if (fault := find_fault_of_answer(response)) is not None:
+        raise ModelBehaviorError(f"The response can't be stored: {fault}")
     if response.finish_reason is not None and response.cut:
         _check_cut(run, response)
     return response

@@ -393,12 +393,13 @@ class RunStream(Generic[OutputT]):
         arguments: str | Mapping[str, Any] | None = None,
         always: bool = False,
         by: str | None = None,
+        replace: bool = False,
     ) -> None:
         """Approve a call that waits, while the run is under way: as `RunState.approve`.
 
-        A verdict that comes before the rest of the turn is done saves the pause.
+        A verdict that comes before the rest of the turn is done saves the pause. It can be replaced until then.
         """
-        self._give_verdict(call, approved=True, arguments=arguments, always=always, by=by)
+        self._give_verdict(call, approved=True, arguments=arguments, always=always, by=by, replace=replace)
 
     def reject(
         self,
@@ -407,9 +408,10 @@ class RunStream(Generic[OutputT]):
         message: str | None = None,
         always: bool = False,
         by: str | None = None,
+        replace: bool = False,
     ) -> None:
         """Reject a call that waits, while the run is under way: as `RunState.reject`."""
-        self._give_verdict(call, approved=False, message=message, always=always, by=by)
+        self._give_verdict(call, approved=False, message=message, always=always, by=by, replace=replace)
 
     @uninterrupted
     def _give_verdict(
@@ -419,6 +421,7 @@ class RunStream(Generic[OutputT]):
         arguments: str | Mapping[str, Any] | None = None,
         **verdict: Any,
     ) -> None:
+        from agentloop._core.gate import admit
         from agentloop.state import as_text, verdict_on
 
         text = None if arguments is None else as_text(arguments)
@@ -431,11 +434,12 @@ class RunStream(Generic[OutputT]):
             call,
             live.tree.graph,
             live.tree.open_requests,
+            acted_on=live.tree.acted_on,
             converter=converter,
             arguments=text,
             **verdict,
         )
-        live.tree.log.append(given.replace(at=live.tree.log.wall()))
+        live.tree.log.append(admit(live.tree.log.state, given.replace(at=live.tree.log.wall())))
 
     # -- the run so far
 

@@ -156,6 +156,19 @@ def record_from_json(data: Mapping[str, Any], *, path: str = "$", secrets: Secre
         raise StateError(f"Malformed record: {fault_text(error, path)}") from None
 
 
+def find_fault(part: r.Record | ModelResponse) -> str | None:
+    """Return what of *part* couldn't be read again once it is stored, with its place; None if all of it could.
+
+    Values aren't quoted.
+    """
+    hint = ModelResponse if isinstance(part, ModelResponse) else _RECORD
+    try:
+        _codecs()[hint].read(decode(encode(_write_part(hint, part, DIGESTS), None)), DIGESTS)
+    except Exception as error:
+        return fault_text(error, "$")
+    return None
+
+
 def record_to_line(record: r.Record, secrets: Secrets | None = None) -> bytes:
     """Return `record_to_json` of *record* as canonical JSON text, its kind first.
 

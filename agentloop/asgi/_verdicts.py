@@ -8,9 +8,9 @@ from typing import Any, Protocol
 import msgspec
 
 from agentloop.asgi._http import HTTPRefusal
-from agentloop.exceptions import UserError
+from agentloop.exceptions import StateError, UserError
 from agentloop.items import ApprovalRequest
-from agentloop.state import RunState
+from agentloop.state import REPLACE_HINT, RunState
 
 
 class ClientVerdict(msgspec.Struct, forbid_unknown_fields=True):
@@ -43,7 +43,8 @@ def apply_verdicts(state: RunState, verdicts: Iterable[ClientVerdict], by: str |
         HTTPRefusal: a call doesn't wait (409), or the verdict doesn't fit it (400).
     """
     for verdict in verdicts:
-        _give(state, _find(state.interruptions, verdict), verdict, by)
+        _give(state, _find(state, verdict), verdict, by)
+        state._close_verdicts()  # a second one on the same call is refused, as from another client
 
 
 def give_verdicts(stream: _Stream, verdicts: Sequence[ClientVerdict], by: str | None) -> None:
@@ -56,14 +57,14 @@ def give_verdicts(stream: _Stream, verdicts: Sequence[ClientVerdict], by: str | 
         state = stream.state
     except UserError:
         raise HTTPRefusal(409, "The run has not begun.") from None
-    waiting = state.interruptions
+    found = [_find(state, verdict) for verdict in verdicts]
     apply_verdicts(state, verdicts, by)  # to a copy first
-    for verdict in verdicts:
-        _give(stream, _find(waiting, verdict), verdict, by)
+    for asked, verdict in zip(found, verdicts, strict=True):
+        _give(stream, asked, verdict, by)
 
 
-def _find(waiting: Iterable[ApprovalRequest], verdict: ClientVerdict) -> ApprovalRequest:
-    for asked in waiting:
+def _find(state: RunState, verdict: ClientVerdict) -> ApprovalRequest:
+    for asked in state._asked():
         if (asked.path, asked.call.call_id) == (verdict.path, verdict.call_id):
             return asked
     raise HTTPRefusal(409, f"Call {verdict.call_id[:100]!r} waits for no verdict.")
@@ -81,3 +82,10 @@ def _give(decided: _Decided, call: ApprovalRequest, verdict: ClientVerdict, by: 
             decided.reject(call, message=verdict.message, always=verdict.always, by=by)
     except UserError as error:
         raise HTTPRefusal(400, f"The verdict doesn't fit: {error}.") from None
+    except StateError as error:
+        raise HTTPRefusal(409, _as_sentence(error)) from None
+
+
+def _as_sentence(error: StateError) -> str:
+    text = str(error).removesuffix(REPLACE_HINT)
+    return f"{text[:1].upper()}{text[1:]}."

@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import anyio
 import attrs
@@ -26,7 +27,7 @@ from agentloop.cli.show import json_line, request_json
 from agentloop.exceptions import AgentLoopError, StateError
 from agentloop.items import ApprovalRequest
 from agentloop.journal import FileJournal
-from agentloop.state import RunState
+from agentloop.state import REPLACE_HINT, RunState
 
 _OF_LINE = re.compile(r"(\d+):(.+)", re.DOTALL)
 
@@ -94,6 +95,11 @@ def pending(folder: str, as_json: bool) -> None:
     _perform(folder, work)
 
 
+_replace = click.option(
+    "--replace", is_flag=True, help="Take the place of a verdict that CALL has already, as long as it hasn't started."
+)
+
+
 @click.command(
     epilog=examples(
         "agentloop approve jobs/clean call_1",
@@ -105,9 +111,11 @@ def pending(folder: str, as_json: bool) -> None:
 @click.argument("call")
 @click.option("--arguments", metavar="JSON", help="Run it with these arguments: guardrails and policies judge again.")
 @click.option("--always", is_flag=True, help="Approve the agent's later calls to the tool too, in this run.")
-def approve(folder: str, call: str, arguments: str | None, always: bool) -> None:
+@_replace
+def approve(folder: str, call: str, arguments: str | None, always: bool, replace: bool) -> None:
     """Approve CALL of the job in DIR, by the name `agentloop pending` gives it; then `agentloop resume DIR` runs it."""
-    _decide(folder, call, "approved", lambda state, given: state.approve(given, arguments=arguments, always=always))
+    options: dict[str, Any] = {"arguments": arguments, "always": always, "replace": replace}
+    _decide(folder, call, "approved", lambda state, given: state.approve(given, **options))
 
 
 @click.command(epilog=examples("agentloop reject jobs/clean call_1 --message 'Not today.'"))
@@ -115,9 +123,11 @@ def approve(folder: str, call: str, arguments: str | None, always: bool) -> None
 @click.argument("call")
 @click.option("--message", metavar="TEXT", help="What the model is told.")
 @click.option("--always", is_flag=True, help="Reject the agent's later calls to the tool too, in this run.")
-def reject(folder: str, call: str, message: str | None, always: bool) -> None:
+@_replace
+def reject(folder: str, call: str, message: str | None, always: bool, replace: bool) -> None:
     """Reject CALL of the job in DIR, by the name `agentloop pending` gives it."""
-    _decide(folder, call, "rejected", lambda state, given: state.reject(given, message=message, always=always))
+    options: dict[str, Any] = {"message": message, "always": always, "replace": replace}
+    _decide(folder, call, "rejected", lambda state, given: state.reject(given, **options))
 
 
 Verdict = Callable[[RunState, ApprovalRequest | str], None]
@@ -128,12 +138,15 @@ def _decide(folder: str, call: str, decided: str, give: Verdict) -> None:
         waiting = await _list_waiting(kept)
         path, given, name = _find_call(kept, waiting, call)
         async with FileJournal(path) as journal:
+            if not await journal.try_lock():  # before the state is read, so that nothing is written between the two
+                raise kept.refusal(f"{exact(name)}: its run is under way in another process, which has its journal")
             state = await _load_state(journal)
             known = len(state.records)
             try:
-                give(state, given)
+                give(state, _find_decided(state, given))
             except StateError as error:  # a wrong name of a call is an error of the user, not of the run
-                raise kept.refusal(f"{error} (those that wait: {_format_names(waiting)})") from None
+                text = str(error).replace(REPLACE_HINT, REPLACE_HINT.replace("replace=True", "--replace"))
+                raise kept.refusal(f"{text} (those that wait: {_format_names(waiting)})") from None
             await journal.append(list(map(line_encoder(journal.codec), state.records[known:])))
         left = sum(one.name != name for one in waiting)
         click.echo(f"{exact(name)} is {decided}.")
@@ -146,7 +159,7 @@ def _decide(folder: str, call: str, decided: str, give: Verdict) -> None:
 def _find_call(folder: Folder, waiting: list[WaitingCall], call: str) -> tuple[Path, ApprovalRequest | str, str]:
     """Return the journal of *call*, its request or its id, and its full name.
 
-    A call that already has a verdict can get another one, by its full name.
+    A call that has a verdict already is found by its full name.
 
     Raises:
         FolderError: if no such call waits, or several do.
@@ -159,10 +172,15 @@ def _find_call(folder: Folder, waiting: list[WaitingCall], call: str) -> tuple[P
     if found:
         return found[0].path, found[0].request, found[0].name
     of_line = _OF_LINE.fullmatch(call)
-    path, call_id = (folder.journal(int(of_line[1])), of_line[2]) if of_line else (folder.journal(), call)
+    path, name = (folder.journal(int(of_line[1])), of_line[2]) if of_line else (folder.journal(), call)
     if not path.exists():
         raise folder.refusal(f"no call {call!r} waits for approval (those that do: {_format_names(waiting)})")
-    return path, call_id, call
+    return path, name, call
+
+
+def _find_decided(state: RunState, call: ApprovalRequest | str) -> ApprovalRequest | str:
+    """Return the request of the *call* that has a verdict already, by its name; *call* itself if there is none."""
+    return next((asked for asked in state._asked() if call_name(asked) == call), call)
 
 
 def _format_names(waiting: list[WaitingCall]) -> str:

@@ -20,6 +20,10 @@ from agentloop.exceptions import JournalError
 from agentloop.journal._envelope import End, Scan, Seal, scan, write_batch
 
 
+class OtherWriter(JournalError):
+    """Another writer has appended since the journal was last read or written here: this one appended nothing."""
+
+
 class JournalRows(ABC):
     """The rows of one run.
 
@@ -92,13 +96,17 @@ class JournalRows(ABC):
             raise self.other_writer()
         return found.records
 
+    def forget(self) -> None:
+        """Forget what was read and written here: the next append continues from what the next read finds."""
+        self._end, self._writing, self._broken = None, False, None
+
     def close(self) -> None:
         """Refuse every later call."""
         self._closed = True
 
     def other_writer(self) -> JournalError:
         """Return the error for rows that came from elsewhere."""
-        return JournalError(f"{self.name}: something else has written to it since it was last read or written here")
+        return OtherWriter(f"{self.name}: something else has written to it since it was last read or written here")
 
     def _scan(self) -> Scan:
         found = scan_rows(self.select(), self._seal, self.name)

@@ -52,6 +52,7 @@ from agentloop.models._codec import (
     encode_json,
     is_json,
     optional_text,
+    optional_whole,
     parse_object,
     read_objects,
     read_text,
@@ -567,10 +568,9 @@ def _citations(data: Mapping[str, Any]) -> Iterator[Annotation]:
     """Yield the citation in *data*, if it is of a known kind."""
     match data:
         case {"type": "url_citation", "url_citation": {"url": str(url), **fields}}:
-            start, end, title = fields.get("start_index"), fields.get("end_index"), fields.get("title")
             yield UrlCitation(
                 url=url,
-                title=optional_text(title),
-                start=start if isinstance(start, int) else None,
-                end=end if isinstance(end, int) else None,
+                title=optional_text(fields.get("title")),
+                start=optional_whole(fields.get("start_index")),
+                end=optional_whole(fields.get("end_index")),
             )

@@ -285,10 +285,15 @@ def optional_text(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
+def optional_whole(value: object) -> int | None:
+    """Return *value* if it is a whole number, else None, as `optional_text`. True and False are none."""
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
 def read_count(data: object, name: str) -> int:
     """Return the count called *name*; 0 if *data* is no object, or the count is missing or nonsense."""
-    value = data.get(name) if isinstance(data, Mapping) else None
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+    value = optional_whole(data.get(name)) if isinstance(data, Mapping) else None
+    return value if value is not None and value > 0 else 0
 
 
 class UsageNames(NamedTuple):
@@ -320,7 +325,8 @@ def read_usage(data: Mapping[str, Any], model: str | None, names: UsageNames) ->
 def server_error(event: Mapping[str, Any]) -> ModelTransportError:
     """Return the error that an event reports instead of an answer."""
     words, code, named = _read_error(event)
-    status = code if isinstance(code, int) and not isinstance(code, bool) and 400 <= code < 600 else None
+    number = optional_whole(code)
+    status = number if number is not None and 400 <= number < 600 else None
     return ModelTransportError(f"The server answered with an error: {words}", status=status, code=named)
 
 
@@ -340,5 +346,5 @@ def _read_error(event: Mapping[str, Any]) -> tuple[str, object, str | None]:
     code = details.get("code")
     named = code if isinstance(code, str) else details.get("type")
     status = event.get("status")  # what a WebSocket's event has in place of the head of an answer
-    found = status if isinstance(status, int) else code
+    found = code if optional_whole(status) is None else status
     return str(words or "no reason given")[:QUOTED], found, named if isinstance(named, str) else None

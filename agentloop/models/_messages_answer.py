@@ -45,6 +45,7 @@ from agentloop.models._codec import (
     broken_answer_error,
     is_json,
     optional_text,
+    optional_whole,
     parse_object,
     read_count,
     read_objects,
@@ -411,9 +412,9 @@ def _hosted_call(block: _BlockRead) -> HostedToolCall:
 
 def _read_index(value: object) -> int | None:
     """Return the place of a block in the response; a server with a single block may leave it out."""
-    if value is not None and not isinstance(value, int):
+    if value is not None and optional_whole(value) is None:
         raise ModelBehaviorError(f"The index of a block isn't a number: {str(value)[:QUOTED]!r}")
-    return value
+    return optional_whole(value)
 
 
 def _read_object(value: object, what: str) -> Mapping[str, Any]:

@@ -34,6 +34,7 @@ from agentloop.models._codec import (
     broken_answer_error,
     is_json,
     optional_text,
+    optional_whole,
     parse_object,
     read_objects,
     read_text,
@@ -159,8 +160,7 @@ class ResponsesDecoder:
 
     def _place(self, event: Mapping[str, Any]) -> int:
         """Return the position of an event's item; by the item's id if the server doesn't tell it."""
-        place = event.get("output_index")
-        if isinstance(place, int) and not isinstance(place, bool):
+        if (place := optional_whole(event.get("output_index"))) is not None:
             return place
         return self._places.get(optional_text(event.get("item_id")) or "", len(self._items))
 

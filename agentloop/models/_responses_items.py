@@ -39,7 +39,16 @@ from agentloop.items import (
     UserMessage,
 )
 from agentloop.models import _responses_executors as executors
-from agentloop.models._codec import QUOTED, JsonDict, encode_json, optional_text, read_objects, read_text, without_none
+from agentloop.models._codec import (
+    QUOTED,
+    JsonDict,
+    encode_json,
+    optional_text,
+    optional_whole,
+    read_objects,
+    read_text,
+    without_none,
+)
 from agentloop.models._common import data_url, no_form, output_text
 from agentloop.models._pieces import CALL_TYPES, OUTPUT_TYPES, PieceCache
 
@@ -399,24 +408,19 @@ def read_parts(content: Iterable[Mapping[str, Any]]) -> tuple[Part, ...]:
 
 
 def _read_annotation(data: Mapping[str, Any]) -> Annotation | None:
-    bounds = {"start": _whole(data, "start_index"), "end": _whole(data, "end_index")}
+    bounds = {"start": optional_whole(data.get("start_index")), "end": optional_whole(data.get("end_index"))}
     match data:
         case {"type": "url_citation", "url": str(url)}:
             return UrlCitation(url=url, title=optional_text(data.get("title")), **bounds)
         case {"type": "file_citation", "file_id": str(file_id)}:
             return FileCitation(
-                file_id=file_id, filename=optional_text(data.get("filename")), index=_whole(data, "index")
+                file_id=file_id, filename=optional_text(data.get("filename")), index=optional_whole(data.get("index"))
             )
         case {"type": "container_file_citation", "container_id": str(container), "file_id": str(file_id)}:
             name = optional_text(data.get("filename"))
             return ContainerFileCitation(container_id=container, file_id=file_id, filename=name, **bounds)
         case _:
             return None
-
-
-def _whole(data: Mapping[str, Any], name: str) -> int | None:
-    value = data.get(name)
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def _read_call(data: Mapping[str, Any], make_call_id: Callable[[str | None], tuple[str, str]]) -> ToolCall:

@@ -18,10 +18,10 @@ import anyio
 
 from agentloop._common.checks import check_id
 from agentloop.abc import Codec
-from agentloop.exceptions import UserTypeError
+from agentloop.exceptions import StateError, UserTypeError
 from agentloop.journal._checks import check_codec, check_records
 from agentloop.journal._envelope import Seal
-from agentloop.journal._rows import JournalRows
+from agentloop.journal._rows import JournalRows, OtherWriter
 from agentloop.postgres._connections import Connection, Connections, ResultT, as_journal_error, import_driver
 from agentloop.postgres._lease import FENCE, Lease, LeaseHeld
 from agentloop.postgres._store import PostgresStore
@@ -43,6 +43,10 @@ FROM fence, unnest(%(lines)s::bytea[]) WITH ORDINALITY AS batch(line, at)
 """
 _READ = "SELECT n, line FROM agentloop_journal_lines WHERE run_id = %(run_id)s ORDER BY n"
 _ONE = "SELECT line FROM agentloop_journal_lines WHERE run_id = %(run_id)s AND n = %(n)s"
+
+
+_MOST_RACES = 10
+"""How often a verdict is tried again where another writer was faster. Each time that one's record is read first."""
 
 
 class PostgresJournal:
@@ -136,29 +140,34 @@ class PostgresJournal:
         arguments: str | Mapping[str, Any] | None = None,
         always: bool = False,
         by: str | None = None,
+        replace: bool = False,
     ) -> None:
         """Append an approval of *call*, which the next `Runner.resume` finds. Any process may, without the agents.
 
-        Arguments are those of `RunState.approve`; edited ones are checked when the run is resumed.
+        Arguments are those of `RunState.approve`; edited ones are checked when the run is resumed. Of several verdicts
+        on one call, from whichever processes, the first one holds; the others are refused.
 
         Raises:
-            StateError: if no such call waits.
+            StateError: if the call has a verdict already (says which one, and whose) and *replace* is False, or if no
+                such call waits. Also if others kept writing to the run at the same moment.
             LeaseHeld: if a worker still has the run, so that it isn't waiting yet: try again when it has paused.
             JournalError: as for `append`.
         """
-        state = await self._load()
-        known = len(state.records)
-        state.approve(call, arguments=arguments, always=always, by=by)
-        await self._add(state, known)
+        await self._decide(
+            lambda state: state.approve(call, arguments=arguments, always=always, by=by, replace=replace)
+        )
 
     async def reject(
-        self, call: ApprovalRequest | str, *, message: str | None = None, always: bool = False, by: str | None = None
+        self,
+        call: ApprovalRequest | str,
+        *,
+        message: str | None = None,
+        always: bool = False,
+        by: str | None = None,
+        replace: bool = False,
     ) -> None:
         """Append a rejection of *call*: it never runs, and the model receives *message*. Otherwise as `approve`."""
-        state = await self._load()
-        known = len(state.records)
-        state.reject(call, message=message, always=always, by=by)
-        await self._add(state, known)
+        await self._decide(lambda state: state.reject(call, message=message, always=always, by=by, replace=replace))
 
     async def aclose(self) -> None:
         """Take no more records, once the call in progress is over. Does nothing the second time."""
@@ -182,10 +191,25 @@ class PostgresJournal:
 
         return RunState(_placeholder(), (await state_from_journal(self)).records)
 
-    async def _add(self, state: RunState, known: int) -> None:
+    async def _decide(self, give: Callable[[RunState], None]) -> None:
+        """Append the verdict that *give* adds to the run's state, as it is in the database at that moment."""
         from agentloop._storage.state_codec import line_encoder
 
-        await self.append(list(map(line_encoder(self.codec), state.records[known:])))
+        encode = line_encoder(self.codec)
+        for _ in range(_MOST_RACES):
+            if self.lease is None:  # other processes may have written since this object did
+                await self._run(self._rows.forget)
+            state = await self._load()
+            known = len(state.records)
+            give(state)
+            try:
+                await self.append(list(map(encode, state.records[known:])))
+            except OtherWriter:
+                if self.lease is not None:
+                    raise
+                continue  # somebody else has decided, or the run has gone on: the state says which
+            return
+        raise StateError(f"{self!r}: others have written to the run at the same moment, again and again: read it again")
 
     async def _run(self, work: Callable[[], ResultT]) -> ResultT:
         """Return `work()`, called in a worker thread, one at a time."""

@@ -34,6 +34,7 @@ from agentloop.temporal._runner import ENDED, TOO_EARLY, UNFIT
 from agentloop.temporal._workflow import AgentRunInput, AgentWorkflow
 
 _CALL_ID = NAMES.text()
+_FLAG = NAMES.flag()
 _REFUSALS = {kind.__name__: kind for kind in (StateError, UserError, UserTypeError)}
 """The errors of the workflow about a verdict, by the names that the engine gives them."""
 _CALL_PATH = NAMES.texts("a sequence of call ids is needed")
@@ -116,6 +117,7 @@ class AgentRunHandle:
         arguments: str | Mapping[str, Any] | None = None,
         always: bool = False,
         by: str | None = None,
+        replace: bool = False,
         wait: bool = True,
         timeout: float | None = 30.0,
     ) -> None:
@@ -125,19 +127,21 @@ class AgentRunHandle:
             call_id: The id of the call.
             path: The path of the call's run, as `interruptions` gives it; if it isn't given, the only call of that id
                 is meant, in whichever run it waits.
-            arguments: As for `RunState.approve`, like *always* and *by*. Not for a call with secret arguments.
+            arguments: As for `RunState.approve`, like *always*, *by* and *replace*. Not for a call with secret arguments. A
+                run goes on at its next workflow task, so little time is left to replace a verdict.
             wait: False to return as soon as the engine has stored the verdict; no worker is needed for that. One that
                 doesn't fit the call is logged by the worker then, and not raised here.
             timeout: The seconds to wait for a worker.
 
         Raises:
-            StateError: no such call waits, or without a path more than one.
+            StateError: the call has a verdict already (says which one, and whose) and *replace* is False; no such call
+                waits; or without a path more than one.
             UserError: the verdict doesn't fit the call, which then still waits.
             WorkerUnavailable: no worker has taken the verdict in time; the next one may still take it.
         """
         text = None if arguments is None else as_text(arguments)
         verdict = {"call_id": call_id, "approved": True, "arguments": text, "always": always, "by": by}
-        await self._decide(verdict, path, wait, timeout)
+        await self._decide(verdict, path, replace, wait, timeout)
 
     async def reject(
         self,
@@ -147,6 +151,7 @@ class AgentRunHandle:
         message: str | None = None,
         always: bool = False,
         by: str | None = None,
+        replace: bool = False,
         wait: bool = True,
         timeout: float | None = 30.0,
     ) -> None:
@@ -155,11 +160,14 @@ class AgentRunHandle:
         Arguments and errors are those of `approve`, and *message* is what the model receives.
         """
         verdict = {"call_id": call_id, "approved": False, "message": message, "always": always, "by": by}
-        await self._decide(verdict, path, wait, timeout)
+        await self._decide(verdict, path, replace, wait, timeout)
 
     async def _decide(
-        self, verdict: dict[str, Any], path: Sequence[str] | None, wait: bool, timeout: float | None
+        self, verdict: dict[str, Any], path: Sequence[str] | None, replace: bool, wait: bool, timeout: float | None
     ) -> None:
+        check("replace", _FLAG, replace)
+        if replace:  # else as workers know it that are older than the word
+            verdict["replace"] = True
         if path is not None:
             check("path", _CALL_PATH, path)
             verdict["path"] = list(path)

@@ -68,6 +68,7 @@ class _SentVerdict(msgspec.Struct, forbid_unknown_fields=True):
     message: str | None = None
     always: bool = False
     by: str | None = None
+    replace: bool = False
 
     def __post_init__(self) -> None:
         if self.approved and self.message is not None:
@@ -125,6 +126,11 @@ def leaving() -> Iterator[None]:
         raise
 
 
+def _is_end(record: Record) -> bool:
+    """Tell whether *record* is of the end of a run segment."""
+    return isinstance(record, RunEnded) or (isinstance(record, CancelRequested) and record.call_id is None)
+
+
 def _configure(
     name: str, setup: AgentSetup, config: RunConfig, context: Any, before_model: Callable[[], None] = lambda: None
 ) -> RunConfig:
@@ -136,6 +142,15 @@ def _configure(
         model_provider=NamedModels(),
         instruments=tuple(map(observe_once, config.instruments)),
     )
+
+
+def _give(decided: Any, call: ApprovalRequest, verdict: _SentVerdict) -> None:
+    """Give *verdict* on *call* of *decided*, a state or a stream."""
+    given: dict[str, Any] = {"always": verdict.always, "by": verdict.by, "replace": verdict.replace}
+    if verdict.approved:
+        decided.approve(call, arguments=verdict.arguments, **given)
+    else:
+        decided.reject(call, message=verdict.message, **given)
 
 
 def _set_time(state: RunState) -> None:
@@ -196,7 +211,7 @@ class AgentWorkflow:
                 self._state = None
             elif result.status == "cancelled":
                 # It paused after a turn, and continues as after a crash: its log doesn't end here.
-                while isinstance(state.records[-1], RunEnded | CancelRequested):
+                while _is_end(state.records[-1]):
                     del state.records[-1]
                 state = RunState(root, state.records, context=state.context)
                 self._give_inputs(state)
@@ -276,12 +291,14 @@ class AgentWorkflow:
     @give_verdict.validator
     def _check_verdict(self, verdict: dict[str, Any]) -> None:
         read = _read_verdict(verdict)
-        call = self._find_call(read).call
-        if read.arguments is not None and call.secret:
+        asked = self._find_call(read)
+        if read.arguments is not None and asked.call.secret:
             raise UserError(
-                f"call {call.call_id!r} has secret arguments, which the engine's history would hold in plain text: it "
-                "can be approved or rejected as it is"
+                f"call {asked.call.call_id!r} has secret arguments, which the engine's history would hold in plain "
+                "text: it can be approved or rejected as it is"
             )
+        now = self._now()
+        _give(RunState.of(now.agent, now.fold, None, now.converter), asked, read)  # a copy refuses what doesn't fit
 
     @workflow.signal
     def verdict(self, verdict: dict[str, Any]) -> None:
@@ -295,14 +312,10 @@ class AgentWorkflow:
         verdict = _read_verdict(given)
         call = self._find_call(verdict)
         state = self._state if self._stream is None else None
-        decided = self._stream if state is None else state
-        assert decided is not None  # a call waits, so there is one of the two
-        if verdict.approved:
-            decided.approve(call, arguments=verdict.arguments, always=verdict.always, by=verdict.by)
-        else:
-            decided.reject(call, message=verdict.message, always=verdict.always, by=verdict.by)
+        _give(self._stream if state is None else state, call, verdict)
         if state is not None:
             _set_time(state)
+            state._close_verdicts()
             self._is_decided = True
 
     def _find_call(self, verdict: _SentVerdict) -> ApprovalRequest:
@@ -311,9 +324,12 @@ class AgentWorkflow:
         Raises:
             StateError: no such call waits, or without a path more than one.
         """
-        found = [one for one in self._waiting() if one.call.call_id == verdict.call_id]
+        state = self._now()
+        asked = [one for one in state._asked() if one.call.call_id == verdict.call_id]
         if verdict.path is not None:
-            found = [one for one in found if one.path == verdict.path]
+            asked = [one for one in asked if one.path == verdict.path]
+        waiting = state.interruptions
+        found = [one for one in asked if one in waiting] or asked  # of one that is decided on, the state says so
         if not found:
             raise StateError(f"no call {verdict.call_id!r} waits for a verdict")
         if len(found) > 1:
@@ -385,6 +401,11 @@ class AgentWorkflow:
         )
 
     def _waiting(self) -> tuple[ApprovalRequest, ...]:
+        return self._now().interruptions
+
+    def _now(self) -> RunState:
+        """Return the run as it is now, under way or paused; an empty one between the two."""
         if self._stream is not None:
-            return tuple(self._stream.state.interruptions)
-        return () if self._state is None else self._state.interruptions
+            state: RunState = self._stream.state
+            return state
+        return RunState(self._setup.graph.root, ()) if self._state is None else self._state

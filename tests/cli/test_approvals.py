@@ -117,14 +117,47 @@ def test_what_nobody_decided_on_is_still_pending(invoke: Invoke, agent: AgentOf,
     assert noted() == ["deleted b", "deleted a"]
 
 
-def test_the_last_verdict_holds(invoke: Invoke, agent: AgentOf, kept: str, noted: Noted) -> None:
-    """A later verdict replaces an earlier one until the run is resumed."""
-    invoke("run", agent("deleting"), "a", "--journal", kept)
-    assert invoke("approve", kept, "call_a").exit_code == 0
-    assert invoke("pending", kept).stderr == "No call waits for approval.\n"
-    assert invoke("reject", kept, "call_a", "--message", "no").exit_code == 0
-    assert invoke("resume", kept).stdout == "no\n"
+@pytest.mark.scenario("SM-02")
+@pytest.mark.parametrize(("agents", "name"), [("deleting", "call_a"), ("boss", "outer/call_x")])
+def test_a_second_verdict_is_refused_unless_it_is_to_replace_the_first(
+    invoke: Invoke, agent: AgentOf, kept: str, noted: Noted, agents: str, name: str
+) -> None:
+    """The error says how the call was decided, and what to write; nothing is appended. A call of a nested run, too."""
+    invoke("run", agent(agents), "a", "--journal", kept)
+    assert invoke("approve", kept, name).exit_code == 0
+    before = (Path(kept) / "run.journal").read_bytes()
+    refused = invoke("reject", kept, name, "--message", "no")
+    assert refused.exit_code == 2
+    assert "it was approved; with --replace another verdict takes its place" in refused.stderr
+    assert (Path(kept) / "run.journal").read_bytes() == before
+    assert invoke("reject", kept, name, "--message", "no", "--replace").exit_code == 0
+    if agents == "boss":
+        assert invoke("reject", kept, "call_x").exit_code == 0
+    resumed = invoke("resume", kept)
+    assert resumed.exit_code == 0
+    assert agents == "boss" or resumed.stdout == "no\n"
     assert noted() == []
+    late = invoke("approve", kept, name, "--replace")
+    assert late.exit_code != 0
+
+
+@pytest.mark.scenario("SM-01")
+def test_a_run_under_way_elsewhere_takes_no_verdict(invoke: Invoke, agent: AgentOf, kept: str) -> None:
+    """Its process has the journal, and appends itself: the error says so, and the file stays as it is."""
+    invoke("run", agent("deleting"), "a", "--journal", kept)
+    path = Path(kept) / "run.journal"
+    before = path.read_bytes()
+
+    async def hold() -> None:
+        async with FileJournal(path) as journal:
+            assert await journal.try_lock()
+            refused = await anyio.to_thread.run_sync(lambda: invoke("approve", kept, "call_a"))
+            assert refused.exit_code == 2
+            assert "under way in another process" in refused.stderr
+
+    anyio.run(hold)
+    assert path.read_bytes() == before
+    assert invoke("approve", kept, "call_a").exit_code == 0
 
 
 def test_other_arguments_can_be_approved(invoke: Invoke, agent: AgentOf, kept: str, noted: Noted) -> None:
@@ -197,7 +230,7 @@ def test_lines_of_a_batch_wait_by_themselves(invoke: Invoke, agent: AgentOf, kep
     assert twice.exit_code == 2
     assert "2 calls of that name wait: 1:call_a, 2:call_a" in twice.stderr
     assert invoke("approve", kept, "2:call_a").stdout == "2:call_a is approved.\n"
-    assert invoke("reject", kept, "2:call_a", "--message", "no").exit_code == 0
+    assert invoke("reject", kept, "2:call_a", "--message", "no", "--replace").exit_code == 0
     assert invoke("approve", kept, "call_b").stdout == "4:call_b is approved.\n"
     resumed = invoke("resume", kept)
     assert (resumed.exit_code, resumed.stdout.splitlines()[1:]) == (3, ["no", "b is gone"])

@@ -12,6 +12,7 @@ from exploration.faults import Cleans, Hangs, Holds, OnStage, Reports
 from exploration.fixture_agents import LONG, Actor, FixtureAgents, Role, Shelf
 from exploration.observers import HookLog, JournalLog, SessionLog
 
+from agentloop import Agent, Runner, ToolContext
 from agentloop import events as ev
 from agentloop import records as r
 from agentloop.budget import UsageLimits
@@ -21,6 +22,7 @@ from agentloop.exceptions import ModelTransportError, ToolCallError
 from agentloop.items import AssistantMessage, HostedToolCall, ToolCall, ToolOutput
 from agentloop.sessions import MemorySession
 from agentloop.settings import ModelRetrySettings, ModelSettings, ToolExecution
+from agentloop.testing import ScriptedModel
 from agentloop.testing.invariants import observe_run
 from agentloop.testing.invariants._observation import Counterpart, Observation, Relation
 from agentloop.testing.scripted import call, fail, reason, respond, say
@@ -212,6 +214,22 @@ def decided() -> Observation:
         verdicts=(Verdict(call_id="c1"), Verdict(call_id="c2", approved=False)),
     )
     return observe_run(run_one(world))
+
+
+@cache
+def called_off() -> Observation:
+    """A call that waits behind another one, which cancels it."""
+
+    @tool
+    async def cancels(ctx: ToolContext[Any]) -> str:
+        """Cancel the other call."""
+        return str(ctx.cancel_call("c2"))
+
+    model = ScriptedModel([[call("cancels", {}, "c1"), call("nap", {}, "c2")], say("done")])
+    agent: Agent[Any, Any] = Agent("a", model=model, tools=[cancels, nap])
+    config = RunConfig(tool_execution=ToolExecution(max_function_tool_concurrency=1))
+    result = Runner.run_sync(agent, "go", run_config=config)
+    return Observation(records=tuple(result.to_state().records))
 
 
 @cache
@@ -597,6 +615,10 @@ PLANTED: dict[str, Plant] = {
         lambda e: put(e, len(e.records) - 1, r.BatchEnded((), 1, 0.0)),
     ),
     "a_cancelled_run_says_so": (cancelled, lambda e: change(e, len(e.records) - 1, status="failed")),
+    "a_cancelled_call_never_starts": (
+        called_off,
+        lambda e: put(e, _at(e, "c2", r.CallSettled), _record_of(e, r.CallStarted).replace(call_id="c2")),
+    ),
     "ends_from_outside_are_recorded": (cancelled, lambda e: drop(e, find(e, r.CancelRequested))),
     "an_end_from_above_has_a_cause": (cancelled, _completed),
     "the_end_comes_within_grace": (cancelled, lambda e: attrs.evolve(e, ended_at=1000.0)),

@@ -52,6 +52,9 @@ async def decide(run: LiveRun, plan: Plan) -> Plan:
     Raises:
         Exception: the error of a `needs_approval` callable or a guardrail.
     """
+    for entry in plan:  # now: another verdict may come while any of them is decided on
+        if run.state.verdict(run.state.calls[entry.call.call_id]) is not None:
+            _act_on_verdict(run, entry.call.call_id)
     policies = bool(run.settings.config.policies)
     undecided: list[tuple[int, Callable[[], Awaitable[Disposition]]]] = [
         (position, partial(_decide_entry, run, entry, entry.tool, entry.disposition))
@@ -61,6 +64,7 @@ async def decide(run: LiveRun, plan: Plan) -> Plan:
         and not entry.disposition.resumed
         and not entry.disposition.decided
         and (_was_asked(run, entry.call) or policies or entry.tool.needs_approval is not False)
+        and entry.call.call_id not in run.state.cancel_requests  # it won't run, so nobody is asked
     ]
     if not undecided:
         return plan
@@ -83,6 +87,11 @@ def _was_asked(run: LiveRun, call: ToolCall) -> bool:
     effects = run.tree.effects
     told = isinstance(effects, ApprovalEffects) and effects.was_asked(run.path, call)
     return told or run.state.calls[call.call_id].approval is not None
+
+
+def _act_on_verdict(run: LiveRun, call_id: str) -> None:
+    run.tree.acted_on = run.tree.acted_on or {}
+    run.tree.acted_on[run.path, call_id] = None
 
 
 async def _decide_entry(run: LiveRun, entry: PlanEntry, tool: FunctionTool, planned: Execute) -> Disposition:
@@ -134,7 +143,7 @@ class _Decision(msgspec.Struct, eq=False):
                     return refused
         if not self._has_verdict():
             needed = self.wanted is not None or _was_asked(self.run, self.call) or await self._needs_approval()
-            if not self._has_verdict() and needed:
+            if not self._has_verdict() and needed and self.call.call_id not in self.run.state.cancel_requests:
                 return AwaitVerdict(self.arguments, self._make_request())
         if self.verdict is not None and not self.verdict.approved:
             return _make_refusal(self.verdict.message, self.call, "approval")
@@ -145,7 +154,7 @@ class _Decision(msgspec.Struct, eq=False):
         request = self.state.approval
         if request is not None and request.arguments is not None:
             self._read_arguments(request.arguments)
-        verdict = self.verdict = self._find_verdict()
+        verdict = self._take_verdict()
         if verdict is not None and verdict.approved and verdict.arguments is not None:
             self._read_arguments(verdict.arguments)
 
@@ -231,8 +240,15 @@ class _Decision(msgspec.Struct, eq=False):
     def _has_verdict(self) -> bool:
         """Tell whether a verdict applies: one for just this call, or for all of the agent's calls to the tool."""
         if self.verdict is None:
-            self.verdict = self._find_verdict()
+            self._take_verdict()
         return self.verdict is not None
+
+    def _take_verdict(self) -> VerdictGiven | None:
+        """Take the verdict that applies, and return it. From now on no other one can take its place."""
+        self.verdict = self._find_verdict()
+        if self.verdict is not None:
+            _act_on_verdict(self.run, self.call.call_id)
+        return self.verdict
 
     def _find_verdict(self) -> VerdictGiven | None:
         given, key = self.state.verdict, self._key()

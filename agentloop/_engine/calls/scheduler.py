@@ -238,17 +238,18 @@ class Batch:
     # -- running
 
     def open(self) -> None:
-        """Queue the first segment and apply cancellations requested before. The nursery has been entered."""
+        """Queue the first segment, without the calls whose cancellation was requested before. The nursery has been
+        entered.
+        """
+        for call_id, request in self.run.state.cancel_requests.items():
+            live = self.calls.get(call_id)
+            if live is not None and live.earlier.body is None:  # else its effect has happened
+                live.cancel("caller", request.reason, request.by_call)
         self._opened = True
         # Before the first calls are queued: a look that leaves calls waiting for a `Rate` must find an owner to wake.
         if self._dispatcher is not None:
             self._dispatcher.sleepers[self._wake_for] = None
         self._next_segment()
-        requests = self.run.tree.cancel_requests
-        for (path, call_id), (reason, by_call) in list(requests.items()):
-            if path == self.run.path and (live := self.calls.get(call_id)) is not None:
-                del requests[path, call_id]
-                live.cancel("caller", reason, by_call)
 
     def spawn(self, live: LiveCall) -> None:
         """Start the task of *live*, in a copy of the turn's context, whichever task calls this."""

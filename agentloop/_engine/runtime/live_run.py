@@ -21,10 +21,12 @@ import anyio.lowlevel
 import msgspec
 
 from agentloop import effects as e
+from agentloop._common.checks import NAMES, check, optional
 from agentloop._common.digests import idempotency_key
-from agentloop._common.error_text import error_summary, redact_message
+from agentloop._common.error_text import REDACTED, error_summary, redact_message
 from agentloop._common.values import Value
 from agentloop._core.agent_graph import AgentGraph
+from agentloop._core.gate import admit
 from agentloop._core.history import HistoryView
 from agentloop._core.plan import Arguments
 from agentloop._core.run_fold import RunFold
@@ -58,6 +60,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("agentloop")
 
 DEFAULT_MAX_THREADS = 32
+_REASON = optional(NAMES.text())
 
 
 class LiveEffects:
@@ -244,12 +247,12 @@ class RunTree(msgspec.Struct, eq=False, kw_only=True):
     """The function that runs an agent tool's nested run."""
     calls: dict[tuple[str, ...], Mapping[str, Cancellable]] = {}
     """The calls without an outcome of each batch under way, by path and id; see `find_call`."""
-    cancel_requests: dict[tuple[tuple[str, ...], str], tuple[str | None, str | None]]
-    """Reason and requesting call of each call that was cancelled before it was scheduled."""
     children: dict[tuple[str, ...], LiveRun]
     """The nested runs, by path."""
     open_requests: dict[tuple[tuple[str, ...], str], ApprovalRequested]
     """Possible requests for approval, of calls whose policies or callbacks still run."""
+    acted_on: dict[tuple[tuple[str, ...], str], None]
+    """The calls whose verdict this run segment acts on, by path and id: it can't be replaced any more."""
     warned: dict[str, None]
     """Keys of the warnings that were logged already: each is logged once."""
     sourced: dict[tuple[tuple[str, ...], str], SourcedTools]
@@ -512,7 +515,11 @@ class LiveRun(msgspec.Struct, eq=False, kw_only=True):
         """Cancel one call, running or queued; return False if it has ended or is unknown. From any task or thread.
 
         *by_call* is the id of the call, of the same run, whose context requests it.
+
+        Raises:
+            UserTypeError: *reason* isn't text.
         """
+        check("reason", _REASON, reason)
         if not self.tree.shared.is_current():
             token = self.tree.shared.token()
             return anyio.from_thread.run_sync(self._cancel_call, path, call_id, reason, by_call, token=token)
@@ -523,13 +530,22 @@ class LiveRun(msgspec.Struct, eq=False, kw_only=True):
         state = self.tree.log.state.at(path)
         if live is not None:
             if live.is_cancellable and state is not None:
-                self.tree.log.append(CancelRequested(path, state.turn, self.tree.log.wall(), call_id, by_call))
+                self._request_cancel(state, call_id, reason, by_call)
             return live.cancel("caller", reason, by_call)
         waiting = state.calls.get(call_id) if state is not None else None
-        if state is None or waiting is None or waiting.outcome is not None or state.ended is not None:
+        if state is None or waiting is None or waiting.outcome is not None:
             return False
-        if (path, call_id) not in self.tree.cancel_requests:
-            self.tree.log.append(CancelRequested(path, state.turn, self.tree.log.wall(), call_id, by_call))
-            self.tree.cancel_requests = self.tree.cancel_requests or {}
-            self.tree.cancel_requests[path, call_id] = reason, by_call
+        if state.ended is not None and not (state.path and state.waits(waiting)):
+            return False  # over, or another run segment has to continue it
+        if call_id not in state.cancel_requests:
+            self._request_cancel(state, call_id, reason, by_call)
         return True
+
+    def _request_cancel(self, state: RunFold, call_id: str, reason: str | None, by_call: str | None) -> None:
+        root = self.tree.log.state
+        around = (root.at(state.path[:depth]) for depth in range(len(state.path)))
+        calls = [fold.calls[one] for fold, one in zip(around, state.path, strict=True) if fold is not None]
+        if reason is not None and any(call.call.secret for call in (*calls, state.calls[call_id])):
+            reason = REDACTED
+        record = CancelRequested(state.path, state.turn, self.tree.log.wall(), call_id, by_call, reason)
+        self.tree.log.append(admit(root, record))

@@ -53,6 +53,7 @@ def every_entry_ends_once(log: ObservedLog) -> Findings:
             elif ends:
                 late = [n for n in range(ends[0] + 1, until) if log.records[n].path[: len(run.path)] == run.path]
                 late = [n for n in late if not isinstance(log.records[n], r.VerdictGiven | r.InputAdded)]
+                late = [n for n in late if not _cancels_a_call(log.records[n])]  # of one that waits
                 if late:
                     yield broken(f"records of run {_format_path(run.path)} stand after its end", ends[0], *late)
                 else:
@@ -172,6 +173,24 @@ def an_end_from_above_has_a_cause(log: ObservedLog) -> Findings:
         if ends and ends[0] == "completed":
             yield broken(f"call {call.call_id} was ended from above, and its run completed", n)
         elif ends:
+            yield HELD
+
+
+def _cancels_a_call(record: r.Record) -> bool:
+    return isinstance(record, r.CancelRequested) and record.call_id is not None
+
+
+@invariant("cancellation")
+def a_cancelled_call_never_starts(log: ObservedLog) -> Findings:
+    """A call whose cancellation was requested doesn't start after that, in any run segment, whatever its verdict."""
+    for n, record in enumerate(log.records):
+        if not isinstance(record, r.CancelRequested) or record.call_id is None:
+            continue
+        call = log.calls.get((record.path, record.call_id))
+        late = [at for at, _ in call.started if at > n] if call is not None else []
+        if late:
+            yield broken(f"call {record.call_id} was cancelled, and started", n, *late)
+        else:
             yield HELD
 
 

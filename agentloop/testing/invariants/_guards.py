@@ -4,6 +4,7 @@ verdict fits one call only.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -488,13 +489,16 @@ def _has_general_verdict(
 
 @invariant("guards")
 def a_rejected_call_never_runs(log: ObservedLog) -> Findings:
-    """After a rejection the call doesn't start, and is settled as rejected, or as cancelled."""
+    """After a rejection the call doesn't start, and is settled as rejected, or as cancelled; unless another verdict
+    takes its place.
+    """
     for call in log.calls.values():
-        for n, verdict in call.verdicts:
-            if verdict.approved:
+        for (n, verdict), (until, _) in itertools.pairwise([*call.verdicts, (len(log.records), None)]):
+            if verdict is None or verdict.approved:
                 continue
-            late = [at for at, _ in call.started if at > n]
-            wrong = [at for at, one in call.settled if at > n and one.outcome.status not in ("rejected", "cancelled")]
+            late = [at for at, _ in call.started if n < at < until]
+            settled = [(at, one.outcome.status) for at, one in call.settled if n < at < until]
+            wrong = [at for at, status in settled if status not in ("rejected", "cancelled")]
             if late or wrong:
                 yield broken(f"call {call.call_id} was rejected, and ran or counts otherwise", n, *late, *wrong)
             else:

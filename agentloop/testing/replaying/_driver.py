@@ -406,7 +406,7 @@ class _SegmentReplay:
             self._end_run(wanted)
             return
         settled = self.effects.settled(wanted.path, wanted.call_id)
-        reason = None if settled is None else settled.outcome.reason
+        reason = settled.outcome.reason if wanted.reason is None and settled is not None else wanted.reason
         self.stream._live.cancel_call(wanted.path, wanted.call_id, reason, by_call=wanted.by_call)
 
     def _end_run(self, record: r.Record) -> None:

@@ -353,6 +353,8 @@ def _take_recorded_fields(wanted: Any, got: Any, lenient: Leniency) -> dict[str,
             changes["waited_for"] = wanted.waited_for
         case r.TurnStarted():  # the verdicts show the guardrails, and older logs don't have this field
             changes["guardrails"] = wanted.guardrails
+        case r.CancelRequested(reason=None):  # older logs don't have it
+            changes["reason"] = None
         case r.GuardrailSettled():  # follows from position and name, which are compared
             changes["nth"] = wanted.nth
         case r.ModelRequested():  # no model is asked, so any may be given to the replay
