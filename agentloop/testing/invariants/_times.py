@@ -162,8 +162,9 @@ def outcomes_say_when(log: ObservedLog) -> Findings:
     for call in log.started:
         for n, record in call.settled:
             starts = [one for at, one in call.started if at < n <= log.next_segment(call.path, at)]
-            if not starts:
-                continue  # settled in a later run segment from the start in an earlier one
+            nested = log.runs.get((*call.path, call.call_id))
+            if not starts or (nested is not None and len([at for at in nested.began if at < n]) > 1):
+                continue  # it was continued: in a later run segment, or after its nested run had paused
             began, ended = record.outcome.started_at, record.outcome.ended_at
             if began is None or ended is None or not began <= starts[-1].at <= ended + EPSILON:
                 yield broken(f"call {call.call_id} started at {starts[-1].at:g}, and says from {began} to {ended}", n)
