@@ -38,22 +38,19 @@ class Act:
     """What somebody does to the run: a verdict, a cancellation of one call, or more input. Its values may be wrong."""
 
     kind: Literal["approve", "reject", "cancel", "input"]
-    call_id: str
-    nested: bool = False
+    place: tuple[tuple[str, ...], str]
     options: dict[str, Any] = attrs.field(factory=dict, hash=False)
 
     def decide(self, decided: Any) -> None:
         """Do it to a state, or give its verdict to a stream."""
-        place: Any = self.call_id
-        if self.nested and isinstance(decided, RunState):
-            place = next((one for one in decided._asked() if one.path), place)
+        call_id = self.place[1]
         match self.kind:
             case "approve":
                 options = {name: value for name, value in self.options.items() if name != "message"}
-                decided.approve(place, **options)
+                decided.approve(call_id, **options)
             case "reject":
                 options = {name: value for name, value in self.options.items() if name != "arguments"}
-                decided.reject(place, **options)
+                decided.reject(call_id, **options)
             case "input":
                 decided.add_input(self.options.get("message") or "more")
             case "cancel":
@@ -62,12 +59,14 @@ class Act:
     def do(self, stream: Any) -> None:
         """Do it to a run under way."""
         if self.kind == "cancel":
-            path = ("dig",) if self.nested else ()
-            stream.cancel_call(self.call_id, self.options.get("message"), path=path)
+            path, call_id = self.place
+            stream.cancel_call(call_id, self.options.get("message"), path=path)
         elif self.kind != "input":
             self.decide(stream)
 
 
+WAITING = [((), "p1"), ((), "p2"), (("dig",), "n1")]
+PLACES = [*WAITING, *WAITING, ((), "s1"), ((), "dig"), ((), "other"), (("dig",), "p1")]
 OPTIONS = st.fixed_dictionaries(
     {},
     optional={
@@ -81,8 +80,7 @@ OPTIONS = st.fixed_dictionaries(
 ACTS = st.builds(
     Act,
     kind=st.sampled_from(["approve", "approve", "reject", "cancel", "input"]),
-    call_id=st.sampled_from(["p1", "p1", "p2", "s1", "dig", "n1", "other"]),
-    nested=st.booleans(),
+    place=st.sampled_from(PLACES),
     options=st.just({}) | OPTIONS,
 )
 
@@ -103,7 +101,7 @@ class Story:
 
 STORIES = st.builds(
     Story,
-    live=st.dictionaries(st.integers(0, 40), ACTS, max_size=5),
+    live=st.dictionaries(st.integers(8, 30), ACTS, max_size=5),
     desks=st.lists(
         st.tuples(st.lists(ACTS, max_size=3).map(tuple), st.lists(ACTS, max_size=2).map(tuple)), max_size=3
     ).map(tuple),
