@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Self
 
 from agentloop import records as r
@@ -62,7 +62,7 @@ class RunFacts:
     """Settled calls below `released` that are not released yet: they waited when the index passed them."""
     sticky: dict[tuple[str, str, str | None], r.VerdictGiven]
     """Verdicts on all calls of an agent to a tool, by agent and tool."""
-    cancel_requests: Mapping[str, r.CancelRequested]
+    cancel_requests: dict[str, r.CancelRequested]
     """The first request to cancel just one call, by the call's id: it never starts after that, whatever its verdict."""
     conflict: ToolCall | HandoffCall | None
     turn_has_effects: bool

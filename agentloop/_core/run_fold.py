@@ -10,10 +10,10 @@ attribute. Those are of two kinds:
 
 * *Contents*, which copy what records said: `run_id`, `agent`, `turn`, `input`, `history`, `new_items`, `responses`,
   `response`, `calls`, `batch`, `guardrails`, `tripped`, `failures`, `meter`, `saved`, `started`, `resumed`, `ended`.
-* *Indices*, which a scan of `records` would find too: `nested`, `released_late`, `released`, `sticky`, `handoffs`,
-  `receipts`, `settled_tools`, `repeats`, `tool_users`, `found_tools`, `searches`, `input_guards_passed`, `turn_began`,
-  the caches `_found` and `_digest`. They exist because a scan in each turn would make the cost of a run quadratic;
-  applying a record costs the same at the thousandth turn as at the first.
+* *Indices*, which a scan of `records` would find too: `nested`, `released_late`, `released`, `sticky`,
+  `cancel_requests`, `handoffs`, `receipts`, `settled_tools`, `repeats`, `tool_users`, `found_tools`, `searches`,
+  `input_guards_passed`, `turn_began`, the caches `_found` and `_digest`. They exist because a scan in each turn would
+  make the cost of a run quadratic; applying a record costs the same at the thousandth turn as at the first.
 
 States of a turn, each left by the record named: the model is due (`turn_open`; `ModelResponded`, unless the provider
 has paused the answer), calls are due (`batch_open`; `BatchEnded`), a handoff is due (`handoffs_due`; `HandedOff`),
@@ -284,10 +284,8 @@ def _verdict_given(fold: RunFacts, record: r.VerdictGiven) -> None:
     call = fold.calls.get(record.call_id)
     if call is not None and (call.approval is None or fits(record, call.approval)):
         earlier = call.verdict
-        if earlier is not None and fold.sticky.get((earlier.agent, earlier.tool)) is earlier:
-            del fold.sticky[
-                earlier.agent, earlier.tool
-            ]  # what takes its place holds for later calls only if it says so
+        if earlier is not None and earlier.always:  # what takes its place holds for later calls only if it says so
+            fold.sticky = {key: one for key, one in fold.sticky.items() if one is not earlier}
         call.verdict = record
         if record.always:
             if fold.sticky is NO_DICT:
@@ -297,7 +295,9 @@ def _verdict_given(fold: RunFacts, record: r.VerdictGiven) -> None:
 
 def _cancel_requested(fold: RunFacts, record: r.CancelRequested) -> None:
     if record.call_id in fold.calls:
-        fold.cancel_requests = {record.call_id: record, **fold.cancel_requests}
+        if fold.cancel_requests is NO_DICT:
+            fold.cancel_requests = {}
+        fold.cancel_requests.setdefault(record.call_id, record)
 
 
 def _call_settled(fold: RunFacts, record: r.CallSettled) -> None:

@@ -98,7 +98,8 @@ async def _decide_entry(run: LiveRun, entry: PlanEntry, tool: FunctionTool, plan
     try:
         call = entry.call
         decided = await _Decision(run, call, tool, run.state.calls[call.call_id], planned.arguments).make()
-        if call.kind == "approval" and isinstance(decided, Execute):
+        cancelled = call.call_id in run.state.cancel_requests
+        if call.kind == "approval" and isinstance(decided, Execute) and not cancelled:
             return Answer(
                 CallOutcome(status="succeeded", output="Approved.")
             )  # the verdict goes to the provider, which runs it

@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import anyio
 import httpx
 import pytest
 from kit.agents import Run
@@ -41,22 +42,23 @@ def asking(id: str, name: str = "roll", server: str | None = "casino") -> ToolCa
 
 
 class Server:
-    """Asks for an approval, then answers."""
+    """Asks for an approval, and for what else it is given, then answers."""
 
-    def __init__(self) -> None:
+    def __init__(self, *more: Any) -> None:
         self.inputs: list[Any] = []
+        self.more = more
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
         self.inputs.append(json.loads(request.content)["input"])
-        output = [ASKED] if len(self.inputs) == 1 else [ANSWER]
+        output = [ASKED, *self.more] if len(self.inputs) == 1 else [ANSWER]
         event = {"type": "response.completed", "response": {"id": "r", "status": "completed", "output": output}}
         return httpx.Response(200, headers=SSE, content=f"data: {json.dumps(event)}\n\n".encode())
 
-    def agent(self) -> Agent[Any, str]:
+    def agent(self, *tools: Any) -> Agent[Any, str]:
         """Return an agent whose model is a client of this server."""
         client = httpx.AsyncClient(transport=httpx.MockTransport(self))
         model = OpenAIResponsesModel("m", base_url="http://model.test/v1", http_client=client)
-        return Agent("a", model=model, tools=[HostedTool("mcp", {"server_label": "casino"})])
+        return Agent("a", model=model, tools=[HostedTool("mcp", {"server_label": "casino"}), *tools])
 
 
 @pytest.mark.scenario("WR-07")
@@ -193,3 +195,31 @@ async def test_a_model_without_such_calls_refuses_them_before_it_is_asked(item: 
     with pytest.raises(UserError, match="has no form in a realtime session"):
         encode_item(item, {})
     assert server.inputs == []
+
+
+@pytest.mark.scenario("SM-03")
+@pytest.mark.parametrize("decide", [approve(), reject(message="no")], ids=["approved", "rejected"])
+async def test_a_call_of_the_provider_that_was_cancelled_is_never_approved(decide: Any) -> None:
+    """The provider, which would run it, is told no, whatever the verdict that comes later."""
+    go = anyio.Event()
+
+    @tool
+    async def holds() -> str:
+        """Hold."""
+        await go.wait()
+        return "held"
+
+    server = Server({"type": "function_call", "id": "f", "call_id": "c2", "name": "holds", "arguments": "{}"})
+    agent = server.agent(holds)
+    async with Runner.run_streamed(agent, "go") as stream:
+        async for event in stream:
+            if isinstance(event, ev.ApprovalRequested):
+                assert stream.cancel_call("mcpr_1", "enough")
+                go.set()
+    state = stream.result.to_state()
+    decide(state)
+    result = await Runner.run(agent, state)
+    assert result.final_output == "done"
+    [told] = [one for one in server.inputs[1] if one["type"] == "mcp_approval_response"]
+    assert told["approve"] is False
+    assert read_statuses(result) == ["cancelled", "succeeded"]
