@@ -220,6 +220,6 @@ async def test_a_call_of_the_provider_that_was_cancelled_is_never_approved(decid
     decide(state)
     result = await Runner.run(agent, state)
     assert result.final_output == "done"
-    [told] = [one for one in server.inputs[1] if one["type"] == "mcp_approval_response"]
+    [told] = [one for one in server.inputs[1] if one.get("type") == "mcp_approval_response"]
     assert told["approve"] is False
     assert read_statuses(result) == ["cancelled", "succeeded"]
