@@ -128,7 +128,7 @@ def _check_tools(setup: AgentSetup) -> Iterator[str]:
             if (tool.secret or tool.secret_output) and setup.codec is None:
                 raise UserError(
                     f"tool {name!r} has secret arguments or outputs, which the engine's history would hold in plain "
-                    "text: give AgentPlugin(codec=…), for example a FernetCodec"
+                    "text: give AgentPlugin(codec=…), an object with `seal` and `open`"
                 )
             if tool.capacity:
                 raise UserError(
