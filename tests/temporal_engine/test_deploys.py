@@ -19,7 +19,7 @@ from temporalio.worker import Replayer, Worker
 from agentloop import Agent, RunConfig, StateError, UserError, tool
 from agentloop.abc import Model, ModelProvider
 from agentloop.policies import Allow, Ask
-from agentloop.records import RunEnded
+from agentloop.records import CallStarted, RunEnded
 from agentloop.temporal import AgentPlugin, AgentRunHandle, ToolActivity, WorkerUnavailable, start_run
 from agentloop.temporal._options import _known
 from agentloop.testing import call, say
@@ -29,7 +29,8 @@ pytestmark = [
     *(pytest.mark.timeout(120), pytest.mark.backends("asyncio")),
 ]
 
-STEPS = [[call("look_up", {"n": 1}, call_id="a")], [call("pay", {"amount": 1}, call_id="b")], say("done")]
+LOOKS = [call("look_up", {"n": 1}, call_id="a"), call("look_up", {"n": 2}, call_id="a2")]
+STEPS = [LOOKS, [call("pay", {"amount": 1}, call_id="b")], say("done")]
 
 
 def clerk(**changes: Any) -> Agent[Any, Any]:
@@ -67,6 +68,18 @@ async def look_up_asked(n: int) -> str:
     return f"found {n}"
 
 
+@tool(name="look_up", idempotent=True, serial="look_up")
+async def look_up_in_turn(n: int) -> str:
+    """Look something up, one call at a time."""
+    return f"found {n}"
+
+
+@tool(name="look_up")
+async def look_up_once(n: int) -> str:
+    """Look something up, which may not be done twice."""
+    return f"found {n}"
+
+
 @tool(name="pay")
 async def pay_freely(amount: int) -> str:
     """Pay without an approval."""
@@ -86,6 +99,9 @@ ALLOWED: dict[str, Change] = {
     "the model": (clerk(model="mine:other"), {}),
     "one tool more": (clerk(tools=[more, look_up, pay]), {}),
     "a tool's body and description": (clerk(tools=[look_up_here, pay]), {}),
+    "a tool is not idempotent any more": (clerk(tools=[look_up_once, pay]), {}),
+    "a tool has a queue of its own": (clerk(), {"tools": {"look_up": ToolActivity(task_queue="other")}}),
+    "shorter histories": (clerk(), {"max_history": 20}),
     "the waiting tool needs no approval": (clerk(tools=[look_up, pay_freely]), {}),
     "the waiting tool has another schema": (clerk(tools=[look_up, pay_somebody]), {}),
 }
@@ -98,6 +114,7 @@ REFUSED: dict[str, Change] = {
         clerk(),
         {"tools": {"look_up": ToolActivity(in_workflow=True)}},
     ),
+    "a tool that was called is serial now": (clerk(tools=[look_up_in_turn, pay]), {}),
     "the runs have a timeout now": (clerk(), {"run_config": RunConfig(timeout=3600.0)}),
     "the waiting tool is gone": (clerk(tools=[look_up]), {}),
 }
@@ -174,7 +191,7 @@ async def test_a_worker_that_does_not_fit_leaves_a_waiting_call_to_another(addre
         with anyio.fail_after(60):
             result = await handle.result()
     assert result.final_output == "done"
-    assert [one["outcome"]["output"] for one in result.data["calls"]] == ["found 1", "paid 1"]
+    assert [one["outcome"]["output"] for one in result.data["calls"]] == ["found 1", "found 2", "paid 1"]
 
 
 async def decide(handle: AgentRunHandle) -> None:
@@ -220,7 +237,7 @@ async def test_an_approval_that_was_asked_for_holds_after_a_deploy(address: str,
         await handle.reject("b", message="no")
         with anyio.fail_after(60):
             result = await handle.result()
-    assert [one["outcome"]["status"] for one in result.data["calls"]] == ["succeeded", "rejected"]
+    assert [one["outcome"]["status"] for one in result.data["calls"]] == ["succeeded", "succeeded", "rejected"]
     # Each later replay agrees, and one by the code of before as well.
     for agent, given in ((after, changed), (before, options)):
         replayer = Replayer(workflows=[], plugins=[AgentPlugin({"clerk": agent}, **given)])
@@ -251,3 +268,38 @@ async def test_a_worker_without_a_key_fails_activities_and_ends_no_run(address: 
                 await anyio.sleep(0.1)
             await handle.approve("b")
             assert (await handle.result()).final_output == "done"
+
+
+@pytest.mark.scenario("SM-04")
+async def test_a_body_that_may_be_called_once_is_begun_by_the_worker_that_has_it(address: str) -> None:
+    """An activity of a worker without the tool fails before the body; another activity is made for it, and one body."""
+    bodies: list[int] = []
+
+    @tool
+    async def send(n: int) -> str:
+        """Send."""
+        bodies.append(n)
+        return f"sent {n}"
+
+    def sender(*tools: Any) -> Agent[Any, Any]:
+        return clerk(model=scripted([call("send", {"n": 1}, call_id="s")], say("done")), tools=list(tools))
+
+    queue, tools = new_queue(), new_queue()
+    options = {"tools": {"send": ToolActivity(task_queue=tools)}}
+    async with deploy(address, queue, sender(send), **options) as client:
+        handle = await start_run(client, "clerk", "go", id=f"send-{uuid4().hex}", task_queue=queue)
+        async for record in handle.records(interval=0.1):
+            if isinstance(record, CallStarted):
+                break
+    async with deploy(address, tools, sender()):
+        with anyio.fail_after(60):
+            while not any(one.HasField(_FAILED) for one in (await handle.workflow.fetch_history()).events):  # noqa: ASYNC110
+                await anyio.sleep(0.1)
+    async with deploy(address, queue, sender(send), **options) as client, Worker(client, task_queue=tools):
+        with anyio.fail_after(60):
+            result = await handle.result()
+    assert [one["outcome"]["output"] for one in result.data["calls"]] == ["sent 1"]
+    assert bodies == [1]
+
+
+_FAILED = "activity_task_failed_event_attributes"
