@@ -6,6 +6,7 @@ agent's; for end events in the reverse order. A hook that raises fails the run.
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from agentloop._common.masking import error_repr
@@ -13,6 +14,21 @@ from agentloop._common.values import Value
 from agentloop.context import RunContext, ToolContext
 from agentloop.outcomes import CallOutcome
 from agentloop.records import RunStatus
+
+logger: logging.Logger = logging.getLogger("agentloop")
+
+
+def _warn_of_unknown(cls: type, base: type) -> None:
+    """Log each `on_…` method of *cls* that *base* doesn't have: nothing would ever call it."""
+    for name in vars(cls):
+        if name.startswith("on_") and not hasattr(base, name):
+            import difflib  # only for this line of the log
+
+            near = difflib.get_close_matches(name, dir(base), n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            logger.warning(
+                "%s.%s isn't a hook of %s and is never called%s", cls.__qualname__, name, base.__name__, hint
+            )
 
 
 class RunOutcome(Value, frozen=True, kw_only=True):
@@ -29,7 +45,14 @@ class RunOutcome(Value, frozen=True, kw_only=True):
 
 
 class RunHooks:
-    """Hooks of a run, called for all of its agents."""
+    """Hooks of a run, called for all of its agents.
+
+    An `on_…` method of a subclass that isn't here is named in the log when the class is made.
+    """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        _warn_of_unknown(cls, RunHooks)
 
     async def on_run_end(self, ctx: RunContext[Any], outcome: RunOutcome) -> None:
         """Called exactly once per run segment (start or resume), also if it failed or was cancelled."""
@@ -57,7 +80,11 @@ class RunHooks:
 
 
 class AgentHooks:
-    """Hooks of one agent."""
+    """Hooks of one agent. An unknown `on_…` method is named in the log, as for `RunHooks`."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        _warn_of_unknown(cls, AgentHooks)
 
     async def on_start(self, ctx: RunContext[Any], agent: Any) -> None:
         """Called when the agent takes over."""

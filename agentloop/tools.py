@@ -203,8 +203,10 @@ class FunctionTool(ReprByFields, Generic[ContextT_contra]):
         validator=optional(FIELDS.needs("a body is needed", is_a(PythonBody, RawBody, AgentCall))),
     )
     strict_mode: bool = attrs.field(default=True, repr=False, validator=_TOOL.flag("a bool is needed"))
-    is_enabled: bool | Callback = attrs.field(default=True, repr=False, validator=_TOOL.flag_or_function())
-    needs_approval: bool | Callback = attrs.field(default=False, repr=False, validator=_TOOL.flag_or_function())
+    is_enabled: bool | Callback = attrs.field(default=True, repr=False, validator=_TOOL.flag_or_function("ctx, agent"))
+    needs_approval: bool | Callback = attrs.field(
+        default=False, repr=False, validator=_TOOL.flag_or_function("ctx, arguments, call_id")
+    )
     tool_input_guardrails: tuple[ToolInputGuardrail, ...] = attrs.field(
         default=(),
         converter=_to_tuple,
@@ -223,10 +225,10 @@ class FunctionTool(ReprByFields, Generic[ContextT_contra]):
         default="error_as_result", repr=False, validator=_TOOL.one_of("error_as_result", "raise_exception")
     )
     timeout_error_function: Callback | None = attrs.field(
-        default=None, repr=False, validator=optional(_TOOL.function())
+        default=None, repr=False, validator=optional(_TOOL.function("ctx, error"))
     )
     failure_error_function: Callback | None = attrs.field(
-        default=default_tool_error_function, repr=False, validator=optional(_TOOL.function())
+        default=default_tool_error_function, repr=False, validator=optional(_TOOL.function("ctx, error"))
     )
     idempotent: bool = attrs.field(default=False, repr=False, validator=_TOOL.flag("a bool is needed"))
     in_doubt: InDoubt = attrs.field(
@@ -261,8 +263,10 @@ class FunctionTool(ReprByFields, Generic[ContextT_contra]):
         validator=_TOOL.each("an argument's name", is_a(str)),
     )
     secret_output: bool = attrs.field(default=False, repr=False, validator=_TOOL.flag("a bool is needed"))
-    cost: Callback | None = attrs.field(default=None, repr=False, validator=optional(_TOOL.function()))
-    custom_data_extractor: Callback | None = attrs.field(default=None, repr=False, validator=optional(_TOOL.function()))
+    cost: Callback | None = attrs.field(default=None, repr=False, validator=optional(_TOOL.function("arguments")))
+    custom_data_extractor: Callback | None = attrs.field(
+        default=None, repr=False, validator=optional(_TOOL.function("ctx, value"))
+    )
 
     def __attrs_post_init__(self) -> None:
         if self.body is None:
@@ -342,15 +346,24 @@ class FunctionTool(ReprByFields, Generic[ContextT_contra]):
             return f"{self.namespace}.{self.name}"
         return f"deferred:{self.name}" if self.defer_loading else self.name
 
+    @property
+    def fn(self) -> Callable[..., Any]:
+        """The Python function of the tool: `tool(refund.fn, name="pay_back")` makes another tool of it.
+
+        Raises:
+            UserTypeError: if the tool was not made from a Python function.
+        """
+        if not isinstance(self.body, PythonBody):
+            raise UserTypeError(f"tool {self.name!r} has no Python function")
+        return self.body.fn
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the decorated function directly, without the engine.
 
         Raises:
             UserTypeError: if the tool was not made from a Python function.
         """
-        if not isinstance(self.body, PythonBody):
-            raise UserTypeError(f"tool {self.name!r} has no Python function to call")
-        return self.body.fn(*args, **kwargs)
+        return self.fn(*args, **kwargs)
 
     async def run_body(
         self, arguments: Mapping[str, Any] | str = "{}", context: object = None, *, call_id: str = "call"

@@ -15,6 +15,7 @@ import attrs
 from attrs import validators as v
 
 from agentloop._common.errors import UserTypeError, UserValueError
+from agentloop._common.naming import takes
 from agentloop._common.values import Value
 
 Validator: TypeAlias = Callable[[Any, "attrs.Attribute[Any]", Any], Any]
@@ -113,6 +114,12 @@ def has(*methods: str) -> Validator:
     return fits(lambda value: all(callable(getattr(value, method, None)) for method in methods))
 
 
+def _is_function_of(taking: str) -> Validator:
+    """Return the validator of a callable that takes the arguments named in *taking*, by position."""
+    count = len(taking.split(","))
+    return fits(lambda value: callable(value) and takes(value, count))
+
+
 @final
 class Fields(Value, frozen=True):
     """Makes validators of fields, whose messages name a field as *place* does."""
@@ -146,13 +153,16 @@ class Fields(Value, frozen=True):
         """Return the validator of True or False."""
         return self.needs(said, is_a(bool))
 
-    def function(self) -> Validator:
-        """Return the validator of a callable."""
+    def function(self, taking: str = "") -> Validator:
+        """Return the validator of a callable; *taking* names the arguments that it must take, "ctx, error"."""
+        if taking:
+            return self.needs(f"a callable of ({taking}) is needed", _is_function_of(taking))
         return self.needs("a callable is needed", v.is_callable())
 
-    def flag_or_function(self) -> Validator:
+    def flag_or_function(self, taking: str = "") -> Validator:
         """Return the validator of what is on or off, or is asked."""
-        return self.needs("a bool or a callable is needed", is_a(bool, Callable))
+        of, is_function = (f" of ({taking})", _is_function_of(taking)) if taking else ("", is_a(Callable))
+        return self.needs(f"a bool or a callable{of} is needed", either(is_a(bool), is_function))
 
     def number(self, said: str = "a number is needed") -> Validator:
         """Return the validator of a number; True and False are none."""

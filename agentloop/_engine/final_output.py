@@ -18,7 +18,7 @@ from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.config import ErrorHandlerData, ErrorHandlerResult
 from agentloop.exceptions import AgentLoopError, MaxTurnsExceeded, ModelBehaviorError, UserTypeError
 from agentloop.items import AssistantMessage, Item, ToolOutput, UserMessage
-from agentloop.records import HistoryReplaced
+from agentloop.records import HandedOff, HistoryReplaced
 from agentloop.tools import ToolResult, ToolsToFinalOutput
 
 WITHHELD = "Output withheld by an output guardrail."
@@ -203,6 +203,9 @@ async def give_up(run: LiveRun, action: GiveUp) -> Any:
     error = action.make_error()
     if isinstance(error, MaxTurnsExceeded):
         run.stopped_by = error
+        if handoffs := [record for record in run.state.records if isinstance(record, HandedOff)]:
+            way = " → ".join([handoffs[-1].source_agent, handoffs[-1].target_agent])
+            error.add_note(f"The agents handed the conversation over {len(handoffs)} times, the last time {way}")
     try:
         return await handle_error(run, error, action.handler)
     finally:

@@ -87,8 +87,8 @@ def settle_given(schema: Any, unknown: set[type]) -> Any:
         return {**schema[_GIVEN], **words}
     if cls is not None:
         raise TypeError(
-            f"write Annotated[{cls.__qualname__}, JsonSchema({{…}})], and give the run a converter that knows the "
-            "type, RunConfig(converter=…)"
+            f"make {cls.__qualname__} a dataclass or an attrs class; or write Annotated[{cls.__qualname__}, "
+            "JsonSchema({…})], and give the run a converter that knows the type, RunConfig(converter=…)"
         )
     return each_child(schema, lambda child: settle_given(child, unknown))
 

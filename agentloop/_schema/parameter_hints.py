@@ -12,6 +12,8 @@ Does not know about JSON schema: `agentloop._schema.function_schema` writes it f
 
 from __future__ import annotations
 
+import copy
+import functools
 import inspect
 import sys
 import types
@@ -22,6 +24,7 @@ from typing import Annotated, Any
 from agentloop._common.values import Value
 
 EMPTY = inspect.Parameter.empty
+_MUTABLE = (list, dict, set, bytearray)
 _UNIONS = (typing.Union, types.UnionType)
 _OPTIONAL: Any = typing.Optional  # a hint made at run time may be no operand of `|`
 
@@ -51,6 +54,9 @@ def read_hints(annotation: Any, default: Any) -> ParameterHints:
         alias = found.validation_alias if isinstance(found.validation_alias, str) else alias
         if default is EMPTY:
             default, make_default = _default_of(found)
+    if isinstance(default, _MUTABLE):
+        # Else what one call appends, the next one would find, in another run too.
+        make_default = functools.partial(copy.deepcopy, default)
     return ParameterHints(
         hint=_nullable(annotation) if default is None else annotation,
         default=default,

@@ -36,6 +36,7 @@ logger: logging.Logger = logging.getLogger("agentloop")
 
 ResultT = TypeVar("ResultT")
 
+_ENDINGS = (".db", ".sqlite", ".sqlite3")
 _SCHEMA = (
     "CREATE TABLE IF NOT EXISTS agentloop_session_items ("
     "id INTEGER PRIMARY KEY AUTOINCREMENT, session_id TEXT NOT NULL, item TEXT NOT NULL)",
@@ -74,6 +75,12 @@ class SQLiteSession:
         except TypeError:
             raise UserTypeError(f"path: a path is needed, not {path!r}") from None
         self.session_id: str = check_id("session_id", session_id)
+        if session_id.endswith(_ENDINGS) and not self._path.endswith(_ENDINGS):
+            logger.warning(
+                "SQLiteSession(%r, %r): the path comes first, and then the id of the session; are they swapped?",
+                self._path,
+                session_id,
+            )
         self._busy_timeout = check_seconds("busy_timeout", busy_timeout, zero=True) or 0.0
         self._in_thread = threading.Lock()
         self._limiter: tuple[Any, anyio.CapacityLimiter] | None = None

@@ -7,7 +7,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from agentloop.testing.scripted import ScriptedModel, call, fail, reason, respond, say, stream_of, wait
+from agentloop.testing.scripted import ScriptedModel, Step, call, fail, reason, respond, say, stream_of, wait
 from agentloop.testing.simulation.normal_form import normal
 
 if TYPE_CHECKING:
@@ -89,6 +89,7 @@ def __dir__() -> list[str]:
 
 __all__ = [
     "ScriptedModel",
+    "Step",
     "call",
     "fail",
     "reason",

@@ -86,6 +86,7 @@ class StreamOf:
 Piece: TypeAlias = Say | CallStep | Respond | Fail | WaitStep | StreamOf | Reasoning
 Response: TypeAlias = Piece | Sequence[Piece]
 Step: TypeAlias = Response | Callable[[ModelRequest], Response]
+"""One turn of a script: what the model answers. Annotate a script that you keep in a variable: `script: list[Step]`."""
 _PIECES = (Say, CallStep, Respond, Fail, WaitStep, StreamOf, Reasoning)
 
 

@@ -136,8 +136,9 @@ def test_without_the_mark_the_tool_is_refused_by_a_sentence_that_names_both_reme
     with pytest.raises(UserTypeError) as caught:
         schema_of(f)
     assert str(caught.value) == (
-        "Tool f: parameter amounts has a type without a JSON form, list[MODULE.Money]: write "
-        "Annotated[Money, JsonSchema({…})], and give the run a converter that knows the type, RunConfig(converter=…)"
+        "Tool f: parameter amounts has a type without a JSON form, list[MODULE.Money]: make "
+        "Money a dataclass or an attrs class; or write Annotated[Money, JsonSchema({…})], "
+        "and give the run a converter that knows the type, RunConfig(converter=…)"
     ).replace("MODULE", Money.__module__)
 
 

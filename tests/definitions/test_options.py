@@ -14,10 +14,13 @@ import pytest
 
 from agentloop import (
     Agent,
+    AgentHooks,
     FunctionTool,
+    MaxTurnsExceeded,
     ModelSettings,
     OutputType,
     RunConfig,
+    RunHooks,
     Runner,
     RunOptions,
     ToolExecution,
@@ -30,6 +33,8 @@ from agentloop._common.misplaced import _USUAL_ELSEWHERE, _WRITTEN_ELSEWHERE, _p
 from agentloop.agents import AgentOptions
 from agentloop.items import to_items
 from agentloop.journal import MemoryJournal
+from agentloop.sessions import SQLiteSession
+from agentloop.testing import FunctionModel, call
 from agentloop.tools import ToolOptions
 
 AGENT: Agent[Any, Any] = Agent("a")
@@ -244,3 +249,100 @@ def test_an_agent_takes_one_type_parameter() -> None:
     """`Agent[Customer](…)` is the usual spelling elsewhere; two are taken as before."""
     assert Agent[int]("a").name == Agent[int, str]("a").name == "a"
     assert typing.get_args(Agent[int]) == (int, Any)
+
+
+# ------------------------------------------------------------------------------------- mistakes that nothing stops
+
+
+def test_a_hook_that_nothing_calls_is_named_when_its_class_is_made(caplog: pytest.LogCaptureFixture) -> None:
+    """With the name that was probably meant; a method without `on_` is nobody's business."""
+
+    class Typo(RunHooks):
+        async def on_tool_strat(self, ctx: Any, agent: Any, tool: Any) -> None: ...
+        async def on_tool_end(self, ctx: Any, agent: Any, tool: Any, outcome: Any) -> None: ...
+        def helper(self) -> None: ...
+
+    class Wrong(AgentHooks):
+        async def on_run_end(self, ctx: Any, outcome: Any) -> None: ...
+
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 2
+    assert said[0].endswith(
+        "Typo.on_tool_strat isn't a hook of RunHooks and is never called; did you mean on_tool_start?"
+    )
+    assert "Wrong.on_run_end isn't a hook of AgentHooks" in said[1]
+
+
+def test_swapped_arguments_of_a_session_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    """In openai-agents the id of the session comes first, so that its file would be called `ada`."""
+    SQLiteSession("ada", "talk.db")
+    SQLiteSession("talk.db", "ada")
+    SQLiteSession("talk.db", "other.db")
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "are they swapped?" in said
+
+
+@pytest.mark.parametrize(
+    ("field", "arguments"),
+    [
+        ("needs_approval", "ctx, arguments, call_id"),
+        ("is_enabled", "ctx, agent"),
+        ("failure_error_function", "ctx, error"),
+        ("timeout_error_function", "ctx, error"),
+        ("cost", "arguments"),
+        ("custom_data_extractor", "ctx, value"),
+    ],
+)
+def test_a_callable_with_other_arguments_is_refused_when_the_tool_is_made(field: str, arguments: str) -> None:
+    """Else it would fail in the middle of a run, with a bare TypeError."""
+    wrong: Any = {field: lambda a, b, c, d, e: True}
+    with pytest.raises(UserTypeError, match=rf"'pay'.*{field}.* of \({arguments}\) is needed"):
+        tool(name="pay", **wrong)(lambda: "x")
+    right: Any = {field: lambda *given: None}
+    tool(name="pay", **right)(lambda: "x")
+
+
+def test_the_function_of_a_tool_makes_another_tool() -> None:
+    """`tool.fn` is typed; a tool without a Python function says so."""
+
+    @tool
+    def pay() -> str:
+        """Pay."""
+        return "paid"
+
+    assert tool(pay.fn, name="refund")() == "paid"
+    with pytest.raises(UserTypeError, match="has no Python function"):
+        Agent("a").as_tool().fn
+
+
+async def test_a_mutable_default_is_anew_for_each_call() -> None:
+    """Python has one for all calls; a run must not find what another one left."""
+
+    @tool
+    async def add(items: list[str] = []) -> list[str]:  # noqa: B006
+        """Add."""
+        items.append("x")
+        return items
+
+    assert [await add.run_body({}) for _ in range(2)] == [["x"], ["x"]]
+
+
+def test_a_class_without_a_json_form_says_to_make_it_a_dataclass() -> None:
+    """That is what a beginner needs; a converter is for types that belong to others."""
+
+    class Plain:
+        def __init__(self, a: int) -> None: ...
+
+    with pytest.raises(UserTypeError, match=r"make .*Plain a dataclass or an attrs class"):
+        Agent("a", output_type=Plain)
+
+
+async def test_agents_that_hand_over_to_each_other_are_named() -> None:
+    """`Max turns (10) exceeded` alone says nothing about the circle."""
+    a: Agent[Any, Any] = Agent("a")
+    b: Agent[Any, Any] = Agent("b", handoffs=[a])
+    a.handoffs = [b]
+    config = RunConfig(model=FunctionModel(lambda request: call(request.handoffs[0].name)))
+    with pytest.raises(MaxTurnsExceeded) as caught:
+        await Runner.run(a, "go", max_turns=4, run_config=config)
+    assert caught.value.__notes__ == ["The agents handed the conversation over 4 times, the last time b → a"]

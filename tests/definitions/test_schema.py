@@ -570,14 +570,16 @@ def test_a_parameter_may_have_a_name_that_a_struct_cannot_have() -> None:
 
 
 def test_a_default_is_passed_as_the_very_object() -> None:
-    """Nothing is copied or converted on the way."""
-    shared: list[int] = [1]
+    """Nothing is converted on the way; only what one call could change for the next is copied."""
+    shared, frozen = [1], Geo(1.0)
 
-    def f(x: list[int] = shared, y: float = 1) -> tuple[list[int], float]:
-        return x, y
+    def f(x: list[int] = shared, y: float = 1, z: Geo = frozen) -> tuple[list[int], float, Geo]:
+        return x, y, z
 
-    x, y = schema_of(f).bind({}).call(f)
-    assert x is shared
+    x, y, z = schema_of(f).bind({}).call(f)
+    assert x == shared
+    assert x is not shared
+    assert z is frozen
     assert isinstance(y, int)
 
 
