@@ -24,6 +24,7 @@ from typing import Any, NoReturn, Protocol
 import anyio.to_thread
 import attrs
 
+from agentloop._common.lock_files import close_lock_file, open_lock_file
 from agentloop._common.private_files import open_private, open_regular
 from agentloop.cli.streams import MAX_LINE, InputLine, Lines
 from agentloop.exceptions import UserError
@@ -95,7 +96,7 @@ class Folder:
         Raises:
             FolderError: if another process has locked it.
         """
-        descriptor = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = open_lock_file(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             try:
                 # Not a file with a process id: the kernel releases this lock also if the process is killed.
@@ -104,7 +105,7 @@ class Folder:
                 self._refuse("another agentloop is at work on it")
             yield
         finally:
-            os.close(descriptor)
+            close_lock_file(descriptor)
 
     def make(self) -> None:
         """Create the folder if it doesn't exist, readable by its owner only, since journals hold private data.

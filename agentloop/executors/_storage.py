@@ -31,6 +31,7 @@ from typing import Literal
 
 import attrs
 
+from agentloop._common.lock_files import close_lock_file, open_lock_file
 from agentloop._common.values import Value
 from agentloop.exceptions import StateError
 
@@ -98,7 +99,7 @@ class SandboxStorage:
         try:
             with _locked(folder, fcntl.LOCK_SH, check) as entries:
                 new.mkdir(0o700)
-                lock = os.open(new / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+                lock = open_lock_file(new / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 for part in (WORK, TEMPORARY):
                     (new / part).mkdir(0o700)
@@ -110,7 +111,7 @@ class SandboxStorage:
                 os.fsync(entries)
         except BaseException:
             if lock is not None:
-                os.close(lock)
+                close_lock_file(lock)
             for left in (new, folder / name):
                 remove_tree(left)
             raise
@@ -127,14 +128,14 @@ class SandboxStorage:
         if _NAME.fullmatch(name) is None:
             raise FileNotFoundError(f"no sandbox has the name {name!r}")
         path = folder / name
-        lock = os.open(path / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        lock = open_lock_file(path / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             (path / WORK).stat()  # it may have been removed since it was opened
             used = os.fstat(lock).st_mtime
             run_id = _read_run_id(path)
         except BaseException:
-            os.close(lock)
+            close_lock_file(lock)
             raise
         return cls(folder, name, run_id, max(time.time() - used, 0.0), lock)
 
@@ -152,7 +153,7 @@ class SandboxStorage:
         """Unlock the storage and keep it. Does nothing the second time."""
         lock, self._lock = self._lock, None
         if lock is not None:
-            os.close(lock)
+            close_lock_file(lock)
 
     def remove(self, check: Callable[[], None] = _do_nothing) -> None:
         """Remove the storage. *check* is called often and raises to stop; `prune` then removes the rest.

@@ -9,6 +9,7 @@ import os
 import sys
 from typing import BinaryIO, Protocol
 
+from agentloop._common.lock_files import close_lock_file, open_lock_file
 from agentloop._common.private_files import open_regular
 
 _CHUNK = 1 << 20
@@ -85,14 +86,14 @@ class FileStorage:
             return b""
 
     def open(self, *, durable: bool) -> None:
-        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
-        descriptor = os.open(self._path, flags, 0o600)  # a journal holds private data
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)
+        descriptor = open_lock_file(self._path, flags, 0o600)  # a journal holds private data
         try:
             _lock(descriptor)
             if durable and os.fstat(descriptor).st_size == 0:
                 _sync_folder(os.path.dirname(self._path) or ".")
         except BaseException:
-            os.close(descriptor)
+            close_lock_file(descriptor)
             raise
         self._descriptor = descriptor
 
@@ -111,7 +112,7 @@ class FileStorage:
     def close(self) -> None:
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
-            os.close(descriptor)
+            close_lock_file(descriptor)
 
     def _require_open(self) -> int:
         if self._descriptor is None:

@@ -474,6 +474,23 @@ def test_the_next_room_is_when_all_rates_have_room() -> None:
     assert admission.next_room(4) == 10
 
 
+def test_a_spent_ticket_that_is_withdrawn_gives_its_kept_token_to_the_next() -> None:
+    """At once: nothing else may ever happen that would make anybody look."""
+    admission = Admission()
+    narrow, wide = Capacity(1), Capacity(1)
+    (holder,) = tickets(admission, (narrow,))
+    assert admission.admit(0) == [holder]
+    (patient,) = tickets(admission, (narrow, wide))
+    for _ in range(PATIENCE):
+        tickets(admission, (wide,))
+        assert len(admission.admit(0)) == 1
+        wide.give()
+    later = tickets(admission, (wide,))
+    assert admission.admit(0) == []  # the last token is kept
+    admission.withdraw([patient])
+    assert admission.admit(0) == later
+
+
 def test_withdrawing_twice_or_after_the_start_changes_nothing() -> None:
     """Only a waiting ticket can be withdrawn."""
     admission = Admission()

@@ -553,6 +553,23 @@ async def test_who_goes_on_elsewhere_takes_the_run_over(path: Path, anyio_backen
         assert await after.read() == A + B + C
 
 
+@pytest.mark.parametrize("others", [1, 2])
+async def test_a_file_in_the_place_of_an_open_journal_is_not_read_as_its_own(
+    path: Path, others: int, anyio_backend: Any
+) -> None:
+    """Also one of as many records, all valid: they aren't what this journal has written."""
+    async with FileJournal(path) as journal:
+        await journal.append([b'{"n":1}'])
+        elsewhere = path.with_name("elsewhere")
+        async with FileJournal(elsewhere) as another:
+            await another.append([b'{"n":2}'] * others)
+        elsewhere.replace(path)
+        with pytest.raises(JournalError, match="it isn't what was written: something else has changed it"):
+            await journal.read()
+        with pytest.raises(JournalError, match="it isn't what was written"):
+            await journal.read()
+
+
 async def test_a_writer_that_reads_what_another_wrote_is_told(path: Path, anyio_backend: Any) -> None:
     """The other writer's batch can't be what this journal continues from."""
     async with SQLiteJournal(path, "run") as before, SQLiteJournal(path, "run") as after:

@@ -43,6 +43,19 @@ def test_a_limit_that_gets_room_right_after_a_look_is_looked_at_again(monkeypatc
     assert pump.next_room() == math.inf
 
 
+def test_another_owner_is_woken_when_the_one_that_slept_for_a_rate_leaves() -> None:
+    """A batch that is over takes its alarm with it: the next owner gets it, whether or not a call ends meanwhile."""
+    owner, first, second = Started(), list[float](), list[float]()
+    pump = Dispatcher(lambda: 0.0)
+    pump.sleepers |= {first.append: None, second.append: None}
+    rate = Rate(1, 5.0)
+    pump.add([Ticket((rate,), owner), Ticket((rate,), owner)])
+    pump.begin([rate])
+    assert (first, second) == ([5.0], [])
+    pump.leave(first.append)
+    assert (first, second) == ([5.0], [5.0])
+
+
 class Call:
     """Owns a ticket; notes its start and, with *brief*, ends inside of it."""
 
