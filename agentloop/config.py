@@ -129,7 +129,8 @@ class RunConfig(ByFields):
         policies: Policies that decide on every call before it may start; the strictest decision holds.
         loop_detection: The number of equal calls with equal results, in a row, after which the model receives a
             warning; the next one ends the run. None = no detection.
-        hold_text_until_guarded: True if text deltas are held back until the input guardrails have settled.
+        hold_text_until_guarded: True if a streamed run shows nothing of the model's answer until the input guardrails
+            have settled: no text, no reasoning, no event of the provider.
         json_limits: Bounds on JSON that a model writes, and whether JSON in strings is read.
         converter: The application's own cattrs converter. Its hooks hold for arguments, outputs, final outputs, inputs
             of handoffs and stored values. Register them before the first run; a type that it alone knows takes its

@@ -24,7 +24,7 @@ from agentloop._common.type_parameters import ContextT, OutputT
 from agentloop._core.agent_graph import AgentGraph
 from agentloop._core.empty_containers import NO_DICT
 from agentloop._core.run_fold import RunFold
-from agentloop._engine.loop import RunSegment, StartingPoint
+from agentloop._engine.loop import KeptConversation, RunSegment, StartingPoint
 from agentloop._engine.run_result import result_of
 from agentloop._engine.run_stream import RunStream
 from agentloop._engine.runtime.backend import Task
@@ -35,7 +35,6 @@ from agentloop._engine.runtime.live_run import (
     RunServicesView,
     RunSettings,
     RunTree,
-    ServerConversation,
     loop_state,
 )
 from agentloop._engine.runtime.log import Log
@@ -325,9 +324,9 @@ def _stream(
         context = context if context is not None else given.context
         items, usual_turns = None, start.fold.max_turns
     else:
-        start = StartingPoint(RunFold(limits=config.json_limits), agent, kept)
+        start = StartingPoint(RunFold(limits=config.json_limits), agent)
         items, usual_turns = to_items(cast("str | Iterable[Item]", given)), DEFAULT_MAX_TURNS
-    if session is not None and start.server is not None:
+    if session is not None and start.fold.kept_by_provider:
         raise UserError(_TWO_HISTORIES)
 
     open_journal: Callable[[LiveRun], Awaitable[None]] | None = None
@@ -339,6 +338,7 @@ def _stream(
         items,
         usual_turns if max_turns is ... else max_turns,
         config.timeout,
+        kept,
         start.changed,
         None if not config.instruments else _trace_opener(config),
         open_journal,
@@ -357,7 +357,7 @@ class _CheckedOptions(NamedTuple):
     journal: Journal | None
     config: RunConfig
     handlers: Mapping[str, ErrorHandler]
-    kept: ServerConversation | None
+    kept: KeptConversation | None
 
 
 _TWO_HISTORIES = "a session and a conversation that the provider keeps can't be used together: choose one"
@@ -385,7 +385,9 @@ def _check_options(agent: object, options: Mapping[str, Any]) -> _CheckedOptions
         raise UserTypeError(f"journal: a Journal is needed, not {journal!r}{_example('FileJournal', journal)}")
     config = _USUAL if options.get("run_config") is None else check_run_config(options["run_config"])
     handlers = NO_DICT if options.get("error_handlers") is None else _check_handlers(options["error_handlers"])
-    kept = None if _OF_SERVER.isdisjoint(options) else _make_server_conversation(options)
+    kept = None if _OF_SERVER.isdisjoint(options) else _read_kept(options)
+    if session is not None and kept is not None:
+        raise UserError(_TWO_HISTORIES)
     return _CheckedOptions(hooks, max_turns, session, journal, config, handlers, kept)
 
 
@@ -436,13 +438,16 @@ def _restore_result(agent: Agent[Any, Any], state: RunState, options: Mapping[st
         UserError: the options are wrong: also those that only an unfinished run needs.
         StateError: *agent*'s graph lacks the agent that gave the final output.
     """
+    from agentloop._engine.resume import check_kept
+
     checked = _check_options(agent, options)
-    started = state.fold.started
-    if checked.session is not None and (checked.kept is not None or (started is not None and started.kept)):
+    if checked.kept is not None:
+        check_kept(state.fold, checked.kept)
+    if checked.session is not None and state.fold.kept_by_provider:
         raise UserError(_TWO_HISTORIES)
     context, config = options.get("context"), checked.config
     graph = AgentGraph(agent)
-    start = StartingPoint(state.fold, graph.get(state.fold.agent), None, graph, (), state)
+    start = StartingPoint(state.fold, graph.get(state.fold.agent), graph, (), state)
     run = _make_run(agent, start, state.context if context is None else context, config, None, {}, None)
     return result_of(run, from_records=True)
 
@@ -450,7 +455,7 @@ def _restore_result(agent: Agent[Any, Any], state: RunState, options: Mapping[st
 _OF_SERVER = frozenset({"conversation_id", "previous_response_id", "auto_previous_response_id"})
 
 
-def _make_server_conversation(options: Mapping[str, Any]) -> ServerConversation | None:
+def _read_kept(options: Mapping[str, Any]) -> KeptConversation | None:
     """Return the conversation that the provider keeps, or None if it keeps none."""
     conversation_id, previous_response_id = options.get("conversation_id"), options.get("previous_response_id")
     auto = options.get("auto_previous_response_id", False)
@@ -463,7 +468,7 @@ def _make_server_conversation(options: Mapping[str, Any]) -> ServerConversation 
         raise UserError(
             "conversation_id and previous_response_id are two ways to go on from the same thing: choose one"
         )
-    return ServerConversation(conversation_id=conversation_id, previous_response_id=previous_response_id)
+    return KeptConversation(conversation_id, previous_response_id)
 
 
 def _check_handlers(handlers: Mapping[str, ErrorHandler]) -> Mapping[str, ErrorHandler]:
@@ -525,7 +530,6 @@ def _make_run(
         hooks=hooks,
         error_handlers=handlers,
         session=_follow_session(session, start.fold) if session is not None else None,
-        server=start.server,
         budget=Budget.for_run(config.limits, start.fold.records, priced=config.is_priced),
         stop_when=_read_condition(config.stop_when) if config.stop_when is not None else None,
     )

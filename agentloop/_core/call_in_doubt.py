@@ -17,7 +17,7 @@ from agentloop._core.plan import Answer, Arguments, AwaitVerdict, Deliver, Dispo
 from agentloop._core.run_fold import RunFold
 from agentloop._core.turn_view import TurnView
 from agentloop._storage.withholding import Withheld
-from agentloop.exceptions import StateError, ToolCallError
+from agentloop.exceptions import ToolCallError
 from agentloop.outcomes import CallOutcome
 from agentloop.records import BodyEnded
 from agentloop.tools import AgentCall, FunctionTool, may_run_again
@@ -27,14 +27,12 @@ def plan_in_doubt(view: TurnView, state: RunFold, rules: PlanRules, call: CallSt
     """Return the disposition of a call that had started when an earlier run segment ended.
 
     Raises:
-        StateError: its nested run would continue under another agent.
         ToolCallError: the call is in doubt and its tool says `in_doubt="raise"`.
     """
     call_id = call.call.call_id
     arguments = rules.read(tool, call.arguments if call.arguments is not None else call.call.arguments, rules.limits)
     nested = state.nested.get(call_id)
     if (nested is not None and nested.started is not None) or isinstance(tool.body, AgentCall):
-        _check_same_agent(call, tool, nested, rules)
         if nested is not None and nested.paused:
             return AwaitVerdict(arguments)
         return Execute(arguments, attempt=call.attempt if call.cut is None else call.attempt + 1, resumed=True)
@@ -65,16 +63,3 @@ def _plan_finished_body(
         return Deliver(arguments, body, attempt)
     text = f"Tool '{tool.name}' finished; its output was not kept."
     return Answer(CallOutcome(status="unknown", output=text, body_finished=True), attempt=attempt)
-
-
-def _check_same_agent(call: CallState, tool: FunctionTool, nested: RunFold | None, rules: PlanRules) -> None:
-    """Raise `StateError` if a nested run would continue under another agent. Nothing of the batch has started yet."""
-    if nested is None or nested.started is None:
-        return
-    began = nested.started.agent
-    found = rules.agent_key(tool.body.agent) if isinstance(tool.body, AgentCall) and rules.agent_key else None
-    if found != began:
-        raise StateError(
-            f"call {call.call.call_id!r} of tool {tool.name!r} has begun a run of agent {began!r}; the "
-            f"tool is now {'one of agent ' + repr(found) if found else 'no agent tool'}"
-        )

@@ -181,7 +181,5 @@ class PlanRules(Value, frozen=True, kw_only=True):
     max_calls: int | None = None
     limits: JsonLimits = msgspec.field(default_factory=JsonLimits)
     disabled: frozenset[str] = frozenset()
-    agent_key: Callable[[Any], str] | None = None
-    """Returns the key of an agent in the run's graph."""
     read: Callable[[FunctionTool, str, JsonLimits], Arguments] = read_arguments
     """Reads a call's arguments. It must be pure, so that a caching function can replace it."""

@@ -42,8 +42,7 @@ def plan_response(view: TurnView, state: RunFold, rules: PlanRules) -> Plan:
         ModelBehaviorError: for a call without an id, an id reused for another call, an unknown tool (by configuration)
             or one that was disabled meanwhile, and for a response from which the run can't continue. No call of the
             batch has been started then.
-        StateError: the tool of a pending call, which the model was shown, is gone; or a nested run can't continue
-            because its tool now runs another agent, or none.
+        StateError: the tool of a pending call, which the model was shown, is gone.
         ToolCallError: a call is in doubt and its tool says `in_doubt="raise"`.
     """
     _check_identities(state)

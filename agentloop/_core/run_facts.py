@@ -6,19 +6,22 @@
 from __future__ import annotations
 
 import hashlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any, Self
 
 from agentloop import records as r
 from agentloop._common.digests import digestible
 from agentloop._common.error_text import shorten, summary_parts, tool_failure
+from agentloop._core.call_identity import arguments_digest
 from agentloop._core.call_state import CallState, is_search, make_interruption
 from agentloop._core.empty_containers import NO_DICT, NO_SET
 from agentloop._core.failure_choice import Rank, class_of_summary, rank_of_summary
 from agentloop._core.usage_meter import UsageMeter
 from agentloop.items import ApprovalRequest, HandoffCall, Item, ToolCall, ToolOutput
 from agentloop.model_events import ModelInfo, ModelResponse
+from agentloop.outcomes import FROM_ABOVE
 from agentloop.settings import JsonLimits
 from agentloop.usage import Usage
 
@@ -90,8 +93,6 @@ class RunFacts:
     """Names of the tools that searches have found in earlier turns, by key of the agent that searched."""
     settled_tools: frozenset[str]
     """Names of the tools with at least one settled call."""
-    repeats: dict[tuple[str, str], tuple[object, int]]
-    """Last output by tool and arguments, and how many times in a row the tool gave it."""
     searches: bool
     """True while the current batch has a settled search for deferred tools."""
     warned_in: int
@@ -126,7 +127,7 @@ class RunFacts:
     sandbox: str | None
     """The name of the run's sandbox, which its provider finds it by; of the outermost run alone."""
     sent: int
-    """Length of the part of `history` that a provider with a server-side conversation already has."""
+    """Length of the part of `history` that a provider which keeps the conversation has acknowledged."""
     started: r.RunStarted | None
     resumed: r.RunResumed | None
     ended: r.RunEnded | None
@@ -137,6 +138,10 @@ class RunFacts:
     _digest: Any
     """The digest of the first `_digested` items of the history, to be updated; None before the first use."""
     _digested: int
+    _repeats: dict[tuple[str, str], tuple[object, int]]
+    """Last output by tool and digest of the arguments, and how many times in a row the tool gave it."""
+    _counted: int
+    """The last turn whose calls are in `_repeats`."""
 
     __slots__ = tuple(__annotations__)
 
@@ -146,11 +151,11 @@ class RunFacts:
         self.records, self.history, self.new_items, self.responses = [], [], [], []
         self.calls, self.meter = {}, UsageMeter()
         self.nested = self._found = self.sticky = self.handoffs = self.cancel_requests = NO_DICT
-        self.found_tools = self.repeats = self.receipts = NO_DICT
+        self.found_tools = self._repeats = self.receipts = NO_DICT
         self.tool_users = self.settled_tools = self.input_guards_passed = NO_SET
         self.input = self.unchecked_input = self.shown_tools = self.input_guards_due = ()
         self.batch = self.handoffs_due = self.guardrails = self.failures = self.just_released = ()
-        self.turn = self.kept_length = self.released = self.turn_began = self.sent = self._digested = 0
+        self.turn = self.kept_length = self.released = self.turn_began = self.sent = self._digested = self._counted = 0
         self.only_repeats = self.invalid_outputs = self.pauses = self.warned_in = 0
         self.holds_secrets = self.secret_input = self.gaps = self.searches = self.turn_has_effects = False
         self.batch_open = self.turn_open = self.input_accepted = self.input_added_later = False
@@ -167,6 +172,20 @@ class RunFacts:
     def last_response_id(self) -> str | None:
         """The provider's id of the last response."""
         return self.responses[-1].response_id if self.responses else None
+
+    @property
+    def kept_by_provider(self) -> bool:
+        """True if the provider keeps the conversation, so that only new items are sent."""
+        return self.started is not None and self.started.kept
+
+    @property
+    def continued_response_id(self) -> str | None:
+        """The id of the response from which the next request continues a kept conversation without an id of its own."""
+        started = self.started
+        if started is None or not started.kept or started.conversation_id is not None:
+            return None
+        known = (response.response_id for response in reversed(self.responses) if response.response_id is not None)
+        return next(known, started.previous_response_id)
 
     def due_calls(self) -> list[CallState]:
         """Return the calls of the current batch that have no outcome yet, in model order."""
@@ -283,6 +302,26 @@ class RunFacts:
         self._digested = len(self.history)
         text: str = self._digest.hexdigest()
         return text[:32]
+
+    def count_repeats(self) -> list[tuple[str, int, int]]:
+        """Return, for each different call of the current turn, which is over: its tool, how many times in a row it gave
+        the same output for equal arguments, and how many of these calls are of this turn.
+
+        Arguments are equal as JSON. Each call is counted once, and only if this is asked for: a run that doesn't look
+        for loops reads no arguments again.
+        """
+        here: Counter[tuple[str, str]] = Counter()
+        new = list(takewhile(lambda call: call.turn > self._counted, reversed(self.calls.values())))
+        self._counted, self._repeats = self.turn, self._repeats or {}
+        for call in reversed(new):
+            outcome = call.outcome
+            if outcome is None or outcome.cancelled_by in FROM_ABOVE:
+                continue
+            key = (call.tool or call.call.name, arguments_digest(call.call.arguments, self.limits))
+            last, count = self._repeats.get(key, (None, 0))
+            self._repeats[key] = (outcome.output, count + 1 if last == outcome.output else 1)
+            here[key] += call.turn == self.turn
+        return [(key[0], self._repeats[key][1], count) for key, count in here.items() if count]
 
     def forget_digest(self, keep: int) -> None:
         """Note that of the history only the first *keep* items are as they were."""

@@ -11,8 +11,8 @@ attribute. Those are of two kinds:
 * *Contents*, which copy what records said: `run_id`, `agent`, `turn`, `input`, `history`, `new_items`, `responses`,
   `response`, `calls`, `batch`, `guardrails`, `tripped`, `failures`, `meter`, `saved`, `started`, `resumed`, `ended`.
 * *Indices*, which a scan of `records` would find too: `nested`, `released_late`, `released`, `sticky`,
-  `cancel_requests`, `handoffs`, `receipts`, `settled_tools`, `repeats`, `tool_users`, `found_tools`, `searches`,
-  `input_guards_passed`, `turn_began`, the caches `_found` and `_digest`. They exist because a scan in each turn would
+  `cancel_requests`, `handoffs`, `receipts`, `settled_tools`, `tool_users`, `found_tools`, `searches`,
+  `input_guards_passed`, `turn_began`, the caches `_found`, `_digest` and `_repeats`. They exist because a scan in each turn would
   make the cost of a run quadratic; applying a record costs the same at the thousandth turn as at the first.
 
 States of a turn, each left by the record named: the model is due (`turn_open`; `ModelResponded`, unless the provider
@@ -59,7 +59,6 @@ MAX_PAUSES = 10
 this is work of more than a hundred steps in one turn; a provider that pauses again after it makes no progress.
 """
 _CALLS = (ToolCall, HandoffCall)
-_NEVER: tuple[object, int] = (None, 0)
 
 
 def _add_name(names: frozenset[str], name: str) -> frozenset[str]:
@@ -159,7 +158,8 @@ def _model_responded(fold: RunFacts, record: r.ModelResponded) -> None:
         _check_progress(fold, response.items, kept)
     fold.history.extend(kept)
     fold.new_items.extend(kept)
-    fold.sent = len(fold.history)
+    if response.response_id is not None or (fold.started is not None and fold.started.conversation_id is not None):
+        fold.sent = len(fold.history)  # else nothing names what the provider has: it is sent again
 
 
 def _check_pause(fold: RunFacts) -> None:
@@ -322,12 +322,6 @@ def _call_settled(fold: RunFacts, record: r.CallSettled) -> None:
         fold.receipts.setdefault(record.receipt, record.call_id)  # one stored as a digest can't be an answer
     if made.name not in fold.settled_tools and made.kind != "approval":
         fold.settled_tools = _add_name(fold.settled_tools, made.name)
-    if not cut:  # else the call is due again if the run is resumed, so this output is no repeat
-        key = (tool, made.arguments)
-        last, count = fold.repeats.get(key, _NEVER)
-        if fold.repeats is NO_DICT:
-            fold.repeats = {}
-        fold.repeats[key] = (output, count + 1 if last == output else 1)
     _release(fold)
 
 

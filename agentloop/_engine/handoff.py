@@ -80,7 +80,7 @@ async def _choose_shown(run: LiveRun, handoff: Handoff, handed: HandedOff) -> tu
     """Return the items to show to the target, with the reason: a filter's choice or a nested history; None for all."""
     answers = handoff_outputs(handed)
     chosen = handoff.input_filter if handoff.input_filter is not None else run.settings.config.handoff_input_filter
-    if chosen is not None and run.settings.server is not None:
+    if chosen is not None and run.state.kept_by_provider:
         raise UserError(f"handoff {handoff.name!r}: the provider keeps the conversation, so no filter can change it")
     if chosen is not None:
         data = _make_input_data(run, answers)
@@ -97,7 +97,7 @@ async def _choose_shown(run: LiveRun, handoff: Handoff, handed: HandedOff) -> tu
         nest = run.settings.config.nest_handoff_history
     if nest is False:
         return None
-    if run.settings.server is not None:
+    if run.state.kept_by_provider:
         text = "the provider keeps the conversation: nest_handoff_history has no effect"
         run.tree.warn_once("nest_handoff_history", text)
         return None

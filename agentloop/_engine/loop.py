@@ -80,7 +80,6 @@ from agentloop.spans import RunOpening, Trace
 if TYPE_CHECKING:
     from agentloop._core.agent_graph import AgentGraph
     from agentloop._core.run_fold import RunFold
-    from agentloop._engine.runtime.live_run import ServerConversation
     from agentloop.agents import Agent
     from agentloop.context import SandboxProvider
     from agentloop.state import RunState
@@ -149,6 +148,8 @@ async def _act(run: LiveRun, action: Transfer | Prepare | Pause | CheckOutput | 
         case Pause():
             return FinishedRun("interrupted")
         case GiveUp():
+            if action.handler == "max_turns" and (ended := await _check_turn_end(run)) is not None:
+                return ended
             return FinishedRun("completed", await give_up(run, action))
         case Finish(end):
             return FinishedRun(end.status, end.final_output)
@@ -250,7 +251,7 @@ async def _continue_turn(run: LiveRun, view: TurnView) -> TurnView:
 
 
 class StartingPoint(msgspec.Struct, eq=False, frozen=True):
-    """The log so far, the agent at work, and the conversation that a provider keeps.
+    """The log so far, and the agent at work.
 
     Made once per run segment. `changed` describes the differences of the agents from those the run began with, unless
     the log has them already.
@@ -258,10 +259,19 @@ class StartingPoint(msgspec.Struct, eq=False, frozen=True):
 
     fold: RunFold
     agent: Agent[Any, Any]
-    server: ServerConversation | None = None
     graph: AgentGraph | None = None
     changed: tuple[str, ...] = ()
     state: RunState | None = None
+
+
+class KeptConversation(Value, frozen=True):
+    """The conversation that the provider keeps, as the application named it: by its id, or by a response of it.
+
+    With neither, it begins at the run's first response. `RunStarted` has it from then on.
+    """
+
+    conversation_id: str | None = None
+    previous_response_id: str | None = None
 
 
 class RunSegment(Value, frozen=True):
@@ -272,6 +282,8 @@ class RunSegment(Value, frozen=True):
     max_turns: int | None
     timeout: float | None = None
     """In seconds, for this segment."""
+    kept: KeptConversation | None = None
+    """The conversation that a new run continues, if the provider keeps it."""
     graph_changes: tuple[str, ...] = ()
     """The differences of the agents from those the run began with, as texts, where the log doesn't have them yet."""
     open_trace: Callable[[LiveRun], Awaitable[Trace]] | None = None
@@ -350,16 +362,16 @@ async def _enter(run: LiveRun, segment: RunSegment) -> None:
     if segment.given is None:
         await _resume(run, segment, trace)
     else:
-        await _begin(run, segment.given, segment.max_turns, trace)
+        await _begin(run, segment, segment.given, trace)
 
 
-async def _begin(run: LiveRun, given: tuple[Item, ...], max_turns: int | None, trace: Trace | None) -> None:
+async def _begin(run: LiveRun, segment: RunSegment, given: tuple[Item, ...], trace: Trace | None) -> None:
     """Append `RunStarted`, with the session's items loaded, and call the start hooks of the first agent."""
     if not run.context.run_id:
         effects = run.tree.effects
         run.context.run_id = new_id() if type(effects) is LiveEffects else await effects.perform(NewId())
     run.agent_key = run.tree.graph.key(run.agent)  # here, so that an agent with wrong parts fails the run
-    server = run.settings.server
+    kept = segment.kept
     traceparent = None if trace is None else _open_segment(run, trace)
     started = RunStarted(
         run.state.path,
@@ -368,13 +380,13 @@ async def _begin(run: LiveRun, given: tuple[Item, ...], max_turns: int | None, t
         run.context.run_id,
         run.agent_key,
         given,
-        max_turns,
+        segment.max_turns,
         workflow=trace.workflow_name if trace is not None else None,
         trace_id=trace.trace_id if trace is not None else None,
         traceparent=traceparent,
-        conversation_id=server.conversation_id if server is not None else None,
-        previous_response_id=server.previous_response_id if server is not None else None,
-        kept=server is not None,
+        conversation_id=kept.conversation_id if kept is not None else None,
+        previous_response_id=kept.previous_response_id if kept is not None else None,
+        kept=kept is not None,
     )
     try:
         if run.settings.session is not None:

@@ -82,10 +82,6 @@ async def call_model(run: LiveRun, view: TurnView, *, checked: bool = False) -> 
     cost = None if run.settings.budget is None else _charge(run, run.settings.budget, view, response)
     path, turn, at = run.state.path, run.state.turn, run.tree.log.wall()
     run.tree.log.append(ModelResponded(path, turn, at, response, cost=cost, first_delta_at=first_delta_at))
-    if run.settings.server is not None:
-        run.settings.server.sent = len(run.state.history)
-        if run.settings.server.conversation_id is None:
-            run.settings.server.previous_response_id = response.response_id
     if run.state.conflict is not None:
         return  # the response contradicts an earlier one: planning refuses it, so hooks do not get it as an answer
     for hooks in (run.agent.hooks, run.settings.hooks):
@@ -222,12 +218,13 @@ def _find_priced_name(model: Model, response: ModelResponse) -> str:
 
 def _make_request(run: LiveRun, view: TurnView) -> ModelRequest:
     """Return the turn's request; where the provider keeps the conversation, only items not sent yet are in it."""
-    server = run.settings.server
+    state, started = run.state, run.state.started
+    kept = started is not None and started.kept
     return ModelRequest(
         system=view.system,
-        items=view.input if server is None else view.input[server.sent :],
-        previous_response_id=server.previous_response_id if server is not None else None,
-        conversation_id=server.conversation_id if server is not None else None,
+        items=view.input[state.sent :] if kept else view.input,
+        previous_response_id=state.continued_response_id if kept else None,
+        conversation_id=started.conversation_id if started is not None else None,
         instructions=view.instructions,
         tools=view.offered or view.tools,
         handoffs=view.handoffs,
@@ -236,9 +233,9 @@ def _make_request(run: LiveRun, view: TurnView) -> ModelRequest:
         output_schema=view.output.schema if view.output is not None else None,
         settings=view.settings,
         tool_choice=view.settings.tool_choice,
-        turn=run.state.turn,
-        path=run.state.path,
-        call_ids=run.state.calls.keys() | run.state.handoffs.keys() if run.state.handoffs else run.state.calls.keys(),
+        turn=state.turn,
+        path=state.path,
+        call_ids=state.calls.keys() | state.handoffs.keys() if state.handoffs else state.calls.keys(),
     )
 
 
@@ -351,7 +348,7 @@ async def _read_response(run: LiveRun, view: TurnView, request: ModelRequest, at
             if audience and not attempt.streamed:
                 attempt.streamed = not isinstance(event, _SHOWS_NOTHING)
             # Most events need no wait, and there are many: a coroutine for each would cost more than this loop.
-            if held is not None and isinstance(event, m.TextDelta) and not held.is_set():
+            if held is not None and not isinstance(event, m.ResponseStarted) and not held.is_set():
                 await _wait_untimed(attempt, held.wait)
             for buffer in audience:
                 buffer.signal(event, path, turn)

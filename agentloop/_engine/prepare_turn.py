@@ -78,7 +78,7 @@ async def prepare_turn(run: LiveRun, *, answered: bool = False) -> TurnView:
         given = await _call_instructions(run, given)
     several = given is not None and not isinstance(given, str)
     model = model or _find_open_model(run) or await _open_model(run)
-    if (run.settings.server is not None or common.hosted or prompt is not None) and not answered:
+    if (run.state.kept_by_provider or common.hosted or prompt is not None) and not answered:
         _check_features(run, model, common.hosted, prompt)
     history = run.state.history
     return TurnView(
@@ -427,7 +427,7 @@ def _check_features(run: LiveRun, model: Model, hosted: Sequence[HostedTool], pr
         UserError: it hasn't; a model that leaves that part out of the request would answer to something else.
     """
     needs: dict[ModelFeature, str] = {}
-    if run.settings.server is not None:
+    if run.state.kept_by_provider:
         needs["conversations"] = "conversations that the provider keeps (conversation_id, previous_response_id)"
     if hosted:
         needs["hosted_tools"] = f"hosted tools ({', '.join(sorted({tool.kind for tool in hosted}))})"

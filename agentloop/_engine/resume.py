@@ -14,30 +14,35 @@ from agentloop._core.agent_graph import AgentGraph
 from agentloop._core.call_identity import find_called_tool
 from agentloop._core.planner import check_shown
 from agentloop._core.run_fold import RunFold
-from agentloop._engine.loop import StartingPoint
-from agentloop._engine.runtime.live_run import ServerConversation
+from agentloop._engine.loop import KeptConversation, StartingPoint
 from agentloop.agents import Agent
-from agentloop.exceptions import StateError
+from agentloop.exceptions import StateError, UserError
 from agentloop.handoffs import target_of
+from agentloop.items import ToolCall
 from agentloop.records import GraphChanged, Record, TurnStarted
 from agentloop.state import RunState, check_goes_on, check_graph
+from agentloop.tools import AgentCall, FunctionTool
 
 logger = logging.getLogger("agentloop")
 
 
 def resume_from(
-    state: RunState, root: Agent[Any, Any], kept: ServerConversation | None, *, sourced: bool = False
+    state: RunState, root: Agent[Any, Any], kept: KeptConversation | None, *, sourced: bool = False
 ) -> StartingPoint:
-    """Return the starting point of a run segment on *state*, which is not changed.
+    """Return the starting point of a run segment on *state*, which is not changed. *kept*: as the options name it.
 
     With *sourced*, or where an agent has sources of tools, a missing tool may come from a source: planning finds out.
 
     Raises:
-        StateError: the run is over, or *root*'s graph lacks an agent, or has another tool, that pending work needs.
+        UserError: *kept* is another conversation than the log's.
+        StateError: the run is over, or *root*'s graph lacks an agent, or has another agent or tool, that pending work
+            needs, at any depth.
     """
     graph = AgentGraph(root)
     fold = state.folded(state.fold.limits)
     check_goes_on(fold)
+    if kept is not None:
+        check_kept(fold, kept)
     agent = graph.get(fold.agent)
     for pending in _walk_pending(fold):
         _check_pending(pending, graph, fold.records, sourced=sourced)
@@ -47,7 +52,7 @@ def resume_from(
         changed = ()
     if changed:
         logger.warning("the run goes on with other agents than it began with: %s", "; ".join(changed))
-    return StartingPoint(fold, agent, kept or _restore_conversation(fold), graph, changed, state)
+    return StartingPoint(fold, agent, graph, changed, state)
 
 
 def _walk_pending(fold: RunFold) -> Iterator[RunFold]:
@@ -63,14 +68,18 @@ def _check_pending(fold: RunFold, graph: AgentGraph, records: Sequence[Record], 
     """Check that the run's agent has the tools and handoffs that its pending calls need. *records* are the whole log's.
 
     Raises:
-        StateError: the agent is missing, or lacks one that the model was shown; names it.
+        StateError: the agent is missing, or lacks one that the model was shown, or has another agent in the place of
+            one whose nested run has begun; names it.
     """
     agent = graph.get(fold.agent)
-    if fold.batch_open and not (sourced or agent.toolsets):
-        tools = {tool.lookup_key: tool for tool in agent.functions}
-        for state in fold.due_calls():
-            if find_called_tool(tools, state.call) is None:
-                check_shown(fold, state.call)
+    tools = {tool.lookup_key: tool for tool in agent.functions}
+    for state in fold.due_calls() if fold.batch_open else ():
+        tool = find_called_tool(tools, state.call)
+        nested = fold.nested.get(state.call.call_id)
+        if nested is not None and nested.started is not None:
+            _check_same_agent(state.call, tool, nested.started.agent, graph)
+        elif tool is None and not (sourced or agent.toolsets):
+            check_shown(fold, state.call)
     known = {target_of(entry).name for entry in agent.handoffs}
     for call in fold.handoffs_due:
         if call.name not in known and call.name in _find_shown_handoffs(fold, records):
@@ -80,14 +89,51 @@ def _check_pending(fold: RunFold, graph: AgentGraph, records: Sequence[Record], 
             )
 
 
+def _check_same_agent(call: ToolCall, tool: FunctionTool | None, began: str, graph: AgentGraph) -> None:
+    """Check that the run nested in *call*, which the agent of key *began* began, would go on under that agent.
+
+    Here, for the whole tree: raised where a nested run plans its own calls, the error would become an output for the
+    model of the run around it, whose other calls may have run already.
+
+    Raises:
+        StateError: it wouldn't.
+    """
+    found = tool.body.agent if tool is not None and isinstance(tool.body, AgentCall) else None
+    if found is None or graph.find(began) is not found:
+        now = "no agent tool" if found is None else f"one of agent {graph.key(found)!r}"
+        raise StateError(
+            f"call {call.call_id!r} of tool {call.name!r} has begun a run of agent {began!r}; the tool is now {now}"
+        )
+
+
 def _find_shown_handoffs(fold: RunFold, records: Sequence[Record]) -> tuple[str, ...]:
     turns = (record for record in reversed(records) if isinstance(record, TurnStarted))
     return next((record.handoffs for record in turns if record.path == fold.path), ())
 
 
-def _restore_conversation(fold: RunFold) -> ServerConversation | None:
+def check_kept(fold: RunFold, kept: KeptConversation) -> None:
+    """Check that *kept*, given for a run that has begun, is the conversation that its log says.
+
+    The log also says what the provider has acknowledged there, and this holds: nothing of it is sent again.
+
+    Raises:
+        UserError: it is another one. Nobody knows what of the run another conversation has.
+    """
     started = fold.started
-    if started is None or not started.kept:
-        return None
-    previous = None if started.conversation_id is not None else fold.last_response_id or started.previous_response_id
-    return ServerConversation(conversation_id=started.conversation_id, previous_response_id=previous, sent=fold.sent)
+    assert started is not None  # `check_goes_on`, or the run has completed
+    known = (None, started.previous_response_id, fold.continued_response_id)
+    if started.kept and kept.conversation_id == started.conversation_id and kept.previous_response_id in known:
+        return
+    begun = KeptConversation(started.conversation_id, fold.continued_response_id) if started.kept else None
+    raise UserError(
+        f"run {fold.run_id} continues {_describe(begun)}, and the options continue {_describe(kept)}: leave out "
+        "conversation_id, previous_response_id and auto_previous_response_id, or give those of the run's first call"
+    )
+
+
+def _describe(kept: KeptConversation | None) -> str:
+    if kept is None:
+        return "no conversation that the provider keeps"
+    if kept.conversation_id is not None:
+        return f"conversation {kept.conversation_id!r}"
+    return "each response in turn" if kept.previous_response_id is None else f"response {kept.previous_response_id!r}"

@@ -320,7 +320,7 @@ class RunBatch(Generic[ResultT]):
             # Also where inputs come without a wait: those that were started have to begin.
             await anyio.lowlevel.checkpoint()
             given = await _read_next(iterator)
-            if given is _END:
+            if given is _END or self._failures:
                 return
             group.start_soon(self._run_one, self.started, given, name=f"agentloop run {self.started} of a batch")
             self.started += 1
@@ -328,19 +328,29 @@ class RunBatch(Generic[ResultT]):
     @uninterrupted
     async def _run_one(self, index: int, given: Any) -> None:
         ended = await capture(lambda: self._work(index, given))
-        if self._free is not None:
-            self._free.release()
         error = _error_of(ended)
         self.finished += 1
         self.failed += error is not None
         if error is not None and (self._fail_fast or not isinstance(error, Exception)):
-            self._failures.append(Failure(index=index, error=error, phase="body"))
-            assert self._runs is not None
-            self._runs.cancel()
+            await self._end_by(Failure(index=index, error=error, phase="body"))
             return
         assert error is None or isinstance(error, Exception)
+        if self._free is not None:
+            self._free.release()
         self._finished[index] = BatchedRun(index, given, ended.value, error)
         self._changed.set()
+
+    async def _end_by(self, failure: Failure) -> None:
+        """Note *failure*; cancel all runs one scheduler pass later, so that every run that fails in this one is known.
+
+        Its permit isn't given back: no other run starts in between.
+        """
+        self._failures.append(failure)
+        assert self._runs is not None
+        try:
+            await anyio.lowlevel.cancel_shielded_checkpoint()
+        finally:
+            self._runs.cancel()
 
     def _fail(self, error: BaseException | None) -> None:
         self._error = self._error or error

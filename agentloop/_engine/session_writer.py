@@ -16,6 +16,7 @@ from agentloop._core.history import valid_history
 from agentloop._engine.runtime.callbacks import call_user
 from agentloop._engine.runtime.live_run import LiveRun, seconds_to_deadline
 from agentloop._engine.runtime.session_progress import SessionProgress
+from agentloop._storage.item_codec import item_to_hidden_json
 from agentloop.exceptions import UserTypeError
 from agentloop.items import HandoffCall, HandoffOutput, Item, ToolCall, ToolOutput, to_items
 from agentloop.records import SessionSaved
@@ -174,4 +175,6 @@ def _select_own(shown: tuple[Item, ...], history: tuple[Item, ...], given: tuple
 
 
 def _digest_item(item: Item) -> bytes:
-    return digestible([type(item).__name__, item])  # not the repr, in which all secrets look alike
+    # Not of the repr, in which all secrets look alike. The log of a resumed run may have only digests of them.
+    form = item_to_hidden_json(item) if getattr(item, "secret", False) else item
+    return digestible([type(item).__name__, form])

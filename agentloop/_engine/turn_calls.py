@@ -41,7 +41,6 @@ async def plan_turn(run: LiveRun, view: TurnView) -> Plan:
     """
     config = run.settings.config
     rules = PlanRules(
-        agent_key=run.tree.graph.key,
         not_found=config.tool_not_found_behavior,
         max_calls=config.tool_execution.max_calls_per_turn,
         limits=config.json_limits,

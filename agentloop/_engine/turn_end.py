@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from functools import partial
 
 from agentloop._engine.runtime.callbacks import call_user
@@ -52,13 +51,11 @@ def check_loop(run: LiveRun, limit: int) -> None:
         ToolLoopDetected: naming the call.
     """
     state = run.state
-    again = Counter((call.tool or call.call.name, call.call.arguments) for call in state.batch)
-    for key, here in again.items():
-        _, count = state.repeats.get(key, (None, 0))
+    for tool, count, here in state.count_repeats():
         if count < limit:
             continue
         if count - here >= limit:
-            raise ToolLoopDetected(f"The model has called tool {key[0]} {count} times with equal arguments and results")
-        text = f"Tool {key[0]} has given the same result {count} times for the same arguments. Do something else."
+            raise ToolLoopDetected(f"The model has called tool {tool} {count} times with equal arguments and results")
+        text = f"Tool {tool} has given the same result {count} times for the same arguments. Do something else."
         warning = HistoryReplaced(*run.here(), "loop_warning", len(state.history), (SystemMessage(text),), added=True)
         run.tree.log.append(warning)

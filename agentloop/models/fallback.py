@@ -172,32 +172,54 @@ class FallbackModel(Model):
 
     async def _find_answer(self, stack: AsyncExitStack, request: ModelRequest) -> _MemberAnswer:
         """Return the answer of the first member that shows output. *stack* closes it."""
-        admitted = [member for member in self._members if member.breaker.admits()] or self._members
         told: list[dict[str, Any]] = []
         errors: list[Exception] = []
         for member in self._members:
-            if member not in admitted:
+            # Asked here and not before the loop: other requests change breakers while an earlier member is asked.
+            if not member.breaker.admits():
                 told.append({"model": member.name, "skipped": True})
-                continue
-            async with AsyncExitStack() as attempt:
-                attempt.callback(member.breaker.begin())
-                try:
-                    answer = await self._begin_answer(attempt, member, request)
-                except Exception as error:
-                    if not self._fall_back_on(error):
-                        _tell_earlier(error, errors)
-                        raise
-                    member.breaker.note_failure(error)
-                    errors.append(error)
-                    told.append({"model": member.name, "error": f"{type(error).__name__}: {error}"})
-                    logger.warning("model %s failed before its first output: %s", member.name, error_summary(error))
-                    continue
-                answer.told = told
-                await stack.enter_async_context(attempt.pop_all())
+            elif (answer := await self._ask(stack, member, request, told, errors)) is not None:
                 return answer
+        if not errors:  # no member may be asked
+            told.clear()
+            for member in self._members:
+                if (answer := await self._ask(stack, member, request, told, errors)) is not None:
+                    return answer
         last = errors.pop()
         _tell_earlier(last, errors)
         raise last
+
+    async def _ask(
+        self,
+        stack: AsyncExitStack,
+        member: _FallbackMember,
+        request: ModelRequest,
+        told: list[dict[str, Any]],
+        errors: list[Exception],
+    ) -> _MemberAnswer | None:
+        """Return the answer of *member*, which *stack* closes; None if it fails before its first output.
+
+        Its failure is added to *told* and *errors*.
+
+        Raises:
+            Exception: an error that no other member would do better with.
+        """
+        async with AsyncExitStack() as attempt:
+            attempt.callback(member.breaker.begin())
+            try:
+                answer = await self._begin_answer(attempt, member, request)
+            except Exception as error:
+                if not self._fall_back_on(error):
+                    _tell_earlier(error, errors)
+                    raise
+                member.breaker.note_failure(error)
+                errors.append(error)
+                told.append({"model": member.name, "error": f"{type(error).__name__}: {error}"})
+                logger.warning("model %s failed before its first output: %s", member.name, error_summary(error))
+                return None
+            answer.told = told
+            await stack.enter_async_context(attempt.pop_all())
+            return answer
 
     async def _begin_answer(
         self, attempt: AsyncExitStack, member: _FallbackMember, request: ModelRequest
@@ -241,8 +263,9 @@ class _Breaker:
     """Failures since the last answer."""
     open_until: float = 0.0
     """On the clock; the breaker is open before, and half-open from then on until a request succeeds."""
-    trying: bool = False
-    """True while a request tries a half-open member."""
+    trials: int = 0
+    """Number of requests that are asking the member while it isn't closed: more than one only where no member may be
+    asked."""
 
     @property
     def state(self) -> Literal["closed", "open", "half-open"]:
@@ -253,17 +276,17 @@ class _Breaker:
     def admits(self) -> bool:
         """Tell whether the member may be asked now."""
         state = self.state
-        return state == "closed" or (state == "half-open" and not self.trying)
+        return state == "closed" or (state == "half-open" and not self.trials)
 
     def begin(self) -> Callable[[], None]:
         """Note that the member is asked. Return the function that notes the end of that."""
         if self.state == "closed":
             return _do_nothing
-        self.trying = True
+        self.trials += 1
         return self._end_trial
 
     def _end_trial(self) -> None:
-        self.trying = False
+        self.trials -= 1
 
     def note_success(self) -> None:
         self.failures, self.open_until = 0, 0.0

@@ -152,12 +152,21 @@ def test_only_the_first_success_is_a_receipt() -> None:
 
 
 def test_repeats_count_equal_outcomes_in_a_row() -> None:
-    """Calls of one tool with equal arguments count together; another output starts the count anew."""
-    writer = Writer().begin().turn(*(called(one) for one in "abc"))
-    writer.settle("a", "x").settle("b", "x")
-    assert writer.state.repeats == {("f", "{}"): ("x", 2)}
-    writer.settle("c", "y")
-    assert writer.state.repeats == {("f", "{}"): ("y", 1)}
+    """Calls of one tool with equal arguments count together, in model order; another output starts the count anew."""
+    writer = Writer().begin().turn(called("a"), called("b"), called("c", "f", " {}"))
+    writer.settle("c", "x").settle("b", "x").settle("a", "y").accept()
+    assert writer.state.count_repeats() == [("f", 2, 3)]
+    assert writer.state.count_repeats() == []  # each turn is counted once
+    writer.turn(called("d"), called("e", "f", '{"n": 1}')).settle("d", "x").settle("e", "x").accept()
+    assert writer.state.count_repeats() == [("f", 3, 1), ("f", 1, 1)]
+
+
+def test_repeats_of_turns_that_nobody_asked_about_are_counted_later() -> None:
+    """So a resumed run counts what its earlier segments did; only the calls of the last turn are reported."""
+    other = called("b", "f", '{"n": 1}')
+    writer = Writer().begin().turn(called("a"), other).settle("a", "x").settle("b", "x").accept()
+    writer.turn(called("c")).settle("c", "x").accept()
+    assert writer.state.count_repeats() == [("f", 2, 1)]
 
 
 def test_a_batch_of_nothing_makes_nobody_a_user_of_tools() -> None:

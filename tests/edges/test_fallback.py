@@ -7,6 +7,7 @@ from typing import Any
 
 import anyio
 import pytest
+from kit.ending import Rendezvous
 
 from agentloop import Agent, RunConfig, Runner, UsageLimits
 from agentloop.abc import Model
@@ -271,6 +272,59 @@ async def test_one_request_at_a_time_tries_a_half_open_member() -> None:
         assert (await done(model)).model == "second"
         tasks.cancel_scope.cancel()
     assert (await done(model)).model == "first"
+
+
+async def test_one_of_many_requests_that_come_by_an_earlier_member_tries_a_half_open_one() -> None:
+    """All of them have seen it half-open before they asked the earlier member: each member is asked in its turn."""
+    clock, meeting = Clock(), Rendezvous(4)
+
+    class Meeting(Named):
+        @asynccontextmanager
+        async def stream(self, request: ModelRequest) -> AsyncIterator[AsyncIterator[ModelEvent]]:
+            if clock.now > 1_030:
+                await meeting.wait()
+            async with super().stream(request) as events:
+                yield events
+
+    first, second, third = (
+        Meeting("first", DOWN, answer("A"), DOWN),
+        Named("second", DOWN, None),
+        Named("c", answer("C")),
+    )
+    model = FallbackModel([first, second, third], failures=1, clock=clock, first_output_timeout=None)
+    assert (await done(model)).model == "c"
+    clock.now += 30
+    assert (await done(model)).model == "first"
+    assert model.breakers == ("closed", "half-open", "closed")
+    clock.now += 30
+    async with anyio.create_task_group() as tasks:
+        for _ in range(4):
+            tasks.start_soon(ask, model)
+        while second.asked + third.asked < 6:
+            await anyio.lowlevel.checkpoint()
+        assert (second.asked, third.asked) == (2, 4)
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_member_that_several_requests_try_is_tried_until_the_last_of_them_ends() -> None:
+    """Where no member may be asked, all are; one of these that ends makes no room beside the others."""
+    clock = Clock()
+    first, second = Named("first", DOWN, None, None, answer("A")), Named("second", DOWN, answer("B"))
+    model = FallbackModel([first, second], failures=1, clock=clock, first_output_timeout=None)
+    with pytest.raises(ModelTransportError):
+        await ask(model)
+    async with anyio.create_task_group() as tasks:
+        with anyio.CancelScope() as scope:
+            tasks.start_soon(ask, model)
+            async with anyio.create_task_group() as other:
+                other.start_soon(ask, model)
+                while first.asked < 3:
+                    await anyio.lowlevel.checkpoint()
+                scope.cancel()
+        clock.now += 30
+        assert model.breakers == ("half-open", "half-open")
+        assert (await done(model)).model == "second"
+        tasks.cancel_scope.cancel()
 
 
 @pytest.mark.backends("asyncio-virtual", "trio-virtual")

@@ -159,17 +159,6 @@ def loop_state(task: Task | EllipsisType | None = ...) -> LoopState:
     return shared
 
 
-class ServerConversation(msgspec.Struct, eq=False, kw_only=True):
-    """A conversation that the provider keeps, and how many items of the history were sent to it.
-
-    Owned by the run; mutated after each response.
-    """
-
-    conversation_id: str | None = None
-    previous_response_id: str | None = None
-    sent: int = 0
-
-
 def seconds_to_deadline() -> float | None:
     """Return the seconds until the nearest deadline around the current task, or None without one."""
     left = anyio.current_effective_deadline() - anyio.current_time()
@@ -292,7 +281,6 @@ class RunSettings(msgspec.Struct, eq=False, kw_only=True):
     error_handlers: Mapping[str, Callback] = {}
     session: SessionProgress | None = None
     """The progress of writing to the run's session, if it has one."""
-    server: ServerConversation | None = None
     budget: Budget | None = None
     stop_when: Condition | None = None
     redacts_errors: bool = False

@@ -24,8 +24,9 @@ class SessionProgress(msgspec.Struct, eq=False):
     """True once a write has failed: no more is written then."""
 
     doubtful: list[Item] = []
-    """Items that an earlier run segment, which didn't reach its end, may have written: its log lacks the record. The
-    next write reads the session first, and empties the list."""
+    """Items that an earlier run segment was to write, and of which the log doesn't say that they are written: it was
+    killed before, or the write was cut or failed, perhaps after the session had taken it. The next write reads the
+    session first, and empties the list."""
     preceding: list[Item] = []
     """The items that the session holds right before the doubtful ones: the run's own that are written, else those that
     it began with."""
@@ -45,12 +46,11 @@ class SessionProgress(msgspec.Struct, eq=False):
             saved=saved,
             held=[item for item in saved_items if id(item) not in written],
         )
-        if state.ended is None:
-            progress.doubtful = [*progress.held, *state.new_items[saved:]]
-            if progress.input_saved:
-                progress.preceding = [*state.input, *complete]
-            else:
-                progress.doubtful[:0] = state.input
-                shown = state.started.shown or ()
-                progress.preceding = list(shown[: len(shown) - len(state.input)])
+        progress.doubtful = list(valid_history([*progress.held, *state.new_items[saved:]]))
+        if progress.input_saved:
+            progress.preceding = [*state.input, *complete]
+        else:
+            progress.doubtful[:0] = state.input
+            shown = state.started.shown or ()
+            progress.preceding = list(shown[: len(shown) - len(state.input)])
         return progress

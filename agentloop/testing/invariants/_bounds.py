@@ -11,6 +11,7 @@ from decimal import Decimal
 from typing import Any
 
 from agentloop import records as r
+from agentloop._schema.json_text import canonical_arguments
 from agentloop.agents import Agent
 from agentloop.budget import UsageLimits
 from agentloop.conditions import ConditionView, as_condition
@@ -234,11 +235,11 @@ def _check_circles(log: ObservedLog, run: ObservedRun, limit: int) -> Findings:
             if isinstance(one, r.HistoryReplaced) and one.reason == "loop_warning" and one.path == run.path
         ]
         here: Counter[tuple[str, str]] = Counter()
-        settled = [(n, made, one) for made in turn.calls for n, one in made.settled]
-        for n, call, record in sorted(settled, key=lambda one: one[0]):
+        limits = log.config(run.path).json_limits
+        for n, call, record in [(n, made, one) for made in turn.calls for n, one in made.settled]:
             if record.outcome.cancelled_by in FROM_ABOVE or n > until:
                 continue
-            key = (record.tool, call.call.arguments)
+            key = (record.tool, canonical_arguments(call.call.arguments, limits))
             last, count = repeats.get(key, (None, 0))
             repeats[key] = (record.outcome.output, count + 1 if last == record.outcome.output else 1)
             here[key] += 1

@@ -14,7 +14,8 @@ from agentloop.testing.invariants._observation import ObservedLog, Path
 
 Findings = Iterator[Broken | None]
 Said = tuple[Any, ...]
-_SIGNALS = (ev.TextDelta, ev.ReasoningDelta, ev.ArgumentsDelta, ev.HostedProgress, ev.RawModelEvent, ev.CallProgress)
+_OF_AN_ANSWER = (ev.TextDelta, ev.ReasoningDelta, ev.ArgumentsDelta, ev.HostedProgress, ev.RawModelEvent)
+_SIGNALS = (*_OF_AN_ANSWER, ev.CallProgress)
 
 
 @invariant("accounting")
@@ -144,7 +145,9 @@ def of_event(event: Any) -> Said | None:
 
 @invariant("guards")
 def text_waits_for_its_judges(log: ObservedLog) -> Findings:
-    """If text is held until the input is judged, none is shown before every guardrail beside the model has settled."""
+    """If text is held until the input is judged, nothing of an answer is shown before every guardrail beside the model
+    has settled.
+    """
     agent = log.observation.agent
     if log.observation.unread is None or agent is None or not log.observation.config.hold_text_until_guarded:
         return
@@ -154,11 +157,12 @@ def text_waits_for_its_judges(log: ObservedLog) -> Findings:
     for place, event in enumerate(log.observation.events):
         if isinstance(event, ev.GuardrailSettled) and not event.path:
             judged.add(event.result.guardrail.name)
-        elif isinstance(event, ev.TextDelta) and not event.path and event.turn == 1 and names:
+        elif isinstance(event, _OF_AN_ANSWER) and not event.path and event.turn == 1 and names:
             if names <= judged:
                 yield HELD
             else:
-                yield broken(f"event {place}: text was shown before {sorted(names - judged)} had judged the input")
+                late = sorted(names - judged)
+                yield broken(f"event {place}: a part of the answer was shown before {late} had judged the input")
 
 
 @invariant("accounting")

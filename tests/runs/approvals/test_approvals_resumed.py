@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from kit.agents import Run, make_agent, make_free_tool, make_gated_tool
+from kit.agents import Run, make_agent, make_free_tool, make_gated_tool, script_turns
 from kit.results import (
     check_history,
     count_records,
@@ -364,6 +364,57 @@ async def test_a_replaced_agent_tool_fails_before_side_effects(run_mode: Run, by
     with pytest.raises(StateError, match=r"'dig'|'first'"):
         await pauses.resume(agent, paused, approve())
     assert ran == []
+
+
+def build_tower(ran: list[Any], depth: int, *, handed: bool, change: tuple[int, str] | None = None) -> Agent[Any, Any]:
+    """Return an agent whose runs nest *depth* levels deep; at each of them a gated call waits beside the nested run.
+
+    *handed*: at each level another agent begins, and hands over. *change* is a level, counted from the outermost, and
+    what stands there in the place of the agent tool; the agent that was there can still be reached.
+    """
+    within = Agent(
+        f"level_{depth}", model=script_turns(call("gated", {"n": depth}, "g"), say("dug")), tools=[make_gated_tool(ran)]
+    )
+    for level in reversed(range(depth)):
+        tools, spare = [make_gated_tool(ran, "other"), within.as_tool("dig")], []
+        if change is not None and change[0] == level:
+            spare = [within]
+            tools[1:] = {
+                "another agent": [Agent("stranger", model=script_turns(say("strange"))).as_tool("dig")],
+                "a function": [make_free_tool(ran, "dig")],
+                "nothing": [],
+            }[change[1]]
+        calls = [call("other", {"n": level}, f"o{level}"), call("dig", {"input": "x"}, f"d{level}")]
+        turns = [*([call(f"transfer_to_level_{level}", call_id=f"h{level}")] * handed), calls, say("up")]
+        within = Agent(f"level_{level}", model=script_turns(*turns), tools=tools, handoffs=spare)
+        if handed:
+            within = Agent(f"front_{level}", model=within.model, handoffs=[within])
+    return within
+
+
+@pytest.mark.scenario("SM-08", "AP-17")
+@pytest.mark.parametrize("handed", [False, True], ids=["called", "handed over"])
+@pytest.mark.parametrize("by", ["another agent", "a function", "nothing"])
+@pytest.mark.parametrize(("depth", "level"), [(1, 0), (2, 0), (2, 1), (3, 1), (3, 2)])
+@in_every_way
+async def test_an_agent_tool_that_is_replaced_at_any_depth_fails_before_side_effects(
+    run_mode: Run, depth: int, level: int, by: str, handed: bool, way: str
+) -> None:
+    """Nothing of the whole tree runs, no model is asked, and the agents that began the run can still resume it."""
+    ran: list[Any] = []
+    agent = build_tower(ran, depth, handed=handed)
+    pauses = Pauses(run_mode, way)
+    paused = await pauses.run(agent)
+    assert read_waiting(paused) == [*(f"o{n}" for n in range(depth)), "g"]
+    state = await pauses.state(agent, paused)
+    approve()(state)
+    changed = build_tower(ran, depth, handed=handed, change=(level, by))
+    with pytest.raises(StateError, match=f"'d{level}' of tool 'dig' has begun a run of agent"):
+        await pauses.run(changed, state)
+    assert ran == []
+    result = await pauses.run(agent, state)
+    assert result.final_output == "up"
+    assert sorted(ran) == sorted([("gated", depth), *(("other", n) for n in range(depth))])
 
 
 # ---------------------------------------------------------------------------------------------- agents

@@ -5,6 +5,7 @@ import os
 import stat
 import weakref
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 from kit.agents import script_agent
-from kit.ending import Fatal, HeldWork, cancel_natively_when, cancel_when
+from kit.ending import Fatal, HeldWork, Rendezvous, cancel_natively_when, cancel_when
 
 from agentloop import (
     Agent,
@@ -31,6 +32,7 @@ from agentloop.exceptions import JournalError
 from agentloop.items import ToolOutput, UserMessage
 from agentloop.journal import MemoryJournal
 from agentloop.model_events import ModelRequest
+from agentloop.models import Model
 from agentloop.runtime import current_runtime
 from agentloop.testing import ScriptedModel, call, say, wait
 
@@ -227,6 +229,44 @@ async def test_of_several_failures_that_of_the_first_input_is_raised() -> None:
     with pytest.raises(Fatal, match="worse") as raised:
         await Runner.run_many(make_agent(rule, tools=[hold]), ["bad", "hold"], fail_fast=True)
     assert raised.value.__notes__ == ["also failed: RuntimeError(no answer)"]
+
+
+@pytest.mark.scenario("SM-09")
+@pytest.mark.parametrize("limit", [None, 4])
+@pytest.mark.parametrize("waits", [{0, 1, 2}, {1, 3}], ids=str)
+async def test_of_runs_that_fail_in_one_pass_that_of_the_first_input_is_raised(
+    waits: set[int], limit: int | None
+) -> None:
+    """The others are its notes, in the order of the inputs. No other input is read once a run has failed."""
+    meeting = Rendezvous(len(waits))
+    read: list[str] = []
+
+    class Meets(Model):
+        @asynccontextmanager
+        async def stream(self, request: ModelRequest) -> AsyncIterator[AsyncIterator[Any]]:
+            async def fail_together() -> AsyncIterator[Any]:
+                if int(asked(request)) not in waits:
+                    await anyio.sleep_forever()
+                await meeting.wait()
+                raise ValueError(asked(request))
+                yield
+
+            yield fail_together()
+
+    def inputs() -> Iterator[str]:
+        for number in range(9 if limit else 4):
+            read.append(str(number))
+            yield str(number)
+
+    for _ in range(5):  # trio draws lots for the order of the tasks of a pass
+        meeting = Rendezvous(len(waits))
+        read.clear()
+        with pytest.raises(ValueError, match=r"^\d") as raised:
+            await Runner.run_many(Agent("meets", model=Meets()), inputs(), limit=limit, fail_fast=True)
+        first, *others = sorted(waits)
+        assert raised.value.args == (str(first),)
+        assert raised.value.__notes__ == [f"also failed: ValueError({other})" for other in others]
+        assert read == ["0", "1", "2", "3"]
 
 
 def _fails() -> Any:

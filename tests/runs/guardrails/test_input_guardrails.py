@@ -27,6 +27,7 @@ from agentloop import (
     tool,
 )
 from agentloop import events as ev
+from agentloop import model_events as m
 from agentloop import records as r
 from agentloop.abc import Model
 from agentloop.items import AssistantMessage, ToolCall
@@ -146,6 +147,53 @@ async def test_first_trip_of_blocking_guardrails_cancels_and_awaits_the_others(r
 
 
 # -- beside the model
+
+ANSWER = AssistantMessage("The answer is 7")
+SHOWN = {
+    "raw": m.Raw({"delta": "7"}),
+    "text": m.TextDelta("7"),
+    "reasoning": m.ReasoningDelta("7"),
+    "arguments": m.ArgumentsDelta("c", "7"),
+    "progress": m.HostedProgress("h", "web_search", "searching"),
+    "item": m.ItemDone(ANSWER),
+}
+"""Events of a model that show a part of its answer, one of each kind but the last."""
+
+
+@pytest.mark.parametrize("kind", [*SHOWN, "nothing"])
+async def test_nothing_of_an_answer_is_shown_before_the_input_is_judged_where_it_is_held(kind: str) -> None:
+    """The first event that shows a part of it waits, whatever its kind, also where the end is the only one."""
+    answered, judged = anyio.Event(), False
+
+    @input_guardrail
+    async def judge(ctx: Any, agent: Any, given: Any) -> GuardrailFunctionOutput:
+        nonlocal judged
+        await answered.wait()
+        for _ in range(20):  # enough for an event that isn't held to be read
+            await anyio.lowlevel.checkpoint()
+        judged = True
+        return PASSED
+
+    class Answers(Model):
+        @asynccontextmanager
+        async def stream(self, request: Any) -> AsyncIterator[AsyncIterator[Any]]:
+            async def events() -> AsyncIterator[Any]:
+                yield m.ResponseStarted()
+                answered.set()
+                if kind in SHOWN:
+                    yield SHOWN[kind]
+                yield ResponseDone((ANSWER,), None, None)
+
+            yield events()
+
+    early: list[ev.Event] = []
+    agent = Agent("a", model=Answers(), input_guardrails=[judge])
+    async with Runner.run_streamed(agent, "go", run_config=RunConfig(hold_text_until_guarded=True)) as stream:
+        async for event in stream:
+            if not judged:
+                early.append(event)
+    assert [type(event) for event in early] == [ev.AgentUpdated, ev.TurnStarted]
+    assert stream.result.final_output == ANSWER.text
 
 
 @pytest.mark.scenario("GI-03")

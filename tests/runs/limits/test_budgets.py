@@ -1,6 +1,7 @@
 """The bounds of a run: its time, its usage, conditions that stop it, and a model that turns in circles."""
 
 import json
+from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
@@ -34,6 +35,7 @@ from agentloop import (
     ToolContext,
     ToolExecution,
     ToolLoopDetected,
+    ToolsToFinalOutput,
     UsageLimitExceeded,
     UsageLimits,
     UserError,
@@ -504,7 +506,79 @@ async def test_terminal_tool_lets_its_batch_complete_and_asks_no_more(run_mode: 
     assert len([item for item in result.new_items if type(item).__name__ == "ToolOutput"]) == 3
 
 
+def _decide_nothing(ctx: Any, results: Any) -> ToolsToFinalOutput:
+    return ToolsToFinalOutput(is_final=False)
+
+
+LAST_TURNS: dict[str, Callable[[], Agent[Any, Any]]] = {
+    "calls": lambda: make_agent([fine], *[call("fine", {"n": n}) for n in range(3)]),
+    "handoff": lambda: script_agent(
+        "guide", call("transfer_to_next"), handoffs=[script_agent("next", call("fine"), say("done"), tools=[fine])]
+    ),
+    "the application's choice": lambda: make_agent(
+        [fine], *[call("fine", {"n": n}) for n in range(3)], tool_use_behavior=_decide_nothing
+    ),
+    "invalid answer": lambda: make_agent(
+        [], say("no"), say("no"), done='{"response": 7}', output_type=int, output_retries=3
+    ),
+}
+"""Agents by what their turns are made of: none of the first two has a final output."""
+
+
+@pytest.mark.scenario("SM-10")
+@pytest.mark.parametrize("turns", LAST_TURNS)
+@pytest.mark.parametrize("condition", [MaxTurns(1), lambda ctx: ctx.usage.requests == 1], ids=["count", "predicate"])
+async def test_condition_is_asked_after_the_last_turn_as_after_any(run_mode: Run, turns: str, condition: Any) -> None:
+    """The run stops, whether or not its limit allows another turn; resumed, it goes on from there up to the limit."""
+    for limit in (4, 1):
+        agent = LAST_TURNS[turns]()
+        result = await run_mode(agent, "go", max_turns=limit, run_config=RunConfig(stop_when=condition))
+        assert result.status == "stopped"
+        assert len(read_requests(agent)) == 1
+    with pytest.raises(MaxTurnsExceeded):
+        await run_mode(agent, result.to_state(), run_config=RunConfig(stop_when=condition))
+    assert len(read_requests(agent)) == 1
+    again = await run_mode(agent, result.to_state(), max_turns=9)
+    assert again.status == "completed"
+
+
+@pytest.mark.scenario("SM-10")
+async def test_condition_of_a_nested_run_is_asked_after_its_last_turn(run_mode: Run) -> None:
+    """The nested run is stopped, and isn't given up."""
+    for limit in (4, 1):
+        inner = script_agent("inner", call("fine"), say("x"), tools=[fine])
+        within = inner.as_tool("inner", max_turns=limit, run_config=RunConfig(stop_when=MaxTurns(1)))
+        result = await run_mode(make_agent([within], call("inner", {"input": "go"}, call_id="c1")), "go")
+        ends = [record for record in find_records(result, r.RunEnded) if record.path == ("c1",)]
+        assert [(end.status, end.stop_reason) for end in ends] == [("stopped", "MaxTurns(1)")]
+
+
+@pytest.mark.scenario("SM-10")
+async def test_handler_of_max_turns_is_not_asked_where_the_condition_stops_the_run(run_mode: Run) -> None:
+    """The condition comes first: the limit isn't exceeded by a run that stops."""
+    agent, config = LAST_TURNS["calls"](), RunConfig(stop_when=MaxTurns(1))
+    handlers = {"max_turns": lambda data: pytest.fail("asked")}
+    result = await run_mode(agent, "go", max_turns=1, run_config=config, error_handlers=handlers)
+    assert result.status == "stopped"
+
+
+@pytest.mark.scenario("SM-10")
+async def test_circles_are_looked_for_after_the_last_turn(run_mode: Run) -> None:
+    """The run ends by the circle, and a warning that is due is in the log of a run that reaches its limit."""
+    agent = make_agent([fine], *[call("fine", call_id=f"c{n}") for n in range(5)])
+    with pytest.raises(ToolLoopDetected):
+        await run_mode(agent, "go", max_turns=3, run_config=CIRCLES)
+    agent = make_agent([fine], *[call("fine", call_id=f"c{n}") for n in range(5)])
+    with pytest.raises(MaxTurnsExceeded) as raised:
+        await run_mode(agent, "go", max_turns=2, run_config=CIRCLES)
+    assert raised.value.run_data is not None
+    assert len(warnings_in(raised.value.run_data.new_items)) == 1
+
+
 # ---------------------------------------------------------------------------------------------- circles
+
+
+CIRCLES = RunConfig(loop_detection=2)
 
 
 def warnings_in(items: Any) -> list[str]:
@@ -595,7 +669,31 @@ async def test_a_result_that_changes_within_a_turn_begins_a_new_circle(run_mode:
     assert [len(warnings_in(request.items)) for request in read_requests(agent)] == [0, 0, 1, 2]
 
 
-CIRCLES = RunConfig(loop_detection=2)
+EQUAL_ARGUMENTS = ['{"n": 1, "m": [2]}', '{"m":[2],"n":1}', ' {"n" : 1, "m": [ 2 ]}', '{"\\u006e": 1, "m": [2]}']
+
+
+@pytest.mark.scenario("LX-76", "PL-07")
+async def test_circles_are_found_however_the_arguments_are_written(run_mode: Run) -> None:
+    """Arguments are equal as JSON: order of keys, spaces and escapes don't matter; another number does."""
+
+    @tool
+    async def plain(n: int, m: list[int]) -> str:
+        return "same"
+
+    same = [call("plain", text, call_id=f"c{n}") for n, text in enumerate(EQUAL_ARGUMENTS)]
+    with pytest.raises(ToolLoopDetected, match="4 times"):
+        await run_mode(make_agent([plain], *same), "go", run_config=RunConfig(loop_detection=3))
+    different = [call("plain", {"n": n, "m": [2]}, call_id=f"c{n}") for n in range(5)]
+    result = await run_mode(make_agent([plain], *different), "go", run_config=CIRCLES)
+    assert result.final_output == "done"
+
+
+@pytest.mark.scenario("LX-76")
+async def test_circles_of_arguments_that_are_no_json_are_found(run_mode: Run) -> None:
+    """Their text counts as it is; the tool's answer about the fault is the equal result."""
+    agent = make_agent([fine], *[call("fine", "{n: 1", call_id=f"c{n}") for n in range(5)])
+    with pytest.raises(ToolLoopDetected, match="3 times"):
+        await run_mode(agent, "go", run_config=CIRCLES)
 
 
 @pytest.mark.scenario("LX-76")

@@ -4,10 +4,13 @@ import logging
 from typing import Any
 
 import pytest
-from kit.agents import look
+from kit.agents import look, script_turns
+from kit.results import read_requests
+from kit.resuming import make_journal
 
-from agentloop import Agent, RunConfig, UserError, handoff
+from agentloop import Agent, RunConfig, Runner, UserError, handoff, tool
 from agentloop.items import AssistantMessage, ToolCall, ToolOutput, UserMessage
+from agentloop.journal import MemoryJournal
 from agentloop.sessions import MemorySession
 from agentloop.testing import ScriptedModel, respond
 
@@ -78,3 +81,111 @@ async def test_nesting_is_off_for_a_kept_conversation_with_one_warning(
         )
     assert result.final_output == "c"
     assert sum("nest_handoff_history" in message for message in caplog.messages) == 1
+
+
+# ---------------------------------------------------------------------------------------------- resumed
+
+KEPT: list[dict[str, Any]] = [
+    {"conversation_id": "conv"},
+    {"previous_response_id": "r0"},
+    {"auto_previous_response_id": True},
+    {"previous_response_id": "r0", "auto_previous_response_id": True},
+]
+"""The options by which a run continues a conversation that the provider keeps."""
+
+
+@tool(name="look", in_doubt="rerun")
+async def look_again() -> str:
+    """Look, as often as it takes."""
+    return "seen"
+
+
+def build_looking(*ids: str | None) -> Agent[Any, Any]:
+    """Return an agent that looks in each turn but the last; *ids* are the ids of its model's responses."""
+    turns = [respond(ToolCall(f"c{n}", "look"), response_id=name) for n, name in enumerate(ids[:-1])]
+    last = respond(AssistantMessage("done"), response_id=ids[-1])
+    return Agent("a", model=script_turns(*turns, last), tools=[look_again])
+
+
+def read_sent(agent: Agent[Any, Any]) -> dict[int, tuple[Any, ...]]:
+    """Return, by turn, what each request of *agent* sent, and what it continued."""
+    return {
+        request.turn: (request.conversation_id, request.previous_response_id, tuple(request.items))
+        for request in read_requests(agent)
+    }
+
+
+@pytest.mark.scenario("SM-06", "WR-05")
+@pytest.mark.parametrize("again", [True, False], ids=["options again", "none"])
+@pytest.mark.parametrize("ids", [("r1", "r2", "r3"), ("r1", None, "r3"), (None, None, None)], ids=str)
+@pytest.mark.parametrize("kept", KEPT, ids=str)
+async def test_a_resumed_run_sends_what_an_undisturbed_one_would(
+    kept: dict[str, Any], ids: tuple[str | None, ...], again: bool
+) -> None:
+    """Cut after any record and resumed with the same options or without, it sends no acknowledged item twice."""
+    whole, agent = MemoryJournal(), build_looking(*ids)
+    await Runner.run(agent, "go", journal=whole, **kept)
+    expected = read_sent(agent)
+    assert len(expected) == 3
+    lines = list(await whole.read())
+    for count in range(2, len(lines)):
+        agent, journal = build_looking(*ids), await make_journal(lines[:count])
+        result = await Runner.run_or_resume(agent, "go", journal=journal, **(kept if again else {}))
+        assert result.final_output == "done"
+        sent = read_sent(agent)
+        assert sent == {turn: one for turn, one in expected.items() if turn in sent}
+
+
+@pytest.mark.scenario("SM-06")
+async def test_what_no_response_id_names_is_sent_again(run_mode: Any) -> None:
+    """A response without an id can't be continued: the next request goes on from the last one that has an id."""
+    agent = build_looking("r1", None, "r3")
+    await run_mode(agent, "go", auto_previous_response_id=True)
+    outputs = [ToolOutput("c0", "seen"), ToolCall("c1", "look"), ToolOutput("c1", "seen")]
+    assert read_sent(agent) == {
+        1: (None, None, (UserMessage("go"),)),
+        2: (None, "r1", (outputs[0],)),
+        3: (None, "r1", tuple(outputs)),
+    }
+
+
+@pytest.mark.scenario("SM-06")
+@pytest.mark.parametrize("by", ["the first call's", "the last response's"])
+async def test_a_run_may_be_resumed_by_its_last_response(by: str) -> None:
+    """Both ids name the same conversation; what the log knows of it holds."""
+    agent, journal = build_looking("r1", "r2"), MemoryJournal()
+    await Runner.run(agent, "go", journal=journal, previous_response_id="r0")
+    lines = list(await journal.read())
+    answered = next(n for n, line in enumerate(lines) if b'"kind":"batch_ended"' in line)
+    agent = build_looking("r1", "r2")
+    name = "r0" if by == "the first call's" else "r1"
+    await Runner.resume(agent, await make_journal(lines[: answered + 1]), previous_response_id=name)
+    assert read_sent(agent) == {2: (None, "r1", (ToolOutput("c0", "seen"),))}
+
+
+@pytest.mark.scenario("SM-06")
+@pytest.mark.parametrize("left", ["its end", "all"])
+@pytest.mark.parametrize(
+    ("begun", "given"),
+    [
+        *[({}, kept) for kept in KEPT],
+        *[({"conversation_id": "other"}, kept) for kept in KEPT],
+        *[(kept, {"conversation_id": "conv"}) for kept in KEPT[1:]],
+        ({"auto_previous_response_id": True}, {"previous_response_id": "r0"}),
+    ],
+    ids=str,
+)
+async def test_another_conversation_than_the_runs_is_refused(
+    begun: dict[str, Any], given: dict[str, Any], left: str
+) -> None:
+    """Nobody knows what of the run another conversation has: the error names both, and the journal stays as it is."""
+    agent, whole = build_looking("r1", "r2"), MemoryJournal()
+    await Runner.run(agent, "go", journal=whole, **begun)
+    lines = list(await whole.read())
+    lines = lines if left == "all" else lines[:-1]
+    agent, journal = build_looking("r1", "r2"), await make_journal(lines)
+    with pytest.raises(UserError, match="options continue") as raised:
+        await Runner.run_or_resume(agent, "go", journal=journal, **given)
+    named = [value for value in (*begun.values(), *given.values()) if isinstance(value, str) and value != "r0"]
+    assert all(repr(name) in str(raised.value) for name in named)
+    assert (read_requests(agent), list(await journal.read())) == ([], lines)

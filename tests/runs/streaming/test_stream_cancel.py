@@ -234,6 +234,23 @@ async def test_cancel_after_the_turn_completes_it(moment: type[Any]) -> None:
     assert result.usage.requests == 1
 
 
+@pytest.mark.scenario("SM-10", "SC-06")
+@pytest.mark.parametrize("limit", [1, 2])
+async def test_cancel_after_the_last_turn_that_may_be_ends_as_after_any(limit: int) -> None:
+    """The run is cancelled, and its limit is no error; with a higher limit it goes on."""
+    agent = make_agent([fine], *[call("fine", call_id=f"c{n}") for n in range(limit)])
+    seen = 0
+    async with Runner.run_streamed(agent, "go", max_turns=limit) as stream:
+        async for event in stream:
+            seen += isinstance(event, ev.CallStarted)
+            if seen == limit:
+                stream.cancel("after_turn")
+    assert stream.result.status == "cancelled"
+    assert len(read_requests(agent)) == limit
+    result = await Runner.run(agent, stream.result.to_state(), max_turns=limit + 1)
+    assert (result.status, result.final_output) == ("completed", "done")
+
+
 @pytest.mark.scenario("SC-06")
 async def test_cancel_after_the_turn_by_a_reader_whom_the_run_waits_for_begins_no_other_turn() -> None:
     """All of the turn is done and the run waits for room in the buffer, so no turn is under way."""
