@@ -12,8 +12,8 @@ attribute. Those are of two kinds:
   `response`, `calls`, `batch`, `guardrails`, `tripped`, `failures`, `meter`, `saved`, `started`, `resumed`, `ended`.
 * *Indices*, which a scan of `records` would find too: `nested`, `released_late`, `released`, `sticky`,
   `cancel_requests`, `handoffs`, `receipts`, `settled_tools`, `tool_users`, `found_tools`, `searches`,
-  `input_guards_passed`, `turn_began`, the caches `_found`, `_digest` and `_repeats`. They exist because a scan in each turn would
-  make the cost of a run quadratic; applying a record costs the same at the thousandth turn as at the first.
+  `input_guards_passed`, `turn_began`, the caches `_found`, `_digest` and `_repeats`. They exist because a scan in each
+  turn would make the cost of a run quadratic; applying a record costs the same at the thousandth turn as at the first.
 
 States of a turn, each left by the record named: the model is due (`turn_open`; `ModelResponded`, unless the provider
 has paused the answer), calls are due (`batch_open`; `BatchEnded`), a handoff is due (`handoffs_due`; `HandedOff`),
