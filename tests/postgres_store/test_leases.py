@@ -456,6 +456,27 @@ async def test_verdict_of_another_process_is_taken_once(conninfo: str, store: Po
     assert [record.by for record in state.records if type(record).__name__ == "VerdictGiven"] == ["ann"]  # type: ignore[union-attr]
 
 
+@pytest.mark.scenario("SM-04")
+async def test_a_worker_without_the_tool_leaves_an_approved_call_to_another(
+    conninfo: str, store: PostgresStore
+) -> None:
+    """It appends nothing, under its own lease; the worker that has the tool makes the payment."""
+    agent, paid = payer()
+    async with store.lease("run") as lease:
+        await Runner.run(agent, "go", journal=PostgresJournal(store, lease))
+    async with PostgresStore(conninfo) as elsewhere:
+        await PostgresJournal(elsewhere, "run").approve("p", by="ann")
+    before = await PostgresJournal(store, "run").read()
+    for _ in range(2):
+        async with store.lease("run") as lease:
+            with pytest.raises(StateError, match="call 'p' waits for tool 'pay'"):
+                await Runner.resume(script_agent("clerk"), PostgresJournal(store, lease))
+    assert await PostgresJournal(store, "run").read() == before
+    async with store.lease("run") as lease:
+        result = await Runner.resume(agent, PostgresJournal(store, lease))
+    assert (result.final_output, paid) == ("done", [5])
+
+
 async def test_a_run_that_nobody_began_waits_for_nothing(store: PostgresStore) -> None:
     """Its journal is empty."""
     assert await PostgresJournal(store, "run").interruptions() == ()
