@@ -2,14 +2,17 @@
 
 An approval is asked in the way of the client's era. With a session the question goes back over it while the run's tool
 waits. Without one the call ends with the question and the run's state, and the client calls again with both: the run is
-resumed. The SDK seals that state, so a client can neither read nor change it.
+resumed. The SDK seals that state, so a client can neither read nor change it. A seal can be used twice, so the server
+keeps a ticket for each state (`ClientStates`), and a state is resumed once.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
+from cryptography.fernet import Fernet
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.shared.exceptions import MCPError, NoBackChannelError
@@ -18,14 +21,52 @@ from pydantic import BaseModel
 
 from agentloop import events as ev
 from agentloop._common.error_text import error_summary
+from agentloop._common.masking import mask_arguments
 from agentloop._engine.calls.output_text import render
 from agentloop.agents import Agent
+from agentloop.asgi._failures import describe_error
+from agentloop.asgi._states import ClientStates
 from agentloop.config import RunConfig
-from agentloop.exceptions import AgentLoopError
 from agentloop.items import ApprovalRequest
 from agentloop.mcp._contents import replace_unusable
 from agentloop.run import Runner
 from agentloop.state import RunState
+
+_USED = "This answer was given before, or to another server: what it decides has been decided. Call again without it."
+
+
+class _States:
+    """The states of paused runs that the clients of one server carry: each is taken once, and hides its secrets.
+
+    The key of the secrets is this process's, as that of the SDK's seal is.
+    """
+
+    def __init__(self) -> None:
+        self._tickets = ClientStates()
+        self._cipher = Fernet(Fernet.generate_key())
+
+    async def put(self, state: RunState) -> str:
+        """Return what the client carries."""
+        return await self._tickets.put(state.to_string(codec=self))
+
+    async def take(self, agent: Agent[Any, Any], carried: str) -> RunState:
+        """Return the state in *carried*, once.
+
+        Raises:
+            ToolError: it was taken before, or was not put here.
+        """
+        state = await self._tickets.take(carried)
+        if state is None:
+            raise ToolError(_USED)
+        return RunState.from_string(agent, state, codec=self)
+
+    def seal(self, data: bytes) -> bytes:
+        """Return *data* as only this object reads it, as a `Codec`."""
+        return self._cipher.encrypt(data)
+
+    def open(self, sealed: bytes) -> bytes:
+        """Return what was sealed."""
+        return self._cipher.decrypt(sealed)
 
 
 class ApprovalAnswer(BaseModel):
@@ -34,30 +75,42 @@ class ApprovalAnswer(BaseModel):
     approve: bool
 
 
+logger = logging.getLogger("agentloop.mcp")
+
+
 def make_server(agents: Sequence[Agent[Any, Any]], name: str, run_config: RunConfig | None) -> MCPServer[Any]:
     """Return a server with one tool for each agent."""
     server: MCPServer[Any] = MCPServer(name)
+    states = _States()
     for agent in agents:
-        _add_tool(server, agent, run_config)
+        _add_tool(server, agent, run_config, states)
     return server
 
 
-def _add_tool(server: MCPServer[Any], agent: Agent[Any, Any], config: RunConfig | None) -> None:
+def _add_tool(server: MCPServer[Any], agent: Agent[Any, Any], config: RunConfig | None, states: _States) -> None:
     async def ask(input: str, ctx: Context) -> Any:
         try:
-            return await _run(agent, config, input, ctx)
-        except AgentLoopError as error:
-            raise ToolError(error_summary(error)) from error
+            return await _run(agent, config, input, ctx, states)
+        except (MCPError, ToolError):
+            raise
+        except Exception as error:  # its words may quote paths, addresses and keys, and go to a stranger
+            logger.error("a run for an MCP client has failed: %s", error_summary(error))
+            described = describe_error(error)
+            raise ToolError(f"{described['type']}: {described['message']}") from error
 
     words = agent.handoff_description or f"Ask the agent {agent.name}."
     server.add_tool(ask, name=replace_unusable(agent.name), description=words, structured_output=False)
 
 
-async def _run(agent: Agent[Any, Any], config: RunConfig | None, text: str, ctx: Any) -> Any:
-    """Run *agent* to its final output, or to a question that the client has to bring back with its answer."""
+async def _run(agent: Agent[Any, Any], config: RunConfig | None, text: str, ctx: Any, states: _States) -> Any:
+    """Run *agent* to its final output, or to a question that the client has to bring back with its answer.
+
+    Raises:
+        ToolError: the client brings a state that was used before, or that has no ticket here.
+    """
     given: str | RunState = text
     if ctx.request_state is not None:
-        given = RunState.from_string(agent, ctx.request_state)
+        given = await states.take(agent, ctx.request_state)
         answers = ctx.input_responses or {}
         for asked in given.interruptions:
             _decide(given, asked, answers.get(_key(asked)))
@@ -77,7 +130,7 @@ async def _run(agent: Agent[Any, Any], config: RunConfig | None, text: str, ctx:
                 found = await ctx.elicit(_question(asked), ApprovalAnswer)
                 _approve(given, asked, found.action == "accept" and found.data.approve)
         except NoBackChannelError:
-            return _ask_with_result(given)
+            return await _ask_with_result(given, states)
         except MCPError:
             for asked in given.interruptions:
                 given.reject(asked, message="The client can't ask its user for approval.")
@@ -96,21 +149,22 @@ def _describe(event: object) -> str | None:
 
 
 def _question(asked: ApprovalRequest) -> str:
-    return f"{asked.agent} wants to call {asked.call.name} with {asked.call.arguments}. Approve?"
+    arguments = mask_arguments(asked.call.arguments, asked.call.secret)
+    return f"{asked.agent} wants to call {asked.call.name} with {arguments}. Approve?"
 
 
 def _key(asked: ApprovalRequest) -> str:
     return "/".join((*asked.path, asked.call.call_id))
 
 
-def _ask_with_result(state: RunState) -> InputRequiredResult:
+async def _ask_with_result(state: RunState, states: _States) -> InputRequiredResult:
     """Return the questions of *state* as the end of this request."""
     schema = ApprovalAnswer.model_json_schema()
     requests: dict[str, Any] = {
         _key(asked): ElicitRequest(params=ElicitRequestFormParams(message=_question(asked), requested_schema=schema))
         for asked in state.interruptions
     }
-    return InputRequiredResult(input_requests=requests, request_state=state.to_string())
+    return InputRequiredResult(input_requests=requests, request_state=await states.put(state))
 
 
 def _decide(state: RunState, asked: ApprovalRequest, answer: object) -> None:

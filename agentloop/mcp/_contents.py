@@ -1,18 +1,18 @@
-"""Values of the protocol as values of the library: options of tools, contents of answers, faults of arguments. Pure."""
+"""Values of the protocol as values of the library: options of tools, contents of answers. Pure."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from agentloop.items import Audio, File, Image, Part, Text
 
 _UNUSABLE = re.compile(r"[^A-Za-z0-9_-]")
-_LONGEST_NAME = 128
-_MOST_FAULTS = 3
-_LONGEST_FAULT = 300
+MOST_NAME = 64
+"""Characters of a tool's name, as the strictest interface of a model has it."""
 
 
 def replace_unusable(name: str) -> str:
@@ -20,13 +20,31 @@ def replace_unusable(name: str) -> str:
     return _UNUSABLE.sub("_", name)
 
 
-def usable_name(name: str) -> str | None:
-    """Return the name of a server's tool as models may call it; None if there is none.
+def usable_names(names: Sequence[str], most: int = MOST_NAME) -> list[str | None]:
+    """Return the names of a server's tools as models may call them, each once; None for one that has none.
 
-    MCP allows dots and slashes in names, which the interfaces of models don't.
+    MCP allows dots and slashes in names, and any length, which the interfaces of models don't. A long name is cut, and
+    ends in a digest of the whole. Of names that are the same then, the one that was so from the beginning stays, and
+    the others get numbers.
     """
-    found = replace_unusable(name)
-    return found if 0 < len(found) <= _LONGEST_NAME else None
+    found = [_shorten(replace_unusable(name), name, most) for name in names]
+    taken = {name for name, made in zip(names, found, strict=True) if name == made}
+    usable: list[str | None] = []
+    for name, made in zip(names, found, strict=True):
+        unique, number = made, 1
+        while unique in taken and name != made:
+            number += 1
+            unique = f"{made[: most - 1 - len(str(number))]}_{number}"
+        taken.add(unique)
+        usable.append(unique or None)
+    return usable
+
+
+def _shorten(made: str, name: str, most: int) -> str:
+    if len(made) <= most:
+        return made
+    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    return f"{made[: most - 9]}_{digest}"
 
 
 def default_options(annotations: Any) -> dict[str, Any]:
@@ -45,49 +63,6 @@ def default_options(annotations: Any) -> dict[str, Any]:
     if annotations.destructive_hint:
         options["needs_approval"] = True
     return options
-
-
-def make_check(schema: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], str | None]:
-    """Return the check of arguments by *schema*: what is wrong with them, as text, or None.
-
-    References to other documents aren't followed: nothing is fetched.
-
-    Raises:
-        ValueError: *schema* is no JSON schema of an object.
-    """
-    from jsonschema import Draft202012Validator, SchemaError
-    from jsonschema.exceptions import ValidationError
-    from jsonschema.validators import validator_for
-    from referencing import Registry
-    from referencing.exceptions import Unresolvable
-
-    if schema.get("type") != "object":
-        raise ValueError("it describes no object")
-    kind = validator_for(schema, default=Draft202012Validator)
-    try:
-        kind.check_schema(dict(schema))
-    except (SchemaError, RecursionError) as error:
-        raise ValueError(str(error).partition("\n")[0][:_LONGEST_FAULT]) from None
-    validator = kind(dict(schema), registry=Registry())
-
-    def check(arguments: Mapping[str, Any]) -> str | None:
-        found: list[str] = []
-        try:
-            for error in validator.iter_errors(arguments):
-                found.append(_describe_fault(error))
-                if len(found) == _MOST_FAULTS:
-                    break
-        except (Unresolvable, ValidationError, RecursionError) as error:
-            return f"the server's schema can't be used: {type(error).__name__}"
-        return "; ".join(found) or None
-
-    return check
-
-
-def _describe_fault(error: Any) -> str:
-    text = error.message if len(error.message) <= _LONGEST_FAULT else f"{error.message[:_LONGEST_FAULT]}…"
-    where = ".".join(map(str, error.absolute_path))
-    return f"{where}: {text}" if where else text
 
 
 def read_contents(result: Any) -> str | tuple[Part, ...]:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import logging
+import re
+import threading
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
+import anyio
+import anyio.to_thread
 import attrs
 
 from agentloop._common.checks import FIELDS, NAMES, fits, is_texts, optional
@@ -15,18 +20,44 @@ from agentloop._common.extras import describe_missing
 from agentloop._schema.json_text import parse_object
 from agentloop.context import RunContext, ToolContext
 from agentloop.mcp._connection import Connection, MCPToolError
-from agentloop.mcp._contents import default_options, error_text, make_check, read_contents, usable_name
+from agentloop.mcp._contents import MOST_NAME, default_options, error_text, read_contents, usable_names
+from agentloop.mcp._schemas import Check, Meter, make_check
 from agentloop.settings import JsonLimits
 from agentloop.tools import FunctionTool, RawBody, ToolSelection
 
 logger = logging.getLogger("agentloop.mcp")
 
+_LEAST_NAME = 16
+"""Characters that a tool's name has however long the prefix is."""
 IDEMPOTENCY_KEY = "agentloop/idempotency_key"
 """Name, in a request's `_meta`, of the key that is the same for every attempt of a call."""
 
 
 def _is_command(value: Any) -> bool:
     return is_texts(value) and bool(value)
+
+
+def _show_command(command: Sequence[str] | None) -> str:
+    """Return the program; its arguments may hold keys."""
+    return repr(command if command is None else [*command[:1], *(["…"] if len(command) > 1 else [])])
+
+
+def _show_url(url: str | None) -> str:
+    """Return the URL without its user and its query, which may hold keys."""
+    return repr(url if url is None else re.sub(r"^([^/?#]*//)?[^/?#]*@|[?#].*", r"\1", url, flags=re.DOTALL))
+
+
+def _import_sdk() -> None:
+    """Import what a connection uses. In a thread, because it takes seconds on a cold disk.
+
+    Raises:
+        ImportError: the extra isn't installed.
+    """
+    import jsonschema  # noqa: F401
+    import mcp.client
+    import mcp.client.subscriptions  # noqa: F401
+
+    from agentloop.mcp import _http, _stdio  # noqa: F401
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -44,10 +75,10 @@ class MCPServer:
     Attributes:
         name: The name of the server, for errors and logging (logger `agentloop.mcp`, which also has its stderr).
         command: The program and its arguments, for a server by stdio. It runs in a process group of its own, which is
-            ended with the connection.
+            ended with the connection; a child that leaves the group is not found. Only the program is shown in a repr.
         env: Variables of its environment, beside the few that every server gets (`PATH`, `HOME` and their like).
         cwd: Its working directory; None is that of this process.
-        url: The endpoint, for a server by streamable HTTP.
+        url: The endpoint, for a server by streamable HTTP. Its user and its query are shown in no repr.
         headers: Headers of every request, for keys and tokens. Not shown in any text.
         http_client: An `httpx2.AsyncClient` of the application's own, in place of `headers` and of the bounds here.
         filter, prefix, namespace, options: As for `ToolSelection`. `options` is the application's policy about each
@@ -64,11 +95,12 @@ class MCPServer:
     name: str = attrs.field(validator=FIELDS.words())
     command: Sequence[str] | None = attrs.field(
         default=None,
+        repr=_show_command,
         validator=optional(FIELDS.needs("a program and its arguments are needed, as texts", fits(_is_command))),
     )
     env: Mapping[str, str] | None = attrs.field(default=None, repr=False, validator=optional(FIELDS.mapping()))
     cwd: str | None = attrs.field(default=None, validator=optional(FIELDS.text()))
-    url: str | None = attrs.field(default=None, validator=optional(FIELDS.words()))
+    url: str | None = attrs.field(default=None, repr=_show_url, validator=optional(FIELDS.words()))
     headers: Mapping[str, str] | None = attrs.field(default=None, repr=False, validator=optional(FIELDS.mapping()))
     http_client: Any = attrs.field(default=None, repr=False)
     filter: Collection[str] | Callable[[FunctionTool[Any]], bool] | None = None
@@ -124,7 +156,7 @@ class MCPServer:
     async def _open(self) -> AsyncIterator[_ServerTools]:
         """Open a connection; the caller, or the task of a shared resource, holds it."""
         try:
-            import mcp.client  # noqa: F401 - here it is found missing
+            await anyio.to_thread.run_sync(_import_sdk)
         except ImportError as error:
             raise UserError(describe_missing("an MCP server", "mcp")) from error
         connection = Connection(self.name, self._open_transport, connect_timeout=self.connect_timeout, mode=self.mode)
@@ -149,16 +181,21 @@ class MCPServer:
         return open_http(self.url, self.headers, self.http_client, max_bytes=self.max_message_bytes)
 
 
+_Made: TypeAlias = dict[str, tuple[Any, "FunctionTool[Any] | None"]]
+
+
 class _ServerTools:
-    """The tools of one connection, owned by the holder of the connection."""
+    """The tools of one open connection. Used by any task of its event loop; made by the holder of the connection."""
 
     def __init__(self, server: MCPServer, connection: Connection) -> None:
         self._server = server
         self._connection = connection
-        self._made: dict[str, tuple[Any, FunctionTool[Any] | None]] = {}
-        """By the server's name of a tool: how it was listed, and the tool made of it; None if it can't be used."""
+        self._made: _Made = {}
+        """By the name for models: how it was listed, and the tool made of it; None if it can't be used."""
         self._current: list[FunctionTool[Any]] = []
         self._listed: list[Any] | None = None
+        self._making = anyio.Lock()
+        self._thread = anyio.CapacityLimiter(1)
         self._selection = ToolSelection(
             source=self._current,
             filter=server.filter,
@@ -169,27 +206,53 @@ class _ServerTools:
 
     async def tools(self, ctx: RunContext[Any], agent: Any) -> Sequence[FunctionTool[Any]]:
         """Return the selected tools; one that the server lists as before is the same object as before."""
-        listed = await self._connection.list_tools()
-        if listed is not self._listed:
-            self._made = {one.name: self._keep(one) for one in listed}
-            self._current[:] = [tool for _, tool in self._made.values() if tool is not None]
-            self._listed = listed
+        async with self._making:
+            listed = await self._connection.list_tools()
+            if listed is not self._listed:
+                self._made = await self._make_beside(listed)
+                self._current[:] = [tool for _, tool in self._made.values() if tool is not None]
+                self._listed = listed
         return await self._selection.tools(ctx, agent)
 
-    def _keep(self, listed: Any) -> tuple[Any, FunctionTool[Any] | None]:
-        known = self._made.get(listed.name)
-        return known if known is not None and known[0] == listed else (listed, self._make(listed))
+    async def _make_beside(self, listed: list[Any]) -> _Made:
+        """Make the tools in a thread: a thousand schemas take seconds, which nothing else on the loop may wait for.
 
-    def _make(self, listed: Any) -> FunctionTool[Any] | None:
-        server, name = self._server, usable_name(listed.name)
-        if name is None:
-            logger.warning("MCP server %r: a tool is left out: no model could call %.200r", server.name, listed.name)
-            return None
+        Cancellation: the thread is left, and ends at the next tool.
+        """
+        given_up = threading.Event()
+        make = partial(self._make_all, listed, given_up)
         try:
-            check = make_check(listed.input_schema)
+            return await anyio.to_thread.run_sync(make, limiter=self._thread, abandon_on_cancel=True)
+        finally:
+            given_up.set()
+
+    def _make_all(self, listed: list[Any], given_up: threading.Event) -> _Made:
+        made: _Made = {}
+        meter = Meter()
+        names = usable_names([one.name for one in listed], max(MOST_NAME - len(self._server.prefix), _LEAST_NAME))
+        for one, name in zip(listed, names, strict=True):
+            if given_up.is_set():
+                break
+            if name is None:
+                logger.warning(
+                    "MCP server %r: a tool is left out: no model could call %.200r", self._server.name, one.name
+                )
+            else:
+                made[name] = self._keep(name, one, meter)
+        return made
+
+    def _keep(self, name: str, listed: Any, meter: Meter) -> tuple[Any, FunctionTool[Any] | None]:
+        known = self._made.get(name)
+        return known if known is not None and known[0] == listed else (listed, self._make(name, listed, meter))
+
+    def _make(self, name: str, listed: Any, meter: Meter) -> FunctionTool[Any] | None:
+        server = self._server
+        try:
+            check = make_check(listed.input_schema, meter)
         except ValueError as error:
             logger.warning("MCP server %r: tool %r is left out: its schema: %s", server.name, listed.name, error)
             return None
+        check_output = self._make_output_check(listed, meter)
         connection = self._connection
 
         async def call(ctx: ToolContext[Any], text: str) -> Any:
@@ -198,17 +261,31 @@ class _ServerTools:
             result = await connection.call_tool(listed.name, arguments, ctx.report, meta)
             if result.is_error:
                 raise MCPToolError(error_text(result.content))
+            if check_output is not None and (wrong := check_output(result.structured_content)) is not None:
+                raise MCPToolError(f"the answer isn't what the server has promised: {wrong}")
             return read_contents(result)
 
         return FunctionTool(
             name=name,
             description=listed.description or listed.title or "",
-            params_json_schema=listed.input_schema,
+            params_json_schema={"properties": {}, **listed.input_schema},
             body=RawBody(call, check),
             on_invoke_tool=call,
             strict_mode=False,
-            output_schema=listed.output_schema,
+            output_schema=None if check_output is None else listed.output_schema,
             timeout=server.timeout,
             idle_timeout=server.idle_timeout,
             **default_options(listed.annotations),
         )
+
+    def _make_output_check(self, listed: Any, meter: Meter) -> Check | None:
+        if listed.output_schema is None:
+            return None
+        try:
+            return make_check(listed.output_schema, meter)
+        except ValueError as error:
+            logger.warning(
+                "MCP server %r: answers of tool %r aren't checked: their schema: %s",
+                *(self._server.name, listed.name, error),
+            )
+            return None

@@ -22,8 +22,9 @@ def build_server(*agents: Agent[Any, Any], name: str = "agentloop", run_config: 
 
     A call of the tool runs the agent on its `input` and returns the final output. The client hears of each turn and
     call as progress, and its cancellation cancels the run. A call that needs approval becomes a question to the
-    client's user (elicitation); a client that can't ask has it rejected. In the era without sessions the continuation
-    is the run's state, which the SDK seals for the client to carry.
+    client's user (elicitation), with secret arguments masked; a client that can't ask has it rejected. In the era
+    without sessions the continuation is the run's state, which the SDK seals for the client to carry; each state is
+    resumed once. The client hears of an error by its type and a fixed sentence; the log has the words.
 
     Args:
         agents: The agents. The tool of each has its name, and its `handoff_description`.

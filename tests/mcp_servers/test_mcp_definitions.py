@@ -1,14 +1,18 @@
 """`MCPServer` as a definition: nothing of the SDK is needed, or imported, before a connection opens."""
 
+import re
 import subprocess
 import sys
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from kit.agents import script_agent
 
 from agentloop import RunContext, Runner, ToolSource, UserError, UserTypeError
 from agentloop.mcp import MCPServer
+from agentloop.mcp._contents import usable_names
 from agentloop.testing import say
 
 
@@ -33,11 +37,41 @@ def test_wrong_field_is_named(options: dict[str, Any], message: str) -> None:
         MCPServer(name="x", **options)
 
 
-def test_secrets_are_in_no_repr() -> None:
-    """Headers and variables of the environment hold keys."""
-    shown = repr(MCPServer(name="x", url="http://x.test", headers={"authorization": "key-1"}))
-    shown += repr(MCPServer(name="x", command=["x"], env={"TOKEN": "key-1"}))
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"url": "http://x.test/mcp", "headers": {"authorization": "key-1"}},
+        {"command": ["x"], "env": {"TOKEN": "key-1"}},
+        {"url": "http://x.test:80/mcp?key=key-1"},
+        {"url": "http://x.test/mcp#key-1"},
+        {"url": "http://me:key-1@x.test/mcp"},
+        {"url": "http://key-1@x.test"},
+        {"url": "//key-1@x.test/a?b"},
+        {"command": ["x", "--token", "key-1"]},
+        {"command": ("x", "--token=key-1")},
+    ],
+)
+def test_secrets_are_in_no_repr(options: dict[str, Any]) -> None:
+    """Headers, variables, queries, users and arguments of a command hold keys; the rest is shown."""
+    shown = repr(MCPServer(name="probe", **options))
     assert "key-1" not in shown
+    assert "probe" in shown
+    assert "x.test" in shown or "'x'" in shown
+
+
+@given(st.lists(st.text(max_size=90) | st.sampled_from(["a.b", "a/b", "a_b", "a_b_2", "x" * 65]), max_size=8))
+@example(["a.b", "a/b", "a_b", "a_b_2", "x" * 65, "x" * 64 + "y", "x" * 64])
+def test_names_for_models_are_usable_and_differ(names: list[str]) -> None:
+    """Whatever a server calls its tools; a name that is usable stays as it is."""
+    found = usable_names(names)
+    for name, made in zip(names, found, strict=True):
+        assert (made is None) == (name == "")
+        if made is not None:
+            assert re.fullmatch("[A-Za-z0-9_-]{1,64}", made)
+        if made is not None and re.fullmatch("[A-Za-z0-9_-]{1,64}", name):
+            assert made == name
+    for made in set(filter(None, found)):
+        assert len({name for name, other in zip(names, found, strict=True) if other == made}) == 1
 
 
 def test_server_is_a_source() -> None:

@@ -12,7 +12,7 @@ import pytest
 from kit.agents import script_agent
 from mcp_servers.processes import MARKS, START_SECONDS, children
 
-from agentloop import Agent, Runner, ToolLoopDetected, UserError, UserTypeError, tool
+from agentloop import Agent, ModelTransportError, Runner, ToolLoopDetected, UserError, UserTypeError, tool
 from agentloop.mcp import MCPServer, build_server
 from agentloop.testing import FunctionModel, call, say
 
@@ -20,10 +20,17 @@ pytest.importorskip("mcp", reason="needs the extra mcp: nox -s mcp")
 pytestmark = [*MARKS, pytest.mark.scenario("TS-08")]
 
 RAN: list[str] = []
+SECRET = "postgresql://app:canary@db/x refused at /srv/app/secret.py"
+ERRORS = {
+    "break": ToolLoopDetected("again and again"),
+    "transport": ModelTransportError(SECRET),
+    "own": RuntimeError(SECRET),
+}
+"""What the model raises, by the text that it is asked."""
 
 
-@tool(needs_approval=True)
-async def pay(n: int) -> str:
+@tool(needs_approval=True, secret=("pin",))
+async def pay(n: int, pin: str = "") -> str:
     """Pay."""
     RAN.append("paid")
     return "paid"
@@ -42,10 +49,10 @@ async def hang() -> str:
 def answer(request: Any) -> Any:
     """Do what the first message says."""
     wanted = request.items[0].text
-    if wanted == "break":
-        raise ToolLoopDetected("again and again")
+    if wanted in ERRORS:
+        raise ERRORS[wanted]
     if request.turn == 1 and wanted in ("pay", "hang"):
-        return call(wanted, {"n": 1} if wanted == "pay" else {}, call_id="1")
+        return call(wanted, {"n": 1, "pin": "4711"} if wanted == "pay" else {}, call_id="1")
     return say(f"done: {request.items[-1].output if wanted == 'pay' else wanted}")
 
 
@@ -74,7 +81,9 @@ async def test_approval_reaches_the_user_of_the_client(mode: str, approved: bool
         (listed,) = (await client.list_tools()).tools
         assert (listed.name, listed.description) == ("pay_master", "Pays.")
         result = await client.call_tool("pay_master", {"input": "pay"}, progress_callback=progress)
-    assert asked == ['pay master wants to call pay with {"n": 1}. Approve?']
+    assert len(asked) == 1
+    assert asked[0].startswith('pay master wants to call pay with {"n": 1, "pin": ')
+    assert "4711" not in asked[0]
     assert (["paid"] if approved else []) == RAN
     assert not result.is_error
     assert result.content[0].text.startswith("done: paid" if approved else "done: ")
@@ -83,7 +92,7 @@ async def test_approval_reaches_the_user_of_the_client(mode: str, approved: bool
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
 async def test_cancelled_call_cancels_the_run(mode: str) -> None:
-    """And an error of the run is the tool's, in its words."""
+    """And the client hears of an error of the run."""
     from mcp import Client
 
     RAN.clear()
@@ -96,7 +105,53 @@ async def test_cancelled_call_cancels_the_run(mode: str) -> None:
         assert RAN == ["cut"]
         failed = await client.call_tool("pay_master", {"input": "break"})
         assert failed.is_error
-        assert "ToolLoopDetected(again and again)" in failed.content[0].text
+        assert failed.content[0].text.endswith("ToolLoopDetected: again and again")
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        ("transport", "ModelTransportError: The model could not be reached, or has answered with an error."),
+        ("own", "InternalError: The run has failed."),
+    ],
+)
+async def test_words_of_an_error_stay_here(mode: str, error: str, words: str, caplog: pytest.LogCaptureFixture) -> None:
+    """The client reads a fixed sentence, as a web client does; the log has the words, in one line."""
+    from mcp import Client
+
+    async with Client(build_server(payer), mode=mode) as client:
+        failed = await client.call_tool("pay_master", {"input": error})
+    assert failed.is_error
+    assert failed.content[0].text.endswith(words)
+    assert "canary" not in str(failed)
+    (line,) = [record.getMessage() for record in caplog.records if "a run for an MCP client" in record.getMessage()]
+    assert "secret.py" in line
+
+
+@pytest.mark.scenario("SM-14")
+async def test_state_of_a_client_is_resumed_once() -> None:
+    """A client that sends it again, at the same time or later, starts nothing, and is told why."""
+    from mcp import Client
+    from mcp.types import ElicitResult
+
+    RAN.clear()
+    said: list[str] = []
+    async with Client(build_server(payer), mode="auto") as client:
+        first = await client.session.call_tool("pay_master", {"input": "pay"}, allow_input_required=True)
+        answers = {key: ElicitResult(action="accept", content={"approve": True}) for key in first.input_requests}
+
+        async def resume() -> None:
+            given: Any = {"input_responses": answers, "request_state": first.request_state}
+            said.append((await client.session.call_tool("pay_master", {"input": "pay"}, **given)).content[0].text)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(resume)
+            group.start_soon(resume)
+        await resume()
+    assert RAN == ["paid"]
+    assert [text.startswith("done: paid") for text in said].count(True) == 1
+    assert ["This answer was given before" in text for text in said].count(True) == 2
 
 
 async def test_client_that_cannot_ask_has_the_call_rejected() -> None:
