@@ -2,7 +2,11 @@
 
 The protocol's messages go over two pipes of the process (`--remote-debugging-pipe`), so no port is open and no other
 program of the machine can reach the browser. Requests have numbers, and one at a time is waited for: a computer's calls
-are serial. Events aren't needed and are skipped.
+are serial. Of the events only one matters: a dialog (`alert`, `confirm`) holds its page until it is answered, and so it
+holds the answers that we wait for. It is closed while we wait. All other events are skipped.
+
+A page may load itself anew at any moment, also all the time. A question that it gets just then is lost, or answered by
+an error. So what changes nothing (is the page loaded, what does it look like) is asked again.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import math
 import os
 import shutil
 import signal
@@ -21,6 +26,7 @@ import anyio
 import attrs
 from anyio.abc import Process
 
+from agentloop._common.child_environment import child_environment
 from agentloop._common.error_text import redact
 from agentloop._common.terminal_text import format_line
 from agentloop.executors._protocols import (
@@ -42,6 +48,8 @@ _PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-sta
 _LONGEST_MESSAGE = 64_000_000
 """Bytes of the longest message that is read: a screenshot in base64 is some 100 thousand."""
 _REPLY_SECONDS = 30.0
+_REPEAT_SECONDS = 2.0
+"""Seconds until a question that changes nothing is asked again."""
 _END_SECONDS = 5.0
 _MOST_ERROR_BYTES = 65_536
 """Bytes that a pipe holds."""
@@ -56,6 +64,13 @@ _SWITCHES = (
     "--disable-dev-shm-usage",
     "--force-device-scale-factor=1",
 )
+_MOST_REPEATS = 12
+_PAUSE = 0.1
+"""Seconds until a question to a page that is just left is asked again."""
+_PATIENCE = 2
+"""After so many repetitions the page is kept from being left."""
+_PAGE_CHANGED = -32000
+"""The protocol's code of a question that met a page which was just left."""
 _BUTTONS = {"wheel": "middle"}
 """The protocol's words for buttons, where they differ."""
 _MODIFIERS = {"ALT": 1, "OPTION": 1, "CTRL": 2, "CONTROL": 2, "META": 4, "CMD": 4, "SUPER": 4, "SHIFT": 8}
@@ -85,6 +100,10 @@ _KEYS = {
     "ARROWDOWN": ("ArrowDown", 40, ""),
 }
 """Keys by the names that models give them: the protocol's name, its code, and the text that the key types."""
+
+
+class _PageChangedError(ComputerError):
+    """The page was left before it could answer."""
 
 
 @attrs.define(eq=False, init=False)
@@ -122,8 +141,16 @@ class Browser:
         answer = await self._ask("Page.navigate", {"url": url})
         if answer.get("errorText"):
             raise ComputerError(f"{url} could not be loaded: {answer['errorText']}")
-        while await self.evaluate("document.readyState") != "complete":  # noqa: ASYNC110 - of another process
+        while not await self._is_loaded():  # noqa: ASYNC110 - of another process
             await anyio.sleep(0.02)
+
+    async def _is_loaded(self) -> bool:
+        params = {"expression": "document.readyState", "returnByValue": True}
+        try:
+            answer = await self._ask("Runtime.evaluate", params, repeat=True)
+        except _PageChangedError:
+            return False
+        return bool(answer["result"].get("value") == "complete")
 
     async def evaluate(self, script: str) -> Any:
         """Return the value of a JavaScript expression in the page, as JSON can hold it; of a promise, its result.
@@ -143,7 +170,7 @@ class Browser:
         Raises:
             ComputerError: if the browser has ended or doesn't answer.
         """
-        answer = await self._ask("Page.captureScreenshot", {"format": "png"})
+        answer = await self._ask("Page.captureScreenshot", {"format": "png"}, repeat=True, stop=True)
         return base64.b64decode(answer["data"])
 
     async def perform(self, action: ComputerAction) -> None:
@@ -212,11 +239,19 @@ class Browser:
         target = await self._ask("Target.createTarget", {"url": "about:blank"})
         attached = await self._ask("Target.attachToTarget", {"targetId": target["targetId"], "flatten": True})
         self._session = attached["sessionId"]
+        await self._ask("Page.enable", {})  # tells of dialogs, and leaves them to us
         size = {"width": self.display.width, "height": self.display.height}
         await self._ask("Emulation.setDeviceMetricsOverride", {**size, "deviceScaleFactor": 1, "mobile": False})
 
-    async def _ask(self, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
+    async def _ask(
+        self, method: str, params: Mapping[str, Any], *, repeat: bool = False, stop: bool = False
+    ) -> dict[str, Any]:
         """Send a request and return its answer.
+
+        Args:
+            method, params: The request.
+            repeat: True to send it again while there is no answer, or the page is just left.
+            stop: True to keep a page that is left again and again from being left.
 
         Raises:
             ComputerError: if the browser refuses it, has ended, or doesn't answer in time.
@@ -224,22 +259,51 @@ class Browser:
         async with self._lock:
             if self._ended:
                 raise ComputerError("the browser has ended")
-            self._number += 1
-            request: dict[str, Any] = {"id": self._number, "method": method, "params": dict(params)}
-            if self._session is not None:
-                request["sessionId"] = self._session
-            answer: dict[str, Any] | None = None
-            with anyio.move_on_after(_REPLY_SECONDS):
-                await self._send(json.dumps(request).encode() + b"\0")
-                # Answers of requests that were cancelled have smaller numbers.
-                while answer is None or answer.get("id") != self._number:
-                    answer = json.loads(await self._receive())
-        if answer is None or answer.get("id") != request["id"]:
+            answer = await self._find_answer(method, params, _MOST_REPEATS if repeat else 0, stop)
+        if answer is None:
             raise ComputerError(f"the browser didn't answer {method} within {_REPLY_SECONDS:g} seconds")
         if "error" in answer:
-            raise ComputerError(f"{method}: {answer['error'].get('message')}")
+            said = f"{method}: {answer['error'].get('message')}"
+            raise (_PageChangedError if _is_of_a_left_page(answer) else ComputerError)(said)
         result: dict[str, Any] = answer["result"]
         return result
+
+    async def _find_answer(
+        self, method: str, params: Mapping[str, Any], repeats: int, stop: bool
+    ) -> dict[str, Any] | None:
+        asked: set[int] = set()
+        answer: dict[str, Any] | None = None
+        with anyio.move_on_after(_REPLY_SECONDS):
+            for number in range(repeats + 1):
+                if stop and number > _PATIENCE:
+                    await self._request("Page.stopLoading", {})
+                asked.add(await self._request(method, params))
+                with anyio.move_on_after(_REPEAT_SECONDS if number < repeats else math.inf):
+                    answer = await self._receive_answer(asked)
+                    if not _is_of_a_left_page(answer):
+                        break
+                    await anyio.sleep(_PAUSE)
+        return answer
+
+    async def _request(self, method: str, params: Mapping[str, Any]) -> int:
+        """Send a request and return its number."""
+        self._number += 1
+        request: dict[str, Any] = {"id": self._number, "method": method, "params": dict(params)}
+        if self._session is not None:
+            request["sessionId"] = self._session
+        await self._send(json.dumps(request).encode() + b"\0")
+        return int(request["id"])
+
+    async def _receive_answer(self, asked: set[int]) -> dict[str, Any]:
+        """Return the first answer to one of the requests *asked*, and close dialogs meanwhile."""
+        while True:
+            message: dict[str, Any] = json.loads(await self._receive())
+            if message.get("method") == "Page.javascriptDialogOpening":
+                # A page that asks whether it may be left may.
+                leaves = message["params"].get("type") == "beforeunload"
+                await self._request("Page.handleJavaScriptDialog", {"accept": leaves})
+            elif message.get("id") in asked:  # and not of a request that was cancelled
+                return message
 
     async def _send(self, message: bytes) -> None:
         left = message
@@ -264,6 +328,10 @@ class Browser:
         message, _, rest = self._received.partition(b"\0")
         self._received = rest
         return bytes(message)
+
+
+def _is_of_a_left_page(answer: Mapping[str, Any]) -> bool:
+    return bool(answer.get("error", {}).get("code") == _PAGE_CHANGED)
 
 
 def _modifiers(keys: Sequence[str] | None) -> int:
@@ -305,14 +373,16 @@ async def open_browser(
 ) -> AsyncIterator[Browser]:
     """Start a headless Chromium that shows *url*, and give it as a `Browser`; it ends with the block.
 
-    Its profile is a new folder, removed at the end. It shares nothing with other browsers of this machine. As a run's
-    resource: `browser = await ctx.resource(open_browser)`.
+    Its profile is a new folder, removed at the end. It shares nothing with other browsers of this machine, and gets no
+    variable of this process but `PATH`, `HOME`, `LANG` and `TMPDIR`. Dialogs of a page (`alert`, `confirm`) are closed
+    as by Escape. As a run's resource: `browser = await ctx.resource(open_browser)`.
 
     Args:
         url: The page to show first.
         width, height: The size of the page in pixels.
         program: The browser's path; found on `PATH` by its usual names if not given.
-        switches: Further command line switches, such as `--no-sandbox` where the system gives it no sandbox.
+        switches: Further command line switches, such as `--no-sandbox` where the system gives it no sandbox, or
+            `--proxy-server=HOST:PORT`.
 
     Cancellation: the browser's processes are ended.
 
@@ -368,6 +438,7 @@ async def _start_browser(words: Sequence[str]) -> AsyncIterator[tuple[Process, i
                     stdout=subprocess.DEVNULL,
                     stderr=theirs_errors,
                     start_new_session=True,
+                    env=child_environment(),
                     pass_fds=(theirs_read, theirs_write),
                 )
         except OSError as error:

@@ -188,7 +188,7 @@ class _SupervisedCommand:
         await anyio.lowlevel.checkpoint()
         status_read, status_write = os.pipe()
         process: Process | None = None
-        program = [sys.executable, "-I", "-S", _SUPERVISOR, str(status_write)]
+        program = [sys.executable, "-I", "-S", _SUPERVISOR, str(status_write), str(os.getpid())]
         try:
             with anyio.CancelScope(shield=True):
                 process = await anyio.open_process(

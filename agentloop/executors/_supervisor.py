@@ -6,14 +6,17 @@ Theory of operation. The command gets a session and a process group of its own, 
 supervisor is a *subreaper*: a descendant whose parent ends becomes a child of the supervisor, also if it has left the
 session (`setsid`). So every process that came of the command can be found below the supervisor, and none is left once
 the supervisor has no children. It reads its orders from standard input: one line of JSON, then nothing. The end of that
-pipe means *stop*, so the death of the application, `kill -9` included, ends the command as well. Stopping is SIGTERM to
-all, a time of grace, then SIGKILL until no child is left; the same ends what the command leaves in the background. If
-the supervisor itself is killed, the kernel kills the command (`PR_SET_PDEATHSIG`).
+pipe means *stop*, so the death of the application, `kill -9` included, ends the command as well. A child that the
+application has forked may hold that pipe open, so the supervisor also looks at its parent, twice a second: if that
+isn't the application any more, it stops. (A signal at the parent's death, `PR_SET_PDEATHSIG`, would come too early: the
+kernel sends it when the thread ends that started the supervisor.) Stopping is SIGTERM to all, a time of grace, then
+SIGKILL until no child is left; the same ends what the command leaves in the background. If the supervisor itself is
+killed, the kernel kills the command (`PR_SET_PDEATHSIG`).
 
-It reports to the descriptor named by its first argument, a line of JSON each: `{"pid": N}` before the command runs,
-`{"error": TEXT}` if it can't, and at the end `{"exit": STATUS, "left": [TEXT, …], "over": true}`, where `left`
-describes processes that could not be ended: those of another user, or those stuck in the kernel. Where there are no
-subreapers (macOS) it ends the process group, and a process that left the group is not found.
+Its arguments are a descriptor and the application's process id. It reports to the descriptor, a line of JSON each:
+`{"pid": N}` before the command runs, `{"error": TEXT}` if it can't, and at the end `{"exit": STATUS, "left": [TEXT, …],
+"over": true}`, where `left` describes processes that could not be ended: those of another user, or those stuck in the
+kernel. Where there are no subreapers (macOS) it ends the process group, and a process that left the group is not found.
 """
 
 from __future__ import annotations
@@ -31,6 +34,8 @@ _SET_SUBREAPER = 36
 _KILL_SECONDS = 3.0
 _PAUSE = 0.01
 """Seconds between two looks at processes that are ending."""
+_PARENT_PAUSE = 0.5
+"""Seconds between two looks at the parent."""
 
 
 def _prctl(option: int, value: int) -> bool:
@@ -80,8 +85,9 @@ def _send(pid: int, number: int) -> None:
 class Supervisor:
     """Starts one command, waits for its end or for the order to stop, and ends its processes."""
 
-    def __init__(self, status: int, orders: dict) -> None:  # type: ignore[type-arg]
+    def __init__(self, status: int, application: int, orders: dict) -> None:  # type: ignore[type-arg]
         self._status = status
+        self._application = application
         self._orders = orders
         self._pid = 0
         self._exit: int | None = None
@@ -144,10 +150,10 @@ class Supervisor:
             self._reap()
             if self._exit is not None or self._stops:
                 return
-            ready, _, _ = select.select([0, wake_read], [], [])
+            ready, _, _ = select.select([0, wake_read], [], [], _PARENT_PAUSE)
             if wake_read in ready:
                 os.read(wake_read, 4096)
-            if 0 in ready:
+            if 0 in ready or os.getppid() != self._application:
                 return
 
     def _stop(self, *_: object) -> None:
@@ -229,15 +235,18 @@ class Supervisor:
 
 def main() -> None:
     """Read the orders, and carry them out."""
-    status = int(sys.argv[1])
+    status, application = map(int, sys.argv[1:])
     os.set_inheritable(status, False)
     line = bytearray()
     while not line.endswith(b"\n"):
+        while not select.select([0], [], [], _PARENT_PAUSE)[0]:
+            if os.getppid() != application:
+                return
         chunk = os.read(0, 65536)
         if not chunk:
             return  # stopped before the orders came
         line += chunk
-    Supervisor(status, json.loads(line)).run()
+    Supervisor(status, application, json.loads(line)).run()
 
 
 if __name__ == "__main__":

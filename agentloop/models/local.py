@@ -22,6 +22,7 @@ import attrs
 from anyio.abc import Process
 
 from agentloop._common.checks import check_count
+from agentloop._common.child_environment import child_environment
 from agentloop.abc import Model
 from agentloop.exceptions import ModelTransportError, UserError, UserValueError
 from agentloop.model_events import ModelEvent, ModelInfo, ModelRequest
@@ -37,6 +38,8 @@ START_TIMEOUT = 60.0
 STOP_TIMEOUT = 3.0
 _MAX_TOKENS = 1024
 """The limit that is sent over an interface that requires one; the server's own."""
+_WHERE_CODE_IS = ("PYTHONPATH", "LD_LIBRARY_PATH")
+"""Variables by which the child may find its engine, if this process found it by them."""
 _SERVER = Path(__file__).with_name("_local_server.py")
 
 
@@ -176,7 +179,12 @@ class LocalModel(Model):
         try:
             # Its own session, so that a Ctrl-C in the terminal reaches this process alone, which then ends the child.
             process = await anyio.open_process(
-                self._command(file), stdin=PIPE, stdout=PIPE, stderr=log, start_new_session=True
+                self._command(file),
+                stdin=PIPE,
+                stdout=PIPE,
+                stderr=log,
+                start_new_session=True,
+                env=child_environment(*_WHERE_CODE_IS),
             )
             said = await _first_line(process, log)
             model = self._make_client(said["url"])

@@ -349,6 +349,22 @@ async def test_a_child_that_ignores_being_asked_is_made_to_end(fake: Any, monkey
 
 
 @real
+async def test_the_child_gets_no_key_of_the_application(
+    fake: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Of its variables it gets those that every program needs, and those by which it finds its engine."""
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-canary")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.delenv("LANG", raising=False)
+    told = tmp_path / "told"
+    async with fake(f"open({str(told)!r}, 'w').write(json.dumps(dict(os.environ)))"):
+        given = json.loads(told.read_text())
+    allowed = {"PATH", "HOME", "LANG", "TMPDIR", "PYTHONPATH", "LD_LIBRARY_PATH"}
+    assert set(given) - {"LC_CTYPE"} <= allowed  # Python itself may set that one
+    assert (given["LANG"], given["PYTHONPATH"], given["PATH"]) == ("C.UTF-8", str(tmp_path), os.environ["PATH"])
+
+
+@real
 async def test_several_runs_share_one_child(fake: Any) -> None:
     """The last user to leave ends it; a child that listens but doesn't answer is a plain transport error."""
     model = fake()

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import struct
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,6 +21,7 @@ from agentloop.executors import (
     Click,
     Computer,
     ComputerError,
+    Display,
     DoubleClick,
     DragPointer,
     MovePointer,
@@ -163,9 +165,115 @@ async def test_a_run_with_a_browser(tmp_path: Path) -> None:
 
 @chromium
 @pytest.mark.skipif(not os.path.isdir("/proc"), reason="there is no /proc")
+async def test_a_browser_gets_no_key_of_the_application(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor do its processes, which run the scripts of strangers."""
+    monkeypatch.setenv("TEST_API_KEY", f"sk-{tmp_path}")
+    async with browsing(tmp_path):
+        assert processes_with(f"user-data-dir={tempfile.gettempdir()}", "cmdline")
+        assert processes_with(f"sk-{tmp_path}", "environ") == []
+
+
+DIALOGS = {
+    "at once": "alert(1)",
+    "later": "setTimeout(() => alert(1), 20)",
+    "many": "for (let n = 0; n < 30; n++) alert(n)",
+    "questions": "document.title = String(prompt('x')) + confirm('y')",
+    "in a frame": "document.write('<iframe srcdoc=\"<script>alert(1)</script>\"></iframe>')",
+    "in another page": "window.open('about:blank').alert(1)",
+    "when left": "onbeforeunload = e => { e.preventDefault(); return 'x' }",
+    "loads anew": "setTimeout(() => location.search.length < 30 ? location.search += 'x' : 0)",
+}
+
+
+@chromium
+@pytest.mark.parametrize("name", DIALOGS)
+async def test_dialogs_of_a_page_hold_nobody(tmp_path: Path, name: str) -> None:
+    """They are closed as by Escape, and the page goes on; a page that asks whether it may be left may be left."""
+    page = tmp_path / "dialogs.html"
+    await anyio.Path(page).write_text(f"<body style='height:500px'><script>{DIALOGS[name]}</script>hi")
+    async with browsing(tmp_path) as browser:
+        await browser.open_page(f"file://{page}")
+        await browser.perform(Click(x=50, y=50))
+        assert (await browser.screenshot()).startswith(b"\x89PNG")
+        if name == "questions":
+            assert await browser.evaluate("document.title") == "nullfalse"
+        await browser.open_page(f"file://{tmp_path}/page.html")
+        assert await browser.evaluate("typeof seen") == "object"
+
+
+class _Pipe:
+    """A browser by its messages: gives those of *script*, one for each that it is asked."""
+
+    def __init__(self, *script: list[dict[str, Any]]) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self._script = list(script)
+        self._answers, theirs = os.pipe()
+        requests, self._requests = os.pipe()
+        self.ends = (self._answers, theirs, requests, self._requests)
+        self.browser = Browser(Display(width=1, height=1), self._answers, self._requests)
+        self._send, self._read = theirs, requests
+        os.set_blocking(self._read, False)
+
+    async def answer(self) -> None:
+        """Answer each request with the next messages of the script; `N` in place of an id is the request's."""
+        while True:
+            await anyio.wait_readable(self._read)
+            for text in os.read(self._read, 100_000).split(b"\0")[:-1]:
+                self.asked.append(json.loads(text))
+                for message in self._script.pop(0) if self._script else []:
+                    given = message | ({"id": self.asked[-1]["id"]} if message.get("id") == "N" else {})
+                    os.write(self._send, json.dumps(given).encode() + b"\0")
+
+
+@pytest.mark.parametrize("lost", ["silent", "left"])
+async def test_what_changes_nothing_is_asked_again(lost: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A question that a page which is just left has lost; and such a page is kept from being left at last."""
+    monkeypatch.setattr(_browser, "_REPEAT_SECONDS", 0.01 if lost == "silent" else 600)
+    monkeypatch.setattr(_browser, "_PAUSE", 0)
+    left = {"id": "N", "error": {"code": -32000, "message": "Not attached to an active page"}}
+    miss: list[dict[str, Any]] = [] if lost == "silent" else [left]
+    stopped: list[dict[str, Any]] = [{"id": "N", "result": {}}]
+    pipe = _Pipe(miss, miss, miss, stopped, [{"id": "N", "result": {"data": "UE5H"}}], [left])
+    try:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(pipe.answer)
+            assert await pipe.browser.screenshot() == b"PNG"
+            methods = [each["method"] for each in pipe.asked]
+            assert methods[:5] == ["Page.captureScreenshot"] * 3 + ["Page.stopLoading", "Page.captureScreenshot"]
+            with pytest.raises(ComputerError, match="Not attached"):
+                await pipe.browser.evaluate("1")
+            tasks.cancel_scope.cancel()
+    finally:
+        for end in pipe.ends:
+            os.close(end)
+
+
+async def test_a_dialog_is_closed_while_an_answer_is_waited_for() -> None:
+    """And what closes it is not taken for the answer."""
+    opened = {"method": "Page.javascriptDialogOpening", "params": {"type": "alert"}}
+    leaving = {"method": "Page.javascriptDialogOpening", "params": {"type": "beforeunload"}}
+    closed = {"id": "N", "result": {}}
+    pipe = _Pipe(
+        [opened],
+        [closed, {"method": "Page.frameNavigated"}, leaving],
+        [closed, {"id": 1, "result": {"result": {"value": 7}}}],
+    )
+    try:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(pipe.answer)
+            assert await pipe.browser.evaluate("x") == 7
+            tasks.cancel_scope.cancel()
+        assert [each["params"].get("accept") for each in pipe.asked] == [None, False, True]
+    finally:
+        for end in pipe.ends:
+            os.close(end)
+
+
+@chromium
+@pytest.mark.skipif(not os.path.isdir("/proc"), reason="there is no /proc")
 async def test_cancelled_while_it_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No process of this browser is left, at whatever moment it is cancelled; others' browsers don't count."""
-    monkeypatch.setenv("TEST_OF_BROWSER", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # the only variables that a browser gets are those of every program
     async with browsing(tmp_path):
         assert processes_with(str(tmp_path), "environ")
     for after in (0.0, 0.01, 0.1, 0.4):

@@ -199,6 +199,54 @@ async def test_the_death_of_the_application_ends_its_commands(tmp_path: Path) ->
 
 
 @linux
+async def test_a_forked_child_of_the_application_keeps_no_command_alive(tmp_path: Path) -> None:
+    """The child has the pipe that tells the supervisor to go on; the supervisor looks at its parent as well."""
+    program = (
+        "import anyio, os, signal, sys, threading, time\nfrom agentloop.executors import *\n"
+        "def fork():\n"
+        "    while not os.path.exists(sys.argv[1] + '/pids'): time.sleep(0.01)\n"
+        "    child = os.fork()\n"
+        "    if not child:\n"
+        "        while not os.path.exists(sys.argv[1] + '/over'): time.sleep(0.01)\n"
+        "        os._exit(0)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "threading.Thread(target=fork).start()\n"
+        "anyio.run(LocalShell(sys.argv[1], grace=0.1).run, "
+        'ShellRequest(commands=("setsid sleep 1000 & echo $! >> pids; echo $$ >> pids; sleep 1000",)))'
+    )
+    command = [sys.executable, "-W", "ignore", "-c", program, str(tmp_path)]
+    async with await anyio.open_process(command, stdin=None, stdout=None) as application:
+        try:
+            pids = await pids_in(tmp_path / "pids", 2)
+            assert await application.wait() == -signal.SIGKILL
+            await until(lambda: not any(map(is_alive, pids)))
+        finally:
+            (tmp_path / "over").touch()
+
+
+@linux
+@pytest.mark.parametrize("order", ["", '{"command": '])
+async def test_a_supervisor_without_orders_ends_with_the_application(tmp_path: Path, order: str) -> None:
+    """Also if the pipe of its orders stays open."""
+    orders, keep = os.pipe()
+    os.write(keep, order.encode())
+    program = (
+        "import os, subprocess, sys\n"
+        "child = subprocess.Popen([sys.executable, '-I', '-S', sys.argv[1], '1', str(os.getpid())], stdin=0)\n"
+        "print(child.pid, flush=True)"
+    )
+    command = [sys.executable, "-c", program, _local_shell._SUPERVISOR]
+    try:
+        async with await anyio.open_process(command, stdin=orders) as application:
+            assert application.stdout is not None
+            pid = int(await application.stdout.receive())
+            await until(lambda: not is_alive(pid))
+    finally:
+        os.close(orders)
+        os.close(keep)
+
+
+@linux
 async def test_a_command_that_kills_its_supervisor(tmp_path: Path) -> None:
     """It is killed with it, and dies soon; the result says that what left the group may be running."""
     result = await run_one(LocalShell(tmp_path), "echo $$ > pids; kill -9 $PPID; sleep 1000")
