@@ -1,7 +1,7 @@
 """Leases: who may go on with a run, what becomes of a worker whose lease has passed, and verdicts from elsewhere."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -17,7 +17,8 @@ from agentloop.postgres import Lease, LeaseHeld, LeaseLost, PostgresJournal, Pos
 from agentloop.postgres import _connections as connections_module
 from agentloop.postgres import _lease as lease_module
 from agentloop.postgres import _renewals as renewals_module
-from agentloop.testing import call, say
+from agentloop.testing import call, check, say
+from agentloop.testing.invariants import Observation
 
 pytestmark = [pytest.mark.real_clock, pytest.mark.timeout(120)]
 
@@ -475,6 +476,65 @@ async def test_a_worker_without_the_tool_leaves_an_approved_call_to_another(
     async with store.lease("run") as lease:
         result = await Runner.resume(agent, PostgresJournal(store, lease))
     assert (result.final_output, paid) == ("done", [5])
+
+
+@pytest.mark.scenario("SM-02")
+async def test_a_second_verdict_is_refused_and_names_the_first(conninfo: str, store: PostgresStore) -> None:
+    """Two people have both seen the call. The first one's verdict counts, in this pause and in each later one."""
+    agent, paid = payer()
+    async with store.lease("run") as lease:
+        await Runner.run(agent, "go", journal=PostgresJournal(store, lease))
+    async with PostgresStore(conninfo) as elsewhere:
+        ann, bob = PostgresJournal(store, "run"), PostgresJournal(elsewhere, "run")
+        (asked,), (seen,) = await ann.interruptions(), await bob.interruptions()
+        await ann.reject(asked, message="fraud", by="ann")
+        for _ in range(2):
+            with pytest.raises(StateError, match="it was rejected by 'ann'; with replace=True"):
+                await bob.approve(seen, by="bob")
+        await bob.approve(seen, by="bob", replace=True)
+        with pytest.raises(StateError, match="it was approved by 'bob'"):  # the same object, after another's write
+            await ann.reject(asked, by="ann")
+    async with store.lease("run") as lease:
+        await Runner.resume(agent, PostgresJournal(store, lease))
+    assert paid == [5]
+    for replace in (False, True):
+        with pytest.raises(StateError):
+            await ann.reject(asked, by="ann", replace=replace)
+    state = await RunState.from_journal(agent, PostgresJournal(store, "run"))
+    check(Observation(records=tuple(state.records)))
+
+
+@pytest.mark.scenario("SM-02")
+@pytest.mark.parametrize("faster", ["verdict", "worker"])
+async def test_a_verdict_that_lost_the_race_says_who_was_faster(
+    conninfo: str, store: PostgresStore, faster: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process decides, or runs on, between the reading of the log and the append. Nothing of it is appended."""
+    agent, paid = payer()
+    async with store.lease("run") as lease:
+        await Runner.run(agent, "go", journal=PostgresJournal(store, lease))
+    bob = PostgresJournal(store, "run")
+    append, raced = bob.append, False
+
+    async def race(lines: Sequence[bytes]) -> None:
+        nonlocal raced
+        if not raced:
+            raced = True
+            async with PostgresStore(conninfo) as elsewhere:
+                await PostgresJournal(elsewhere, "run").reject("p", by="ann")
+                if faster == "worker":
+                    async with elsewhere.lease("run") as lease:
+                        await Runner.resume(agent, PostgresJournal(elsewhere, lease))
+        await append(lines)
+
+    monkeypatch.setattr(bob, "append", race)
+    said = "rejected by 'ann'; with replace" if faster == "verdict" else "is over"
+    with pytest.raises(StateError, match=said):
+        await bob.approve("p", by="bob")
+    assert raced
+    async with store.lease("run") as lease:
+        await Runner.resume(agent, PostgresJournal(store, lease))
+    assert paid == []
 
 
 async def test_a_run_that_nobody_began_waits_for_nothing(store: PostgresStore) -> None:

@@ -124,6 +124,51 @@ async def test_verdicts(address: str) -> None:
         assert [one["outcome"]["status"] for one in (await handle.result()).data["calls"]] == ["succeeded"]
 
 
+@pytest.mark.scenario("SM-01", "SM-02")
+async def test_a_second_verdict_names_the_first(address: str) -> None:
+    """While the turn goes on a verdict may be replaced on purpose; after that it stands, and the log is read."""
+    plugin = AgentPlugin(agents())
+    async with worker(address, plugin) as (client, queue):
+        handle = await start(client, queue, "hasty")
+        await waiting(handle)
+        await started(handle, "CallStarted")
+        await handle.reject("p1", message="fraud", by="ann")
+        assert await handle.interruptions() == []
+        with pytest.raises(StateError, match="it was rejected by 'ann'; with replace=True"):
+            await handle.approve("p1", by="bob")
+        with pytest.raises(UserTypeError, match="replace: True or False is needed"):
+            await handle.approve("p1", replace=1)  # type: ignore[arg-type]
+        await handle.approve("p1", by="bob", replace=True)
+        await handle.cancel_call("w0")
+        with anyio.fail_after(30):
+            result = await handle.result()
+        with pytest.raises(Exception):  # noqa: B017 - the engine's own error of a closed workflow
+            await handle.approve("p1", replace=True)
+        assert {one["call"]["call_id"]: one["outcome"]["status"] for one in result.data["calls"]}["p1"] == "succeeded"
+        given = [one for one in [each async for each in handle.records()] if type(one).__name__ == "VerdictGiven"]
+        assert [(one.approved, one.by) for one in given] == [(False, "ann"), (True, "bob")]  # type: ignore[union-attr]
+        await replay_history(handle, plugin)
+
+
+@pytest.mark.scenario("SM-03")
+async def test_a_call_that_was_cancelled_while_it_waited_never_runs(address: str) -> None:
+    """Its approval comes after that, and changes nothing."""
+    plugin = AgentPlugin(agents())
+    async with worker(address, plugin) as (client, queue):
+        handle = await start(client, queue, "hasty")
+        await waiting(handle)
+        await started(handle, "CallStarted")
+        assert await handle.cancel_call("p1", "enough") is True
+        await handle.cancel_call("w0")
+        await started(handle, "RunEnded")
+        await handle.approve("p1")
+        with anyio.fail_after(30):
+            result = await handle.result()
+        outcomes = {one["call"]["call_id"]: one["outcome"] for one in result.data["calls"]}
+        assert (outcomes["p1"]["status"], outcomes["p1"]["reason"]) == ("cancelled", "enough")
+        await replay_history(handle, plugin)
+
+
 @pytest.mark.parametrize("agent", ["payer", "hasty"])
 async def test_a_verdict_that_does_not_fit_leaves_the_call_waiting(address: str, agent: str) -> None:
     """It is refused to who gives it, between two turns and within one; one by signal is ignored. The run goes on."""
