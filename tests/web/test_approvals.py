@@ -26,6 +26,7 @@ ELSEWHERE = "The run is being resumed elsewhere, or its journal takes no verdict
 KEY = SealKey(b"0123456789abcdef")
 YES = {"call_id": "call_1", "approve": True}
 NO = {"call_id": "call_2", "approve": False, "message": "b is needed"}
+REJECTED = "No call 'call_2' waits for a verdict: it was rejected by 'ann'."
 
 PLACES: dict[str, Callable[[Path], dict[str, Any]]] = {
     "memory": lambda path: {},
@@ -210,6 +211,55 @@ async def test_verdict_while_the_run_is_under_way() -> None:
         await response.end()
     assert response.frames[-1].data["status"] == "completed"
     assert watched.deleted == ["a"]
+
+
+@pytest.mark.scenario("SM-01", "SM-02")
+async def test_a_second_click_is_refused_and_names_the_first() -> None:
+    """While the run is under way, before the call starts and after that; the other one's answer is the one that counts.
+    Two verdicts on one call in one request are none.
+    """
+    watched, journals, names = Watched(), Journals(), iter(["ann", "bob", "bob", "bob"])
+
+    def admit(request: WebRequest) -> Grant:
+        return Grant(by=next(names)) if request.action == "decide" else Grant()
+
+    steps = [[call("delete", {"path": "a"}), call("delete", {"path": "b"}), call("hold")], say("Done.")]
+    app = AgentApp(watched.agent(steps), on_disconnect="continue", journals=journals, admit=admit)
+    async with app, send_request(app, "POST", "/runs", HELLO) as response:
+        await response.frame("approval_requested", 2)
+        await watched.started.wait()
+        run = response.headers["agentloop-run"]
+        assert (await decide(app, run, NO)).status == 202
+        for verdicts in ([{**NO, "approve": True, "message": None}], [NO]):
+            refused = await decide(app, run, *verdicts)
+            assert (refused.status, refused.json["error"]) == (409, REJECTED)
+        twice = await decide(app, run, YES, {**YES, "approve": False})
+        assert twice.status == 409
+        watched.free.set()
+        await response.end()
+    assert watched.deleted == []
+    lines = b"\n".join(await journals.kept[run].read())
+    assert lines.count(b'"kind":"verdict_given"') == 1
+
+
+@pytest.mark.scenario("SM-03")
+async def test_a_call_that_was_cancelled_while_it_waited_never_runs() -> None:
+    """The approval that comes after the cancellation changes nothing."""
+    watched, journals = Watched(), Journals()
+    steps = [[call("delete", {"path": "a"}), call("hold")], say("Done.")]
+    app = AgentApp(watched.agent(steps), on_disconnect="continue", journals=journals)
+    async with app:
+        async with send_request(app, "POST", "/runs", HELLO) as response:
+            await response.frame("approval_requested")
+            await watched.started.wait()
+            run = response.headers["agentloop-run"]
+            assert (await ask(app, "POST", f"/runs/{run}/cancel", {"call_id": "call_1"})).status == 202
+            watched.free.set()
+            await response.end()
+        assert response.frames[-1].kind == "interrupted"
+        after = await decide(app, run, YES)
+        assert after.frames[-1].data["status"] == "completed"
+    assert watched.deleted == []
 
 
 @pytest.mark.parametrize(("status", "sentence", "verdict"), [(a, b, {**YES, **c}) for a, b, c in WRONG])
