@@ -107,8 +107,11 @@ def write_whole(value: int, _context: Context = None) -> Any:
 
 
 def _write_count(value: int, _context: Context = None) -> Any:
-    """Return a count as JSON: as it is, as msgspec writes it, unless it is too long for Python's own text form."""
-    return value if value.bit_length() < 14_000 else {"$int": hex(value)}
+    """Return a count as JSON: as it is, as msgspec writes it, unless it is too long for Python's own text form.
+
+    A value that is none stays as it is, too: reading it names its place.
+    """
+    return {"$int": hex(value)} if type(value) is int and value.bit_length() >= 14_000 else value
 
 
 def read_whole(value: Any, _context: Context = None) -> int:
