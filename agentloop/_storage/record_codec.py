@@ -161,11 +161,11 @@ def find_fault(part: r.Record | ModelResponse) -> str | None:
 
     Values aren't quoted.
     """
-    hint = ModelResponse if isinstance(part, ModelResponse) else _RECORD
+    record = r.ModelResponded((), 0, 0.0, part) if isinstance(part, ModelResponse) else part
     try:
-        _codecs()[hint].read(decode(encode(_write_part(hint, part, DIGESTS), None)), DIGESTS)
+        record_from_line(record_to_line(record))
     except Exception as error:
-        return fault_text(error, "$")
+        return fault_text(error, "$").removeprefix("Malformed record: ").removesuffix(" @ $")
     return None
 
 

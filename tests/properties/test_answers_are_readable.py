@@ -190,7 +190,7 @@ def cited(citation: Any) -> tuple[Item, ...]:
 
 
 WRONG: list[tuple[tuple[Any, ...], RequestUsage | None, str]] = [
-    (cited(UrlCitation(url="u", start=True)), None, r"\$\.items\[0\]\.content\[0\]\.annotations\[0\]\.start"),
+    (cited(UrlCitation(url="u", start=True)), None, r"\$\.response\.items\[0\]\.content\[0\]\.annotations\[0\]\.start"),
     (cited(FileCitation(file_id="f", index=1.0)), None, r"annotations\[0\]\.index"),  # type: ignore[arg-type]
     ((AssistantMessage((Text(5),)),), None, r"content\[0\]\.text"),  # type: ignore[arg-type]
     ((ToolCall("c", "f", {}),), None, r"items\[0\]\.arguments"),  # type: ignore[arg-type]
