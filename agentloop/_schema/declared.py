@@ -48,7 +48,8 @@ class _Walk:
             self._seen.add(name)
             schema = self._defs[name]
         if form := _FORMATS.get(type(info)):
-            schema.setdefault("format", form)
+            if getattr(info, "tz", None) is not False:  # both formats are of times with an offset
+                schema.setdefault("format", form)
         elif "enum" in schema:
             self._order(info, schema)
         else:
