@@ -106,13 +106,13 @@ async def test_a_time_limit_ends_the_command_and_those_after_it(tmp_path: Path) 
     """The output so far is kept; the shorter of the two limits holds."""
     shell = LocalShell(tmp_path, timeout=60)
     began = time.monotonic()
-    results = await run(shell, "true", "echo begun; sleep 60; echo never", "echo no", timeout=0.5)
+    results = await run(shell, "true", "echo begun; sleep 60; echo never", "echo no", timeout=3)
     assert [(each.exit_code, each.timed_out, each.stdout) for each in results] == [
         (0, False, ""),
         (None, True, "begun\n"),
     ]
     assert (await run_one(LocalShell(tmp_path, timeout=0.3), "sleep 60", timeout=50)).timed_out
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 50
 
 
 @linux

@@ -87,7 +87,7 @@ async def test_progress_is_delivered_while_the_body_runs() -> None:
         return "done"
 
     agent = make_agent([waits], call_each("waits"))
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with Runner.run_streamed(agent, "go") as stream:
             async for event in stream:
                 if isinstance(event, ev.CallProgress):
