@@ -6,8 +6,9 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -179,6 +180,35 @@ def tests(session: nox.Session) -> None:
     venv = _installed(session, _found(session)[0], model=True)
     parts = {"newest": list(session.posargs)} if session.posargs else HALVES
     _run_jobs(session, [Job(name, venv, what) for name, what in parts.items()])
+
+
+@nox.session(python=False)
+def busy(session: nox.Session) -> None:
+    """Run the tests of `tests` beside eight processes that only spin: no test may depend on how fast the machine is.
+
+    It takes five times as long as `tests` or more; `nox -s busy -- --times 5` does it five times.
+    """
+    times = int(session.posargs[1]) if session.posargs[:1] == ["--times"] else 1
+    venv = _installed(session, _found(session)[0], model=True)
+    # A test that hangs is ended by pytest; eight other processes are no reason for it.
+    jobs = [Job(name, venv, [*what, "--timeout", "900"]) for name, what in HALVES.items()]
+    for number in range(times):
+        session.log(f"{number + 1} of {times}")
+        with _spinning(8):
+            _run_jobs(session, jobs)
+
+
+@contextmanager
+def _spinning(processes: int) -> Iterator[None]:
+    """Keep so many processes busy."""
+    program = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: sum(range(10_000))"
+    running = [subprocess.Popen([sys.executable, "-c", program]) for _ in range(processes)]
+    try:
+        yield
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
 
 
 @nox.session(name="tests-all", python=False)
@@ -609,14 +639,15 @@ LONG_TEMPORAL = [f"tests/temporal_engine/test_{name}.py" for name in ("lost_work
 def long(session: nox.Session) -> None:
     """Run what takes too long for every change, about an hour on two cores: the sweeps at every step, record and line,
     the tests of runs five times in other orders of tasks, on uvloop, with eager tasks, in anyio's own nurseries and
-    with all steps of every call, ten minutes of exploration, what `scale` measures, and workers of Temporal that are
-    killed at each activity. All of it runs, whatever fails. `nox -s long -- uvloop scale` takes these parts.
+    with all steps of every call, ten minutes of exploration, what `scale` measures, workers of Temporal that are killed
+    at each activity, and `busy`. All of it runs, whatever fails. `nox -s long -- uvloop scale` takes these parts.
     """
     passes = {name: ["-m", "pytest", "-q", "-p", "no:cacheprovider", *given] for name, given in LONG.items()}
     passes["exploration"] = ["-m", "tests.exploration", "--budget", "600"]
     passes["answers"] = ["-m", "tests.exploration.malformed_answers", "--count", "200000"]
     passes["scale"] = ["-m", "benchmarks.scale"]
     passes["temporal"] = ["-m", "pytest", "-q", "-p", "no:cacheprovider", *LONG_TEMPORAL]
+    passes["busy"] = []  # a session of its own, which ends this one if it fails: so it is the last
     if unknown := set(session.posargs) - set(passes):
         session.error(f"no part {', '.join(sorted(unknown))}; there are {', '.join(passes)}")
     environment = {
@@ -630,6 +661,9 @@ def long(session: nox.Session) -> None:
     failed = []
     for name in session.posargs or passes:
         session.log(name)
+        if name == "busy":
+            busy(session)
+            continue
         kind = name if name == "temporal" else "long"
         if kind not in environments:
             environments[kind] = _long_environment(session, kind)
