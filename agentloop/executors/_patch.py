@@ -14,6 +14,8 @@ steps it is asked whether the edit is cancelled.
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Callable, Iterator, Sequence
 
 import attrs
@@ -23,6 +25,7 @@ from agentloop.executors._protocols import CreateFile, DeleteFile, EditError, Ed
 
 _BEGIN, _END = "*** Begin Patch", "*** End Patch"
 _ADD, _UPDATE, _DELETE, _MOVE = "*** Add File: ", "*** Update File: ", "*** Delete File: ", "*** Move to: "
+_HEADER = re.compile("^" + "|^".join(map(re.escape, (_ADD, _UPDATE, _DELETE))), re.MULTILINE)
 _END_OF_FILE = "*** End of File"
 _QUOTED = 120
 """The most characters of a line that a message quotes."""
@@ -79,37 +82,43 @@ def parse_patch(patch: str) -> tuple[EditOperation, ...]:
     Raises:
         ModelBehaviorError: if it isn't in the format; names the line.
     """
-    lines = patch.replace("\r\n", "\n").strip("\n").split("\n")
-    if lines[0].strip() != _BEGIN:
-        raise ModelBehaviorError(f"A patch begins with {_BEGIN!r}, not {lines[0][:_QUOTED]!r}.")
-    if len(lines) < 2 or lines[-1].strip() != _END:
-        raise ModelBehaviorError(f"A patch ends with {_END!r}, not {lines[-1][:_QUOTED]!r}.")
-    found = list(_operations(lines[1:-1]))
+    text = patch.replace("\r\n", "\n").strip("\n")
+    first, _, rest = text.partition("\n")
+    if first.strip() != _BEGIN:
+        raise ModelBehaviorError(f"A patch begins with {_BEGIN!r}, not {first[:_QUOTED]!r}.")
+    content, _, last = rest.rpartition("\n")
+    if last.strip() != _END:
+        raise ModelBehaviorError(f"A patch ends with {_END!r}, not {(last or first)[:_QUOTED]!r}.")
+    found = tuple(_operations(content))
     if not found:
         raise ModelBehaviorError("The patch names no file.")
-    return tuple(found)
+    return found
 
 
-def _operations(lines: list[str]) -> Iterator[EditOperation]:
-    at = 0
-    while at < len(lines):
-        line, at = lines[at], at + 1
-        start = at
-        while at < len(lines) and not lines[at].startswith((_ADD, _UPDATE, _DELETE)):
-            at += 1
-        content = lines[start:at]
+def _operations(content: str) -> Iterator[EditOperation]:
+    # Searched for by one expression, and not line by line: this runs on the event loop.
+    starts = [*(found.start() for found in _HEADER.finditer(content)), len(content) + 1]
+    _refuse_lines(content[: starts[0]])
+    for start, end in itertools.pairwise(starts):
+        line, _, diff = content[start : end - 1].partition("\n")
         if line.startswith(_ADD):
-            yield CreateFile(path=line.removeprefix(_ADD).strip(), diff="\n".join(content))
+            yield CreateFile(path=line.removeprefix(_ADD).strip(), diff=diff)
         elif line.startswith(_UPDATE):
             move = None
-            if content and content[0].startswith(_MOVE):
-                move, content = content[0].removeprefix(_MOVE).strip(), content[1:]
-            yield UpdateFile(path=line.removeprefix(_UPDATE).strip(), diff="\n".join(content), move_to=move)
-        elif line.startswith(_DELETE) and not any(map(str.strip, content)):
+            if diff.startswith(_MOVE):
+                target, _, diff = diff.partition("\n")
+                move = target.removeprefix(_MOVE).strip()
+            yield UpdateFile(path=line.removeprefix(_UPDATE).strip(), diff=diff, move_to=move)
+        else:
+            _refuse_lines(diff)
             yield DeleteFile(path=line.removeprefix(_DELETE).strip())
-        elif line.strip() or any(map(str.strip, content)):
-            unexpected = line if not line.startswith(_DELETE) else next(filter(str.strip, content))
-            raise ModelBehaviorError(f"A line of the patch belongs to no file: {unexpected[:_QUOTED]!r}")
+
+
+def _refuse_lines(text: str) -> None:
+    """Refuse lines of a patch that are not blank where no diff can be."""
+    if text.strip():
+        line = next(filter(str.strip, text.split("\n")))
+        raise ModelBehaviorError(f"A line of the patch belongs to no file: {line[:_QUOTED]!r}")
 
 
 def read_new_text(diff: str) -> str:

@@ -13,6 +13,7 @@ import shlex
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar, Unpack
 
+import anyio.lowlevel
 import msgspec
 
 from agentloop._common.errors import ModelBehaviorError, UserTypeError
@@ -49,6 +50,8 @@ from agentloop.items import Image, ToolKind
 from agentloop.settings import JsonLimits
 from agentloop.tools import FunctionTool, ToolOptions
 
+_PIECE = 50_000
+"""About so many characters of a file are shown to a model in one step of the event loop."""
 ArgumentsT = TypeVar("ArgumentsT")
 ExecutorT = TypeVar("ExecutorT")
 
@@ -333,17 +336,27 @@ def editor_tool(
         if operations:
             return await choose(ctx).apply(operations)
         given: _EditorCommand = _read(arguments, _EditorCommand, "an editor")
-        return _number_lines(await choose(ctx).read(given.path), given.view_range)
+        return await _number_lines(await choose(ctx).read(given.path), given.view_range)
 
     return _make_tool(apply, _PATCH, "apply_patch", native, options, description=_ABOUT_PATCHES, needs_approval=True)
 
 
-def _number_lines(text: str, bounds: tuple[int, int] | None) -> str:
-    """Return the lines of *text* with their numbers, from the first of *bounds* to the second; -1 is the end."""
-    lines = text.splitlines()
+async def _number_lines(text: str, bounds: tuple[int, int] | None) -> str:
+    """Return the lines of *text* with their numbers, from the first of *bounds* to the second; -1 is the end.
+
+    Cancellation: it is looked for, and other tasks run, once in some thousand characters.
+    """
     first, last = bounds if bounds is not None else (1, -1)
-    end = len(lines) if last == -1 else last
-    return "\n".join(f"{number}\t{line}" for number, line in enumerate(lines, 1) if first <= number <= end)
+    shown: list[str] = []
+    at = number = 0
+    while at < len(text) and (last == -1 or number < last):
+        end = text.find("\n", at + _PIECE) + 1 or len(text)
+        for number, line in enumerate(text[at:end].splitlines(), number + 1):  # noqa: B020 - it goes on counting
+            if first <= number and (last == -1 or number <= last):
+                shown.append(f"{number}\t{line}")
+        at = end
+        await anyio.lowlevel.checkpoint()
+    return "\n".join(shown)
 
 
 # ---------------------------------------------------------------------------------------------- computer

@@ -5,8 +5,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import attrs
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from kit.watching import Watch
 from sweeps.stepping import COMBINATIONS, Kind, Stepped, run_once
 
@@ -58,6 +61,7 @@ from agentloop.executors import (
     UpdateFile,
     WaitForScreen,
     WriteFile,
+    _tools,
     computer_tool,
     editor_tool,
     read_actions,
@@ -381,6 +385,46 @@ async def test_a_body_outside_of_runs(tmp_path: Any) -> None:
     shown = await editor_tool(Scripted()).run_body({"command": "view", "path": "a", "view_range": [2, -1]})
     assert shown == "2\ttwo\n3\tthree"
     assert (await editor_tool(Scripted()).run_body({"command": "view", "path": "a"})).startswith("1\tone\n2")
+
+
+@pytest.mark.scenario("SM-13")
+async def test_a_large_file_is_shown_in_many_steps_of_the_loop() -> None:
+    """Other tasks go on meanwhile: ten times the size are many times the steps."""
+    turns = 0
+
+    async def turn() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await anyio.lowlevel.checkpoint()
+
+    async def steps(text: str) -> int:
+        nonlocal turns
+        turns = 0
+        await _tools._number_lines(text, None)
+        return turns
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(turn)
+        await anyio.lowlevel.checkpoint()
+        few, many = await steps("a\n" * 50_000), await steps("a\n" * 500_000)
+        tasks.cancel_scope.cancel()
+    assert few >= 1
+    assert many >= 5 * few
+
+
+@given(
+    text=st.lists(st.sampled_from(["a", "\n", "\r\n", "\x0c", "b"]), max_size=12).map("".join),
+    bounds=st.none() | st.tuples(st.integers(-1, 9), st.integers(-1, 9)),
+)
+def test_lines_are_numbered_as_they_are_counted(text: str, bounds: tuple[int, int] | None) -> None:
+    """Wherever the text is cut into pieces."""
+    lines = text.splitlines()
+    first, last = bounds or (1, -1)
+    wanted = [f"{n}\t{line}" for n, line in enumerate(lines, 1) if first <= n <= (len(lines) if last == -1 else last)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_tools, "_PIECE", 2)
+        assert anyio.run(_tools._number_lines, text, bounds) == "\n".join(wanted)
 
 
 @pytest.mark.parametrize(("backend", "kind"), COMBINATIONS)

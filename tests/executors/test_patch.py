@@ -66,6 +66,24 @@ def test_what_is_no_patch_is_refused(patch: str, message: str) -> None:
         parse_patch(patch)
 
 
+HEADERS = ("*** Begin Patch", "*** End Patch", "*** Add File: a", "*** Update File: b", "*** Delete File: c")
+PATCH_LINES = st.sampled_from([*HEADERS, "*** Move to: d", "+x", "", "  ", "@@", " *** Add File: q", "\r"])
+
+
+@given(lines=st.lists(PATCH_LINES, max_size=9), whole=st.booleans())
+def test_any_lines_are_a_patch_or_refused(lines: list[str], whole: bool) -> None:
+    """Each file that a patch names is one of its operations, and each line with words is a part of one."""
+    patch = "\n".join(["*** Begin Patch", *lines, "*** End Patch"] if whole else lines)
+    try:
+        operations = parse_patch(patch)
+    except ModelBehaviorError:
+        return
+    named = [line for line in patch.split("\n") if line.startswith(("*** Add", "*** Update", "*** Delete"))]
+    assert [operation.path for operation in operations] == [line[-1] for line in named]
+    diffs = "".join(getattr(operation, "diff", "") for operation in operations)
+    assert diffs.count("+x") == patch.count("+x")
+
+
 TEXT = "one\ntwo\n\nclass A:\n    def f(self):\n        return 1\n\n    def g(self):\n        return 1\n"
 
 
