@@ -38,7 +38,7 @@ from agentloop.temporal._payloads import (
     unseal,
     value_from_json,
 )
-from agentloop.temporal._runner import refuse_step
+from agentloop.temporal._runner import has_marker, refuse_step
 from agentloop.tools import FunctionTool, ToolSearch
 
 _REFUSED = "PayloadsTooLarge"
@@ -137,7 +137,7 @@ class WorkflowEffects:
             if (reason := self._unfit.get((path, call.call_id))) is not None:
                 refuse_step(reason)
             return False
-        return workflow.patched(_name_marker(path, call))
+        return has_marker(_name_marker(path, call))
 
     def note_asked(self, path: tuple[str, ...], call: ToolCall) -> None:
         """Let the history say that *call* waits for an approval, so that it does after a deploy as well."""

@@ -33,13 +33,22 @@ ENDED = "ended_"
 _NO_STEP = {"query_workflow", "remove_from_cache"}
 
 
-class _StepRefusal(threading.local):
-    """Why the step that this thread takes is refused; a step is taken in one thread, from its begin to its end."""
+class _Step(threading.local):
+    """The step that this thread takes: why it is refused, if it is, and the markers that the history has.
+
+    A step is taken in one thread, from its begin to its end.
+    """
 
     reason: str | None = None
+    markers: frozenset[str] | set[str] = frozenset()
 
 
-_refusal = _StepRefusal()
+_step = _Step()
+
+
+def has_marker(name: str) -> bool:
+    """Tell whether the history has the marker *name*, of `workflow.patched`. Asking adds no command."""
+    return name in _step.markers
 
 
 def refuse_step(reason: str) -> None:
@@ -47,11 +56,11 @@ def refuse_step(reason: str) -> None:
 
     The engine tries the task again, on another worker if there is one.
     """
-    _refusal.reason = _refusal.reason or f"{UNFIT}: {reason}"
+    _step.reason = _step.reason or f"{UNFIT}: {reason}"
 
 
 def _take_refusal() -> str | None:
-    reason, _refusal.reason = _refusal.reason, None
+    reason, _step.reason = _step.reason, None
     return reason
 
 
@@ -81,6 +90,7 @@ class _Stepwise(WorkflowInstance):
         self._inner = inner
         self._task = (-1, 0)
         """The time of the latest step in nanoseconds, and the length that the history had then."""
+        self._markers: set[str] = set()
         self._missed = False
         """True once a step was left out: the workflow then is as its last task has left it."""
 
@@ -99,6 +109,8 @@ class _Stepwise(WorkflowInstance):
             left_out.successful.SetInParent()
             return left_out
         self._task = (time, length)
+        self._markers.update(job.notify_has_patch.patch_id for job in act.jobs if job.HasField("notify_has_patch"))
+        _step.markers = self._markers
         done = self._inner.activate(act)
         reason = _take_refusal()
         return done if reason is None else _fail(reason)

@@ -13,7 +13,7 @@ pytest.importorskip("temporalio", reason="needs the extra temporal: nox -s tests
 import anyio
 from temporal_engine.durable_agents import agents
 from temporalio.api.enums.v1 import EventType
-from temporalio.client import Client, WorkflowFailureError
+from temporalio.client import Client
 from temporalio.worker import Worker
 
 from agentloop import Agent, RunState, tool
@@ -98,24 +98,27 @@ async def test_what_the_engine_refuses_is_raised_at_once() -> None:
         await _repeat(None, "it", refuse, timeout=None)  # type: ignore[arg-type]
 
 
-async def test_a_run_that_timed_out_behind_its_last_task_can_be_read(address: str) -> None:
-    """An activity has ended, and no workflow task followed: the records are those of the last task."""
+async def test_a_run_that_ended_behind_its_last_task_can_be_read(address: str) -> None:
+    """An activity has ended, and no workflow task followed: the records are those of the last task.
+
+    Terminated here, so that nothing has to be in time; a run that its timeout has ended has the same history.
+    """
     queue, tools = f"queue-{uuid4().hex}", f"tools-{uuid4().hex}"
     options = {"tools": {"look_up": ToolActivity(task_queue=tools)}}
     client = await Client.connect(address, plugins=[AgentPlugin({"talkative": agents()["talkative"]}, **options)])
     async with Worker(client, task_queue=queue, max_cached_workflows=0):
-        handle = await start(client, queue, "talkative", execution_timeout=timedelta(seconds=8))
-        with anyio.fail_after(30):
+        handle = await start(client, queue, "talkative")
+        with anyio.fail_after(60):
             async for record in handle.records(interval=0.05):
                 if type(record).__name__ == "CallStarted":
                     break
-    # Now the activity is done, and nobody takes the workflow task that follows.
+    completed = EventType.EVENT_TYPE_ACTIVITY_TASK_COMPLETED
+    # Now the body is called, and nobody takes the workflow task that follows.
     async with Worker(client, task_queue=tools):
-        with anyio.fail_after(60), pytest.raises(WorkflowFailureError):
-            await handle.result()
-    events = [event.event_type for event in (await handle.workflow.fetch_history()).events]
-    assert events[-1] == EventType.EVENT_TYPE_WORKFLOW_EXECUTION_TIMED_OUT
-    assert EventType.EVENT_TYPE_ACTIVITY_TASK_COMPLETED in events[-4:]
+        with anyio.fail_after(60):
+            while await count_events(handle, completed) < 2:  # noqa: ASYNC110 - it is the engine that tells
+                await anyio.sleep(0.05)
+    await handle.workflow.terminate()
     async with Worker(client, task_queue=queue, max_cached_workflows=0):
         with anyio.fail_after(60):
             kinds = [type(record).__name__ async for record in handle.records(interval=0.05)]
@@ -123,6 +126,11 @@ async def test_a_run_that_timed_out_behind_its_last_task_can_be_read(address: st
             assert await handle.interruptions() == []
     assert kinds[-1] == "CallStarted"
     assert [type(record).__name__ for record in state.records] == kinds
+
+
+async def count_events(handle: AgentRunHandle, kind: Any) -> int:
+    """Return the number of events of one kind in the history."""
+    return [event.event_type for event in (await handle.workflow.fetch_history()).events].count(kind)
 
 
 class _Reversed(Codec):
