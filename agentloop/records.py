@@ -356,7 +356,7 @@ class CancelRequested(_Record, frozen=True, tag="cancel_requested"):
 
     Of a call it is appended as `cancel_call` accepts it, and of a run where a part of the run first notices it: the
     caller cancels a scope or a task around the run, and neither notifies the run. A call that hasn't started then never
-    does, in this run segment or a later one, whatever the verdict on it.
+    does, with any verdict on it, in this run segment or a later one.
     """
 
     call_id: str | None = None

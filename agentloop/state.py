@@ -186,7 +186,7 @@ class RunState:
                     yield make_interruption(call.call, call.approval)
 
     def _close_verdicts(self) -> None:
-        """From now on take the verdicts given so far as somebody else's, whom the next giver of one doesn't know."""
+        """From now on take the verdicts given so far as those of another process."""
         self._found = len(self.records)
 
     def approve(
@@ -207,8 +207,8 @@ class RunState:
                 and guardrails check again. They must fit the tool's schema.
             always: True to approve later calls of the same agent to the same tool, too, for the rest of the run.
             by: Who gives the verdict, in the application's words; the log keeps it (`VerdictGiven.by`).
-            replace: True to take the place of a verdict that somebody else has given before this object was made, as
-                long as the call hasn't started.
+            replace: True to take the place of a verdict that another process has given, as long as the call hasn't
+                started.
 
         Raises:
             StateError: if the call has such a verdict (says which one, and whose) and *replace* is False, if no such

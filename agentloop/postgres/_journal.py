@@ -207,7 +207,7 @@ class PostgresJournal:
             except OtherWriter:
                 if self.lease is not None:
                     raise
-                continue  # somebody else has decided, or the run has gone on: the state says which
+                continue  # another writer has decided, or the run has continued: the state says which
             return
         raise StateError(f"{self!r}: others have written to the run at the same moment, again and again: read it again")
 

@@ -128,7 +128,7 @@ class AgentRunHandle:
             path: The path of the call's run, as `interruptions` gives it; if it isn't given, the only call of that id
                 is meant, in whichever run it waits.
             arguments: As for `RunState.approve`, like *always*, *by* and *replace*. Not for a call with secret
-                arguments. A run goes on at its next workflow task, so little time is left to replace a verdict.
+                arguments. A run continues at its next workflow task, so little time is left to replace a verdict.
             wait: False to return as soon as the engine has stored the verdict; no worker is needed for that. One that
                 doesn't fit the call is logged by the worker then, and not raised here.
             timeout: The seconds to wait for a worker.

@@ -182,7 +182,7 @@ def _cancels_a_call(record: r.Record) -> bool:
 
 @invariant("cancellation")
 def a_cancelled_call_never_starts(log: ObservedLog) -> Findings:
-    """A call whose cancellation was requested doesn't start after that, in any run segment, whatever its verdict."""
+    """A call whose cancellation was requested doesn't start after that, in any run segment, with any verdict."""
     for n, record in enumerate(log.records):
         if not isinstance(record, r.CancelRequested) or record.call_id is None:
             continue
