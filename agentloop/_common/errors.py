@@ -34,9 +34,34 @@ class AgentLoopError(Exception):
     """Base of all errors of the library.
 
     `run_data` holds the run's progress when the error left it (`agentloop.RunData`), or None if no run was active.
+
+    Errors can be pickled, so that they cross the border of a process (`ProcessPoolExecutor`, Celery, pytest-xdist).
+    They arrive without `run_data`, which holds agents and open objects; if you need it there, send its `to_json()`.
     """
 
     run_data: RunProgress | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        carried = {name: value if _can_be_pickled(value) else None for name, value in vars(self).items()}
+        carried["run_data"] = None
+        return _restore_error, (type(self), self.args, carried)
+
+
+def _can_be_pickled(value: object) -> bool:
+    import pickle  # only where an error leaves its process
+
+    try:
+        pickle.dumps(value)
+    except Exception:  # of whatever kind: an attribute must not replace the error that carries it
+        return False
+    return True
+
+
+def _restore_error(cls: type[AgentLoopError], args: tuple[Any, ...], attributes: dict[str, Any]) -> AgentLoopError:
+    error = cls.__new__(cls, *args)  # not by its constructor, which takes other arguments than `args`
+    error.args = args
+    vars(error).update(attributes)
+    return error
 
 
 class UserError(AgentLoopError):
