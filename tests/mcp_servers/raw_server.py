@@ -32,7 +32,13 @@ TOOLS += [
     {"name": "again", "inputSchema": ANY, "annotations": {"readOnlyHint": True}},
     {"name": "same", "inputSchema": ANY, "annotations": {"idempotentHint": True}},
     {"name": "purge", "inputSchema": ANY, "annotations": {"destructiveHint": True}},
+    {"name": "change", "inputSchema": ANY},
 ]
+CHANGING: list[dict[str, Any]] = [
+    {"name": "changing", "description": "Takes a.", "inputSchema": {**ANY, "required": ["a"]}},
+    {"name": "changing", "description": "Takes b.", "inputSchema": {**ANY, "required": ["b"]}},
+]
+"""What the tool `changing` is now, and next; a call of `change` takes the first away."""
 write_lock = threading.Lock()
 half_written = threading.Event()
 
@@ -99,6 +105,9 @@ def call(request: dict[str, Any], send: Send, raw: Callable[[bytes], None]) -> N
             return
         case "child":
             result = text(str(subprocess.Popen(["sleep", "600"], start_new_session=False).pid))
+        case "change":
+            CHANGING.append(CHANGING.pop(0))
+            send({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"})
         case "structured":
             result = {"content": [], "structuredContent": {"n": given.get("n", "no number")}}
     send({"jsonrpc": "2.0", "id": request["id"], "result": result})
@@ -113,7 +122,7 @@ def answer(request: dict[str, Any], send: Send, raw: Callable[[bytes], None]) ->
             result: Any = {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": info}
         case "tools/list":
             count = int(os.environ.get("RAW_TOOLS", "0"))
-            result = {"tools": [*TOOLS, *({"name": f"t{n}", "inputSchema": ANY} for n in range(count))]}
+            result = {"tools": [*TOOLS, CHANGING[0], *({"name": f"t{n}", "inputSchema": ANY} for n in range(count))]}
             if os.environ.get("RAW_NO_OBJECT"):
                 result["tools"].append({"name": "no_object", "inputSchema": {"type": "string"}})
             if os.environ.get("RAW_PAGES"):

@@ -24,7 +24,7 @@ from agentloop import (
 )
 from agentloop.items import Audio, File, Image, Text
 from agentloop.journal import MemoryJournal
-from agentloop.mcp import MCPServer
+from agentloop.mcp import MCPServer, _connection
 from agentloop.testing import call, say
 from agentloop.testing.replaying import replay
 
@@ -127,6 +127,57 @@ async def test_changed_tools_show_in_a_later_turn(servers: Servers) -> None:
                 names = shown(agent)[0]
         agent = script_agent("a", call("extra"), say("3"), toolsets=[server])
         assert outputs(await Runner.run(agent, "go")) == ["extra!"]
+
+
+@pytest.mark.scenario("TS-02")
+async def test_tool_whose_definition_changes_is_made_anew(stdio: Servers) -> None:
+    """With a notice its name stays, and its words and schema are others; what hasn't changed is the same object."""
+    server = stdio.make(filter=["changing", "change"])
+    agent = script_agent(
+        "a",
+        *[call("changing", {"a": 1}), call("change"), call("changing", {"a": 1}, call_id="3")],
+        *[call("changing", {"b": 1}), call("change", call_id="5"), call("changing", {"a": 1}, call_id="6")],
+        say("done"),
+        toolsets=[server],
+    )
+    async with server:
+        before = {tool.name: tool for tool in await server.tools(None, None)}  # type: ignore[arg-type]
+        result = await Runner.run(agent, "go", max_turns=10)
+        after = {tool.name: tool for tool in await server.tools(None, None)}  # type: ignore[arg-type]
+    assert read_statuses(result) == ["succeeded", "succeeded", "failed", "succeeded", "succeeded", "succeeded"]
+    words = [{tool.name: tool.description for tool in request.tools}["changing"] for request in read_requests(agent)]
+    assert words == ["Takes a."] * 2 + ["Takes b."] * 3 + ["Takes a."] * 2
+    assert before["change"] is after["change"]
+    assert before["changing"] is not after["changing"]
+
+
+@pytest.mark.scenario("TS-04")
+@pytest.mark.parametrize("how", ["aclose", "end"])
+async def test_old_transport_that_ends_late_costs_no_connection(
+    stdio: Servers, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """What is left of a lost connection may tell of its end once the next one is open, which goes on."""
+    streams: list[Any] = []
+
+    class Recorded(_connection._MessageStream):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            streams.append(self)
+
+    monkeypatch.setattr(_connection, "_MessageStream", Recorded)
+    server = stdio.make()
+    agent = script_agent("a", call("die"), call("echo"), say("1"), call("echo", call_id="2"), say("2"))
+    agent.toolsets = [server]
+    with anyio.fail_after(60):
+        async with server:
+            assert read_statuses(await Runner.run(agent, "go")) == ["unknown", "succeeded"]
+            if how == "aclose":
+                await streams[0].aclose()
+            else:
+                with pytest.raises((anyio.ClosedResourceError, StopAsyncIteration)):
+                    await anext(streams[0])
+            assert read_statuses(await Runner.run(agent, "go")) == ["succeeded"]
+    assert len(streams) == 2
 
 
 @pytest.mark.scenario("TS-03")
