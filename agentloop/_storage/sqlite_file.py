@@ -1,6 +1,7 @@
 """SQLite files for sessions and journals: opened in write-ahead mode, changed in explicit transactions.
 
-Uses the standard library's module, so every function blocks and belongs in a worker thread. Does not know about tables.
+Uses the standard library's module, so every function blocks and belongs in a worker thread. Of tables it knows that
+their names begin with `agentloop_`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,13 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
+ERRORS = (sqlite3.Error, UnicodeDecodeError)
+"""The errors of a file: where one is damaged, the message of SQLite's own error may quote a name that is no text."""
 _PAUSE = 0.01
+# Only what has pages of its own holds rows: views, triggers and virtual tables have none.
+_NO_TABLES = (
+    "SELECT type, name FROM sqlite_master WHERE lower(tbl_name) GLOB 'agentloop_*' AND NOT coalesce(rootpage, 0)"
+)
 
 
 def connect(path: str, schema: Sequence[str], *, busy_timeout: float, synced: bool = False) -> sqlite3.Connection:
@@ -30,22 +37,38 @@ def connect(path: str, schema: Sequence[str], *, busy_timeout: float, synced: bo
         synced: If true, a commit outlives a power failure; some builds sync a write-ahead log less by default.
 
     Raises:
-        sqlite3.Error: the file can't be opened, isn't a database, or stays locked. Nothing is left open then.
+        sqlite3.Error, UnicodeDecodeError: the file can't be opened, isn't a database, has something else in the place
+            of a table, or stays locked. Nothing is left open then.
     """
     _make_private(path)
     # Autocommit: `transaction` begins and ends transactions explicitly.
     connection = sqlite3.connect(path, timeout=busy_timeout, isolation_level=None, check_same_thread=False)
     try:
+        distrust(connection)
         use_wal(connection, time.monotonic() + busy_timeout)
         if synced:
             connection.execute("PRAGMA synchronous = FULL")
         with transaction(connection):
+            distrust(connection)  # another connection may have changed the file before the lock was taken
             for statement in schema:
                 connection.execute(statement)
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def distrust(connection: sqlite3.Connection) -> None:
+    """Let nothing that somebody else has put into the file run: reading a view may have no end, a trigger changes rows.
+
+    Raises:
+        sqlite3.DatabaseError: a view, a virtual table or a trigger has the place of a table, or is one of it.
+    """
+    connection.execute("PRAGMA trusted_schema = OFF")  # no function that a schema calls has a side effect
+    found = connection.execute(_NO_TABLES).fetchone()
+    if found is not None:
+        kind = "virtual table" if found[0] == "table" else found[0]
+        raise sqlite3.DatabaseError(f"{found[1]} is a {kind}; expected tables only")
 
 
 def _make_private(path: str) -> None:

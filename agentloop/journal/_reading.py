@@ -10,6 +10,7 @@ from contextlib import closing, contextmanager
 from urllib.parse import quote
 
 from agentloop._common.private_files import open_regular
+from agentloop._storage.sqlite_file import ERRORS, distrust
 from agentloop.abc import Codec
 from agentloop.exceptions import JournalError
 from agentloop.journal._checks import check_codec, check_path
@@ -159,6 +160,7 @@ def _connect(name: str) -> Iterator[sqlite3.Connection]:
     try:
         address = f"file:{quote(os.path.abspath(name))}?mode=ro"
         with closing(sqlite3.connect(address, uri=True, timeout=_BUSY_SECONDS)) as connection:
+            distrust(connection)
             yield connection
-    except sqlite3.Error as error:
+    except ERRORS as error:
         raise JournalError(f"{name}: {error}") from error

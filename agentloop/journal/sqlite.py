@@ -17,7 +17,7 @@ from typing import Self
 import anyio
 
 from agentloop._common.checks import check_id, check_seconds
-from agentloop._storage.sqlite_file import connect, transaction
+from agentloop._storage.sqlite_file import ERRORS, connect, transaction
 from agentloop.abc import Codec
 from agentloop.exceptions import JournalError
 from agentloop.journal._checks import check_codec, check_path, check_records
@@ -143,7 +143,7 @@ class _SQLiteRows(JournalRows):
     def as_journal_error(self) -> Iterator[None]:
         try:
             yield
-        except sqlite3.Error as error:
+        except ERRORS as error:
             raise JournalError(f"{self.name}: {error}") from error
 
     def close(self) -> None:

@@ -26,7 +26,7 @@ import attrs
 from anyio.lowlevel import current_token
 
 from agentloop._common.checks import check_id, check_seconds
-from agentloop._storage.sqlite_file import connect, transaction
+from agentloop._storage.sqlite_file import ERRORS, connect, transaction
 from agentloop.exceptions import StateError, UserError, UserTypeError
 from agentloop.items import Item
 from agentloop.sessions._checks import check_limit, conflict
@@ -189,7 +189,7 @@ class SQLiteSession:
                 raise UserError(f"{self!r} is closed")
             try:
                 return work(self._connect())
-            except sqlite3.Error as error:
+            except ERRORS as error:
                 raise StateError(f"Session {self.session_id!r} in {self._path}: {error}") from error
 
     def _close(self) -> None:
