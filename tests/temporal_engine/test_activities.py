@@ -19,7 +19,7 @@ from temporalio.testing import ActivityEnvironment
 from temporalio.worker import Replayer, Worker
 
 from agentloop import Agent, RunConfig, Runner, RunOpening, ToolContext, UserError, to_json, tool
-from agentloop.abc import Instrument, Model, ModelProvider
+from agentloop.abc import Codec, Instrument, Model, ModelProvider
 from agentloop.exceptions import OutcomeUnknown
 from agentloop.items import AssistantMessage
 from agentloop.model_events import ItemDone, ModelRequest, ResponseDone, TextDelta
@@ -28,7 +28,7 @@ from agentloop.settings import ModelSettings
 from agentloop.temporal import AgentPlugin, AgentRunHandle, run_agent
 from agentloop.temporal._activities import NOT_BEGUN, call_model, call_tool
 from agentloop.temporal._options import find_setup
-from agentloop.temporal._payloads import error_from_json, value_from_json
+from agentloop.temporal._payloads import error_from_json, seal, unseal, value_from_json
 from agentloop.temporal._runner import TOO_EARLY, UNFIT
 from agentloop.testing import FunctionModel, ScriptedModel, call, normal, say
 
@@ -62,7 +62,7 @@ def asked_model(**changes: Any) -> dict[str, Any]:
     } | changes
 
 
-def asked_tool(name: str, arguments: str = "{}", **changes: Any) -> dict[str, Any]:
+def asked_tool(name: str, arguments: Any = "{}", **changes: Any) -> dict[str, Any]:
     """Return what a workflow sends to have a body called."""
     return {
         "root": "a",
@@ -176,6 +176,74 @@ async def test_a_worker_without_the_agent_or_the_tool() -> None:
         with pytest.raises(ApplicationError, match=why) as caught:
             await ActivityEnvironment().run(call_tool, asked)
         assert (caught.value.type, caught.value.non_retryable) == (NOT_BEGUN, False)
+
+
+class _Keyless(Model):
+    """Has no key: it says so when it is opened, or when it is asked."""
+
+    def __init__(self, at: str) -> None:
+        self.at = at
+
+    @property
+    def is_open(self) -> bool:
+        return self.at == "asked"
+
+    async def __aenter__(self) -> Self:
+        raise UserError("no API key")
+
+    def stream(self, request: ModelRequest) -> Any:
+        raise UserError("no API key")
+
+
+@pytest.mark.scenario("SM-04")
+@pytest.mark.parametrize("at", ["opened", "asked"])
+async def test_a_model_without_a_key_fails_the_activity(at: str) -> None:
+    """The run isn't told: another worker may have the key, and the engine counts the failure."""
+    AgentPlugin({"a": Agent("a", model=_Keyless(at))})
+    with pytest.raises(ApplicationError, match="UserError: no API key") as caught:
+        await ActivityEnvironment().run(call_model, asked_model())
+    assert (caught.value.type, caught.value.non_retryable) == ("UserError", False)
+
+
+class _Bits(Codec):
+    """Seals by turning bits."""
+
+    def seal(self, data: bytes) -> bytes:
+        return bytes(each ^ 0x55 for each in data)
+
+    def open(self, sealed: bytes) -> bytes:
+        return self.seal(sealed)
+
+
+async def test_what_is_sealed_needs_the_codec() -> None:
+    """Without it an activity fails before the model is asked, or the body called; a plugin with secrets needs one."""
+
+    @tool(secret=("pin",), secret_output=True)
+    async def pay(pin: str) -> str:
+        """Pay."""
+        return f"paid with {pin}"
+
+    with pytest.raises(UserError, match=r"tool 'pay' has secret arguments .* give AgentPlugin\(codec="):
+        AgentPlugin({"a": Agent("a", model=ScriptedModel([]), tools=[pay])})
+    arguments = seal('{"pin": "canary"}', _Bits())
+    AgentPlugin({"a": Agent("a", model=ScriptedModel([]), tools=[pay])}, codec=_Bits())
+    answered = await ActivityEnvironment().run(call_tool, asked_tool("pay", arguments))
+    assert "canary" not in json.dumps(answered)
+    assert value_from_json(unseal(answered, _Bits())["value"]) == "paid with canary"
+
+    @tool(name="pay")
+    async def pay_plainly(pin: str) -> str:
+        """Pay."""
+        raise AssertionError
+
+    AgentPlugin({"a": Agent("a", model=ScriptedModel([]), tools=[pay_plainly])})
+    with pytest.raises(ApplicationError, match="this worker has no codec") as caught:
+        await ActivityEnvironment().run(call_tool, asked_tool("pay", arguments))
+    assert caught.value.type == NOT_BEGUN
+    with pytest.raises(ApplicationError, match="this worker has no codec"):
+        await ActivityEnvironment().run(call_model, asked_model(items=seal([], _Bits())))
+    with pytest.raises(UserError, match="would hold secrets of the run in plain text"):
+        seal([], None)
 
 
 async def test_the_services_of_a_body() -> None:
