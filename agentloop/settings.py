@@ -174,9 +174,9 @@ class ModelSettings(ByFields):
     extra_headers: Mapping[str, str] | None = attrs.field(
         default=None, repr=False, validator=optional(FIELDS.mapping())
     )
-    extra_query: Mapping[str, str] | None = attrs.field(default=None, validator=optional(FIELDS.mapping()))
-    extra_body: Mapping[str, Any] | None = attrs.field(default=None, validator=optional(FIELDS.mapping()))
-    extra_args: Mapping[str, Any] | None = attrs.field(default=None, validator=optional(FIELDS.mapping()))
+    extra_query: Mapping[str, str] | None = attrs.field(default=None, repr=False, validator=optional(FIELDS.mapping()))
+    extra_body: Mapping[str, Any] | None = attrs.field(default=None, repr=False, validator=optional(FIELDS.mapping()))
+    extra_args: Mapping[str, Any] | None = attrs.field(default=None, repr=False, validator=optional(FIELDS.mapping()))
 
     def resolve(self, override: ModelSettings | None) -> ModelSettings:
         """Return a copy in which the values that *override* gives replace those of this object."""

@@ -63,6 +63,28 @@ def read_written(text: str) -> Any:
         return _WRITTEN.decode(unmarked)
 
 
+STRING = r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)'
+"""The regular expression of a string, which the end of the text may cut."""
+# Everything up to the next bracket outside of strings, or to the end: a search at any position finds a match at once.
+_TO_BRACKET = re.compile(rf'(?:[^"\[\]{{}}]++|{STRING})*+([\[{{]|[\]}}]|\Z)', re.DOTALL)
+
+
+def is_deeper(text: str, most: int) -> bool:
+    """Tell whether arrays and objects in JSON *text* are nested in more than *most* levels, without reading it.
+
+    What reads, stores and sends values goes down into them by recursion, so a text that is too deep ends in a
+    `RecursionError` somewhere.
+    """
+    if text.count("{") + text.count("[") <= most:
+        return False  # nearly all texts
+    left = most
+    for match in _TO_BRACKET.finditer(text):
+        left += -1 if match[1] in ("{", "[") else 1
+        if left < 0:
+            return True
+    return False
+
+
 def make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return the object with these pairs.
 

@@ -12,7 +12,7 @@ import re
 from typing import Any
 
 from agentloop._common.errors import ModelBehaviorError
-from agentloop._common.strict_json import InvalidJson, make_object, read_written
+from agentloop._common.strict_json import STRING, InvalidJson, is_deeper, make_object, read_written
 from agentloop.settings import JsonLimits
 
 _QUOTED = 200
@@ -20,10 +20,7 @@ _QUOTED = 200
 
 # An unterminated string matches up to the end of the text. If it didn't match, the search would start again at each
 # quote inside it, in quadratic time.
-_STRING = r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)'
-_TOKEN = re.compile(rf"{_STRING}|[-0-9][0-9.eE+-]*+", re.DOTALL)
-# Everything up to the next bracket outside of strings, or to the end: a search at any position finds a match at once.
-_TO_BRACKET = re.compile(rf'(?:[^"\[\]{{}}]++|{_STRING})*+([\[{{]|[\]}}]|\Z)', re.DOTALL)
+_TOKEN = re.compile(rf"{STRING}|[-0-9][0-9.eE+-]*+", re.DOTALL)
 _LIKE_A_NUMBER = re.compile(r"[0-9.eE+-]++")
 _MAYBE_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
 
@@ -109,8 +106,8 @@ def _parse(text: str, limits: JsonLimits) -> Any:
     most = limits.max_bytes
     if most is not None and 4 * len(text) > most:
         _check_size(text, most)
-    if limits.max_depth is not None and text.count("{") + text.count("[") > limits.max_depth:
-        _check_depth(text, limits.max_depth)
+    if limits.max_depth is not None and is_deeper(text, limits.max_depth):
+        raise _Fault(f"are nested too deeply (the limit is {limits.max_depth} levels)")
     most = limits.max_digits
     if most is not None and len(text) > most and max(map(len, _LIKE_A_NUMBER.findall(text)), default=0) > most:
         _check_digits(text, most)
@@ -131,17 +128,6 @@ def _check_size(text: str, most: int) -> None:
     size = len(text.encode("utf-8", "surrogatepass"))
     if size > most:
         raise _Fault(f"are too large ({size} bytes, the limit is {most})")
-
-
-def _check_depth(text: str, most: int) -> None:
-    left = most
-    for match in _TO_BRACKET.finditer(text):
-        if match[1] in ("{", "["):
-            left -= 1
-            if left < 0:
-                raise _Fault(f"are nested too deeply (the limit is {most} levels)")
-        else:
-            left += 1
 
 
 def _check_digits(text: str, most: int) -> None:

@@ -49,6 +49,7 @@ from agentloop.models._codec import (
     WrittenArray,
     add_extras,
     broken_answer_error,
+    count_part,
     encode_json,
     is_json,
     optional_text,
@@ -58,6 +59,7 @@ from agentloop.models._codec import (
     read_text,
     read_usage,
     server_error,
+    strip,
     without_none,
 )
 from agentloop.models._common import (
@@ -72,6 +74,7 @@ from agentloop.models._common import (
     refuse_tools,
     tool_choice,
 )
+from agentloop.models._partial_json import PartialJson
 from agentloop.models._pieces import CALL_TYPES, OUTPUT_TYPES, PieceCache
 from agentloop.settings import ModelSettings
 
@@ -342,15 +345,56 @@ class _PartialCall:
     index: object
     id: str | None
     name: str
-    arguments: list[str] = attrs.field(factory=list)
+    arguments: PartialJson = attrs.field(factory=PartialJson)
     custom: bool = False
     """True if its arguments are free text."""
     extra: object = None
     """The vendor's own part of it."""
 
-    @property
-    def text(self) -> str:
-        return "".join(self.arguments)
+
+class _PartialCalls:
+    """The calls of the response so far, in their order, and which of them a part continues.
+
+    The index identifies a call, and its first part holds id and name: so the specification. Real servers leave out the
+    index, repeat id and name in every part, give all parallel calls index 0, or send arguments as an object.
+    """
+
+    def __init__(self) -> None:
+        self.all: list[_PartialCall] = []
+        self._newest: dict[object, _PartialCall] = {}  # by index
+        self._by_id: dict[tuple[object, str], _PartialCall] = {}  # by index and id, the first of several
+        self._by_own_id: dict[str, _PartialCall] = {}
+
+    def add(self, index: object, given_id: str | None, name: str) -> _PartialCall:
+        """Begin a call."""
+        call = _PartialCall(count_part(len(self.all) + 1), index, given_id, name)
+        self.all.append(call)
+        self._newest[index] = call
+        self.note_id(call)
+        return call
+
+    def note_id(self, call: _PartialCall) -> None:
+        """Note the id of *call*, which may come late."""
+        if call.id is not None:
+            self._by_id.setdefault((call.index, call.id), call)
+            self._by_own_id.setdefault(call.id, call)
+
+    def find(self, index: object, given_id: str | None, name: str) -> _PartialCall | None:
+        """Return the call that a part continues, or None if it begins one."""
+        if index is not None:
+            newest = self._newest.get(index)
+            if newest is None or given_id is None:
+                return newest
+            # Another id under a known index begins a call if a name comes with it; else it is the missing id, sent
+            # late.
+            return self._by_id.get((index, given_id), None if name and newest.id else newest)
+        if given_id is not None:
+            return self._by_own_id.get(given_id)
+        if not self.all:
+            return None
+        last = self.all[-1]
+        begins = bool(name) and bool(last.name) and (name != last.name or last.arguments.whole)
+        return None if begins else last
 
 
 class ChatDecoder:
@@ -373,22 +417,21 @@ class ChatDecoder:
         self._text: list[str] = []
         self._refusal: list[str] = []
         self._reasoning: list[str] = []
-        self._calls: list[_PartialCall] = []
+        self._calls = _PartialCalls()
         self._usage: Mapping[str, Any] | None = None
         self._finish_reason: str | None = None
         self._service_tier: str | None = None
         self._annotations: list[Annotation] = []
         self._logprobs: list[Mapping[str, Any]] = []
 
-    def feed(self, data: str) -> list[ModelEvent]:
+    def feed(self, data: str | Mapping[str, Any]) -> list[ModelEvent]:
         """Return the model events of one event's *data*.
 
         Raises:
             ModelBehaviorError: if *data* is no chunk, or reports an error of the server in the middle of an answer.
             ModelTransportError: if *data* reports an error of the server instead of an answer.
         """
-        data = data.strip()
-        if self.done or not data:
+        if self.done or not (data := strip(data)):
             return []
         if data == "[DONE]":
             self.done = True
@@ -464,58 +507,42 @@ class ChatDecoder:
         elif piece := self._constrained.feed(text):
             yield ArgumentsDelta(self._constrained_id, piece)
 
-    # Calls. The index identifies a call, and its first part holds id and name: so the specification. Real servers leave
-    # out the index, repeat id and name in every part, give all parallel calls index 0, or send arguments as an object.
-
     def _call_part(self, part: Mapping[str, Any]) -> Iterator[ModelEvent]:
         function = part.get("function") or part.get("custom") or {}
         if not isinstance(function, Mapping):
             raise ModelBehaviorError(f"A call's function isn't an object: {str(function)[:QUOTED]!r}")
         name = read_text(function.get("name"), "name")
         given_id = read_text(part.get("id"), "id") or None
-        call = self._find_call(part.get("index"), given_id, name)
+        index = part.get("index")
+        if not isinstance(index, int | float | str):
+            index = None
+        call = self._calls.find(index, given_id, name)
         if call is None:
-            call = _PartialCall(len(self._calls) + 1, part.get("index"), given_id, name)
-            self._calls.append(call)
+            call = self._calls.add(index, given_id, name)
         elif name and not call.name:
             call.name = name
-        if call.id is None:
+        if call.id is None and given_id is not None:
             call.id = given_id
+            self._calls.note_id(call)
         call.custom = call.custom or part.get("type") == "custom"
         call.extra = part.get("extra_content") or call.extra
         if piece := _argument_text(function.get("arguments") or function.get("input")):
-            call.arguments.append(piece)
+            call.arguments.feed(piece)
             yield ArgumentsDelta(self._call_id(call), piece)
 
     def _call_id(self, call: _PartialCall) -> str:
         """Return the run's id for *call*. A call without one gets it at its first piece, and keeps it."""
-        known_as, call.id = self._ids.assign(call.id, call.number)
+        known_as, given = self._ids.assign(call.id, call.number)
+        if call.id is None:
+            call.id = given
+            self._calls.note_id(call)
         return known_as
-
-    def _find_call(self, index: object, given_id: str | None, name: str) -> _PartialCall | None:
-        """Return the call that a part continues, or None if it begins one."""
-        if index is not None:
-            same = [call for call in self._calls if call.index == index]
-            if not same:
-                return None
-            if given_id is None:
-                return same[-1]
-            # Another id under a known index begins a call if a name comes with it; else it is the missing id, sent
-            # late.
-            return next((call for call in same if call.id == given_id), None if name and same[-1].id else same[-1])
-        if given_id is not None:
-            return next((call for call in self._calls if call.id == given_id), None)
-        if not self._calls:
-            return None
-        last = self._calls[-1]
-        begins = bool(name) and bool(last.name) and (name != last.name or is_json(last.text))
-        return None if begins else last
 
     # Items.
 
     def _items(self, cut: bool) -> Iterator[Item]:
         said = self._make_parts(cut)
-        calls = [self._tool_call(call, cut) for call in self._calls]
+        calls = [self._tool_call(call, cut) for call in self._calls.all]
         if self._constrained is not None and not self._refusal and not calls:
             calls = self._constrained_call(self._constrained, cut)
         # Reasoning belongs to the item after it, and isn't kept alone.
@@ -537,14 +564,14 @@ class ChatDecoder:
     def _tool_call(self, call: _PartialCall, cut: bool) -> ToolCall:
         if not call.name:
             raise ModelBehaviorError("The response calls a function without naming it.")
-        whole = call is not self._calls[-1] if call.custom else is_json(call.text)
-        if cut and not whole:
+        text = call.arguments.text
+        if cut and not (call is not self._calls.all[-1] if call.custom else is_json(text)):
             raise ModelBehaviorError(f"The response was cut ({self._finish_reason}) within a call of {call.name!r}.")
         call_id = self._call_id(call)
         kept = without_none({WIRE_ID: None if call.id == call_id else call.id, EXTRA: call.extra})
         if call.custom:
-            return ToolCall(call_id, call.name, call.text, kind="custom", provider_data=kept or None)
-        return ToolCall(call_id, call.name, call.text or "{}", provider_data=kept or None)
+            return ToolCall(call_id, call.name, text, kind="custom", provider_data=kept or None)
+        return ToolCall(call_id, call.name, text or "{}", provider_data=kept or None)
 
     def _constrained_call(self, answer: _constrained.CallText, cut: bool) -> list[ToolCall]:
         if cut and answer.empty:

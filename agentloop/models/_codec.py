@@ -6,7 +6,6 @@ the JSON of a server, its errors and its counts.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -14,9 +13,10 @@ from urllib.parse import SplitResult, parse_qsl, urlsplit, urlunsplit
 
 import attrs
 
-from agentloop._common.strict_json import read_finite, reject_constant, write_text
+from agentloop._common.strict_json import is_deeper, write_text
 from agentloop.exceptions import ModelBehaviorError, ModelTransportError, UserTypeError, UserValueError
 from agentloop.model_events import ModelEvent, ModelFeature, ModelInfo, ModelRequest
+from agentloop.models._long_json import MOST_DEPTH, decoder, is_long
 from agentloop.settings import ModelSettings
 from agentloop.usage import RequestUsage
 
@@ -31,6 +31,9 @@ class Decoder(Protocol):
     `feed` takes the data of each server-sent event, or `feed_answer` the whole answer if the server doesn't stream;
     then `finish` is called once. Any of them may raise `ModelBehaviorError` for an answer that breaks the interface's
     rules, and `ModelTransportError` for an error that the server reports instead of an answer.
+
+    The work for an answer grows with its size and not faster, whatever the server sends: no call searches what came
+    before, or reads it again. `count_part` bounds the parts of an answer, so that `finish` is short as well.
     """
 
     @property
@@ -43,8 +46,8 @@ class Decoder(Protocol):
         """True once a part of the answer was returned; from then on the server may be silent for a short time only."""
         ...
 
-    def feed(self, data: str) -> Iterable[ModelEvent]:
-        """Return the model events of one server-sent event's *data*."""
+    def feed(self, data: str | Mapping[str, Any]) -> Iterable[ModelEvent]:
+        """Return the model events of one server-sent event's *data*, or of the object that was read from it."""
         ...
 
     def feed_answer(self, answer: Mapping[str, Any]) -> Iterable[ModelEvent]:
@@ -98,17 +101,20 @@ class Vendor:
     name: str | None = None
 
     def is_at(self, url: str) -> bool:
-        """Tell whether *url* is on the vendor's own host."""
-        return _read_netloc(url) == _read_netloc(self.url)
+        """Tell whether *url* is on the vendor's own host, and reached as the vendor is: with TLS."""
+        return _read_origin(url) == _read_origin(self.url)
 
     def find_url(self, given: str | None) -> str:
         """Return the base URL: the *given* one, else the environment's, else the vendor's."""
         return given or (self.url_variable and read_variable(self.url_variable)) or self.url
 
     def find_key(self, url: str) -> str | None:
-        """Return the key in the environment if it may be sent to *url*, else None."""
+        """Return the key in the environment if it may be sent to *url*, else None.
+
+        Never over plain HTTP to a server that the vendor, or the environment, reaches with TLS.
+        """
         configured = self.url_variable and read_variable(self.url_variable)
-        if not self.is_at(url) and (not configured or _read_netloc(url) != _read_netloc(configured)):
+        if not self.is_at(url) and (not configured or _read_origin(url) != _read_origin(configured)):
             return None
         return check_key(read_variable(self.key_variable))
 
@@ -120,11 +126,12 @@ def identify(vendor: Vendor | None, name: str, base_url: str) -> ModelInfo:
     return ModelInfo(provider or host, name, base_url)
 
 
-def _read_netloc(url: str) -> str | None:
+def _read_origin(url: str) -> tuple[str, str] | None:
     try:
-        return urlsplit(url).netloc
+        parts = urlsplit(url)
     except ValueError:  # `split_url` refuses it, in its own words
         return None
+    return {"ws": "http", "wss": "https"}.get(parts.scheme, parts.scheme), parts.netloc
 
 
 def read_variable(name: str) -> str | None:
@@ -221,33 +228,54 @@ def _encode(value: object) -> bytes:
 # ---------------------------------------------------------------------------------------------- answers
 
 
-def parse_object(text: str, what: str) -> JsonDict:
-    """Return the JSON object in *text*.
+def parse_object(text: str | Mapping[str, Any], what: str) -> Mapping[str, Any]:
+    """Return the JSON object in *text*, or *text* itself if it has been read already, as `open_event` reads long ones.
 
     Raises:
         ModelBehaviorError: if *text* is no JSON object; quotes its beginning.
     """
-    data = parse_json(text)
-    if not isinstance(data, dict):
-        raise ModelBehaviorError(f"{what} isn't a JSON object: {text[:QUOTED]!r}")
+    data = text if isinstance(text, Mapping) else _decode(text)
+    if not isinstance(data, Mapping):
+        raise ModelBehaviorError(f"{what} isn't a JSON object: {str(text)[:QUOTED]!r}")
     return data
 
 
 def parse_json(text: str) -> Any:
-    """Return the value of *text*; `NOT_JSON` if it is no JSON, or has a number that is too large to be sent again."""
+    """Return the value of *text*; `NOT_JSON` if it is no JSON, or can't be read in one step and sent again.
+
+    That is so for a text that is too long or too deep, or has a number that is too large.
+    """
+    return NOT_JSON if is_long(text) else _decode(text)
+
+
+def _decode(text: str) -> Any:
     try:
-        return _DECODER.decode(text)
-    except (ValueError, RecursionError):
+        return NOT_JSON if is_deeper(text, MOST_DEPTH) else decoder.decode(text)
+    except ValueError:
         return NOT_JSON
 
 
 NOT_JSON: Any = object()
-_DECODER = json.JSONDecoder(parse_float=read_finite, parse_constant=reject_constant)
 
 
 def is_json(text: str) -> bool:
-    """Tell whether *text* is complete JSON."""
+    """Tell whether *text* is complete JSON, and not too long to be read in one step: no call has longer arguments."""
     return parse_json(text) is not NOT_JSON
+
+
+MOST_PARTS = 20_000
+"""Most calls, blocks or items of one answer. A run refuses calls beyond `ToolExecution.max_calls_per_turn` anyway."""
+
+
+def count_part(number: int) -> int:
+    """Return *number*, of the answer's parts so far.
+
+    Raises:
+        ModelBehaviorError: if these are too many.
+    """
+    if number > MOST_PARTS:
+        raise ModelBehaviorError(f"The response has more than {MOST_PARTS:,} parts.")
+    return number
 
 
 def read_objects(value: object, what: str) -> Sequence[Mapping[str, Any]]:
@@ -278,6 +306,11 @@ def read_text(value: object, what: str) -> str:
             return "".join(str(part["text"]) for part in value if isinstance(part, Mapping) and part.get("text"))
         case _:
             raise ModelBehaviorError(f"The response's {what} isn't text: {str(value)[:QUOTED]!r}")
+
+
+def strip(data: str | Mapping[str, Any]) -> str | Mapping[str, Any]:
+    """Return the data of an event without blanks around it; an object that was read from it as it is."""
+    return data.strip() if isinstance(data, str) else data
 
 
 def optional_text(value: object) -> str | None:

@@ -196,8 +196,12 @@ def make_call_id(request: ModelRequest, prefix: str, number: int = 0) -> str:
     The turn makes it unique in a run, the path makes it unique among nested runs. Items of earlier runs may hold such
     an id already, so those are skipped.
     """
+    return _make_call_id(request, prefix, number, list_call_ids(request))
+
+
+def _make_call_id(request: ModelRequest, prefix: str, number: int, taken: frozenset[str]) -> str:
     base = f"{prefix}_{request.turn}" + (f"_{number}" if number else "")
-    return _find_free_id(request, base, list_call_ids(request))
+    return _find_free_id(request, base, taken)
 
 
 def rename_call_id(request: ModelRequest, given: str, taken: frozenset[str]) -> str:
@@ -232,7 +236,7 @@ class CallIds:
         """Return the run's id and the provider's id for call *number* of the response, the same whenever asked."""
         if number not in self._known:
             if given is None:
-                made = make_call_id(self._request, "call", number)
+                made = _make_call_id(self._request, "call", number, self._taken)
                 self._known[number] = made, made
             elif given in self._taken:
                 self._known[number] = rename_call_id(self._request, given, self._taken), given

@@ -26,7 +26,7 @@ from agentloop.items import (
     UserMessage,
 )
 from agentloop.model_events import ModelRequest, ToolDefinition
-from agentloop.models._codec import QUOTED, JsonDict, parse_object
+from agentloop.models._codec import QUOTED, JsonDict, parse_json
 from agentloop.models._common import (
     chat_content,
     find_allowed_name,
@@ -37,6 +37,7 @@ from agentloop.models._common import (
     plain_text,
     tool_choice,
 )
+from agentloop.models._partial_json import BracketScan
 
 MAX_SHOTS = 6
 
@@ -223,9 +224,7 @@ class CallText:
         self._waiting: str | None = ""  # the text before the arguments; None once they began or can't be found
         self._name: str | None = None
         self._arguments: list[str] = []
-        self._depth = 0
-        self._in_string = False
-        self._escaped = False
+        self._scan = BracketScan()
         self._complete = False
 
     @property
@@ -248,27 +247,11 @@ class CallText:
                 self._name = None
         if self._name is None or self._complete:
             return ""
-        piece = text[: self._end(text)]
+        end = self._scan.find_end(text)
+        self._complete = end is not None
+        piece = text[:end]
         self._arguments.append(piece)
         return piece
-
-    def _end(self, text: str) -> int:
-        for index, char in enumerate(text):
-            if self._escaped:
-                self._escaped = False
-            elif self._in_string:
-                self._escaped = char == "\\"
-                self._in_string = char != '"'
-            elif char == '"':
-                self._in_string = True
-            elif char in "{[":
-                self._depth += 1
-            elif char in "}]":
-                self._depth -= 1
-                if not self._depth:
-                    self._complete = True
-                    return index + 1
-        return len(text)
 
     def call(self) -> tuple[str, str]:
         """Return the name and the arguments' text of the call, read from the whole answer.
@@ -277,8 +260,8 @@ class CallText:
             ModelBehaviorError: if the answer is no call.
         """
         answer = "".join(self._all)
-        data = parse_object(answer, "The constrained answer")
-        name, arguments = data.get("name"), data.get("arguments")
+        data = parse_json(answer)
+        name, arguments = (data.get("name"), data.get("arguments")) if isinstance(data, dict) else (None, None)
         if not isinstance(name, str) or not isinstance(arguments, dict):
             raise ModelBehaviorError(f"The constrained answer is no call: {answer[:QUOTED]!r}")
         written = "".join(self._arguments) if self._complete and self._name == name else json.dumps(arguments)

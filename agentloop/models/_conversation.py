@@ -63,6 +63,8 @@ class Conversation:
     _told: JsonDict | None = None
     """The session's configuration, as it was sent last."""
     _entries: list[_Entry] = attrs.field(factory=list)
+    _awaited: dict[str, _Entry] = attrs.field(factory=dict)
+    """What was sent and isn't acknowledged, by the item's id."""
     _settled: int = 0
     _excess: list[str] = attrs.field(factory=list)
     """The ids of items that the server has and the history lacks."""
@@ -141,15 +143,15 @@ class Conversation:
         for entry in self._entries:
             if not entry.sent:
                 entry.sent = True
+                self._awaited[entry.id] = entry
                 events.append(_make_creation(entry.id, entry.wire))
         return [*events, encode_create(request)]
 
     def acknowledge(self, item_id: object) -> None:
         """Note that the server has the item."""
-        for entry in reversed(self._entries):
-            if entry.id == item_id:
-                entry.acknowledged = True
-                break
+        entry = self._awaited.pop(item_id, None) if isinstance(item_id, str) else None
+        if entry is not None:
+            entry.acknowledged = True
 
     def answer(
         self,
@@ -182,6 +184,7 @@ class Conversation:
         self._told = None
         continued = session_id is not None and session_id == self._session_id
         self._session_id = session_id
+        self._awaited.clear()
         for entry in self._entries:
             entry.sent = entry.acknowledged = continued and entry.acknowledged
         if not continued:

@@ -9,25 +9,28 @@ only it can know: `wait.begun` once the answer shows output, `complete` once it 
 drains a complete reply, so that its connection can be reused, and closes every reply.
 
 States of a reply: waiting for the first output (each piece may take `Patience.first`), begun (each piece may take
-`Patience.silence`), ended. `begun` depends on output and not on bytes, so the reader sets it. httpx's own timeouts
-bound the connection and the head, an `AnswerWait` bounds each piece of the body, and all of them together. Only the
-last applies to a client that the caller has given other timeouts.
+`Patience.silence`), ended. `begun` depends on output and not on bytes, so the reader sets it. An `AnswerWait` bounds
+the head and each piece of the body, and all of them together; httpx's own timeouts, which begin anew with each byte,
+bound the connection. Only the bound of the whole applies to a client that the caller has given other timeouts.
 
 Invariants: a request is sent a second time only if a reused connection died before any byte of an answer, and only
-once; every answer is closed, also when cancelled, within `CLOSE_TIMEOUT`; no message holds the value of a secret header
-or query field; redirects are not followed, since they would get the key.
+once; every answer is closed, also when cancelled, within `CLOSE_TIMEOUT`; no message, and no line of the client's log,
+holds the value of a secret header or query field; redirects are not followed, since they would get the key; no answer
+is longer than `MOST_BYTES`, neither as it came nor unpacked.
 """
 
 from __future__ import annotations
 
 import functools
+import logging
 import time
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
+from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, Self
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import urlsplit
 
 import anyio
 import attrs
@@ -36,13 +39,14 @@ from anyio.lowlevel import checkpoint
 
 from agentloop.exceptions import ModelBehaviorError, ModelTransportError
 from agentloop.models._codec import encode_json
-from agentloop.models._patience import AnswerWait, Patience, make_silence_error
+from agentloop.models._patience import AnswerWait, Patience
 from agentloop.models._refusals import (
     QUOTED,
     check_headers,
     make_redactor,
     place_of,
     read_error_body,
+    redact_error,
     retry_after,
     should_retry,
 )
@@ -50,7 +54,11 @@ from agentloop.models._refusals import (
 CLOSE_TIMEOUT = 2.0
 _WRITE_TIMEOUT = 60.0
 _CLIENT_DEFAULT = {"connect": 5.0, "read": 5.0, "write": 5.0, "pool": 5.0}
+MOST_BYTES = 64_000_000
+"""Most bytes of an answer's body, as it came and unpacked."""
 _PIECE = 65_536
+_SLICE = 4_096
+"""Bytes that are unpacked in one step: some two hundred members of a hostile gzip body fit in."""
 _ENCODING = "gzip"
 """The encoding that requests ask for: the one that `_make_unpacker` can unpack in bounded steps."""
 _ERROR_BODY = 65_536
@@ -109,12 +117,18 @@ class _Gzip:
     """Unpacks in pieces of a bounded size, so that a small body can't become huge in a single step.
 
     A body may have several members, one behind the other, and zeros behind the last (RFC 1952; gzip's own tools).
+    A piece may be empty: the next one is another step, as many empty members fit into few bytes.
     """
 
     def __init__(self) -> None:
         self._inflate = zlib.decompressobj(wbits=31)
 
     def feed(self, data: bytes) -> Iterable[bytes]:
+        for start in range(0, len(data), _SLICE):
+            yield from self._feed(data[start : start + _SLICE])
+            yield b""
+
+    def _feed(self, data: bytes) -> Iterator[bytes]:
         while data:
             if self._inflate.eof:
                 data = data.lstrip(b"\0")
@@ -144,24 +158,25 @@ class Reply:
     `complete`.
     """
 
-    def __init__(self, response: Any, url: str, redact: Callable[[str], str], patience: Patience) -> None:
+    def __init__(self, response: Any, url: str, redact: Callable[[str], str], wait: AnswerWait) -> None:
         self._response = response
         self._host = urlsplit(url).hostname or url
-        self.wait = AnswerWait(self._read_raw, patience, self._host)
+        self.wait = wait
         self.place = place_of(url)
         """Host and path of the request's URL."""
         self.redact = redact
         self._raw: Any = None
         self._unpack: _Plain | _Gzip = _Plain()
         self._unpacked: Iterator[bytes] = iter(())
-        self._repeated = False  # whether a piece of the same data was returned before
+        self._repeated = False  # whether a piece of the same data was taken before
+        self._came = 0
         self._ended = False
         self.complete = False
         """True once the reader needs no more bytes, set by the reader; only then the rest is drained."""
         self.status: int = response.status_code
         self.headers: Mapping[str, str] = response.headers
         found = (response.headers.get(name) for name in _REQUEST_IDS)
-        self.request_id: str | None = next((id for id in found if id), None)
+        self.request_id: str | None = next((redact(id) for id in found if id), None)
         self.content_type: str = response.headers.get("content-type", "").partition(";")[0].strip().lower()
 
     def explain_page(self) -> str:
@@ -176,17 +191,20 @@ class Reply:
 
         Raises:
             ModelTransportError: if the connection breaks, or no more data comes in time.
-            ModelBehaviorError: if the body has another encoding than its header says, or an unknown one.
+            ModelBehaviorError: if the body has another encoding than its header says, or an unknown one, or is longer
+                than `MOST_BYTES`.
         """
         while not self._ended:
-            piece: bytes = next(self._unpacked, b"")
+            piece = next(self._unpacked, None)
+            if piece is None:
+                self._unpacked = iter(await self._next_raw())
+                self._repeated = False
+                continue
+            if self._repeated:
+                await checkpoint()
+            self._repeated = True
             if piece:
-                if self._repeated:
-                    await checkpoint()
-                self._repeated = True
                 return piece
-            self._unpacked = iter(await self._next_raw())
-            self._repeated = False
         return b""
 
     async def _next_raw(self) -> Iterable[bytes]:
@@ -196,10 +214,13 @@ class Reply:
             else:
                 self._unpack = _make_unpacker(self.headers.get("content-encoding", ""))
                 self._raw = self._response.aiter_raw()
-        data = await self.wait.next()
+        data = await self.wait.next(self._read_raw)
         if data is None:
             self._ended = True
             return ()
+        self._came += len(data)
+        if self._came > MOST_BYTES:
+            raise ModelBehaviorError(f"The response is longer than {MOST_BYTES} bytes.")
         return self._unpack.feed(data)
 
     async def _read_raw(self) -> bytes | None:
@@ -317,10 +338,11 @@ class HttpDriver:
         # A client with httpx's default timeouts has five seconds, less than most models need, so they are replaced.
         # Other timeouts are the application's choice and remain; no client has one for the whole answer.
         chosen = not self._default_timeouts()
-        response = await self._send(outgoing, host, redact, None if chosen else patience)
+        wait = AnswerWait(Patience(None, None, None, patience.answer) if chosen else patience, host)
+        response = await wait.next(lambda: self._send(outgoing, host, redact, None if chosen else patience))
         # What was sent has more than *headers*: the signature, and what the application's client adds.
         redact = make_redactor({**headers, **(query or {}), **response.request.headers})
-        reply = Reply(response, url, redact, Patience(None, None, None, patience.answer) if chosen else patience)
+        reply = Reply(response, url, redact, wait)
         try:
             if not 200 <= reply.status < 300:
                 raise await _read_failed_answer(reply, host)
@@ -344,14 +366,12 @@ class HttpDriver:
         except Exception as error:
             if not _is_http_error(error):
                 raise
-            if patience is not None and _is_named(error, "ReadTimeout"):
-                raise make_silence_error(host, patience.first, " (ReadTimeout)") from error
             raise _transport_error(error, host, redact) from error
 
     async def _attempt(self, outgoing: _Outgoing, trace: _TransportTrace, patience: Patience | None) -> Any:
         given: dict[str, Any] = {}
         if patience is not None:  # connect, read, write, pool
-            given["timeout"] = (patience.connect, patience.first, _WRITE_TIMEOUT, patience.first)
+            given["timeout"] = (patience.connect, None, _WRITE_TIMEOUT, None)
         content = outgoing.content
         request = self._client.build_request(
             "POST",
@@ -365,10 +385,36 @@ class HttpDriver:
         body: Any = type(request.stream)
         request.stream = _in_one_piece(body)(content)
         signed = {} if outgoing.auth is None else {"auth": outgoing.auth}
-        return await self._client.send(request, stream=True, follow_redirects=False, **signed)
+        _hide_queries(str(self._client.build_request.__module__).partition(".")[0])
+        token = _sending.set(True)
+        try:
+            return await self._client.send(request, stream=True, follow_redirects=False, **signed)
+        finally:
+            _sending.reset(token)
 
     def _default_timeouts(self) -> bool:
         return not self._given or self._client.timeout.as_dict() == _CLIENT_DEFAULT
+
+
+_sending: ContextVar[bool] = ContextVar("agentloop_sending", default=False)
+"""True while a request is sent here: then the client's log gets no query."""
+
+
+@functools.cache
+def _hide_queries(client: str) -> None:
+    """Add the filter to the logger of the package *client*, whose line at INFO has the whole URL of a request."""
+    logging.getLogger(client).addFilter(_hide_query)
+
+
+def _hide_query(record: logging.LogRecord) -> bool:
+    if _sending.get() and isinstance(record.args, tuple):
+        record.args = tuple(_without_query(arg) for arg in record.args)
+    return True
+
+
+def _without_query(arg: object) -> object:
+    text = str(arg)
+    return text.partition("?")[0] if "://" in text and "?" in text else arg
 
 
 @functools.cache
@@ -410,18 +456,20 @@ async def _read_failed_answer(reply: Reply, host: str) -> ModelTransportError:
         body, _ = await reply.read(_ERROR_BODY)
     words, code = read_error_body(body)
     if 300 <= reply.status < 400:
-        place = place_of(urljoin(f"//{reply.place}", reply.headers.get("location", "")))
+        place = place_of(reply.headers.get("location", ""), f"//{reply.place}")
         said = f"{reply.content_type}, " if reply.content_type else ""
         words = f"{said}sent on from {reply.place} to {place}, where nothing is sent, as the key would go along"
         words = f"{words}.{_hint_v1(reply.place)}"
-    return ModelTransportError(
-        reply.redact(f"{host} answered {reply.status}: {words}"),
+    error = ModelTransportError(
+        f"{host} answered {reply.status}: {words}",
         status=reply.status,
-        code=code and reply.redact(code),
+        code=code,
         retry_after=retry_after(reply.headers, time.time()),
         should_retry=should_retry(reply.headers),
         request_id=reply.request_id,
     )
+    redact_error(error, reply.redact)
+    return error
 
 
 def _hint_v1(place: str) -> str:

@@ -10,14 +10,16 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import EllipsisType, TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Self
 
 from agentloop._common.checks import check_seconds
 from agentloop.abc import Model
 from agentloop.exceptions import ModelBehaviorError, ModelTransportError, UserError, UserTypeError, UserValueError
 from agentloop.model_events import ModelEvent, ModelFeature, ModelInfo, ModelRequest
 from agentloop.models._codec import Decoder, HttpCodec, Vendor, check_key, identify, parse_object, split_url
-from agentloop.models._patience import ANSWER_TIMEOUT, Patience, find_first_timeout
+from agentloop.models._long_json import open_event
+from agentloop.models._patience import ANSWER_TIMEOUT, Pace, Patience, find_first_timeout
+from agentloop.models._refusals import Failure, redact_error
 from agentloop.models._shared import Shared
 from agentloop.models._sse import SSEDecoder
 
@@ -39,11 +41,12 @@ class HttpModel(Model):
 
     Entering opens a connection pool. Several runs may enter one model at once; the last to leave closes the pool.
 
-    Timeouts are seconds, None = no limit, and each is counted on its own: `connect_timeout` for a connection,
-    `first_output_timeout` until the first output of an answer (not given: 300, or 600 if `ModelSettings.reasoning`
-    requests effort), `silence_timeout` between two pieces of an answer that has begun, `answer_timeout` for all waits
-    of one answer together, so that an endless answer ends. `ModelSettings.timeout` bounds a whole attempt. An
-    `http_client` with timeouts of its own keeps those; `answer_timeout` holds for it, too.
+    Timeouts are seconds, None = no limit: `connect_timeout` for a connection, `first_output_timeout` from the request
+    until the head of an answer, and for each piece until its first output (not given: 300, or 600 if
+    `ModelSettings.reasoning` requests effort), `silence_timeout` between two pieces of an answer that has begun,
+    `answer_timeout` for one answer as a whole, from the request on, without the time that its consumer takes: so an
+    endless answer ends. `ModelSettings.timeout` bounds a whole attempt. An `http_client` with timeouts of its own keeps
+    those; `answer_timeout` holds for it, too. An answer has at most 64 MB.
     """
 
     holds_resources: bool = True
@@ -185,24 +188,28 @@ async def _close(driver: HttpDriver) -> None:
     await driver.__aexit__(None, None, None)
 
 
-_Failure: TypeAlias = ModelTransportError | ModelBehaviorError
-
-
 class ReplyEvents:
-    """The events of one response, read from the reply only as the consumer needs them. Owned by one call."""
+    """The events of one response, read from the reply only as the consumer needs them. Owned by one call.
+
+    Cancellation: nothing is lost; but the owner closes the reply then.
+    """
 
     def __init__(self, reply: Reply, decoder: Decoder) -> None:
         self._reply = reply
         self._decoder = decoder
         self._sse = SSEDecoder(max_total=_MAX_BODY)
+        self._texts: deque[str] = deque()  # the data of server-sent events that aren't decoded yet
         self._pending: deque[ModelEvent] = deque()
+        self._pace = Pace()
+        self._no_more = False  # True once the reply has no more data
         self._ended = False
-        self._failure: _Failure | None = None
+        self._failure: Failure | None = None
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> ModelEvent:
+        await self._pace.step()
         while not self._pending:
             if self._failure is not None:
                 self._ended = True
@@ -211,33 +218,41 @@ class ReplyEvents:
             if self._ended:
                 raise StopAsyncIteration
             try:
-                await self._read_more()
+                with self._reply.wait:
+                    await self._read_more()
             except (ModelTransportError, ModelBehaviorError) as error:
                 # Events from before the error, maybe in the same piece, are returned first.
-                self._failure = self._redact_error(error)
+                self._failure = redact_error(error, self._reply.redact)
         return self._pending.popleft()
 
-    def _redact_error(self, error: _Failure) -> _Failure:
-        error.args = (self._reply.redact(str(error)),)
-        if isinstance(error, ModelTransportError) and error.code is not None:
-            error.code = self._reply.redact(error.code)
-        return error
-
     async def _read_more(self) -> None:
-        if self._reply.content_type == "application/json":
-            # The server doesn't stream, although the request says so.
-            body, complete = await self._reply.read(_MAX_BODY)
-            words = body.decode("utf-8", "replace") if complete else "(too long)"
-            self._pending.extend(self._decoder.feed_answer(parse_object(words, "The response")))
+        if self._texts:
+            await self._decode()
+        elif self._no_more:
             self._finish()
-            return
-        if self._reply.content_type in _PAGES:
-            raise ModelBehaviorError(self._reply.redact(self._reply.explain_page()))
-        data = await self._reply.receive()
-        for event in self._sse.feed(data):
-            self._pending.extend(self._decoder.feed(event.data))
+        elif self._reply.content_type == "application/json":
+            await self._read_whole()
+        elif self._reply.content_type in _PAGES:
+            raise ModelBehaviorError(self._reply.explain_page())
+        else:
+            data = await self._reply.receive()
+            self._no_more = not data
+            self._texts.extend(event.data for event in self._sse.feed(data))
+
+    async def _read_whole(self) -> None:
+        """Read the answer of a server that doesn't stream, although the request says so."""
+        body, complete = await self._reply.read(_MAX_BODY)
+        words = body.decode("utf-8", "replace") if complete else "(too long)"
+        self._pending.extend(self._decoder.feed_answer(parse_object(await open_event(words, _WHOLE), _WHOLE)))
+        self._finish()
+
+    async def _decode(self) -> None:
+        await self._pace.step()  # an event may have nothing to give
+        event = await open_event(self._texts[0], "An event of the response")
+        self._texts.popleft()  # here, so that a cancellation loses nothing
+        self._pending.extend(self._decoder.feed(event))
         self._reply.wait.begun = self._reply.wait.begun or self._decoder.shown
-        if self._decoder.done or not data:
+        if self._decoder.done:
             self._finish()
 
     def _finish(self) -> None:
@@ -245,5 +260,6 @@ class ReplyEvents:
         self._pending.extend(self._decoder.finish(self._reply.request_id))
 
 
+_WHOLE = "The response"
 _PAGES = ("text/html", "application/xhtml+xml")
 """Content types of a web page: the answer of a URL without a model server. A stream may have any other type."""

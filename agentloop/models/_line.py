@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from itertools import count
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Self
 
 import anyio
 import attrs
@@ -31,9 +31,10 @@ from agentloop.exceptions import ModelBehaviorError, ModelTransportError
 from agentloop.model_events import ModelEvent, ModelRequest, Raw, ResponseDone
 from agentloop.models._codec import JsonDict, encode_json, optional_text, parse_object
 from agentloop.models._conversation import Conversation
-from agentloop.models._patience import AnswerWait, Patience
+from agentloop.models._long_json import open_event
+from agentloop.models._patience import TOO_LONG, AnswerWait, Pace, Patience
 from agentloop.models._realtime import EXPIRED, RealtimeDecoder, session_error
-from agentloop.models._refusals import SILENT
+from agentloop.models._refusals import SILENT, Failure, redact_error
 
 if TYPE_CHECKING:
     from agentloop.models._websocket import WebSocket
@@ -44,9 +45,8 @@ STALE = 20.0
 """A connection that was unused for so many seconds is asked for a pong before it is used."""
 MAX_MESSAGE = 16_000_000
 _MAX_ANSWER = 64_000_000
+_EVENT = "An event of the session"
 _ACKNOWLEDGEMENTS = ("conversation.item.added", "conversation.item.created", "conversation.item.done")
-
-_Failure: TypeAlias = ModelTransportError | ModelBehaviorError
 
 
 @attrs.frozen
@@ -96,11 +96,11 @@ class Line:
         kept = self._socket is not None
         if not kept:
             await self._open(target, patience.connect)
-        wait = AnswerWait(self._read_event, patience, self._place)
+        wait = AnswerWait(patience, self._place)
         try:
             events = await self._begin(request, session, wait)
         except ModelTransportError as error:
-            if not kept or error.code == SILENT:
+            if not kept or error.code in (SILENT, TOO_LONG):
                 raise
             await self.aclose()
             await self._open(target, patience.connect)
@@ -126,7 +126,7 @@ class Line:
         try:
             with anyio.move_on_after(PROMPT):  # noqa: ASYNC912 - reading is a cancel point
                 while self._left is not None:
-                    for _ in self._left.feed(await self._read_event()):
+                    for _ in self._left.feed(await self.read_event()):
                         pass
                     if self._left.done:
                         self._drop(self._left)
@@ -137,7 +137,7 @@ class Line:
     async def _open(self, target: Target, timeout: float | None) -> None:
         self._socket = await self._connect(target, timeout)
         self._target = target
-        event = await AnswerWait(self._read_event, Patience(None, timeout, None), self._place).next()
+        event = await AnswerWait(Patience(None, timeout, None), self._place).next(self.read_event)
         if event.get("type") == "error":
             raise self.redact_error(session_error(event))
         session = event.get("session")
@@ -153,14 +153,14 @@ class Line:
         assert self._socket is not None
         return self._socket.place
 
-    async def _begin(self, request: ModelRequest, session: JsonDict, wait: AnswerWait[JsonDict]) -> list[JsonDict]:
+    async def _begin(self, request: ModelRequest, session: JsonDict, wait: AnswerWait) -> list[Mapping[str, Any]]:
         """Send what the server lacks, and return its events up to the first that shows that it answers."""
         assert self._socket is not None
         self._received = 0
         await self._send(self.conversation.take_events(request, session))
-        events: list[JsonDict] = []
+        events: list[Mapping[str, Any]] = []
         while True:
-            event = await wait.next()
+            event = await wait.next(self.read_event)
             error = event.get("error")
             if isinstance(error, Mapping) and error.get("code") == EXPIRED:
                 raise ModelTransportError(f"{self._socket.place}: the session has expired.", code=EXPIRED)
@@ -178,7 +178,7 @@ class Line:
             texts.append(encode_json({**event, "event_id": event_id}).decode())
         await self._socket.send(*texts)
 
-    async def _read_event(self) -> JsonDict:
+    async def read_event(self) -> Mapping[str, Any]:
         """Return the next event.
 
         Raises:
@@ -190,7 +190,7 @@ class Line:
         self._received += len(text)
         if self._received > _MAX_ANSWER:
             raise ModelBehaviorError(f"{self._socket.place} sent more than {_MAX_ANSWER:,} characters for one answer.")
-        event = parse_object(text, "An event of the session")
+        event = parse_object(await open_event(text, _EVENT), _EVENT)
         if event.get("type") in _ACKNOWLEDGEMENTS and isinstance(item := event.get("item"), Mapping):
             self.conversation.acknowledge(item.get("id"))
         return event
@@ -200,13 +200,10 @@ class Line:
         error = event.get("error")
         return isinstance(error, Mapping) and error.get("event_id") in self._harmless
 
-    def redact_error(self, error: _Failure) -> _Failure:
+    def redact_error(self, error: Failure) -> Failure:
         """Return *error* without the secrets of the connection in its words."""
         assert self._socket is not None
-        error.args = (self._socket.redact(str(error)),)
-        if isinstance(error, ModelTransportError) and error.code is not None:
-            error.code = self._socket.redact(error.code)
-        return error
+        return redact_error(error, self._socket.redact)
 
     async def leave(self, answer: AnswerEvents | None) -> None:
         """End the exchange of *answer*; None: there is none. Cancel an answer that isn't over. Bounded and shielded."""
@@ -243,7 +240,7 @@ class Line:
 class AnswerEvents:
     """The events of one answer, read from the line only as the consumer needs them. Owned by one request."""
 
-    def __init__(self, line: Line, decoder: RealtimeDecoder, wait: AnswerWait[JsonDict]) -> None:
+    def __init__(self, line: Line, decoder: RealtimeDecoder, wait: AnswerWait) -> None:
         self.decoder = decoder
         self.given = False
         """True once the consumer has the whole answer."""
@@ -251,8 +248,9 @@ class AnswerEvents:
         """True once the answer can't be completed; the error is raised after the events from before it."""
         self._line = line
         self._wait = wait
+        self._pace = Pace()
         self._pending: deque[ModelEvent] = deque()
-        self._failure: _Failure | None = None
+        self._failure: Failure | None = None
 
     def take_in(self, event: Mapping[str, Any]) -> None:
         """Add the model events of one event of the server. An error of it is raised after those from before it."""
@@ -266,7 +264,7 @@ class AnswerEvents:
         except (ModelTransportError, ModelBehaviorError) as error:
             self._fail(error)
 
-    def _fail(self, error: _Failure) -> None:
+    def _fail(self, error: Failure) -> None:
         self.failed = True
         self._failure = self._line.redact_error(error)
 
@@ -274,6 +272,7 @@ class AnswerEvents:
         return self
 
     async def __anext__(self) -> ModelEvent:
+        await self._pace.step()
         while not self._pending:
             if self._failure is not None:
                 failure, self._failure = self._failure, None
@@ -282,7 +281,8 @@ class AnswerEvents:
                 raise StopAsyncIteration
             try:
                 self._wait.begun = self.decoder.shown
-                self.take_in(await self._wait.next())
+                with self._wait:
+                    self.take_in(await self._wait.next(self._line.read_event))
             except (ModelTransportError, ModelBehaviorError) as error:
                 self._fail(error)
         event = self._pending.popleft()

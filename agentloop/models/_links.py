@@ -27,7 +27,7 @@ import attrs
 from agentloop.exceptions import ModelTransportError
 from agentloop.models._codec import WrittenArray, encode_json, parse_json
 from agentloop.models._line import PROMPT, STALE, Target
-from agentloop.models._patience import AnswerWait, Patience
+from agentloop.models._patience import TOO_LONG, AnswerWait, Patience
 from agentloop.models._refusals import SILENT
 
 if TYPE_CHECKING:
@@ -83,14 +83,14 @@ class LinkReply:
     def __init__(self, link: Link, patience: Patience) -> None:
         self.link = link
         self.complete = False
-        self.wait = AnswerWait(link.socket.receive, patience, link.socket.place)
+        self.wait = AnswerWait(patience, link.socket.place)
         self.redact: Callable[[str], str] = link.socket.redact
         self._first: str | None = None
 
     async def ask(self, body: Mapping[str, Any]) -> str:
         """Send *body* and return the first event, which `receive` returns again."""
         await self.link.socket.send(encode_json({**body, "type": "response.create"}).decode())
-        self._first = await self.wait.next()
+        self._first = await self.wait.next(self.link.socket.receive)
         return self._first
 
     async def receive(self) -> bytes:
@@ -101,7 +101,7 @@ class LinkReply:
             ModelBehaviorError: if the server breaks the protocol.
         """
         text, self._first = self._first, None
-        text = await self.wait.next() if text is None else text
+        text = await self.wait.next(self.link.socket.receive) if text is None else text
         return b"data: %s\n\n" % text.translate(_SPACES).encode()
 
 
@@ -145,7 +145,7 @@ class LinkPool:
             try:
                 return await _begin(link, link.shorten(body), patience, kept=True)
             except ModelTransportError as error:
-                if error.code == SILENT:
+                if error.code in (SILENT, TOO_LONG):
                     raise
         link = Link(await self._connect(target, patience.connect), target, anyio.current_time())
         return await _begin(link, body, patience, kept=False)

@@ -7,7 +7,7 @@ that the provider runs joins its call.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import attrs
@@ -40,16 +40,20 @@ from agentloop.model_events import (
     TextDelta,
 )
 from agentloop.models._codec import (
+    NOT_JSON,
     QUOTED,
     JsonDict,
     broken_answer_error,
+    count_part,
     is_json,
     optional_text,
     optional_whole,
+    parse_json,
     parse_object,
     read_count,
     read_objects,
     read_text,
+    strip,
     without_none,
 )
 from agentloop.models._common import CallIds
@@ -100,6 +104,7 @@ class _BlockRead:
 
     @property
     def joined(self) -> str:
+        """Its text so far."""
         return "".join(self.text)
 
 
@@ -120,6 +125,9 @@ class MessagesDecoder:
         self._ids = CallIds(request)
         self._own = own_tools(request.tools, computer)
         self._blocks: dict[int | None, _BlockRead] = {}
+        self._hosted: dict[str, _BlockRead] = {}
+        """The calls of hosted tools, by their ids."""
+        self._begun = 0
         self._newest: _BlockRead | None = None
         self._calls = 0
         self._id: str | None = None
@@ -129,15 +137,14 @@ class MessagesDecoder:
         self._explanation: str | None = None
         self._told: JsonDict = {}
 
-    def feed(self, data: str) -> list[ModelEvent]:
+    def feed(self, data: str | Mapping[str, Any]) -> list[ModelEvent]:
         """Return the model events of one event's *data*.
 
         Raises:
             ModelBehaviorError: if *data* breaks the protocol, or reports an error in the middle of an answer.
             ModelTransportError: if *data* reports an error instead of an answer.
         """
-        data = data.strip()
-        if self.done or not data:
+        if self.done or not (data := strip(data)):
             return []
         event = parse_object(data, "An event of the response")
         _raise_error(event, shown=self.shown)
@@ -218,6 +225,7 @@ class MessagesDecoder:
 
     def _start_block(self, index: object, start: Mapping[str, Any]) -> Iterator[ModelEvent]:
         place = _read_index(index)
+        self._begun = count_part(self._begun + 1)
         block = self._blocks[place] = _BlockRead(start, str(start.get("type")), place=place or 0)
         before, self._newest = self._newest, block
         if before is not None and block.kind == before.kind == "text":
@@ -235,16 +243,18 @@ class MessagesDecoder:
                 if given := start.get("input"):  # whole: the response isn't streamed
                     yield from self._add(block, json.dumps(given))
             case "server_tool_use" | "mcp_tool_use":
-                yield HostedProgress(str(start.get("name")), "in_progress", optional_text(start.get("id")))
+                if (own_id := optional_text(start.get("id"))) is not None:
+                    self._hosted.setdefault(own_id, block)
+                yield HostedProgress(str(start.get("name")), "in_progress", own_id)
             case str(kind) if kind.endswith("_tool_result"):
                 yield from self._end_hosted(start)
 
     def _end_hosted(self, result: Mapping[str, Any]) -> Iterator[ModelEvent]:
         """Give the last step of the hosted tool's call that *result* answers; none if it isn't of this response."""
         used = optional_text(result.get("tool_use_id"))
-        for block in self._blocks.values():
-            if block.kind in HOSTED_CALLS and used is not None and block.start.get("id") == used:
-                yield HostedProgress(str(block.start.get("name")), _status(result), used)
+        block = None if used is None else self._hosted.get(used)
+        if block is not None:
+            yield HostedProgress(str(block.start.get("name")), _status(result), used)
 
     def _continue_block(self, event: Mapping[str, Any]) -> Iterator[ModelEvent]:
         block = self._blocks.get(_read_index(event.get("index")))
@@ -292,6 +302,7 @@ class MessagesDecoder:
     def _items(self, cut: bool) -> list[Item]:
         items: list[Item] = []
         said: list[_BlockRead] = []
+        hosted: dict[str, int] = {}  # the places of hosted tools' calls among the items, by their ids
         for block in self._blocks.values():
             if block.kind == "text" or self._is_output(block):
                 if not block.joined.strip() and (cut or not block.text):
@@ -304,8 +315,12 @@ class MessagesDecoder:
                 continue
             items += _message(said)
             said = []
-            if not _add_result(items, block):
-                items.append(self._item(block, cut))
+            if _add_result(items, hosted, block):
+                continue
+            item = self._item(block, cut)
+            if isinstance(item, HostedToolCall) and item.id is not None:
+                hosted.setdefault(item.id, len(items))
+            items.append(item)
         items += _message(said)
         while items and isinstance(items[-1], Reasoning):
             items.pop()  # reasoning belongs to the item after it, and isn't kept alone
@@ -356,34 +371,37 @@ _SHOWN = (TextDelta, ReasoningDelta, ArgumentsDelta, HostedProgress)
 def _message(blocks: list[_BlockRead]) -> list[Item]:
     if not blocks:
         return []
-    parts = [Text(block.joined, tuple(_annotations(block))) for block in blocks]
+    texts = [(block, block.joined) for block in blocks]
+    parts = [Text(text, tuple(_annotations(block.citations, len(text)))) for block, text in texts]
     cited = [block.citations for block in blocks]
     return [AssistantMessage(parts, provider_data={CITATIONS: cited} if any(cited) else None)]
 
 
-def _annotations(block: _BlockRead) -> Iterator[Annotation]:
-    """Yield the citations of a text that have a form for every provider: those of pages and of files."""
-    for citation in block.citations:
+def _annotations(citations: Iterable[Any], end: int) -> Iterator[Annotation]:
+    """Yield the *citations* of a text that have a form for every provider: of pages, up to its *end*, and of files."""
+    for citation in citations:
         match citation:
             case {"type": "web_search_result_location", "url": str(url), **fields}:
                 title = fields.get("title")
-                yield UrlCitation(url=url, title=optional_text(title), end=len(block.joined), start=0)
+                yield UrlCitation(url=url, title=optional_text(title), end=end, start=0)
             case {"file_id": str(file_id), **fields}:
                 yield FileCitation(file_id=file_id, filename=optional_text(fields.get("document_title")))
 
 
-def _add_result(items: list[Item], block: _BlockRead) -> bool:
-    """Add the result in *block* to the call of a hosted tool that it answers. Return False if it is no such result."""
+def _add_result(items: list[Item], hosted: Mapping[str, int], block: _BlockRead) -> bool:
+    """Add the result in *block* to the call of a hosted tool that it answers. Return False if it is no such result.
+
+    *hosted* has the places of such calls among the *items*.
+    """
     used = block.start.get("tool_use_id")
-    if not block.kind.endswith("_tool_result") or not isinstance(used, str):
+    place = hosted.get(used) if block.kind.endswith("_tool_result") and isinstance(used, str) else None
+    if place is None:
         return False
-    for index, item in enumerate(items):
-        if isinstance(item, HostedToolCall) and item.id == used:
-            content = block.start.get("content")
-            data = {**item.data, RESULT: dict(block.start)}
-            items[index] = item.replace(data=data, output=content, status=_status(block.start))
-            return True
-    return False
+    call = items[place]
+    assert isinstance(call, HostedToolCall)
+    data = {**call.data, RESULT: dict(block.start)}
+    items[place] = call.replace(data=data, output=block.start.get("content"), status=_status(block.start))
+    return True
 
 
 def _status(result: Mapping[str, Any]) -> str:
@@ -404,8 +422,9 @@ def _read_caller(caller: object) -> Caller | None:
 
 def _hosted_call(block: _BlockRead) -> HostedToolCall:
     data = dict(block.start)
-    if block.text and is_json(block.joined):
-        data["input"] = json.loads(block.joined)
+    given = parse_json(block.joined) if block.text else NOT_JSON
+    if given is not NOT_JSON:
+        data["input"] = given
     call_id = optional_text(data.get("id"))
     return HostedToolCall(str(data.get("name")), data, call_id, call_id=call_id)
 

@@ -1,19 +1,23 @@
-"""How long a server may keep the reader of its answer waiting: for a connection, for each piece, and in all.
+"""How long a server may keep the reader of its answer busy: for a connection, for each piece, and in all.
 
 Used over every transport. A piece that comes in time resets the wait for a piece, so a server that sends a byte now and
-then would never end an answer: the time for the whole ends that. It counts the waits alone: a consumer that takes long
-between two pieces isn't the server's fault. Does not know what the pieces are.
+then would never end an answer: the time for the whole ends that. It counts what the server causes, from the request on:
+the wait for the head, the waits for pieces, and the work of unpacking and reading them. A consumer that takes long
+between two events isn't the server's fault. Does not know what the pieces are.
+
+`Pace` is for the other direction: reading never keeps the event loop for long, however much comes at once.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable
-from types import EllipsisType
-from typing import Generic, TypeVar
+from types import EllipsisType, TracebackType
+from typing import Self, TypeVar
 
 import anyio
 import attrs
+from anyio.lowlevel import checkpoint
 
 from agentloop.exceptions import ModelTransportError
 from agentloop.models._refusals import SILENT
@@ -32,9 +36,10 @@ class Patience:
 
     Attributes:
         connect: Until there is a connection, and again until it has a session where there are sessions.
-        first: For each piece until the answer's first output. Reasoning models are silent for minutes.
+        first: For the head of an answer, and for each piece until its first output. Reasoning models are silent for
+            minutes.
         silence: For each piece of an answer that has begun.
-        answer: For all pieces together.
+        answer: For the head and all pieces together, and for the work of reading them.
     """
 
     connect: float | None
@@ -57,35 +62,54 @@ def make_silence_error(place: str, seconds: float | None, cause: str = "") -> Mo
     )
 
 
-class AnswerWait(Generic[T]):
-    """The waits for the pieces of one answer, which *receive* returns. Owned by the reader of that answer."""
+class AnswerWait:
+    """The time that one answer takes. Owned by the reader of that answer.
 
-    def __init__(self, receive: Callable[[], Awaitable[T]], patience: Patience, place: str) -> None:
+    `next` waits for a piece. Inside of `with wait:` all time counts, the reader's own work too; the reader leaves it
+    while its consumer has the turn.
+    """
+
+    def __init__(self, patience: Patience, place: str) -> None:
         self.begun = False
         """True once the answer has shown output, set by the reader; from then on `Patience.silence` applies."""
-        self._receive = receive
         self._patience = patience
         self._place = place
-        self._waited = 0.0
+        self._spent = 0.0
+        self._since: float | None = None
 
-    async def next(self) -> T:
-        """Return the next piece.
+    def __enter__(self) -> Self:
+        self._since = anyio.current_time()
+        return self
 
-        Cancellation: as that of `receive`.
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        assert self._since is not None
+        self._spent += anyio.current_time() - self._since
+        self._since = None
+
+    async def next(self, receive: Callable[[], Awaitable[T]]) -> T:
+        """Return what *receive* returns: the next piece.
+
+        Cancellation: as that of *receive*.
 
         Raises:
             ModelTransportError: if the piece, or the whole answer, takes too long.
         """
+        if self._since is None:
+            with self:
+                return await self._next(receive)
+        return await self._next(receive)
+
+    async def _next(self, receive: Callable[[], Awaitable[T]]) -> T:
         patience = self._patience
         piece, whole = patience.silence if self.begun else patience.first, patience.answer
-        left = math.inf if whole is None else whole - self._waited
+        assert self._since is not None
+        left = math.inf if whole is None else whole - self._spent - (anyio.current_time() - self._since)
         limit = math.inf if piece is None else piece
-        started = anyio.current_time()
-        try:
+        if left > 0:  # else a piece that is here already would still be taken
             with anyio.move_on_after(min(limit, left)):
-                return await self._receive()
-        finally:
-            self._waited += anyio.current_time() - started
+                return await receive()
         if limit <= left:
             raise make_silence_error(self._place, limit)
         raise ModelTransportError(
@@ -93,3 +117,23 @@ class AnswerWait(Generic[T]):
             code=TOO_LONG,
             should_retry=False,
         )
+
+
+class Pace:
+    """Lets other tasks run, and a cancellation in, once per so many steps of one reader: most of them wait for nothing.
+
+    A step is some ten microseconds of work: one event of a server, or some of the values of a long JSON text.
+    """
+
+    most = 100
+    """Steps from one checkpoint to the next: a millisecond or a few."""
+
+    def __init__(self) -> None:
+        self._steps = 0
+
+    async def step(self) -> None:
+        """Count one step. A checkpoint if it is the last of so many."""
+        self._steps += 1
+        if self._steps >= self.most:
+            self._steps = 0
+            await checkpoint()

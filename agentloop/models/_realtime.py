@@ -40,6 +40,7 @@ from agentloop.models._codec import (
     UsageNames,
     add_extras,
     broken_answer_error,
+    count_part,
     is_json,
     optional_text,
     read_count,
@@ -242,6 +243,7 @@ class RealtimeDecoder:
                     yield ArgumentsDelta(known_as, read_text(event.get("delta"), "arguments"))
                 case "response.output_item.done" if isinstance(item := event.get("item"), Mapping):
                     self._items[read_count(event, "output_index")] = item
+                    count_part(len(self._items))
                 case "response.done":
                     self._end(event)
         yield Raw(event)
@@ -261,6 +263,7 @@ class RealtimeDecoder:
         # Some servers leave the last event's output empty after having sent each item on its own.
         collected = [item for _, item in sorted(self._items.items())]
         self.output = [*read_objects(self._response.get("output"), "output")] or collected
+        count_part(len(self.output))
 
     def finish(self) -> Iterator[ModelEvent]:
         """Yield the last events, with `ResponseDone` at the end. Call it once, after the response's last event.

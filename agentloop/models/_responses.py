@@ -29,9 +29,9 @@ from agentloop.model_events import (
     TextDelta,
 )
 from agentloop.models._codec import (
-    JsonDict,
     UsageNames,
     broken_answer_error,
+    count_part,
     is_json,
     optional_text,
     optional_whole,
@@ -40,6 +40,7 @@ from agentloop.models._codec import (
     read_text,
     read_usage,
     server_error,
+    strip,
 )
 from agentloop.models._common import CallIds
 from agentloop.models._responses_executors import CONTENTS, names_by_kind
@@ -89,15 +90,14 @@ class ResponsesDecoder:
         """The items of the answer so far, in order."""
         return tuple(item for _, item in sorted(self._items.items()))
 
-    def feed(self, data: str) -> list[ModelEvent]:
+    def feed(self, data: str | Mapping[str, Any]) -> list[ModelEvent]:
         """Return the model events of one event's *data*.
 
         Raises:
             ModelBehaviorError: if *data* is no event, or the server reports an error in the middle of an answer.
             ModelTransportError: if the server reports an error instead of an answer.
         """
-        data = data.strip()
-        if self.done or not data or data == "[DONE]":
+        if self.done or not (data := strip(data)) or data == "[DONE]":
             return []
         return self._note(self._events(parse_object(data, "An event of the response")))
 
@@ -136,7 +136,7 @@ class ResponsesDecoder:
 
     # -- one event
 
-    def _events(self, event: JsonDict, *, whole: Mapping[str, Any] | None = None) -> Iterator[ModelEvent]:
+    def _events(self, event: Mapping[str, Any], *, whole: Mapping[str, Any] | None = None) -> Iterator[ModelEvent]:
         kind = read_text(event.get("type"), "type")
         if kind in ("error", "response.error") or (not kind and event.get("error")):
             raise broken_answer_error(event) if self.shown else server_error(event)
@@ -200,6 +200,7 @@ class ResponsesDecoder:
     def _end_item(self, place: int, data: Mapping[str, Any]) -> Iterator[ModelEvent]:
         item = read_item(data, lambda given: self._call_ids.assign(given, place + 1), self._executor_names)
         self._came[place], self._items[place] = data, item
+        count_part(len(self._items))
         yield from self._missing_pieces(place, item)
         yield ItemDone(item)
 

@@ -6,7 +6,8 @@ dies can't end anything but the call that notices. Pings of an idle time are ans
 Does not know what the messages mean.
 
 Invariants: `intact` is False from the moment at which the connection may be out of step (a cut write, a broken rule,
-its end), and such a connection is only closed. A message is bounded in size, before it is put together. No compression,
+its end), and such a connection is only closed. A message is bounded in size and in fragments, before it is put
+together. Reading is a checkpoint after so many frames, and so many messages, however many come at once. No compression,
 so that a small message can't become a large one. No proxies. No text of an error, and no log, holds the value of a
 secret header or query field.
 """
@@ -24,6 +25,7 @@ from urllib.parse import urlencode, urlsplit
 
 import anyio
 from anyio.abc import ByteStream
+from anyio.lowlevel import checkpoint
 from websockets.client import ClientProtocol
 from websockets.exceptions import InvalidStatus, PayloadTooBig
 from websockets.frames import Frame, Opcode
@@ -32,10 +34,23 @@ from websockets.protocol import State
 from websockets.uri import WebSocketURI, parse_uri
 
 from agentloop.exceptions import ModelBehaviorError, ModelTransportError
-from agentloop.models._refusals import QUOTED, make_redactor, place_of, read_error_body, retry_after, should_retry
+from agentloop.models._patience import Pace
+from agentloop.models._refusals import (
+    QUOTED,
+    make_redactor,
+    place_of,
+    read_error_body,
+    redact_error,
+    retry_after,
+    should_retry,
+)
 
 CLOSE_TIMEOUT = 2.0
 _PIECE = 65_536
+_SLICE = 2_048
+"""Bytes that the protocol reads in one step. A thousand empty frames fit in, which take some ten milliseconds."""
+MOST_FRAGMENTS = 100_000
+"""Most fragments of a message: of the longest one, each may be as short as 640 bytes."""
 _FINAL_CODES = frozenset({1002, 1003, 1007, 1008, 1009, 1010, 3000, 3003})
 """Close codes for which a second try ends in the same way: a broken rule, a refused key."""
 # At level DEBUG the protocol logs the headers of its handshake, the key among them. This logger has no handler, and no
@@ -55,7 +70,12 @@ class WebSocket:
         self._stream = stream
         self._protocol = protocol
         self._messages: deque[str] = deque()
-        self._fragments: list[Frame] = []
+        self._unread = b""  # data that has come, and that the protocol hasn't read
+        self._kind: Opcode | None = None  # of the message that has begun to come
+        self._text = bytearray()
+        self._fragments = 0
+        self._fault: str | None = None  # what the server did against our rules, if the protocol allows it
+        self._pace = Pace()
         self._pong: bytes | None = None
         self._take_events()  # the server's first message may have come with its handshake
 
@@ -77,7 +97,7 @@ class WebSocket:
             raise ModelTransportError(f"{self.place} broke the connection ({type(error).__name__})") from error
 
     async def receive(self) -> str:
-        """Return the next message. A checkpoint only if it has to wait for the connection.
+        """Return the next message. A checkpoint if it has to wait for the connection, and once per so many messages.
 
         Cancellation: nothing is lost; the next call continues.
 
@@ -85,6 +105,7 @@ class WebSocket:
             ModelTransportError: if the connection ends; says the server's reason.
             ModelBehaviorError: if the server breaks the protocol, or sends a message that is too long or no text.
         """
+        await self._pace.step()
         while not self._messages:
             await self._read()
         return self._messages.popleft()
@@ -125,7 +146,12 @@ class WebSocket:
         if not self.intact:
             raise self._closed_error()
         try:
-            self._protocol.receive_data(await self._stream.receive(_PIECE))
+            if self._unread:
+                await checkpoint()
+            else:
+                self._unread = await self._stream.receive(_PIECE)
+            piece, self._unread = self._unread[:_SLICE], self._unread[_SLICE:]
+            self._protocol.receive_data(piece)
         except anyio.EndOfStream:
             self._protocol.receive_eof()
         except (anyio.BrokenResourceError, anyio.ClosedResourceError) as error:
@@ -134,7 +160,7 @@ class WebSocket:
         self._take_events()
         with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):  # the next read says so
             await self._flush()  # pongs, and the answer to a close
-        if self._protocol.state is not State.OPEN:
+        if self._protocol.state is not State.OPEN or self._fault is not None:
             self.intact = False
 
     def _take_events(self) -> None:
@@ -146,23 +172,36 @@ class WebSocket:
         match frame.opcode:
             case Opcode.PONG:
                 self._pong = bytes(frame.data)
-            case Opcode.TEXT | Opcode.BINARY | Opcode.CONT:
-                self._fragments.append(frame)
-                if frame.fin:
-                    whole, self._fragments = self._fragments, []
-                    self._messages.append(self._read_text(whole))
+            case Opcode.TEXT | Opcode.BINARY:
+                self._kind, self._fragments = frame.opcode, 0
+                self._add_fragment(frame)
+            case Opcode.CONT:
+                self._add_fragment(frame)
 
-    def _read_text(self, whole: list[Frame]) -> str:
-        fault = "binary message, where text is needed"
-        if whole[0].opcode is Opcode.TEXT:
-            try:
-                return b"".join([bytes(frame.data) for frame in whole]).decode()
-            except UnicodeDecodeError:
-                fault = "message that isn't UTF-8"
-        self.intact = False
-        raise ModelBehaviorError(f"{self.place} sent a {fault}.")
+    def _add_fragment(self, frame: Frame) -> None:
+        self._fragments += 1
+        self._text += frame.data
+        if self._kind is not Opcode.TEXT:
+            self._fail("a binary message, where text is needed")
+        elif self._fragments > MOST_FRAGMENTS:
+            self._fail(f"a message of more than {MOST_FRAGMENTS:,} fragments")
+        elif frame.fin and self._fault is None:
+            self._end_message()
+
+    def _end_message(self) -> None:
+        try:
+            self._messages.append(self._text.decode())
+        except UnicodeDecodeError:
+            self._fail("a message that isn't UTF-8")
+        self._text.clear()
+
+    def _fail(self, what: str) -> None:
+        self._fault, self.intact = self._fault or what, False
+        self._text.clear()
 
     def _closed_error(self) -> ModelTransportError | ModelBehaviorError:
+        if self._fault is not None:
+            return ModelBehaviorError(f"{self.place} sent {self._fault}.")
         fault, close = self._protocol.parser_exc, self._protocol.close_rcvd
         if isinstance(fault, PayloadTooBig):
             return ModelBehaviorError(f"{self.place} sent a message that is too long: {fault}")
@@ -252,11 +291,13 @@ def _make_status_error(response: Response, place: str, redact: Callable[[str], s
     words, code = read_error_body(bytes(response.body or b""))
     if 300 <= response.status_code < 400:
         words = "sent on to another place, where nothing is sent, as the key would go along"
-    return ModelTransportError(
-        redact(f"{place} answered {response.status_code}: {words}"),
+    error = ModelTransportError(
+        f"{place} answered {response.status_code}: {words}",
         status=response.status_code,
-        code=code and redact(code),
+        code=code,
         retry_after=retry_after(headers, time.time()),
         should_retry=should_retry(headers),
         request_id=headers.get("x-request-id"),
     )
+    redact_error(error, redact)
+    return error
