@@ -44,6 +44,7 @@ from agentloop.model_events import (
 from agentloop.models import _constrained
 from agentloop.models._codec import (
     QUOTED,
+    EventDecoder,
     JsonDict,
     UsageNames,
     WrittenArray,
@@ -54,12 +55,10 @@ from agentloop.models._codec import (
     is_json,
     optional_text,
     optional_whole,
-    parse_object,
     read_objects,
     read_text,
     read_usage,
     server_error,
-    strip,
     without_none,
 )
 from agentloop.models._common import (
@@ -397,21 +396,22 @@ class _PartialCalls:
         return None if begins else last
 
 
-class ChatDecoder:
+class ChatDecoder(EventDecoder):
     """Turns the events of one response into model events. Use: `feed` each event's data, then `finish` once.
 
     Owned by the call that reads the response. *request* serves only to generate call ids if the server gives none, and
     to know the tools of constrained mode. `done` is True once `[DONE]` has come: nothing of use follows.
     """
 
+    what = "A chunk of the response"
+    ends_with_line = True
+
     def __init__(self, request: ModelRequest, *, constrained: bool = False) -> None:
-        self.done = False
+        super().__init__()
         self._ids = CallIds(request)
         self._constrained = _constrained.CallText() if constrained and _constrained.list_offers(request) else None
         self._constrained_id = make_call_id(request, "local") if self._constrained else ""
         self._started = False
-        self.shown = False
-        """True once a part of the answer was returned to the caller."""
         self._id: str | None = None
         self._model: str | None = None
         self._text: list[str] = []
@@ -424,19 +424,9 @@ class ChatDecoder:
         self._annotations: list[Annotation] = []
         self._logprobs: list[Mapping[str, Any]] = []
 
-    def feed(self, data: str | Mapping[str, Any]) -> list[ModelEvent]:
-        """Return the model events of one event's *data*.
-
-        Raises:
-            ModelBehaviorError: if *data* is no chunk, or reports an error of the server in the middle of an answer.
-            ModelTransportError: if *data* reports an error of the server instead of an answer.
-        """
-        if self.done or not (data := strip(data)):
-            return []
-        if data == "[DONE]":
-            self.done = True
-            return []
-        return self.feed_answer(parse_object(data, "A chunk of the response"))
+    def feed_event(self, event: Mapping[str, Any]) -> list[ModelEvent]:
+        """Return the model events of one chunk."""
+        return self.feed_answer(event)
 
     def feed_answer(self, answer: Mapping[str, Any]) -> list[ModelEvent]:
         """Return the model events of one parsed chunk, or of a whole response that was not streamed."""

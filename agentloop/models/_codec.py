@@ -7,8 +7,9 @@ the JSON of a server, its errors and its counts.
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 from urllib.parse import SplitResult, parse_qsl, urlsplit, urlunsplit
 
 import attrs
@@ -32,8 +33,8 @@ class Decoder(Protocol):
     then `finish` is called once. Any of them may raise `ModelBehaviorError` for an answer that breaks the interface's
     rules, and `ModelTransportError` for an error that the server reports instead of an answer.
 
-    The work for an answer grows with its size and not faster, whatever the server sends: no call searches what came
-    before, or reads it again. `count_part` bounds the parts of an answer, so that `finish` is short as well.
+    The work for an answer grows with its size and not faster: no call searches what came before, or reads it again.
+    `count_part` bounds the parts of an answer, so that `finish` is short as well.
     """
 
     @property
@@ -46,8 +47,8 @@ class Decoder(Protocol):
         """True once a part of the answer was returned; from then on the server may be silent for a short time only."""
         ...
 
-    def feed(self, data: str | Mapping[str, Any]) -> Iterable[ModelEvent]:
-        """Return the model events of one server-sent event's *data*, or of the object that was read from it."""
+    def feed(self, data: str) -> Iterable[ModelEvent]:
+        """Return the model events of one server-sent event's *data*."""
         ...
 
     def feed_answer(self, answer: Mapping[str, Any]) -> Iterable[ModelEvent]:
@@ -61,6 +62,42 @@ class Decoder(Protocol):
             ModelBehaviorError: if the answer is not complete: a short answer would look like a whole one.
         """
         ...
+
+
+class EventDecoder(ABC):
+    """The base of the decoders here: each event of a stream is a JSON object, and a last line may be `[DONE]`.
+
+    `feed_event` takes an object that was read already, as a long event is read in steps (`_long_json.open_event`).
+    """
+
+    what: ClassVar[str] = "An event of the response"
+    ends_with_line: ClassVar[bool] = False
+    """True if the last line ends the answer; most interfaces have an event that says more."""
+
+    def __init__(self) -> None:
+        self.done = False
+        """True once the answer's last event has come."""
+        self.shown = False
+        """True once a part of the answer was returned to the caller."""
+
+    def feed(self, data: str) -> list[ModelEvent]:
+        """Return the model events of one event's *data*.
+
+        Raises:
+            ModelBehaviorError: if *data* breaks the interface's rules, or reports an error in the middle of an answer.
+            ModelTransportError: if *data* reports an error instead of an answer.
+        """
+        data = data.strip()
+        if self.done or not data:
+            return []
+        if data == "[DONE]":
+            self.done = self.ends_with_line
+            return []
+        return self.feed_event(parse_object(data, self.what))
+
+    @abstractmethod
+    def feed_event(self, event: Mapping[str, Any]) -> list[ModelEvent]:
+        """Return the model events of one *event*. Raises as `feed`."""
 
 
 @attrs.frozen(kw_only=True)
@@ -228,15 +265,15 @@ def _encode(value: object) -> bytes:
 # ---------------------------------------------------------------------------------------------- answers
 
 
-def parse_object(text: str | Mapping[str, Any], what: str) -> Mapping[str, Any]:
-    """Return the JSON object in *text*, or *text* itself if it has been read already, as `open_event` reads long ones.
+def parse_object(text: str, what: str) -> JsonDict:
+    """Return the JSON object in *text*.
 
     Raises:
         ModelBehaviorError: if *text* is no JSON object; quotes its beginning.
     """
-    data = text if isinstance(text, Mapping) else _decode(text)
-    if not isinstance(data, Mapping):
-        raise ModelBehaviorError(f"{what} isn't a JSON object: {str(text)[:QUOTED]!r}")
+    data = _decode(text)
+    if not isinstance(data, dict):
+        raise ModelBehaviorError(f"{what} isn't a JSON object: {text[:QUOTED]!r}")
     return data
 
 
@@ -306,11 +343,6 @@ def read_text(value: object, what: str) -> str:
             return "".join(str(part["text"]) for part in value if isinstance(part, Mapping) and part.get("text"))
         case _:
             raise ModelBehaviorError(f"The response's {what} isn't text: {str(value)[:QUOTED]!r}")
-
-
-def strip(data: str | Mapping[str, Any]) -> str | Mapping[str, Any]:
-    """Return the data of an event without blanks around it; an object that was read from it as it is."""
-    return data.strip() if isinstance(data, str) else data
 
 
 def optional_text(value: object) -> str | None:

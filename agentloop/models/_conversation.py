@@ -64,7 +64,7 @@ class Conversation:
     """The session's configuration, as it was sent last."""
     _entries: list[_Entry] = attrs.field(factory=list)
     _awaited: dict[str, _Entry] = attrs.field(factory=dict)
-    """What was sent and isn't acknowledged, by the item's id."""
+    """The entries that were sent and aren't acknowledged, by the item's id."""
     _settled: int = 0
     _excess: list[str] = attrs.field(factory=list)
     """The ids of items that the server has and the history lacks."""

@@ -57,6 +57,8 @@ _CLIENT_DEFAULT = {"connect": 5.0, "read": 5.0, "write": 5.0, "pool": 5.0}
 MOST_BYTES = 64_000_000
 """Most bytes of an answer's body, as it came and unpacked."""
 _PIECE = 65_536
+_MOST_READ_AHEAD = 1_000
+"""Most pieces that are read of a closed answer: a transport of the application may not know that it is closed."""
 _SLICE = 4_096
 """Bytes that are unpacked in one step: some two hundred members of a hostile gzip body fit in."""
 _ENCODING = "gzip"
@@ -256,10 +258,11 @@ class Reply:
 
     async def _exhaust(self) -> None:
         # httpx reads through a chain of async generators. Closing the outermost leaves the others to the garbage
-        # collector. After the response is closed, one more read fails at once and ends them all.
+        # collector. After the response is closed, one more read fails at once and ends them all; what was read ahead
+        # may come before.
         if self._raw is not None:
             with suppress(Exception):
-                while True:
+                for _ in range(_MOST_READ_AHEAD):
                     await anext(self._raw)
 
 

@@ -16,7 +16,16 @@ from agentloop._common.checks import check_seconds
 from agentloop.abc import Model
 from agentloop.exceptions import ModelBehaviorError, ModelTransportError, UserError, UserTypeError, UserValueError
 from agentloop.model_events import ModelEvent, ModelFeature, ModelInfo, ModelRequest
-from agentloop.models._codec import Decoder, HttpCodec, Vendor, check_key, identify, parse_object, split_url
+from agentloop.models._codec import (
+    Decoder,
+    EventDecoder,
+    HttpCodec,
+    Vendor,
+    check_key,
+    identify,
+    parse_object,
+    split_url,
+)
 from agentloop.models._long_json import open_event
 from agentloop.models._patience import ANSWER_TIMEOUT, Pace, Patience, find_first_timeout
 from agentloop.models._refusals import Failure, redact_error
@@ -243,14 +252,18 @@ class ReplyEvents:
         """Read the answer of a server that doesn't stream, although the request says so."""
         body, complete = await self._reply.read(_MAX_BODY)
         words = body.decode("utf-8", "replace") if complete else "(too long)"
-        self._pending.extend(self._decoder.feed_answer(parse_object(await open_event(words, _WHOLE), _WHOLE)))
+        answer = await open_event(words, _WHOLE) or parse_object(words, _WHOLE)
+        self._pending.extend(self._decoder.feed_answer(answer))
         self._finish()
 
     async def _decode(self) -> None:
         await self._pace.step()  # an event may have nothing to give
-        event = await open_event(self._texts[0], "An event of the response")
-        self._texts.popleft()  # here, so that a cancellation loses nothing
-        self._pending.extend(self._decoder.feed(event))
+        event = await open_event(self._texts[0], EventDecoder.what)
+        text = self._texts.popleft()  # here, so that a cancellation loses nothing
+        if event is not None and isinstance(self._decoder, EventDecoder) and not self._decoder.done:
+            self._pending.extend(self._decoder.feed_event(event))
+        else:
+            self._pending.extend(self._decoder.feed(text))
         self._reply.wait.begun = self._reply.wait.begun or self._decoder.shown
         if self._decoder.done:
             self._finish()

@@ -190,7 +190,7 @@ class Line:
         self._received += len(text)
         if self._received > _MAX_ANSWER:
             raise ModelBehaviorError(f"{self._socket.place} sent more than {_MAX_ANSWER:,} characters for one answer.")
-        event = parse_object(await open_event(text, _EVENT), _EVENT)
+        event = await open_event(text, _EVENT) or parse_object(text, _EVENT)
         if event.get("type") in _ACKNOWLEDGEMENTS and isinstance(item := event.get("item"), Mapping):
             self.conversation.acknowledge(item.get("id"))
         return event

@@ -5,9 +5,9 @@ the interpreter. That is fine for a text with few values, however long: a pictur
 and `read_in_steps` reads them value by value, some twenty times slower. Both readers take the same texts, up to a
 bound: a text of a megabyte can have half a million values, each of which takes fifty times its size in memory.
 
-States of `_Reader`: `at` is where the text goes on; the open containers are a stack, with the key that the innermost
-one waits for a value of. A value is either the beginning of a container, which is pushed, or whole: then it is put into
-the innermost container, which it may complete, and so on outwards.
+States of `_Reader`: `at` is the place of the next character; the open containers are a stack, with the key that the
+innermost one waits for a value of. A value is either the beginning of a container, which is pushed, or whole: then it
+is put into the innermost container, which it may complete, and so on outwards.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ def is_long(text: str) -> bool:
     return len(text) > SHORT and text.count(",") + text.count("[") + text.count("{") > SHORT
 
 
-async def open_event(text: str, what: str) -> str | Mapping[str, Any]:
-    """Return the object in a long *text*, read with a checkpoint after each step. Return any other text as it is.
+async def open_event(text: str, what: str) -> Mapping[str, Any] | None:
+    """Return the object in a long *text*, read with a checkpoint after each step; None if *text* isn't long.
 
     Raises:
         ModelBehaviorError: if *text* is long and no JSON object, or too large to be read.
     """
     if not is_long(text):
-        return text
+        return None
     value: Any = None
     try:
         for step in read_in_steps(text):

@@ -42,6 +42,7 @@ from agentloop.model_events import (
 from agentloop.models._codec import (
     NOT_JSON,
     QUOTED,
+    EventDecoder,
     JsonDict,
     broken_answer_error,
     count_part,
@@ -49,11 +50,9 @@ from agentloop.models._codec import (
     optional_text,
     optional_whole,
     parse_json,
-    parse_object,
     read_count,
     read_objects,
     read_text,
-    strip,
     without_none,
 )
 from agentloop.models._common import CallIds
@@ -108,7 +107,7 @@ class _BlockRead:
         return "".join(self.text)
 
 
-class MessagesDecoder:
+class MessagesDecoder(EventDecoder):
     """Turns the events of one response into model events. Use: `feed` each event's data, then `finish` once.
 
     Owned by the call that reads the response. `done` is True once `message_stop` has come: nothing of use follows.
@@ -117,9 +116,7 @@ class MessagesDecoder:
     def __init__(
         self, request: ModelRequest, *, output_mode: OutputMode = "format", computer: str | None = None
     ) -> None:
-        self.done = False
-        self.shown = False
-        """True once a part of the answer was returned to the caller."""
+        super().__init__()
         output = request.output_schema
         self._output_tool = output.name if output is not None and output_mode == "tool" else None
         self._ids = CallIds(request)
@@ -137,16 +134,8 @@ class MessagesDecoder:
         self._explanation: str | None = None
         self._told: JsonDict = {}
 
-    def feed(self, data: str | Mapping[str, Any]) -> list[ModelEvent]:
-        """Return the model events of one event's *data*.
-
-        Raises:
-            ModelBehaviorError: if *data* breaks the protocol, or reports an error in the middle of an answer.
-            ModelTransportError: if *data* reports an error instead of an answer.
-        """
-        if self.done or not (data := strip(data)):
-            return []
-        event = parse_object(data, "An event of the response")
+    def feed_event(self, event: Mapping[str, Any]) -> list[ModelEvent]:
+        """Return the model events of one *event*. Raises as `feed`."""
         _raise_error(event, shown=self.shown)
         events = list(self._take(event))
         self.shown = self.shown or any(isinstance(one, _SHOWN) for one in events)

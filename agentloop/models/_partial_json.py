@@ -56,7 +56,7 @@ class PartialJson:
 
     A text becomes whole at one moment: when its outermost bracket or quote closes. Then it is read, once; if more
     than blanks follow, it is no JSON for good. A number or a word may be whole at any time, and is read as long as it
-    is short. All of this is done when somebody asks, for the pieces since the last question.
+    is short. `whole` does all of this, for the pieces that are new to it.
     """
 
     __slots__ = ("_closed", "_pieces", "_scan", "_scanned", "_size")

@@ -29,18 +29,17 @@ from agentloop.model_events import (
     TextDelta,
 )
 from agentloop.models._codec import (
+    EventDecoder,
     UsageNames,
     broken_answer_error,
     count_part,
     is_json,
     optional_text,
     optional_whole,
-    parse_object,
     read_objects,
     read_text,
     read_usage,
     server_error,
-    strip,
 )
 from agentloop.models._common import CallIds
 from agentloop.models._responses_executors import CONTENTS, names_by_kind
@@ -56,17 +55,14 @@ _TOLD = ("conversation", "metadata", "moderation", "prompt_cache_diagnostics", "
 _ARGUMENTS = ("response.function_call_arguments.delta", "response.custom_tool_call_input.delta")
 
 
-class ResponsesDecoder:
+class ResponsesDecoder(EventDecoder):
     """Turns the events of one answer into model events. Use: `feed` each event's data, then `finish` once.
 
     Owned by the call that reads the answer. *request* serves only to generate call ids if the server gives none.
     """
 
     def __init__(self, request: ModelRequest) -> None:
-        self.done = False
-        """True once the answer's terminal event has come."""
-        self.shown = False
-        """True once a part of the answer was returned to the caller."""
+        super().__init__()
         self._started = False
         self._response: Mapping[str, Any] = {}
         self._came: dict[int, Mapping[str, Any]] = {}
@@ -90,16 +86,9 @@ class ResponsesDecoder:
         """The items of the answer so far, in order."""
         return tuple(item for _, item in sorted(self._items.items()))
 
-    def feed(self, data: str | Mapping[str, Any]) -> list[ModelEvent]:
-        """Return the model events of one event's *data*.
-
-        Raises:
-            ModelBehaviorError: if *data* is no event, or the server reports an error in the middle of an answer.
-            ModelTransportError: if the server reports an error instead of an answer.
-        """
-        if self.done or not (data := strip(data)) or data == "[DONE]":
-            return []
-        return self._note(self._events(parse_object(data, "An event of the response")))
+    def feed_event(self, event: Mapping[str, Any]) -> list[ModelEvent]:
+        """Return the model events of one *event*. Raises as `feed`."""
+        return self._note(self._events(event))
 
     def feed_answer(self, answer: Mapping[str, Any]) -> list[ModelEvent]:
         """Return the model events of a whole answer that was not streamed, except the last one."""

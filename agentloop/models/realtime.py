@@ -64,8 +64,8 @@ class RealtimeModel(Model):
 
     Timeouts are seconds, None = no limit: `connect_timeout` for a connection, `first_output_timeout` for each event
     until the first output of an answer (not given: 300, or 600 if `ModelSettings.reasoning` requests effort),
-    `silence_timeout` for each event of an answer that has begun, `answer_timeout` for all waits of one answer together.
-    `ModelSettings.timeout` bounds a whole attempt.
+    `silence_timeout` for each event of an answer that has begun, `answer_timeout` for one answer as a whole, without
+    the time that its consumer takes. `ModelSettings.timeout` bounds a whole attempt.
 
     Output types, `conversation_id`, hosted and custom tools, images, files and audio are refused with a `UserError`.
     """

@@ -8,6 +8,7 @@ from definitions.item_strategies import JSON_VALUES
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentloop import Agent, ModelSettings, RunConfig
 from agentloop._common.masking import ALL_ARGUMENTS, MASK, mask_arguments, spans_of
 from agentloop.items import ToolCall, ToolOutput
 
@@ -79,3 +80,13 @@ def test_items_show_no_secret_and_are_equal_to_those_that_do() -> None:
         repr(ToolOutput("c", "said"))
         == "ToolOutput(call_id='c', output='said', provider_data=None, kind='function', is_error=False)"
     )
+
+
+@pytest.mark.scenario("SM-13")
+@pytest.mark.parametrize("field", ["extra_headers", "extra_query", "extra_body", "extra_args"])
+def test_no_repr_shows_what_settings_add_to_a_request(field: str) -> None:
+    """Servers take keys in each of these places. Other settings are shown, here and in those of a run."""
+    settings = ModelSettings(temperature=0.5, **{field: {"api-key": "sk-canary-0123456789"}})  # type: ignore[arg-type]
+    for shown in (repr(settings), repr(RunConfig(model_settings=settings)), repr(Agent("a", model_settings=settings))):
+        assert "canary" not in shown
+    assert "temperature=0.5" in repr(settings)

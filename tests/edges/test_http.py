@@ -22,9 +22,19 @@ from agentloop.exceptions import (
 )
 from agentloop.items import AssistantMessage, HostedToolCall, UserMessage
 from agentloop.model_events import ModelEvent, ModelRequest, ResponseDone, TextDelta
-from agentloop.models import HttpCodec, HttpModel, OpenAIChatModel, OpenAIResponsesModel
+from agentloop.models import (
+    AnthropicModel,
+    GeminiModel,
+    HttpCodec,
+    HttpModel,
+    OpenAIChatModel,
+    OpenAIResponsesModel,
+    RealtimeModel,
+    _http,
+)
 from agentloop.models._http import HttpDriver
-from agentloop.models._refusals import MAX_RETRY_AFTER, retry_after
+from agentloop.models._patience import TOO_LONG, AnswerWait, Patience
+from agentloop.models._refusals import MAX_RETRY_AFTER, SILENT, retry_after
 from agentloop.settings import ModelSettings
 
 KEY = "sk-very-secret-0123456789"
@@ -165,6 +175,14 @@ async def test_a_redirect_says_from_where_to_where(base_url: str, location: str)
     assert ("may lack /v1" in words) == (not base_url.endswith("/v1"))
 
 
+@pytest.mark.parametrize("location", ["http://[bad", "//[", "http://a:b:c/x", "\t", ""])
+async def test_a_redirect_to_nowhere_is_an_error_of_the_server(location: str) -> None:
+    """A place that is no URL is told as such, by an error that a retry and a fallback know."""
+    answer = httpx.Response(307, headers={"location": location})
+    words = str(await failure(mock_model(answer)))
+    assert "sent on from model.test/v1/chat/completions to " in words or "Invalid URL in location header" in words
+
+
 @pytest.mark.parametrize("base_url", ["http://llm.test", "http://llm.test/v1"])
 async def test_a_web_page_in_place_of_an_answer_is_told_by_its_type_and_place(base_url: str) -> None:
     """The page may be a proxy's login, or that of a server whose API lies deeper."""
@@ -196,6 +214,56 @@ async def test_no_message_holds_a_secret() -> None:
     with pytest.raises(ModelBehaviorError, match=r"broke the response off: \*\*\*") as caught:
         await ask(mock_model(httpx.Response(200, headers=SSE, content=FIRST + report), api_key=KEY))
     assert KEY not in str(caught.value)
+
+
+@pytest.mark.scenario("SM-13")
+async def test_no_request_id_holds_a_secret() -> None:
+    """A server may repeat the key in any header: not in an error's request id, nor in an answer's."""
+    named = {"x-request-id": f"req {KEY}"}
+    assert (await failure(mock_model(httpx.Response(500, headers=named), api_key=KEY))).request_id == "req ***"
+    done = (await ask(mock_model(httpx.Response(200, headers=SSE | named, content=GOOD + DONE), api_key=KEY)))[-1]
+    assert isinstance(done, ResponseDone)
+    assert done.request_id == "req ***"
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("x", "maximum context length exceeded"),
+        ("none", "none of the requested models is loaded"),
+        ("EMPTY", "messages[0].content is EMPTY"),
+        ("ollama", "try pulling it with: ollama pull llama9"),
+        ("content1", "the content1s of content12 are too long"),
+    ],
+)
+async def test_a_dummy_key_garbles_no_words(key: str, words: str) -> None:
+    """Local servers want any key. What is too short to be a secret stays, and what is short enough to be in a word."""
+    answer = httpx.Response(400, json={"error": {"message": words, "code": f"{key}_code"}})
+    error = await failure(mock_model(answer, api_key=key))
+    assert (str(error), error.code) == (f"model.test answered 400: {words}", f"{key}_code")
+
+
+@pytest.mark.parametrize("shown", ["bad key {}", "\\n{}\\n", "key_{}_x", "({})", "{}{}"])
+@pytest.mark.parametrize("key", ["sk-live-0123456789abcdef", "a+b.c*(d)[e]$1234567"])
+async def test_a_real_key_is_masked_wherever_it_is(key: str, shown: str) -> None:
+    """Also within a word: so long a text isn't there by chance."""
+    answer = httpx.Response(401, content=shown.format(key, key).encode())
+    assert key not in str(await failure(mock_model(answer, api_key=key)))
+
+
+@pytest.mark.parametrize("name", ["api-key", "x"])
+async def test_no_line_of_the_clients_log_holds_a_query(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """httpx logs the URL of each request at INFO, and some servers take the key there. Other requests keep theirs."""
+    caplog.set_level("INFO")
+    answer = httpx.Response(200, headers=SSE, content=GOOD + DONE)
+    model = mock_model(answer, base_url=f"{URL}?{name}={KEY}")
+    settings = ModelSettings(extra_query={"token": KEY})
+    await ask(model, ModelRequest(system=None, items=REQUEST.items, settings=settings))
+    assert KEY not in caplog.text
+    assert f'POST {URL}/chat/completions "HTTP/1.1 200 OK"' in caplog.text
+    async with httpx.AsyncClient(transport=httpx.MockTransport(lambda _: httpx.Response(200))) as client:
+        await client.get("http://other.test/?page=2")
+    assert "http://other.test/?page=2" in caplog.text
 
 
 # ---------------------------------------------------------------------------------------------- requests
@@ -405,6 +473,39 @@ def test_the_vendors_key_comes_from_the_environment_and_goes_nowhere_else(monkey
     assert OpenAIChatModel("m").base_url == URL
     assert authorization(base_url=URL + "/other") == bearer
     assert authorization(base_url="http://elsewhere.test/v1") is None
+    assert authorization(base_url="https://model.test/v1") is None  # the environment names another scheme
+
+
+@pytest.mark.parametrize(
+    ("make", "variable", "url"),
+    [
+        (OpenAIChatModel, "OPENAI", "api.openai.com/v1"),
+        (OpenAIResponsesModel, "OPENAI", "api.openai.com/v1"),
+        (RealtimeModel, "OPENAI", "api.openai.com/v1"),
+        (AnthropicModel, "ANTHROPIC", "api.anthropic.com"),
+        (GeminiModel, "GEMINI", "generativelanguage.googleapis.com/v1beta/openai"),
+    ],
+)
+def test_the_vendors_key_needs_tls(make: Any, variable: str, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it everybody on the way could read the key, and nobody has said that it may be sent like this."""
+    monkeypatch.setenv(f"{variable}_API_KEY", KEY)
+    monkeypatch.delenv(f"{variable}_BASE_URL", raising=False)
+    assert KEY in str(make("m", base_url=f"https://{url}")._headers)
+    assert KEY not in str(make("m", base_url=f"http://{url}")._headers)
+    if make is RealtimeModel:
+        assert KEY in str(make("m", base_url=f"wss://{url}")._headers)
+        assert KEY not in str(make("m", base_url=f"ws://{url}")._headers)
+        monkeypatch.setenv("OPENAI_BASE_URL", "ws://proxy.test/v1")
+        assert KEY in str(make("m")._headers)
+        assert KEY not in str(make("m", base_url="wss://proxy.test/v1")._headers)
+
+
+@pytest.mark.parametrize("name", ["x-é", "x a", "", "x:", "x-a\r\nx-evil", "Content-Length", "transfer-encoding"])
+async def test_a_header_that_cannot_be_sent_is_named(name: str) -> None:
+    """Its name has characters that no header's has, or it is one that frames the body."""
+    settings = ModelSettings(extra_headers={name: "5"})
+    with pytest.raises(UserValueError, match="Header '"):
+        await ask(mock_model(httpx.Response(500)), ModelRequest(system=None, items=REQUEST.items, settings=settings))
 
 
 async def test_a_missing_key_for_the_vendor_says_which_variable_to_set() -> None:
@@ -829,3 +930,108 @@ def test_a_vendors_variables_say_where_to_go_and_with_which_key(monkeypatch: pyt
     assert make_parrot("polly").base_url == "http://cage.test/v1"
     assert make_parrot("polly")._headers["x-parrot-key"] == KEY
     assert "x-parrot-key" not in make_parrot("polly", base_url=URL)._headers
+
+
+# ---------------------------------------------------------------------------------------------- endless answers
+
+
+class Dripping(httpx.AsyncBaseTransport):
+    """A server whose head takes *head* seconds, and whose body has a piece each half second, without end.
+
+    httpx counts its read timeout from each byte anew, so to it none of this is late.
+    """
+
+    def __init__(self, head: float) -> None:
+        self.head = head
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        await anyio.sleep(self.head)
+        return httpx.Response(200, headers=SSE, stream=Endless(b": ping\n\n", pause=0.5))
+
+
+class Endless(httpx.AsyncByteStream):
+    """A body of these pieces, the last of them again and again, each after a pause."""
+
+    def __init__(self, *pieces: bytes, pause: float = 0.0) -> None:
+        self.pieces, self.pause = list(pieces), pause
+
+    def __aiter__(self) -> "Endless":
+        return self
+
+    async def __anext__(self) -> bytes:
+        if self.pause:
+            await anyio.sleep(self.pause)
+        return self.pieces.pop(0) if len(self.pieces) > 1 else self.pieces[0]
+
+
+@pytest.mark.scenario("SM-13")
+@pytest.mark.backends("trio-virtual", "asyncio-virtual")
+@pytest.mark.parametrize(
+    ("head", "options", "ends_after", "code"),
+    [
+        (10_000.0, {"first_output_timeout": 3.0}, 3.0, SILENT),
+        (10_000.0, {"first_output_timeout": 9.0, "answer_timeout": 4.0}, 4.0, TOO_LONG),
+        (10_000.0, {"first_output_timeout": None, "answer_timeout": 4.0}, 4.0, TOO_LONG),
+        (3.0, {"first_output_timeout": 3.5, "answer_timeout": 4.2}, 4.2, TOO_LONG),
+        (0.0, {"answer_timeout": 4.2}, 4.2, TOO_LONG),
+    ],
+    ids=["no head", "no head in all", "no head, without a first", "head and body", "body"],
+)
+async def test_one_deadline_is_over_head_and_body(
+    head: float, options: dict[str, Any], ends_after: float, code: str
+) -> None:
+    """A head that never ends is as bounded as a body, and what it took is no longer there for the body."""
+    client = httpx.AsyncClient(transport=Dripping(head))
+    model = OpenAIChatModel("m", base_url=URL, http_client=client, **options)
+    begun = anyio.current_time()
+    error = await failure(model)
+    assert anyio.current_time() - begun == pytest.approx(ends_after)
+    assert error.code == code
+
+
+@pytest.mark.backends("trio-virtual", "asyncio-virtual")
+async def test_the_time_of_an_answer_is_what_the_server_takes() -> None:
+    """Waits and the work of reading; not what its consumer does in between. A piece that is there is too late, too."""
+    wait = AnswerWait(Patience(None, None, None, 10.0), "model.test")
+
+    async def ready() -> str:
+        return "piece"
+
+    await anyio.sleep(100)  # the consumer
+    with wait:
+        await anyio.sleep(6)  # unpacking
+        assert await wait.next(ready) == "piece"
+    await anyio.sleep(100)
+    assert await wait.next(ready) == "piece"
+    with wait:
+        await anyio.sleep(5)
+        with pytest.raises(ModelTransportError, match="isn't complete after 10 s"):
+            await wait.next(ready)
+
+
+@pytest.mark.scenario("SM-13")
+@pytest.mark.parametrize(
+    ("head", "piece"),
+    [(b"", gzip.compress(b"") * 1000), (gzip.compress(b"")[:10], b"\x00\x00\x00\xff\xff" * 10_000)],
+    ids=["members", "blocks"],
+)
+async def test_an_answer_that_unpacks_to_nothing_ends(
+    head: bytes, piece: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What comes is counted before it is unpacked as well, and other tasks run while it is."""
+    monkeypatch.setattr(_http, "MOST_BYTES", 500_000)
+    runs = 0
+
+    async def other() -> None:
+        nonlocal runs
+        while True:
+            runs += 1
+            await anyio.lowlevel.checkpoint()
+
+    answer = httpx.Response(200, headers=SSE | {"content-encoding": "gzip"}, stream=Endless(head, piece))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(other)
+        with pytest.raises(ModelBehaviorError, match="longer than 500000 bytes"):
+            await ask(mock_model(answer))
+        tasks.cancel_scope.cancel()
+    assert runs > 500_000 / 65_536

@@ -52,7 +52,7 @@ from agentloop import Agent, ModelSettings, Runner, tool
 from agentloop.exceptions import ModelBehaviorError, ModelTransportError, UserError, UserTypeError, UserValueError
 from agentloop.items import AssistantMessage, Item, Reasoning, ToolCall, ToolOutput, UserMessage
 from agentloop.model_events import ArgumentsDelta, ModelEvent, ModelRequest, Raw, ResponseDone, TextDelta
-from agentloop.models import OpenAIChatModel, RealtimeModel
+from agentloop.models import OpenAIChatModel, RealtimeModel, _websocket
 from agentloop.models._conversation import NOT_RUN
 from agentloop.models._line import Line, Target
 from agentloop.models._patience import Patience
@@ -676,6 +676,33 @@ async def test_a_fault_of_the_server_is_a_typed_error(fault: str, anyio_backend:
             if "silent" in fault:
                 assert caught.value.code == SILENT  # type: ignore[attr-defined]
             assert (await answer(model, *REQUEST.items)).items == (AssistantMessage("Hello"),)
+
+
+@pytest.mark.scenario("SM-13")
+@pytest.mark.parametrize("piece", [frame(0x00, 0), frame(0x00, 1, b" ")], ids=["empty", "of one byte"])
+async def test_a_message_has_a_bounded_number_of_fragments(
+    piece: Frame, monkeypatch: pytest.MonkeyPatch, anyio_backend: Any
+) -> None:
+    """Each is work, and it may hold nothing: a message without an end is an error, and the next request works."""
+    monkeypatch.setattr(_websocket, "MOST_FRAGMENTS", 500)
+    steps = (frame(0x01, 0), Frame(piece.data * 500))
+    with realtime_server(in_turn(steps, HELLO)) as server:
+        async with make_model(server) as model:
+            with pytest.raises(ModelBehaviorError, match="a message of more than 500 fragments"):
+                await ask(model)
+            assert (await answer(model, *REQUEST.items)).items == (AssistantMessage("Hello"),)
+
+
+async def test_a_message_may_come_in_fragments(anyio_backend: Any) -> None:
+    """Empty ones among them, and a ping between two."""
+    text = json.dumps({"type": "rate_limits.updated", "of": "é" * 300}).encode()
+    pieces = [frame(0x00, 1, text[n : n + 1]).data + frame(0x00, 0).data for n in range(len(text))]
+    whole = [frame(0x01, 0).data, *pieces[:99], b"\x89\x00", *pieces[99:], frame(0x80, 0).data]
+    with realtime_server(always(Frame(b"".join(whole)), *HELLO)) as server:
+        async with make_model(server) as model:
+            events = await ask(model)
+    assert Raw(json.loads(text)) in events
+    assert isinstance(events[-1], ResponseDone)
 
 
 @pytest.mark.parametrize("steps", [(Stall(),), (Say(("Hel",)), Stall())], ids=["at once", "begun"])
