@@ -181,7 +181,7 @@ async def test_removal_of_what_resists(tmp_path: Path) -> None:
     (outside / "precious").write_text("x")
     script = f"""
     ln -s {outside} link; ln -s nowhere broken; mkfifo pipe; mkdir -p a/b/c; ln -s / a/b/root
-    touch a/b/c/file; chmod 0 a/b/c a/b/c/file a/b a
+    touch a/b/c/file; chmod 0 a/b/c/file a/b/c a/b a
     mkdir wide; cd wide; seq 300 | xargs touch; cd ..; chmod 500 wide
     """
     assert (await run(box, script)).stderr == ""
