@@ -28,6 +28,7 @@ from agentloop._core.record_events import parse_event_id, read_events
 from agentloop._core.run_fold import RunFold
 from agentloop._core.transitions import check_next
 from agentloop._schema.json_text import parse_object
+from agentloop._storage.incoming import check_items
 from agentloop._storage.signing import Keys
 from agentloop.abc import Codec, Journal
 from agentloop.agents import Agent
@@ -243,7 +244,7 @@ class RunState:
             StateError: if the run is over or has no turn left, or if the model's last answer is not processed yet.
         """
         fold = self.fold
-        items = to_items(input)
+        items = check_items("input", to_items(input))
         check_goes_on(fold)
         paused = fold.turn_open and fold.pauses  # no item may separate the parts of one answer
         if fold.batch_open or fold.handoffs_due or paused or self._may_end(fold):

@@ -13,6 +13,7 @@ from agentloop._core.machine import Transfer
 from agentloop._core.turn_view import TurnView
 from agentloop._engine.runtime.callbacks import call_user, find_hook, resolve
 from agentloop._engine.runtime.live_run import LiveRun
+from agentloop._storage.incoming import check_items
 from agentloop.exceptions import UserError, UserTypeError
 from agentloop.handoffs import Handoff, HandoffInputData
 from agentloop.items import HandoffOutput, Item
@@ -42,6 +43,8 @@ async def transfer(run: LiveRun, view: TurnView, action: Transfer) -> None:
         target=key if key != target.name else None,
     )
     shown = await _choose_shown(run, handoff, handed)
+    if shown is not None:
+        check_items("input_filter", shown[1])
     run.agent, run.agent_key = target, key
     run.turn.view = None
     # In one step: a log that ends between the two would show the target the items that the filter left out.

@@ -28,7 +28,7 @@ from agentloop._engine.runtime.callbacks import call_user, find_hook, resolve
 from agentloop._engine.runtime.cancel_source import record_end
 from agentloop._engine.runtime.interrupts import interruptible
 from agentloop._engine.runtime.live_run import LiveEffects, LiveRun, seconds_to_deadline
-from agentloop._storage.answer_check import find_fault_of_answer
+from agentloop._storage.incoming import find_fault_of_answer
 from agentloop.abc import Model
 from agentloop.budget import Budget, to_amount
 from agentloop.config import ModelInputData, ModelInputFilter
@@ -52,6 +52,7 @@ from agentloop.usage import RequestUsage
 logger = logging.getLogger("agentloop")
 
 _DELTAS = (m.TextDelta, m.ReasoningDelta, m.ArgumentsDelta)
+_MAYBE_TEXT = (str, type(None))
 _SHOWS_NOTHING = (m.ResponseStarted, m.Raw, m.ResponseDone)
 _COUNTS = tuple(name for name in RequestUsage.__struct_fields__ if name not in ("model", "complete", "raw"))
 
@@ -116,6 +117,8 @@ async def _request_response(run: LiveRun, view: TurnView, request: ModelRequest)
     attempt, asked, log = _Attempt(1), view.model.info, run.tree.log
     if not isinstance(asked, ModelInfo):
         raise UserTypeError(f"info of {view.model!r} must be a ModelInfo, not {asked!r}")
+    if not (asked.provider.__class__ is asked.name.__class__ is str and asked.base_url.__class__ in _MAYBE_TEXT):
+        _check_info(view.model, asked)
     while True:
         digest = _digest_request(run, view, request)
         state, asked_anew = run.state, None if asked == run.state.model else asked
@@ -144,6 +147,18 @@ async def _request_response(run: LiveRun, view: TurnView, request: ModelRequest)
         run.check_request()
         await checkpoint_if_cancelled()  # as before the first attempt
         attempt = _Attempt(attempt.number + 1)
+
+
+def _check_info(model: Model, info: ModelInfo) -> None:
+    """Check that the log can be read again with *info*, which has a value that isn't just a text.
+
+    Raises:
+        UserTypeError: it can't.
+    """
+    from agentloop._storage.record_codec import find_fault
+
+    if find_fault(ModelRequested((), 0, 0.0, "", 1, info)) is not None:
+        raise UserTypeError(f"info of {model!r} must be a ModelInfo of texts, not {info!r}")
 
 
 def _make_failed_record(run: LiveRun, error: Exception, attempt: _Attempt) -> ModelFailed:

@@ -33,6 +33,7 @@ from agentloop._engine.runtime.interrupts import uninterrupted
 from agentloop._engine.runtime.live_run import LiveRun, RunServicesView, RunSettings
 from agentloop._engine.runtime.resources import Resources
 from agentloop._engine.runtime.session_progress import SessionProgress
+from agentloop._storage.incoming import check_items
 from agentloop.budget import Budget
 from agentloop.conditions import as_condition
 from agentloop.config import RunConfig
@@ -105,6 +106,8 @@ async def _make_input(run: LiveRun, call: ToolCall, arguments: Arguments, body: 
         build = partial(call_user, body.input_builder, arguments.value)
         given = await run.call_callback("input_builder", call.call_id, build, record_answer=False)
     items = to_items(given)
+    if not isinstance(given, str):
+        items = check_items("input_builder", items)
     return mark_items(items) if call.secret else items
 
 

@@ -16,6 +16,7 @@ from agentloop._core.history import valid_history
 from agentloop._engine.runtime.callbacks import call_user
 from agentloop._engine.runtime.live_run import LiveRun, seconds_to_deadline
 from agentloop._engine.runtime.session_progress import SessionProgress
+from agentloop._storage.incoming import check_items
 from agentloop._storage.item_codec import item_to_hidden_json
 from agentloop.exceptions import UserTypeError
 from agentloop.items import HandoffCall, HandoffOutput, Item, ToolCall, ToolOutput, to_items
@@ -37,7 +38,7 @@ async def load_session(
     limit = run.settings.config.session_settings.limit if run.settings.config.session_settings is not None else None
     session = progress.session
     effect = e.LoadSession(run.path, lambda: session.get_items() if limit is None else session.get_items(limit))
-    history = whole_pairs(tuple(await run.tree.effects.perform(effect)))
+    history = check_items("session", whole_pairs(tuple(await run.tree.effects.perform(effect))))
     merge = run.settings.config.session_input_callback
     if merge is None:
         return given, (*history, *given)
@@ -46,7 +47,7 @@ async def load_session(
     )
     if not isinstance(merged, list | tuple):
         raise UserTypeError(f"session_input_callback must return a list of items, not {merged!r}")
-    shown = to_items(merged)
+    shown = check_items("session_input_callback", to_items(merged))
     return _select_own(shown, history, given), shown
 
 

@@ -18,16 +18,17 @@ from kit.agents import Run
 
 from agentloop import Agent, RunState
 from agentloop import records as r
-from agentloop._storage.answer_check import find_fault_of_answer
+from agentloop._storage.incoming import find_fault_of_answer
 from agentloop._storage.record_codec import find_fault, record_from_line, record_to_line
 from agentloop.abc import Model
 from agentloop.exceptions import AgentLoopError, ModelBehaviorError, ModelTransportError, UserTypeError
-from agentloop.items import AssistantMessage, FileCitation, Item, Text, ToolCall, UrlCitation
+from agentloop.items import AssistantMessage, FileCitation, Item, Text, ToolCall, UrlCitation, UserMessage
 from agentloop.journal import MemoryJournal
 from agentloop.model_events import ItemDone, ModelRequest, ModelResponse, ResponseDone
 from agentloop.models._chat import ChatDecoder
 from agentloop.models._messages_answer import MessagesDecoder
 from agentloop.models._responses import ResponsesDecoder
+from agentloop.sessions import MemorySession
 from agentloop.usage import RequestUsage
 
 REQUEST = ModelRequest(system=None, items=())
@@ -210,6 +211,33 @@ async def test_an_answer_that_could_not_be_read_ends_the_run(
     agent: Agent[Any, Any] = Agent("guide", model=Given(items, usage))
     with pytest.raises(ModelBehaviorError, match=rf"The response can't be stored: .* @ .*{place}"):
         await run_mode(agent, "go", journal=journal)
+    assert (await RunState.from_journal(agent, journal)).status == "failed"
+
+
+@pytest.mark.scenario("SM-01")
+@pytest.mark.parametrize(
+    ("item", "place"),
+    [
+        (UserMessage((Text(5),)), r"input\[0\]\.content\[0\]\.text"),  # type: ignore[arg-type]
+        (UserMessage("go", provider_data=[1]), r"input\[0\]\.provider_data"),  # type: ignore[arg-type]
+        (UserMessage("go", secret="yes"), r"input\[0\]\.secret"),  # type: ignore[arg-type]
+    ],
+)
+async def test_input_that_could_not_be_read_is_refused(run_mode: Run, item: Item, place: str) -> None:
+    """Before anything is written: of a new run, and of a session, whose items are shown first."""
+    journal = MemoryJournal()
+    agent: Agent[Any, Any] = Agent("guide", model=Given((AssistantMessage("hi"),)))
+    with pytest.raises(UserTypeError, match=rf"input can't be stored: .* @ {place}"):
+        await run_mode(agent, [item], journal=journal)
+    assert await journal.read() == []
+
+    class Shelf(MemorySession):
+        async def get_items(self, limit: int | None = None) -> list[Item]:
+            """Give the item."""
+            return [item]
+
+    with pytest.raises(UserTypeError, match="session can't be stored"):
+        await run_mode(agent, "go", journal=journal, session=Shelf())
     assert (await RunState.from_journal(agent, journal)).status == "failed"
 
 
