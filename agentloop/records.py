@@ -133,6 +133,9 @@ class ModelRequested(_Record, frozen=True, tag="model_requested"):
     attempt: int = 1
     model: ModelInfo | None = None
     """The model that was asked; None if it is the one of the request before, of the same run."""
+    parts: str | None = None
+    """Checksums of the history, the instructions and the definitions, as hex with a hyphen between: a replay that
+    diverges at the digest names the part. None in older logs."""
 
 
 class ModelResponded(_Record, frozen=True, tag="model_responded"):

@@ -74,6 +74,10 @@ def test_another_kind_of_record_is_told_with_what_may_have_changed(wanted: Any, 
     assert words in said
 
 
+def asked(parts: str | None) -> r.ModelRequested:
+    return r.ModelRequested((), 1, 0.0, "d", 1, None, parts)
+
+
 @pytest.mark.parametrize(
     ("wanted", "got", "place", "values", "words"),
     [
@@ -88,7 +92,9 @@ def test_another_kind_of_record_is_told_with_what_may_have_changed(wanted: Any, 
         (settled("failed"), settled("failed"), "outcome.status", ("failed", "skipped"), "A limit has changed"),
         (r.RunStarted((), 0, 0.0, "r", "a", (), 3), None, "max_turns", (3, 4), "The limit of turns"),
         (r.RunStarted((), 0, 0.0, "r", "a", (), 3), None, "agent", ("a", "b"), "Another agent begins."),
-        (r.ModelRequested((), 1, 0.0, "d", 1), None, "digest", ("d", "e"), "The model is shown something else"),
+        (asked(None), asked("1-2-3"), "digest", ("d", "e"), "the history before, the instructions and definitions (a"),
+        (asked("1-2-3"), asked("1-9-3"), "digest", ("d", "e"), "The model is shown something else: the instructions."),
+        (asked("1-2-3"), asked("9-9-3"), "digest", ("d", "e"), "else: the history before and the instructions."),
     ],
 )
 def test_another_value_is_told_with_what_may_have_changed(

@@ -6,7 +6,7 @@ Knows records only, neither the log nor the replay.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from agentloop import records as r
@@ -82,14 +82,28 @@ def _guardrail(wanted: r.Record) -> str:
     return wanted.guardrail if isinstance(wanted, r.GuardrailSettled) else ""
 
 
+_PARTS = (
+    "the history before",
+    "the instructions",
+    "definitions (a tool's or handoff's name, description or schema, the output type, a model setting)",
+)
+"""The parts of a request, in the order of `ModelRequested.parts`."""
+
+
+def _find_changed_parts(then: str | None, now: str | None) -> Sequence[str]:
+    """Return the parts whose checksums differ; all of them where one log doesn't have the checksums."""
+    if then is None or now is None:
+        return _PARTS
+    pairs = zip(_PARTS, then.split("-"), now.split("-"), strict=False)
+    return [part for part, old, new in pairs if old != new] or _PARTS
+
+
 def _list_hints(wanted: r.Record, got: Any, difference: Difference) -> list[str]:
     place = difference.place
     match wanted:
         case r.ModelRequested() if place == "digest":
-            return [
-                "The model is shown something else: instructions, a tool's or handoff's name, description or schema, "
-                "the output type, model settings, or the history before."
-            ]
+            *some, last = _find_changed_parts(wanted.parts, got.parts)
+            return [f"The model is shown something else: {', '.join(some)}{' and ' if some else ''}{last}."]
         case r.TurnStarted() if place.startswith(("tools", "handoffs")):
             what = place.partition("[")[0]
             old, new = getattr(wanted, what), getattr(got, what)
