@@ -59,7 +59,7 @@ def connect(path: str, schema: Sequence[str], *, busy_timeout: float, synced: bo
 
 
 def distrust(connection: sqlite3.Connection) -> None:
-    """Let nothing that somebody else has put into the file run: reading a view may have no end, a trigger changes rows.
+    """Let nothing run that another program has put into the file: a view may have no end, and a trigger changes rows.
 
     Raises:
         sqlite3.DatabaseError: a view, a virtual table or a trigger has the place of a table, or is one of it.

@@ -8,7 +8,7 @@ it wakes them, and the next one does it.
 A lease is renewed with others once half of its interval has passed. So the leases of one length are renewed together
 after two rounds, however their beginnings were spread, and a short lease doesn't renew the long ones each time.
 
-A renewal that fails is tried again after a short pause, until the lease has passed. Rows that somebody else has locked
+A renewal that fails is tried again after a short pause, until the lease has passed. Rows that another client has locked
 (an append of this worker, an operator's open transaction) are left out and tried again as well: a locked row costs no
 other lease. The statement has a time of its own, so that a table that is locked leaves time for another attempt.
 """

@@ -122,7 +122,7 @@ def nothing_is_accepted_after_a_cancellation(log: ObservedLog) -> Findings:
 def a_cancelled_run_says_so(log: ObservedLog) -> Findings:
     """A run ends as cancelled if its caller cancelled it before its end was decided, and only if its caller did."""
     if log.root is None or not log.root.ended or not _is_over(log):
-        return  # without the result or the error, nobody knows what the caller did
+        return  # without the result or the error, it is unknown what the caller did
     n, end = log.root.ended[-1]
     given = log.observation.cancellation
     result = log.observation.result

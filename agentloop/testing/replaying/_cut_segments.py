@@ -18,7 +18,7 @@ Path = tuple[str, ...]
 
 
 def imagine_end(segment: Sequence[r.Record], *, has_session: bool) -> list[r.Record]:
-    """Return the records with which *segment* would have gone on; none if no end of its run had been noticed.
+    """Return the records with which *segment* would have continued; none if no end of its run had been noticed.
 
     With *has_session*, a first record without items tells that the run was ended while it loaded its session.
     """

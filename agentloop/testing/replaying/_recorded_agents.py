@@ -297,7 +297,7 @@ class RecordedAgents:
         return found
 
     def forget_rates(self, entry: RecordedSegment) -> None:
-        """Forget the starts that a rate has counted before *entry*, if the log shows that another process went on.
+        """Forget the starts that a rate has counted before *entry*, if another process ran that segment.
 
         A resume in the same process has the same rates; in another process they begin anew, and then *entry* may have
         more starts than the rates would have left it.
