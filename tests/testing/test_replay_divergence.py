@@ -24,7 +24,7 @@ from agentloop import (
 from agentloop import records as r
 from agentloop.guardrails import Allow
 from agentloop.journal import MemoryJournal
-from agentloop.testing import FunctionModel, ScriptedModel, call, say
+from agentloop.testing import FunctionModel, call, say
 from agentloop.testing.replaying import replay
 from agentloop.tools import FunctionTool
 
@@ -121,11 +121,11 @@ CASES: dict[str, tuple[Any, Any, Any, Any, tuple[type[Any], dict[str, Any]], str
     # name: recorded agent and configuration, agent and configuration of today, wanted record, kind that came, words
     "prompt": (
         *(shop(), SAME, shop(instructions="Be long."), SAME),
-        *((r.ModelRequested, {}), "ModelRequested", ("`digest` was", "instructions")),
+        *((r.ModelRequested, {}), "ModelRequested", ("`digest` was", "something else: the instructions.")),
     ),
     "model settings": (
         *(shop(), SAME, shop(model_settings=ModelSettings(temperature=0.5)), SAME),
-        *((r.ModelRequested, {}), "ModelRequested", ("model settings",)),
+        *((r.ModelRequested, {}), "ModelRequested", ("something else: definitions (",)),
     ),
     "tool's schema": (
         *(shop(), SAME, shop(only("weigh", description="Weigh it well.")), SAME),
@@ -269,21 +269,3 @@ def test_a_call_too_few_is_reported_where_it_started() -> None:
         replay(changed, shop())
     assert caught.value.n == first(records, r.CallStarted, call_id="c2")
     assert "c2" in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"instructions": "Be long."}, "shown something else: the instructions."),
-        ({"output_type": int}, "shown something else: definitions ("),
-        ({"model_settings": ModelSettings(temperature=1.0)}, "shown something else: definitions ("),
-    ],
-    ids=["instructions", "output type", "setting"],
-)
-async def test_a_divergence_at_a_request_names_the_part_that_has_changed(changes: dict[str, Any], words: str) -> None:
-    """Who has reworded an instruction needn't look for a changed tool."""
-    agent: Agent[Any, Any] = Agent("a", instructions="Be brief.", model=ScriptedModel([say("1")]))
-    records = (await Runner.run(agent, "go")).records
-    with pytest.raises(ReplayDivergence) as caught:
-        replay(records, attrs.evolve(agent, **changes))
-    assert words in str(caught.value)
