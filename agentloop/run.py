@@ -11,8 +11,10 @@ import logging
 import os
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping
 from contextlib import nullcontext
+from contextvars import ContextVar
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeAlias, TypedDict, TypeGuard, Unpack, cast
+from weakref import WeakSet
 
 import anyio
 import anyio.lowlevel
@@ -300,11 +302,28 @@ class Runner:
         Raises:
             UserError: if called inside a running event loop; use `await Runner.run` there.
         """
-        try:
-            anyio.lowlevel.current_token()
-        except RuntimeError:
-            return anyio.run(functools.partial(Runner.run, agent, input, **options), backend=backend)
-        raise UserError("run_sync was called inside a running event loop: use `await Runner.run(…)` there")
+        if _is_in_a_loop():
+            raise UserError("run_sync was called inside a running event loop: use `await Runner.run(…)` there")
+
+        async def run() -> RunResult[OutputT]:
+            _from_sync_code.set(True)
+            return await Runner.run(agent, input, **options)
+
+        return anyio.run(run, backend=backend)
+
+
+def _is_in_a_loop() -> bool:
+    try:
+        anyio.lowlevel.current_token()
+    except RuntimeError:
+        return False
+    return True
+
+
+_from_sync_code: ContextVar[bool] = ContextVar("agentloop_from_sync_code", default=False)
+"""True within `run_sync`: there is no `async with` that a model could be entered by."""
+_told_to_enter: WeakSet[Model] = WeakSet()
+"""The models about which the warning was written."""
 
 
 def _stream(
@@ -625,6 +644,19 @@ def _spans(run: LiveRun, trace: Trace, config: RunConfig, *, own: bool, begun: b
     )
 
 
+def _tell_to_enter(model: Model) -> None:
+    """Write once for each model how runs can share its connections."""
+    try:
+        if model in _told_to_enter:
+            return
+        _told_to_enter.add(model)
+    except TypeError:  # a class of the application with equality, or without room for a weak reference
+        pass
+    logger.warning(
+        "%r was not entered: this run opens it for itself alone; enter it once (`async with model:`) to share it", model
+    )
+
+
 async def resolve_model(run: LiveRun, given: object) -> Model:
     """Return the open model that *given* means.
 
@@ -649,10 +681,7 @@ async def resolve_model(run: LiveRun, given: object) -> Model:
     model = given
     if model.is_open:
         return model
-    if model.holds_resources:
-        logger.warning(
-            "%r was not entered: this run opens it for itself alone; enter it once (`async with model:`) to share it",
-            model,
-        )
+    if model.holds_resources and not _from_sync_code.get():
+        _tell_to_enter(model)
     opened: Model = await run.tree.resources.get(lambda: model, key=model)
     return opened

@@ -60,6 +60,8 @@ class AGUIForm:
         self._open: dict[int, str] = {}
         """The ids of messages that have begun and whose item has not come, by their position in the answer."""
         self._reasoning: str | None = None
+        self._parent: str | None = None
+        """The id of the answer's latest message, to which its calls belong: the client keeps both as one message."""
         self._halves: dict[int | None, str] = {}
         """Halves of characters at the end of deltas, by the position of their message; None for reasoning."""
 
@@ -81,7 +83,10 @@ class AGUIForm:
             case ev.ItemCreated(item=AssistantMessage() as message):
                 yield from self._close(message)
             case ev.ItemCreated(item=ToolCall() | HandoffCall() as call):
-                yield ui.ToolCallStartEvent(tool_call_id=call.call_id, tool_call_name=call.name)
+                self._parent = self._parent or new_name()
+                yield ui.ToolCallStartEvent(
+                    tool_call_id=call.call_id, tool_call_name=call.name, parent_message_id=self._parent
+                )
                 if arguments := _text(to_json(call).get("arguments", "")):
                     yield ui.ToolCallArgsEvent(tool_call_id=call.call_id, delta=arguments)
                 yield ui.ToolCallEndEvent(tool_call_id=call.call_id)
@@ -92,7 +97,7 @@ class AGUIForm:
                 data = to_json(event)
                 yield ui.CustomEvent(name=data["type"], value=data)
             case ev.TurnStarted() | ev.RunEnded():
-                self._reasoning = None
+                self._reasoning = self._parent = None
                 self._halves.clear()
                 yield from self._end_open()
             case _:
@@ -112,7 +117,7 @@ class AGUIForm:
     def _write(self, item: int, text: str) -> Iterable[ui.BaseEvent]:
         """Add *text* to the message at position *item* of the answer, which begins with it if it is the first piece."""
         if item not in self._open:
-            self._open[item] = new_name()
+            self._open[item] = self._parent = new_name()
             yield ui.TextMessageStartEvent(message_id=self._open[item], role="assistant")
         yield ui.TextMessageContentEvent(message_id=self._open[item], delta=text)
 

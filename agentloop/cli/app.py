@@ -29,12 +29,12 @@ from agentloop.cli.help_text import examples
 from agentloop.cli.init import init
 from agentloop.cli.journal_folder import Folder, FolderError, KeptRequests, Order, Requests
 from agentloop.cli.progress_bar import Bar
-from agentloop.cli.run_options import PRICE_HELP, CliOptions, approver_for, can_ask
+from agentloop.cli.run_options import CONTEXT_HELP, PRICE_HELP, CliOptions, approver_for, can_ask
 from agentloop.cli.runs import BatchRun, run_one, show_for
 from agentloop.cli.sandboxes import sandbox as sandbox_commands
 from agentloop.cli.streams import Lines, Output, count_lines
 from agentloop.cli.supervision import announce_cancellation, check_backend, perform, supervise, write_message
-from agentloop.cli.target import absolute_target, load_agent, load_function
+from agentloop.cli.target import absolute_target, load_agent, load_context, load_function
 from agentloop.cli.trace import trace
 from agentloop.cli.verdicts import approve, pending, reject
 from agentloop.exceptions import UserError
@@ -50,7 +50,7 @@ def model() -> None:
     """Install and find the local model."""
 
 
-@model.command(epilog=examples("agentloop model install"))
+@model.command(short_help="Install the local model (about 130 MB).", epilog=examples("agentloop model install"))
 def install() -> None:
     """Install the local model (about 130 MB) into this Python environment, and check it."""
     # SystemExit unwinds the stack, so it also ends the installer process that this one waits for.
@@ -72,11 +72,18 @@ def path() -> None:
     click.echo(str(found))
 
 
+_FIRST_STEPS = ("init", "run", "chat", "serve")
+_ORDER = (*_FIRST_STEPS, "resume", "pending", "approve", "reject", "trace", "graph", "sandbox", "model")
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 Choice = Literal["ask", "never", "always"]
 
 
 class _App(click.Group):
+    """The commands, listed in the order in which a user needs them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(super().list_commands(ctx), key=_ORDER.index)
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
@@ -115,6 +122,7 @@ def _add_run_options(command: _Command) -> _Command:
             help="Calls that need approval: ask at the terminal, leave them pending, or approve them all. "
             "Not given: ask where there is a terminal, else leave them.",
         ),
+        click.option("--context", metavar="NAME", help=CONTEXT_HELP),
         click.option("--price", metavar="FUNCTION", help=PRICE_HELP),
         click.option("--traceback", is_flag=True, help="Show the traceback of an error, of a tool's too."),
     ]
@@ -124,6 +132,7 @@ def _add_run_options(command: _Command) -> _Command:
 
 
 @app.command(
+    short_help="Run an agent on a request, or on many.",
     epilog=examples(
         "agentloop run my-agent/agent.py:agent 'How many words has this?'",
         "agentloop run my-agent/agent.py:agent --input requests.txt --journal jobs/june",
@@ -169,11 +178,17 @@ def run(
         model=options["model"],
         max_turns=max_turns,
         sandbox=None if sandbox is None else str(Path(sandbox).absolute()),
+        context=options["context"]
+        if folder is None or options["context"] is None
+        else absolute_target(options["context"]),
     )
     _perform_order(order, None if folder is None else Folder.at(folder), source, is_new=True, **options)
 
 
-@app.command(epilog=examples("agentloop resume jobs/may", "agentloop resume jobs/may --approve always --max-turns 20"))
+@app.command(
+    short_help="Continue a job of `run --journal`.",
+    epilog=examples("agentloop resume jobs/may", "agentloop resume jobs/may --approve always --max-turns 20"),
+)
 @click.argument("folder", metavar="DIR")
 @click.option("--max-turns", type=click.IntRange(min=1), help="Turns of one run, those before included.")
 @click.option("--target", metavar="TARGET", help="The job's own TARGET: says that a job from elsewhere may run it.")
@@ -207,7 +222,8 @@ def _confirm_foreign(folder: Folder, order: Order, target: str | None, err: Outp
         FolderError: it may not, or there is no terminal to ask at.
     """
     sandbox = "" if order.sandbox is None else f", with sandboxes in {order.sandbox}"
-    what = f"it began elsewhere, and runs the code of {order.target} in {order.folder}{sandbox}"
+    context = "" if order.context is None else f" and {order.context}"
+    what = f"it began elsewhere, and runs the code of {order.target}{context} in {order.folder}{sandbox}"
     if target is not None and order.target not in (target, absolute_target(target)):
         raise folder.refusal(f"its TARGET is {order.target}, not {target}")
     if target is None and not can_ask(err, input_is_taken=False):
@@ -227,6 +243,7 @@ def _perform_order(
     approve: Choice | None,
     traceback: bool,
     model: str | None,
+    context: str | None,
     price: str | None,
     more_turns: int | None = None,
     **options: Any,
@@ -248,6 +265,7 @@ def _perform_order(
                 json=as_json,
                 traceback=traceback,
                 model=model or order.model,
+                make_context=load_context(context or order.context),
                 price=None if price is None else load_function(price),
                 max_turns=more_turns or order.max_turns,
                 more_turns=more_turns,
@@ -324,15 +342,17 @@ def _choose_source(request: str | None, source: BinaryIO | None) -> BinaryIO | N
 
 
 @app.command(
+    short_help="Serve an agent to MCP clients, by stdio or HTTP.",
     epilog=examples(
         "agentloop serve my-agent/agent.py:agent",
         "agentloop serve my-agent/agent.py:agent --http 8000",
-    )
+    ),
 )
 @click.argument("target")
 @click.option("--backend", type=click.Choice(["asyncio", "trio"]), default="asyncio", show_default=True)
 @click.option("--http", "port", type=click.IntRange(1, 65535), help="Serve by HTTP at this port of 127.0.0.1.")
-def serve(target: str, backend: str, port: int | None) -> None:
+@click.option("--context", metavar="NAME", help=CONTEXT_HELP)
+def serve(target: str, backend: str, port: int | None, context: str | None) -> None:
     """Serve the agent at TARGET (module:agent or file.py:agent) to clients of the Model Context Protocol, by stdio.
 
     Calls that need approval are asked of the client's user. Ends when the client closes standard input, or at a signal.
@@ -347,15 +367,14 @@ def serve(target: str, backend: str, port: int | None) -> None:
         if port is not None and backend != "asyncio":
             raise UserError("--http needs --backend asyncio: its server knows no other event loop")
         agent = load_agent(target)
+        make_context = load_context(context)
     except UserError as error:
         click.echo(errors.words_for(error), err=True, nl=False)
         sys.exit(errors.USAGE)
 
     async def work() -> None:
-        if port is None:
-            await serve_agents(agent, name=agent.name)
-        else:
-            await serve_agents(agent, name=agent.name, transport="streamable-http", port=port)
+        options: dict[str, Any] = {} if port is None else {"transport": "streamable-http", "port": port}
+        await serve_agents(agent, name=agent.name, make_context=make_context, **options)
 
     ended = anyio.run(supervise, work, lambda number: None, backend=backend)
     if ended.error is not None:
@@ -382,9 +401,14 @@ def _run_batch(job: CliOptions, source: BinaryIO | None) -> int:
     """Answer the requests of *source*, or those of the job's folder, and return the exit code."""
     shown = job.err.is_terminal
     file = None if source is None else _find_file(source)
-    bar = Bar(shown=shown, total=count_lines(file) if shown and file is not None else None)
     given = None if source is None else Lines(source)
     kept = None if job.folder is None else KeptRequests(job.folder, given)
+    total: int | None = None
+    if shown and file is not None:
+        total = count_lines(file)
+    elif shown and given is None and kept is not None:
+        total = kept.count_stored()
+    bar = Bar(shown=shown, total=total)
     requests: Requests | None = kept or given
     assert requests is not None
     batch = BatchRun(job, requests, bar)

@@ -21,7 +21,7 @@ from agentloop._common.terminal_text import exact
 from agentloop.abc import Session
 from agentloop.cli import errors
 from agentloop.cli.help_text import examples
-from agentloop.cli.run_options import PRICE_HELP, CliOptions, Questions, approver_for, can_ask
+from agentloop.cli.run_options import CONTEXT_HELP, PRICE_HELP, CliOptions, Questions, approver_for, can_ask
 from agentloop.cli.runs import run_shown, show_for
 from agentloop.cli.show import Show
 from agentloop.cli.streams import Output, OutputClosed, TypedLines
@@ -32,7 +32,7 @@ from agentloop.cli.supervision import (
     supervise,
     write_message,
 )
-from agentloop.cli.target import load_agent, load_function, name_model
+from agentloop.cli.target import load_agent, load_context, load_function, name_model
 from agentloop.runtime import Runtime, open_runtime
 from agentloop.sessions import MemorySession, SQLiteSession
 
@@ -139,10 +139,11 @@ async def _open_session(file: str | None) -> AsyncIterator[Session]:
 
 
 @click.command(
+    short_help="Talk with an agent, message by message.",
     epilog=examples(
         "agentloop chat my-agent/agent.py:agent",
         "agentloop chat my-agent/agent.py:agent --session talk.sqlite",
-    )
+    ),
 )
 @click.argument("target")
 @click.option("--session", "file", metavar="FILE", help="SQLite file that keeps the conversation, to go on later.")
@@ -154,6 +155,7 @@ async def _open_session(file: str | None) -> AsyncIterator[Session]:
     type=click.Choice(["ask", "never", "always"]),
     help="Calls that need approval: ask at the terminal, leave them undecided, or approve them all.",
 )
+@click.option("--context", metavar="NAME", help=CONTEXT_HELP)
 @click.option("--price", metavar="FUNCTION", help=PRICE_HELP)
 @click.option("--traceback", is_flag=True, help="Show the traceback of an error.")
 def chat(
@@ -161,6 +163,7 @@ def chat(
     file: str | None,
     backend: Literal["asyncio", "trio"],
     approve: Literal["ask", "never", "always"] | None,
+    context: str | None,
     price: str | None,
     **options: Any,
 ) -> None:
@@ -186,6 +189,7 @@ def chat(
             err=err,
             backend=backend,
             approver=approver,
+            make_context=load_context(context),
             price=None if price is None else load_function(price),
             **options,
         )

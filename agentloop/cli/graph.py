@@ -30,11 +30,12 @@ _LIST_MARK = re.compile(r"\d+\.|[-.]")
 
 
 @click.command(
+    short_help="Show an agent with its tools and handoffs as a diagram.",
     epilog=examples(
         "agentloop graph agent.py:agent",
         "agentloop graph agent.py:agent > agents.mmd",
         "agentloop graph agent.py:agent --svg agents.svg",
-    )
+    ),
 )
 @click.argument("target")
 @click.option("--svg", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path), help="Draw into FILE instead.")

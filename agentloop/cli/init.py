@@ -84,7 +84,10 @@ async def test_the_tool_s_output_is_the_answer(anyio_backend, scripted_model):
 _QUESTION = "How many words has 'to be or not to be'?"
 
 
-@click.command(epilog=examples("agentloop init", "agentloop init my-agent --model openai:gpt-5-mini"))
+@click.command(
+    short_help="Write a first agent and its test.",
+    epilog=examples("agentloop init", "agentloop init my-agent --model openai:gpt-5-mini"),
+)
 @click.argument("folder", default=".", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--model", metavar="STRING", default="local:", show_default=True, help="Model string of the agent.")
 def init(folder: Path, model: str) -> None:
@@ -111,4 +114,4 @@ def init(folder: Path, model: str) -> None:
         click.echo(f"Error: {exact(str(folder))}: {error.strerror or error}", err=True)
         sys.exit(errors.FAILED)
     click.echo(f'Next:\n  agentloop run {shlex.quote(f"{agent}:agent")} "{_QUESTION}"')
-    click.echo(f"  pytest {shlex.quote(str(folder))}")
+    click.echo(f"  python -m pytest {shlex.quote(str(folder))}")  # `pytest` may be one of another environment

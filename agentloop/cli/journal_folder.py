@@ -51,7 +51,8 @@ class Order:
     """The definition of a job: everything that `agentloop resume` needs to continue it.
 
     `folder` is the working folder, on which tools and imports may rely. `request` is None if the job has many requests;
-    these are in a file of their own. `sandbox` is the folder of its runs' sandboxes, None if they have none.
+    these are in a file of their own. `sandbox` is the folder of its runs' sandboxes, None if they have none. `context`
+    names the context of its runs, as `target` names the agent.
     """
 
     target: str
@@ -60,6 +61,7 @@ class Order:
     model: str | None = None
     max_turns: int = 10
     sandbox: str | None = None
+    context: str | None = None
 
 
 @attrs.frozen
@@ -226,8 +228,8 @@ class Folder:
     def _to_order(self, data: dict[str, Any]) -> Order:
         optional = (str, type(None))
         kinds: dict[str, Any] = {"target": str, "folder": str, "request": optional, "model": optional, "max_turns": int}
-        kinds["sandbox"] = optional
-        data = {"sandbox": None, "place": None, **data}  # folders of older versions lack these
+        kinds["sandbox"] = kinds["context"] = optional
+        data = {"sandbox": None, "context": None, "place": None, **data}  # folders of older versions lack these
         if set(data) == {"version", "place", *kinds}:
             wrong = [name for name, kind in kinds.items() if not isinstance(data[name], kind)]
             if not wrong:
@@ -281,6 +283,14 @@ class KeptRequests:
         self._known = self._read_stored()
         self._size = 0
         self._count = 0
+
+    def count_stored(self) -> int:
+        """Return how many requests the folder has. Call it before the first `next`. Reads the file; blocks.
+
+        Raises:
+            FolderError: the file is damaged.
+        """
+        return sum(1 for _ in self._read_stored())
 
     async def keep_all(self) -> None:
         """Read and store the whole input, or check that the stored one is equal; then start again with the first line.

@@ -22,6 +22,7 @@ from agentloop.items import ApprovalRequest
 from agentloop.runtime import Runtime
 from agentloop.state import RunState
 
+CONTEXT_HELP = "module:name or file.py:name of the context; a function or class there is called for each run."
 PRICE_HELP = "module:function or file.py:function of (model name, usage): the cost of a request, summed up at the end."
 
 
@@ -173,7 +174,7 @@ class CliOptions:
 
     Immutable; the command makes it. `max_turns` limits new runs, `more_turns`, if given, resumed ones. `sandbox` is the
     folder of the runs' sandboxes, `session` the conversation that they continue. `price` gives the
-    cost of a request.
+    cost of a request, `make_context` the context of a run.
     """
 
     agent: Agent[Any, Any]
@@ -191,6 +192,7 @@ class CliOptions:
     sandbox: str | None = None
     session: Session | None = None
     price: Callable[..., Any] | None = None
+    make_context: Callable[[], Any] | None = None
 
     @property
     def run_config(self) -> RunConfig:
@@ -202,11 +204,17 @@ class CliOptions:
 
         return attrs.evolve(config, sandbox=LocalSandboxes(self.sandbox))
 
-    def options(self, *, is_fresh: bool, journal: Journal | None) -> dict[str, Any]:
+    def options(self, *, is_fresh: bool, journal: Journal | None, context: Any) -> dict[str, Any]:
         """Return the options of `Runner`'s methods for a new run (*is_fresh*), or for a resumed one."""
         turns = self.max_turns if is_fresh else self.more_turns
         limit = {} if turns is None else {"max_turns": turns}
-        return {"run_config": self.run_config, "journal": journal, "session": self.session, **limit}
+        return {
+            "run_config": self.run_config,
+            "journal": journal,
+            "session": self.session,
+            "context": context,
+            **limit,
+        }
 
     async def open_model(self, runtime: Runtime) -> None:
         """Open the model before the first run, so that a missing key or model is reported once, and before any effect.

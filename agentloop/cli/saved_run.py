@@ -119,9 +119,11 @@ class SavedRun:
         self, given: str | RunState, journal: FileJournal | None, entry: Entry, ready: Callable[[], Awaitable[None]]
     ) -> RunSummary:
         await ready()
+        context = None if self.job.make_context is None else self.job.make_context()
         where = "" if self.line is None else f"line {self.line}"
         while True:
-            result = await entry(given, self.job.options(is_fresh=isinstance(given, str), journal=journal))
+            is_fresh = isinstance(given, str)
+            result = await entry(given, self.job.options(is_fresh=is_fresh, journal=journal, context=context))
             if not result.interruptions:
                 break
             state = result.to_state()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
+import inspect
 import os
 import sys
 import traceback
@@ -69,6 +70,25 @@ def load_function(target: str) -> Callable[..., Any]:
     return found
 
 
+def load_context(target: str | None) -> Callable[[], Any] | None:
+    """Return a function that gives the context of a run: the object that *target* names, or what it returns.
+
+    A class, or a function, is called for each run. Otherwise as `load_agent`.
+
+    Raises:
+        TargetError: as `load_agent`, or it is an async function.
+    """
+    if target is None:
+        return None
+    _, found, _ = _load(target, "context")
+    if inspect.iscoroutinefunction(found):
+        raise TargetError(f"context {target!r}: a sync function is needed, not an async one")
+    if inspect.isroutine(found) or inspect.isclass(found):
+        make: Callable[[], Any] = found
+        return make
+    return lambda: found
+
+
 def _load(target: str, kind: str) -> tuple[ModuleType, object, str]:
     """Return the module of *target*, the object that it names there, and that name."""
     place, colon, name = target.rpartition(":")
@@ -78,7 +98,7 @@ def _load(target: str, kind: str) -> tuple[ModuleType, object, str]:
     if not _is_file(place):
         module = _import_module(target, place)
     else:
-        known = _find_imported(Path(place)) if kind == "function" else None
+        known = None if kind == "agent" else _find_imported(Path(place))
         module = known or _import_file(target, Path(place))
     found: object = module
     for step in name.split("."):

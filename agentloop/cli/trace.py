@@ -142,11 +142,12 @@ def _name_some(names: list[str]) -> str:
 
 
 @click.command(
+    short_help="Show what a run did when, as text or as a page.",
     epilog=examples(
         "agentloop trace jobs/may",
         "agentloop trace run.journal --html run.html",
         "agentloop trace run.journal --follow",
-    )
+    ),
 )
 @click.argument("journal", metavar="JOURNAL", type=_Place(path_type=Path))
 @click.option("--html", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path), help="Write a page to FILE.")

@@ -73,7 +73,10 @@ def _perform(folder: str, work: Callable[[Folder], Awaitable[None]]) -> None:
         sys.exit(errors.code_of(error))
 
 
-@click.command(epilog=examples("agentloop pending jobs/clean", "agentloop pending jobs/clean --json"))
+@click.command(
+    short_help="List the calls of a job that wait for approval.",
+    epilog=examples("agentloop pending jobs/clean", "agentloop pending jobs/clean --json"),
+)
 @click.argument("folder", metavar="DIR")
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON object a line.")
 def pending(folder: str, as_json: bool) -> None:
@@ -101,11 +104,12 @@ _replace = click.option(
 
 
 @click.command(
+    short_help="Approve a call of a job; `resume` runs it.",
     epilog=examples(
         "agentloop approve jobs/clean call_1",
         """agentloop approve jobs/clean call_1 --arguments '{"path": "b.txt"}'""",
         "agentloop approve jobs/clean call_1 --always",
-    )
+    ),
 )
 @click.argument("folder", metavar="DIR")
 @click.argument("call")
@@ -118,7 +122,9 @@ def approve(folder: str, call: str, arguments: str | None, always: bool, replace
     _decide(folder, call, "approved", lambda state, given: state.approve(given, **options))
 
 
-@click.command(epilog=examples("agentloop reject jobs/clean call_1 --message 'Not today.'"))
+@click.command(
+    short_help="Reject a call of a job.", epilog=examples("agentloop reject jobs/clean call_1 --message 'Not today.'")
+)
 @click.argument("folder", metavar="DIR")
 @click.argument("call")
 @click.option("--message", metavar="TEXT", help="What the model is told.")

@@ -9,8 +9,8 @@ keeps a ticket for each state (`ClientStates`), and a state is resumed once.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 from cryptography.fernet import Fernet
 from mcp.server.mcpserver import Context, MCPServer
@@ -76,21 +76,31 @@ class ApprovalAnswer(BaseModel):
 
 
 logger = logging.getLogger("agentloop.mcp")
+MakeContext: TypeAlias = Callable[[], Any] | None
 
 
-def make_server(agents: Sequence[Agent[Any, Any]], name: str, run_config: RunConfig | None) -> MCPServer[Any]:
+def make_server(
+    agents: Sequence[Agent[Any, Any]], name: str, run_config: RunConfig | None, make_context: MakeContext = None
+) -> MCPServer[Any]:
     """Return a server with one tool for each agent."""
     server: MCPServer[Any] = MCPServer(name)
     states = _States()
     for agent in agents:
-        _add_tool(server, agent, run_config, states)
+        _add_tool(server, agent, run_config, make_context, states)
     return server
 
 
-def _add_tool(server: MCPServer[Any], agent: Agent[Any, Any], config: RunConfig | None, states: _States) -> None:
+def _add_tool(
+    server: MCPServer[Any],
+    agent: Agent[Any, Any],
+    config: RunConfig | None,
+    make_context: MakeContext,
+    states: _States,
+) -> None:
     async def ask(input: str, ctx: Context) -> Any:
         try:
-            return await _run(agent, config, input, ctx, states)
+            options = {"run_config": config, "context": None if make_context is None else make_context()}
+            return await _run(agent, options, input, ctx, states)
         except (MCPError, ToolError):
             raise
         except Exception as error:  # its words may quote paths, addresses and keys, and go to a stranger
@@ -102,7 +112,7 @@ def _add_tool(server: MCPServer[Any], agent: Agent[Any, Any], config: RunConfig 
     server.add_tool(ask, name=replace_unusable(agent.name), description=words, structured_output=False)
 
 
-async def _run(agent: Agent[Any, Any], config: RunConfig | None, text: str, ctx: Any, states: _States) -> Any:
+async def _run(agent: Agent[Any, Any], options: dict[str, Any], text: str, ctx: Any, states: _States) -> Any:
     """Run *agent* to its final output, or to a question that the client has to bring back with its answer.
 
     Raises:
@@ -116,7 +126,7 @@ async def _run(agent: Agent[Any, Any], config: RunConfig | None, text: str, ctx:
             _decide(given, asked, answers.get(_key(asked)))
     steps = 0
     while True:
-        async with Runner.run_streamed(agent, given, run_config=config) as stream:
+        async with Runner.run_streamed(agent, given, **options) as stream:
             async for event in stream:
                 if (words := _describe(event)) is not None:
                     steps += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Literal
 
@@ -17,7 +18,12 @@ from agentloop.agents import Agent
 from agentloop.config import RunConfig
 
 
-def build_server(*agents: Agent[Any, Any], name: str = "agentloop", run_config: RunConfig | None = None) -> Any:
+def build_server(
+    *agents: Agent[Any, Any],
+    name: str = "agentloop",
+    run_config: RunConfig | None = None,
+    make_context: Callable[[], Any] | None = None,
+) -> Any:
     """Return the SDK's `MCPServer` with one tool for each agent, for applications that serve it themselves.
 
     A call of the tool runs the agent on its `input` and returns the final output. The client hears of each turn and
@@ -30,6 +36,7 @@ def build_server(*agents: Agent[Any, Any], name: str = "agentloop", run_config: 
         agents: The agents. The tool of each has its name, and its `handoff_description`.
         name: The name of the server.
         run_config: The configuration of every run.
+        make_context: Called for each run; returns its context.
 
     Raises:
         UserError: the extra `mcp` isn't installed, or no agent is given.
@@ -42,13 +49,14 @@ def build_server(*agents: Agent[Any, Any], name: str = "agentloop", run_config: 
         from agentloop.mcp._agent_server import make_server
     except ImportError as error:
         raise UserError(describe_missing("build_server", "mcp")) from error
-    return make_server(agents, name, run_config)
+    return make_server(agents, name, run_config, make_context)
 
 
 async def serve(
     *agents: Agent[Any, Any],
     name: str = "agentloop",
     run_config: RunConfig | None = None,
+    make_context: Callable[[], Any] | None = None,
     transport: Literal["stdio", "streamable-http"] = "stdio",
     host: str = "127.0.0.1",
     port: int = 8000,
@@ -63,7 +71,7 @@ async def serve(
     Raises:
         UserError: as for `build_server`.
     """
-    server = build_server(*agents, name=name, run_config=run_config)
+    server = build_server(*agents, name=name, run_config=run_config, make_context=make_context)
     if transport == "stdio":
         async with anyio.create_task_group() as group:
             await group.start(_end_stdin_on_cancel)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import attrs
 
 from agentloop import Agent, Capacity, FunctionTool, ToolContext, UserError, tool
 from agentloop.items import ToolOutput, UserMessage
@@ -295,3 +296,54 @@ odd_call = Agent(
     model=scripted(lambda _: call("show", '{"text": "\x1b]0;title\x07\x9b\u202e\u2066"}', call_id="c\x9b2J\u202e")),
     tools=[show],
 )
+
+
+# -- contexts
+
+
+@attrs.define
+class Shop:
+    """What the tools of an application need."""
+
+    name: str = "made for the run"
+    runs: int = 0
+
+
+shop = Shop("the one object")
+
+
+def make_shop() -> Shop:
+    """Return another context each time."""
+    return Shop("from a function")
+
+
+async def make_shop_later() -> Shop:
+    """Return one too late."""
+    return Shop()
+
+
+@tool
+async def look_around(ctx: ToolContext[Shop]) -> str:
+    """Tell about the context."""
+    ctx.context.runs += 1
+    return f"{ctx.context.name}, run {ctx.context.runs}"
+
+
+def _looks(request: ModelRequest) -> Any:
+    last = request.items[-1]
+    return say(str(last.output)) if isinstance(last, ToolOutput) else call("look_around")
+
+
+@tool(needs_approval=True)
+async def look_behind(ctx: ToolContext[Shop]) -> str:
+    """Tell about the context, when that is approved."""
+    return ctx.context.name
+
+
+def _looks_behind(request: ModelRequest) -> Any:
+    last = request.items[-1]
+    return say(str(last.output)) if isinstance(last, ToolOutput) else call("look_behind", call_id="c")
+
+
+keeper_of_shop = Agent("keeper", model=scripted(_looks), tools=[look_around])
+careful_keeper = Agent("careful", model=scripted(_looks_behind), tools=[look_behind])

@@ -32,7 +32,7 @@ def test_files_and_next_commands_are_named(invoke: Invoke, tmp_path: Path, monke
     assert invoke("init", "my agent", "--model", 'x:"y"\n').stdout == (
         "Wrote my agent/agent.py\nWrote my agent/test_agent.py\nNext:\n"
         "  agentloop run 'my agent/agent.py:agent' \"How many words has 'to be or not to be'?\"\n"
-        "  pytest 'my agent'\n"
+        "  python -m pytest 'my agent'\n"
     )
     agent: Agent[object, str] = load_agent("my agent/agent.py:agent")
     assert agent.model == 'x:"y"\n'

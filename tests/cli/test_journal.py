@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from cli import kill_batch
+from cli.terminal import Terminal
 from click.testing import Result
 
 from agentloop.cli.errors import PastError, code_of, words_for
@@ -384,3 +385,12 @@ def test_a_missing_model_ends_a_kept_batch_once(invoke: Invoke, agent: AgentOf, 
     done = str(tmp_path / "done")
     assert invoke("run", agent("failing"), "--journal", done, input="one\n").exit_code == 0
     assert invoke("resume", done, "--model", "nowhere:model").stdout == "[one]\n"
+
+
+def test_bar_of_a_resumed_job_has_its_total(start: Start, invoke: Invoke, agent: AgentOf, kept: str) -> None:
+    """The requests were copied, so their number is known, also if the file has gone since."""
+    assert invoke("run", agent("failing"), "--journal", kept, input="one\n\ntwo\n").exit_code == 0
+    terminal = Terminal(start, "resume", kept)
+    terminal.wait_for("/2")
+    assert terminal.finish() == 0, terminal.shown
+    assert "/?" not in terminal.shown

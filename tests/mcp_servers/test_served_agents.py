@@ -12,7 +12,7 @@ import pytest
 from kit.agents import script_agent
 from mcp_servers.processes import MARKS, START_SECONDS, children
 
-from agentloop import Agent, ModelTransportError, Runner, ToolLoopDetected, UserError, UserTypeError, tool
+from agentloop import Agent, ModelTransportError, Runner, ToolContext, ToolLoopDetected, UserError, UserTypeError, tool
 from agentloop.mcp import MCPServer, build_server
 from agentloop.testing import FunctionModel, call, say
 
@@ -245,6 +245,29 @@ def test_wrong_use_of_the_command_is_named(tmp_path: Path, options: list[str], w
     done = subprocess.run(command, cwd=tmp_path, env={**os.environ, **env}, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert words in done.stderr
+
+
+async def test_each_run_of_a_served_agent_has_a_context_of_its_own() -> None:
+    """`make_context` is called for each call of the tool."""
+    from mcp import Client
+
+    @tool
+    async def tell(ctx: ToolContext[list[str]]) -> str:
+        """Tell about the context."""
+        ctx.context.append("told")
+        return ", ".join(ctx.context)
+
+    model = FunctionModel(lambda request: call("tell") if request.turn == 1 else say(str(request.items[-1].output)))
+    agent = Agent("teller", model=model, tools=[tell])
+    contexts: list[list[str]] = []
+
+    def make() -> list[str]:
+        contexts.append([f"run {len(contexts)}"])
+        return contexts[-1]
+
+    async with Client(build_server(agent, make_context=make)) as client:
+        answers = [(await client.call_tool("teller", {"input": "x"})).content[0].text for _ in range(2)]
+    assert answers == ["run 0, told", "run 1, told"]
 
 
 def test_server_needs_agents() -> None:

@@ -118,13 +118,14 @@ def test_what_if_needs_a_place_that_there_is(tmp_path: Path, where: Any) -> None
 def test_shadow_replays_every_journal_and_tells_which_went_otherwise(tmp_path: Path, backend: Any) -> None:
     """Whole, torn, foreign, damaged, sealed and empty files are read; nothing runs and nothing is raised."""
     whole = record(tmp_path / "a-whole.jsonl").read_bytes()
-    cut(record(tmp_path / "b-torn.jsonl"), 9)
-    record(tmp_path / "c-sealed.jsonl", key=KEY)
+    cut(record(tmp_path / "b-torn.journal"), 9)
+    record(tmp_path / "c-sealed.journal", key=KEY)
     (tmp_path / "d-damaged.jsonl").write_bytes(whole.replace(b"i-1 is paid", b"i-1 is free"))
     (tmp_path / "e-text.jsonl").write_text("no journal\n")
     (tmp_path / "f-empty.jsonl").write_bytes(b"")
     record(tmp_path / "g-other.jsonl", clerk(instructions="Be long."))
-    (tmp_path / "notes.txt").write_text("not looked at")
+    for name in ("notes.txt", "requests.jsonl", "job.json"):
+        (tmp_path / name).write_text("not looked at")
     PAID.clear()
     report = replay(tmp_path, clerk(), mode="shadow", backend=backend)
     assert isinstance(report, ShadowReport)
@@ -132,7 +133,7 @@ def test_shadow_replays_every_journal_and_tells_which_went_otherwise(tmp_path: P
     said = {Path(one.path).name: str(one.problem) for one in report.problems}
     assert [Path(one.path).name[0] for one in report.files] == list("abcdefg")
     assert [name[0] for name in said] == list("cdefg")
-    assert "sealed with a key" in said["c-sealed.jsonl"]
+    assert "sealed with a key" in said["c-sealed.journal"]
     assert "was changed" in said["d-damaged.jsonl"]
     assert "line 1 is no line of a journal" in said["e-text.jsonl"]
     assert "it is empty" in said["f-empty.jsonl"]
@@ -145,8 +146,14 @@ def test_a_directory_without_journals_fails_the_check(tmp_path: Path) -> None:
     """A pattern that fits nothing must not pass for success."""
     report = replay(tmp_path, clerk(), mode="shadow")
     assert report.files == ()
-    with pytest.raises(AssertionError, match="no journal"):
+    with pytest.raises(AssertionError, match=r"no journal to replay in .*: it holds nothing"):
         report.check()
+    for name in "abcd":
+        (tmp_path / f"{name}.txt").touch()
+    with pytest.raises(AssertionError, match=r"it holds 'a.txt', 'b.txt', 'c.txt', …, and journals end with .journal"):
+        replay(tmp_path, clerk(), mode="shadow").check()
+    with pytest.raises(AssertionError, match=r"no journal to replay$"):
+        replay([], clerk(), mode="shadow").check()
     with pytest.raises(UserValueError, match="a directory is needed"):
         replay(tmp_path / "absent", clerk(), mode="shadow")
 

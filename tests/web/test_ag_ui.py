@@ -92,6 +92,38 @@ async def test_every_message_of_an_answer_is_one_message() -> None:
     assert texts(events) == ["First.", "Second.", "Third."]
 
 
+@pytest.mark.parametrize(
+    ("answer", "messages"),
+    [
+        ([call("look", {"path": "a"}), call("look", {"path": "b"})], [(None, ["call_1", "call_2"])]),
+        ([say("Both."), call("look", {"path": "a"}), call("look", {"path": "b"})], [("Both.", ["call_1", "call_2"])]),
+        (
+            [call("look", {"path": "a"}), say("And."), call("look", {"path": "b"})],
+            [("And.", ["call_1", "call_2"])],  # its text comes as it is written, before the calls
+        ),
+    ],
+)
+async def test_calls_of_one_answer_are_one_message_of_the_client(answer: list[Any], messages: list[Any]) -> None:
+    """With the text before them: else the next request would tell the model of two answers."""
+    events = await converse(AgentApp(Watched().agent([answer, answer, say("Done.")]), ag_ui=True), make_input())
+    kept: list[tuple[str, str | None, list[str]]] = []  # as the protocol's own client puts them together
+    for event in events:
+        if event.type == "TEXT_MESSAGE_START":
+            kept.append((event.message_id, "", []))
+        elif event.type == "TEXT_MESSAGE_CONTENT":
+            kept[-1] = (kept[-1][0], (kept[-1][1] or "") + event.delta, kept[-1][2])
+        elif event.type == "TOOL_CALL_START":
+            if not kept or kept[-1][0] != event.parent_message_id:
+                kept.append((event.parent_message_id, None, []))
+            kept[-1][2].append(event.tool_call_id)
+        elif event.type == "TOOL_CALL_RESULT":
+            kept.append((event.message_id, "result", []))
+    said = [(text, calls) for _, text, calls in kept if text != "result"]
+    assert said[: len(messages)] == messages
+    assert len(said) == 2 * len(messages) + 1
+    assert len({each for each, *_ in kept}) == len(kept)
+
+
 async def test_characters_that_deltas_cut_are_put_together() -> None:
     """Deltas make up the client's message; half a character that stays one is replaced, wherever it is."""
     smile, item = "\U0001f600", AssistantMessage("whole")

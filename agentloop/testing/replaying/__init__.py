@@ -29,6 +29,7 @@ from agentloop.exceptions import (
     UserTypeError,
     UserValueError,
 )
+from agentloop.journal._folder import journal_files
 from agentloop.results import RunData, RunResult
 from agentloop.run import Runner
 from agentloop.state import RunState
@@ -72,11 +73,27 @@ class Shadowed:
         return f"{self.path}: {'ok' if self.problem is None else self.problem}"
 
 
+def _name_contents(folder: str | None) -> str:
+    """Return what is in *folder* in place of journals, as the end of a sentence."""
+    if folder is None:
+        return ""
+    names = sorted(os.listdir(folder))
+    some = ", ".join(map(repr, names[:_MOST_NAMED])) + (", …" if len(names) > _MOST_NAMED else "")
+    return f" in {folder!r}: it holds {some or 'nothing'}, and journals end with .journal, or fit pattern="
+
+
+_MOST_NAMED = 3
+
+
 @attrs.frozen
 class ShadowReport:
-    """The result of replaying many journals. Its text has a line for each journal whose replay diverged or failed."""
+    """The result of replaying many journals. Its text has a line for each journal whose replay diverged or failed.
+
+    `folder` is the directory in which they were looked for, None if the sources were given.
+    """
 
     files: tuple[Shadowed, ...]
+    folder: str | None = None
 
     @property
     def problems(self) -> tuple[Shadowed, ...]:
@@ -94,7 +111,7 @@ class ShadowReport:
             AssertionError: with the report; also if there was no journal.
         """
         if not self.files:
-            raise AssertionError("there was no journal to replay")
+            raise AssertionError(f"there was no journal to replay{_name_contents(self.folder)}")
         if self.problems:
             raise AssertionError(str(self))
 
@@ -131,7 +148,7 @@ def replay(
     turn: int | None = None,
     record: int | None = None,
     then: Agent[Any, Any] | None = None,
-    pattern: str = "*.jsonl",
+    pattern: str | None = None,
     **options: Any,
 ) -> Replayed | ShadowReport:
     """Replay a recorded run with *agent* as it is defined now.
@@ -161,7 +178,8 @@ def replay(
         turn: For `"what_if"`: the first turn that isn't replayed.
         record: For `"what_if"`: the first record that isn't replayed.
         then: For `"what_if"`: the agent that continues; default: *agent*.
-        pattern: For `"shadow"`: a glob pattern for the journals of the directory.
+        pattern: For `"shadow"`: a glob pattern for the journals of the directory; `*.journal` and `*.jsonl` if not
+            given.
         options: For `"resume"` and `"what_if"`: arguments of `Runner.run` for the live part. Without a `live_config`
             among them, *run_config* is used there too.
 
@@ -185,7 +203,8 @@ def replay(
     )
     match mode:
         case "shadow":
-            return _replay_all(_list_sources(source, pattern), partial(_load, key=key, codec=codec), strictly)
+            files = _replay_all(_list_sources(source, pattern), partial(_load, key=key, codec=codec), strictly)
+            return ShadowReport(files, os.fspath(source) if isinstance(source, str | os.PathLike) else None)
         case "strict":
             return strictly(_load(source, key=key, codec=codec))
         case "resume" | "what_if":
@@ -261,12 +280,13 @@ async def _read_journal(journal: Journal) -> _Loaded:
     return _Loaded(stored.records, stored.graph)
 
 
-def _list_sources(source: Any, pattern: str) -> list[Any]:
+def _list_sources(source: Any, pattern: str | None) -> list[Any]:
     if isinstance(source, str | os.PathLike):
         folder = Path(source)
         if not folder.is_dir():
             raise UserValueError(f"source: a directory is needed for a shadow replay, not {os.fspath(source)!r}")
-        return sorted(folder.glob(pattern))
+        found = journal_files(folder) if pattern is None else sorted(folder.glob(pattern))
+        return list(found)
     return list(source)
 
 
@@ -341,7 +361,7 @@ def _continue_live(
     return Replayed(tuple(result.records), result, None, replayed.replayed)
 
 
-def _replay_all(sources: Sequence[Any], load: Any, strictly: Any) -> ShadowReport:
+def _replay_all(sources: Sequence[Any], load: Any, strictly: Any) -> tuple[Shadowed, ...]:
     files: list[Shadowed] = []
     for index, source in enumerate(sources):
         name = os.fspath(source) if isinstance(source, str | os.PathLike) else f"source {index}"
@@ -354,4 +374,4 @@ def _replay_all(sources: Sequence[Any], load: Any, strictly: Any) -> ShadowRepor
             files.append(Shadowed(name, count, problem))
         else:
             files.append(Shadowed(name, count))
-    return ShadowReport(tuple(files))
+    return tuple(files)

@@ -1,6 +1,7 @@
 """The model a run asks: what its string means, who opens one that holds resources, and whose waiting counts."""
 
 import logging
+import traceback
 from typing import Any, Self
 
 import anyio
@@ -8,7 +9,7 @@ import pytest
 
 from agentloop import Agent, ModelSettings, ModelTimeoutError, RunConfig, Runner, UserTypeError
 from agentloop.abc import ModelProvider
-from agentloop.testing import ScriptedModel, call, say, wait
+from agentloop.testing import ScriptedModel, call, fail, say, wait
 
 
 class Held(ScriptedModel):
@@ -69,6 +70,31 @@ async def test_a_model_that_was_not_entered_is_opened_once_for_the_run_alone(
         await run_mode(Agent("a", model=model), "go", run_config=config)
     assert (model.entered, model.left) == (1, 1)
     assert len([record for record in caplog.records if "was not entered" in record.message]) >= 1
+
+
+async def test_a_model_that_is_never_entered_is_told_about_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Not at each of its runs; another model gets a line of its own."""
+    model, other = Held(*[say("done")] * 3), Held(say("done"))
+    for each in (model, model, other, model):
+        await Runner.run(Agent("a", model=each), "go")
+    told = [record.args for record in caplog.records if "was not entered" in record.message]
+    assert told == [(model,), (other,)]
+
+
+def test_run_sync_tells_nothing_about_entering(caplog: pytest.LogCaptureFixture) -> None:
+    """Sync code has no `async with` by which it could follow the advice."""
+    assert Runner.run_sync(Agent("a", model=Held(say("done"))), "go").final_output == "done"
+    assert "was not entered" not in caplog.text
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_an_error_of_run_sync_has_no_false_one_before_it(backend: Any) -> None:
+    """The check for a running event loop raises inside: it is over when the run begins, and is no context of errors."""
+    with pytest.raises(LookupError) as caught:
+        Runner.run_sync(Agent("a", model=ScriptedModel([fail(LookupError("why"))])), "go", backend=backend)
+    told = "".join(traceback.format_exception(caught.value))
+    assert "NoEventLoopError" not in told
+    assert "current_token" not in told
 
 
 async def test_a_model_that_was_entered_is_asked_as_it_is(run_mode: Any) -> None:
