@@ -8,7 +8,7 @@ project = "agentloop"
 author = "The agentloop authors"
 release = metadata.version("agentloop")
 
-extensions = ["myst_parser"]
+extensions = ["myst_parser", "sphinx_copybutton"]
 html_theme = "furo"
 html_title = "agentloop"
 
