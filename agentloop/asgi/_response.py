@@ -30,8 +30,24 @@ KeepState = Callable[["RunState"], Awaitable[str]]
 """Keeps the state of an interrupted run, and returns the handle by which a client resumes it."""
 
 
-class RunResponse:
+if TYPE_CHECKING:
+
+    class _FrameworkResponse:
+        background: Callable[[], Awaitable[None]] | None
+else:
+    try:
+        from starlette.responses import Response as _FrameworkResponse
+    except ImportError:
+
+        class _FrameworkResponse:
+            pass
+
+
+class RunResponse(_FrameworkResponse):
     """A response that runs *agent* on *input* and streams the events: an ASGI application for one request.
+
+    Where Starlette is installed it is a `Response` of Starlette, so that a route of FastAPI can return it: its headers
+    and cookies can be set until it is called, and its background task runs when the run has ended.
 
     The run begins when the response is called, and has ended when that returns. If the client leaves, the run is
     cancelled. Its error is the last event, `error`; it is logged and not raised.
@@ -64,7 +80,9 @@ class RunResponse:
         self.stream: RunStream[Any] = Runner.run_streamed(agent, input, **options)
         self._limits = limits or WebLimits()
         self._keep_state = keep_state
-        self._headers = headers
+        self.raw_headers: list[tuple[bytes, bytes]] = list(headers)
+        self.status_code = 200
+        self.background = None
         self._form = form
         self._called = False
 
@@ -77,10 +95,12 @@ class RunResponse:
             raise UserError("a RunResponse is one run: make another one for each request")
         self._called = True
         await while_connected(receive, partial(self._serve, EventWriter(send, self._limits, self._form)))
+        if self.background is not None:
+            await self.background()
 
     async def _serve(self, writer: EventWriter) -> None:
         try:
-            await writer.open(self._headers)
+            await writer.open(self.raw_headers)
             try:
                 await self._run(writer)
             except ClientGone:

@@ -77,7 +77,7 @@ CASES = [
         for verdict in ("approve", "reject")
         for wrong in (
             Wrong(f"{verdict} absent call_1", ("{here}/absent", "no job is there")),
-            Wrong(f"{verdict} job call_9", ("{here}/job", "'call_9'", "those that wait: none")),
+            Wrong(f"{verdict} job call_9", ("{here}/job", "is over", "those that wait: none")),
             Wrong(f"{verdict} job 3:call_9", ("{here}/job", "'3:call_9'", "those that do: none")),
             Wrong(f"{verdict} nonsense call_1", ("{here}/nonsense/run.journal", "line 1"), FAILED),
         )

@@ -1,9 +1,11 @@
 """The frameworks: `AgentApp` mounted in each, and `RunResponse` as the response of a route where that is possible."""
 
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import anyio
 import pytest
@@ -199,3 +201,56 @@ async def test_shutdown_of_a_framework_ends_the_runs(framework: Any, tmp_path: P
             await watched.started.wait()
         assert watched.ended == []
     assert watched.ended == ["hold"]
+
+
+async def test_route_of_fastapi_returns_a_run(anyio_backend: Any) -> None:
+    """With dependencies, a body that is checked, headers, cookies, and tasks that begin when the run has ended."""
+    pytest.importorskip("fastapi", reason="needs frameworks: nox -s tests-web")
+    from fastapi import BackgroundTasks, Depends, FastAPI, Header
+    from pydantic import BaseModel
+
+    class Question(BaseModel):
+        input: str
+
+    may_run("fastapi", anyio_backend)
+    watched = Watched()
+    app, seen = FastAPI(), []
+
+    def user(x_user: Annotated[str, Header()]) -> str:
+        return x_user
+
+    @app.post("/chat")
+    async def chat(question: Question, who: Annotated[str, Depends(user)], tasks: BackgroundTasks) -> RunResponse:
+        tasks.add_task(lambda: seen.append((who, list(watched.ended))))
+        response = RunResponse(watched.agent(holding()), question.input)
+        response.headers["x-asked-by"] = who
+        response.set_cookie("talk", "1")
+        return response
+
+    async with lifespan(app):
+        async with send_request(app, "POST", "/chat", {"input": "hello"}, headers={"x-user": "ada"}) as response:
+            await response.frame("call_started")
+            await watched.started.wait()
+            assert seen == []
+            response.leave()
+            await response.end()
+        assert seen == [("ada", ["hold"])]
+        watched.free.set()
+        whole = await ask(app, "POST", "/chat", {"input": "hello"}, headers={"x-user": "bob"})
+        wrong = await ask(app, "POST", "/chat", {"inputs": "hello"}, headers={"x-user": "bob"})
+    assert whole.frames[-1].data["status"] == "completed"
+    assert (whole.headers["x-asked-by"], whole.headers["content-type"]) == ("bob", "text/event-stream; charset=utf-8")
+    assert whole.headers["set-cookie"].startswith("talk=1")
+    assert [who for who, _ in seen] == ["ada", "bob"]
+    assert wrong.status == 422
+
+
+def test_response_needs_no_framework() -> None:
+    """Where Starlette isn't installed, it is an ASGI application and nothing else."""
+    code = (
+        "import sys; sys.modules['starlette'] = None\n"
+        "from agentloop.asgi import RunResponse\n"
+        "print([base.__module__ for base in RunResponse.__mro__])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert "starlette" not in done.stdout
