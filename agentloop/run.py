@@ -41,7 +41,6 @@ from agentloop._engine.runtime.live_run import (
 )
 from agentloop._engine.runtime.log import Log
 from agentloop._engine.runtime.resources import Resources
-from agentloop._storage.incoming import check_items
 from agentloop.abc import Instrument, Journal, Model, ReplayingEffects, Session, TimedEffects
 from agentloop.agents import Agent
 from agentloop.budget import Budget
@@ -347,6 +346,8 @@ def _stream(
         start = StartingPoint(RunFold(limits=config.json_limits), agent)
         items, usual_turns = to_items(cast("str | Iterable[Item]", given)), DEFAULT_MAX_TURNS
         if not isinstance(given, str):
+            from agentloop._storage.incoming import check_items  # at the first run
+
             items = check_items("input", items)
     if session is not None and start.fold.kept_by_provider:
         raise UserError(_TWO_HISTORIES)

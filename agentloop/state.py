@@ -22,11 +22,9 @@ from agentloop._common.turns import ITEMS_A_TURN
 from agentloop._core.agent_graph import AgentGraph, changes
 from agentloop._core.call_identity import arguments_digest, find_tool
 from agentloop._core.call_state import CallState, make_interruption
-from agentloop._core.gate import admit
 from agentloop._core.plan import read_arguments
 from agentloop._core.record_events import parse_event_id, read_events
 from agentloop._core.run_fold import RunFold
-from agentloop._core.transitions import check_next
 from agentloop._schema.json_text import parse_object
 from agentloop._storage.incoming import check_items
 from agentloop._storage.signing import Keys
@@ -122,6 +120,8 @@ class RunState:
         return fold
 
     def _append(self, record: r.Record) -> None:
+        from agentloop._core.gate import admit  # only a run that somebody decides on needs it
+
         fold = self.fold
         self.records.append(fold.apply(admit(fold, record)))
 
@@ -464,6 +464,8 @@ def apply_checked(fold: RunFold, records: Sequence[r.Record]) -> None:
     Raises:
         StateError: if a record doesn't fit those before it; names its index and kind.
     """
+    from agentloop._core.transitions import check_next  # only a run that is read back needs it
+
     index, record = 0, None
     try:
         for index, record in enumerate(records, len(fold.records)):  # noqa: B007 - for the message

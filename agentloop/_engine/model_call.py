@@ -29,7 +29,6 @@ from agentloop._engine.runtime.callbacks import call_user, find_hook, resolve
 from agentloop._engine.runtime.cancel_source import record_end
 from agentloop._engine.runtime.interrupts import interruptible
 from agentloop._engine.runtime.live_run import LiveEffects, LiveRun, seconds_to_deadline
-from agentloop._storage.incoming import find_fault_of_answer
 from agentloop.abc import Model
 from agentloop.budget import Budget, to_amount
 from agentloop.config import ModelInputData, ModelInputFilter
@@ -389,6 +388,8 @@ async def _read_response(run: LiveRun, view: TurnView, request: ModelRequest, at
         done.service_tier,
         done.provider_data,
     )
+    from agentloop._storage.incoming import find_fault_of_answer  # at the first answer
+
     if (fault := find_fault_of_answer(response)) is not None:
         raise ModelBehaviorError(f"The response can't be stored: {fault}")
     if response.finish_reason is not None and response.cut:

@@ -26,7 +26,6 @@ from agentloop._common.digests import idempotency_key
 from agentloop._common.error_text import REDACTED, error_summary, redact_message
 from agentloop._common.values import Value
 from agentloop._core.agent_graph import AgentGraph
-from agentloop._core.gate import admit
 from agentloop._core.history import HistoryView
 from agentloop._core.plan import Arguments
 from agentloop._core.run_fold import RunFold
@@ -530,6 +529,8 @@ class LiveRun(msgspec.Struct, eq=False, kw_only=True):
         return True
 
     def _request_cancel(self, state: RunFold, call_id: str, reason: str | None, by_call: str | None) -> None:
+        from agentloop._core.gate import admit  # few runs have a call that is cancelled by itself
+
         root = self.tree.log.state
         around = (root.at(state.path[:depth]) for depth in range(len(state.path)))
         calls = [fold.calls[one] for fold, one in zip(around, state.path, strict=True) if fold is not None]
