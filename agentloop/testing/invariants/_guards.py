@@ -315,6 +315,8 @@ def output_is_judged_before_it_settles(log: ObservedLog) -> Findings:
             yield broken(f"call {call.call_id} succeeded with the verdicts {verdicts}", n)
         elif status == "unknown" and log.crashes:
             continue  # the crash lost the output of the body
+        elif status == "cancelled" and started and log.crashed_between(started[-1], n):
+            continue  # the output that was judged is lost, and the call was to be cancelled
         elif "RejectContent" in verdicts and status not in ("rejected", "cancelled", "failed"):
             yield broken(f"call {call.call_id} was refused after its body, and is {status}", n)
         elif (

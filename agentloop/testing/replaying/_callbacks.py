@@ -16,6 +16,7 @@ from agentloop._common.values import Value
 from agentloop._core.handoff_outputs import handoff_outputs
 from agentloop.config import ErrorHandlerResult, ModelInputData
 from agentloop.handoffs import HandoffInputData
+from agentloop.outcomes import CallOutcome
 from agentloop.policies import Ask, Deny
 from agentloop.settings import Prompt
 from agentloop.testing.replaying._comparison import CUT_OFF
@@ -100,9 +101,12 @@ async def answered(fx: Answering, path: Path, what: str, key: str) -> Any:
 async def _await_settlement(fx: Answering, path: Path, key: str, what: str) -> tuple[r.CallSettled, r.Record]:
     """Wait until the next record of a call is due. Return the settlement of the call, and that record.
 
-    If the call was cut before it, wait for the cancellation instead, as `cut_off` does.
+    If the call was cut before it, wait for the cancellation instead, as `cut_off` does. If a crash cut off the
+    settlement behind a guardrail's verdict, an output was made: the settlement is one with an empty output.
     """
     settled, index = fx.settled(path, key), fx.next_of_call(path, key)
+    if settled is None and index is not None and isinstance(fx.records[index], r.GuardrailSettled):
+        settled = r.CallSettled(path, 0, 0.0, key, "", CallOutcome(status="failed", output=""))
     if settled is None or index is None or _is_cut(fx, settled, index):
         await fx.cut_off(path, key, what)
     await fx.known(index, what)

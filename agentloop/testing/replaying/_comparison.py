@@ -358,8 +358,15 @@ class ReplayLog:
         return self.records[self.cursor].at - self.records[self.cursor - 1].at if self.cursor else 0.0
 
     def _does_nothing_more(self) -> bool:
-        """Tell whether the run of the last record does nothing more: it would continue without waiting for the log."""
-        following = self.next_of_run(self.records[self.cursor - 1].path)
+        """Tell whether the run of the last record does nothing more: it would continue without waiting for the log.
+
+        A nested run that the timeout of its call ended is over, and its call has yet to see that it timed out.
+        """
+        path = self.records[self.cursor - 1].path
+        around = self.settled(path[:-1], path[-1]) if path else None
+        if around is not None and around.outcome.status == "timed_out" and self.next_of_run(path) is None:
+            return False
+        following = self.next_of_run(path)
         found: Any = None if following is None else self.records[self.skip_last_steps(following)]
         if isinstance(found, r.RunEnded):
             return found.status == "cancelled" or (found.error or "").startswith("RunTimeout(")

@@ -8,7 +8,7 @@ replaced. Limits are copied, so that other runs hold nothing of them.
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from decimal import Decimal
@@ -302,13 +302,21 @@ class RecordedAgents:
         A resume in the same process has the same rates; in another process they begin anew, and then *entry* may have
         more starts than the rates would have left it.
         """
-        records = self._effects.whole.records[: entry.stop]
+        records = self._effects.whole.records
         for rate, names in self._rated.items():
-            starts = [one for one in records if isinstance(one, r.CallStarted) and one.tool in names]
-            windows = zip(starts, starts[rate.count :], strict=False)
-            since = records[entry.start].at
-            if any(last.at - first.at < rate.per - SLACK and last.at >= since for first, last in windows):
-                rate._starts.clear()
+            starts: deque[float] = deque(maxlen=rate.count)
+            for index, record in enumerate(records[: entry.stop]):
+                if not isinstance(record, r.CallStarted | r.CallSettled) or record.tool not in names:
+                    continue
+                begun = isinstance(record, r.CallStarted)
+                # A call whose arguments don't fit never starts, and was admitted.
+                outcome = record.outcome if isinstance(record, r.CallSettled) else None
+                admitted = begun or (outcome is not None and outcome.status == "failed" and outcome.started_at is None)
+                full = len(starts) == rate.count and record.at - starts[0] < rate.per - SLACK
+                if admitted and full and index >= entry.start:
+                    rate._starts.clear()
+                if begun:
+                    starts.append(record.at)
 
     def _copy_limit(self, given: Capacity | Rate, tool: str) -> Capacity | Rate:
         """Return the copy of a limit of *tool*: of the same size, and used by no other run."""
