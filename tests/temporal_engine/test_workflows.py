@@ -16,7 +16,7 @@ from temporal_engine.durable_agents import agents
 from temporalio.client import Client, WorkflowFailureError, WorkflowUpdateFailedError
 from temporalio.worker import Replayer, Worker
 
-from agentloop import Agent, Capacity, RunConfig, Runner, RunState, UserError, tool
+from agentloop import Agent, Capacity, RunConfig, Runner, RunState, SealKey, UserError, tool
 from agentloop.exceptions import StateError, UserTypeError
 from agentloop.records import CallSettled
 from agentloop.temporal import AgentPlugin, AgentRunHandle, ToolActivity, start_run
@@ -430,6 +430,19 @@ async def test_a_long_history_continues_as_a_new_workflow(address: str, most: in
         assert_equal_logs([one for one in found if one["kind"] != "RunResumed"], normal(plain.records))
         starts = [one["call_id"] for one in found if one["kind"] == "CallStarted"]
         assert starts == [f"t{n}" for n in range(6)]
+
+
+async def test_a_signed_run_continues_as_a_new_workflow(address: str) -> None:
+    """Its stored state is read back by the key, and by whoever asks for it."""
+    key = SealKey(secret=b"k" * 32)
+    async with worker(address, AgentPlugin(agents(), max_history=1, key=key)) as (client, queue):
+        handle = await start(client, queue, "talkative")
+        with anyio.fail_after(60):
+            assert (await handle.result()).final_output == "done"
+        text = await handle.stored_state()
+    assert RunState.from_string(agents()["talkative"], text, key=key).status == "completed"
+    with pytest.raises(StateError):
+        RunState.from_string(agents()["talkative"], text, key=SealKey(secret=b"o" * 32))
 
 
 async def test_errors_of_runs_are_failures_of_the_workflow(address: str) -> None:
