@@ -300,6 +300,17 @@ async def test_state_of_a_client_is_sealed_and_used_once() -> None:
     assert watched.deleted == []
 
 
+async def test_ticket_of_one_state_takes_no_other() -> None:
+    """Both states are sealed, and both runs wait: with exchanged tickets neither goes on, and the tickets are spent."""
+    watched, states = Watched(), ClientStates()
+    apps = [AgentApp(watched.agent(deleting()), states=states, key=KEY) for _ in range(2)]
+    (one, _, first), (two, _, second) = [(await pause(app)).partition(".") for app in apps]
+    assert first != second
+    for ticket, state in ((one, second), (two, first), (one, first)):
+        assert (await decide(apps[0], f"{ticket}.{state}", YES, NO)).status == 409
+    assert watched.deleted == []
+
+
 async def test_key_of_states_is_replaced_by_another(tmp_path: Path) -> None:
     """Of several keys the first seals, and all open: a run that pauses again has the new seal."""
     new, states = SealKey(b"fedcba9876543210", "2"), FolderStates(tmp_path)

@@ -443,6 +443,26 @@ async def test_arguments_rewritten_before_the_approval_are_those_that_are_asked_
     assert ran == [("gated", 50)]
 
 
+@in_every_way
+async def test_what_was_approved_is_what_runs_whatever_the_guardrail_says_now(run_mode: Run, way: str) -> None:
+    """A guardrail that rewrites the arguments once only: the approver has seen the rewritten ones, and they run."""
+    ran: list[Any] = []
+    answers = [Rewrite({"n": 50})]
+
+    @tool_input_guardrail
+    def halve_once(data: Any) -> Any:
+        return answers.pop() if answers else Allow()
+
+    config = RunConfig(tool_execution=BEFORE)
+    agent = make_agent([make_gated_tool(ran, tool_input_guardrails=[halve_once])], call("gated", {"n": 100}, "c1"))
+    pauses = Pauses(run_mode, way)
+    paused = await pauses.run(agent, run_config=config)
+    [request] = paused.interruptions
+    result = await pauses.resume(agent, paused, lambda state: state.approve(request), run_config=config)
+    assert request.call.arguments == '{"n": 50}'
+    assert (result.final_output, ran) == ("done", [("gated", 50)])
+
+
 async def test_a_denial_of_rewritten_arguments_comes_before_any_pause(run_mode: Run) -> None:
     """The policy's denial comes before any pause where guardrails run before the approval."""
     ran: list[Any] = []

@@ -307,6 +307,26 @@ async def test_timed_out_body_may_clean_up_and_is_awaited(run_mode: Run, anyio_b
     assert result.calls[0].outcome.cleanup == "done"
 
 
+@pytest.mark.parametrize("asked", [None, 1.5, 60.0])
+async def test_cleanup_of_a_call_that_nobody_cancels_ends_by_itself(
+    run_mode: Run, anyio_backend: Backend, asked: float | None
+) -> None:
+    """The section has the grace, or less if it asks for less: no cleanup holds a run for ever."""
+
+    @tool
+    async def tidy(ctx: ToolContext[Any]) -> str:
+        with ctx.cleanup(asked):
+            await anyio.sleep(3600)
+        return "went on"
+
+    agent, watch = make_agent([tidy], call_each("tidy")), Watch()
+    async with check_duration(anyio_backend, min(2.0, asked or 2.0)):
+        result = await run_mode(agent, "go", run_config=configure_run(watch, cleanup_grace=2.0))
+    assert result.calls[0].outcome.output == "went on"
+    assert result.calls[0].outcome.cleanup == "cut"
+    assert [record.section for record in watch.of(r.CleanupCut)] == ["ctx.cleanup"]
+
+
 async def test_body_that_ends_at_its_deadline_is_told_truthfully(run_mode: Run) -> None:
     """The call has one outcome, in either order: a value with `succeeded`, or the text with `timed_out`."""
     agent = make_agent([sleeper(0.02, timeout=0.02)], call_each("slow"))

@@ -8,11 +8,21 @@ from kit.agents import look, script_turns
 from kit.results import read_requests
 from kit.resuming import make_journal
 
-from agentloop import Agent, RunConfig, Runner, UserError, handoff, tool
+from agentloop import (
+    Agent,
+    ModelRetrySettings,
+    ModelSettings,
+    ModelTransportError,
+    RunConfig,
+    Runner,
+    UserError,
+    handoff,
+    tool,
+)
 from agentloop.items import AssistantMessage, ToolCall, ToolOutput, UserMessage
 from agentloop.journal import MemoryJournal
 from agentloop.sessions import MemorySession
-from agentloop.testing import ScriptedModel, respond
+from agentloop.testing import ScriptedModel, fail, respond
 
 
 async def test_each_request_goes_on_from_the_response_before(run_mode: Any) -> None:
@@ -36,6 +46,29 @@ async def test_a_conversation_goes_by_its_id(run_mode: Any) -> None:
         ("conv", None),
     ]
     assert list(model.requests[1].items) == [ToolOutput("c", "seen")]
+
+
+@pytest.mark.scenario("RP-20")
+@pytest.mark.parametrize("kept", [{"conversation_id": "conv"}, {"previous_response_id": "r0"}], ids=str)
+async def test_a_request_that_goes_on_from_kept_state_is_not_made_twice(run_mode: Any, kept: dict[str, Any]) -> None:
+    """The provider may have acted on the first one already: its error leaves at once."""
+    busy = fail(ModelTransportError("busy", status=503))
+    model = ScriptedModel([busy, respond(AssistantMessage("never"))])
+    with pytest.raises(ModelTransportError, match="busy"):
+        await run_mode(Agent("a", model=model), "go", **kept)
+    assert len(model.requests) == 1
+
+
+@pytest.mark.scenario("RP-20")
+async def test_the_first_request_of_a_conversation_that_begins_with_the_run_may_be_made_twice(run_mode: Any) -> None:
+    """It goes on from nothing yet; the next one does."""
+    busy = fail(ModelTransportError("busy", status=503))
+    model = ScriptedModel([busy, respond(ToolCall("c", "look"), response_id="r1"), busy])
+    settings = ModelSettings(retry=ModelRetrySettings(2, initial_delay=0.0, jitter=False))
+    agent = Agent("a", model=model, tools=[look], model_settings=settings)
+    with pytest.raises(ModelTransportError, match="busy"):
+        await run_mode(agent, "go", auto_previous_response_id=True)
+    assert len(model.requests) == 3
 
 
 @pytest.mark.scenario("SE-09")

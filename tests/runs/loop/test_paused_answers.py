@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 from kit.agents import Run, look, make_input_guard, make_usage, script_agent
 from kit.results import describe, find_records, read_requests
@@ -316,3 +317,27 @@ async def test_the_digest_shows_what_a_request_continues(run_mode: Run) -> None:
         result = await run_mode(script_agent("a", PAUSED, say("done")), "go")
         digests.append([record.digest for record in find_records(result, r.ModelRequested)])
     assert digests[0] == digests[1]
+
+
+@pytest.mark.scenario("WR-11")
+async def test_each_part_of_an_answer_is_durable_before_the_rest_is_asked_for(run_mode: Run) -> None:
+    """The request waits for a slow journal: a crash loses no part that was paid for."""
+
+    class Slow(MemoryJournal):
+        async def append(self, records: Any) -> None:
+            for _ in range(10):
+                await anyio.lowlevel.checkpoint()
+            await super().append(records)
+
+    journal, durable = Slow(), list[int]()
+
+    def counting(step: Any) -> Any:
+        def answer(request: Any) -> Any:
+            durable.append(sum(b'"kind":"model_responded"' in line for line in journal._records))
+            return step
+
+        return answer
+
+    agent = script_agent("a", *map(counting, [PAUSED, REASONED, PAUSED, say("done")]))
+    assert (await run_mode(agent, "go", journal=journal)).final_output == "done"
+    assert durable == [0, 1, 2, 3]

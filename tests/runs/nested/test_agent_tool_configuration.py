@@ -4,8 +4,9 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from kit.agents import Run, make_agent
+from kit.agents import Run, make_agent, make_free_tool, make_gated_tool, script_agent
 from kit.results import find_outcome, find_records, read_requests, read_shown_outputs, read_statuses
+from kit.resuming import Pauses, approve, in_every_way
 from kit.watching import Watch
 
 from agentloop import (
@@ -175,6 +176,34 @@ def changed_later() -> RunConfig:
     config = RunConfig(policies=policies)
     policies.append(3)
     return config
+
+
+@pytest.mark.parametrize(("limit", "most"), [("requests", 4), ("cost", 4), ("tool_calls", 3)])
+@in_every_way
+async def test_limits_of_a_run_in_the_middle_count_what_the_one_within_used_before_a_pause(
+    run_mode: Run, limit: str, most: int, way: str
+) -> None:
+    """Each of the two runs asks once before the pause and once after it; one call of the inner run is over before."""
+    ran: list[Any] = []
+    usage = RequestUsage(total_tokens=1)
+    for given in (most, most - 1):
+        calls = respond(ToolCall("f", "free"), ToolCall("g", "gated"), usage=usage)
+        steps = [
+            [calls, say("dug", usage)],
+            [respond(ToolCall("m", "inner", '{"input": "x"}'), usage=usage), say("up", usage)],
+        ]
+        inner = script_agent("inner", *steps[0], tools=[make_free_tool(ran), make_gated_tool(ran)])
+        middle = script_agent("middle", *steps[1], tools=[inner.as_tool()])
+        config = RunConfig(limits=UsageLimits(**{limit: given}), price=lambda name, usage: 1)
+        outer = make_agent([middle.as_tool(run_config=config)], call("middle", {"input": "x"}, "o"))
+        pauses = Pauses(run_mode, way)
+        paused = await pauses.run(outer)
+        assert ran.pop() == ("free", 0)
+        result = await pauses.resume(outer, paused, approve())
+        refuses_run, refuses_call = given < most and limit != "tool_calls", given < most and limit == "tool_calls"
+        assert read_statuses(result) == ["failed" if refuses_run else "succeeded"]
+        assert ran == ([] if refuses_call else [("gated", 0)])
+        ran.clear()
 
 
 @pytest.mark.parametrize(

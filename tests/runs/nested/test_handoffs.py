@@ -288,6 +288,23 @@ async def test_filter_decides_what_the_target_sees_and_nothing_else(run_mode: Ru
 
 
 @pytest.mark.scenario("HO-05")
+@pytest.mark.parametrize("secret", [True, False])
+async def test_filter_may_change_what_is_secret_and_nothing_else(run_mode: Run, secret: bool) -> None:
+    """An equal item with another mark is another item: the target is shown the filter's."""
+
+    def mark(data: HandoffInputData) -> HandoffInputData:
+        return data.replace(input_history=(UserMessage("go", secret=secret), *data.input_history[1:]))
+
+    second = script_agent("b", say("done"))
+    first = script_agent("a", call("transfer_to_b", call_id="h"), handoffs=[handoff(second, input_filter=mark)])
+    result = await run_mode(first, [UserMessage("go", secret=not secret)])
+    assert [item.secret for item in read_requests(second)[0].items[:1]] == [secret]
+    [replaced] = find_records(result, r.HistoryReplaced)
+    assert replaced.keep == 0
+    assert [item.secret for item in replaced.items[:1]] == [secret]
+
+
+@pytest.mark.scenario("HO-05")
 async def test_filter_gets_the_history_told_apart_by_when_it_came(run_mode: Run) -> None:
     """The filter gets session and input, earlier turns, and the handoff's turn apart, with the run's context."""
     session = MemorySession()

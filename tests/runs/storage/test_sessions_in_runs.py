@@ -269,6 +269,20 @@ async def test_new_item_equal_to_a_stored_one_is_stored_again(run_mode: Run) -> 
     assert text_of(await session.get_items()) == ["go", "go", "done"]
 
 
+@pytest.mark.scenario("SE-03")
+@pytest.mark.parametrize("copied", [True, False], ids=["a copy", "the item itself"])
+async def test_callback_that_drops_the_input_may_keep_an_equal_item_of_the_history(run_mode: Run, copied: bool) -> None:
+    """What is shown is the session's own item, which is stored already."""
+    session = await session_with(UserMessage("go"), AssistantMessage("yes?"))
+
+    def merge(history: list[Item], new: list[Item]) -> list[Item]:
+        return [UserMessage("go"), *history[1:]] if copied else history
+
+    result = await run_mode(make_agent([]), "go", session=session, run_config=RunConfig(session_input_callback=merge))
+    assert text_of(await session.get_items()) == ["go", "yes?", "done"]
+    assert result.input == ()
+
+
 async def test_callback_that_gives_no_list_is_a_users_error(run_mode: Run) -> None:
     """The model isn't asked, and nothing but the input is stored."""
     agent = make_agent([])
