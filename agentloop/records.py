@@ -273,6 +273,8 @@ class BodyEnded(_ValueRecord, frozen=True, tag="body_ended"):
     """True if `value` is given."""
     fatal: bool = False
     """True if the body raised a `BaseException` that is no `Exception`: no policy of the tool answers such an error."""
+    details: str | None = None
+    """The error with all lines of its message, where `error`, its summary, has fewer."""
 
     _notes: ClassVar[frozenset[str]] = frozenset({"value", "secret"})
     _unshown: ClassVar[frozenset[str]] = _notes

@@ -34,7 +34,7 @@ import attrs
 from attrs.validators import and_, matches_re
 
 from agentloop._common.checks import FIELDS, Fields, check_count, either, fits, has, is_a, optional
-from agentloop._common.error_text import error_summary, is_redacted
+from agentloop._common.error_text import error_details, is_redacted
 from agentloop._common.errors import ModelBehaviorError, UserTypeError, UserValueError
 from agentloop._common.masking import ALL_ARGUMENTS, MASK
 from agentloop._common.misplaced import raise_misplaced
@@ -60,7 +60,7 @@ CONTEXT_TYPES = (RunContext, ToolContext)
 
 
 def default_tool_error_function(ctx: RunContext[Any], error: Exception) -> str:
-    """Return the text that the model receives for a failed call: the error's type and the first line of its message.
+    """Return the text that the model receives for a failed call: the error's type and its message, all lines of it.
 
     Secrets are redacted, and the length is bounded. For an exception group the text names every leaf.
     """
@@ -68,7 +68,7 @@ def default_tool_error_function(ctx: RunContext[Any], error: Exception) -> str:
     undecodable = f"Arguments of tool {name} aren't valid JSON"
     if isinstance(error, ModelBehaviorError) and str(error).startswith(undecodable):
         return undecodable if is_redacted(error) else str(error)
-    return f"Tool {name} failed with: {error_summary(error)}"
+    return f"Tool {name} failed with: {error_details(error)}"
 
 
 class PythonBody(Value, frozen=True):

@@ -1,7 +1,7 @@
-"""Texts of errors that a model or a log may show: one line, bounded, without secrets.
+"""Texts of errors that a model or a log may show, bounded and without secrets: one line for logs, all for the model.
 
-Works on any exception; knows only `EarlierFailure` of the library's own. `_core/secret_marks` says which values are
-secret, and which other modules hide them.
+Works on any exception; knows only `EarlierFailure` and `AnswerError` of the library's own. `_core/secret_marks` says
+which values are secret, and which other modules hide them.
 """
 
 from __future__ import annotations
@@ -9,11 +9,14 @@ from __future__ import annotations
 import functools
 import re
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
-from agentloop._common.errors import EarlierFailure
+from agentloop._common.errors import AnswerError, EarlierFailure
 
 MAX_CHARS = 1_000
+MAX_DETAILS, MAX_ANSWER = 4_000, 32_000
+"""Characters of an error at most, as a model reads it; and of one that a tool wrote for it, as an output has them."""
 REDACTED = "[redacted]"
 _MARK = "_agentloop_redacted"
 
@@ -104,14 +107,44 @@ def _group_message_of(group: BaseExceptionGroup[BaseException]) -> str:
     return message
 
 
-def _line(text: str) -> str:
-    """Return the first line of *text*, bounded and without secrets."""
-    # Cut before searching: text that is never shown needs no search, and a hostile message may be megabytes long.
-    return redact(shorten(first_line(text)))
+class _Form(NamedTuple):
+    """How much of an error is shown: what is taken of a message, and the characters of the whole."""
+
+    take: Callable[[str], str]
+    most: int
+
+    def show(self, message: str) -> str:
+        """Return what is shown of *message*, without secrets."""
+        # Cut before searching: text that is never shown needs no search, and a hostile message may be megabytes long.
+        return redact(shorten(self.take(message), self.most))
+
+    def show_error(self, error: BaseException) -> str:
+        """Return `TYPE(MESSAGE)`; *error* is no group."""
+        return f"{type(error).__name__}({self.show(message_of(error))})"
+
+    def describe(self, error: BaseException) -> str:
+        """Return `TYPE(MESSAGE)`; of a group, every leaf."""
+        if not isinstance(error, BaseExceptionGroup):
+            return shorten(self.show_error(error), self.most)
+        message = _group_message_of(error)
+        said = "" if is_redacted(error) or message in _NURSERY_WORDS else f"{self.show(message)}: "
+        return shorten(f"{type(error).__name__}({said}{self._join(leaves(error))})", self.most)
+
+    def _join(self, errors: Iterator[BaseException]) -> str:
+        """Return the forms of the first *errors*, up to the size of a text: a group may have any number of leaves."""
+        words: list[str] = []
+        size = 0
+        for error in errors:
+            words.append(self.show_error(error))
+            size += len(words[-1]) + 2
+            if size > self.most:
+                break
+        return ", ".join(words)
 
 
-def _one(error: BaseException) -> str:
-    return f"{type(error).__name__}({_line(message_of(error))})"
+_SUMMARY_FORM = _Form(first_line, MAX_CHARS)
+_WHOLE_FORM = _Form(str.strip, MAX_DETAILS)
+_ANSWER_FORM = _Form(str.strip, MAX_ANSWER)
 
 
 def is_fatal(error: BaseException) -> bool:
@@ -136,26 +169,17 @@ def tool_failure(tool: str, name: str, message: str) -> str:
 
 
 def error_summary(error: BaseException) -> str:
-    """Return `TYPE(MESSAGE)`: the first line, redacted and bounded; of a group, every leaf."""
+    """Return `TYPE(MESSAGE)`: the first line, redacted and bounded; of a group, every leaf. For logs and records."""
     if isinstance(error, EarlierFailure):
         return str(error)  # a summary already
-    if not isinstance(error, BaseExceptionGroup):
-        return shorten(_one(error))
-    message = _group_message_of(error)
-    said = "" if is_redacted(error) or message in _NURSERY_WORDS else f"{_line(message)}: "
-    return shorten(f"{type(error).__name__}({said}{_join_summaries(leaves(error))})")
+    return _SUMMARY_FORM.describe(error)
 
 
-def _join_summaries(errors: Iterator[BaseException]) -> str:
-    """Return the summaries of the first *errors*, up to the size of a text: a group may have any number of leaves."""
-    words: list[str] = []
-    size = 0
-    for error in errors:
-        words.append(_one(error))
-        size += len(words[-1]) + 2
-        if size > MAX_CHARS:
-            break
-    return ", ".join(words)
+def error_details(error: BaseException) -> str:
+    """Return `TYPE(MESSAGE)` with all lines, redacted and bounded; of a group, every leaf. For a model."""
+    if isinstance(error, EarlierFailure):
+        return error.details
+    return (_ANSWER_FORM if isinstance(error, AnswerError) else _WHOLE_FORM).describe(error)
 
 
 # -- tracebacks

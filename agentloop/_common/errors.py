@@ -223,16 +223,22 @@ class JournalError(AgentLoopError):
     """The journal failed, or does not belong to this run."""
 
 
+class AnswerError(Exception):
+    """A tool has failed and says so to the model: the message is shown as an output is, not cut as other errors."""
+
+
 class EarlierFailure(AgentLoopError):
     """A body failed in an earlier run segment. Only the summary of its error was kept: the message `TYPE(MESSAGE)`.
 
     Attributes:
         fatal: True if that error was no `Exception`; no policy of a tool answers it.
+        details: `TYPE(MESSAGE)` with all lines of the message, for the model.
     """
 
-    def __init__(self, message: str, *, fatal: bool = False) -> None:
+    def __init__(self, message: str, *, fatal: bool = False, details: str | None = None) -> None:
         super().__init__(message)
         self.fatal = fatal
+        self.details = message if details is None else details
 
 
 class SessionConflict(AgentLoopError):

@@ -34,6 +34,7 @@ from anyio.abc import TaskStatus
 from anyio.lowlevel import checkpoint
 
 from agentloop._common.error_text import error_summary
+from agentloop._common.errors import AnswerError
 from agentloop.exceptions import OutcomeUnknown
 
 logger = logging.getLogger("agentloop.mcp")
@@ -47,7 +48,7 @@ _LIST_SECONDS = 10.0
 _LONGEST_CAUSE = 300
 
 
-class MCPToolError(Exception):
+class MCPToolError(AnswerError):
     """A server says that a call failed, in its own words.
 
     Attributes:
@@ -324,7 +325,7 @@ class Connection:
             except ValidationError as error:
                 raise MCPToolError("the server's answer is none of the protocol") from error
             except RuntimeError as error:  # the SDK's, of an answer that it doesn't expect here
-                raise MCPToolError(str(error).partition("\n")[0]) from error
+                raise MCPToolError(str(error)) from error
             finally:
                 self._calls.discard(scope)
             self._failures = 0

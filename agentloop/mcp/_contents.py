@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import re
@@ -84,6 +85,8 @@ def _read_content(block: Any) -> Part:
             return Audio(data=block.data, media_type=block.mime_type)
         case "resource" if hasattr(block.resource, "text"):
             return Text(block.resource.text)
+        case "resource" if (block.resource.mime_type or "").startswith("text/"):
+            return Text(_decode(block.resource.blob))
         case "resource":
             resource = block.resource
             name = str(resource.uri).rpartition("/")[2] or None
@@ -92,6 +95,18 @@ def _read_content(block: Any) -> Part:
             return Text(json.dumps(block.model_dump(mode="json", by_alias=True, exclude_none=True), ensure_ascii=False))
 
 
+def _decode(blob: str) -> str:
+    """Return the text in a blob; what is no base64 stays as it is."""
+    try:
+        return base64.b64decode(blob, validate=True).decode("utf-8", "replace")
+    except ValueError:
+        return blob
+
+
 def error_text(content: Sequence[Any]) -> str:
-    """Return the words of a server about a call that failed."""
-    return "\n".join(block.text for block in content if block.type == "text") or "the server gave no reason"
+    """Return the words of a server about a call that failed, with a note in the place of what is no text."""
+    return "\n".join(map(_note_part, map(_read_content, content))) or "the server gave no reason"
+
+
+def _note_part(part: Part) -> str:
+    return part.text if isinstance(part, Text) else f"[{getattr(part, 'media_type', None) or 'file'}]"

@@ -262,10 +262,10 @@ def _invoke_of(made: FunctionTool) -> Callable[..., Any]:
 # ---------------------------------------------------------------------------------------------- failing
 
 
-def test_the_model_is_told_type_and_first_line_of_an_error() -> None:
+def test_the_model_is_told_type_and_message_of_an_error() -> None:
     """The words have every leaf of a group; arguments that aren't JSON have words of their own."""
     words = default_tool_error_function(context(), ValueError("no luck\nat all"))
-    assert words == "Tool greet failed with: ValueError(no luck)"
+    assert words == "Tool greet failed with: ValueError(no luck\nat all)"
     group = ExceptionGroup("two", [ValueError("a"), KeyError("b")])
     said = default_tool_error_function(context(), group)
     assert "ValueError(a)" in said

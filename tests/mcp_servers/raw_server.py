@@ -33,6 +33,7 @@ TOOLS += [
     {"name": "same", "inputSchema": ANY, "annotations": {"idempotentHint": True}},
     {"name": "purge", "inputSchema": ANY, "annotations": {"destructiveHint": True}},
     {"name": "change", "inputSchema": ANY},
+    {"name": "fail", "inputSchema": ANY},
 ]
 CHANGING: list[dict[str, Any]] = [
     {"name": "changing", "description": "Takes a.", "inputSchema": {**ANY, "required": ["a"]}},
@@ -105,6 +106,10 @@ def call(request: dict[str, Any], send: Send, raw: Callable[[bytes], None]) -> N
             return
         case "child":
             result = text(str(subprocess.Popen(["sleep", "600"], start_new_session=False).pid))
+        case "fail":
+            picture = {"type": "image", "data": "aW1n", "mimeType": "image/png"}
+            result = {"content": [*text(given["says"])["content"], picture, *text("Hint: unlock it.")["content"]]}
+            result["isError"] = True
         case "change":
             CHANGING.append(CHANGING.pop(0))
             send({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"})

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,8 +12,9 @@ from hypothesis import strategies as st
 from kit.agents import script_agent
 
 from agentloop import RunContext, Runner, ToolSource, UserError, UserTypeError
+from agentloop.items import File, Text
 from agentloop.mcp import MCPServer
-from agentloop.mcp._contents import usable_names
+from agentloop.mcp._contents import read_contents, usable_names
 from agentloop.testing import say
 
 
@@ -72,6 +74,24 @@ def test_names_for_models_are_usable_and_differ(names: list[str]) -> None:
             assert made == name
     for made in set(filter(None, found)):
         assert len({name for name, other in zip(names, found, strict=True) if other == made}) == 1
+
+
+@pytest.mark.parametrize(
+    ("media_type", "blob", "part"),
+    [
+        ("text/plain", "bm9uY2U=", Text("nonce")),
+        ("text/csv; charset=utf-8", "w6k=", Text("é")),
+        ("text/plain", "not base64!", Text("not base64!")),
+        ("application/x-bin", "bm9uY2U=", File(data="bm9uY2U=", media_type="application/x-bin", filename="a.txt")),
+        (None, "bm9uY2U=", File(data="bm9uY2U=", media_type=None, filename="a.txt")),
+    ],
+)
+def test_text_in_a_blob_is_text(media_type: str | None, blob: str, part: Text | File) -> None:
+    """Some models take no files, and would be shown nothing of it."""
+    resource = SimpleNamespace(uri="file:///a.txt", blob=blob, mime_type=media_type)
+    content = [SimpleNamespace(type="resource", resource=resource)]
+    found = read_contents(SimpleNamespace(content=content, structured_content=None))
+    assert found == (part.text if isinstance(part, Text) else (part,))
 
 
 def test_server_is_a_source() -> None:

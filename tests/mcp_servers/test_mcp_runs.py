@@ -88,6 +88,25 @@ async def test_tools_of_a_server_are_called(servers: Servers, mode: str) -> None
     assert servers.lines().count("add 1 2") == 1
 
 
+@pytest.mark.scenario("SM-18")
+@pytest.mark.parametrize("size", [0, 10_000, 100_000])
+async def test_model_reads_all_that_a_server_says_of_a_failure(
+    servers: Servers, size: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Every line and part, bounded like an output, without credentials; the log has the first line."""
+    said = "### Error\n\nThe file is locked, token=hunter2\n" + "line\n" * (size // 5)
+    agent = script_agent("a", call("fail", {"says": said}), say("done"), toolsets=[servers.make()])
+    result = await Runner.run(agent, "go")
+    (output,) = outputs(result)
+    assert read_statuses(result) == ["failed"]
+    assert output.startswith("Tool fail failed with: MCPToolError(### Error\n\nThe file is locked, token=[redacted]\n")
+    if size < 32_000:
+        assert output.endswith("[image/png]\nHint: unlock it.)")
+    assert len(output) <= 32_000
+    (line,) = [record.getMessage() for record in caplog.records if "failed in call" in record.getMessage()]
+    assert line.endswith("MCPToolError(### Error)")
+
+
 @pytest.mark.scenario("TS-03")
 @pytest.mark.parametrize("by", ["timeout", "cancel_call", "run"])
 async def test_end_of_a_call_reaches_the_server(servers: Servers, by: str) -> None:

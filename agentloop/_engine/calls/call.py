@@ -173,10 +173,11 @@ def _restore_result(live: LiveCall, body: BodyEnded) -> end.Ending:
     live.body = BodyState(None, finished=True)
     if body.failed:
         # A fatal error is no output of the body: the tool's failure policy must not answer it.
-        kind, message = summary_parts(body.error or "the body failed")
+        summary = body.error or "the body failed"
+        kind, message = summary_parts(body.details or summary)
         if kind == OutcomeUnknown.__name__ and not body.fatal:
             return end.Raised(OutcomeUnknown(message))
-        error = EarlierFailure(body.error or "the body failed", fatal=body.fatal)
+        error = EarlierFailure(summary, fatal=body.fatal, details=body.details)
         return end.Raised(error, "around" if body.fatal else "body")
     tool, converter = live.tool.body, live.run.settings.config.converter
     if converter is not None and isinstance(tool, PythonBody):

@@ -8,7 +8,15 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from agentloop._common.error_text import REDACTED, error_summary, is_fatal, message_of, summary_parts, tool_failure
+from agentloop._common.error_text import (
+    REDACTED,
+    error_details,
+    error_summary,
+    is_fatal,
+    message_of,
+    summary_parts,
+    tool_failure,
+)
 from agentloop._common.errors import UnwritableValue
 from agentloop._common.values import Value
 from agentloop._core.cancellation import CUTS
@@ -46,7 +54,7 @@ def raisable(live: LiveCall, error: BaseException) -> BaseException:
     The stored summary of an error of an earlier run segment is raised as that error would have been.
     """
     if isinstance(error, EarlierFailure) and not error.fatal and class_of_summary(str(error)) is None:
-        kind, message = summary_parts(str(error))
+        kind, message = summary_parts(error.details)
     elif not isinstance(error, Exception) or isinstance(error, AgentLoopError):
         return error
     else:
@@ -61,8 +69,10 @@ def record_body_end(live: LiveCall, result: end.Returned | end.Raised) -> None:
     """Append `BodyEnded`, so that a resumed run continues after the body. Called before anything that may wait."""
     where, attempt = live.run.here(), live.earlier.attempt
     if isinstance(result, end.Raised):
-        error, fatal = error_summary(result.error), is_fatal(result.error)
+        error, details, fatal = error_summary(result.error), error_details(result.error), is_fatal(result.error)
         record = BodyEnded(*where, live.call_id, failed=True, error=error, attempt=attempt, fatal=fatal)
+        if details != error:
+            record = record.replace(details=details)
     else:
         # A value that no output guardrail has judged yet must not be stored.
         kept = not live.tool.tool_output_guardrails
@@ -118,7 +128,7 @@ async def _convert_doubt(live: LiveCall, error: BaseException) -> Converted:
     from agentloop._engine.calls.failure_log import log_failure
 
     log_failure(live, error)
-    _, reason = summary_parts(error_summary(error))
+    _, reason = summary_parts(error_details(error))
     text = f"Tool '{live.tool.name}' was interrupted; whether it took effect is unknown: {reason}"
     return await _run_output_guardrails(live, CallOutcome(status="unknown", output=text, error=error))
 

@@ -17,12 +17,14 @@ from anyio.lowlevel import checkpoint_if_cancelled
 from agentloop import effects as e
 from agentloop import guardrails as g
 from agentloop import records as r
+from agentloop._common.error_text import summary_parts
 from agentloop._core.failure_choice import class_of_summary
 from agentloop._core.tool_search import FoundText
 from agentloop._engine.calls.output_text import render
 from agentloop._engine.runtime.body_result import Paused
 from agentloop._engine.runtime.event_buffer import EventBuffer
 from agentloop._schema.json_text import parse_object
+from agentloop.exceptions import OutcomeUnknown
 from agentloop.limits import Limit
 from agentloop.settings import JsonLimits
 from agentloop.testing.replaying._callbacks import answered, is_told_elsewhere, told_elsewhere
@@ -238,13 +240,13 @@ class ReplayEffects(ReplayLog):
                 if self.over:
                     raise
                 if ended.failed:  # in its cleanup
-                    raise rebuilt(ended.error or "") from None  # noqa: ASYNC104
+                    raise rebuilt(_said_in(ended)) from None  # noqa: ASYNC104
                 if late:
                     self._pass_time_limit((ended.path, ended.call_id))
                 return self.value_of(ended, settled)  # noqa: ASYNC104
         await self.known(index, what)
         if ended.failed:
-            raise rebuilt(ended.error or "", fatal=ended.fatal)
+            raise rebuilt(_said_in(ended), fatal=ended.fatal)
         return self.value_of(ended, settled)
 
     def _is_late(self, index: int, settled: r.CallSettled) -> bool:
@@ -509,3 +511,9 @@ def _is_unstarted(record: r.Record) -> bool:
 def _is_input_guardrail(record: r.Record) -> bool:
     """Tell whether *record* is of an input guardrail, which runs beside the other steps of its run."""
     return isinstance(record, r.GuardrailSettled) and record.stage == "input"
+
+
+def _said_in(ended: r.BodyEnded) -> str:
+    """Return what the error of a body said: all of it where no error function words it for the model, a doubt."""
+    error = ended.error or ""
+    return ended.details or error if summary_parts(error)[0] == OutcomeUnknown.__name__ else error

@@ -347,6 +347,8 @@ def _take_recorded_fields(wanted: Any, got: Any, lenient: Leniency) -> dict[str,
             changes |= _take_error(wanted, got)
         case r.BodyEnded() | r.RunEnded() | r.ModelFailed():
             changes |= _take_error(wanted, got)
+            if isinstance(wanted, r.BodyEnded):  # a replay raises what the summary says
+                changes["details"] = wanted.details
             if isinstance(wanted, r.ModelFailed):
                 changes["should_retry"] = wanted.should_retry
         case r.CallStarted() if _waits_fit(wanted, got):

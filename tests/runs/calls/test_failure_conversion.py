@@ -35,14 +35,14 @@ async def test_failure_text_names_type_and_message(run_mode: Run) -> None:
 
 
 @pytest.mark.scenario("FC-01", "LX-08")
-async def test_failure_text_has_neither_the_second_line_nor_secrets(run_mode: Run) -> None:
-    """The text for the model leaves out later lines and everything that looks like a key."""
+async def test_failure_text_has_every_line_and_no_secret(run_mode: Run) -> None:
+    """The text for the model leaves out everything that looks like a key."""
     agent = make_agent([failing(lambda: ValueError("refused api_key=abc\nsecond line"))], call_each("fails"))
     await run_mode(agent, "go")
     [text] = read_shown_outputs(agent).values()
     assert text.startswith("Tool fails failed with: ValueError(refused api_key=")
     assert "abc" not in text
-    assert "second line" not in text
+    assert "\nsecond line)" in text
 
 
 @pytest.mark.scenario("FC-01", "LX-09")

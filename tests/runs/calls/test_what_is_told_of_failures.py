@@ -5,13 +5,26 @@ import inspect
 import logging
 from typing import Any
 
+import pydantic
 import pytest
 
-from agentloop import Agent, RunConfig, RunState, ToolCallError, UserError, tool, tool_output_guardrail
+from agentloop import (
+    Agent,
+    OutcomeUnknown,
+    RunConfig,
+    Runner,
+    RunState,
+    ToolCallError,
+    UserError,
+    tool,
+    tool_output_guardrail,
+)
+from agentloop import records as r
 from agentloop.guardrails import ReplaceOutput
 from agentloop.items import Refusal, Text, ToolOutput, UrlCitation
 from agentloop.journal import MemoryJournal
 from agentloop.testing import ScriptedModel, call, say
+from agentloop.testing.replaying import replay
 
 
 class Wordless:
@@ -336,6 +349,82 @@ async def test_line_of_the_log_is_one_line_that_steers_nothing(run_mode: Any, ca
         await run_mode(Agent("a", model=ScriptedModel(steps), tools=[odd]), "go")
     (warning,) = told(caplog, logging.WARNING)
     assert warning == r"tool odd failed in call c\n1: ValueError(gone\rtool fine failed\x1b[2J\ud800)"
+
+
+def fail_validation() -> None:
+    """Fail as a model of pydantic does: with a line for each field."""
+    pydantic.create_model("Order", count=(int, ...), size=(float, ...)).model_validate(
+        {"count": "many", "size": "large"}
+    )
+
+
+LONG = "words " * 40_000
+SHAPES: dict[str, tuple[Any, list[str]]] = {
+    "lines": (lambda: ValueError("### Error\n\nthe file is locked\n  by 4711"), ["the file is locked\n  by 4711"]),
+    "blank lines first": (lambda: ValueError("\n\n first\nsecond\n"), ["(first\nsecond)"]),
+    "other ends of lines": (lambda: ValueError("a\r\nb\rc\x0bd\u2028e\x85f"), ["a", "d\u2028e", "f"]),
+    "many lines": (lambda: ValueError("\n".join(map(str, range(500)))), ["\n499)"]),
+    "long": (lambda: ValueError(f"first\n{LONG}"), ["first\nwords"]),
+    "a credential": (lambda: ValueError("first\napi_key=hunter2 is refused"), ["api_key=[redacted] is refused"]),
+    "a group": (
+        lambda: ExceptionGroup("two\nof them", [ValueError("a\nb"), ExceptionGroup("c", [KeyError("d\ne")])]),
+        ["two\nof them", "ValueError(a\nb)", "KeyError('d\\ne')"],
+    ),
+    "a doubt": (lambda: OutcomeUnknown("the line broke\nafter 3 of 4"), ["the line broke\nafter 3 of 4"]),
+    "pydantic": (
+        fail_validation,
+        ["2 validation errors for Order", "count\n  Input should be", "size\n  Input should"],
+    ),
+    "empty": (ValueError, ["ValueError()"]),
+}
+"""Errors with more than one line, and what the model reads of each."""
+
+
+@pytest.mark.scenario("SM-18")
+@pytest.mark.parametrize("name", SHAPES)
+async def test_model_gets_the_whole_of_an_error_and_the_log_one_line(
+    run_mode: Any, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    """All lines, redacted and bounded, also in a run that is resumed before the call has settled."""
+    make, wanted = SHAPES[name]
+
+    async def odd() -> str:
+        """Fail."""
+        raise make()
+
+    with caplog.at_level(logging.WARNING):
+        outcome = await check(run_mode, agent_with(odd))
+    result = await run_mode(agent_with(odd), "go")
+    for part in wanted:
+        assert part in outcome.output
+    assert len(outcome.output) <= 4_100
+    assert "hunter2" not in outcome.output
+    for line in told(caplog, logging.WARNING):
+        assert len(line.splitlines()) == 1
+        assert len(line) < 1_200
+    records = result.to_state().records
+    settled = [record for record in records if isinstance(record, r.CallSettled)]
+    assert all("\n" not in (record.error or "") for record in settled)
+    (ended,) = [n for n, record in enumerate(records) if isinstance(record, r.BodyEnded) and record.failed]
+    cut = RunState(agent_with(odd), records[: ended + 1])
+    again = agent_with(odd)
+    again.model = ScriptedModel([say("done")])
+    resumed = await run_mode(again, RunState.from_string(again, cut.to_string()))
+    outputs = [item.output for item in resumed.new_items if isinstance(item, ToolOutput) and item.call_id == "c1"]
+    assert outputs == [outcome.output]
+
+
+@pytest.mark.scenario("SM-18")
+@pytest.mark.parametrize("name", SHAPES)
+def test_replay_takes_a_log_with_an_error_of_many_lines(name: str) -> None:
+    """It makes the records again, with what the model was told."""
+
+    async def odd() -> str:
+        """Fail."""
+        raise SHAPES[name][0]()
+
+    result = Runner.run_sync(agent_with(odd), "go")
+    replay(result, agent_with(odd))
 
 
 @pytest.mark.scenario("RP-22")
