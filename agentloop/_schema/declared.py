@@ -48,8 +48,8 @@ class _Walk:
             self._seen.add(name)
             schema = self._defs[name]
         if form := _FORMATS.get(type(info)):
-            if getattr(info, "tz", None) is not False:  # both formats are of times with an offset
-                schema.setdefault("format", form)
+            # Both formats are of times with an offset. msgspec has its own for a time without one.
+            schema.setdefault("format", form if getattr(info, "tz", None) is not False else f"{form}-local")
         elif "enum" in schema:
             self._order(info, schema)
         else:

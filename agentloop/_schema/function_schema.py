@@ -44,6 +44,7 @@ from agentloop._schema.pydantic_types import (
     enc_hook,
     pydantic_adapter,
     pydantic_errors,
+    read_json_value,
     schema_hook,
 )
 from agentloop._schema.signatures import Signature, goes_by_position, read_signature
@@ -99,7 +100,7 @@ class _Parameter(Value, frozen=True, kw_only=True):
     def structure(self, value: Any) -> Any:
         """Return the value of this parameter for a JSON value. Any exception means that the value doesn't fit."""
         if self.adapter is not None:
-            return self.adapter.validate_python(value)
+            return read_json_value(self.adapter, value)
         if self.conversion is not None:
             return self.conversion.structure(value, self.hint)
         return msgspec.convert(value, self.hint, str_keys=True, dec_hook=dec_hook)

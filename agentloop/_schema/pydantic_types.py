@@ -7,6 +7,7 @@ unless the model is strict).
 
 from __future__ import annotations
 
+import json
 import sys
 import typing
 import warnings
@@ -35,6 +36,27 @@ def pydantic_adapter(hint: Any) -> Any:
     if "annotated_types" in modules:
         raise TypeError("constraints of annotated_types need pydantic's types; use msgspec.Meta")
     return None
+
+
+def read_json_value(adapter: Any, value: Any) -> Any:
+    """Return *value*, a JSON value, as a value of *adapter*'s type.
+
+    A strict model takes a date, an enum's member or a tuple, which JSON doesn't have, only where pydantic knows that it
+    reads JSON. A type with checks of Python objects is read only where it doesn't. So we try the one after the other.
+
+    Raises:
+        Exception: if neither takes *value*; of two faults of pydantic's the one with fewer complaints.
+    """
+    try:
+        return adapter.validate_python(value)
+    except ValueError as fault:
+        faults = pydantic_errors(fault)
+        if faults is None:
+            raise
+        try:
+            return adapter.validate_json(json.dumps(value))
+        except ValueError as again:
+            raise (fault if len(faults) <= len(pydantic_errors(again) or ()) else again) from None
 
 
 def adapter_schema(adapter: Any) -> Schema:
@@ -68,7 +90,7 @@ def dec_hook(cls: Any, value: Any) -> Any:
             raise ValueError(f"Expected `str`, got `{type(value).__name__}`")
         return cls(value)
     try:
-        return pydantic_adapter(cls).validate_python(value)
+        return read_json_value(pydantic_adapter(cls), value)
     except ValueError as error:
         faults = pydantic_errors(error)
         raise ValueError("; ".join(f"{path} {text}".strip() for path, text in faults or [("", str(error))])) from error
