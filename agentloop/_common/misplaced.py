@@ -105,6 +105,7 @@ def _explain_misplaced(function: FunctionT, name: str, written: str | None, unpa
 
     @functools.wraps(function)
     def tell(*args: Any, **options: Any) -> Any:
+        __tracebackhide__ = True
         if known is not None and not known.issuperset(options):
             _check(signature(), name, args, options)  # the function itself would take it
         try:

@@ -12,10 +12,14 @@ from weakref import WeakSet
 
 import pytest
 
+from agentloop.testing import _budget
+
 if TYPE_CHECKING:
     from agentloop.testing.fixtures import ScriptedModels, VirtualClock
 
 OPTION = "--agentloop-schedules"
+UNSEEN = "agentloop_not_explored"
+"""The property of a test's report that says what its searches couldn't see; reports of other processes have it too."""
 
 
 def _count(text: str) -> int:
@@ -41,11 +45,15 @@ def pytest_configure(config: pytest.Config) -> None:
     """Set the budget, if it was given."""
     schedules = config.getoption(OPTION)
     if schedules is not None:
-        from agentloop.testing import _budget
+        _set(config, "schedules", schedules)
+    _set(config, "unseen", [])
 
-        before = _budget.schedules
-        _budget.schedules = schedules
-        config.add_cleanup(lambda: setattr(_budget, "schedules", before))
+
+def _set(config: pytest.Config, name: str, value: Any) -> None:
+    """Set a variable of `_budget` for this session: a session within a test has its own."""
+    before = getattr(_budget, name)
+    setattr(_budget, name, value)
+    config.add_cleanup(lambda: setattr(_budget, name, before))
 
 
 @pytest.fixture
@@ -92,8 +100,35 @@ _failed: WeakSet[pytest.Item] = WeakSet()
 
 @pytest.hookimpl(hookwrapper=True)  # the newer form would end every session under a pytest before 7.4
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
-    """Note if the test itself failed, so that a fixture adds no second failure."""
+    """Hide the library's frames from a failure, and note what happened.
+
+    If the test itself failed, a fixture adds no second failure. What its searches couldn't see goes into the summary.
+    """
+    if call.excinfo is not None and not item.config.getoption("fulltrace", False):
+        from agentloop.testing._frames import hide_library
+
+        error = call.excinfo.value
+        if hide_library(error) and error.__traceback__ is not None:
+            call.excinfo = pytest.ExceptionInfo.from_exc_info((type(error), error, error.__traceback__))
+    if _budget.unseen:
+        item.user_properties.extend((UNSEEN, sentence) for sentence in _budget.unseen)
+        _budget.unseen.clear()
     outcome = yield
     report = outcome.get_result()
     if report.when == "call" and report.failed:
         _failed.add(item)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say once for each test what its searches couldn't see: it may be green for that reason only."""
+    lines = {
+        f"{report.nodeid}: {sentence}": None
+        for reports in terminalreporter.stats.values()
+        for report in reports
+        for name, sentence in getattr(report, "user_properties", ())
+        if name == UNSEEN
+    }
+    if lines:
+        terminalreporter.section("agentloop: not explored")
+        for line in lines:
+            terminalreporter.line(line)

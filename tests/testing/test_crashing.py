@@ -301,7 +301,7 @@ def test_tool_that_is_wrongly_called_idempotent_is_found() -> None:
     assert line.startswith("crash_sweep(")
     names = {"crash_sweep": t.crash_sweep, "CrashAt": t.CrashAt, "call": call, "say": say, "agent": agent, "Bank": Bank}
     with pytest.raises(t.ExplorationFailure, match="paid twice") as again:
-        eval(line, {**names, "check": nobody_is_paid_twice})
+        eval(line, {**names, "nobody_is_paid_twice": nobody_is_paid_twice})
     assert again.value.run.records == found.value.run.records
 
 

@@ -79,7 +79,13 @@ def test_failure_prints_script_tape_timeline_and_a_line_that_repeats_it() -> Non
     assert re.search(r"0\.000  call_1 refund starts .*\n *0\.000  call_2 refund starts", text)
     assert "call_2 refund succeeded: refunded" in text
     line = text.splitlines()[-1].strip()
-    again: dict[str, Any] = {"agent": agent, "check": never_pays_twice, "Till": Till, "call": call, "say": say}
+    again: dict[str, Any] = {
+        "agent": agent,
+        "never_pays_twice": never_pays_twice,
+        "Till": Till,
+        "call": call,
+        "say": say,
+    }
     with pytest.raises(t.ExplorationFailure, match="paid 150 of 100"):
         eval(line, {**again, "explore": t.explore})
 
@@ -211,6 +217,24 @@ def test_finding_is_never_made_small_to_a_script_without_calls() -> None:
     assert [len(step) for step in found.value.run.world.script if isinstance(step, list)] == [1]
 
 
+def test_finding_of_a_schedule_keeps_the_calls_that_race() -> None:
+    """A check that counts what the calls did also fails without one of them: that is no smaller case of the race."""
+
+    @tool
+    async def count(ctx: ToolContext[list[int]]) -> None:
+        before = len(ctx.context)
+        await anyio.sleep(1)
+        ctx.context[:] = [0] * (before + 1)
+
+    def counted_all(r: t.WorldRun) -> None:
+        assert len(r.context) == 3, "lost"
+
+    calls = [[call("count")], [call("count"), call("count")], DONE]
+    with pytest.raises(t.ExplorationFailure) as found:
+        t.explore(Agent("counter", tools=[count]), calls, counted_all, context=list)
+    assert [len(step) for step in found.value.run.world.script if isinstance(step, list)] == [1, 2]
+
+
 # ---------------------------------------------------------------------------------------------- verdicts
 
 
@@ -244,7 +268,13 @@ def test_calls_that_verdicts_approve_race_and_the_printed_line_repeats_it() -> N
     assert [body.call_id for body in run.bodies] == ["p60", "p70"]
     assert len(run.world.verdicts) == 2
     line = str(found.value).splitlines()[-1].strip()
-    names = {"agent": payer, "check": never_pays_twice, "Till": Till, "explore": t.explore, "Verdict": t.Verdict}
+    names = {
+        "payer": payer,
+        "never_pays_twice": never_pays_twice,
+        "Till": Till,
+        "explore": t.explore,
+        "Verdict": t.Verdict,
+    }
     with pytest.raises(t.ExplorationFailure) as again:
         eval(line, {**names, "call": call, "say": say})
     assert again.value.run.records == run.records
@@ -404,7 +434,7 @@ def test_cancelled_while_everything_waits_a_leak_is_found_and_its_line_repeats_i
         t.kill_sweep(agent, USES, all_back, context=Desk, combinations=[("asyncio", "native")], **options)
     line = str(found.value).splitlines()[-1].strip()
     assert "order='gate', waiting=True" in line
-    names = {"agent": agent, "check": all_back, "Desk": Desk, "kill_sweep": t.kill_sweep, "call": call, "say": say}
+    names = {"agent": agent, "all_back": all_back, "Desk": Desk, "kill_sweep": t.kill_sweep, "call": call, "say": say}
     with pytest.raises(t.ExplorationFailure) as again:
         eval(line, names)
     assert again.value.run.records == found.value.run.records

@@ -12,7 +12,7 @@ import pytest
 
 from agentloop import Agent, ToolContext, tool
 from agentloop import testing as t
-from agentloop.testing import call, say
+from agentloop.testing import _budget, call, say
 from agentloop.testing.simulation import _lines, exploring
 
 DONE = say("done")
@@ -75,7 +75,7 @@ def test_lost_update_of_two_sync_bodies_is_found_and_shrunk(backend: Any, order:
     reads = [told.index(f"body call_{one}: test_lines.py:{line}: n = ctx.context[0]") for one, line in READS]
     writes = [told.index(f"body call_{one}: test_lines.py:{line + 1}: ctx.context[0] = n + 1") for one, line in READS]
     assert max(reads) < min(writes)
-    names = {"counter": counter, "check": nothing_is_lost, "zero": zero, "call": call, "say": say}
+    names = {"counter": counter, "nothing_is_lost": nothing_is_lost, "zero": zero, "call": call, "say": say}
     with pytest.raises(t.ExplorationFailure, match="an update was lost"):
         eval(told.splitlines()[-1].strip(), {**names, "agent": counter, "explore": t.explore})
 
@@ -357,14 +357,18 @@ def test_body_of_very_many_lines_is_let_run(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.scenario("RP-24")
-def test_without_monitoring_the_search_says_why_it_is_not_complete(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On Python 3.11 the search gives the missing monitoring as its reason."""
+def test_without_monitoring_the_search_says_why_it_is_not_complete(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On Python 3.11 the search gives the missing monitoring as its reason, and logs it where no session reads it."""
+    monkeypatch.setattr(_budget, "unseen", None)
     monkeypatch.setattr(_lines, "_TOOL_IDS", ())
     monkeypatch.setattr(exploring, "CAN_MONITOR", False)
     seen = explored(counter, [call("bump")] * 2)
     assert not seen.complete
     assert "one step each" in seen.reason
     assert "3.12" in seen.reason
+    assert "couldn't look between the lines of bump" in caplog.text
 
 
 def test_a_thread_of_asyncio_s_own_keeps_a_search_from_being_complete() -> None:

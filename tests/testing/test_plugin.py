@@ -146,6 +146,121 @@ def test_twice():
     assert shown[shown.index("see it again:") + 1] == again
 
 
+FAILURES = """
+from agentloop import ToolContext
+
+@tool
+async def count(ctx: ToolContext[dict]) -> None:
+    n = ctx.context["n"]
+    await anyio.sleep(0.1)
+    ctx.context["n"] = n + 1
+
+@tool
+async def breaks() -> None:
+    raise ValueError("broken")
+
+def counted_all(run):
+    assert run.context["n"] == 2, "lost"
+
+def fresh():
+    return {"n": 0}
+
+counter = Agent("the counting agent", tools=[count])
+SCRIPT = [[call("count"), call("count")], say("ok")]
+def test_explore():
+    limits = {"max_turns": 5}
+    t.explore(counter, SCRIPT, counted_all, context=fresh, options=limits)
+
+def test_kill():
+    t.kill_sweep(counter, SCRIPT, counted_all, context=fresh)
+
+def test_crash():
+    t.crash_sweep(counter, SCRIPT, counted_all, context=fresh)
+
+def test_without_names():
+    t.explore(Agent("x", tools=[count]), SCRIPT, lambda run: counted_all(run), context=lambda: {"n": 0})
+
+def test_script_ran_out():
+    Runner.run_sync(Agent("x", model=ScriptedModel([call("count")]), tools=[count]), "go", context=fresh())
+
+@pytest.mark.anyio
+async def test_script_ran_out_in_a_loop():
+    await Runner.run(Agent("x", model=ScriptedModel([call("count")]), tools=[count]), "go", context=fresh())
+
+def test_script_of_another_kind():
+    ScriptedModel(["hello"])
+
+def test_run_that_raises():
+    t.explore(counter, [[call("count")]], context=fresh)
+
+def test_tool_that_raises():
+    agent = Agent("x", model=ScriptedModel([call("breaks")]), tools=[breaks])
+    Runner.run_sync(agent.clone(tools=[tool(breaks.body.fn, failure_error_function=None)]), "go")
+"""
+
+
+@pytest.mark.slow
+def test_failures_show_the_test_s_own_code_only(inside: Inside) -> None:
+    """No frame of the library is between a test's line and the message; `--full-trace` shows them all."""
+    result = inside(FAILURES)
+    assert result.parseoutcomes().keys() == {"failed"}
+    text = "\n".join(result.outlines)
+    assert text.count("agentloop/") == 0, [line for line in result.outlines if "agentloop/" in line]
+    for internal in ("<locals>", "simulation", "_findings", "def tell", "function(*args"):
+        assert internal not in text
+    assert 'raise ValueError("broken")' in text
+    result = inside(FAILURES, "--full-trace", "-k", "ran_out")
+    assert "agentloop/run.py" in "\n".join(result.outlines)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("test", "again"),
+    [
+        ("test_explore", ["explore(counter, ", "counted_all, ", "context=fresh, options=limits"]),
+        ("test_kill", ["kill_sweep(counter, ", "counted_all, ", "context=fresh"]),
+        ("test_crash", ["crash_sweep(counter, ", "counted_all, ", "context=fresh"]),
+        ("test_without_names", ["explore(agent, ", "check, ", "context=context"]),
+        ("test_run_that_raises", ["explore(counter, [[call('count')]], tape=[], context=fresh"]),
+    ],
+)
+def test_line_that_repeats_has_the_names_of_the_test(inside: Inside, test: str, again: list[str]) -> None:
+    """Its variables and functions; a lambda and an agent made in the call have no name."""
+    shown = [line[1:].strip() for line in inside(FAILURES, "-k", f"{test}").outlines if line.startswith("E")]
+    line = shown[shown.index("see it again:") + 1]
+    for part in again:
+        assert part in line
+
+
+@pytest.mark.slow
+def test_sync_race_that_this_python_can_t_see_is_in_the_summary(
+    inside: Inside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The test is green; the summary says that it proves nothing there. It is no warning: warnings may be errors."""
+    from agentloop.testing.simulation import _lines, exploring
+
+    monkeypatch.setattr(_lines, "_TOOL_IDS", ())
+    monkeypatch.setattr(exploring, "CAN_MONITOR", False)
+    result = inside(
+        """
+@tool
+def count(n: int) -> int:
+    return n
+
+def test_green():
+    seen = t.explore(Agent("a", tools=[count]), [call("count", {"n": 1}), say("ok")])
+    assert "count" in seen.reason and "<locals>" not in seen.reason
+""",
+        "-W",
+        "error",
+    )
+    result.assert_outcomes(passed=1)
+    (line,) = [line for line in result.outlines if "couldn't look" in line]
+    assert "test_green: explore couldn't look between the lines of count" in line
+    assert "Python 3.12 or later" in line
+    assert "<locals>" not in line
+
+
 # ---------------------------------------------------------------------------------------------- no_orphans
 
 

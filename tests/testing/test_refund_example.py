@@ -78,7 +78,7 @@ def test_the_printed_line_repeats_it(shop: dict[str, Any]) -> None:
     """The line gives the same log, by names that the page has."""
     failure = failure_of(shop)
     line = str(failure).splitlines()[-1].strip()
-    names = {**shop, "explore": t.explore, "check": shop["given_back_once"], "call": t.call, "say": t.say}
+    names = {**shop, "explore": t.explore, "call": t.call, "say": t.say}
     with pytest.raises(t.ExplorationFailure) as again:
         eval(line, names)
     assert again.value.run.records == failure.run.records

@@ -232,7 +232,7 @@ def test_repeating_line_names_what_must_be_given_again() -> None:
     with pytest.raises(t.ExplorationFailure) as found:
         t.explore_world(world, check, streamed=True, backends=["trio"])
     assert str(found.value).splitlines()[-1].strip() == (
-        "explore(agent, [call('inner', {'input': 'x'}, call_id='b'), say('done')], check, tape=[], "
+        "explore(outer, [call('inner', {'input': 'x'}, call_id='b'), say('done')], check, tape=[], "
         "nested={'b': [call('step', {'n': 1}), say('b')]}, context=list, options=options, streamed=True, "
         "backends=['trio'], order='gate')"
     )

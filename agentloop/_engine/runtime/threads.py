@@ -288,6 +288,7 @@ class Threads:
                     logger.warning("%s, abandoned, %s after its event loop", place.name, how)
             return value, error
 
+        work.__qualname__ = place.name  # what a search calls it that can't look into it
         try:
             value, error = await anyio.to_thread.run_sync(
                 work,

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, TypeAlias
 
 import attrs
 
 from agentloop import records as r
 from agentloop._common.error_text import first_line, is_fatal
+from agentloop.testing._frames import is_of_the_library
 from agentloop.testing.simulation._stepping import Kind
 from agentloop.testing.simulation._timeline import script_as_code, timeline
 from agentloop.testing.simulation.runs import CancelAt, Verdict, WorldRun
@@ -30,6 +32,8 @@ class Finding:
     timeline: str | None = None
     again: str | None = None
     """The line of code that repeats it; by default a call of `explore` or `kill_sweep`."""
+    check: Callable[..., Any] | None = None
+    """The application's check."""
 
     @property
     def is_of_a_check(self) -> bool:
@@ -57,15 +61,16 @@ class FindingJudge:
         if run.waited_at:
             return None
         if run.error is not None and not isinstance(run.error, self.allow):
-            return Finding(run, run.error, ("raised", type(run.error)))
+            return Finding(run, run.error, ("raised", type(run.error)), check=self.check)
         if run.left:
-            return Finding(run, AssertionError(f"left behind: {', '.join(run.left)}"), ("left",))
+            return Finding(run, AssertionError(f"left behind: {', '.join(run.left)}"), ("left",), check=self.check)
         for check in (self.also, self.check):
             if check is not None:
                 try:
                     check(run)
                 except Exception as error:
-                    return Finding(run, error, ("check", type(error), _find_place(error.__traceback__)))
+                    key = ("check", type(error), _find_place(error.__traceback__))
+                    return Finding(run, error, key, check=self.check)
         return None
 
 
@@ -137,6 +142,9 @@ class ExplorationFailure(AssertionError):
         super().__init__(_format_report(finding, found_after, shrunk_in))
 
 
+ExplorationFailure.__module__ = "agentloop.testing"  # a traceback shows where it is imported from
+
+
 def _format_report(finding: Finding, found_after: int, shrunk_in: int) -> str:
     run = finding.run
     world = run.world
@@ -156,32 +164,51 @@ def _format_report(finding: Finding, found_after: int, shrunk_in: int) -> str:
         "timeline:",
         finding.timeline or timeline(run),
         "see it again:",
-        f"    {finding.again or _repeat_line(run)}",
+        f"    {finding.again or _repeat_line(run, finding.check)}",
     ]
     return "\n".join(lines)
 
 
-def again(run: WorldRun) -> list[str]:
-    """Return the arguments that repeat *run*, without those for its cancellation or crash and for its backend."""
+def again(run: WorldRun, check: Callable[..., Any] | None) -> list[str]:
+    """Return the arguments that repeat *run*, without those for its cancellation or crash and for its backend.
+
+    They have the names that the application's test gives its objects, where it gives them any.
+    """
     world = run.world
-    name = getattr(world.agent, "__name__", "agent")
-    arguments = [name if name.isidentifier() else "agent"]
+    arguments = [_name_of(world.agent, "agent")]
     arguments += [script_as_code(world.script)] if world.script is not None else ["None"]
-    arguments += ["check", f"tape={list(run.tape)}"]
+    arguments += ([] if check is None else [_name_of(check, "check")]) + [f"tape={list(run.tape)}"]
     if world.nested:
         arguments.append(
             f"nested={{{', '.join(f'{path!r}: {script_as_code(one)}' for path, one in world.nested.items())}}}"
         )
     if world.context is not None:
-        context = getattr(world.context, "__name__", "context")
-        arguments.append(f"context={context if context.isidentifier() else 'context'}")
+        arguments.append(f"context={_name_of(world.context, 'context')}")
     if world.options:
-        arguments.append("options=options")
+        arguments.append(f"options={_name_of(world.options, 'options')}")
     if world.verdicts:
         arguments.append(f"verdicts=[{', '.join(_verdict_as_code(one) for one in world.verdicts)}]")
     if run.streamed:
         arguments.append("streamed=True")
     return arguments
+
+
+def _name_of(value: object, otherwise: str) -> str:
+    """Return the application's name for *value*: that of a function, or of a variable where the search was called.
+
+    A lambda, or an agent made in the call itself, has none: *otherwise* stands for it.
+    """
+    own = getattr(value, "__name__", "")
+    if own.isidentifier():
+        return str(own)
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and is_of_the_library(frame):
+        frame = frame.f_back
+    for names in () if frame is None else (frame.f_locals, frame.f_globals):
+        for name, known in names.items():
+            if known is value and name.isidentifier() and not name.startswith("_"):
+                return name
+    return otherwise
 
 
 def _verdict_as_code(verdict: Verdict) -> str:
@@ -194,9 +221,9 @@ def _verdict_as_code(verdict: Verdict) -> str:
     return f"Verdict({', '.join(given)})"
 
 
-def _repeat_line(run: WorldRun) -> str:
+def _repeat_line(run: WorldRun, check: Callable[..., Any] | None) -> str:
     """Return the line that repeats *run*."""
-    arguments, world = again(run), run.world
+    arguments, world = again(run, check), run.world
     cancel: CancelAt | None = world.cancel
     usual = "steps" if cancel is None else "passes"
     order = [] if world.order == usual else [f"order={world.order!r}"]

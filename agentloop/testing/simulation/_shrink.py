@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 
 from agentloop._common.error_text import first_line
-from agentloop.testing.scripted import Step
+from agentloop.testing.scripted import CallStep, Step
 from agentloop.testing.simulation._findings import Finding, makes_calls
 from agentloop.testing.simulation.runs import World, WorldRun, run_one
 from agentloop.testing.simulation.schedules import Exhaustive
@@ -69,6 +69,18 @@ class _Shrinking:
     best: Finding
     judge: Callable[[WorldRun], Finding | None]
     runs: int = 0
+    of_schedule: bool = False
+    """True if the calls, one after another, pass the check: then it fails because of the schedule only."""
+
+    def __attrs_post_init__(self) -> None:
+        self.of_schedule = self.best.is_of_a_check and self._passes_one_at_a_time(self.best.run.world)
+
+    def _passes_one_at_a_time(self, world: World) -> bool:
+        """Return True if the check passes where the model asks for one call at a time, so that none can race."""
+        self.runs += 1
+        before = self.best.run
+        apart = attrs.evolve(world, script=_one_at_a_time(world.script or ()), tape=())
+        return self.judge(run_one(apart, backend=before.backend, streamed=before.streamed)) is None
 
     def _run_and_keep(self, world: World, tape: Sequence[int]) -> tuple[WorldRun, bool]:
         """Run *world* by *tape*. If it fails in the same way, keep it as the best, and return True beside the run."""
@@ -90,6 +102,8 @@ class _Shrinking:
     def _fails_somewhere(self, world: World, tape: tuple[int, ...]) -> bool:
         if self.runs >= MOST:
             return False
+        if self.of_schedule and not self._passes_one_at_a_time(world):
+            return False  # it fails for what is missing in it: a check that counts the calls
         if self._run_and_keep(world, tape)[1]:
             return True
         search = Exhaustive()
@@ -144,6 +158,15 @@ def _smaller_worlds(world: World) -> Iterator[World]:
         yield attrs.evolve(world, verdicts=tuple(one for one in world.verdicts if one is not verdict))
     for key in world.behaviors:
         yield attrs.evolve(world, behaviors={name: one for name, one in world.behaviors.items() if name != key})
+
+
+def _one_at_a_time(script: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return *script* with a step for each call of a step that makes several."""
+    apart: list[Any] = []
+    for step in script:
+        several = isinstance(step, list | tuple) and sum(isinstance(piece, CallStep) for piece in step) > 1
+        apart += step if several else [step]
+    return tuple(apart)
 
 
 def _smaller_scripts(script: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:

@@ -210,7 +210,13 @@ class Judges:
         finding = FindingJudge(checks, allow, holds)(run)
         if finding is None:
             return None
-        return attrs.evolve(finding, where=_describe_crash(run), timeline=_make_timeline(run), again=_repeat_line(run))
+        return attrs.evolve(
+            finding,
+            where=_describe_crash(run),
+            timeline=_make_timeline(run),
+            again=_repeat_line(run, self.check),
+            check=self.check,
+        )
 
 
 # ---------------------------------------------------------------------------------------------- reports
@@ -237,11 +243,11 @@ def _make_timeline(run: CrashRun) -> str:
     return "\n".join(lines)
 
 
-def _repeat_line(run: CrashRun) -> str:
+def _repeat_line(run: CrashRun, check: Callable[[CrashRun], Any] | None) -> str:
     if len(run.crashes) != 1:
         return f"run_crashing({run.world!r}, …, {list(run.crashes)}, {[process.backend for process in run.processes]})"
     first, then = run.processes[0].backend, run.processes[-1].backend
     like_first = attrs.evolve(run, choices=run.processes[0].choices)
     order = [] if run.world.order == "passes" else [f"order={run.world.order!r}"]
     where = [f"pairs=[({first!r}, {then!r})]", f"at={run.crashes[0]!r}"]
-    return f"crash_sweep({', '.join([*again(like_first), *order, *where])})"
+    return f"crash_sweep({', '.join([*again(like_first, check), *order, *where])})"

@@ -26,6 +26,8 @@ False once the exhaustive state runs out of budget. There is no index; `explored
 
 from __future__ import annotations
 
+import logging
+import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import count, zip_longest
@@ -53,6 +55,8 @@ WHY = (
     "Something is shared between runs, or left to chance: give a function that makes the agent, and one that makes the "
     "context, anew for each run"
 )
+
+logger = logging.getLogger("agentloop")
 
 MOST_DROPPED = 100
 """Limit of dropped schedules, after which functions in threads are one step each."""
@@ -216,7 +220,22 @@ class _Search:
                 f"functions in threads were one step each ({', '.join(self.one_step)}), and what may happen between "
                 f"their lines wasn't explored{self._explain_one_step()}"
             )
+        self._tell_of_blindness()
         return Explored(schedules=self.schedules, complete=not reasons, dropped=self.dropped, reason="; ".join(reasons))
+
+    def _tell_of_blindness(self) -> None:
+        """Say aloud that this Python can't look into threads: a search that finds nothing there looks like a proof."""
+        if not self.one_step or CAN_MONITOR:
+            return
+        version = f"{sys.version_info.major}.{sys.version_info.minor}"
+        sentence = (
+            f"explore couldn't look between the lines of {', '.join(self.one_step)}, because Python {version} can't "
+            "tell it when a line begins. With Python 3.12 or later it finds a race there too"
+        )
+        if _budget.unseen is None:
+            logger.warning("%s", sentence)
+        else:
+            _budget.unseen.append(sentence)
 
     def _explain_one_step(self) -> str:
         if self.world.order == "passes":
