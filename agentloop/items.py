@@ -109,20 +109,30 @@ class _Media(_ContentPart, frozen=True, kw_only=True):
     _sources: ClassVar[tuple[str, ...]] = ("url", "data", "file_id")
 
     def __post_init__(self) -> None:
+        found = False
         for name in self._sources:
-            if getattr(self, name) is not None:
-                return
-        raise UserTypeError(f"{type(self).__name__}: one of url, data and file_id is needed")
+            given = getattr(self, name)
+            if given is None:
+                continue
+            found = True
+            if name == "data" and isinstance(given, bytes | bytearray | memoryview):
+                from base64 import b64encode  # most programs never need it
+
+                force_setattr(self, name, b64encode(given).decode())
+            elif not isinstance(given, str):
+                raise UserTypeError(f"{type(self).__name__}: {name}: text is needed, not {type(given).__name__}")
+        if not found:
+            raise UserTypeError(f"{type(self).__name__}: one of url, data and file_id is needed")
 
 
 class Image(_Media, frozen=True, tag="image"):
-    """An image by URL, by base64 `data`, or by the id of a file that the provider holds.
+    """An image by URL, by `data`, or by the id of a file that the provider holds.
 
-    `media_type` is that of `data` (`"image/png"`); a `data:` URL names its own. `detail` is the provider's hint for
-    the resolution.
+    `data` is base64, or bytes, which become base64. `media_type` is that of `data` (`"image/png"`); a `data:` URL names
+    its own. `detail` is the provider's hint for the resolution.
 
     Raises:
-        UserTypeError: if none of the three is given.
+        UserTypeError: if none of the three is given, or one is no text.
     """
 
     url: str | None = None
@@ -131,12 +141,12 @@ class Image(_Media, frozen=True, tag="image"):
 
 
 class Audio(_Media, frozen=True, tag="audio"):
-    """A recording by base64 `data`, by URL, or by the id of a file that the provider holds.
+    """A recording by `data`, by URL, or by the id of a file that the provider holds.
 
-    `media_type` is that of `data`: `"audio/wav"`, `"audio/mpeg"`.
+    `data` is base64, or bytes, which become base64. `media_type` is that of `data`: `"audio/wav"`, `"audio/mpeg"`.
 
     Raises:
-        UserTypeError: if none of the three is given.
+        UserTypeError: if none of the three is given, or one is no text.
     """
 
     data: str | None = None
@@ -144,12 +154,13 @@ class Audio(_Media, frozen=True, tag="audio"):
 
 
 class File(_Media, frozen=True, tag="file"):
-    """A file by base64 `data`, by `url`, or by the id of a file that the provider holds.
+    """A file by `data`, by `url`, or by the id of a file that the provider holds.
 
-    `media_type` is that of `data`; if it isn't given, the name of the file tells it.
+    `data` is base64, or bytes, which become base64. `media_type` is that of `data`; if it isn't given, the name of the
+    file tells it.
 
     Raises:
-        UserTypeError: if none of the three is given.
+        UserTypeError: if none of the three is given, or one is no text.
     """
 
     data: str | None = None

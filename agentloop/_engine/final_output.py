@@ -5,6 +5,7 @@ Does not decide that a candidate is due: the machine does.
 
 from __future__ import annotations
 
+import logging
 from typing import Any, Literal
 
 from agentloop._common.error_text import redact, shorten
@@ -21,6 +22,7 @@ from agentloop.items import AssistantMessage, Item, ToolOutput, UserMessage
 from agentloop.records import HandedOff, HistoryReplaced
 from agentloop.tools import ToolResult, ToolsToFinalOutput
 
+logger = logging.getLogger("agentloop")
 WITHHELD = "Output withheld by an output guardrail."
 ASKED_AGAIN = "Your answer isn't accepted. Correct every fault, and give the whole answer again."
 
@@ -39,6 +41,8 @@ async def accept(run: LiveRun, view: TurnView | None, candidate: CheckOutput) ->
     """
     output = candidate.output
     typed = view.output if view is not None else None
+    if not output and candidate.made_by is None:
+        logger.warning("the model's answer in turn %d says nothing: the final output is empty", run.state.turn)
     if typed is not None and candidate.made_by is None:
         try:
             output = typed.parse(output, run.settings.config.json_limits)

@@ -19,6 +19,7 @@ from agentloop import records as r
 from agentloop._common.checks import NAMES, check
 from agentloop._common.errors import JournalError, StateError, UserError, UserTypeError
 from agentloop._common.turns import collect_in_turns
+from agentloop._common.version import library_version
 from agentloop._schema.conversion import each_fault, structure
 from agentloop._storage.plain_records import line_writer, read_plain_line, read_plain_state
 from agentloop._storage.record_codec import (
@@ -50,19 +51,6 @@ _FIELDS = {"schema", "library", "graph", "context", "records", "seal"}
 
 
 @functools.cache  # the metadata is read from the disk
-def library_version() -> str:
-    """Return the library's version."""
-    from importlib import metadata
-
-    try:
-        return metadata.version("agentloop")
-    except metadata.PackageNotFoundError:  # run from a source folder
-        return "unknown"
-
-
-# -- states
-
-
 @attrs.frozen
 class Stored:
     """A stored run, read and checked: its records, the application's context, the agents' graph when it was stored."""

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from agentloop.models.openai_chat import GeminiModel, OpenAIChatModel
     from agentloop.models.openai_responses import OpenAIResponsesModel
     from agentloop.models.realtime import RealtimeModel
+    from agentloop.models.wrapper import WrapperModel
 
 __all__ = [
     "AnthropicModel",
@@ -68,6 +69,7 @@ __all__ = [
     "TextDelta",
     "ToolDefinition",
     "Vendor",
+    "WrapperModel",
 ]
 
 _LAZY = {
@@ -83,6 +85,7 @@ _LAZY = {
     "OpenAIResponsesModel": "openai_responses",
     "RealtimeModel": "realtime",
     "Vendor": "_codec",
+    "WrapperModel": "wrapper",
 }
 
 __getattr__: Callable[[str], Any] = import_at_first_use(globals(), _LAZY)

@@ -6,7 +6,7 @@ Does not know about HTTP: `encode` returns the body to post, `ChatDecoder` takes
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import attrs
@@ -55,6 +55,7 @@ from agentloop.models._codec import (
     is_json,
     optional_text,
     optional_whole,
+    read_finish_reason,
     read_objects,
     read_text,
     read_usage,
@@ -63,11 +64,13 @@ from agentloop.models._codec import (
 )
 from agentloop.models._common import (
     CallIds,
+    argument_text,
     chat_content,
     find_allowed_tools,
     find_forced_name,
     make_call_id,
     no_form,
+    no_message,
     output_text,
     plain_text,
     refuse_tools,
@@ -78,10 +81,15 @@ from agentloop.models._pieces import CALL_TYPES, OUTPUT_TYPES, PieceCache
 from agentloop.settings import ModelSettings
 
 _USAGE = UsageNames("prompt_tokens", "prompt_tokens_details", "completion_tokens", "completion_tokens_details")
+STREAM_OPTIONS = "stream_options"
+"""The field that asks for the use of tokens at the end of a stream."""
 EXTRA = "chat_extra_content"
 """Key in a call's `provider_data` of the field `extra_content` that it came with."""
 LOGPROBS = "chat_logprobs"
 """Key in a message's `provider_data` of the probabilities of its tokens, as they came."""
+DETAILS = "chat_reasoning_details"
+"""Key in a reasoning item's `provider_data` of the field `reasoning_details` that it came with: a router's signatures
+of the thoughts, which some providers want back unchanged."""
 WIRE_ID = "chat_call_id"
 """Key in a call's `provider_data` of the server's own id, if the run uses another id for the call."""
 
@@ -98,6 +106,7 @@ def encode(
     extra_content: bool = False,
     replay_reasoning: bool = False,
     custom_tools: bool = False,
+    stream_usage: bool = True,
     pieces: PieceCache | None = None,
 ) -> JsonDict:
     """Return the body that sends *request* to *model_name*.
@@ -105,8 +114,8 @@ def encode(
     `truncation`, `include`, and `reasoning` except its effort have no field here and are left out, as they don't change
     the question. `extra_body` overrides fields of the result. With *extra_content*, a call that came with such a field
     goes back with it: a vendor's signature of the thought behind it. With *replay_reasoning*, reasoning goes back as
-    `reasoning_content`. With *custom_tools*, the server knows tools of free text. *pieces* has what earlier requests
-    wrote with these options.
+    `reasoning_content`. With *custom_tools*, the server knows tools of free text. Without *stream_usage*, no stream is
+    asked for its use of tokens. *pieces* has what earlier requests wrote with these options.
 
     Raises:
         UserError: for a part that Chat Completions can't express; names its place in the request.
@@ -119,11 +128,14 @@ def encode(
         body |= _constrained_fields(request)
     else:
         messages = _Messages(PieceCache() if pieces is None else pieces, extra_content, replay_reasoning)
-        body["messages"] = WrittenArray(messages.add_all(request))
+        written = messages.add_all(request)
+        if not written:
+            raise no_message()
+        body["messages"] = WrittenArray(written)
         body |= _tool_fields(request) | _format_fields(request.output_schema)
     body |= _setting_fields(request.settings, max_tokens_field)
     if stream:
-        body |= {"stream": True, "stream_options": {"include_usage": True}}
+        body |= {"stream": True} | ({STREAM_OPTIONS: {"include_usage": True}} if stream_usage else {})
     return add_extras(body, request.settings)
 
 
@@ -185,9 +197,9 @@ def _tool(tool: ToolDefinition) -> JsonDict:
         "name": tool.name,
         "description": tool.description,
         "parameters": tool.params_json_schema,
-        "strict": tool.strict_mode,
     }
-    return {"type": "function", "function": described}
+    # Left out, it means False, and servers that don't know it refuse tools that have it.
+    return {"type": "function", "function": described | ({"strict": True} if tool.strict_mode else {})}
 
 
 def _custom(tool: ToolDefinition) -> JsonDict:
@@ -246,8 +258,8 @@ class _Messages:
                 self._by_id[item.call_id] = item
                 self._add_call(item, f"items[{index}]")
             elif isinstance(item, Reasoning):
-                if self._replay_reasoning and item.content:
-                    self._thoughts = encode_json({"reasoning_content": "".join(item.content)})[1:-1]
+                if self._replay_reasoning and (fields := _reasoning_fields(item)):
+                    self._thoughts = encode_json(fields)[1:-1]
             else:
                 self._add(item, f"items[{index}]")
         if self._open is not None:
@@ -284,6 +296,11 @@ class _Messages:
         self._open, self._calls = None, []
 
 
+def _reasoning_fields(item: Reasoning) -> JsonDict:
+    details = (item.provider_data or {}).get(DETAILS)
+    return without_none({"reasoning_content": "".join(item.content) or None, "reasoning_details": details or None})
+
+
 _ONLY_CALLS = encode_json({"role": "assistant", "content": None})
 
 
@@ -316,7 +333,7 @@ def _call(item: ToolCall | HandoffCall, extra_content: bool, place: str) -> Json
     if isinstance(item, ToolCall) and item.kind == "custom":
         call |= {"type": "custom", "custom": {"name": item.name, "input": item.arguments}}
     else:
-        call["function"] = {"name": item.name, "arguments": item.arguments or "{}"}
+        call["function"] = {"name": item.name, "arguments": argument_text(item.arguments)}
     if extra_content and (extra := (item.provider_data or {}).get(EXTRA)):
         call["extra_content"] = extra
     return call
@@ -396,6 +413,35 @@ class _PartialCalls:
         return None if begins else last
 
 
+class _ReasoningDetails:
+    """The parts of `reasoning_details` as they come: pieces of one part have its index and type."""
+
+    def __init__(self) -> None:
+        self._parts: dict[tuple[object, object], tuple[JsonDict, dict[str, list[str]]]] = {}
+
+    def add(self, pieces: Iterable[Mapping[str, Any]]) -> None:
+        """Add *pieces*: texts are continued, other fields replace those from before."""
+        for piece in pieces:
+            index, kind = piece.get("index"), piece.get("type")
+            known = isinstance(index, int | str) and isinstance(kind, str)
+            key = (index, kind) if known else (None, count_part(len(self._parts) + 1))
+            fields, texts = self._parts.setdefault(key, ({}, {}))
+            for name, value in piece.items():
+                if name in _GROWING and isinstance(value, str):
+                    texts.setdefault(name, []).append(value)
+                if value is not None or name not in fields:
+                    fields[name] = value
+
+    def join(self) -> list[JsonDict]:
+        """Return the parts."""
+        return [
+            fields | {name: "".join(text) for name, text in texts.items()} for fields, texts in self._parts.values()
+        ]
+
+
+_GROWING = ("text", "summary", "data")
+
+
 class ChatDecoder(EventDecoder):
     """Turns the events of one response into model events. Use: `feed` each event's data, then `finish` once.
 
@@ -417,6 +463,7 @@ class ChatDecoder(EventDecoder):
         self._text: list[str] = []
         self._refusal: list[str] = []
         self._reasoning: list[str] = []
+        self._details = _ReasoningDetails()
         self._calls = _PartialCalls()
         self._usage: Mapping[str, Any] | None = None
         self._finish_reason: str | None = None
@@ -459,9 +506,11 @@ class ChatDecoder(EventDecoder):
         Raises:
             ModelBehaviorError: if the response was cut: no finish reason came, or the token limit or a content filter
                 left nothing usable or half a call.
+            ModelTransportError: if the server broke the response off.
         """
         if self._finish_reason is None:
             raise ModelBehaviorError("The response ended before it was complete.")
+        self._finish_reason = read_finish_reason(self._finish_reason)
         cut = self._finish_reason in ("length", "content_filter")
         items = tuple(self._items(cut))
         if cut and not items:
@@ -479,6 +528,7 @@ class ChatDecoder(EventDecoder):
         if thought := read_text(delta.get("reasoning_content") or delta.get("reasoning"), "reasoning"):
             self._reasoning.append(thought)
             yield ReasoningDelta(thought)
+        self._details.add(read_objects(delta.get("reasoning_details"), "reasoning_details"))
         if refusal := read_text(delta.get("refusal"), "refusal"):
             self._refusal.append(refusal)
         if text := read_text(delta.get("content"), "content"):
@@ -536,8 +586,10 @@ class ChatDecoder(EventDecoder):
         if self._constrained is not None and not self._refusal and not calls:
             calls = self._constrained_call(self._constrained, cut)
         # Reasoning belongs to the item after it, and isn't kept alone.
-        if self._reasoning and (said or calls):
-            yield Reasoning(content=("".join(self._reasoning),))
+        details = self._details.join()
+        if (self._reasoning or details) and (said or calls):
+            thoughts = ("".join(self._reasoning),) if self._reasoning else ()
+            yield Reasoning(content=thoughts, provider_data={DETAILS: details} if details else None)
         if said:
             yield AssistantMessage(said, provider_data={LOGPROBS: self._logprobs} if self._logprobs else None)
         yield from calls

@@ -6,6 +6,7 @@ the JSON of a server, its errors and its counts.
 
 from __future__ import annotations
 
+import logging
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,6 +22,7 @@ from agentloop.models._long_json import MOST_DEPTH, decoder, is_long
 from agentloop.settings import ModelSettings
 from agentloop.usage import RequestUsage
 
+logger = logging.getLogger("agentloop")
 JsonDict = dict[str, Any]
 QUOTED = 200
 """Most characters of a model's or server's text that a message quotes."""
@@ -112,6 +114,8 @@ class HttpCodec:
         decoder: Returns a new decoder for the answer to a request.
         features: What the interface has beyond the answer to one request (`Model.features`). A run that needs another
             feature is refused, so `encode` writes the parts of a request that belong to those named here.
+        dispensable: Fields of the body without which an answer is the same, and that some servers don't know. A request
+            that is refused with a text that names one of them is sent once more without it, and so are later ones.
     """
 
     path: str
@@ -119,6 +123,7 @@ class HttpCodec:
     encode: Callable[[ModelRequest, str], Mapping[str, Any]]
     decoder: Callable[[ModelRequest], Decoder]
     features: frozenset[ModelFeature] = frozenset()
+    dispensable: tuple[str, ...] = ()
 
 
 @attrs.frozen(kw_only=True)
@@ -218,7 +223,7 @@ def without_none(fields: Mapping[str, Any]) -> JsonDict:
 
 
 def add_extras(body: JsonDict, settings: ModelSettings) -> JsonDict:
-    """Return *body* with `extra_args`, and with `extra_body`, which overrides fields.
+    """Return *body* with `extra_args`, and with `extra_body`, which overrides fields, and removes those that are None.
 
     Raises:
         UserTypeError: if `extra_args` holds a field that is already set.
@@ -226,7 +231,8 @@ def add_extras(body: JsonDict, settings: ModelSettings) -> JsonDict:
     extra = dict(settings.extra_args or {})
     if taken := sorted(body.keys() & extra.keys()):
         raise UserTypeError(f"extra_args: already set by the request: {', '.join(taken)}")
-    return body | extra | dict(settings.extra_body or {})
+    override = settings.extra_body or {}
+    return without_none({**body, **extra, **override}) if None in override.values() else body | extra | dict(override)
 
 
 class WrittenArray:
@@ -385,6 +391,42 @@ def read_usage(data: Mapping[str, Any], model: str | None, names: UsageNames) ->
         audio_tokens=read_count(inward, "audio_tokens") + read_count(outward, "audio_tokens"),
         model=model,
     )
+
+
+_CUT = {
+    **dict.fromkeys(
+        ("length", "max_tokens", "max_output_tokens", "max_length", "model_length", "token_limit"), "length"
+    ),
+    **dict.fromkeys(
+        ("content_filter", "content-filter", "safety", "recitation", "blocklist", "prohibited_content", "spii"),
+        "content_filter",
+    ),
+}
+"""The words of servers for an answer that is cut, and the finish reasons that they mean."""
+_WHOLE = (
+    *("stop", "stop_sequence", "end_turn", "end", "eos", "eos_token", "complete", "completed", "finished", "done"),
+    *("tool_calls", "tool_call", "tool_use", "function_call", "function_calls", "pause", "refusal"),
+)
+_BROKEN = ("error", "abort", "cancel", "fail", "timeout", "malformed", "interrupt", "overload", "insufficient")
+"""Parts of the words for an answer that was broken off: no end of an answer has one of them in its name."""
+
+
+def read_finish_reason(given: str) -> str:
+    """Return the finish reason that a server's word means: a known one for a cut, else the word itself.
+
+    An unknown word gets a line in the log, as the answer may not be whole.
+
+    Raises:
+        ModelTransportError: if the server has broken the answer off: asked again, it may give a whole one.
+    """
+    word = given.lower()
+    if word in _CUT:
+        return _CUT[word]
+    if word not in _WHOLE:
+        if any(part in word for part in _BROKEN):
+            raise ModelTransportError(f"The server broke the response off: {given[:QUOTED]}", code=given[:QUOTED])
+        logger.warning("a model ended its answer with the unknown reason %r: it may not be whole", given[:QUOTED])
+    return given
 
 
 def server_error(event: Mapping[str, Any]) -> ModelTransportError:

@@ -5,15 +5,18 @@ Pure; does not know about HTTP.
 
 from __future__ import annotations
 
+import json
 import mimetypes
+from base64 import b64decode
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+from agentloop._common.strict_json import read_written, write_text
 from agentloop.exceptions import UserError, UserTypeError
 from agentloop.items import Audio, Content, File, HandoffCall, Image, Part, Refusal, Text, ToolCall, ToolOutput
 from agentloop.model_events import ModelRequest, ToolDefinition
-from agentloop.models._codec import JsonDict
+from agentloop.models._codec import JsonDict, parse_json
 
 
 def no_form(place: str, what: object, interface: str = "Chat Completions") -> UserError:
@@ -21,6 +24,13 @@ def no_form(place: str, what: object, interface: str = "Chat Completions") -> Us
     approval = isinstance(what, ToolCall | ToolOutput) and what.kind == "approval"
     name = "the approval of a provider's call" if approval else type(what).__name__
     return UserError(f"{place}: {name} has no form in {interface}.")
+
+
+def no_message(interface: str = "Chat Completions") -> UserError:
+    """Return the error for a request without any message, which servers refuse."""
+    return UserError(
+        f"input: there is no message to send, and {interface} needs one. Give the run a text with words, or items."
+    )
 
 
 def chat_content(parts: Iterable[Part], place: str) -> str | list[JsonDict]:
@@ -101,8 +111,46 @@ def _output_part(part: Part) -> str:
             return text
         case Refusal(refusal):
             return refusal
+        case File() if (told := _file_text(part)) is not None:
+            return told
         case _:
             return f"[{type(part).__name__.lower()} omitted]"
+
+
+def argument_object(arguments: str) -> JsonDict:
+    """Return the arguments of an earlier call as the object that they have to be, as many servers read the history.
+
+    What is no JSON object was refused by the run, and the model sees the error in the call's output. It goes back as
+    the one member `arguments`, so that the model also sees what it wrote.
+    """
+    if not arguments.strip():
+        return {}
+    try:
+        value = read_written(arguments)
+        write_text(value)  # which refuses what no server could read
+    except (ValueError, TypeError, RecursionError):
+        value = arguments
+    return value if isinstance(value, dict) else {"arguments": value}
+
+
+def argument_text(arguments: str) -> str:
+    """Return the arguments of an earlier call as the text of a JSON object: as they are, if they are one."""
+    value = parse_json(arguments)
+    return arguments if isinstance(value, dict) else json.dumps(argument_object(arguments), ensure_ascii=False)
+
+
+_TEXTS = ("application/json", "application/xml", "application/yaml", "application/x-yaml", "application/toml")
+
+
+def _file_text(part: File) -> str | None:
+    """Return the text in a file that holds its data; None if it is no text."""
+    kind = media_type(part).partition(";")[0].strip().lower()
+    if part.data is None or not (kind.startswith("text/") or kind in _TEXTS or kind.endswith(("+json", "+xml"))):
+        return None
+    try:
+        return b64decode(data_url(part).partition(",")[2], validate=True).decode()
+    except ValueError:
+        return None
 
 
 def tool_choice(request: ModelRequest) -> str | Mapping[str, Any] | None:

@@ -28,6 +28,7 @@ from agentloop.items import (
 from agentloop.model_events import ModelRequest, ToolDefinition
 from agentloop.models._codec import QUOTED, JsonDict, parse_json
 from agentloop.models._common import (
+    argument_object,
     chat_content,
     find_allowed_name,
     find_allowed_tools,
@@ -176,7 +177,7 @@ def _history(items: Sequence[Item]) -> Iterator[JsonDict]:
                 raise no_form(place, item)
             case ToolCall() | HandoffCall():
                 names[item.call_id] = item.name
-                yield {"role": "assistant", "content": call_text(item.name, _arguments(item.arguments))}
+                yield {"role": "assistant", "content": call_text(item.name, argument_object(item.arguments))}
             case ToolOutput() | HandoffOutput():
                 name = names.get(item.call_id, "The function")
                 yield {"role": "user", "content": f"{name} returned: {output_text(item.output)}"}
@@ -184,13 +185,6 @@ def _history(items: Sequence[Item]) -> Iterator[JsonDict]:
                 pass
             case _:
                 raise no_form(place, item)
-
-
-def _arguments(text: str) -> object:
-    try:
-        return json.loads(text or "{}")
-    except (ValueError, RecursionError):
-        return text
 
 
 def _merge(turns: Iterator[JsonDict]) -> list[JsonDict]:

@@ -37,6 +37,7 @@ import attrs
 import httpx
 from anyio.lowlevel import checkpoint
 
+from agentloop._common.version import user_agent
 from agentloop.exceptions import ModelBehaviorError, ModelTransportError
 from agentloop.models._codec import encode_json
 from agentloop.models._patience import AnswerWait, Patience
@@ -334,8 +335,11 @@ class HttpDriver:
         """
         host = urlsplit(url).hostname or url
         sent = check_headers(headers)
-        if not any(name.lower() == "accept-encoding" for name in sent):
+        names = {name.lower() for name in sent}
+        if "accept-encoding" not in names:
             sent["accept-encoding"] = _ENCODING  # else the client asks for all that it can unpack itself
+        if "user-agent" not in names and not self._names_itself():
+            sent["user-agent"] = user_agent()
         outgoing = _Outgoing(url, encode_json(body), sent, dict(query) if query else None, auth)
         redact = make_redactor({**headers, **(query or {})})
         # A client with httpx's default timeouts has five seconds, less than most models need, so they are replaced.
@@ -394,6 +398,11 @@ class HttpDriver:
             return await self._client.send(request, stream=True, follow_redirects=False, **signed)
         finally:
             _sending.reset(token)
+
+    def _names_itself(self) -> bool:
+        """Tell whether the application's client has a name of its own, which vendors and gateways are to see."""
+        named = self._client.headers.get("user-agent", "") if self._given else ""
+        return bool(named) and not named.startswith("python-httpx")
 
     def _default_timeouts(self) -> bool:
         return not self._given or self._client.timeout.as_dict() == _CLIENT_DEFAULT

@@ -6,9 +6,10 @@ once for all providers. Does not know about runs or retries.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from types import EllipsisType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from agentloop.models._http import HttpDriver, Reply
 
 _MAX_BODY = 64_000_000
+logger = logging.getLogger("agentloop")
 
 
 class HttpModel(Model):
@@ -102,6 +104,8 @@ class HttpModel(Model):
         if first_output_timeout is not ...:
             check_seconds("first_output_timeout", first_output_timeout)
         self.answer_timeout: float | None = check_seconds("answer_timeout", answer_timeout)
+        self._refused: set[str] = set()
+        """Dispensable fields that the server doesn't know."""
         self._drivers = Shared(self._open, _close)
 
     def __repr__(self) -> str:
@@ -149,15 +153,38 @@ class HttpModel(Model):
 
     @asynccontextmanager
     async def _stream(self, request: ModelRequest) -> AsyncIterator[AsyncIterator[ModelEvent]]:
-        driver = self._driver()
-        body = self._codec.encode(request, self.name)
         decoder = self._codec.decoder(request)
-        headers, query = self._headers_of(request), self._query_of(request)
-        url, patience = self.base_url + self._codec.path, self._patience(request)
-        async with driver.post(
-            url, body=body, headers=headers, query=query, patience=patience, auth=self._auth
-        ) as reply:
+        async with AsyncExitStack() as stack:
+            reply = await self._post(stack, request)
             yield ReplyEvents(reply, decoder)
+
+    async def _post(self, stack: AsyncExitStack, request: ModelRequest) -> Reply:
+        """Post *request*, and return the answer, which *stack* closes."""
+        driver, body = self._driver(), self._codec.encode(request, self.name)
+        while True:
+            sent = {name: value for name, value in body.items() if name not in self._refused}
+            answer = driver.post(
+                self.base_url + self._codec.path,
+                body=sent,
+                headers=self._headers_of(request),
+                query=self._query_of(request),
+                patience=self._patience(request),
+                auth=self._auth,
+            )
+            try:
+                return await stack.enter_async_context(answer)
+            except ModelTransportError as error:
+                unknown = self._find_unknown(error, sent)
+                if not unknown:
+                    raise
+                logger.warning("%s doesn't know %s: it is asked without it", self._info.provider, ", ".join(unknown))
+                self._refused |= unknown
+
+    def _find_unknown(self, error: ModelTransportError, sent: Mapping[str, Any]) -> set[str]:
+        """Return the dispensable fields of what was *sent* that the server refuses by name."""
+        if error.status not in (400, 422):
+            return set()
+        return {name for name in self._codec.dispensable if name in sent and name in str(error)}
 
     def _headers_of(self, request: ModelRequest) -> dict[str, str]:
         return self._headers | {name.lower(): value for name, value in (request.settings.extra_headers or {}).items()}

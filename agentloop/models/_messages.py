@@ -43,15 +43,21 @@ from agentloop.model_events import (
 )
 from agentloop.models import _messages_executors as executors
 from agentloop.models._codec import (
-    NOT_JSON,
     JsonDict,
     WrittenArray,
     add_extras,
     encode_json,
-    parse_json,
     without_none,
 )
-from agentloop.models._common import data_url, find_forced_name, no_form, refuse_custom, tool_choice
+from agentloop.models._common import (
+    argument_object,
+    data_url,
+    find_forced_name,
+    no_form,
+    no_message,
+    refuse_custom,
+    tool_choice,
+)
 from agentloop.models._pieces import CALL_TYPES, OUTPUT_TYPES, PieceCache
 
 INTERFACE = "Anthropic Messages"
@@ -98,6 +104,8 @@ def encode(
     settings = request.settings
     messages = _MessageList(PieceCache() if pieces is None else pieces)
     system = messages.add_all(request)
+    if messages.is_empty:
+        raise no_message(INTERFACE)
     output = request.output_schema
     described = output is not None and output_mode == "format"
     reasoning = dict(settings.reasoning or {})
@@ -163,10 +171,12 @@ def _system(request: ModelRequest, texts: Sequence[str], free: int) -> str | lis
 
     At most *free* of these are marked, the latest.
     """
+    texts = [text for text in texts if text.strip()]
     mark = _cache_mark(request, "instructions")
     if not mark:
         return "\n\n".join(texts)
-    parts = [*request.instructions, *texts[1:]] if request.instructions else list(texts)
+    parts = [*request.instructions, *texts[1:]] if request.instructions else texts
+    parts = [part for part in parts if part.strip()]
     end = max(len(parts) - 1, 1)
     marked = range(max(end - free, 0), end)
     return [{"type": "text", "text": part} | (mark if n in marked else {}) for n, part in enumerate(parts)]
@@ -294,6 +304,11 @@ class _MessageList:
         else:
             blocks.append(piece)
 
+    @property
+    def is_empty(self) -> bool:
+        """True if there is no message."""
+        return not self._done
+
     def mark_newest(self, mark: JsonDict) -> bool:
         """Add the field in *mark* to the last block that can have one. Return False if there is none."""
         for _, pieces in reversed(self._done):
@@ -342,7 +357,7 @@ def _item_blocks(item: Item, call: ToolCall | HandoffCall | None, place: str) ->
 
 
 def _use_block(item: ToolCall | HandoffCall) -> JsonDict:
-    given = _input(item.arguments)
+    given = argument_object(item.arguments)
     # An executor's call of another interface has another content, and goes as a function's.
     name = (executors.own_name(item) if isinstance(item, ToolCall) else None) or item.name
     block = {"type": "tool_use", "id": _wire_id(item), "name": name, "input": given}
@@ -375,22 +390,15 @@ def _clean_id(call_id: str) -> str:
     return re.sub(r"[^a-zA-Z0-9_-]", "_", call_id)
 
 
-def _input(arguments: str) -> JsonDict:
-    value = parse_json(arguments or "{}")
-    # Arguments that are no object were refused by the run; the interface takes objects only.
-    return value if isinstance(value, dict) else {"arguments": arguments if value is NOT_JSON else value}
-
-
 def _said_blocks(item: AssistantMessage, place: str) -> list[JsonDict]:
     """Return the blocks of a message of the model, each text with the citations that it came with."""
     if foreign := [part for part in item.content if not isinstance(part, Text | Refusal)]:
         raise no_form(place, foreign[0], INTERFACE)
     cited: Sequence[Any] = (item.provider_data or {}).get(CITATIONS) or ()
-    parts = [part for part in item.content if isinstance(part, Text)]
-    blocks = _blocks(item.content, place)
-    if len(cited) == len(parts) == len(blocks):
-        blocks = [block | ({"citations": each} if each else {}) for block, each in zip(blocks, cited, strict=True)]
-    return blocks
+    if len(cited) != len(item.content):
+        return _blocks(item.content, place)
+    told = [(part, each) for part, each in zip(item.content, cited, strict=True) if not _is_empty(part)]
+    return [_block(part, place) | ({"citations": each} if each else {}) for part, each in told]
 
 
 def _thinking_blocks(item: Reasoning) -> list[JsonDict]:
@@ -412,16 +420,20 @@ HOSTED_CALLS = ("server_tool_use", "mcp_tool_use")
 
 
 def _result_content(output: Content, place: str) -> str | list[JsonDict]:
-    return output if isinstance(output, str) else _blocks(output, f"{place}.output")
+    if isinstance(output, str):
+        return output if output.strip() else ""
+    return _blocks(output, f"{place}.output")
 
 
 def _blocks(parts: Iterable[Part], place: str) -> list[JsonDict]:
-    """Return the blocks of *parts*. The interface refuses an empty text, so there is no block for one."""
+    """Return the blocks of *parts*. The interface refuses a text of blanks, so there is no block for one."""
     return [_block(part, f"{place}[{index}]") for index, part in enumerate(parts) if not _is_empty(part)]
 
 
 def _is_empty(part: Part) -> bool:
-    return isinstance(part, Text) and not part.text
+    return (isinstance(part, Text) and not part.text.strip()) or (
+        isinstance(part, Refusal) and not part.refusal.strip()
+    )
 
 
 def _block(part: Part, place: str) -> JsonDict:

@@ -51,6 +51,7 @@ from agentloop.models._codec import (
     optional_whole,
     parse_json,
     read_count,
+    read_finish_reason,
     read_objects,
     read_text,
     without_none,
@@ -160,7 +161,7 @@ class MessagesDecoder(EventDecoder):
         """
         if not self.done or self._stop_reason is None:
             raise ModelBehaviorError("The response ended before it was complete.")
-        reason = _FINISH_REASONS.get(self._stop_reason, self._stop_reason)
+        reason = _FINISH_REASONS.get(self._stop_reason) or read_finish_reason(self._stop_reason)
         items = tuple(self._refused() if reason == "refusal" else self._items(reason == "length"))
         if reason == "length" and not items:
             raise ModelBehaviorError(f"The response was cut ({self._stop_reason}) before anything usable came.")

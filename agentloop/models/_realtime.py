@@ -44,13 +44,14 @@ from agentloop.models._codec import (
     is_json,
     optional_text,
     read_count,
+    read_finish_reason,
     read_objects,
     read_text,
     read_usage,
     server_error,
     without_none,
 )
-from agentloop.models._common import CallIds, find_forced_name, output_text, refuse_tools, tool_choice
+from agentloop.models._common import CallIds, argument_text, find_forced_name, output_text, refuse_tools, tool_choice
 from agentloop.settings import Prompt
 
 _USAGE = UsageNames("input_tokens", "input_token_details", "output_tokens", "output_token_details")
@@ -68,7 +69,6 @@ _STATUSES = {
     "server_error": 500,
 }
 """The status that an error would have as an answer over HTTP, by its code or type: a retry is decided by it."""
-_FINISH_REASONS = {"max_output_tokens": "length"}
 
 # ---------------------------------------------------------------------------------------------- request
 
@@ -151,8 +151,8 @@ def encode_item(item: Item, wire_ids: dict[str, str]) -> JsonDict:
         case HandoffCall() | ToolCall(kind="function" | "shell" | "apply_patch" | "computer"):
             if isinstance(item.provider_data, Mapping) and isinstance(wire_id := item.provider_data.get(WIRE_ID), str):
                 wire_ids[item.call_id] = wire_id
-            call_id = wire_ids.get(item.call_id, item.call_id)
-            return {"type": "function_call", "call_id": call_id, "name": item.name, "arguments": item.arguments or "{}"}
+            call_id, arguments = wire_ids.get(item.call_id, item.call_id), argument_text(item.arguments)
+            return {"type": "function_call", "call_id": call_id, "name": item.name, "arguments": arguments}
         case HandoffOutput() | ToolOutput(kind="function" | "shell" | "apply_patch" | "computer"):
             return encode_output(wire_ids.get(item.call_id, item.call_id), output_text(item.output))
         case _:
@@ -281,8 +281,7 @@ class RealtimeDecoder:
             raise broken_answer_error(event) if self.shown else session_error(event)
         cut: str | None = None
         if status == "incomplete":
-            reason_given = str(details.get("reason") or "incomplete")
-            cut = _FINISH_REASONS.get(reason_given, reason_given)
+            cut = read_finish_reason(str(details.get("reason") or "incomplete"))
         for each in self.output:
             if (item := self._make_item(each, cut)) is not None:
                 self.items.append((item, optional_text(each.get("id"))))

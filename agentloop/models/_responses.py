@@ -36,6 +36,7 @@ from agentloop.models._codec import (
     is_json,
     optional_text,
     optional_whole,
+    read_finish_reason,
     read_objects,
     read_text,
     read_usage,
@@ -43,13 +44,11 @@ from agentloop.models._codec import (
 )
 from agentloop.models._common import CallIds
 from agentloop.models._responses_executors import CONTENTS, names_by_kind
-from agentloop.models._responses_items import CALLS, read_item
+from agentloop.models._responses_items import CALLS, note_reasoning, read_item
 
 _USAGE = UsageNames("input_tokens", "input_tokens_details", "output_tokens", "output_tokens_details")
 _TERMINAL = ("response.completed", "response.incomplete", "response.failed")
 _STEPS = ("in_progress", "searching", "interpreting", "generating", "compacting", "calling", "completed", "failed")
-_CUT = {"max_output_tokens": "length", "max_tokens": "length", "content_filter": "content_filter"}
-"""The provider's reasons for an incomplete answer, and the finish reasons that they mean."""
 _TOLD = ("conversation", "metadata", "moderation", "prompt_cache_diagnostics", "tool_usage")
 """Fields of the answer as a whole that its `provider_data` keeps."""
 _ARGUMENTS = ("response.function_call_arguments.delta", "response.custom_tool_call_input.delta")
@@ -74,6 +73,8 @@ class ResponsesDecoder(EventDecoder):
         """Positions by the items' own ids."""
         self._pieces: set[tuple[int, str]] = set()
         """Positions of items, and the kinds of their pieces that were given."""
+        self._reasoning: str | None = None
+        """The id of the newest reasoning so far."""
         self._finish_reason = ""
 
     @property
@@ -188,10 +189,18 @@ class ResponsesDecoder(EventDecoder):
 
     def _end_item(self, place: int, data: Mapping[str, Any]) -> Iterator[ModelEvent]:
         item = read_item(data, lambda given: self._call_ids.assign(given, place + 1), self._executor_names)
+        item = self._note_reasoning(item)
         self._came[place], self._items[place] = data, item
         count_part(len(self._items))
         yield from self._missing_pieces(place, item)
         yield ItemDone(item)
+
+    def _note_reasoning(self, item: Item) -> Item:
+        """Return *item* with the id of the answer's reasoning before it, if there is any."""
+        if isinstance(item, Reasoning):
+            self._reasoning = item.id or self._reasoning
+            return item
+        return item if self._reasoning is None else note_reasoning(item, self._reasoning)
 
     def _missing_pieces(self, place: int, item: Item) -> Iterator[ModelEvent]:
         match item:
@@ -228,7 +237,10 @@ class ResponsesDecoder(EventDecoder):
         if cut:
             self._check_cut(str(why or "no reason given"))
         calls = any(isinstance(item, ToolCall) for item in self._items.values())
-        self._finish_reason = _CUT.get(str(why), str(why or "incomplete")) if cut else "tool_calls" if calls else "stop"
+        if cut:
+            self._finish_reason = read_finish_reason(str(why or "incomplete"))
+        else:
+            self._finish_reason = "tool_calls" if calls else "stop"
 
     def _is_call(self, data: Mapping[str, Any]) -> bool:
         kind = optional_text(data.get("type")) or ""

@@ -49,12 +49,15 @@ from agentloop.models._codec import (
     read_text,
     without_none,
 )
-from agentloop.models._common import data_url, no_form, output_text
+from agentloop.models._common import argument_text, data_url, no_form, output_text
 from agentloop.models._pieces import CALL_TYPES, OUTPUT_TYPES, PieceCache
 
 INTERFACE = "the Responses interface"
 WIRE = "responses"
 """Key in an item's `provider_data` of the fields that only this interface has; it marks the items that came from it."""
+REASONED = "responses_reasoning"
+"""Key in an item's `provider_data`, or in the data of a hosted tool's call, of the id of the reasoning that it came of.
+The provider takes the item's own id only with that reasoning before it."""
 HOSTED = {
     "additional_tools": None,
     "apply_patch_call": None,
@@ -99,6 +102,7 @@ def write_items(items: Iterable[Item], pieces: PieceCache) -> Iterator[tuple[Ite
     """
     calls: dict[str, ToolCall | HandoffCall] = {}
     thoughts: list[Reasoning] = []
+    sent: set[str | None] = set()  # the ids of the reasoning that is sent
     for index, item in enumerate(items):
         call: ToolCall | HandoffCall | None = None
         if isinstance(item, Reasoning):
@@ -113,8 +117,14 @@ def write_items(items: Iterable[Item], pieces: PieceCache) -> Iterator[tuple[Ite
         if thoughts:
             if isinstance(item, _OF_THE_MODEL):
                 for thought in thoughts:
+                    sent.add(thought.id)
                     yield thought, pieces.find(thought) or pieces.keep(thought, encode_json(_reasoning(thought)))
             thoughts.clear()
+        if (origin := _reasoned(item)) is not None and origin not in sent:
+            # A session's limit, or the application, has left out the reasoning.
+            if (orphan := _without_reasoning(item, f"items[{index}]")) is not None:
+                yield item, encode_json(orphan)
+            continue
         piece = pieces.find(item, call)
         if piece is None:
             piece = pieces.keep(item, encode_json(write_item(item, f"items[{index}]", call)), call)
@@ -123,6 +133,40 @@ def write_items(items: Iterable[Item], pieces: PieceCache) -> Iterator[tuple[Ite
             reason = executors.write_missing_screenshot(item)
             if reason is not None:
                 yield item, encode_json(reason)
+
+
+def _reasoned(item: Item) -> str | None:
+    """Return the id of the reasoning that *item* came of; None if it came of none, or from elsewhere."""
+    data = item.data if isinstance(item, HostedToolCall) else getattr(item, "provider_data", None)
+    found = data.get(REASONED) if isinstance(data, Mapping) else None
+    return found if isinstance(found, str) else None
+
+
+def note_reasoning(item: Item, reasoning_id: str) -> Item:
+    """Return *item* with the id of the reasoning that it came of."""
+    match item:
+        case AssistantMessage() | ToolCall():
+            return item.replace(provider_data={**(item.provider_data or {}), REASONED: reasoning_id})
+        case HostedToolCall():
+            return item.replace(data={**item.data, REASONED: reasoning_id})
+        case _:
+            return item
+
+
+def _without_reasoning(item: Item, place: str) -> JsonDict | None:
+    """Return the JSON of an item whose reasoning isn't sent: without its own id, by which the provider knows of it.
+
+    None for an item that goes with its id only, as that of a tool that the provider runs: what it gave is in the text.
+    """
+    match item:
+        case AssistantMessage():
+            return _message(item.replace(id=None), place)
+        case ToolCall(kind="approval"):
+            return _call(item)  # whose id is that of the call
+        case ToolCall() | HandoffCall():
+            return {name: value for name, value in _call(item).items() if name != "id"}
+        case _:
+            return None
 
 
 def write_item(item: Item, place: str, call: ToolCall | HandoffCall | None = None) -> JsonDict:
@@ -158,7 +202,7 @@ def _wire(item: Item) -> JsonObject | None:
 
 
 def _as_it_came(data: Mapping[str, Any]) -> JsonDict:
-    return {name: value for name, value in data.items() if name != "created_by"}
+    return {name: value for name, value in data.items() if name not in ("created_by", REASONED)}
 
 
 def _message(item: AssistantMessage, place: str) -> JsonDict:
@@ -220,7 +264,7 @@ def _call(item: ToolCall | HandoffCall) -> JsonDict:
     if isinstance(item, ToolCall) and item.kind == "custom":
         sent: JsonDict = {"type": "custom_tool_call", "call_id": call_id, "name": item.name, "input": item.arguments}
     else:
-        arguments = item.arguments or "{}"
+        arguments = argument_text(item.arguments)
         sent = {"type": "function_call", "call_id": call_id, "name": item.name, "arguments": arguments}
     if isinstance(item, ToolCall):
         sent |= without_none({"namespace": item.namespace, "caller": _caller(item)})

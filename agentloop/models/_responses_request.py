@@ -14,9 +14,9 @@ from agentloop.items import HandoffOutput, Item, SystemMessage, ToolOutput, User
 from agentloop.model_events import ModelRequest, OutputSchema, ToolDefinition
 from agentloop.models import _responses_executors as executors
 from agentloop.models._codec import JsonDict, WrittenArray, add_extras, encode_json, without_none
-from agentloop.models._common import find_allowed_tools, tool_choice
+from agentloop.models._common import find_allowed_tools, no_message, tool_choice
 from agentloop.models._pieces import PieceCache
-from agentloop.models._responses_items import EXECUTOR_KINDS, input_part, input_text, write_items
+from agentloop.models._responses_items import EXECUTOR_KINDS, INTERFACE, input_part, input_text, write_items
 from agentloop.settings import CachePolicy, ModelSettings, Prompt
 
 _BREAKPOINT = {"prompt_cache_breakpoint": {"mode": "explicit"}}
@@ -218,12 +218,14 @@ def _input_fields(request: ModelRequest, pieces: PieceCache) -> tuple[JsonDict, 
     the provider keeps the conversation, they stay in the field: a message would be kept there and come twice.
     """
     policy, fields = request.cache, {}
+    kept_there = request.previous_response_id is not None or request.conversation_id is not None
     points: Sequence[str] = () if policy is None else policy.breakpoints
     written = list(write_items(request.items, pieces))
     members = [piece for _, piece in written]
+    if not members and not kept_there and request.prompt is None:
+        raise no_message(INTERFACE)
     marked = "items" in points and _mark_newest(written, members)
     texts = request.instructions or ((request.system,) if request.system else ())
-    kept_there = request.previous_response_id is not None or request.conversation_id is not None
     if "instructions" in points and texts and not kept_there:
         members.insert(0, _write_instructions(texts, _MOST_BREAKPOINTS - marked))
         marked = True

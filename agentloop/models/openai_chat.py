@@ -10,7 +10,7 @@ from functools import partial
 from types import EllipsisType
 from typing import Any, ClassVar
 
-from agentloop.models._chat import ChatDecoder, encode
+from agentloop.models._chat import STREAM_OPTIONS, ChatDecoder, encode
 from agentloop.models._codec import HttpCodec, Vendor
 from agentloop.models._http_model import HttpModel
 from agentloop.models._openai import OPENAI, make_headers
@@ -30,6 +30,7 @@ def make_chat_codec(
     extra_content: bool = False,
     replay_reasoning: bool = False,
     custom_tools: bool = False,
+    stream_usage: bool = True,
 ) -> HttpCodec:
     """Return the codec of Chat Completions. With *extra_content*, calls go back with the vendor's own part of them."""
     return HttpCodec(
@@ -42,9 +43,11 @@ def make_chat_codec(
             extra_content=extra_content,
             replay_reasoning=replay_reasoning,
             custom_tools=custom_tools,
+            stream_usage=stream_usage,
             pieces=PieceCache(),
         ),
         decoder=partial(ChatDecoder, constrained=constrained),
+        dispensable=(STREAM_OPTIONS,),
     )
 
 
@@ -55,7 +58,10 @@ class OpenAIChatModel(HttpModel):
     used, but only for the vendor or the server that OPENAI_BASE_URL names; other servers get no key. `constrained=True`
     lets small models call tools: one call per turn, forced into a schema (the tool choice `"none"` gives a text
     answer). Tools of free text are known to the vendor alone, and refused for others. `replay_reasoning=True` sends
-    earlier reasoning back as `reasoning_content`, for servers that want it. Everything else is as in `HttpModel`.
+    earlier reasoning back as `reasoning_content`, and the `reasoning_details` that it came with, for servers that want
+    them. Streams are asked for their use of tokens (`stream_options`), which limits and prices need. A server that
+    refuses this field by name is asked without it from then on; `stream_usage=False` never sends it. Everything else is
+    as in `HttpModel`.
     """
 
     _home: ClassVar[Vendor] = OPENAI
@@ -70,6 +76,7 @@ class OpenAIChatModel(HttpModel):
         http_client: Any = None,
         constrained: bool = False,
         replay_reasoning: bool = False,
+        stream_usage: bool = True,
         organization: str | None = None,
         project: str | None = None,
         connect_timeout: float | None = 10.0,
@@ -86,6 +93,7 @@ class OpenAIChatModel(HttpModel):
             extra_content=GEMINI.is_at(url),
             replay_reasoning=replay_reasoning,
             custom_tools=OPENAI.is_at(url),
+            stream_usage=stream_usage,
         )
         super().__init__(
             name,

@@ -804,7 +804,8 @@ def test_constrained_history_needs_no_tool_protocol() -> None:
         {"role": "user", "content": "Paint"},
         {
             "role": "assistant",
-            "content": '{"name": "paint", "arguments": {"colour": "red"}}\n{"name": "go", "arguments": "{"}',
+            "content": '{"name": "paint", "arguments": {"colour": "red"}}\n'
+            '{"name": "go", "arguments": {"arguments": "{"}}',
         },
         {"role": "user", "content": "paint returned: done\ngo returned: gone\nThe function returned: late"},
         {"role": "assistant", "content": "Well.\nno"},

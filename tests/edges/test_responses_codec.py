@@ -116,6 +116,7 @@ def done(events: Iterable[Mapping[str, Any]], request: ModelRequest | None = Non
 
 # ---------------------------------------------------------------------------------------------- answers
 
+CAME_OF = {"responses_reasoning": "rs_1"}
 SAID = AssistantMessage(
     (
         Text(
@@ -133,8 +134,8 @@ SAID = AssistantMessage(
 STATUS = {"status": "completed"}
 ITEMS = (
     Reasoning("rs_1", ["I search."], ["Hm."], "c2VjcmV0", provider_data={"responses": {"status": "completed"}}),
-    HostedToolCall("web_search_call", {"action": SEARCH["action"]}, "ws_1", "completed"),
-    SAID,
+    HostedToolCall("web_search_call", {"action": SEARCH["action"], **CAME_OF}, "ws_1", "completed"),
+    SAID.replace(provider_data={**(SAID.provider_data or {}), **CAME_OF}),
     HostedToolCall(
         "mcp_call",
         {
@@ -143,6 +144,7 @@ ITEMS = (
             "arguments": '{"n": 1}',
             "error": None,
             "approval_request_id": None,
+            **CAME_OF,
         },
         "mcp_1",
         "completed",
@@ -155,14 +157,14 @@ ITEMS = (
         '{"where": "här"}',
         "eyes",
         caller=Caller("program", "prog_1"),
-        provider_data={"responses": {"id": "fc_1", "status": "completed"}},
+        provider_data={"responses": {"id": "fc_1", "status": "completed"}, **CAME_OF},
     ),
     ToolCall(
         "call_2",
         "shout",
         "loud",
         kind="custom",
-        provider_data={"responses": {"id": "ctc_1"}},
+        provider_data={"responses": {"id": "ctc_1"}, **CAME_OF},
     ),
 )
 
