@@ -16,7 +16,7 @@ from agentloop._common.strict_json import read_written, write_text
 from agentloop.exceptions import UserError, UserTypeError
 from agentloop.items import Audio, Content, File, HandoffCall, Image, Part, Refusal, Text, ToolCall, ToolOutput
 from agentloop.model_events import ModelRequest, ToolDefinition
-from agentloop.models._codec import JsonDict, parse_json
+from agentloop.models._codec import NOT_JSON, JsonDict, parse_json
 
 
 def no_form(place: str, what: object, interface: str = "Chat Completions") -> UserError:
@@ -125,12 +125,20 @@ def argument_object(arguments: str) -> JsonDict:
     """
     if not arguments.strip():
         return {}
+    value = parse_json(arguments)
+    if value is NOT_JSON:
+        value = _read_leniently(arguments)
+    return value if isinstance(value, dict) else {"arguments": value}
+
+
+def _read_leniently(arguments: str) -> Any:
+    """Return the value of *arguments* as the run reads them, line breaks in strings included; else the text."""
     try:
         value = read_written(arguments)
-        write_text(value)  # which refuses what no server could read
-    except (ValueError, TypeError, RecursionError):
-        value = arguments
-    return value if isinstance(value, dict) else {"arguments": value}
+        write_text(value)
+    except (ValueError, RecursionError):
+        return arguments
+    return value
 
 
 def argument_text(arguments: str) -> str:
