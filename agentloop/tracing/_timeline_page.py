@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from agentloop._common.error_text import shorten
+from agentloop._common.strict_json import read_strict
 from agentloop._common.terminal_text import exact
 from agentloop.tracing._timeline_words import (
     CAUSES,
@@ -36,6 +37,10 @@ from agentloop.tracing.timeline import Ending, Timeline, TimelineRow
 MOST_CHARS = 2_600_000
 """Characters of a page's data above which facts are cut shorter."""
 FACT_CHARS = (2_000, 500, 120, 0)
+_TITLE_CHARS = 160
+_ARGUMENT_CHARS = 100
+_VALUE_CHARS = 26
+"""Characters of all values together, so that a name has room for the end of each."""
 _FOLDER = Path(__file__).with_name("_page")
 _UNSAFE = str.maketrans({char: f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"})
 _WORDS = {
@@ -107,7 +112,30 @@ def _digest(text: str) -> str:
 
 
 def _title(timeline: Timeline) -> str:
-    return f"Run {exact(timeline.run_id)} of {exact(timeline.agent)}" if timeline.rows else "No run yet"
+    """Return who was asked what."""
+    if not timeline.rows:
+        return "No run yet"
+    asked = " ".join(dict(timeline.rows[0].facts).get("input", "").split())
+    return exact(f"{timeline.agent}: {shorten(asked, _TITLE_CHARS)}" if asked else timeline.agent)
+
+
+def _cut_middle(text: str, most: int) -> str:
+    """Return *text* with an ellipsis in its middle if it is longer than *most*: calls often differ in its end."""
+    return text if len(text) <= most else f"{text[: most // 3]}…{text[most // 3 - most + 1 :]}"
+
+
+def _name_arguments(row: TimelineRow) -> str:
+    """Return the arguments of a call as the end of its name: `path="a.txt", lines=3`; empty if it has none."""
+    text = dict(row.facts).get("arguments", "")
+    try:
+        found = read_strict(text)
+    except (ValueError, RecursionError):  # cut, or not JSON as the model wrote it
+        found = None
+    if isinstance(found, dict):
+        most = max(_VALUE_CHARS // max(len(found), 1), 12)
+        shown = {name: _cut_middle(msgspec.json.encode(value).decode(), most) for name, value in found.items()}
+        text = ", ".join(f"{name}={value}" for name, value in shown.items())
+    return exact(shorten(" ".join(text.split()), _ARGUMENT_CHARS))
 
 
 # -- data
@@ -123,6 +151,7 @@ def head_to_json(timeline: Timeline) -> Json:
     start = timeline.start
     return {
         "title": _title(timeline),
+        "run": exact(timeline.run_id),
         "summary": summarize(timeline),
         "status": timeline.status or ("open" if timeline.rows else None),
         "records": timeline.records,
@@ -144,6 +173,7 @@ def row_to_json(row: TimelineRow, start: float, cancellers: list[str], limit: in
     return {
         "k": row.kind,
         "n": exact(row.name),
+        "a": _name_arguments(row) if limit else "",
         "d": row.depth,
         "p": row.parent,
         "s": _seconds(row.start, start),

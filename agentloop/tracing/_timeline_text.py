@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterator, Sequence
+from math import ceil
 
 from agentloop._common.terminal_text import duration, exact
 from agentloop.tracing._timeline_words import (
@@ -145,12 +146,17 @@ class _Axis:
         return min(max(worked * self._scale + paused, 0.0), float(self.width))
 
     def draw(self, row: TimelineRow) -> str:
-        """Return the bar of *row*."""
-        cells = [" "] * self.width
+        """Return the bar of *row*. A cell shows the phase that takes the most of its time."""
+        taken, most, used = [" "] * self.width, [-1.0] * self.width, set[int]()
         for phase in row.phases:
-            first = min(int(self.column(phase.start)), self.width - 1)
-            last = max(first + 1, round(self.column(phase.end)))
-            cells[first:last] = _BARS[phase.kind] * (last - first)
+            start, end = self.column(phase.start), self.column(phase.end)
+            first = min(int(start), self.width - 1)
+            used.update(range(first, max(first + 1, round(end))))
+            for cell in range(first, max(first + 1, ceil(end))):
+                share = max(min(end, cell + 1) - max(start, cell), 0.0)
+                if share > most[cell]:
+                    taken[cell], most[cell] = _BARS[phase.kind], share
+        cells = [sign if cell in used else " " for cell, sign in enumerate(taken)]
         for ending in row.endings if not row.phases else ():
             cells[min(int(self.column(ending.at)), self.width - 1)] = _SYMBOLS.get(ending.status, "•")
         return "".join(cells)

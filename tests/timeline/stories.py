@@ -47,8 +47,8 @@ class Story:
         """Start the body of the call *name*, whose id is its name with a number."""
         queued_at = None if queued is None else START + queued
         self.tell(
-            r.CallStarted, at, call_id=f"{name}-{self.turn}", tool=name, arguments="{}", queued_at=queued_at,
-            waited_for=waited,
+            r.CallStarted, at, call_id=f"{name}-{self.turn}", tool=name, arguments=f'{{"of": "{name}"}}',
+            queued_at=queued_at, waited_for=waited,
         )  # fmt: skip
 
     def settle(self, at: float, name: str, status: Any, *, error: str | None = None, body: float | None = None,

@@ -1,5 +1,6 @@
 """The page of a timeline in a real headless Chromium: what is told apart, by sign, word, key and ear; and how fast."""
 
+import itertools
 import json
 import os
 import re
@@ -19,7 +20,9 @@ from timeline.test_page import hostile_run
 
 from agentloop import records as r
 from agentloop.executors import Browser, Click, PressKeys, ScrollAt, TypeText, _browser, open_browser
+from agentloop.items import ToolCall
 from agentloop.journal import FileJournal
+from agentloop.outcomes import CallOutcome
 from agentloop.tracing import read_timeline, render_html
 
 axe = pytest.importorskip("axe_playwright_python", reason="needs axe-core and Chromium: nox -s tests-timeline")
@@ -105,8 +108,10 @@ async def violations(browser: Browser) -> list[str]:
 
 
 async def chosen(browser: Browser) -> str:
-    """Return the name in the row that has the focus."""
-    return str(await browser.evaluate("document.activeElement.querySelector('.name')?.textContent.replace(/[▸▾]/, '')"))
+    """Return the name in the row that has the focus, without arguments."""
+    name = "document.activeElement.querySelector('.name')"
+    arguments = f"({name}?.querySelector('.args')?.textContent ?? '')"
+    return str(await browser.evaluate(f"{name}?.textContent.replace({arguments}, '').replace(/[▸▾]/, '')"))
 
 
 async def test_a_call_of_a_paused_run_waits_for_a_verdict(tmp_path: Path) -> None:
@@ -279,11 +284,143 @@ async def test_a_search_finds_names_outcomes_and_content_and_unfolds(page: Path)
         await browser.perform(TypeText(text="3 pages"))
         await press(browser, "enter")
         assert await browser.evaluate("document.getElementById('found').textContent") == "1 of 1"
-        assert await browser.evaluate("document.querySelector('.row.match .name').title") == "index"
+        assert await browser.evaluate("document.querySelector('.row.match .name').title") == 'index of="index"'
         assert await browser.evaluate("document.querySelectorAll('.row.kind-run').length") == 2
         for text, count in (("timed out", 1), ("alice", 1), ("no such text", 0)):
             await browser.evaluate(f"document.getElementById('search').value = {json.dumps(text)}; search()")
             assert await browser.evaluate("matches.length") == count, text
+
+
+def many_calls() -> list[r.Record]:
+    """Return a run with forty calls of two tools, of which the fifth of each ten fails, and the later the longer."""
+    story = Story("reader", "Read the catalogue.")
+    for turn in range(4):
+        story.begin(100.0 * turn)
+        names = [f"{tool}{at}" for at in range(5) for tool in ("fetch", "index")]
+        calls = [
+            ToolCall(f"{name}-{turn}", name[:-1], json.dumps({"url": f"https://example.org/pages/{turn}{name}"}))
+            for name in names
+        ]
+        story.ask(100.0 * turn, 100.0 * turn + 1, *calls)
+        for at, one in enumerate(calls):
+            story.tell(r.CallStarted, 100.0 * turn + 2, call_id=one.call_id, tool=one.name, arguments=one.arguments)
+            status: Any = "failed" if at == 4 else "succeeded"
+            error = "ValueError(no route)" if at == 4 else None
+            ended = 100.0 * turn + 3 + turn * 10 + at
+            story.tell(
+                r.CallSettled,
+                ended,
+                call_id=one.call_id,
+                tool=one.name,
+                outcome=CallOutcome(status=status),
+                error=error,
+            )
+    story.tell(r.RunEnded, 400, "completed", final_output="Done.")
+    return story.records
+
+
+async def test_names_have_arguments_and_the_title_has_agent_and_input(tmp_path: Path) -> None:
+    """A thousand rows of one tool are told apart; who was asked what comes first, and the id in small."""
+    async with showing(write(tmp_path / "many.html", many_calls())) as browser:
+        cells = "[...document.querySelectorAll('.row.kind-call .name')]"
+        names = await browser.evaluate(f"{cells}.map((one) => one.textContent)")
+        assert len(set(names)) == len(names) > 5
+        assert names[0].startswith('fetch url="https:')
+        assert names[0].endswith('0fetch0"')
+        assert await browser.evaluate(f"{cells}.filter((one) => one.scrollWidth > one.clientWidth).length") == 0
+        assert await browser.evaluate("document.title") == "reader: Read the catalogue."
+        head, small = await browser.evaluate("['#title', '#run'].map((one) => document.querySelector(one).textContent)")
+        assert head == f"reader: Read the catalogue.{small}"
+        assert small.startswith("run ")
+
+
+async def test_only_some_rows_are_shown(tmp_path: Path) -> None:
+    """Failures, the slowest, one tool, what the search finds: each with the rows above it, and nothing else."""
+    shown = "order.map((index) => model.rows[index]).filter(isWork).map((row) => [row.n, statusOf(row), row.t])"
+
+    async def choose_only(browser: Browser, value: str) -> list[Any]:
+        await browser.evaluate(
+            f"$('only').value = {json.dumps(value)}; $('only').dispatchEvent(new Event('change', {{bubbles: true}}))"
+        )
+        await drawn(browser)
+        return list(await browser.evaluate(shown))
+
+    async with showing(write(tmp_path / "many.html", many_calls())) as browser:
+        everything = await browser.evaluate(shown)
+        options = await browser.evaluate("[...$('only').options].map((one) => one.textContent)")
+        assert options[:2] == ["all rows", "failures (4)"]
+        assert options[-2:] == ["fetch (20)", "index (20)"]
+        assert await choose_only(browser, "failures") == [["fetch", "failed", turn] for turn in range(1, 5)]
+        assert await browser.evaluate("order.length") == 1 + 4 + 4
+        assert await browser.evaluate("document.querySelectorAll('.row').length") == 1 + 4 + 4
+        slowest = await choose_only(browser, "slowest")
+        assert len(slowest) == 20
+        assert {turn for _, _, turn in slowest} == {3, 4}
+        assert {name for name, _, _ in await choose_only(browser, "tool index")} == {"index"}
+        assert await choose_only(browser, "found") == []
+        assert await browser.evaluate("order") == [0]
+        await browser.evaluate("$('search').value = 'pages/1fetch'; search()")
+        await drawn(browser)
+        assert [(name, turn) for name, _, turn in await browser.evaluate(shown)] == [("fetch", 2)] * 5
+        # A row that isn't shown is asked for: all rows come back, and the chosen one is in sight.
+        await browser.evaluate("choose(model.rows.findIndex((row) => row.n === 'index'))")
+        assert await browser.evaluate("$('only').value") == "all"
+        assert await browser.evaluate(shown) == everything
+        await choose_only(browser, "failures")
+        await press(browser, "end", "left", "left", "right", "home", "c")
+        assert await violations(browser) == []
+
+
+async def test_details_leave_their_row_in_sight(tmp_path: Path) -> None:
+    """They take room from the rows, which are moved so that the chosen one is still seen."""
+    covered = """(() => {
+        const row = seen.get(chosen).getBoundingClientRect(), details = $('details').getBoundingClientRect();
+        const box = $('scroller').getBoundingClientRect();
+        return row.bottom > details.top + 1 || row.top < box.top - 1;
+    })()"""
+    async with showing(write(tmp_path / "many.html", many_calls())) as browser:
+        await browser.evaluate("$('search').focus(); $('search').value = '3index4'; search()")
+        await press(browser, "enter")
+        await browser.evaluate("focusChosen()")
+        await press(browser, "enter")
+        assert not await browser.evaluate("$('details').hidden")
+        assert not await browser.evaluate(covered)
+        for number in range(0, 40, 7):
+            await browser.evaluate(f"closeDetails(); choose({number}); showDetails()")
+            await drawn(browser)
+            assert not await browser.evaluate(covered), number
+
+
+async def test_legend_is_seen_whole(page: Path) -> None:
+    """All signs and keys fit in a window of usual size, without scrolling in it."""
+    async with showing(page) as browser:
+        await click(browser, "#legend summary")
+        box = "document.querySelector('.legend')"
+        assert await browser.evaluate(f"{box}.scrollHeight - {box}.clientHeight") <= 1
+        last = await browser.evaluate(
+            f"Math.max(...[...{box}.querySelectorAll('li')].map((one) => one.getBoundingClientRect().bottom))"
+        )
+        assert last < 900
+        assert await browser.evaluate("$('scroller').clientHeight") > 150  # and rows beside it
+
+
+@pytest.mark.parametrize("which", ["every", "many"])
+async def test_a_phone_has_room_for_the_picture(tmp_path: Path, which: str) -> None:
+    """At 390 pixels the picture has half of them, nothing is wider than the screen, and no label is upon another."""
+    records = every_ending() if which == "every" else many_calls()
+    page = write(tmp_path / "page.html", records)
+    async with open_browser(width=390, height=800, switches=SANDBOX) as browser:
+        await browser.open_page(f"file://{page}")
+        await browser.evaluate("folded.clear(); refold(); drawNow()")
+        await drawn(browser)
+        assert await browser.evaluate("$('head-row').lastElementChild.clientWidth") >= 195
+        assert await browser.evaluate("document.documentElement.scrollWidth") <= 390
+        spans = "[...document.querySelectorAll('#ruler span')].map((one) => one.getBoundingClientRect())"
+        boxes = sorted(await browser.evaluate(f"{spans}.map((box) => [box.left, box.right])"))
+        assert all(one[1] <= other[0] + 1 for one, other in itertools.pairwise(boxes)), boxes
+        icons = "[...document.querySelectorAll('.row.kind-call .outcome > svg')].every((one) => one.clientWidth >= 12)"
+        assert await browser.evaluate(icons)
+        await keep_picture(browser, f"phone-{which}")
 
 
 async def test_a_nested_run_is_folded_at_first(page: Path) -> None:

@@ -15,6 +15,7 @@ from timeline.stories import START, Story, every_ending, long_run
 import agentloop.tracing
 from agentloop import records as r
 from agentloop.items import AssistantMessage, ToolCall, UserMessage
+from agentloop.outcomes import CallOutcome
 from agentloop.tracing import read_timeline, render_html, render_text
 from agentloop.tracing._timeline_page import render_follow_page
 
@@ -123,6 +124,61 @@ def test_secrets_are_not_in_the_page() -> None:
     assert "canary-output" not in page
     assert "canary-input" in page
     assert "canary" not in render_html(read_timeline(story.records, content=False))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        ('{"path": "a.txt", "lines": 3}', 'path="a.txt", lines=3'),
+        ("{}", ""),
+        ("", ""),
+        ('{"a": [1, {"b": null}]}', 'a=[1,{"b":null}]'),
+        ("[1]", "[1]"),
+        ("no  json\n", "no json"),
+        ('{"cut": "', '{"cut": "'),
+        ('{"url": "https://example.org/a/very/long/way/to/page/147"}', 'url="https:/…/way/to/page/147"'),
+        ('{"\u202ea": 1}', "\\u202ea=1"),
+    ],
+)
+def test_arguments_are_a_part_of_a_rows_name(arguments: str, shown: str) -> None:
+    """On one line and bounded; of a long one the beginning and the end, by which calls differ."""
+    story = Story()
+    story.begin(0)
+    story.ask(0, 1, ToolCall("c", "look", arguments))
+    rows = data_of(render_html(read_timeline(story.records)))["rows"]
+    assert [row["a"] for row in rows if row["k"] == "call"] == [shown]
+
+
+def test_title_says_who_was_asked_what() -> None:
+    """Short, on one line; without content, or before the first record, what is known."""
+    story = Story("desk", "Where is\nmy parcel? " + "Please " * 100)
+    for content, title in ((True, "desk: Where is my parcel? Please"), (False, "desk")):
+        page = render_html(read_timeline(story.records, content=content))
+        data = data_of(page)
+        assert data["title"].startswith(title)
+        assert len(data["title"]) < 180
+        assert data["run"]
+        assert f"<title>{html.escape(data['title'])}</title>" in page
+    assert data_of(render_html(read_timeline([])))["title"] == "No run yet"
+
+
+def test_short_body_is_drawn_as_a_body() -> None:
+    """A cell of the text shows the phase that takes the most of its time, not the last one."""
+    story = Story()
+    story.begin(0)
+    seconds = [30.0, 0.2, 0.6, 1.0, 1.4]
+    calls = [ToolCall(f"work-{at}", "work", "{}") for at in range(len(seconds))]
+    story.ask(0, 0.001, *calls)
+    for one, took in zip(calls, seconds, strict=True):
+        story.tell(r.CallStarted, 0.002, call_id=one.call_id, tool="work", arguments="{}", queued_at=START + 0.001)
+        ended = {"outcome": CallOutcome(status="succeeded"), "body_ended_at": START + took + 0.002}
+        story.tell(r.CallSettled, took + 0.004, call_id=one.call_id, tool="work", **ended)
+    text = render_text(read_timeline(story.records), width=100)
+    bars = [line for line in text.splitlines() if "work" in line]
+    assert len(bars) == len(seconds)
+    for line in bars:
+        assert "█" in line
+        assert "▁" not in line, text
 
 
 def test_the_files_of_the_page_are_beside_the_module() -> None:

@@ -1,11 +1,12 @@
 // The page of a timeline. Rows are drawn only where they are seen, so that ten thousand records open at once.
 //
-// State: `model` as the server or the file gave it; `order`, the positions of the rows that are not folded away; `view`,
-// the stretch of the axis that is seen; the chosen row, and the rows that the search has found. Every change ends in
+// State: `model` as the server or the file gave it; `only`, the rows that are asked for, and `kept`, these with the rows
+// above them (null: all); `order`, the positions of the rows that are not folded away; `view`, the stretch of the axis that
+// is seen; the chosen row, and the rows that the search has found. Every change ends in
 // `draw`, which makes the elements of the rows in sight and moves those that exist. Texts reach the page as text alone.
 "use strict";
 const $ = (id) => document.getElementById(id);
-const HEIGHT = 26, SVG = "http://www.w3.org/2000/svg", MOST_ARROWS = 400, BEYOND = 12;
+const HEIGHT = 26, SVG = "http://www.w3.org/2000/svg", MOST_ARROWS = 400, BEYOND = 12, LABEL = 66, SLOWEST = 20;
 const TONES = {
   succeeded: "good", completed: "good", replayed: "good", answered: "model", failed: "bad", timed_out: "late",
   cancelled: "off", rejected: "no", tripped: "bad", passed: "guard", interrupted: "verdict", stopped: "late",
@@ -20,7 +21,7 @@ let model = JSON.parse($("data").textContent);
 // `across` is the width of the time column, measured once for each drawing: asking for it after a change makes the browser
 // lay out the page.
 let across = 600;
-let order = [], places = [], folded = new Set(), axis, view = null, chosen = 0, matches = [], query = "", seen = new Map();
+let only = "all", kept = null, order = [], places = [], folded = new Set(), axis, view = null, chosen = 0, matches = [], query = "", seen = new Map();
 
 // -- elements
 
@@ -131,7 +132,7 @@ function arrange() {
   places = new Array(model.rows.length).fill(-1);
   let hidden = Infinity;
   model.rows.forEach((row, index) => {
-    if (row.d > hidden) return;
+    if (kept ? !kept.has(index) : row.d > hidden) return;
     hidden = folded.has(index) ? row.d : Infinity;
     places[index] = order.length;
     order.push(index);
@@ -146,7 +147,7 @@ function shownAbove(index) {
   return index;
 }
 function makeRow(index) {
-  const row = model.rows[index], status = statusOf(row), unfolds = hasChildren(index);
+  const row = model.rows[index], status = statusOf(row), unfolds = !kept && hasChildren(index);
   const made = el("div", {
     role: "row", class: `row kind-${row.k} tone-${TONES[status] || "idle"}`, "data-row": index, "data-kind": row.k,
     "data-status": row.en.length ? row.en[row.en.length - 1].s : null, "aria-level": row.d + 1, tabindex: -1,
@@ -156,7 +157,8 @@ function makeRow(index) {
   indent.append(el("span", { class: "fold", "aria-hidden": "true" }, unfolds ? (folded.has(index) ? "▸" : "▾") : ""));
   if (row.k !== "run" && row.k !== "turn") indent.append(el("span", { class: "of" }, row.k === "call" ? "" : `${model.words.kinds[row.k]} `));
   indent.append(row.n);
-  indent.title = row.n;
+  if (row.a) indent.append(el("span", { class: "args" }, ` ${row.a}`));
+  indent.title = row.a ? `${row.n} ${row.a}` : row.n;
   made.append(indent, makeOutcome(row, status), el("span", { role: "gridcell", class: "time", "aria-label": sayTimes(row) }));
   if (unfolds) made.setAttribute("aria-expanded", String(!folded.has(index)));
   return made;
@@ -266,17 +268,20 @@ function drawRuler(full) {
   const step = [1, 2, 5, 10].map((each) => each * power).find((each) => each >= rough);
   const labels = [], lines = [];
   const firstWorked = Math.max(0, Math.floor((view.from - (axis.total - axis.worked)) / step)) * step;
-  for (let at = firstWorked; at <= axis.worked + step && labels.length < 60; at += step) {
-    const unit = axis.ofWorked(at), left = (unit - view.from) / (view.to - view.from) * full;
-    if (left < -60 || left > full) continue;
-    labels.push(place(el("span", {}, moment(at, step)), left));
-    lines.push(place(el("div", { class: "tick" }), left));
-  }
+  const pauses = [], isFree = (left) => pauses.every((other) => Math.abs(left - other) > LABEL);
   for (const { from, to, crashed } of axis.gaps) {
     const left = x(from), right = x(to);
     if (right < 0 || left > full) continue;
     lines.push(place(el("div", { class: "gap" }), left, right - left));
+    if (!isFree(left)) continue;
+    pauses.push(left);
     labels.push(place(el("span", { class: "paused", title: `paused until ${clock(to)}` }, `${crashed ? "died, " : "‖ "}${format(to - from)}`), left));
+  }
+  for (let at = firstWorked; at <= axis.worked + step && lines.length < 90; at += step) {
+    const unit = axis.ofWorked(at), left = (unit - view.from) / (view.to - view.from) * full;
+    if (left < -60 || left > full) continue;
+    if (isFree(left)) labels.push(place(el("span", {}, moment(at, step)), left));
+    lines.push(place(el("div", { class: "tick" }), left));
   }
   $("ruler").replaceChildren(...labels);
   $("backdrop").replaceChildren(...lines);
@@ -327,6 +332,7 @@ function drawBrush() {
 // -- choosing and folding
 
 function reveal(index) {
+  if (kept && !kept.has(index)) show("all");
   for (let each = model.rows[index].p; each !== null; each = model.rows[each].p) folded.delete(each);
   if (places[index] < 0) refold();
   const box = $("scroller"), top = places[index] * HEIGHT;
@@ -342,7 +348,7 @@ function choose(index, focus = true) {
   if (!$("details").hidden) showDetails();
 }
 function toggle(index, open) {
-  if (!hasChildren(index) || open === !folded.has(index)) return false;
+  if (kept || !hasChildren(index) || open === !folded.has(index)) return false;
   folded.has(index) ? folded.delete(index) : folded.add(index);
   refold(); drawNow();
   return true;
@@ -373,20 +379,60 @@ function showDetails() {
   if (row.i) add("call id", row.i);
   for (const [name, text] of row.f) add(name, text);
   $("details").replaceChildren(el("button", { type: "button", class: "close", on: { click: closeDetails } }, "Close"), el("h2", {}, row.n), list);
+  const opens = $("details").hidden;
   $("details").hidden = false;
+  if (opens) reveal(chosen); // the rows have less room now
   draw();
 }
 function closeDetails() { $("details").hidden = true; draw(); const made = seen.get(chosen); if (made) made.focus(); }
 
+// -- only some rows
+
+const FAILURES = new Set(["failed", "timed_out", "tripped", "unknown"]);
+const isFailure = (row) => FAILURES.has(statusOf(row)) || row.ph.some(([kind]) => kind === "failed");
+const isWork = (row) => row.k === "call" || row.k === "model" || row.k === "hosted";
+function positionsOf(choice) {
+  const all = model.rows.map((_row, index) => index);
+  if (choice === "failures") return all.filter((index) => isFailure(model.rows[index]));
+  if (choice === "found") return matches;
+  if (choice === "slowest") return all.filter((index) => isWork(model.rows[index]))
+    .sort((one, other) => model.rows[other].e - model.rows[other].s - model.rows[one].e + model.rows[one].s).slice(0, SLOWEST);
+  return all.filter((index) => isWork(model.rows[index]) && `tool ${model.rows[index].n}` === choice);
+}
+function sift() {
+  kept = null;
+  if (only === "all") return;
+  kept = new Set([0]);
+  for (let index of positionsOf(only)) for (; index !== null && !kept.has(index); index = model.rows[index].p) kept.add(index);
+}
+function show(choice) {
+  only = choice;
+  $("only").value = choice;
+  sift();
+  refold();
+  if (places[chosen] < 0) chosen = shownAbove(chosen);
+}
+function fillOnly() {
+  const counts = new Map();
+  for (const row of model.rows) if (row.k === "call" || row.k === "hosted") counts.set(row.n, (counts.get(row.n) || 0) + 1);
+  const option = (value, words) => el("option", { value }, words);
+  const tools = [...counts].sort(([one], [other]) => (one < other ? -1 : 1)).map(([name, count]) => option(`tool ${name}`, `${name} (${count})`));
+  $("only").replaceChildren(option("all", "all rows"), option("failures", `failures (${positionsOf("failures").length})`), option("slowest", `the ${SLOWEST} slowest`),
+    option("found", "what the search finds"), ...tools.length ? [el("optgroup", { label: "Calls of" }, ...tools)] : []);
+  $("only").value = only;
+  if (!$("only").value) only = $("only").value = "all";
+}
+
 // -- search
 
-const textOf = (row) => row.text ??= [row.n, row.i, labelOfRow(row), row.u, ...row.en.map((each) => each.w), ...row.f.flat(),
+const textOf = (row) => row.text ??= [row.n, row.a, row.i, labelOfRow(row), row.u, ...row.en.map((each) => each.w), ...row.f.flat(),
   ...row.ph.map(([kind, , , , note]) => `${model.words.phases[kind]} ${note}`)].join(" ").toLowerCase();
 const labelOfRow = (row) => { const status = statusOf(row); return status ? labelOf(row, status) : ""; };
 function search() {
   query = $("search").value.trim().toLowerCase();
   matches = query ? model.rows.flatMap((row, index) => (textOf(row).includes(query) ? [index] : [])) : [];
   sayFound();
+  if (only === "found") show("found");
   draw();
 }
 function sayFound() {
@@ -463,7 +509,8 @@ function drag(box, unitOf, done) {
 // -- the page
 
 function fillHead() {
-  document.title = $("title").textContent = model.title;
+  document.title = model.title;
+  $("title").replaceChildren(model.title, el("small", { id: "run" }, model.run ? `run ${model.run}` : ""));
   const items = model.summary.map(([name, text]) => el("li", {}, name ? `${name} ` : "", el("b", {}, text)));
   if (model.status) items.unshift(el("li", { class: `pill tone-${TONES[model.status] || "idle"}` }, icon(`status-${model.status}`), ` ${model.words.statuses[model.status] || model.words.open}`));
   $("summary").replaceChildren(...items);
@@ -493,6 +540,8 @@ function begin(keep) {
   $("grid").hidden = $("overview").hidden = empty;
   document.querySelector(".empty")?.remove();
   if (empty) { document.querySelector("main").prepend(el("p", { class: "empty" }, model.empty)); return; }
+  fillOnly();
+  sift();
   arrange();
   for (const made of seen.values()) made.remove();
   seen.clear();
@@ -553,6 +602,7 @@ function listen() {
   const ofOverview = (event) => (event.clientX - $("overview").getBoundingClientRect().left) / $("overview").clientWidth * axis.total * 1.02;
   drag($("overview"), ofOverview, (from, to) => look(Math.min(from, to), Math.max(from, to)));
   $("overview").addEventListener("dblclick", wholeView);
+  $("only").addEventListener("change", () => { show($("only").value); $("scroller").scrollTop = 0; });
   $("search").addEventListener("input", search);
   $("search").addEventListener("keydown", (event) => {
     if (event.key === "Enter") { jump(event.shiftKey ? -1 : 1); event.preventDefault(); }
