@@ -6,7 +6,6 @@ context and a description of the agents' graph.
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -50,7 +49,9 @@ _split = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _FIELDS = {"schema", "library", "graph", "context", "records", "seal"}
 
 
-@functools.cache  # the metadata is read from the disk
+# -- states
+
+
 @attrs.frozen
 class Stored:
     """A stored run, read and checked: its records, the application's context, the agents' graph when it was stored."""
