@@ -4,7 +4,8 @@ Does not know about runs or agents: `_server` makes tools of what is listed here
 
 Theory. The SDK's client is a stack of task groups, and what breaks a connection breaks these groups: opened in the task
 that calls a tool, a dead HTTP server would cancel everything in that task. So one task, `_own`, enters and leaves the
-client, and gives it to the calls of any task: they send their requests through it and wait in scopes of their own.
+client, and gives it to the calls of any task: they send their requests through it and wait in scopes of their own. No
+nursery holds that task, so that any task may close what another has opened, and two connections close in any order.
 
 `_own` is in one of these states, and tells the waiting tasks of each change (`_changed`):
 
@@ -30,11 +31,11 @@ from functools import partial
 from typing import Any
 
 import anyio
-from anyio.abc import TaskStatus
 from anyio.lowlevel import checkpoint
 
 from agentloop._common.error_text import error_summary
 from agentloop._common.errors import AnswerError
+from agentloop._engine.runtime.backend import start_detached
 from agentloop.exceptions import OutcomeUnknown
 
 logger = logging.getLogger("agentloop.mcp")
@@ -65,7 +66,7 @@ class MCPConnectionError(Exception):
 
 
 class Connection:
-    """The connection to one server. Entered by its owner; used by any task of the same event loop.
+    """The connection to one server. Entered, left and used by any task of the same event loop.
 
     *transport* opens a new transport each time. *mode* is the SDK's: `"auto"`, `"legacy"` or a version.
     """
@@ -91,7 +92,12 @@ class Connection:
         self._lost = anyio.Event()
         self._leaving = anyio.Event()
         self._listing = anyio.Lock()
-        self._group = anyio.create_task_group()
+        self._scope = anyio.CancelScope()
+        self._began = anyio.Event()
+        """Set once the connection is open for the first time, or can't be opened."""
+        self._ended = anyio.Event()
+        self._failure: BaseException | None = None
+        """Why it could not be opened for the first time."""
 
     async def __aenter__(self) -> Connection:
         """Open the connection and list the tools.
@@ -99,12 +105,14 @@ class Connection:
         Raises:
             MCPConnectionError: the server can't be reached, or doesn't speak the protocol.
         """
-        await self._group.__aenter__()
+        self._wanted.set()
+        start_detached(self._own, f"MCP server {self.name}")
         try:
-            self._wanted.set()
-            await self._group.start(self._own)
+            await self._began.wait()
+            if self._failure is not None:
+                raise self._failure
         except BaseException:
-            await self._group.__aexit__(None, None, None)  # noqa: ASYNC102 - its one task has ended
+            await self.__aexit__()  # noqa: ASYNC102 - as below
             raise
         return self
 
@@ -112,20 +120,28 @@ class Connection:
         self._leaving.set()
         self._lost.set()
         self._wanted.set()
-        await self._group.__aexit__(None, None, None)  # noqa: ASYNC102 - bounded by the transport's own exit
+        if self._client is None:
+            self._scope.cancel()  # it may be about to open
+        with anyio.CancelScope(shield=True):  # bounded by the transport's own exit
+            await self._ended.wait()
 
     # -- the owner
 
-    async def _own(self, *, task_status: TaskStatus[None]) -> None:  # noqa: ASYNC128 - `_hold` does
-        """Hold the connection, again and again as it is wanted, until the owner leaves."""
+    async def _own(self) -> None:
+        """Hold the connection, again and again as it is wanted, until the owner leaves. Raises only a cancellation."""
         try:
-            await self._hold(task_status)
+            with self._scope:
+                await self._hold()
+        except Exception as error:
+            self._failure = error
         finally:
             self._leaving.set()  # no call waits for an owner that was cancelled
             self._set(None, self._error)
+            self._failure = self._failure or self._closed()
+            self._began.set()
+            self._ended.set()
 
-    async def _hold(self, task_status: TaskStatus[None]) -> None:
-        began = False
+    async def _hold(self) -> None:
         while not self._leaving.is_set():
             await self._wanted.wait()
             if self._failures:
@@ -139,9 +155,7 @@ class Connection:
                 async with self._open() as client:
                     opened = True
                     self._set(client, None)
-                    if not began:
-                        began = True
-                        task_status.started()
+                    self._began.set()
                     await self._lost.wait()
             except (Exception, BaseExceptionGroup) as error:
                 cause = _first_leaf(error)
@@ -151,7 +165,7 @@ class Connection:
                     self._refusals += 1
                 logger.info("MCP server %r: connection lost: %s", self.name, error_summary(cause))
                 self._set(None, cause)
-                if not began:
+                if not self._began.is_set():
                     raise self._unreachable(cause) from None
             finally:
                 self._failures += 1
@@ -295,7 +309,7 @@ class Connection:
         """
         while self._client is None:
             if self._leaving.is_set():
-                raise MCPConnectionError(f"the connection to MCP server {self.name!r} is closed")
+                raise self._closed()
             changed = self._changed
             refusals = self._refusals
             self._wanted.set()
@@ -334,6 +348,9 @@ class Connection:
 
     def _unknown(self) -> OutcomeUnknown:
         return OutcomeUnknown(f"the connection to MCP server {self.name!r} was lost during the call")
+
+    def _closed(self) -> MCPConnectionError:
+        return MCPConnectionError(f"the connection to MCP server {self.name!r} is closed")
 
     def _unreachable(self, cause: BaseException | None) -> MCPConnectionError:
         words = str(cause).partition("\n")[0][:_LONGEST_CAUSE]

@@ -1,6 +1,7 @@
 """Runs with the tools of real servers, on both transports and in both eras of the protocol."""
 
 import logging
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -374,6 +375,58 @@ async def test_connection_of_a_runtime_lives_on(stdio: Servers) -> None:
             assert children() - before == {pid}
             raise ZeroDivisionError
     assert children() == before
+
+
+@pytest.mark.scenario("TS-06")
+async def test_any_task_may_close_what_another_has_opened(servers: Servers) -> None:
+    """Two servers, opened in tasks that have ended, closed by others in the order of opening; runs use both."""
+    first, second = servers.make(prefix="a_"), servers.make(prefix="b_")
+    before = children()
+
+    async def in_a_task(work: Any, *given: Any) -> None:
+        async with anyio.create_task_group() as group:
+            group.start_soon(work, *given)
+
+    for server in (first, second):
+        await in_a_task(server.__aenter__)
+    agent = script_agent("a", call("a_echo"), call("b_echo"), say("done"), toolsets=[first, second])
+    assert read_statuses(await Runner.run(agent, "go")) == ["succeeded"] * 2
+    for server in (first, second):
+        await in_a_task(server.__aexit__, None, None, None)
+    assert children() == before
+    agent = script_agent("a", call("a_echo"), say("done"), toolsets=[first])
+    assert read_statuses(await Runner.run(agent, "go")) == ["succeeded"]  # over a connection of its own
+
+
+@pytest.mark.scenario("TS-06")
+@pytest.mark.parametrize("when", ["opening", "open", "opening again"])
+async def test_cancelled_owner_leaves_nothing(stdio: Servers, when: str) -> None:
+    """Its task is cancelled while it opens the server, holds it, or has lost it: the process ends with the block."""
+    silent = [sys.executable, "-c", "import time; time.sleep(600)"]
+    server = MCPServer(name="s", command=silent, connect_timeout=600) if when == "opening" else stdio.make()
+    before = children()
+    opened = anyio.Event()
+
+    async def own() -> None:
+        async with server:
+            if when == "opening again":
+                agent = script_agent("a", call("die"), say("done"), toolsets=[server])
+                assert read_statuses(await Runner.run(agent, "go")) == ["unknown"]
+            opened.set()
+            await anyio.sleep_forever()
+
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as group:
+            group.start_soon(own)
+            if when == "opening":
+                while children() == before:  # noqa: ASYNC110 - another process begins
+                    await anyio.sleep(0.01)
+            else:
+                await opened.wait()
+            group.cancel_scope.cancel()
+    assert children() == before
+    agent = script_agent("a", call("echo"), say("done"), toolsets=[stdio.make()])
+    assert read_statuses(await Runner.run(agent, "go")) == ["succeeded"]
 
 
 @pytest.mark.scenario("TS-06")
