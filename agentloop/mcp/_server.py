@@ -68,9 +68,9 @@ class MCPServer:
     and closes it at its end; inside `open_runtime` the runs share one that lives as long as the runtime. `async with
     server:` opens it for a block of the application's, and all runs inside use it.
 
-    The connection lives in a task of its own, so any task may close what another has opened. If it is lost, the calls in flight have unknown outcomes
-    (`OutcomeUnknown`), the model keeps the tools it was shown, and the next call opens it again, after a pause that
-    grows with each failure. Tools that the server changes show in the next turn.
+    The connection lives in a task of its own, so any task may close what another has opened. If it is lost, the calls
+    in flight have unknown outcomes (`OutcomeUnknown`), the model keeps the tools it was shown, and the next call opens
+    it again, after a pause that grows with each failure. Tools that the server changes show in the next turn.
 
     Attributes:
         name: The name of the server, for errors and logging (logger `agentloop.mcp`, which also has its stderr).
