@@ -7,6 +7,7 @@ agents: an agent used as a tool is a body like others (`AgentCall`).
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 import logging
@@ -475,8 +476,9 @@ def _warn_of_no_description(fn: Callable[..., Any], name: str) -> None:
 
 
 def _tool_from(fn: Callable[..., Any], options: ToolOptions) -> FunctionTool[Any]:
-    if isinstance(fn, FunctionTool):
-        raise UserTypeError(f"{fn.name!r} is a tool already; make a copy with attrs.evolve")
+    if isinstance(fn, FunctionTool | _ToolMethod):
+        made = fn.name if isinstance(fn, FunctionTool) else fn.__name__
+        raise UserTypeError(f"{made!r} is a tool already; make a copy with attrs.evolve")
     fields: dict[str, Any] = {**options}
     name, description = fields.pop("name", None), fields.pop("description", None)
     strict = fields.get("strict_mode", True)
@@ -572,7 +574,7 @@ def tool(fn: Callable[..., Any] | None = None, /, **options: Unpack[ToolOptions]
         raise_misplaced(ToolOptions.__optional_keys__, "tool", min(unknown))
 
     def make(function: Callable[..., Any]) -> Any:
-        if isinstance(function, staticmethod):
+        if isinstance(function, staticmethod) and not isinstance(function, _ToolMethod):
             function = function.__func__
         return _ToolMethod(function, options) if _is_method(function) else _tool_from(function, options)
 
@@ -580,34 +582,54 @@ def tool(fn: Callable[..., Any] | None = None, /, **options: Unpack[ToolOptions]
 
 
 def _is_method(fn: Any) -> bool:
-    """Tell whether *fn* is a function in the body of a class, whose first parameter is the instance or the class."""
-    if isinstance(fn, classmethod):
+    """Tell whether *fn* is a function in the body of a class, whose first parameter is the instance or the class.
+
+    Raises:
+        UserTypeError: if the first parameter looks like another word for it.
+    """
+    if isinstance(fn, classmethod | functools.partialmethod):
         return True
     if not inspect.isfunction(fn) or "." not in fn.__qualname__.rpartition("<locals>.")[2]:
         return False
     first = next(iter(inspect.signature(fn).parameters.values()), None)
-    return first is not None and first.name == "self" and first.annotation is first.empty
+    if first is not None and first.name != "self" and first.annotation is first.empty:
+        raise UserTypeError(
+            f"Tool {fn.__name__}: parameter {first.name} has no annotation. In a method the instance is called self, "
+            "and @tool stands above @classmethod"
+        )
+    return first is not None and first.name == "self"
 
 
-class _ToolMethod:
-    """What `@tool` makes of a method: `Shelf("A").find` is then a tool of that shelf.
+class _ToolMethod(staticmethod):  # type: ignore[type-arg]
+    """A method under `@tool`: `Shelf("A").find` is then a tool of that shelf.
 
     A method becomes a tool only with its instance, so this is a descriptor, as functions are. Each access makes a tool
     anew: give an agent the one that you took.
+
+    As a kind of `staticmethod` it is left alone by what looks for the fields of a class, as pydantic's models do; it
+    stays abstract if the method is; and `Shelf.find(shelf, …)` calls the function.
     """
 
+    __isabstractmethod__ = False  # else it could not be set, as `@abstractmethod` above `@tool` does
+
     def __init__(self, fn: Any, options: ToolOptions) -> None:
+        super().__init__(fn)
+        self.__isabstractmethod__ = getattr(fn, "__isabstractmethod__", False)
         self._fn = fn
         self._options = options
-        self.__doc__ = fn.__doc__
 
-    def __get__(self, instance: object, owner: type) -> Any:
+    def __set_name__(self, owner: type, name: str) -> None:
+        if isinstance(self._fn, functools.partialmethod):  # several of one function have its name
+            self._options = {"name": name, **self._options}
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
         if instance is None and not isinstance(self._fn, classmethod):
             return self
         return _tool_from(self._fn.__get__(instance, owner), self._options)
 
     def __repr__(self) -> str:
-        cls, _, name = self._fn.__qualname__.rpartition(".")
+        fn = self._fn.func if isinstance(self._fn, functools.partialmethod) else self._fn
+        cls, _, name = fn.__qualname__.rpartition(".")
         return f"the method {cls}.{name}, which is a tool only of an instance: {cls}(…).{name}"
 
 

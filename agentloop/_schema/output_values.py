@@ -13,6 +13,7 @@ import inspect
 import io
 import itertools
 import json
+import types
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, cast, get_args
 
@@ -29,6 +30,7 @@ _SIGNATURES = {
     b"GIF89a": "image/gif",
 }
 _LAZY = (collections.abc.Iterator, collections.abc.MappingView, range)
+_ELSEWHERE = (types.CoroutineType, collections.abc.AsyncIterator, io.IOBase)
 
 
 def to_plain(value: Any) -> Any:
@@ -48,10 +50,11 @@ def to_plain(value: Any) -> Any:
         data = png[0] if isinstance(png, tuple) else png  # with metadata beside it
         if isinstance(data, bytes):
             return _image(data, "image/png")
-    if isinstance(value, list | tuple):
-        plain = [to_plain(member) for member in value] if any(map(_needs_change, value)) else value
-        return plain
+    if isinstance(value, list | tuple) and any(map(_needs_change, value)):
+        _refuse_each(value)
+        return [to_plain(member) for member in value]
     if isinstance(value, dict) and any(map(_needs_change, value.values())):
+        _refuse_each(value.values())
         return {key: to_plain(member) for key, member in value.items()}
     return value.tolist() if _is_of_numpy(value) else value
 
@@ -100,6 +103,18 @@ def _refuse(value: Any) -> None:
         raise UnwritableValue(f"an open file ({type(value).__name__}) was returned: return what is in it")
 
 
+def _refuse_each(members: Iterable[Any]) -> None:
+    """Refuse the first of *members* that is to be refused, with every coroutine closed."""
+    faults: list[UnwritableValue] = []
+    for member in members:
+        try:
+            _refuse(member)
+        except UnwritableValue as fault:
+            faults.append(fault)
+    if faults:
+        raise faults[0]
+
+
 def _collect(items: Iterator[Any]) -> Sequence[Any]:
     found = list(itertools.islice(items, MOST_ITEMS + 1))
     if len(found) > MOST_ITEMS:
@@ -113,7 +128,7 @@ def _needs_change(value: Any) -> bool:
     kind = type(value)
     if kind in (str, int, float, bool, dict, list, tuple) or value is None:
         return False
-    return isinstance(value, (bytes, *_LAZY)) or hasattr(kind, "_repr_png_") or _is_of_numpy(value)
+    return isinstance(value, (bytes, *_LAZY, *_ELSEWHERE)) or hasattr(kind, "_repr_png_") or _is_of_numpy(value)
 
 
 def _is_of_numpy(value: Any) -> bool:

@@ -11,7 +11,8 @@ import json
 import sys
 import typing
 import warnings
-from collections.abc import Iterator
+from collections import UserString
+from collections.abc import ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
 from pathlib import PurePath
 from typing import Any
 
@@ -97,9 +98,14 @@ def dec_hook(cls: Any, value: Any) -> Any:
 
 
 def enc_hook(value: Any) -> Any:
-    """Return a path or a pydantic value as a JSON value, for msgspec; raises TypeError for any other value."""
-    if isinstance(value, PurePath):
+    """Return a path, pydantic's value or a container as a JSON value, for msgspec; other ones are a TypeError."""
+    if isinstance(value, PurePath | UserString):
         return str(value)
+    if not is_pydantic(type(value)):
+        if isinstance(value, Mapping):
+            return dict(value)
+        if isinstance(value, (Sequence, KeysView, ValuesView, ItemsView)):
+            return list(value)
     if not is_pydantic(type(value)):
         raise TypeError(f"Encoding objects of type {type(value).__qualname__} is unsupported")
     return pydantic_adapter(type(value)).dump_python(value, mode="json")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import datetime as dt
 import enum
+import functools
 import json
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -12,6 +14,7 @@ from decimal import Decimal
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal, NamedTuple
 
+import attrs
 import msgspec
 import pydantic
 import pytest
@@ -554,6 +557,102 @@ def test_a_method_without_its_instance_says_so() -> None:
 
     with pytest.raises(UserTypeError, match=r"tool only of an instance: Shelf\(…\)\.find"):
         Agent("a", tools=[Shelf.find])
+
+
+class Deeper(Shelf):
+    """Overrides a tool, and takes the other ones as they are."""
+
+    @tool
+    def find(self: Deeper, title: str, deep: bool = False) -> str:
+        """Find a book, or not."""
+        return f"{title} (deep: {deep}); {super().find(title)}"
+
+    def _send(self, channel: str, text: str) -> str:
+        """Send a text."""
+        return f"{self.name} by {channel}: {text}"
+
+    mail = tool(functools.partialmethod(_send, "mail"))
+    post = tool(functools.partialmethod(_send, "post"), name="by_post")
+
+
+async def test_a_tool_can_be_inherited_overridden_and_made_of_a_partial_method() -> None:
+    """As methods can; a partial method has the name that it has in its class."""
+    shelf = Deeper("C")
+    assert await shelf.find.run_body({"title": "Emma"}) == "Emma (deep: False); Emma is in C"
+    assert list(shelf.find.params_json_schema["properties"]) == ["title", "deep"]
+    assert Shelf.find(shelf, "Emma") == "Emma is in C"
+    assert shelf.count.name == "count_books"
+    assert (shelf.mail.name, shelf.mail.description) == ("mail", "Send a text.")
+    assert await shelf.mail.run_body({"text": "hi"}) == "C by mail: hi"
+    assert await shelf.post.run_body({"text": "hi"}) == "C by post: hi"
+    assert shelf.post.name == "by_post"
+
+
+def _as_dataclass(root: type) -> type:
+    return dataclasses.dataclass(root)
+
+
+def _as_attrs(root: type) -> type:
+    return attrs.define(root)
+
+
+def _as_pydantic(root: type) -> type:
+    return type(
+        root.__name__,
+        (pydantic.BaseModel,),
+        {name: member for name, member in vars(root).items() if name not in ("__dict__", "__weakref__")},
+    )
+
+
+@pytest.mark.parametrize("make", [_as_dataclass, _as_attrs, _as_pydantic])
+async def test_a_method_of_a_class_with_fields_is_a_tool_and_no_field(make: Callable[[type], Any]) -> None:
+    """Toolkits are often dataclasses or pydantic's models."""
+
+    class Kit:
+        root: str
+
+        @tool
+        def read(self, name: str) -> str:
+            """Read."""
+            return f"{self.root}/{name}"
+
+    kit = make(Kit)(root="r")
+    assert await kit.read.run_body({"name": "a"}) == "r/a"
+
+
+def test_an_abstract_tool_stays_abstract() -> None:
+    """In both orders of the decorators."""
+
+    class Above(abc.ABC):
+        @tool
+        @abc.abstractmethod
+        def find(self, title: str) -> str:
+            """Find."""
+
+    class Below(abc.ABC):
+        @abc.abstractmethod
+        @tool
+        def find(self, title: str) -> str:
+            """Find."""
+
+    for cls in (Above, Below):
+        with pytest.raises(TypeError, match=r"abstract method '?find"):
+            cls()
+
+
+def test_another_first_word_than_self_is_refused_with_what_to_write() -> None:
+    """`@classmethod` above `@tool`, or an instance with another name: a method or not?"""
+    with pytest.raises(UserTypeError, match=r"cls has no annotation\. In a method the instance is called self"):
+
+        class Wrong:
+            @classmethod
+            @tool
+            def make(cls, name: str) -> str:
+                """Make."""
+                return name
+
+    with pytest.raises(UserTypeError, match="'find' is a tool already"):
+        tool(Shelf.__dict__["find"])
 
 
 def _sync_steps(n: int) -> Iterator[int]:

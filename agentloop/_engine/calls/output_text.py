@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
-from agentloop._common.error_text import shorten
+from agentloop._common.error_text import error_summary, shorten
 from agentloop._common.errors import UnwritableValue
 from agentloop._storage.withholding import WithheldText
 from agentloop.items import Annotation, Content, Part, Text
@@ -44,7 +44,7 @@ def render(value: Any, converter: BaseConverter | None = None) -> Content:
         if isinstance(error, UnwritableValue):
             raise
         raise UnwritableValue(
-            f"a value of type {type(value).__name__} can't be written as text: {type(error).__name__}"
+            f"a value of type {type(value).__name__} can't be written as text: {error_summary(error)}"
         ) from error
 
 
@@ -66,7 +66,9 @@ def _render_value(value: Any, converter: BaseConverter | None) -> Content:
     try:
         if converter is not None:
             value = converter.unstructure(value)
-        return json.dumps(to_json_value(value), ensure_ascii=False, allow_nan=False)
+        plain = to_json_value(value)
+        # JSON has no NaN, but everyone who reads it knows the word. A number by itself speaks for itself.
+        return json.dumps(plain, ensure_ascii=False, allow_nan=not isinstance(plain, float))
     except Exception:  # any error of the value's own conversion: it still has a text form, and the body has run
         return _say(value)
 

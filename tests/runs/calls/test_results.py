@@ -1,11 +1,15 @@
 """A body's value on its way to the model and to the application, and the cut when it is too long."""
 
+import array
 import base64
+import collections
 import copy
+import datetime
 import decimal
 import io
 import itertools
 import re
+import types
 from typing import Any
 
 import attrs
@@ -229,6 +233,14 @@ class Picture:
         (range(2), "[0, 1]"),
         (lambda: {"rows": iter([1])}, '{"rows": [1]}'),
         (lambda: [iter([iter([1])])], "[[[1]]]"),
+        (collections.deque([1, (2,)]), "[1, [2]]"),
+        ({"rows": collections.deque([{"a": 1}])}, '{"rows": [{"a": 1}]}'),
+        (types.MappingProxyType({"a": 1}), '{"a": 1}'),
+        (collections.ChainMap({"a": collections.UserList([1])}), '{"a": [1]}'),
+        ([collections.UserDict(a=collections.UserString("b"))], '[{"a": "b"}]'),
+        (array.array("i", [1]), "[1]"),
+        (Point(collections.deque([1]), {}.keys()), '{"x": [1], "y": []}'),
+        ({"at": datetime.date(2024, 5, 1), "x": float("nan")}, '{"at": "2024-05-01", "x": NaN}'),
     ],
 )
 async def test_what_libraries_return_is_shown_as_what_it_is(run_mode: Run, value: Any, shown: Any) -> None:
@@ -249,6 +261,10 @@ async def test_what_libraries_return_is_shown_as_what_it_is(run_mode: Run, value
         (lambda: itertools.count(), "an iterator \\(count\\) of more than 10000 items was returned"),
         (lambda: io.StringIO("x"), "an open file \\(StringIO\\) was returned: return what is in it"),
         (lambda: _asynchronous(), "an async iterator"),
+        (lambda: {"rows": _asynchronous()}, "an async iterator"),
+        (lambda: [1, io.StringIO("x")], "an open file"),
+        (lambda: [_awaited(), _awaited()], "the coroutine '_awaited' was returned: an `await` is missing"),
+        (lambda: (1 / n for n in (1, 0)), "type generator can't be written as text: ZeroDivisionError\\(.*by zero"),
     ],
 )
 async def test_what_cannot_be_shown_fails_the_call_and_says_what_to_return(
@@ -264,6 +280,10 @@ async def test_what_cannot_be_shown_fails_the_call_and_says_what_to_return(
     result = await run_mode(agent, "go")
     assert re.search(words, str(read_shown_outputs(agent)["a"]))
     assert read_statuses(result) == ["failed"]
+
+
+async def _awaited() -> None:
+    pass
 
 
 async def _asynchronous() -> Any:
