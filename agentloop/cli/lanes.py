@@ -59,15 +59,29 @@ class _Queued:
 
 
 class Lanes:
-    """The live display of one run. *model* replaces the agents' models; with *table* the end has a table of calls."""
+    """The live display of one run. *model* replaces the agents' models; with *table* the end has a table of calls.
+
+    *asks* is that of `Narrator`.
+    """
 
     def __init__(
-        self, out: Output, err: Output, *, model: str | None = None, with_traceback: bool = False, table: bool = True
+        self,
+        out: Output,
+        err: Output,
+        *,
+        model: str | None = None,
+        with_traceback: bool = False,
+        table: bool = True,
+        asks: bool = True,
     ) -> None:
         self._err = err
         self._queue: list[tuple[Output, str]] = []
         self._narrator = Narrator(
-            _Queued(out, self._queue), _Queued(err, self._queue), with_traceback=with_traceback, starts=False
+            _Queued(out, self._queue),
+            _Queued(err, self._queue),
+            with_traceback=with_traceback,
+            starts=False,
+            asks=asks,
         )
         self._board = LaneBoard(model)
         self._table = table

@@ -134,21 +134,29 @@ class Questions:
                 case "e" | "edit":
                     if not await self._edit(state, request):
                         continue
+                case "":
+                    continue
                 case _:
+                    hint = "; other arguments are typed after e" if word.startswith("{") else ""
+                    await self.err.write(f"  Type one of y, n, a, v, e, l{hint}.\n")
                     continue
             return True
 
     async def _edit(self, state: RunState, request: ApprovalRequest) -> bool:
-        await self.err.write("  Arguments, as a JSON object on one line: ")
-        typed = await self.lines.next()
-        if not (typed or "").strip():
-            return False
-        try:
-            state.approve(request, arguments=typed)
-        except AgentLoopError as error:
-            await self.err.write(f"  {exact(str(error))}\n")
-            return False
-        return True
+        """Ask for arguments until they fit; return False if none are given."""
+        now = exact(mask_arguments(request.call.arguments, request.call.secret))
+        await self.err.write(f"  Now: {now}\n")
+        while True:
+            await self.err.write("  Arguments, as a JSON object on one line: ")
+            typed = await self.lines.next()
+            if not (typed or "").strip():
+                return False
+            try:
+                state.approve(request, arguments=typed)
+            except AgentLoopError as error:
+                await self.err.write(f"  {exact(str(error))}\n")
+            else:
+                return True
 
 
 def can_ask(err: Output, *, input_is_taken: bool) -> bool:

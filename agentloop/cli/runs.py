@@ -5,9 +5,11 @@ Knows the runner, the outputs and the progress bar; signals and exit of the proc
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any, Self
 
 import anyio
@@ -200,11 +202,12 @@ def show_for(job: CliOptions, *, table: bool = True) -> Show:
     """
     if job.json:
         return JsonLines(job.out, job.err, with_traceback=job.traceback)
+    asks = not isinstance(job.approver, Questions)
     if not can_show_lanes(job.err):
-        return Narrator(job.out, job.err, with_traceback=job.traceback)
+        return Narrator(job.out, job.err, with_traceback=job.traceback, asks=asks)
     from agentloop.cli.lanes import Lanes  # with rich, which only terminals need
 
-    return Lanes(job.out, job.err, model=job.model, with_traceback=job.traceback, table=table)
+    return Lanes(job.out, job.err, model=job.model, with_traceback=job.traceback, table=table, asks=asks)
 
 
 def can_show_lanes(err: Output) -> bool:
@@ -232,6 +235,21 @@ async def run_one(job: CliOptions, request: str, show: Show) -> int:
         return errors.code_of(error)
 
 
+@contextmanager
+def _told_once(job: CliOptions) -> Iterator[None]:
+    """Keep failed tools, which the display tells about, out of a log that nothing else would show."""
+    log = logging.getLogger("agentloop.tools")
+    if job.json or job.traceback or log.hasHandlers():
+        yield
+        return
+    handler = logging.NullHandler()
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+
+
 async def run_shown(job: CliOptions, request: str, show: Show, runtime: Runtime) -> int:
     """Run or resume *request*, show its events and its result, and return the exit code.
 
@@ -243,8 +261,9 @@ async def run_shown(job: CliOptions, request: str, show: Show, runtime: Runtime)
     """
 
     async def entry(given: str | RunState, options: dict[str, Any]) -> RunResult[Any]:
-        async with Runner.run_streamed(job.agent, given, **options) as stream:
-            await show.follow(stream)
+        with _told_once(job):
+            async with Runner.run_streamed(job.agent, given, **options) as stream:
+                await show.follow(stream)
         return stream.result
 
     ending = await SavedRun(job, request).run(entry, lambda: job.open_model(runtime))

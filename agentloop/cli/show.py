@@ -108,14 +108,18 @@ class Narrator:
     The text of the answer appears as it comes: on the output if that is a terminal, otherwise on the error output. If
     both lead to the same file, the answer appears once.
 
-    With *starts* False a call has one line, when it settles: something else shows those under way.
+    With *starts* False a call has one line, when it settles: something else shows those under way. With *asks* False no
+    line tells that a call waits: the user is asked about it.
     """
 
-    def __init__(self, out: Sink, err: Sink, *, with_traceback: bool = False, starts: bool = True) -> None:
+    def __init__(
+        self, out: Sink, err: Sink, *, with_traceback: bool = False, starts: bool = True, asks: bool = True
+    ) -> None:
         self._out = out
         self._err = err
         self._with_traceback = with_traceback
         self._starts = starts
+        self._asks = asks
         self._live = out if out.is_terminal or out.goes_where(err) else err
         self._said = ""
         """The text of the root run in this turn that was shown so far."""
@@ -142,7 +146,7 @@ class Narrator:
                 await self._end_line()  # the lanes need whole lines above them
             case ev.CallProgress(call) if self._starts:
                 await self._line(event, "…", "cyan", call, format_progress(event))
-            case ev.ApprovalRequested(request):
+            case ev.ApprovalRequested(request) if self._asks:
                 await self._line(
                     event, "?", "yellow", request.call, f"{format_arguments(request.call)} waits for approval"
                 )

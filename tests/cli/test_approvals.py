@@ -373,14 +373,32 @@ def test_at_a_terminal_each_call_is_asked_about(
 def test_at_a_terminal_arguments_can_be_edited(start: Start, agent: AgentOf, noted: Noted) -> None:
     """The terminal reports an input that is no JSON object and asks again; only the typed arguments are run."""
     terminal = Terminal(start, "run", agent("deleting"), "a")
-    for typed in ("", "[1]", '{"path": "z"}'):
-        terminal.answer("e")
+    terminal.answer('{"path": "y"}')  # not here: it would be approved by what the menu doesn't offer
+    terminal.wait_for("Type one of y, n, a, v, e, l; other arguments are typed after e.")
+    terminal.answer("e")
+    terminal.wait_for('Now: {"path": "a"}')
+    terminal.wait_for("on one line: ")
+    terminal.type("")  # back to the menu
+    terminal.answer("e")
+    for typed in ("[1]", '{"path": 1}', '{"path": "z"}'):
         terminal.wait_for("on one line: ")
         terminal.type(typed)
     assert terminal.finish() == 0, terminal.shown
     assert "must be a JSON object" in terminal.shown
     assert "z is gone" in terminal.shown
     assert noted() == ["deleted z"]
+
+
+@pytest.mark.slow
+def test_call_that_is_asked_about_is_shown_once(start: Start, agent: AgentOf) -> None:
+    """The question is enough; a call that is left pending has a line of its own."""
+    terminal = Terminal(start, "run", agent("deleting"), "a")
+    terminal.answer("y")
+    assert terminal.finish() == 0, terminal.shown
+    assert terminal.shown.count('? delete {"path": "a"}') == 1
+    left = Terminal(start, "run", agent("deleting"), "a", "--approve", "never")
+    left.wait_for("waits for approval")
+    assert left.finish() == 3, left.shown
 
 
 @pytest.mark.slow

@@ -78,6 +78,15 @@ def test_a_failing_run_ends_with_1_and_its_error_without_secrets(invoke: Invoke,
     assert "hunter2" not in traced.stderr
 
 
+def test_failed_tool_is_told_of_once(start: Start, agent: AgentOf) -> None:
+    """By the display; the line of the log, which nothing else shows, isn't written beside it. In JSON it is."""
+    told = start("run", agent("clumsy"), "go").communicate(timeout=30)[1]
+    assert told.count("no step 3") == 1
+    assert "✗ trip" in told
+    in_json = start("run", agent("clumsy"), "go", "--json").communicate(timeout=30)[1]
+    assert "tool trip failed in call c1" in in_json
+
+
 @pytest.mark.scenario("RP-22")
 def test_traceback_of_a_tool_that_the_model_is_told_of_is_shown_on_demand(invoke: Invoke, agent: AgentOf) -> None:
     """The traceback shows no secret, and the answer stays the same."""
