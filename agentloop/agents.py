@@ -276,7 +276,7 @@ class Agent(Generic[ContextT, OutputT]):
         """The tools that a run of this agent runs itself: `tools` without those of the provider."""
         return [tool for tool in self.tools if isinstance(tool, FunctionTool)]
 
-    def typed_output(self) -> TypedOutput | None:
+    def _typed_output(self) -> TypedOutput | None:
         """Return the schema and parser of the final output; None for text. Made once for each `output_type`."""
         if self._typed is None or self._typed[0] is not self.output_type:
             self._typed = (self.output_type, _read_output_type(self.output_type))

@@ -3,8 +3,7 @@
 Every record has a position: `path` (ids of the enclosing agent-tool calls, outermost first), `turn` (0 before the
 first) and `at` (wall-clock seconds). The log holds content once: `ModelResponded` holds the model's answer and
 `CallSettled` a call's output; other records refer to them by call id. Records name agents by their key in the run's
-graph (`agentloop._core.agent_graph`): the name, unless several agents have the same name. Values only: does not know
-about the fold, codecs or stores.
+graph: the name, unless several agents have the same name. Values only: does not know about the fold, codecs or stores.
 """
 
 from __future__ import annotations

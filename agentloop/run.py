@@ -142,9 +142,9 @@ class Runner:
         stream = _stream(agent, input, options, subscribe=False, plain=True)
         del options  # it would be kept for the collector to visit as long as the run waits
         async with stream:
-            await stream.next_ring()
+            await stream._next_ring()
             while not stream.is_complete:
-                await stream.next_ring()
+                await stream._next_ring()
         return stream.result
 
     @staticmethod
@@ -465,12 +465,12 @@ def _restore_result(agent: Agent[Any, Any], state: RunState, options: Mapping[st
 
     checked = _check_options(agent, options)
     if checked.kept is not None:
-        check_kept(state.fold, checked.kept)
-    if checked.session is not None and state.fold.kept_by_provider:
+        check_kept(state._fold, checked.kept)
+    if checked.session is not None and state._fold.kept_by_provider:
         raise UserError(_TWO_HISTORIES)
     context, config = options.get("context"), checked.config
     graph = AgentGraph(agent)
-    start = StartingPoint(state.fold, graph.get(state.fold.agent), graph, (), state)
+    start = StartingPoint(state._fold, graph.get(state._fold.agent), graph, (), state)
     run = _make_run(agent, start, state.context if context is None else context, config, None, {}, None)
     return result_of(run, from_records=True)
 

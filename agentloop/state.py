@@ -46,7 +46,7 @@ logger: logging.Logger = logging.getLogger("agentloop")
 
 @final
 class RunState:
-    """The log of a run and its fold. Made by `RunResult.to_state`, `RunStream.state` or the `from_…` methods.
+    """The log of a run. Made by `RunResult.to_state`, `RunStream.state` or the `from_…` methods.
 
     The caller owns it. Deciding methods append records and do nothing else. Mutable, not thread-safe. Two states are
     equal if their records are.
@@ -70,11 +70,11 @@ class RunState:
         self.graph_before: Mapping[str, Any] | None = None
         """The agents' graph at the time when the run was stored; None for a run of this process."""
         self.converter: BaseConverter | None = None
-        self._fold: RunFold | None = None
+        self._made: RunFold | None = None
         self._found = len(self.records)  # when the object was made: what follows was given on it
 
     @classmethod
-    def of(cls, agent: Agent[Any, Any], fold: RunFold, context: Any, converter: BaseConverter | None) -> RunState:
+    def _of(cls, agent: Agent[Any, Any], fold: RunFold, context: Any, converter: BaseConverter | None) -> RunState:
         """Return a state with the records of *fold* that is detached from the running run."""
         state = cls(agent, fold.records, context=context)
         state.converter = converter
@@ -82,7 +82,7 @@ class RunState:
 
     def __repr__(self) -> str:
         try:
-            fold = self.fold
+            fold = self._fold
         except StateError as error:
             return f"<RunState of {len(self.records)} records that don't fit: {error}>"
         status = fold.ended.status if fold.ended is not None else "under way"
@@ -99,17 +99,17 @@ class RunState:
         return [record_to_json(record) for record in self.records]
 
     @property
-    def fold(self) -> RunFold:
+    def _fold(self) -> RunFold:
         """The fold of the records, made on first use.
 
         Raises:
             StateError: if a record doesn't fit those before it.
         """
-        if self._fold is None:
-            self._fold = self.folded(JsonLimits())
-        return self._fold
+        if self._made is None:
+            self._made = self._fold_again(JsonLimits())
+        return self._made
 
-    def folded(self, limits: JsonLimits) -> RunFold:
+    def _fold_again(self, limits: JsonLimits) -> RunFold:
         """Return a new fold of the records that shares no state with this object.
 
         Raises:
@@ -122,24 +122,29 @@ class RunState:
     def _append(self, record: r.Record) -> None:
         from agentloop._core.gate import admit  # only a run that somebody decides on needs it
 
-        fold = self.fold
+        fold = self._fold
         self.records.append(fold.apply(admit(fold, record)))
 
     # -- looking
 
     @property
+    def run_id(self) -> str:
+        """The id of the whole run, the same in all its segments: that of `RunContext.run_id`."""
+        return self._fold.run_id
+
+    @property
     def status(self) -> r.RunStatus | None:
         """How the last run segment ended; None if it has not ended: the run is under way, or its process died."""
-        return self.fold.ended.status if self.fold.ended is not None else None
+        return self._fold.ended.status if self._fold.ended is not None else None
 
     @property
     def input(self) -> tuple[Item, ...]:
         """The items that the run began with; empty if it has not started. Later input (`add_input`) is not in it."""
-        return self.fold.input
+        return self._fold.input
 
     def began_with(self, input: str | Iterable[Item]) -> bool:
         """Tell whether the run began with *input*. A secret that was stored as a digest is compared by it."""
-        begun = self.fold.started
+        begun = self._fold.started
         if begun is None:
             return False
         from agentloop._storage.state_codec import plain_line
@@ -150,12 +155,12 @@ class RunState:
     @property
     def final_output(self) -> Any:
         """The final output; None unless the run has completed. Of a stored run it is plain data."""
-        return self.fold.ended.final_output if self.fold.ended is not None else None
+        return self._fold.ended.final_output if self._fold.ended is not None else None
 
     @property
     def error(self) -> str | None:
         """The error that ended the last run segment, as `TYPE(MESSAGE)`; None if none did."""
-        return self.fold.ended.error if self.fold.ended is not None else None
+        return self._fold.ended.error if self._fold.ended is not None else None
 
     def events(self, after: str | None = None) -> Iterator[tuple[str, Event]]:
         """Return the events of the log with their ids, in order: those that its streams have shown, without signals.
@@ -177,11 +182,11 @@ class RunState:
     @property
     def interruptions(self) -> tuple[ApprovalRequest, ...]:
         """The calls that wait for a verdict, those of nested runs included; empty unless the run was interrupted."""
-        return tuple(self.fold.interruptions())
+        return tuple(self._fold.interruptions())
 
     def _asked(self) -> Iterator[ApprovalRequest]:
         """Yield the calls of open turns for which a verdict was requested, also those that have one."""
-        for fold in _walk_folds(self.fold):
+        for fold in _walk_folds(self._fold):
             for call in fold.batch if fold.batch_open else ():
                 if call.approval is not None:
                     yield make_interruption(call.call, call.approval)
@@ -232,9 +237,9 @@ class RunState:
         self._decide(call, replace, approved=False, message=message, always=always, by=by)
 
     def _decide(self, call: ApprovalRequest | str, replace: bool, **verdict: Any) -> None:
-        check_goes_on(self.fold)
+        check_goes_on(self._fold)
         graph, own = AgentGraph(self.agent), self.records[self._found :]
-        given = verdict_on(self.fold, call, graph, own=own, converter=self.converter, replace=replace, **verdict)
+        given = verdict_on(self._fold, call, graph, own=own, converter=self.converter, replace=replace, **verdict)
         self._append(given)
 
     def add_input(self, input: str | Iterable[Item]) -> None:
@@ -243,7 +248,7 @@ class RunState:
         Raises:
             StateError: if the run is over or has no turn left, or if the model's last answer is not processed yet.
         """
-        fold = self.fold
+        fold = self._fold
         items = check_items("input", to_items(input))
         check_goes_on(fold)
         paused = fold.turn_open and fold.pauses  # no item may separate the parts of one answer
@@ -444,7 +449,7 @@ class RunState:
             if begin:
                 await checkpoint()
             apply_checked(fold, state.records[begin : begin + ITEMS_A_TURN])
-        state._fold = fold
+        state._made = fold
         _check_agents(state)
         return state
 
@@ -690,7 +695,7 @@ def _check_agents(state: RunState) -> None:
         StateError: if one is missing; names it.
     """
     graph = AgentGraph(state.agent)
-    for fold in _walk_folds(state.fold):
+    for fold in _walk_folds(state._fold):
         if fold.started is not None and (fold.ended is None or fold.ended.resumable):
             graph.get(fold.agent)
         for key in sorted(fold.tool_users):
@@ -715,7 +720,7 @@ def check_graph(state: RunState, graph: AgentGraph) -> tuple[str, ...]:
     now = graph.describe()
     found = changes(state.graph_before, now)
     if found:
-        _check_pending(state.fold, state.graph_before, now)
+        _check_pending(state._fold, state.graph_before, now)
     return found
 
 

@@ -376,7 +376,7 @@ async def w9(limit: Limit, effort: Effort) -> list[Row]:
     side = ours(conversation(limit.sleep, turns=effort.of(100), calls=1))
     state = (await side.run()).to_state()
     text = state.to_string()
-    plain = [_plain(item) for item in state.fold.history]
+    plain = [_plain(item) for item in state._fold.history]
     plain_text = json.dumps(plain)
 
     async def dump() -> None:

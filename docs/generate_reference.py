@@ -179,12 +179,12 @@ def _struct_signature(struct: type[msgspec.Struct]) -> inspect.Signature:
 
 
 def _parameters(signature: inspect.Signature, *, method: bool) -> list[str]:
-    """Return the parameters as texts, with `/` and `*` among them, without `self` and `cls`."""
+    """Return the parameters as texts, with `/` and `*` among them, without `self`, `cls` and private ones."""
     texts: list[str] = []
     seen_star = False
     positional = False
     for number, (name, one) in enumerate(signature.parameters.items()):
-        if method and number == 0 and name in ("self", "cls", "_cls"):
+        if (method and number == 0 and name in ("self", "cls")) or name.startswith("_"):
             continue
         if positional and one.kind is not one.POSITIONAL_ONLY:
             texts.append("/")

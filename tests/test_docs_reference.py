@@ -49,6 +49,31 @@ def test_every_entry_has_a_text(path: Path) -> None:
     assert [name for name, text in zip(parts[::2], shown, strict=True) if not text] == []
 
 
+def _classes_within() -> set[str]:
+    """Return the names of the classes in the packages that only the library itself uses: engine, core, codecs."""
+    found = set()
+    for package in ("_core", "_engine", "_storage", "_schema"):
+        start = import_module(f"agentloop.{package}")
+        for one in pkgutil.walk_packages(start.__path__, f"{start.__name__}."):
+            module = import_module(one.name)
+            found |= {name for name, value in vars(module).items() if getattr(value, "__module__", "") == one.name}
+    return {name for name in found if name[0].isupper() and not re.search(r"T(_co|_contra)?$", name)}
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_the_reference_shows_no_internals(path: Path) -> None:
+    """No text names a private module or attribute, and no signature a class that can only be imported from one."""
+    page = re.sub(r"<!-- reference: .*?-->", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert re.findall(r"agentloop\.(?:\w+\.)*_\w+", page) == []
+    spans = "\n".join(re.findall(r"(?<!`)`([^`\n]+)`(?!`)", page))
+    assert re.findall(r"(?<![\w\"'])_[a-z]\w*", spans) == []
+    signatures = "\n".join(re.findall(r"^```py\n(.*?)^```$", page, re.DOTALL | re.MULTILINE))
+    signatures = re.sub(r"'[^']*'|\"[^\"]*\"", "", signatures)
+    assert re.findall(r"(?<![\w.])_[a-z]\w*", signatures) == []
+    shown = {name.rpartition(".")[2] for name in _entries()}
+    assert set(re.findall(r"\b[A-Z]\w+", signatures)) & _classes_within() - shown == set()
+
+
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 def test_a_page_of_the_reference_is_up_to_date(path: Path) -> None:
     """The page has the text that its names' docstrings and signatures give."""

@@ -181,7 +181,7 @@ async def handle_error(run: LiveRun, error: AgentLoopError, name: HandlerName) -
     finally:
         del error  # a frame of its traceback would hold it: the run would wait for the garbage collector
     result = answer if isinstance(answer, ErrorHandlerResult) else ErrorHandlerResult(answer)
-    typed = run.agent.typed_output()
+    typed = run.agent._typed_output()
     if typed is not None:
         typed = typed.using(run.settings.config.converter)
     output = result.final_output if typed is None else typed.validate(result.final_output)

@@ -152,7 +152,7 @@ async def _resolve_definitions(run: LiveRun, parts: tuple[object, ...], sourced:
     by_key = {key: tool for key, tool in by_key.items() if key not in taken}
     tools = tuple([tool for tool in enabled if by_key.get(tool.lookup_key) is tool])
     config = run.settings.config
-    output, converter = agent.typed_output(), config.converter
+    output, converter = agent._typed_output(), config.converter
     own = agent.model_settings if config.model is None else settings_for(agent, config.model)
     settings = own.resolve(config.model_settings)
     if output is not None:

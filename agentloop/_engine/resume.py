@@ -39,7 +39,7 @@ def resume_from(
             needs, at any depth.
     """
     graph = AgentGraph(root)
-    fold = state.folded(state.fold.limits)
+    fold = state._fold_again(state._fold.limits)
     check_goes_on(fold)
     if kept is not None:
         check_kept(fold, kept)

@@ -97,7 +97,7 @@ def result_of(run: LiveRun, *, from_records: bool = False) -> RunResult[Any]:
     def to_state() -> RunState:
         from agentloop.state import RunState
 
-        return RunState.of(agent, tree, context, converter)
+        return RunState._of(agent, tree, context, converter)
 
     result = RunResult._of(
         make_rest,
@@ -118,7 +118,7 @@ def _read_stored_output(run: LiveRun, stored: Any) -> Any:
 
     A value that doesn't fit stays plain: a tool's output may be the final output, in any type.
     """
-    typed = run.agent.typed_output()
+    typed = run.agent._typed_output()
     if typed is None:
         return stored
     try:

@@ -309,7 +309,7 @@ class RunStream(Generic[OutputT]):
                 self._ended.set()
         await self._ended.wait()
 
-    def next_ring(self) -> Awaitable[None]:
+    def _next_ring(self) -> Awaitable[None]:
         """Wait for the next ring in the nursery of a plain run; `is_complete` then tells whether the run has ended.
 
         For the run's holder, to be awaited at once.
@@ -479,7 +479,7 @@ class RunStream(Generic[OutputT]):
 
         live = self._live
         converter = live.settings.config.converter
-        return RunState.of(live.tree.graph.root, live.tree.log.state, live.context.context, converter)
+        return RunState._of(live.tree.graph.root, live.tree.log.state, live.context.context, converter)
 
     @property
     def result(self) -> RunResult[OutputT]:

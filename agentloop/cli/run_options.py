@@ -96,7 +96,7 @@ class Questions:
         """
         decided = False
         for request in state.interruptions:
-            place = (state.fold.run_id, request.path, request.call.call_id)
+            place = (state.run_id, request.path, request.call.call_id)
             # An answer of "always" may have decided on later calls too.
             if place in self._later or request not in state.interruptions:
                 continue

@@ -131,7 +131,7 @@ def _is_over(path: Path, name: str) -> bool | None:
 
 def is_over(records: list[Record], name: str) -> bool:
     """Tell whether the run of *records* is over, or has another sandbox than *name*."""
-    fold: RunFold = RunState(Agent("pruned"), records).fold
+    fold: RunFold = RunState(Agent("pruned"), records)._fold
     try:
         check_goes_on(fold)
     except StateError:

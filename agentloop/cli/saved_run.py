@@ -60,7 +60,7 @@ def stored_summary(state: RunState) -> RunSummary | None:
     Raises:
         PastError: if it has ended for good without completing.
     """
-    fold = state.fold
+    fold = state._fold
     end = fold.ended
     if end is None or end.resumable:
         return None

@@ -229,5 +229,5 @@ def _class_named(name: str) -> type[RemoteToolError]:
 
 
 def _find_schema(agent: Agent[Any, Any], config: RunConfig) -> OutputSchema | None:
-    output = agent.typed_output()
+    output = agent._typed_output()
     return None if output is None else output.using(config.converter).schema

@@ -298,7 +298,7 @@ class AgentWorkflow:
                 "text: it can be approved or rejected as it is"
             )
         now = self._now()
-        _give(RunState.of(now.agent, now.fold, None, now.converter), asked, read)  # a copy refuses what doesn't fit
+        _give(RunState._of(now.agent, now._fold, None, now.converter), asked, read)  # a copy refuses what doesn't fit
 
     @workflow.signal
     def verdict(self, verdict: dict[str, Any]) -> None:

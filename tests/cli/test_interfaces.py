@@ -107,7 +107,7 @@ def test_the_example_agent_runs_unchanged_over_every_interface(
 
 def read_items(journal: Path) -> list[Item]:
     """Return the items of a run, without the marks of their provider."""
-    return [plain(item) for item in RunState(load_agent(TARGET), read_journal(journal)).fold.history]
+    return [plain(item) for item in RunState(load_agent(TARGET), read_journal(journal))._fold.history]
 
 
 # ---------------------------------------------------------------------------------------------- the local model

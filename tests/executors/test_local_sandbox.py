@@ -276,7 +276,7 @@ async def test_prune_on_the_command_line(tmp_path: Path, ending: str) -> None:
         agent = Agent("a", model=ScriptedModel(script), tools=[shell_tool(lambda ctx: ctx.sandbox.shell)])
         async with FileJournal(folder / f"{number}.{ending}") as journal:
             result = await Runner.run(agent, "go", run_config=RunConfig(sandbox=boxes), journal=journal)
-        run_id = result.to_state().fold.run_id
+        run_id = result.to_state().run_id
         names += [each.name for each in result.records if isinstance(each, r.SandboxOpened)]
         if number == 1:  # as if the process had died before the removal
             made = await boxes.create(run_id)

@@ -116,7 +116,7 @@ def make_journaled_agent(ledger: Ledger) -> Agent[Any, Any]:
 
 def make_report(state: RunState) -> dict[str, Any]:
     """Return what a parent process checks of a run."""
-    fold = state.fold
+    fold = state._fold
     assert fold.ended is not None
     outcomes = {call_id: call.outcome for call_id, call in fold.calls.items() if call.outcome is not None}
     return {

@@ -310,7 +310,7 @@ def _is_decided(end: r.RunEnded) -> bool:
 
 def _is_invalid_output(log: ObservedLog, agent: Agent[Any, Any], turn: ObservedTurn) -> bool:
     """Tell whether the answer of *turn* is a candidate for the final output of *agent*, whole, and doesn't fit."""
-    output = agent.typed_output()
+    output = agent._typed_output()
     if output is None or not turn.answered or turn.calls or turn.conflicts or turn.unnamed:
         return False
     response = turn.responded[-1][1].response

@@ -186,7 +186,7 @@ class _Restarts:
         secrets = Secrets(self.codec)
         self.held = tuple(record_from_json(decode(line), secrets=secrets) for line in lines[1:])
         try:
-            fold = RunState(self.runs[-1].agent, self.held).fold
+            fold = RunState(self.runs[-1].agent, self.held)._fold
         except StateError:
             return  # the next process meets this error too, and is judged by it
         if self.held:

@@ -243,7 +243,7 @@ class _Writer:
 
     def answers(self, agent: Agent[Any, Any]) -> list[Any]:
         """Return the last steps of a script that ends with *agent*: an output of its type, or first another one."""
-        output = agent.typed_output()
+        output = agent._typed_output()
         if output is None:
             return [say("done")] * 2
         wrong = [say("done")] if self.kind.malformed and self.chance.one_in(3) else []
@@ -268,7 +268,7 @@ class _Writer:
             pieces.append(call(taken.name, chance.arguments(taken), call_id=f"h{len(self.asked) + 1}"))
             found: Agent[Any, Any] = taken.agent
             return pieces, found
-        if not tools and agent.typed_output() is not None:  # which isn't done with reasoning alone
+        if not tools and agent._typed_output() is not None:  # which isn't done with reasoning alone
             pieces += self.answers(agent)[:1]
         return pieces or [say("done")], None
 

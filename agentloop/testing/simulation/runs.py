@@ -63,7 +63,7 @@ class WorldRun:
         bodies: Every body that began, in order.
         cleanups: Every block of cleanup that began in a body or a resource, where the body reports it.
         agent, context, hooks, session, journal: The objects that the run got.
-        stamps: One for each record, to compare with those of bodies and of `_observers`.
+        stamps: One for each record, to compare with those of bodies.
         pending: Path, call id and count of native cancellations that were still counted in a call's task when it
             settled.
         spans: `("start" or "end", span)`, in order.

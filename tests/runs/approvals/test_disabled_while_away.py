@@ -143,7 +143,7 @@ async def test_a_call_in_a_queue_is_refused_alone_after_a_crash(run_mode: Run, s
         config = configure_run(mode="sequential")
         await run_mode(agent, "go", journal=journal, run_config=config)
         state = await RunState.from_journal(agent, await make_journal((await journal.read())[:kept]))
-        if state.fold.response is None or state.fold.ended is not None or state.fold.turn > 1:
+        if state._fold.response is None or state._fold.ended is not None or state._fold.turn > 1:
             continue  # the model is asked about other tools, or the batch is over
         settled = {one.call_id for one in state.records if isinstance(one, r.CallSettled)}
         started = {one.call_id for one in state.records if isinstance(one, r.CallStarted)}

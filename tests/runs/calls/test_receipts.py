@@ -392,7 +392,7 @@ async def test_the_idempotency_key_is_one_call_s_own(run_mode: Run) -> None:
     result = await run_mode(agent, "go")
     assert len(set(keys.values())) == 2
     assert all(keys.values())
-    run_id = result.to_state().fold.run_id
+    run_id = result.to_state().run_id
     assert {record.call_id: record.idempotency_key(run_id) for record in find_records(result, r.CallStarted)} == keys
 
 
@@ -414,7 +414,7 @@ async def test_a_key_that_is_read_when_the_run_is_over_is_the_call_s(run_mode: R
     agent = make_agent([ask, dig], [call("ask", {"input": "dig"}, "o"), call("dig", call_id="d")])
     agent.hooks = Keeping()
     result = await run_mode(agent, "go")
-    run_id = result.to_state().fold.run_id
+    run_id = result.to_state().run_id
     recorded = {
         (record.path, record.call_id): record.idempotency_key(run_id) for record in find_records(result, r.CallStarted)
     }

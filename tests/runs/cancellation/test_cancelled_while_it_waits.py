@@ -123,7 +123,7 @@ async def test_a_waiting_call_of_a_nested_run_is_cancelled_too(what: str, way: s
     cancelled = False
     async with Runner.run_streamed(case.agent, "go") as stream:
         async for _ in stream:
-            inner = stream.state.fold.nested.get("h")
+            inner = stream.state._fold.nested.get("h")
             if not cancelled and inner is not None and inner.paused:
                 path, call_id = PLACES[what]
                 cancelled = stream.cancel_call(call_id, path=path)

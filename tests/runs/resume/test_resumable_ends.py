@@ -276,7 +276,7 @@ async def test_a_nested_run_that_a_body_ended_is_not_entered_again_after_a_crash
         for one in (agent, inner):
             one.model = ScriptedModel([_by_history(one is inner)] * 5)
         state = await RunState.from_journal(agent, await make_journal(lines[:kept]))
-        if state.fold.ended is not None:
+        if state._fold.ended is not None:
             continue
         result = await run_mode(agent, state)
         assert result.final_output == "done"

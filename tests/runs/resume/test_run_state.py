@@ -79,8 +79,8 @@ async def test_a_loaded_state_equals_the_saved_one_receipts_included() -> None:
     state = await waiting()
     loaded = copy_state(state)
     assert loaded == state
-    assert loaded.fold.receipts == state.fold.receipts
-    assert sorted(loaded.fold.receipts.values()) == ["l0", "l1"]
+    assert loaded._fold.receipts == state._fold.receipts
+    assert sorted(loaded._fold.receipts.values()) == ["l0", "l1"]
     assert copy_state(loaded) == state
     loaded.approve("p1")
     assert loaded != state
@@ -97,9 +97,9 @@ async def test_usage_survives_storing_with_its_entries() -> None:
     agent = Agent("guide", model=script_turns(*steps), tools=[look, pay])
     result = await Runner.run(agent, "go")
     restored = copy_state(result.to_state())
-    assert restored.fold.usage == result.usage
-    assert restored.fold.usage.requests == 2
-    [entry] = restored.fold.usage.entries
+    assert restored._fold.usage == result.usage
+    assert restored._fold.usage.requests == 2
+    [entry] = restored._fold.usage.entries
     assert (entry.cached_tokens, entry.reasoning_tokens, entry.total_tokens) == (3, 2, 15)
 
 
@@ -174,8 +174,8 @@ async def test_turns_and_their_limit_are_kept_and_a_resume_takes_none(run_mode: 
     first = await run_mode(agent, "go", max_turns=limit)
     assert [record.turn for record in find_records(first, r.TurnStarted)] == [1, 2]
     state = restore_approved(first)
-    assert state.fold.turn == 2
-    assert state.fold.max_turns == limit
+    assert state._fold.turn == 2
+    assert state._fold.max_turns == limit
     done = await run_mode(agent, state)
     assert done.final_output == "done"
     assert [record.turn for record in find_records(done, r.TurnStarted)] == [1, 2, 3]

@@ -276,7 +276,7 @@ async def test_rejections_keep_their_words(run_mode: Run, message: str | None) -
     done = await run_mode(agent, copy_state(state))
     assert read_shown_outputs(agent) == {"p": message or "Tool 'pay' was not approved."}
     assert find_outcome(done, "p").status == "rejected"
-    assert read_outputs(copy_state(done.to_state()).fold.new_items) == read_shown_outputs(agent)
+    assert read_outputs(copy_state(done.to_state())._fold.new_items) == read_shown_outputs(agent)
 
 
 @attrs.frozen

@@ -86,11 +86,11 @@ def test_the_frozen_state_is_read_and_means_what_it_meant(file: Path) -> None:
     assert state.context == frozen_state.CONTEXT
     [waiting] = state.interruptions
     assert (waiting.call.call_id, waiting.call.arguments, waiting.path) == ("inner_pay", '{"amount": 2}', ("nested",))
-    assert state.fold.turn == 2
-    assert state.fold.max_turns == 7
-    assert state.fold.usage.requests == 4
-    assert state.fold.usage.total_tokens == 13
-    assert read_outputs(state.fold.new_items) == {
+    assert state._fold.turn == 2
+    assert state._fold.max_turns == 7
+    assert state._fold.usage.requests == 4
+    assert state._fold.usage.total_tokens == 13
+    assert read_outputs(state._fold.new_items) == {
         "located": '{"x": 1, "y": 2.5}',
         "again": '{"x": 1, "y": 2.5}',
         "peeked": "Hidden.",
@@ -98,8 +98,8 @@ def test_the_frozen_state_is_read_and_means_what_it_meant(file: Path) -> None:
         "own_pay": "paid 10",
         "other_pay": "Too much.",
     }
-    assert state.fold.calls["located"].outcome is not None
-    assert state.fold.calls["located"].outcome.custom_data == [1, b"\x01"]
+    assert state._fold.calls["located"].outcome is not None
+    assert state._fold.calls["located"].outcome.custom_data == [1, b"\x01"]
 
 
 @every_schema

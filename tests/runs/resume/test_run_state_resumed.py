@@ -77,8 +77,8 @@ async def test_after_a_soft_cancel_usage_is_counted_and_the_run_goes_on(run_mode
     agent = Agent("guide", tools=[look])
     agent.model = script_turns([call("look", call_id="l"), say("wait", usage)], say("done", usage))
     state = await stopped_after_a_turn(agent)
-    assert state.fold.usage.requests == 1
-    assert state.fold.usage.total_tokens == 4
+    assert state._fold.usage.requests == 1
+    assert state._fold.usage.total_tokens == 4
     done = await run_mode(agent, copy_state(state))
     assert done.final_output == "done"
     assert done.usage.requests == 2

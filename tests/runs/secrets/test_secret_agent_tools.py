@@ -369,9 +369,9 @@ async def test_a_crash_anywhere_shows_nothing_and_is_got_over_with_the_codec(run
         nested = inner(say("ok"))
         agent = asking(nested)
         state = await RunState.from_journal(agent, cut)
-        if state.fold.ended is not None:
+        if state._fold.ended is not None:
             continue
-        if state.fold.response is not None:
+        if state._fold.response is not None:
             agent.model = ScriptedModel([say("done")])
         with anyio.fail_after(5):
             result = await run_mode(agent, state, journal=cut)

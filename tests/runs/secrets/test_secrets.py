@@ -481,7 +481,7 @@ async def test_an_output_that_was_not_kept_is_no_receipt_s_secret(run_mode: Run)
     agent = logging_in(login(lambda password: OUTPUT))
     result = await run_mode(agent, "go")
     state = RunState.from_string(agent, result.to_state().to_string())
-    outputs = [item for item in state.fold.history if isinstance(item, ToolOutput)]
+    outputs = [item for item in state._fold.history if isinstance(item, ToolOutput)]
     assert [output.secret for output in outputs] == [True]
     assert str(outputs[0].output).startswith('{"$digest":')
     assert state == result.to_state()

@@ -389,7 +389,7 @@ async def test_what_may_be_run_again_is_with_the_same_key(options: Any) -> None:
     done = await Runner.resume(worker(ran, **options), journal)
     assert ran == [key, key]
     assert read_statuses(done) == ["succeeded"]
-    run_id = done.to_state().fold.run_id
+    run_id = done.to_state().run_id
     assert [(record.attempt, record.idempotency_key(run_id)) for record in find_records(done, r.CallStarted)] == [
         (1, key),
         (2, key),

@@ -787,7 +787,7 @@ async def test_a_cancelled_runs_last_records_are_durable(cancelled: str, run_mod
     _, *lines = await journal.read()
     assert lines == lines_of(watch.records)
     state = await RunState.from_journal(agent, journal)
-    outcome = state.fold.calls["h"].outcome
+    outcome = state._fold.calls["h"].outcome
     assert outcome is not None
     assert (outcome.status, outcome.cancelled_by) == ("cancelled", "parent")
 
