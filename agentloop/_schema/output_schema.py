@@ -20,6 +20,7 @@ import attrs
 
 from agentloop._common.checks import FIELDS, optional
 from agentloop._common.errors import ModelBehaviorError, UserTypeError
+from agentloop._common.strict_json import STRING
 from agentloop._common.type_parameters import OutputT
 from agentloop._schema.conversion import conversion_of
 from agentloop._schema.function_schema import (
@@ -257,8 +258,14 @@ def _with_defs(root: Schema, defs: Mapping[str, Schema]) -> Schema:
     return {**root, "$defs": {name: defs[name] for name in defs if name in used}} if used else root
 
 
-_FENCE = re.compile(r"```[ \t]*\w*[ \t]*\n(.*?)\n?[ \t]*```", re.DOTALL)
-_THOUGHTS = re.compile(r"\s*<think>.*?</think>", re.DOTALL)
+# Info words up to the end of the line, or one word in a fence of one line. JSON has no fence outside of its strings.
+_FENCE = re.compile(
+    rf"(`{{3,9}}+|~{{3,9}}+)(?:[^`~\n]*\n|[ \t]*\w*[ \t]+)\s*((?:{STRING}|[^\"`~\s])(?:{STRING}|[^\"`~])*+)(?:\1|\Z)",
+    re.DOTALL,
+)
+_THOUGHT = "think|thinking|thought|reasoning"
+# Servers that begin the thoughts themselves leave only their end in the answer.
+_THOUGHTS = re.compile(rf".*?</(?:{_THOUGHT})>(?:\s*<({_THOUGHT})>.*?</\1>)*", re.DOTALL)
 
 
 def _json(what: str, text: str, limits: JsonLimits) -> Any:
@@ -277,9 +284,10 @@ def _parse_unwrapped(text: str, limits: JsonLimits) -> Any:
     try:
         return _parse(text, limits)
     except json.JSONDecodeError:
-        answer = _THOUGHTS.sub("", text, count=1) if "<think>" in text else text
-        fenced = _FENCE.findall(answer)
-        if len(fenced) == 1 or answer is not text:
+        thoughts = _THOUGHTS.match(text)
+        answer = text[thoughts.end() :] if thoughts else text
+        fenced = [match[2] for match in _FENCE.finditer(answer)]
+        if len(fenced) == 1 or (thoughts and answer.strip()):
             return _parse(fenced[0] if len(fenced) == 1 else answer, limits)
         raise
 

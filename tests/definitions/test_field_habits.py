@@ -684,6 +684,14 @@ ANSWER = '{"x": 1, "y": 2}'
         f"Here it is:\n```json\n{ANSWER}\n```\nAnything else?",
         f"<think>x is 1 … ```\n1\n```</think>\n{ANSWER}",
         f"<think>so</think>```JSON\n{ANSWER}```",
+        f"~~~json\n{ANSWER}\n~~~",
+        f"````json\r\n{ANSWER}\r\n````",
+        f"```application/json\n{ANSWER}\n```",
+        f'```{{.json title="a"}}\n\n{ANSWER}\n\n```',
+        f"```json {ANSWER} ```",
+        f"Here:\n```json\n{ANSWER}",
+        f"so x is 1\n</think>\n\n{ANSWER}",
+        f"<thinking>a {{1}}</thinking> <reasoning>b</reasoning>\n```json\n{ANSWER}\n```",
         f"\ufeff{ANSWER}",
         f"\n\n {ANSWER} \n",
     ],
@@ -693,7 +701,27 @@ def test_a_fence_around_a_typed_answer_is_taken_off(text: str) -> None:
     assert typed_output(Point).parse(text) == Point(1, 2.0)
 
 
-@pytest.mark.parametrize("text", [f"```\n{ANSWER}\n```\n```\n{ANSWER}\n```", "```json\nno\n```", f"so {ANSWER}"])
+@pytest.mark.parametrize("quotes", ["```", "~~~"])
+def test_a_fence_within_a_text_of_the_answer_ends_nothing(quotes: str) -> None:
+    """An answer that holds code, in a fence of its own."""
+    answer = {"code": f"{quotes}py\nprint('{quotes}')\n{quotes}"}
+    assert typed_output(dict[str, str]).parse(f"Done:\n```json\n{json.dumps(answer)}\n```") == answer
+
+
+@pytest.mark.parametrize("text", ["`" * 900_000, "```\n" * 200_000, "</think>" * 100_000, "<think>" * 100_000 + '"'])
+def test_a_hostile_answer_is_refused_in_linear_work(text: str) -> None:
+    """A quadratic search would take hours."""
+    with pytest.raises(ModelBehaviorError):
+        typed_output(Point).parse(text)
+
+
+TWO_MEANINGS = [
+    *(f"```\n{ANSWER}\n```\n```\n{ANSWER}\n```", "```json\nno\n```", f"so {ANSWER}", f"{ANSWER}\n{ANSWER}"),
+    *("<think>no answer</think>", f"{ANSWER} Hope that helps!", f"{ANSWER}\n```"),
+]
+
+
+@pytest.mark.parametrize("text", TWO_MEANINGS)
 def test_an_answer_with_more_than_one_meaning_is_refused(text: str) -> None:
     """Two fences, or words around without one: which part is the answer?"""
     with pytest.raises(ModelBehaviorError, match="isn't valid JSON: at character"):
