@@ -28,7 +28,7 @@ from agentloop._storage.typed_codec import (
     read_object,
     union_of,
 )
-from agentloop._storage.withholding import DIGESTS, WithheldText, is_mark
+from agentloop._storage.withholding import WithheldText, is_mark
 
 _ITEM_KINDS: Mapping[type, str] = {cls: str(cls.__struct_config__.tag) for cls in get_args(i.Item)}
 _MESSAGES = (i.SystemMessage, i.UserMessage, i.AssistantMessage)
@@ -51,16 +51,7 @@ def item_to_json(item: i.Item) -> dict[str, Any]:
     """
     if type(item) not in _ITEM_KINDS:
         raise UserTypeError(f"an item is needed, not {type(item).__name__}")
-    written: dict[str, Any] = _item_codec_alone().written(item)
-    return written
-
-
-def item_to_hidden_json(item: i.Item) -> dict[str, Any]:
-    """Return *item* as JSON in which digests are in the place of its secrets.
-
-    It is the same for an item as it was made and for one read from a log that kept only the digests.
-    """
-    written: dict[str, Any] = _item_codec_alone().written(item, DIGESTS)
+    written: dict[str, Any] = _unhidden_codec().written(item)
     return written
 
 
@@ -74,14 +65,14 @@ def item_from_json(data: Mapping[str, Any], *, path: str = "$") -> i.Item:
             missing or unknown, no `type`. Values aren't quoted.
     """
     try:
-        item: i.Item = _item_codec_alone().read(data, None)
+        item: i.Item = _unhidden_codec().read(data, None)
         return item
     except Exception as error:
         raise StateError(f"Malformed item: {fault_text(error, path)}") from None
 
 
 @functools.cache  # made at first use, so that importing the package doesn't pay for it
-def _item_codec_alone() -> TypedCodec:
+def _unhidden_codec() -> TypedCodec:
     return item_forms(TypedCodec(read_object, lambda value, _context: dict(value)), AS_IT_IS)[_ITEM]
 
 

@@ -307,6 +307,7 @@ async def test_timed_out_body_may_clean_up_and_is_awaited(run_mode: Run, anyio_b
     assert result.calls[0].outcome.cleanup == "done"
 
 
+@pytest.mark.backends("asyncio-virtual", "trio-virtual")
 @pytest.mark.parametrize("asked", [None, 1.5, 60.0])
 async def test_cleanup_of_a_call_that_nobody_cancels_ends_by_itself(
     run_mode: Run, anyio_backend: Backend, asked: float | None
