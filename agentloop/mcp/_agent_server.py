@@ -137,13 +137,33 @@ async def _run(agent: Agent[Any, Any], options: dict[str, Any], text: str, ctx: 
         given = result.to_state()
         try:
             for asked in given.interruptions:
-                found = await ctx.elicit(_question(asked), ApprovalAnswer)
-                _approve(given, asked, found.action == "accept" and found.data.approve)
+                await _ask(given, asked, ctx)
         except NoBackChannelError:
             return await _ask_with_result(given, states)
-        except MCPError:
-            for asked in given.interruptions:
-                given.reject(asked, message="The client can't ask its user for approval.")
+
+
+async def _ask(state: RunState, asked: ApprovalRequest, ctx: Any) -> None:
+    """Ask the client's user, and decide on *asked*; it is rejected if the client can't ask.
+
+    Raises:
+        NoBackChannelError: no question can be sent before the end of this request.
+    """
+    if _can_ask(ctx.client_capabilities):
+        try:
+            found = await ctx.elicit(_question(asked), ApprovalAnswer)
+            return _approve(state, asked, found.action == "accept" and found.data.approve)
+        except NoBackChannelError:
+            raise
+        except MCPError as error:
+            logger.info("an MCP client hasn't asked its user: %s", error_summary(error))
+    state.reject(asked, message="The client can't ask its user for approval.")
+    return None
+
+
+def _can_ask(capabilities: Any) -> bool:
+    """Tell whether a client with these capabilities, which it sends with each request, shows forms to its user."""
+    kinds = None if capabilities is None else capabilities.elicitation
+    return kinds is not None and (kinds.form is not None or kinds.url is None)
 
 
 def _describe(event: object) -> str | None:

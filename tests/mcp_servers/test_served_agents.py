@@ -137,7 +137,11 @@ async def test_state_of_a_client_is_resumed_once() -> None:
 
     RAN.clear()
     said: list[str] = []
-    async with Client(build_server(payer), mode="auto") as client:
+
+    async def unasked(ctx: Any, params: Any) -> Any:
+        raise AssertionError
+
+    async with Client(build_server(payer), mode="auto", elicitation_callback=unasked) as client:
         first = await client.session.call_tool("pay_master", {"input": "pay"}, allow_input_required=True)
         answers = {key: ElicitResult(action="accept", content={"approve": True}) for key in first.input_requests}
 
@@ -154,15 +158,32 @@ async def test_state_of_a_client_is_resumed_once() -> None:
     assert ["This answer was given before" in text for text in said].count(True) == 2
 
 
-async def test_client_that_cannot_ask_has_the_call_rejected() -> None:
-    """The run goes on, and its model learns why."""
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+@pytest.mark.parametrize("client", ["silent", "refusing", "own"])
+async def test_client_that_cannot_ask_has_the_call_rejected(mode: str, client: str, tmp_path: Path) -> None:
+    """It has said so, or answers with an error, or is ours: the run goes on, and its model learns why."""
     from mcp import Client
+    from mcp.types import ErrorData
 
     RAN.clear()
-    async with Client(build_server(payer), mode="legacy") as client:
-        result = await client.call_tool("pay_master", {"input": "pay"})
+
+    async def refuse(ctx: Any, params: Any) -> ErrorData:
+        return ErrorData(code=-32603, message="nobody is here")
+
+    if client == "own":
+        command, env = serving(tmp_path)
+        server = MCPServer(name="s", command=command, env=env, cwd=str(tmp_path), connect_timeout=START_SECONDS)
+        server.mode = mode
+        agent = script_agent("a", call("echo", {"input": "ask"}), say("done"), toolsets=[server])
+        text = (await Runner.run(agent, "go")).calls[0].outcome.output
+    elif client == "silent" or mode == "auto":
+        async with Client(build_server(payer), mode=mode) as session:
+            text = (await session.call_tool("pay_master", {"input": "pay"})).content[0].text
+    else:
+        async with Client(build_server(payer), mode=mode, elicitation_callback=refuse) as session:
+            text = (await session.call_tool("pay_master", {"input": "pay"})).content[0].text
     assert RAN == []
-    assert "The client can't ask its user for approval." in result.content[0].text
+    assert "The client can't ask its user for approval." in text
 
 
 SERVED = """
@@ -180,13 +201,20 @@ async def hang() -> str:
         open("cut", "w").close()
     return ""
 
+@tool(needs_approval=True)
+async def ask() -> str:
+    "Ask."
+    return "asked"
+
 def answer(request):
+    if request.turn > 1:
+        return say("done: " + request.items[-1].output)
     text = request.items[-1].text
-    if text == "hang":
-        return call("hang")
+    if text in ("hang", "ask"):
+        return call(text)
     return say("heard " + text)
 
-echo = Agent("echo", model=FunctionModel(answer), tools=[hang])
+echo = Agent("echo", model=FunctionModel(answer), tools=[hang, ask])
 """
 
 
