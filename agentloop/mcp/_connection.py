@@ -37,6 +37,7 @@ from agentloop._common.error_text import error_summary
 from agentloop._common.errors import AnswerError
 from agentloop._engine.runtime.backend import start_detached
 from agentloop.exceptions import OutcomeUnknown
+from agentloop.mcp._remarks import Remarks
 
 logger = logging.getLogger("agentloop.mcp")
 
@@ -68,11 +69,13 @@ class MCPConnectionError(Exception):
 class Connection:
     """The connection to one server. Entered, left and used by any task of the same event loop.
 
-    *transport* opens a new transport each time. *mode* is the SDK's: `"auto"`, `"legacy"` or a version.
+    *transport* opens a new transport each time, and gives *remarks* what it sees of the server. *mode* is the SDK's:
+    `"auto"`, `"legacy"` or a version.
     """
 
-    def __init__(self, name: str, transport: Transport, *, connect_timeout: float, mode: str) -> None:
+    def __init__(self, name: str, transport: Transport, *, connect_timeout: float, mode: str, remarks: Remarks) -> None:
         self.name = name
+        self._remarks = remarks
         self._transport = transport
         self._connect_timeout = connect_timeout
         self._mode = mode
@@ -204,6 +207,7 @@ class Connection:
                 self._client = None
             lost.set()
 
+        self._remarks.begin()
         async with self._transport() as (read, write):
             yield _MessageStream(read, end), write
 
@@ -354,7 +358,9 @@ class Connection:
 
     def _unreachable(self, cause: BaseException | None) -> MCPConnectionError:
         words = str(cause).partition("\n")[0][:_LONGEST_CAUSE]
-        return MCPConnectionError(f"MCP server {self.name!r} can't be used: {type(cause).__name__}: {words}")
+        return MCPConnectionError(
+            f"MCP server {self.name!r} can't be used: {type(cause).__name__}: {words}{self._remarks}"
+        )
 
 
 async def _leave_unchecked(name: str, result: Any) -> None:

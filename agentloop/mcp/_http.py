@@ -12,6 +12,8 @@ from typing import Any
 import httpx2
 from mcp.client.streamable_http import streamable_http_client
 
+from agentloop.mcp._remarks import Remarks
+
 _CONNECT_SECONDS = 10.0
 _END_SECONDS = 1.0
 
@@ -41,14 +43,17 @@ class _BoundedStream(httpx2.AsyncByteStream):  # type: ignore[misc]  # as `Any`,
 class _BoundedTransport(httpx2.AsyncHTTPTransport):  # type: ignore[misc]  # likewise
     """Bounds every answer that is no stream of events: those are bounded event by event."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, remarks: Remarks) -> None:
         super().__init__()
         self._most = most
+        self._remarks = remarks
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         if request.method == "DELETE":  # the end of a session, which must not wait for a server that is mute
             request.extensions["timeout"] = dict.fromkeys(("connect", "read", "write", "pool"), _END_SECONDS)
         response = await super().handle_async_request(request)
+        if request.method == "POST" and response.status_code >= 300:
+            self._remarks.answered(response.status_code, httpx2.codes.get_reason_phrase(response.status_code))
         if response.headers.get("content-encoding", "identity") != "identity":
             await response.aclose()  # a few bytes may unpack to any number, and we asked for none of it
             raise httpx2.StreamError("the answer is compressed, which was not asked for")
@@ -59,7 +64,7 @@ class _BoundedTransport(httpx2.AsyncHTTPTransport):  # type: ignore[misc]  # lik
 
 @asynccontextmanager
 async def open_http(
-    url: str, headers: Mapping[str, str] | None, http_client: Any, *, max_bytes: int
+    url: str, headers: Mapping[str, str] | None, http_client: Any, *, max_bytes: int, remarks: Remarks
 ) -> AsyncIterator[tuple[Any, Any]]:
     """Yield the streams of messages from the server at *url* and to it.
 
@@ -68,6 +73,7 @@ async def open_http(
         headers: Headers of every request, for keys and tokens.
         http_client: An `httpx2.AsyncClient` of the application's, used as it is; None makes one.
         max_bytes: The longest answer, and the longest event of a stream.
+        remarks: Is told of answers that are errors, by a client that is made here.
     """
     if http_client is not None:
         async with streamable_http_client(url, http_client=http_client, max_sse_event_size=max_bytes) as streams:
@@ -76,7 +82,7 @@ async def open_http(
     timeout = httpx2.Timeout(_CONNECT_SECONDS, read=None)  # the calls have limits of their own
     given = {"accept-encoding": "identity", **(headers or {})}
     async with (
-        httpx2.AsyncClient(headers=given, timeout=timeout, transport=_BoundedTransport(max_bytes)) as client,
+        httpx2.AsyncClient(headers=given, timeout=timeout, transport=_BoundedTransport(max_bytes, remarks)) as client,
         streamable_http_client(url, http_client=client, max_sse_event_size=max_bytes) as streams,
     ):
         yield streams

@@ -21,6 +21,7 @@ from agentloop._schema.json_text import parse_object
 from agentloop.context import RunContext, ToolContext
 from agentloop.mcp._connection import Connection, MCPToolError
 from agentloop.mcp._contents import MOST_NAME, default_options, error_text, read_contents, usable_names
+from agentloop.mcp._remarks import Remarks
 from agentloop.mcp._schemas import Check, Meter, make_check
 from agentloop.settings import JsonLimits
 from agentloop.tools import FunctionTool, RawBody, ToolSelection
@@ -159,11 +160,18 @@ class MCPServer:
             await anyio.to_thread.run_sync(_import_sdk)
         except ImportError as error:
             raise UserError(describe_missing("an MCP server", "mcp")) from error
-        connection = Connection(self.name, self._open_transport, connect_timeout=self.connect_timeout, mode=self.mode)
+        remarks = Remarks()
+        connection = Connection(
+            self.name,
+            partial(self._open_transport, remarks),
+            connect_timeout=self.connect_timeout,
+            mode=self.mode,
+            remarks=remarks,
+        )
         async with connection:
             yield _ServerTools(self, connection)
 
-    def _open_transport(self) -> AbstractAsyncContextManager[Any]:
+    def _open_transport(self, remarks: Remarks) -> AbstractAsyncContextManager[Any]:
         if self.command is not None:
             from agentloop.mcp._stdio import open_process
 
@@ -174,11 +182,12 @@ class MCPServer:
                 self.cwd,
                 max_bytes=self.max_message_bytes,
                 grace=self.grace,
+                remarks=remarks,
             )
         from agentloop.mcp._http import open_http
 
         assert self.url is not None
-        return open_http(self.url, self.headers, self.http_client, max_bytes=self.max_message_bytes)
+        return open_http(self.url, self.headers, self.http_client, max_bytes=self.max_message_bytes, remarks=remarks)
 
 
 _Made: TypeAlias = dict[str, tuple[Any, "FunctionTool[Any] | None"]]

@@ -26,19 +26,30 @@ from mcp import types
 from mcp.client.stdio import get_default_environment
 from mcp.shared.message import SessionMessage
 
+from agentloop.mcp._remarks import Remarks
+
 logger = logging.getLogger("agentloop.mcp")
 
 _BROKEN = (anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream, OSError)
 _POLL = 0.01
 _AFTER_TERM = 0.5
 _AFTER_KILL = 0.5
+_LAST_WORDS = 0.5
+"""Seconds for reading what a process that has ended has written to stderr; a child of it may hold that open."""
 _LONGEST_STDERR_LINE = 2_000
 _MOST_BAD_LINES = 100
 
 
 @asynccontextmanager
 async def open_process(
-    name: str, command: Sequence[str], env: Mapping[str, str] | None, cwd: str | None, *, max_bytes: int, grace: float
+    name: str,
+    command: Sequence[str],
+    env: Mapping[str, str] | None,
+    cwd: str | None,
+    *,
+    max_bytes: int,
+    grace: float,
+    remarks: Remarks,
 ) -> AsyncIterator[tuple[Any, Any]]:
     """Start *command* and yield the streams of messages from it and to it.
 
@@ -49,6 +60,7 @@ async def open_process(
         cwd: The directory of the process.
         max_bytes: The longest message.
         grace: Seconds that the server has to exit by itself once its stdin is closed.
+        remarks: Is told the lines of stderr, and how the process has ended.
 
     Cancellation: the process and its group have ended when the block is left.
 
@@ -59,18 +71,22 @@ async def open_process(
         list(command), env=get_default_environment() | dict(env or {}), cwd=cwd, start_new_session=True
     )
     # Nothing may wait between here and the block that ends the process.
+    said_all = anyio.Event()
     to_sdk, from_server = anyio.create_memory_object_stream[Any](0)
     to_server, from_sdk = anyio.create_memory_object_stream[Any](0)
     try:
         async with anyio.create_task_group() as group:
-            group.start_soon(_read, name, process, to_sdk, max_bytes)
+            group.start_soon(_read, name, process, to_sdk, max_bytes, remarks)
             group.start_soon(_write, process, from_sdk, to_sdk)
-            group.start_soon(_log, name, process)
+            group.start_soon(_log, name, process, remarks, said_all)
             try:
                 yield from_server, to_server
             finally:
                 with anyio.CancelScope(shield=True):
-                    await _stop(process, grace)
+                    if (code := await _stop(process, grace)) is not None:
+                        remarks.exited(code)
+                    with anyio.move_on_after(_LAST_WORDS):
+                        await said_all.wait()
                 group.cancel_scope.cancel()
     finally:
         for stream in (to_sdk, from_server, to_server, from_sdk):
@@ -78,7 +94,9 @@ async def open_process(
         _close_transport(process)
 
 
-async def _read(name: str, process: Process, to_sdk: MemoryObjectSendStream[Any], max_bytes: int) -> None:
+async def _read(
+    name: str, process: Process, to_sdk: MemoryObjectSendStream[Any], max_bytes: int, remarks: Remarks
+) -> None:
     """Pass each line of stdout on as a message, until it ends or a line is too long."""
     assert process.stdout is not None
     bad, buffer = 0, _LineBuffer()
@@ -90,6 +108,7 @@ async def _read(name: str, process: Process, to_sdk: MemoryObjectSendStream[Any]
                         message = types.jsonrpc_message_adapter.validate_json(line, by_name=False)
                     except ValueError:
                         bad += 1
+                        remarks.add_line(_show(line))
                         if bad == 1:
                             logger.warning("MCP server %r writes lines to stdout that are no messages", name)
                         if bad > _MOST_BAD_LINES:
@@ -134,7 +153,7 @@ async def _write(process: Process, from_sdk: MemoryObjectReceiveStream[Any], to_
         to_sdk.close()
 
 
-async def _log(name: str, process: Process) -> None:
+async def _log(name: str, process: Process, remarks: Remarks, said_all: anyio.Event) -> None:
     """Write each line of stderr to logging, cut to a bound; a server that floods it is read without being kept."""
     assert process.stderr is not None
     line = bytearray()
@@ -143,31 +162,43 @@ async def _log(name: str, process: Process) -> None:
             head, *others = chunk.split(b"\n")
             line += head[:_LONGEST_STDERR_LINE]
             for other in others:
-                _log_line(name, line)
+                _log_line(name, line, remarks)
                 line = bytearray(other[:_LONGEST_STDERR_LINE])
             del line[_LONGEST_STDERR_LINE:]
-        _log_line(name, line)
+        _log_line(name, line, remarks)
+    said_all.set()
 
 
-def _log_line(name: str, line: bytearray) -> None:
-    if line and logger.isEnabledFor(logging.INFO):
-        text = line[:_LONGEST_STDERR_LINE].decode(errors="replace").rstrip()
-        shown = text if text.isprintable() else text.encode("unicode_escape").decode()
+def _log_line(name: str, line: bytearray, remarks: Remarks) -> None:
+    if line:
+        shown = _show(line)
+        remarks.add_line(shown)
         logger.info("MCP server %s: %s", name, shown)
 
 
-async def _stop(process: Process, grace: float) -> None:
-    """End the process and its group: ask by closing stdin, terminate, kill. Bounded; must be shielded."""
+def _show(line: bytes | bytearray) -> str:
+    """Return a line of a server's process, bounded, and with nothing that could control a terminal."""
+    text = line[:_LONGEST_STDERR_LINE].decode(errors="replace").rstrip()
+    return text if text.isprintable() else text.encode("unicode_escape").decode()
+
+
+async def _stop(process: Process, grace: float) -> int | None:
+    """End the process and its group: ask by closing stdin, terminate, kill. Bounded; must be shielded.
+
+    Returns the exit code of a process that has ended by itself.
+    """
     if process.stdin is not None:
         with anyio.move_on_after(_AFTER_KILL), suppress(*_BROKEN):
             await process.stdin.aclose()
-    if not await _exits(process, grace):
+    code = process.returncode if await _exits(process, grace) else None
+    if code is None:
         _signal(process.pid, signal.SIGTERM)
         await _exits(process, _AFTER_TERM)
     # The group may have members whose leader has exited.
     _signal(process.pid, signal.SIGKILL)
     if not await _exits(process, _AFTER_KILL):
         logger.warning("MCP server process %d doesn't end", process.pid)
+    return code
 
 
 async def _exits(process: Process, seconds: float) -> bool:

@@ -2,7 +2,9 @@
 
 import logging
 import sys
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -311,6 +313,75 @@ async def test_server_that_cannot_be_reached_ends_the_run_and_is_named(servers: 
         await Runner.run(agent, "go", journal=journal)
     agent.toolsets = []
     assert (await Runner.resume(agent, journal)).final_output == "done"
+
+
+@pytest.mark.parametrize(
+    ("program", "wanted"),
+    [
+        (
+            "raise SystemExit('the variable HOST is not set')",
+            ["ended with exit code 1", "    the variable HOST is not"],
+        ),
+        ("raise ValueError('a' * 5_000)", ["exit code 1", "Traceback (most", "    ValueError: aaaa", "…"]),
+        ("import sys; sys.stderr.write('no end of line'); sys.exit(3)", ["exit code 3", "    no end of line"]),
+        ("import os, sys; sys.stderr.write('token=hunter2\\x1b[2J'); os._exit(4)", ["token=[redacted]", "exit code 4"]),
+        ("print('Server v1 started'); import time; time.sleep(60)", ["no answer within 2", "    Server v1 started"]),
+        ("import sys; [sys.stderr.write(f'line {n}\\n') for n in range(500)]", ["exit code 0", "    line 499"]),
+    ],
+)
+async def test_error_about_a_server_has_its_last_words(program: str, wanted: list[str]) -> None:
+    """Of a program that ends or prints at its start: how it ended and what it wrote, bounded and without secrets."""
+    server = MCPServer(name="s", command=[sys.executable, "-u", "-c", program], connect_timeout=2.0, grace=0.2)
+    agent = script_agent("a", say("done"), toolsets=[server])
+    with pytest.raises(ToolSourceError) as caught:
+        await Runner.run(agent, "go")
+    text = str(caught.value)
+    assert [part for part in wanted if part not in text] == []
+    assert "hunter2" not in text
+    assert "\x1b" not in text
+    assert len(text) < 4_000
+    assert len(text.splitlines()) <= 11
+
+
+@pytest.mark.parametrize(
+    ("status", "wanted"),
+    [
+        (401, "it answered 401 Unauthorized (is a key missing in `headers`?)"),
+        (403, "it answered 403 Forbidden"),
+        (404, "it answered 404 Not Found (is it the endpoint of streamable HTTP? The older transport, SSE, isn't"),
+        (405, "it answered 405 Method Not Allowed (is it the endpoint"),
+        (500, "it answered 500 Internal Server Error"),
+        (302, "it answered 302 Found"),
+    ],
+)
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+async def test_error_about_a_server_by_http_has_the_status(status: int, wanted: str, mode: str) -> None:
+    """A missing key, a wrong path, an older kind of server, one that fails."""
+
+    class Refuse(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(status)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, *args: Any) -> None:
+            """Say nothing."""
+
+    web = ThreadingHTTPServer(("127.0.0.1", 0), Refuse)
+    thread = threading.Thread(target=web.serve_forever)
+    thread.start()
+    try:
+        url = f"http://127.0.0.1:{web.server_port}/mcp?key=hunter2"
+        agent = script_agent("a", say("done"), toolsets=[MCPServer(name="s", url=url, mode=mode)])
+        with pytest.raises(ToolSourceError) as caught:
+            await Runner.run(agent, "go")
+    finally:
+        await anyio.to_thread.run_sync(web.shutdown)
+        web.server_close()
+        thread.join()
+    assert wanted in str(caught.value)
+    assert "hunter2" not in str(caught.value)
 
 
 async def test_server_that_says_nothing_is_given_up(stdio: Servers) -> None:
