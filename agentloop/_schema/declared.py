@@ -1,8 +1,9 @@
-"""Two things that a type declares and msgspec's schema leaves out: the format of a time, and the order of choices.
+"""What a type declares and msgspec's schema leaves out: the format of a time, the order of choices, words of a field.
 
 msgspec reads a date and time with or without an offset, so it names no format unless a type demands one; but a model
 that is told nothing writes what people write. `date-time` and `time` are what providers know. msgspec also sorts the
-choices of a `Literal` or an enum; in the order of the declaration (`low, medium, high`) they say more.
+choices of a `Literal` or an enum; in the order of the declaration (`low, medium, high`) they say more. And it ignores
+a plain text beside a type, as in `seats: Annotated[int, "How many seats"]`, which is a description everywhere else.
 
 The schema is walked side by side with msgspec's own description of the type (`msgspec.inspect`), which it was made of.
 """
@@ -17,13 +18,14 @@ import msgspec
 from msgspec import inspect as described
 
 from agentloop._schema.json_schema import Schema, ref_name
+from agentloop._schema.parameter_hints import words_of
 
 _FORMATS = {described.DateTimeType: "date-time", described.TimeType: "time"}
 _Choices = dict[frozenset[tuple[type, Any]], list[Any]]
 
 
 def add_declared(hints: Sequence[Any], schemas: Sequence[Schema], defs: Mapping[str, Schema]) -> None:
-    """Add formats to *schemas* and *defs*, which msgspec made of *hints*, and put their choices in order; in place."""
+    """Add formats and words to *schemas* and *defs*, which msgspec made of *hints*, and order the choices; in place."""
     walk = _Walk(defs)
     for hint, schema in zip(hints, schemas, strict=True):
         walk.read_choices(hint)
@@ -75,11 +77,15 @@ class _Walk:
         fields: Sequence[described.Field] = getattr(info, "fields", ())
         if not fields:
             return ()
-        self.read_choices(getattr(info, "cls", None))
+        cls = getattr(info, "cls", None)
+        self.read_choices(cls)
         properties = schema.get("properties", {})
-        if "prefixItems" in schema:  # a NamedTuple
-            return zip((field.type for field in fields), schema["prefixItems"], strict=False)
-        return ((field.type, properties.get(field.encode_name)) for field in fields)
+        members = schema.get("prefixItems") or [properties.get(field.encode_name) for field in fields]  # a NamedTuple
+        hints = _hints_of(cls)
+        for field, member in zip(fields, members, strict=False):
+            if isinstance(member, dict) and (words := words_of(hints.get(field.name))):
+                member.setdefault("description", words)
+        return zip((field.type for field in fields), members, strict=False)
 
     def read_choices(self, hint: Any) -> None:
         """Note the choices of each `Literal` in *hint*, as declared."""
@@ -90,12 +96,15 @@ class _Walk:
             self.read_choices(argument)
         if isinstance(hint, type) and hint not in self._read:
             self._read.add(hint)
-            try:
-                members = typing.get_type_hints(hint, include_extras=True)
-            except Exception:  # a name known to msgspec only; then its choices stay sorted
-                return
-            for member in members.values():
+            for member in _hints_of(hint).values():
                 self.read_choices(member)
+
+
+def _hints_of(cls: Any) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(cls, include_extras=True)
+    except Exception:  # a name known to msgspec only; then its choices stay sorted, and its fields without words
+        return {}
 
 
 def _members(types: Sequence[described.Type], schema: Schema) -> Iterable[tuple[described.Type, Any]]:

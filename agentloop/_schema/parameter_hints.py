@@ -26,6 +26,7 @@ from agentloop._common.values import Value
 EMPTY = inspect.Parameter.empty
 _MUTABLE = (list, dict, set, bytearray)
 _UNIONS = (typing.Union, types.UnionType)
+_WRAPPERS = (*_UNIONS, typing.Required, typing.NotRequired)
 _OPTIONAL: Any = typing.Optional  # a hint made at run time may be no operand of `|`
 
 
@@ -61,7 +62,7 @@ def read_hints(annotation: Any, default: Any) -> ParameterHints:
         hint=_nullable(annotation) if default is None else annotation,
         default=default,
         make_default=make_default,
-        description=next((text for text in _texts(annotation)), ""),
+        description=words_of(annotation),
         alias=alias,
     )
 
@@ -82,13 +83,22 @@ def _metadata(annotation: Any) -> tuple[Any, ...]:
     return annotation.__metadata__ if typing.get_origin(annotation) is Annotated else ()
 
 
+def words_of(annotation: Any) -> str:
+    """Return what the metadata of *annotation* says in words: its first plain text or `Doc`; empty if it has none."""
+    return next(_texts(annotation), "")
+
+
 def _texts(annotation: Any) -> Iterator[str]:
-    """Yield the plain texts in the metadata of *annotation*, and of the members of a union."""
-    yield from (piece for piece in _metadata(annotation) if isinstance(piece, str))
+    """Yield the texts in the metadata of *annotation*, and of the members of a union."""
+    for piece in _metadata(annotation):
+        # `Doc("…")` of `typing_extensions` (PEP 727), which the application has imported, if it has one.
+        text = piece.documentation if type(piece).__name__ == "Doc" else piece
+        if isinstance(text, str):
+            yield text
     origin = typing.get_origin(annotation)
     if origin is Annotated:
         yield from _texts(annotation.__origin__)
-    elif origin in _UNIONS:
+    elif origin in _WRAPPERS:
         for member in typing.get_args(annotation):
             yield from _texts(member)
 

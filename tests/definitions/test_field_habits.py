@@ -12,12 +12,13 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict
 
 import attrs
 import msgspec
 import pydantic
 import pytest
+import typing_extensions
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -72,6 +73,7 @@ SEATS = "How many seats"
         Annotated[int, msgspec.Meta(description=SEATS)],
         Annotated[int, pydantic.Field(description=SEATS)],
         Annotated[int, SEATS, pydantic.Field(ge=1)],
+        Annotated[int, typing_extensions.Doc(SEATS)],
     ],
     ids=str,
 )
@@ -98,6 +100,47 @@ def test_words_of_a_field_count_more_than_those_beside_it_and_these_more_than_th
         """
 
     assert [shown(f, name)["description"] for name in "abc"] == ["beside", "field", "rest"]
+
+
+class InTypedDict(TypedDict):
+    seats: Annotated[int | None, SEATS]
+    spot: NotRequired[Annotated[Point, SEATS]]
+
+
+@dataclasses.dataclass
+class InDataclass:
+    seats: Annotated[int, SEATS]
+    spot: Annotated[Point, SEATS] | None = None
+
+
+@attrs.define
+class InAttrs:
+    seats: Annotated[int, SEATS]
+    spot: Annotated[Point | None, typing_extensions.Doc(SEATS)] = None
+
+
+class InStruct(msgspec.Struct, rename="camel"):
+    seats: Annotated[int, msgspec.Meta(description=SEATS), "less near"]
+    spot: Annotated[Point, SEATS]
+
+
+class InTuple(NamedTuple):
+    seats: Annotated[int, SEATS]
+    spot: Annotated[Point, SEATS]
+
+
+@pytest.mark.parametrize("cls", [InTypedDict, InDataclass, InAttrs, InStruct, InTuple])
+@pytest.mark.parametrize("strict", [False, True])
+def test_words_beside_the_type_of_a_field_are_its_description(cls: Any, strict: bool) -> None:
+    """In every kind of class, and of one field only: the class of another is described by itself."""
+    schema = take(list[cls], strict=strict).params_json_schema
+    made = schema["$defs"]
+    members = list(made[cls.__name__].get("properties", {}).values()) or made[cls.__name__].get("prefixItems", [])
+    assert [member.get("description") for member in members] == (
+        [] if (cls, strict) == (InTuple, True) else [SEATS] * 2
+    )
+    assert "description" not in made["Point"]
+    assert not strict or list(refused_keywords(schema)) == []
 
 
 def test_a_nullable_union_is_not_wrapped_in_another() -> None:
