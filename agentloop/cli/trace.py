@@ -35,9 +35,12 @@ class TracedJournal:
     path: Path
     run_id: str | None = None
     key: bytes | None = attrs.field(default=None, repr=False)
+    older_seals: bool = False
 
     @classmethod
-    def find(cls, given: Path, line: int | None, run_id: str | None, key: bytes | None = None) -> TracedJournal:
+    def find(
+        cls, given: Path, line: int | None, run_id: str | None, key: bytes | None = None, *, older_seals: bool = False
+    ) -> TracedJournal:
         """Return the journal at *given*: a file, or a folder of `agentloop run --journal`.
 
         Raises:
@@ -47,7 +50,7 @@ class TracedJournal:
         if given.is_dir():
             if run_id is not None:
                 raise UserError(f"{given} is a folder: --run is for a SQLite file")
-            return cls(_find_in_folder(given, line), None, key)
+            return cls(_find_in_folder(given, line), None, key, older_seals)
         if line is not None:
             raise UserError(f"{given} is no folder: --line is for a folder of `agentloop run --journal`")
         if not given.exists():
@@ -59,7 +62,11 @@ class TracedJournal:
             raise UserError(f"{given} holds no run {run_id!r}: {_name_some(runs)}")
         if runs is not None and run_id is None and len(runs) > 1:
             raise UserError(f"{given} holds {len(runs)} runs, choose one by --run: {_name_some(runs)}")
-        return cls(given, run_id, key)
+        return cls(given, run_id, key, older_seals)
+
+    @property
+    def _place(self) -> dict[str, Any]:
+        return {"run_id": self.run_id, "key": self.key, "older_seals": self.older_seals}
 
     def read(self, *, content: bool) -> Timeline:
         """Return the timeline of what is whole in the journal; an empty one if nothing is yet.
@@ -67,14 +74,14 @@ class TracedJournal:
         Raises:
             JournalError, StateError: if the journal is damaged, or sealed with a key.
         """
-        return read_timeline(read_whole_records(self.path, run_id=self.run_id, key=self.key) or (), content=content)
+        return read_timeline(read_whole_records(self.path, **self._place) or (), content=content)
 
     def follow(self, *, content: bool) -> Callable[[], Timeline]:
         """Return a function that returns the timeline of what is whole in the journal at each of its calls.
 
         It raises as `read` does, and folds only what is new.
         """
-        journal, fold = GrowingJournal(self.path, run_id=self.run_id, key=self.key), TimelineFold(content=content)
+        journal, fold = GrowingJournal(self.path, **self._place), TimelineFold(content=content)
 
         def read() -> Timeline:
             nonlocal fold
@@ -95,6 +102,7 @@ class TracedRows:
     address: str = attrs.field(repr=False)  # it may hold a password
     run_id: str
     key: bytes | None = attrs.field(default=None, repr=False)
+    older_seals: bool = False
 
     def read(self, *, content: bool) -> Timeline:
         """Return the timeline of the run, which is only read.
@@ -106,7 +114,8 @@ class TracedRows:
         from agentloop._storage.state_codec import read_lines
         from agentloop.postgres._reading import read_stored_lines
 
-        lines = anyio.run(partial(read_stored_lines, self.address, self.run_id, key=self.key))
+        ask = partial(read_stored_lines, self.address, self.run_id, key=self.key, older_seals=self.older_seals)
+        lines = anyio.run(ask)
         return read_timeline(read_lines(lines, None).records, content=content)
 
 
@@ -156,6 +165,7 @@ def _name_some(names: list[str]) -> str:
 @click.option("--run", "run_id", metavar="ID", help="The run of that id, of a SQLite file or a database.")
 @click.option("--no-content", is_flag=True, help="Leave out arguments, outputs, messages and texts of errors.")
 @click.option("--key-file", type=click.File("rb"), help="File with the key that the journal is sealed with.")
+@click.option("--older-seals", is_flag=True, help="Also show a journal that an older version has sealed.")
 @click.option("--backend", type=click.Choice(["asyncio", "trio"]), default="asyncio", help="The loop of --follow.")
 @click.option("--width", type=click.IntRange(min=20), help="Columns of the text; those of the terminal unless given.")
 def trace(
@@ -166,6 +176,7 @@ def trace(
     run_id: str | None,
     no_content: bool,
     key_file: BinaryIO | None,
+    older_seals: bool,
     backend: str,
     width: int | None,
 ) -> None:
@@ -188,9 +199,9 @@ def trace(
         if isinstance(journal, str):
             if run_id is None or line is not None or follow:
                 raise click.UsageError("--run is needed for a database; --line is for a folder, --follow is for files.")
-            source: TracedJournal | TracedRows = TracedRows(journal, run_id, key)
+            source: TracedJournal | TracedRows = TracedRows(journal, run_id, key, older_seals)
         else:
-            source = TracedJournal.find(journal, line, run_id, key)
+            source = TracedJournal.find(journal, line, run_id, key, older_seals=older_seals)
         if follow and isinstance(source, TracedJournal):
             check_backend(backend)
             sys.exit(_follow(source, backend, content=not no_content))

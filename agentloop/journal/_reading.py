@@ -77,10 +77,18 @@ def read_whole_records(
 class GrowingJournal:
     """A journal that is read again and again while a run writes it. Each read checks all of its lines."""
 
-    def __init__(self, path: str | os.PathLike[str], *, run_id: str | None = None, key: bytes | None = None) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        run_id: str | None = None,
+        key: bytes | None = None,
+        older_seals: bool = False,
+    ) -> None:
         self._path = check_path(path)
         self._run_id = run_id
         self._key = key
+        self._older_seals = older_seals
         self._lines: list[bytes] = []
 
     def read_new(self) -> tuple[bool, tuple[Record, ...]]:
@@ -91,7 +99,7 @@ class GrowingJournal:
         """
         from agentloop._storage.state_codec import read_lines
 
-        lines = _read_lines_of(self._path, self._run_id, self._key)
+        lines = _read_lines_of(self._path, self._run_id, self._key, older_seals=self._older_seals)
         known = len(self._lines)
         # A journal that began in an older schema has another header in its middle, so it is read from its first line.
         grown = known > 0 and lines[:known] == self._lines and read_lines(lines[:1], None).is_current

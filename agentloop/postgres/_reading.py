@@ -8,7 +8,9 @@ from agentloop.postgres._journal import PostgresJournal
 from agentloop.postgres._store import PostgresStore
 
 
-async def read_stored_lines(address: str, run_id: str, *, key: bytes | None = None) -> list[bytes]:
+async def read_stored_lines(
+    address: str, run_id: str, *, key: bytes | None = None, older_seals: bool = False
+) -> list[bytes]:
     """Return the lines that the database at *address* holds of a run, which may be under way.
 
     Raises:
@@ -17,7 +19,7 @@ async def read_stored_lines(address: str, run_id: str, *, key: bytes | None = No
     """
     async with (
         PostgresStore(make_read_only(address), connections=1) as store,
-        PostgresJournal(store, run_id, key=key) as journal,
+        PostgresJournal(store, run_id, key=key, older_seals=older_seals) as journal,
     ):
         try:
             lines = await journal.read()

@@ -15,6 +15,7 @@ from agentloop import Agent, Runner, tool
 from agentloop.cli.journal_folder import Folder, Order
 from agentloop.exceptions import JournalError
 from agentloop.journal import FileJournal, SQLiteJournal, read_journal
+from agentloop.journal._envelope import START, Seal, write_batch
 from agentloop.journal._reading import GrowingJournal
 from agentloop.testing import ScriptedModel, call, say
 
@@ -196,6 +197,22 @@ def test_content_that_is_sealed_is_shown_as_sealed(invoke: Invoke, tmp_path: Pat
     assert ("[secret]" in text) != sealed
     assert "$digest" not in text
     assert "$sealed" not in text
+
+
+def test_a_journal_that_was_sealed_for_no_run_is_shown_on_demand(invoke: Invoke, tmp_path: Path) -> None:
+    """Of an older version; and one that was renamed with the run's own name."""
+    path, key, moved = tmp_path / "a.journal", tmp_path / "key", tmp_path / "b.journal"
+    key.write_bytes(b"0123456789abcdef")
+    anyio.run(_write, FileJournal(path, key=key.read_bytes()))
+    path.rename(moved)
+    options = (str(moved), "--key-file", str(key))
+    assert "another run than 'b'" in invoke("trace", *options).stderr
+    assert invoke("trace", *options, "--run", "a").exit_code == 0
+    records = anyio.run(FileJournal(moved, key=key.read_bytes(), run_id="a").read)
+    lines, _ = write_batch(records, START, kept=0, now=1.0, seal=Seal(key.read_bytes()))
+    moved.write_bytes(b"".join(lines))
+    assert "older_seals=True" in invoke("trace", *options).stderr
+    assert invoke("trace", *options, "--older-seals").exit_code == 0
 
 
 def test_a_journal_with_a_key_is_shown_to_those_who_have_it(invoke: Invoke, tmp_path: Path) -> None:
