@@ -126,15 +126,16 @@ class TurnStarted(_Record, frozen=True, tag="turn_started"):
 
 
 class ModelRequested(_Record, frozen=True, tag="model_requested"):
-    """A request was made to the model. `digest` covers its whole input."""
+    """A request was made to the model.
+
+    `digest` covers its whole input. Behind it, with hyphens between, are checksums of its parts (the history, the
+    instructions, the definitions), so that a replay which diverges here can name the part. Older logs don't have them.
+    """
 
     digest: str
     attempt: int = 1
     model: ModelInfo | None = None
     """The model that was asked; None if it is the one of the request before, of the same run."""
-    parts: str | None = None
-    """Checksums of the history, the instructions and the definitions, as hex with a hyphen between: a replay that
-    diverges at the digest names the part. None in older logs."""
 
 
 class ModelResponded(_Record, frozen=True, tag="model_responded"):

@@ -120,9 +120,9 @@ async def _request_response(run: LiveRun, view: TurnView, request: ModelRequest)
     if not (asked.provider.__class__ is asked.name.__class__ is str and asked.base_url.__class__ in _MAYBE_TEXT):
         _check_info(view.model, asked)
     while True:
-        digest, parts = _digest_request(run, view, request)
+        digest = _digest_request(run, view, request)
         state, asked_anew = run.state, None if asked == run.state.model else asked
-        log.append(ModelRequested(state.path, state.turn, log.wall(), digest, attempt.number, asked_anew, parts))
+        log.append(ModelRequested(state.path, state.turn, log.wall(), digest, attempt.number, asked_anew))
         try:
             # The door of live effects would only await it: no coroutine is put around the model's for that.
             read = _read_response if request.settings.timeout is None else _read_in_time
@@ -313,8 +313,8 @@ def _classify_call(run: LiveRun, view: TurnView, call: ToolCall, others: list[di
     return call.replace(secret=tool.secret, secret_output=tool.secret_output)
 
 
-def _digest_request(run: LiveRun, view: TurnView, request: ModelRequest) -> tuple[str, str]:
-    """Return a digest of the whole request, and a checksum of each part of it (`ModelRequested.parts`).
+def _digest_request(run: LiveRun, view: TurnView, request: ModelRequest) -> str:
+    """Return a digest of the whole request, and behind it a checksum of each part: see `ModelRequested`.
 
     The history's part is updated item by item, the definitions' is kept.
     """
@@ -322,7 +322,7 @@ def _digest_request(run: LiveRun, view: TurnView, request: ModelRequest) -> tupl
     items = b'"%b"' % run.state.history_digest().encode() if unfiltered else digestible(list(request.items))
     system = b"null" if request.system is None else digestible(request.system)
     digest = hashlib.sha256(b"[%b,%b,%b" % (items, system, view.shown)).hexdigest()[:32]
-    return digest, f"{crc32(items):08x}-{crc32(system):08x}-{crc32(view.shown):08x}"
+    return f"{digest}-{crc32(items):08x}-{crc32(system):08x}-{crc32(view.shown):08x}"
 
 
 @interruptible

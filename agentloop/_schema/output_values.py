@@ -44,9 +44,9 @@ def to_plain(value: Any) -> Any:
         return image
     if isinstance(value, _LAZY):
         return _collect(iter(cast(Iterable[Any], value)))
-    kind = type(value)
-    if callable(getattr(kind, "_repr_png_", None)):
-        png = value._repr_png_()
+    given: Any = value  # from here on it may be anything
+    if callable(getattr(type(given), "_repr_png_", None)):
+        png = given._repr_png_()
         data = png[0] if isinstance(png, tuple) else png  # with metadata beside it
         if isinstance(data, bytes):
             return _image(data, "image/png")
@@ -56,7 +56,7 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, dict) and any(map(_needs_change, value.values())):
         _refuse_each(value.values())
         return {key: to_plain(member) for key, member in value.items()}
-    return value.tolist() if _is_of_numpy(value) else value
+    return given.tolist() if _is_of_numpy(given) else given
 
 
 def parts_of(value: Any) -> tuple[Any, ...]:

@@ -273,7 +273,7 @@ class Browser:
     ) -> dict[str, Any] | None:
         asked: set[int] = set()
         answer: dict[str, Any] | None = None
-        with anyio.move_on_after(_REPLY_SECONDS):
+        with anyio.move_on_after(_REPLY_SECONDS):  # noqa: ASYNC912 - each round sends a request, and there is one
             for number in range(repeats + 1):
                 if stop and number > _PATIENCE:
                     await self._request("Page.stopLoading", {})

@@ -151,7 +151,7 @@ def _read_rows(name: str, run_id: str | None, key: bytes | None, *, older_seals:
                 raise JournalError(f"{name} holds {len(runs)} runs: give the run_id of one")
             if not runs:
                 return []
-            run_id = runs[0]
+            run_id = str(runs[0])
         rows = connection.execute(SELECT_LINES, (run_id,)).fetchall()
     if not rows:
         raise JournalError(f"{name} holds no run {run_id!r}")

@@ -161,7 +161,7 @@ class HttpModel(Model):
     async def _post(self, stack: AsyncExitStack, request: ModelRequest) -> Reply:
         """Post *request*, and return the answer, which *stack* closes."""
         driver, body = self._driver(), self._codec.encode(request, self.name)
-        while True:
+        while True:  # noqa: ASYNC913 - each round posts a request
             sent = {name: value for name, value in body.items() if name not in self._refused}
             answer = driver.post(
                 self.base_url + self._codec.path,

@@ -295,7 +295,7 @@ async def _find_task_failure(handle: WorkflowHandle[Any, Any]) -> str | None:
     request = GetWorkflowExecutionHistoryReverseRequest(
         namespace=client.namespace, execution=execution, maximum_page_size=10
     )
-    with anyio.move_on_after(5.0):
+    with anyio.move_on_after(5.0):  # noqa: ASYNC912 - the request is one, whatever it raises
         try:
             found = await client.workflow_service.get_workflow_execution_history_reverse(request)
         except RPCError:
@@ -329,7 +329,8 @@ async def _ask(
         try:
             return await handle.query(name, args=given)
         except WorkflowQueryFailedError as error:
-            if TOO_EARLY in str(error) and (await handle.describe()).close_time is not None:
+            closed = TOO_EARLY in str(error) and (await handle.describe()).close_time  # noqa: ASYNC120 - it may
+            if closed:
                 name = f"{ENDED}{query}"
             raise
 

@@ -74,8 +74,7 @@ def test_another_kind_of_record_is_told_with_what_may_have_changed(wanted: Any, 
     assert words in said
 
 
-def asked(parts: str | None) -> r.ModelRequested:
-    return r.ModelRequested((), 1, 0.0, "d", 1, None, parts)
+ASKED = r.ModelRequested((), 1, 0.0, "d", 1)
 
 
 @pytest.mark.parametrize(
@@ -92,9 +91,9 @@ def asked(parts: str | None) -> r.ModelRequested:
         (settled("failed"), settled("failed"), "outcome.status", ("failed", "skipped"), "A limit has changed"),
         (r.RunStarted((), 0, 0.0, "r", "a", (), 3), None, "max_turns", (3, 4), "The limit of turns"),
         (r.RunStarted((), 0, 0.0, "r", "a", (), 3), None, "agent", ("a", "b"), "Another agent begins."),
-        (asked(None), asked("1-2-3"), "digest", ("d", "e"), "the history before, the instructions and definitions (a"),
-        (asked("1-2-3"), asked("1-9-3"), "digest", ("d", "e"), "The model is shown something else: the instructions."),
-        (asked("1-2-3"), asked("9-9-3"), "digest", ("d", "e"), "else: the history before and the instructions."),
+        (ASKED, None, "digest", ("d", "e-1-2-3"), "the history before, the instructions and definitions (a"),
+        (ASKED, None, "digest", ("d-1-2-3", "e-1-9-3"), "The model is shown something else: the instructions."),
+        (ASKED, None, "digest", ("d-1-2-3", "e-9-9-3"), "else: the history before and the instructions."),
     ],
 )
 def test_another_value_is_told_with_what_may_have_changed(

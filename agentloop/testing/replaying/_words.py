@@ -87,14 +87,12 @@ _PARTS = (
     "the instructions",
     "definitions (a tool's or handoff's name, description or schema, the output type, a model setting)",
 )
-"""The parts of a request, in the order of `ModelRequested.parts`."""
+"""The parts of a request, in the order of their checksums in `ModelRequested.digest`."""
 
 
-def _find_changed_parts(then: str | None, now: str | None) -> Sequence[str]:
-    """Return the parts whose checksums differ; all of them where one log doesn't have the checksums."""
-    if then is None or now is None:
-        return _PARTS
-    pairs = zip(_PARTS, then.split("-"), now.split("-"), strict=False)
+def _find_changed_parts(then: str, now: str) -> Sequence[str]:
+    """Return the parts whose checksums differ; all of them where the log doesn't have the checksums."""
+    pairs = zip(_PARTS, then.split("-")[1:], now.split("-")[1:], strict=False)
     return [part for part, old, new in pairs if old != new] or _PARTS
 
 
@@ -102,7 +100,7 @@ def _list_hints(wanted: r.Record, got: Any, difference: Difference) -> list[str]
     place = difference.place
     match wanted:
         case r.ModelRequested() if place == "digest":
-            *some, last = _find_changed_parts(wanted.parts, got.parts)
+            *some, last = _find_changed_parts(difference.wanted, difference.got)
             return [f"The model is shown something else: {', '.join(some)}{' and ' if some else ''}{last}."]
         case r.TurnStarted() if place.startswith(("tools", "handoffs")):
             what = place.partition("[")[0]
