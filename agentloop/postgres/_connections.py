@@ -216,7 +216,7 @@ def _hide_password(conninfo: str) -> Iterator[None]:
     except driver.Error:
         raise UserError(
             "the PostgresStore's address has a mistake (it isn't shown, since it may hold a password): expected "
-            "'postgresql://user:password@host:5432/name' or 'host=… port=5432 user=… password=… dbname=name'"
+            "'postgresql://USER@host:5432/name' or 'host=… port=5432 user=… dbname=…'"
         ) from None
     try:
         yield
