@@ -19,6 +19,7 @@ from mcp.shared.exceptions import MCPError, NoBackChannelError
 from mcp.types import ElicitRequest, ElicitRequestFormParams, ElicitResult, InputRequiredResult
 from pydantic import BaseModel
 
+import agentloop
 from agentloop import events as ev
 from agentloop._common.error_text import error_summary
 from agentloop._common.masking import mask_arguments
@@ -83,7 +84,7 @@ def make_server(
     agents: Sequence[Agent[Any, Any]], name: str, run_config: RunConfig | None, make_context: MakeContext = None
 ) -> MCPServer[Any]:
     """Return a server with one tool for each agent."""
-    server: MCPServer[Any] = MCPServer(name)
+    server: MCPServer[Any] = MCPServer(name, version=agentloop.__version__)
     states = _States()
     for agent in agents:
         _add_tool(server, agent, run_config, make_context, states)

@@ -27,12 +27,14 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextvars import Context
 from functools import partial
 from typing import Any
 
 import anyio
 from anyio.lowlevel import checkpoint
 
+import agentloop
 from agentloop._common.error_text import error_summary
 from agentloop._common.errors import AnswerError
 from agentloop._engine.runtime.backend import start_detached
@@ -70,12 +72,16 @@ class Connection:
     """The connection to one server. Entered, left and used by any task of the same event loop.
 
     *transport* opens a new transport each time, and gives *remarks* what it sees of the server. *mode* is the SDK's:
-    `"auto"`, `"legacy"` or a version.
+    `"auto"`, `"legacy"` or a version. *context* is that of the code which wants the connection: the requests that open
+    it belong to its trace.
     """
 
-    def __init__(self, name: str, transport: Transport, *, connect_timeout: float, mode: str, remarks: Remarks) -> None:
+    def __init__(
+        self, name: str, transport: Transport, *, connect_timeout: float, mode: str, remarks: Remarks, context: Context
+    ) -> None:
         self.name = name
         self._remarks = remarks
+        self._context = context
         self._transport = transport
         self._connect_timeout = connect_timeout
         self._mode = mode
@@ -109,7 +115,7 @@ class Connection:
             MCPConnectionError: the server can't be reached, or doesn't speak the protocol.
         """
         self._wanted.set()
-        start_detached(self._own, f"MCP server {self.name}")
+        start_detached(self._own, f"MCP server {self.name}", self._context)
         try:
             await self._began.wait()
             if self._failure is not None:
@@ -178,11 +184,18 @@ class Connection:
     async def _open(self) -> AsyncIterator[Any]:
         """Yield a client that has shaken hands and listed the tools, within the time for that."""
         from mcp import Client
+        from mcp.types import Implementation
 
         with anyio.CancelScope() as scope:
             scope.deadline = anyio.current_time() + self._connect_timeout
             async with (
-                Client(self._open_transport(), message_handler=self._hear, mode=self._mode, cache=None) as client,
+                Client(
+                    self._open_transport(),
+                    message_handler=self._hear,
+                    mode=self._mode,
+                    cache=None,
+                    client_info=Implementation(name="agentloop", version=agentloop.__version__),
+                ) as client,
                 anyio.create_task_group() as group,
             ):
                 client.session.validate_tool_result = _leave_unchecked

@@ -7,6 +7,7 @@ import re
 import threading
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextvars import Context, copy_context
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -115,6 +116,8 @@ class MCPServer:
     max_message_bytes: int = attrs.field(default=8_000_000, validator=NAMES.count())
     mode: str = attrs.field(default="auto", validator=FIELDS.words())
     _opened: _ServerTools | None = attrs.field(default=None, init=False, repr=False)
+    _context: Context | None = attrs.field(default=None, init=False, repr=False)
+    """That of the run that wants the connection: the task of a shared resource has another."""
     _closer: AbstractAsyncContextManager[Any] | None = attrs.field(default=None, init=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
@@ -150,7 +153,10 @@ class MCPServer:
         Raises:
             MCPConnectionError: the server can't be reached for the first time.
         """
-        opened = self._opened if self._opened is not None else await ctx.shared_resource(self._open)
+        opened = self._opened
+        if opened is None:
+            self._context = copy_context()
+            opened = await ctx.shared_resource(self._open)
         return await opened.tools(ctx, agent)
 
     @asynccontextmanager
@@ -167,7 +173,9 @@ class MCPServer:
             connect_timeout=self.connect_timeout,
             mode=self.mode,
             remarks=remarks,
+            context=self._context or copy_context(),
         )
+        self._context = None
         async with connection:
             yield _ServerTools(self, connection)
 

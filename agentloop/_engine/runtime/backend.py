@@ -34,7 +34,7 @@ import math
 import sys
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Generator
-from contextvars import Context, ContextVar, copy_context
+from contextvars import Context, ContextVar
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, final
 
 import anyio
@@ -325,21 +325,21 @@ _detached: set[asyncio.Task[None]] = set()
 """Tasks without a nursery: asyncio itself holds none of its tasks."""
 
 
-def start_detached(work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
-    """Start a task that does *work* and that no nursery holds, in a copy of the current context.
+def start_detached(work: Callable[[], Coroutine[Any, Any, None]], name: str, context: Context) -> None:
+    """Start a task that does *work* in *context*, and that no nursery holds.
 
     For a resource that one task opens and another may close, which nurseries don't allow. Who starts it has to end it
     and to wait for its end; if nobody does, it is cancelled when the event loop ends. *work* must raise nothing but a
     cancellation.
     """
     if own_task() is not None:
-        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work(), name=name)
+        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work(), name=name, context=context)
         _detached.add(task)
         task.add_done_callback(_detached.discard)
         return
     import trio  # as in `starter`
 
-    trio.lowlevel.spawn_system_task(work, name=name, context=copy_context())
+    trio.lowlevel.spawn_system_task(work, name=name, context=context)
 
 
 @uninterrupted
