@@ -24,6 +24,7 @@ from agentloop.mcp._connection import Connection, MCPToolError
 from agentloop.mcp._contents import MOST_NAME, default_options, error_text, read_contents, usable_names
 from agentloop.mcp._remarks import Remarks
 from agentloop.mcp._schemas import Check, Meter, make_check
+from agentloop.runtime import current_runtime
 from agentloop.settings import JsonLimits
 from agentloop.tools import FunctionTool, RawBody, ToolSelection
 
@@ -47,6 +48,13 @@ def _show_command(command: Sequence[str] | None) -> str:
 def _show_url(url: str | None) -> str:
     """Return the URL without its user and its query, which may hold keys."""
     return repr(url if url is None else re.sub(r"^([^/?#]*//)?[^/?#]*@|[?#].*", r"\1", url, flags=re.DOTALL))
+
+
+def _is_pausing(run: RunContext[Any]) -> bool:
+    """Tell whether the outermost run of *run*, which is ending, waits for verdicts alone."""
+    fold: Any = getattr(run._run, "fold", None)
+    due = () if fold is None else fold.due_calls()
+    return bool(due) and all(map(fold.waits, due))
 
 
 def _import_sdk() -> None:
@@ -84,8 +92,9 @@ class MCPServer:
         headers: Headers of every request, for keys and tokens. Not shown in any text.
         http_client: An `httpx2.AsyncClient` of the application's own, in place of `headers` and of the bounds here.
         filter, prefix, namespace, options: As for `ToolSelection`. `options` is the application's policy about each
-            tool; it replaces what the server's hints say: a tool that only reads has `in_doubt="rerun"`, an idempotent
-            one `idempotent=True`, a destructive one `needs_approval=True`.
+            tool. By the server's hints a tool that only reads has `in_doubt="rerun"`, an idempotent one
+            `idempotent=True`, a destructive one `needs_approval=True`; each option that `options` gives replaces that,
+            and the others stay.
         timeout, idle_timeout: Those of every tool, in seconds, as for `@tool`; `options` may give others. A report of
             progress restarts `idle_timeout`.
         connect_timeout: Seconds for opening the connection, the first list of tools included.
@@ -116,8 +125,9 @@ class MCPServer:
     max_message_bytes: int = attrs.field(default=8_000_000, validator=NAMES.count())
     mode: str = attrs.field(default="auto", validator=FIELDS.words())
     _opened: _ServerTools | None = attrs.field(default=None, init=False, repr=False)
-    _context: Context | None = attrs.field(default=None, init=False, repr=False)
-    """That of the run that wants the connection: the task of a shared resource has another."""
+    _wanted_by: tuple[RunContext[Any], Context] | None = attrs.field(default=None, init=False, repr=False)
+    """The run that wants the connection, and its context variables: the task of a shared resource has others."""
+    _has_warned: bool = attrs.field(default=False, init=False, repr=False)
     _closer: AbstractAsyncContextManager[Any] | None = attrs.field(default=None, init=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
@@ -155,7 +165,7 @@ class MCPServer:
         """
         opened = self._opened
         if opened is None:
-            self._context = copy_context()
+            self._wanted_by = ctx, copy_context()
             opened = await ctx.shared_resource(self._open)
         return await opened.tools(ctx, agent)
 
@@ -173,11 +183,19 @@ class MCPServer:
             connect_timeout=self.connect_timeout,
             mode=self.mode,
             remarks=remarks,
-            context=self._context or copy_context(),
+            context=copy_context() if self._wanted_by is None else self._wanted_by[1],
         )
-        self._context = None
+        run = None if self._wanted_by is None or current_runtime() is not None else self._wanted_by[0]
+        self._wanted_by = None
         async with connection:
             yield _ServerTools(self, connection)
+            if run is not None and self.command is not None and not self._has_warned and _is_pausing(run):
+                self._has_warned = True
+                logger.warning(
+                    "MCP server %r: its process ends, because the run that opened it pauses; the resumed run starts "
+                    "another, which knows nothing of this one. To keep it, enter the server around both (async with)",
+                    self.name,
+                )
 
     def _open_transport(self, remarks: Remarks) -> AbstractAsyncContextManager[Any]:
         if self.command is not None:
@@ -285,7 +303,7 @@ class _ServerTools:
         return FunctionTool(
             name=name,
             description=listed.description or listed.title or "",
-            params_json_schema={"properties": {}, **listed.input_schema},
+            params_json_schema=listed.input_schema,
             body=RawBody(call, check),
             on_invoke_tool=call,
             strict_mode=False,

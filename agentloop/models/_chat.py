@@ -75,6 +75,7 @@ from agentloop.models._common import (
     plain_text,
     refuse_tools,
     tool_choice,
+    with_properties,
 )
 from agentloop.models._partial_json import PartialJson
 from agentloop.models._pieces import CALL_TYPES, OUTPUT_TYPES, PieceCache
@@ -196,7 +197,7 @@ def _tool(tool: ToolDefinition) -> JsonDict:
     described = {
         "name": tool.name,
         "description": tool.description,
-        "parameters": tool.params_json_schema,
+        "parameters": with_properties(tool.params_json_schema),
     }
     # Left out, it means False, and servers that don't know it refuse tools that have it.
     return {"type": "function", "function": described | ({"strict": True} if tool.strict_mode else {})}

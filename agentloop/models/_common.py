@@ -161,6 +161,13 @@ def _file_text(part: File) -> str | None:
         return None
 
 
+def with_properties(schema: Mapping[str, Any]) -> JsonDict:
+    """Return the schema of a tool's arguments with `properties`: OpenAI refuses one of an object that has none."""
+    return (
+        {**schema, "properties": {}} if "properties" not in schema and schema.get("type") == "object" else dict(schema)
+    )
+
+
 def tool_choice(request: ModelRequest) -> str | Mapping[str, Any] | None:
     """Return the tool choice of the request, else of its settings."""
     return request.tool_choice if request.tool_choice is not None else request.settings.tool_choice

@@ -51,7 +51,15 @@ from agentloop.models._codec import (
     server_error,
     without_none,
 )
-from agentloop.models._common import CallIds, argument_text, find_forced_name, output_text, refuse_tools, tool_choice
+from agentloop.models._common import (
+    CallIds,
+    argument_text,
+    find_forced_name,
+    output_text,
+    refuse_tools,
+    tool_choice,
+    with_properties,
+)
 from agentloop.settings import Prompt
 
 _USAGE = UsageNames("input_tokens", "input_token_details", "output_tokens", "output_token_details")
@@ -114,7 +122,7 @@ def _prompt(prompt: Prompt) -> JsonDict:
 
 
 def _tool(tool: ToolDefinition) -> JsonDict:
-    parameters = dict(tool.params_json_schema)
+    parameters = with_properties(tool.params_json_schema)
     return {"type": "function", "name": tool.name, "description": tool.description, "parameters": parameters}
 
 

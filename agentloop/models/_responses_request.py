@@ -14,7 +14,7 @@ from agentloop.items import HandoffOutput, Item, SystemMessage, ToolOutput, User
 from agentloop.model_events import ModelRequest, OutputSchema, ToolDefinition
 from agentloop.models import _responses_executors as executors
 from agentloop.models._codec import JsonDict, WrittenArray, add_extras, encode_json, without_none
-from agentloop.models._common import find_allowed_tools, no_message, tool_choice
+from agentloop.models._common import find_allowed_tools, no_message, tool_choice, with_properties
 from agentloop.models._pieces import PieceCache
 from agentloop.models._responses_items import EXECUTOR_KINDS, INTERFACE, input_part, input_text, write_items
 from agentloop.settings import CachePolicy, ModelSettings, Prompt
@@ -161,7 +161,7 @@ def _tool(tool: ToolDefinition) -> JsonDict:
     if tool.kind == "custom":
         described |= without_none({"format": tool.format})
     else:
-        described |= {"parameters": tool.params_json_schema, "strict": tool.strict_mode}
+        described |= {"parameters": with_properties(tool.params_json_schema), "strict": tool.strict_mode}
         described |= without_none({"output_schema": tool.output_schema})
     if tool.defer_loading:
         described["defer_loading"] = True

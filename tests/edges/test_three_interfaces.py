@@ -9,9 +9,10 @@ import pytest
 from edges.messages_fixture import begin, end, more, stop, wire
 from edges.responses_fixture import make_response, make_stream
 
-from agentloop import Agent, Runner, tool
+from agentloop import Agent, FunctionTool, Runner, tool
 from agentloop.items import AssistantMessage, Item, Text, ToolCall, ToolOutput
-from agentloop.models import AnthropicModel, OpenAIChatModel, OpenAIResponsesModel
+from agentloop.model_events import ModelRequest
+from agentloop.models import AnthropicModel, OpenAIChatModel, OpenAIResponsesModel, _chat, _realtime, _responses_request
 from agentloop.models._http_model import HttpModel
 
 SCRIPT: list[list[Item]] = [
@@ -172,3 +173,24 @@ async def test_one_script_gives_equal_items_over_each_interface(streamed: bool) 
             assert bodies[-1].count(said) == 1, (kind, said)
         for call_id in ("c1", "c2", "c3"):
             assert bodies[-1].count(f'"{call_id}"') == 2, (kind, call_id)  # the call and its output
+
+
+@pytest.mark.parametrize(
+    ("schema", "sent"),
+    [
+        ({"type": "object"}, {"type": "object", "properties": {}}),
+        (
+            {"type": "object", "additionalProperties": True},
+            {"type": "object", "additionalProperties": True, "properties": {}},
+        ),
+        ({"type": "object", "properties": {"a": {}}}, {"type": "object", "properties": {"a": {}}}),
+        ({"anyOf": [{"type": "object"}]}, {"anyOf": [{"type": "object"}]}),
+    ],
+)
+def test_schema_of_an_object_has_properties_on_interfaces_of_openai(schema: Any, sent: Any) -> None:
+    """They refuse the whole request for one tool whose schema has none, as those of many MCP servers."""
+    bare = FunctionTool(name="f", params_json_schema=schema, on_invoke_tool=lambda ctx, text: text, strict_mode=False)
+    request = ModelRequest(system=None, items=(), tools=(bare,))
+    assert _chat.encode(request, "m")["tools"][0]["function"]["parameters"] == sent
+    assert _responses_request.encode(request, "m")["tools"][0]["parameters"] == sent
+    assert _realtime.encode_session(request)["tools"][0]["parameters"] == sent

@@ -34,12 +34,15 @@ TOOLS += [
     {"name": "purge", "inputSchema": ANY, "annotations": {"destructiveHint": True}},
     {"name": "change", "inputSchema": ANY},
     {"name": "fail", "inputSchema": ANY},
+    {"name": "client", "inputSchema": ANY},
 ]
 CHANGING: list[dict[str, Any]] = [
     {"name": "changing", "description": "Takes a.", "inputSchema": {**ANY, "required": ["a"]}},
     {"name": "changing", "description": "Takes b.", "inputSchema": {**ANY, "required": ["b"]}},
 ]
 """What the tool `changing` is now, and next; a call of `change` takes the first away."""
+CLIENT: dict[str, Any] = {}
+"""What the client says that it is."""
 write_lock = threading.Lock()
 half_written = threading.Event()
 
@@ -106,6 +109,8 @@ def call(request: dict[str, Any], send: Send, raw: Callable[[bytes], None]) -> N
             return
         case "child":
             result = text(str(subprocess.Popen(["sleep", "600"], start_new_session=False).pid))
+        case "client":
+            result = text(json.dumps(CLIENT))
         case "fail":
             picture = {"type": "image", "data": "aW1n", "mimeType": "image/png"}
             result = {"content": [*text(given["says"])["content"], picture, *text("Hint: unlock it.")["content"]]}
@@ -123,6 +128,7 @@ def answer(request: dict[str, Any], send: Send, raw: Callable[[bytes], None]) ->
     match request["method"]:
         case "initialize":
             info = {"name": "raw", "version": "1"}
+            CLIENT.update(request["params"]["clientInfo"])
             version = request["params"]["protocolVersion"]
             result: Any = {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": info}
         case "tools/list":

@@ -1,9 +1,12 @@
 """Runs with the tools of real servers, on both transports and in both eras of the protocol."""
 
+import contextlib
+import json
 import logging
 import sys
 import threading
 import time
+from contextvars import ContextVar
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -15,10 +18,13 @@ from kit.agents import script_agent
 from kit.results import find_outcome, read_outputs, read_requests, read_statuses
 from mcp_servers.processes import MARKS, Servers, children, is_running
 
+import agentloop
 from agentloop import (
     Agent,
+    Instrument,
     MaxTurnsExceeded,
     OutcomeUnknown,
+    RunConfig,
     Runner,
     RunState,
     ToolSourceError,
@@ -28,6 +34,7 @@ from agentloop import (
 from agentloop.items import Audio, File, Image, Text
 from agentloop.journal import MemoryJournal
 from agentloop.mcp import MCPServer, _connection
+from agentloop.spans import Span
 from agentloop.testing import call, say
 from agentloop.testing.replaying import replay
 
@@ -467,6 +474,69 @@ async def test_any_task_may_close_what_another_has_opened(servers: Servers) -> N
     assert children() == before
     agent = script_agent("a", call("a_echo"), say("done"), toolsets=[first])
     assert read_statuses(await Runner.run(agent, "go")) == ["succeeded"]  # over a connection of its own
+
+
+async def test_client_says_that_it_is_this_library(servers: Servers) -> None:
+    """With its version, for the logs of a server."""
+    agent = script_agent("a", call("client"), say("done"), toolsets=[servers.make()])
+    (said,) = outputs(await Runner.run(agent, "go"))
+    assert json.loads(said) == {"name": "agentloop", "version": agentloop.__version__}
+
+
+SPAN: ContextVar[str] = ContextVar("span", default="none")
+
+
+class Marks(Instrument):
+    """Makes the kind of each span current, as a tracing system does with its own."""
+
+    def on_span_start(self, span: Span) -> None:
+        """Set the variable for what follows in this task."""
+        SPAN.set(span.kind)
+
+
+@pytest.mark.parametrize("held", [False, True], ids=["run", "block"])
+async def test_connection_belongs_to_the_trace_of_its_opener(
+    stdio: Servers, monkeypatch: pytest.MonkeyPatch, held: bool
+) -> None:
+    """The requests that open it are made in the context of the run that wants it, or of the block."""
+    from agentloop.mcp import _stdio
+
+    seen: list[str] = []
+    opened = _stdio.open_process
+
+    def note(*given: Any, **options: Any) -> Any:
+        seen.append(SPAN.get())
+        return opened(*given, **options)
+
+    monkeypatch.setattr(_stdio, "open_process", note)
+    server = stdio.make()
+    agent = script_agent("a", say("done"), toolsets=[server])
+    config = RunConfig(instruments=[Marks()])
+    if held:
+        SPAN.set("block")
+        async with server:
+            await Runner.run(agent, "go", run_config=config)
+    else:
+        await Runner.run(agent, "go", run_config=config)
+    assert seen == ["block" if held else "agent"]
+
+
+@pytest.mark.parametrize("held", ["run", "block", "runtime"])
+async def test_pause_that_ends_a_server_is_warned_of(
+    stdio: Servers, caplog: pytest.LogCaptureFixture, held: str
+) -> None:
+    """Once, where the run itself has opened it: the resumed run has a server that remembers nothing."""
+    server = stdio.make()
+    agent = script_agent("a", call("purge", call_id="1"), call("purge", call_id="2"), say("done"), toolsets=[server])
+    around: Any = {"run": contextlib.nullcontext(), "block": server, "runtime": open_runtime()}[held]
+    async with around:
+        result = await Runner.run(agent, "go")
+        while result.interruptions:
+            state = result.to_state()
+            state.approve(state.interruptions[0])
+            result = await Runner.run(agent, state)
+    assert read_statuses(result) == ["succeeded"] * 2
+    assert caplog.text.count("its process ends, because the run that opened it pauses") == (held == "run")
 
 
 @pytest.mark.scenario("TS-06")

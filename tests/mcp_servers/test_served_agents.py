@@ -12,6 +12,7 @@ import pytest
 from kit.agents import script_agent
 from mcp_servers.processes import MARKS, START_SECONDS, children
 
+import agentloop
 from agentloop import Agent, ModelTransportError, Runner, ToolContext, ToolLoopDetected, UserError, UserTypeError, tool
 from agentloop.mcp import MCPServer, build_server
 from agentloop.testing import FunctionModel, call, say
@@ -79,6 +80,7 @@ async def test_approval_reaches_the_user_of_the_client(mode: str, approved: bool
 
     async with Client(build_server(payer), elicitation_callback=elicit, mode=mode) as client:
         (listed,) = (await client.list_tools()).tools
+        assert client.server_info.version == agentloop.__version__
         assert (listed.name, listed.description) == ("pay_master", "Pays.")
         result = await client.call_tool("pay_master", {"input": "pay"}, progress_callback=progress)
     assert len(asked) == 1
