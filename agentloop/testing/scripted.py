@@ -16,7 +16,17 @@ from anyio.lowlevel import checkpoint
 
 from agentloop.abc import Model
 from agentloop.exceptions import UserError, UserTypeError
-from agentloop.items import ITEM_TYPES, AssistantMessage, HandoffCall, Item, Reasoning, Text, ToolCall
+from agentloop.items import (
+    ITEM_TYPES,
+    AssistantMessage,
+    HandoffCall,
+    Item,
+    Reasoning,
+    Text,
+    ToolCall,
+    ToolOutput,
+    UserMessage,
+)
 from agentloop.model_events import (
     ArgumentsDelta,
     ItemDone,
@@ -196,7 +206,10 @@ class ScriptedModel(Model):
         elif earlier is None or not self._fails_again(earlier, request):
             self.ran_out = True
             steps = "1 step" if len(self._steps) == 1 else f"{len(self._steps)} steps"
-            raise UserError(f"ScriptedModel: its script has {steps}, and the model was asked once more; add a step")
+            raise UserError(
+                f"ScriptedModel: its script has {steps}, and the model was asked once more; add a step"
+                f"{_describe_last(request.items)}"
+            )
         async with self.playing(self._last, request) as events:
             yield events
 
@@ -299,6 +312,16 @@ class _Playing:
             else:
                 await event.until.wait()
         raise StopAsyncIteration
+
+
+def _describe_last(items: Sequence[Item]) -> str:
+    """Return the latest of *items* in words, as it is the reason of the request: an output, or a wrong answer."""
+    last = items[-1] if items else None
+    if isinstance(last, ToolOutput) and not last.secret:
+        said = last.output if isinstance(last.output, str) else ""
+    else:
+        said = last.text if isinstance(last, UserMessage) and not last.secret else ""
+    return f". It was to answer to: {' '.join(said.split())[:300]!r}" if said else ""
 
 
 def _pieces(response: Any, where: str) -> Sequence[Piece]:

@@ -1,11 +1,13 @@
 """The scripted model by itself: which events a step gives, in which order, and what is no script."""
 
+import re
 from typing import Any
 
 import anyio
 import anyio.lowlevel
 import pytest
 
+from agentloop import Agent, Runner, tool
 from agentloop.exceptions import ModelTransportError, UserError, UserTypeError
 from agentloop.items import AssistantMessage, HandoffCall, Reasoning, Refusal, Text, ToolCall, UserMessage
 from agentloop.model_events import (
@@ -62,6 +64,34 @@ async def test_steps_are_taken_one_a_request_and_requests_are_kept() -> None:
         await asked(model)
     assert [len(request.items) for request in model.requests] == [0, 2, 0]
     assert repr(model) == "<ScriptedModel 2 of 2 steps taken>"
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ([call("fails")], "'Tool fails failed with: ValueError.*no luck"),
+        ([say("blue")], "'Your answer isn't accepted.*"),
+        ([call("hides")], None),
+    ],
+)
+async def test_error_of_a_script_that_ran_out_says_what_the_model_was_asked(
+    anyio_backend: Any, script: list[Any], said: str | None
+) -> None:
+    """The output of a tool or a wrong answer is the reason of one request more; a secret output isn't shown."""
+
+    @tool
+    async def fails() -> str:
+        raise ValueError("no luck")
+
+    @tool(secret_output=True)
+    async def hides() -> str:
+        return "4711"
+
+    agent = Agent("a", model=ScriptedModel(script), tools=[fails, hides], output_type=int)
+    with pytest.raises(UserError) as found:
+        await Runner.run(agent, "go")
+    assert re.search("It was to answer to: " + said.replace("'", "[\"']") if said else "add a step$", str(found.value))
+    assert "4711" not in str(found.value)
 
 
 async def test_script_of_one_step_is_told_in_the_singular() -> None:

@@ -188,6 +188,8 @@ def tools_of_less_serve_agents_of_more() -> None:
     declared: Agent[Premium, str] = Agent("a", tools=[bare, of_account, of_named, of_any])
     from_others: Agent[Premium, int] = Agent("b", tools=(of_account, declared.as_tool()), output_type=int)
     assert_type(Agent[Premium, str]("a", tools=[of_named, bare]), Agent[Premium, str])
+    Agent("d", tools=[bare, of_account])  # mypy makes an agent of Any: the page on tools says so, and to declare it
+    Runner.run_sync(declared, "hi", context=Elsewhere())  # type: ignore[misc]  # pyright: ignore[reportArgumentType]
     shared = [bare, of_account]
     assert_type(from_others, Agent[Premium, int])
     Agent("c", tools=shared)
