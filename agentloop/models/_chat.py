@@ -66,6 +66,7 @@ from agentloop.models._common import (
     CallIds,
     argument_text,
     chat_content,
+    earlier_name,
     find_allowed_tools,
     find_forced_name,
     make_call_id,
@@ -331,10 +332,11 @@ def _call(item: ToolCall | HandoffCall, extra_content: bool, place: str) -> Json
     if isinstance(item, ToolCall) and item.kind == "approval":
         raise no_form(place, item)
     call: JsonDict = {"id": _wire_id(item), "type": "function"}
+    name = earlier_name(item.name)
     if isinstance(item, ToolCall) and item.kind == "custom":
-        call |= {"type": "custom", "custom": {"name": item.name, "input": item.arguments}}
+        call |= {"type": "custom", "custom": {"name": name, "input": item.arguments}}
     else:
-        call["function"] = {"name": item.name, "arguments": argument_text(item.arguments)}
+        call["function"] = {"name": name, "arguments": argument_text(item.arguments)}
     if extra_content and (extra := (item.provider_data or {}).get(EXTRA)):
         call["extra_content"] = extra
     return call

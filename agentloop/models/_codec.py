@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -261,11 +262,20 @@ def encode_json(body: Mapping[str, Any]) -> bytes:
 
 def _encode(value: object) -> bytes:
     try:
-        return write_text(value).encode()
+        text = write_text(value)
+        return (_HALF.sub(_whole, text) if "\\ud" in text else text).encode()
     except (TypeError, RecursionError) as error:
         raise UserTypeError(f"The request can't be written as JSON: {error}") from None
     except ValueError as error:
         raise UserValueError(f"The request can't be written as JSON: {error}") from None
+
+
+# Half of a surrogate pair, which servers refuse, after what else begins with a backslash: a backslash, a whole pair.
+_HALF = re.compile(r"(\\\\|\\ud[89ab]..\\ud[c-f]..)|\\ud[89a-f]..")
+
+
+def _whole(found: re.Match[str]) -> str:
+    return found[1] or "\\ufffd"
 
 
 # ---------------------------------------------------------------------------------------------- answers

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import mimetypes
+import re
 from base64 import b64decode
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
@@ -115,6 +116,18 @@ def _output_part(part: Part) -> str:
             return told
         case _:
             return f"[{type(part).__name__.lower()} omitted]"
+
+
+def earlier_name(name: str) -> str:
+    """Return the name of an earlier call in the characters that servers take; a tool's own name always is.
+
+    A model may call `functions.look` or nothing at all. The run tells it so, and the server must read that history.
+    """
+    return name if _NAME.fullmatch(name) else _NO_NAME.sub("_", name)[:64] or "unnamed"
+
+
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
+_NO_NAME = re.compile(r"[^a-zA-Z0-9_-]")
 
 
 def argument_object(arguments: str) -> JsonDict:

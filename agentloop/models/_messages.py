@@ -52,6 +52,7 @@ from agentloop.models._codec import (
 from agentloop.models._common import (
     argument_object,
     data_url,
+    earlier_name,
     find_forced_name,
     no_form,
     no_message,
@@ -359,7 +360,7 @@ def _item_blocks(item: Item, call: ToolCall | HandoffCall | None, place: str) ->
 def _use_block(item: ToolCall | HandoffCall) -> JsonDict:
     given = argument_object(item.arguments)
     # An executor's call of another interface has another content, and goes as a function's.
-    name = (executors.own_name(item) if isinstance(item, ToolCall) else None) or item.name
+    name = (executors.own_name(item) if isinstance(item, ToolCall) else None) or earlier_name(item.name)
     block = {"type": "tool_use", "id": _wire_id(item), "name": name, "input": given}
     if isinstance(item, ToolCall) and item.caller is not None:
         block["caller"] = {"type": item.caller.kind, "tool_id": item.caller.id}

@@ -49,7 +49,7 @@ from agentloop.models._codec import (
     read_text,
     without_none,
 )
-from agentloop.models._common import argument_text, data_url, no_form, output_text
+from agentloop.models._common import argument_text, data_url, earlier_name, no_form, output_text
 from agentloop.models._pieces import CALL_TYPES, OUTPUT_TYPES, PieceCache
 
 INTERFACE = "the Responses interface"
@@ -261,11 +261,12 @@ def _call(item: ToolCall | HandoffCall) -> JsonDict:
     if isinstance(item, ToolCall) and item.kind == "approval":
         asked = {"name": item.name, "server_label": item.namespace or "", "arguments": item.arguments}
         return {**wire, "type": "mcp_approval_request", "id": call_id, **asked}
+    name = earlier_name(item.name)
     if isinstance(item, ToolCall) and item.kind == "custom":
-        sent: JsonDict = {"type": "custom_tool_call", "call_id": call_id, "name": item.name, "input": item.arguments}
+        sent: JsonDict = {"type": "custom_tool_call", "call_id": call_id, "name": name, "input": item.arguments}
     else:
         arguments = argument_text(item.arguments)
-        sent = {"type": "function_call", "call_id": call_id, "name": item.name, "arguments": arguments}
+        sent = {"type": "function_call", "call_id": call_id, "name": name, "arguments": arguments}
     if isinstance(item, ToolCall):
         sent |= without_none({"namespace": item.namespace, "caller": _caller(item)})
     return sent | {name: value for name, value in wire.items() if name not in sent}

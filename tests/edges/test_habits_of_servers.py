@@ -516,3 +516,40 @@ def test_hosted_calls_keep_what_the_provider_said() -> None:
     assert search.data["responses_reasoning"] == "rs_1"
     whole = encode("responses", *HISTORY[:3])["input"]
     assert whole[2] == {"type": "web_search_call", "id": "ws_1", "status": "completed"}
+
+
+# ------------------------------------------------------------------------------------- names and texts of earlier turns
+
+
+INVENTED = {
+    "functions.look": "functions_look",
+    "look it up": "look_it_up",
+    "größe": "gr__e",
+    "": "unnamed",
+    "工具": "__",
+    "a/" * 50: ("a_" * 50)[:64],
+    "look": "look",
+    "l" * 128: "l" * 128,
+}
+
+
+@pytest.mark.parametrize("kind", ["function", "custom"])
+@pytest.mark.parametrize("interface", ["chat", "responses", "messages"])
+@pytest.mark.parametrize("name", INVENTED)
+def test_an_invented_name_goes_back_in_characters_that_servers_take(name: str, interface: str, kind: Any) -> None:
+    """The model made the name up and is told so: the server must not refuse the history in which that stands."""
+    call = ToolCall("c", name, "{}", kind=kind)
+    body = json.dumps(encode(interface, UserMessage("hi"), call, ToolOutput("c", "no such tool")))
+    assert f'"name": "{INVENTED[name]}"' in body
+    assert name == INVENTED[name] or not name or json.dumps(name) not in body
+
+
+@pytest.mark.parametrize("interface", MODELS)
+@given(text=st.text(st.sampled_from(["\ud83d", "\ude00", "\\", "u", "d", "8", "a", "\U0001f600"]), max_size=12))
+def test_no_half_of_a_surrogate_pair_is_sent(text: str, interface: str) -> None:
+    """Servers refuse the whole request, and so does every later one of the session. Whole pairs stay."""
+    body = encode(interface, UserMessage("q" + text), ToolCall("c", "look", "{}"), ToolOutput("c", text))
+    sent = json.dumps(body, ensure_ascii=False)
+    sent.encode()
+    wanted = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    assert json.dumps("q" + wanted, ensure_ascii=False)[1:-1] in sent
