@@ -110,6 +110,28 @@ def test_a_summary_after_a_message_is_opened_entry_by_entry() -> None:
     assert summary.secret
 
 
+@pytest.mark.parametrize("secret", [True, False])
+def test_a_summary_of_secrets_that_begins_another_keeps_its_mark(secret: bool) -> None:
+    """Also where nothing that follows is secret."""
+    [earlier] = nest_history([UserMessage("x", secret=secret)])
+    [summary] = nest_history([earlier, UserMessage("y")])
+    assert isinstance(summary, AssistantMessage)
+    assert lines_of(summary) == ["1. user: x", "2. user: y"]
+    assert summary.secret is secret
+
+
+def test_a_summary_after_one_that_took_over_another_is_numbered_from_one() -> None:
+    """What has no textual form stands between them; neither number nor mark goes over to the second."""
+    [earlier] = nest_history([UserMessage("x", secret=True), UserMessage("y")])
+    first, _, second = nest_history(
+        [earlier, UserMessage("z"), UserMessage([Image("https://x.test/a")]), UserMessage("w")]
+    )
+    assert isinstance(first, AssistantMessage)
+    assert isinstance(second, AssistantMessage)
+    assert (lines_of(first)[-1], first.secret) == ("3. user: z", True)
+    assert (lines_of(second), second.secret) == (["1. user: w"], False)
+
+
 def test_a_summary_whose_numbers_have_a_gap_is_numbered_anew() -> None:
     """A shortened summary, by an input filter for example, keeps all the entries it still has."""
     [earlier] = nest_history([UserMessage("x"), UserMessage("y"), UserMessage("z")])

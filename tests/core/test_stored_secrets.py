@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from agentloop import items as i
 from agentloop import records as r
+from agentloop._core.run_fold import RunFold
 from agentloop._storage.record_codec import decode, encode, record_from_json, record_to_json
 from agentloop._storage.value_codec import value_from_json, value_to_json
 from agentloop._storage.withholding import (
@@ -237,3 +238,17 @@ def test_flags_survive_and_take_no_part_in_equality() -> None:
         if hasattr(record, "secret"):
             assert back.secret == record.secret  # type: ignore[union-attr]
             assert record.replace(secret=type(record.secret)()) == record
+
+
+@pytest.mark.parametrize("status", ["completed", "failed", "cancelled", "interrupted", "stopped"])
+def test_the_end_of_a_run_is_secret_where_it_gives_an_output_that_a_secret_made(status: Any) -> None:
+    """An end without an output has no secret to hide; its error and reason were redacted where they arose."""
+    fold = RunFold()
+    call = i.ToolCall("c1", "f", "{}", secret_output=True)
+    fold.apply(r.RunStarted((), 0, 0.0, "r", "a", (i.UserMessage("go"),), 1))
+    fold.apply(r.TurnStarted((), 1, 0.0, "a"))
+    fold.apply(r.ModelResponded((), 1, 0.0, ModelResponse((call,))))
+    fold.apply(r.CallSettled((), 1, 0.0, "c1", "f", CallOutcome(status="succeeded", output="x")))
+    ended = fold.apply(r.RunEnded((), 1, 0.0, status))
+    assert isinstance(ended, r.RunEnded)
+    assert ended.secret is (status == "completed")

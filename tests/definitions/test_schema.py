@@ -342,7 +342,16 @@ def test_strict_mode_refuses_an_open_map_deep_inside() -> None:
         del globals()["Deep"]
 
 
-@pytest.mark.parametrize(("schema", "nullable"), [(True, True), (False, False), ({"const": None}, True)])
+@pytest.mark.parametrize(
+    ("schema", "nullable"),
+    [
+        (True, True),
+        (False, False),
+        ({"const": None}, True),
+        ({"type": ["string", "null"]}, True),
+        ({"type": ["string", "integer"]}, False),
+    ],
+)
 def test_schemas_of_others_may_be_booleans_and_constants(schema: Any, nullable: bool) -> None:
     """pydantic's hooks let users write any schema; true is anything, null included."""
     assert admits_null(schema, {}) is nullable

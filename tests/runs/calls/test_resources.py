@@ -9,7 +9,7 @@ import anyio
 import attrs
 import pytest
 from kit.agents import Run, call_each, configure_run, make_agent
-from kit.ending import Backend, advance_clock, cancel_when, check_duration
+from kit.ending import Backend, Rendezvous, advance_clock, cancel_when, check_duration
 from kit.results import read_endings, read_shown_outputs
 from kit.watching import Watch
 
@@ -52,6 +52,60 @@ class Shelf:
 
 
 pytestmark = pytest.mark.scenario("DE-08")
+
+
+async def test_who_hears_late_of_a_failed_entry_does_not_undo_the_next_try(run_mode: Run) -> None:
+    """Two calls wait for one entry, and each tries again as soon as it fails: they share the second entry."""
+    both, entered, left = Rendezvous(3), 0, 0
+
+    @asynccontextmanager
+    async def shaky() -> AsyncIterator[str]:
+        nonlocal entered, left
+        entered += 1
+        if entered == 1:
+            await both.wait()
+            raise ConnectionError("not yet")
+        yield f"entry {entered}"
+        left += 1
+
+    @tool
+    async def use(ctx: ToolContext[Any]) -> str:
+        try:
+            async with anyio.create_task_group() as group:
+                group.start_soon(both.wait)
+                return str(await ctx.resource(shaky))
+        except* ConnectionError:
+            pass
+        return str(await ctx.resource(shaky))
+
+    agent = make_agent([use], call_each("use", "use"))
+    await run_mode(agent, "go")
+    assert read_shown_outputs(agent) == {"c1": "entry 2", "c2": "entry 2"}
+    assert (entered, left) == (2, 1)
+
+
+async def test_what_a_cancelled_entry_raises_is_no_error_of_the_run(run_mode: Run) -> None:
+    """Nobody got the resource, so nobody is told: the end of the run is the cancellation, and nothing beside it."""
+    entering, watch = anyio.Event(), Watch()
+
+    @asynccontextmanager
+    async def slow() -> AsyncIterator[None]:
+        entering.set()
+        try:
+            await anyio.sleep_forever()
+        finally:
+            raise ConnectionError("cut while entering")
+        yield
+
+    @tool
+    async def use(ctx: ToolContext[Any]) -> str:
+        await ctx.resource(slow)
+        return "never"
+
+    agent = make_agent([use], call_each("use"))
+    await cancel_when(entering, lambda: run_mode(agent, "go", run_config=configure_run(watch)))
+    [ended] = watch.of(r.RunEnded)
+    assert (ended.status, ended.error, ended.details) == ("cancelled", None, None)
 
 
 async def test_resource_is_entered_on_first_need_and_once_per_run(run_mode: Run) -> None:

@@ -75,6 +75,17 @@ def test_a_result_just_past_the_limit_keeps_to_it(limit: int) -> None:
 
 
 @pytest.mark.scenario("LX-27")
+def test_no_limit_is_too_small_to_be_kept_to() -> None:
+    """Around the length of the note there is room for the note and a head, and then for a tail."""
+    text = "".join(map(chr, range(0x4E00, 0x4E00 + 300)))
+    kept = [cut_text(text, limit) for limit in range(1, len(text) + 1)]
+    assert all(len(one) <= limit for limit, one in enumerate(kept, 1))
+    tails = [one.rpartition("…]\n")[2] for one in kept if "…]\n" in one]
+    assert tails[0] == ""
+    assert all(text.endswith(tail) for tail in tails)
+
+
+@pytest.mark.scenario("LX-27")
 async def test_text_parts_are_bounded_and_other_parts_are_not(run_mode: Run) -> None:
     """An image's data isn't cut into something that is none."""
     image = Image("data:image/png;base64," + "A" * 1000)

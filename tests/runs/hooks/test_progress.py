@@ -11,6 +11,7 @@ from kit.agents import Run, call_each, make_agent
 
 from agentloop import Agent, RunConfig, Runner, ToolContext, UserError, tool
 from agentloop import events as ev
+from agentloop import records as r
 from agentloop._core.run_fold import RunFold
 from agentloop._engine.runtime.event_buffer import EventBuffer
 from agentloop.items import ToolCall
@@ -224,6 +225,38 @@ async def test_a_report_finds_the_unread_one_of_its_call_by_what_the_call_is() -
         ("a", 2.0, ("b",)),
         ("a", 3, ()),
     ]
+
+
+async def test_a_reader_makes_room_with_the_first_event_that_it_takes() -> None:
+    """The run continues then, and not when everything is read; who waits is told once."""
+    buffer, told = EventBuffer(RunFold(), 3, lambda path: None), list[int]()
+    buffer.on_room[lambda: told.append(buffer.unread)] = None
+    for _ in range(5):
+        buffer.put(ev.TurnStarted())
+    seen = []
+    while buffer.take_nowait() is not None:
+        seen.append((buffer.full, list(told)))
+    assert seen == [(True, []), (True, []), (False, [2]), (False, [2]), (False, [2])]
+
+
+@tool
+async def quiet() -> str:
+    """Succeed."""
+    return "fine"
+
+
+async def test_a_reader_that_is_behind_holds_nothing_of_calls_that_have_settled() -> None:
+    """The places of their last reports are forgotten, or a long run would keep one for each call."""
+    agent = make_agent([quiet], call_each("quiet", "quiet"))
+    result, fold = await Runner.run(agent, "go"), RunFold()
+    buffer, held = EventBuffer(fold, None, lambda path: agent), []
+    for record in result.records:
+        fold.apply(record)
+        if isinstance(record, r.CallStarted):
+            buffer.progress(ev.CallProgress(fold.calls[record.call_id].call, 1.0, turn=1))
+        buffer.record(record)
+        held.append(len(buffer._progress))
+    assert max(held) > held[-1] == 0
 
 
 async def test_report_outside_a_run_is_a_users_error() -> None:

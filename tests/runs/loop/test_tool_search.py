@@ -348,6 +348,7 @@ SHELF = [
     raw("get_user_by_id", "Look a person up."),
     raw("bill", "Send a bill to a person. " + "It may take long. " * 20),
     raw("move", "Move a file", {"properties": ["odd"]}, namespace="drive"),
+    raw("save", "Save as class."),
 ]
 
 
@@ -366,11 +367,22 @@ SHELF = [
         ("", None, []),
         ("of a", None, []),
         ("größe", None, []),
+        ("as", None, ["save"]),
+        ("clas", None, []),
+        ("class", None, ["save"]),
     ],
 )
 def test_the_best_come_first(query: str, limit: int | None, found: list[str]) -> None:
     """By the words of names, descriptions and parameters; words in names count more."""
     assert [tool.name for tool in rank(query, SHELF, limit)] == found
+
+
+@pytest.mark.parametrize("query", ["drive.move", " drive.move ", "move"])
+def test_a_tool_that_a_query_names_comes_first(query: str) -> None:
+    """By its own name or with its namespace, before tools that have these words more often."""
+    others = [raw(f"drive_move_{n}", "Move a drive. " * 9, namespace="drive_move") for n in range(3)]
+    named = raw("move", "See the manual. " * 99, namespace="drive")
+    assert rank(query, [*others, named], 1) == [named]
 
 
 def test_equal_ones_stay_in_order() -> None:

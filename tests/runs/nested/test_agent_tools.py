@@ -6,7 +6,7 @@ from typing import Any
 import anyio
 import attrs
 import pytest
-from kit.agents import Run, configure_run, make_agent, make_usage
+from kit.agents import Run, configure_run, make_agent, make_gated_tool, make_usage
 from kit.ending import Backend, advance_clock, check_duration
 from kit.results import find_outcome, find_records, read_outputs, read_requests, read_shown_outputs, read_statuses
 from kit.watching import ToolHookLog, Watch
@@ -15,7 +15,7 @@ from agentloop import Agent, MaxTurns, RunConfig, Runner, RunTimeout, ToolCallEr
 from agentloop import events as ev
 from agentloop import records as r
 from agentloop.exceptions import ModelBehaviorError
-from agentloop.items import ToolCall, UserMessage
+from agentloop.items import ToolCall, ToolOutput, UserMessage
 from agentloop.sessions import MemorySession
 from agentloop.testing import ScriptedModel, call, fail, respond, say, wait
 
@@ -379,6 +379,29 @@ async def test_on_stream_gets_all_before_a_nested_failure_goes_on(run_mode: Run)
     assert read_shown_outputs(outer) == {"c1": "sorry: no sense"}
     assert counts == [len(got)]
     assert got[-1] == ev.RunEnded("failed", path=("c1",), turn=2)
+
+
+async def test_on_stream_gets_nothing_of_the_run_around_when_its_own_pauses() -> None:
+    """The pause releases outputs of the outer run that waited for it: they are events of that run."""
+    got, settled = list[ev.Event](), anyio.Event()
+    inner = helper([wait(settled), call("gated")], tools=[make_gated_tool([])])
+
+    @tool
+    async def quick() -> str:
+        return "quick"
+
+    class Settles(Watch):
+        def on_record(self, record: Any) -> None:
+            if isinstance(record, r.CallSettled):
+                settled.set()
+
+    calls = [call("helper", {"input": "x"}, call_id="c1"), call("quick", call_id="c2")]
+    outer = make_agent([inner.as_tool(on_stream=got.append), quick], calls)
+    result = await Runner.run(outer, "go", run_config=configure_run(Settles()))
+    assert result.status == "interrupted"
+    assert [item.call_id for item in result.new_items if isinstance(item, ToolOutput)] == ["c2"]
+    assert isinstance(got[-1], ev.RunEnded)
+    assert {event.path for event in got} == {("c1",)}
 
 
 async def test_events_of_agent_tools_side_by_side_are_told_apart() -> None:

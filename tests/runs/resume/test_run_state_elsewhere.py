@@ -12,10 +12,12 @@ from kit.agents import Run
 from kit.results import find_outcome, read_outputs
 from kit.resuming import copy_state
 
-from agentloop import RunState
+from agentloop import Runner, RunState
+from agentloop import records as r
 from agentloop._storage.json_bytes import decode, encode
 from agentloop.exceptions import JournalError, StateError
 from agentloop.journal import FileJournal, MemoryJournal, read_journal
+from agentloop.journal._reading import GrowingJournal
 from agentloop.testing import replay
 
 
@@ -170,6 +172,27 @@ async def test_a_journal_with_a_header_that_does_not_belong_there_is_refused() -
         await RunState.from_journal(agent, journal)
     with pytest.raises(StateError, match="Unknown schema version 99"):
         await RunState.from_journal(agent, await _make_frozen_journal(schema="99"))
+
+
+@pytest.mark.real_clock
+@pytest.mark.scenario("RS-03")
+async def test_a_journal_that_continues_in_the_present_schema_is_followed(tmp_path: Path) -> None:
+    """Whoever reads it while it grows sees, line by line, what a reader of the whole file does."""
+    journal = await _make_frozen_journal()
+    held = len(await journal.read())
+    state = await RunState.from_journal(frozen_state.build_agent(), journal)
+    state.approve(*state.interruptions)
+    await Runner.run(state.agent, state, journal=journal)
+    lines = await journal.read()
+    path, seen = tmp_path / "run.journal", list[r.Record]()
+    reader = GrowingJournal(path)
+    async with FileJournal(path) as file:
+        for batch in (lines[:held], *([line] for line in lines[held:])):
+            await file.append(batch)
+            is_another, records = reader.read_new()
+            seen = [*([] if is_another else seen), *records]
+            assert seen == list(read_journal(path))
+    assert isinstance(seen[-1], r.RunEnded)
 
 
 @pytest.mark.scenario("RS-03")
