@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import attrs
@@ -474,55 +475,46 @@ class ChatDecoder(EventDecoder):
         self._annotations: list[Annotation] = []
         self._logprobs: list[Mapping[str, Any]] = []
 
-    def feed_event(self, event: Mapping[str, Any]) -> list[ModelEvent]:
-        """Return the model events of one chunk."""
-        return self.feed_answer(event)
-
-    def feed_answer(self, answer: Mapping[str, Any]) -> list[ModelEvent]:
-        """Return the model events of one parsed chunk, or of a whole response that was not streamed."""
-        if answer.get("error") or answer.get("object") == "error":
+    def _read_event(self, event: Mapping[str, Any]) -> Iterator[ModelEvent | None]:
+        if event.get("error") or event.get("object") == "error":
             # The caller has seen the beginning of an answer, so a retry is possible only if there was none.
-            raise broken_answer_error(answer) if self.shown else server_error(answer)
-        events: list[ModelEvent] = []
-        if isinstance(answer.get("id"), str) and self._id is None:
-            self._id = answer["id"]
-        if isinstance(answer.get("model"), str):
-            self._model = answer["model"]
-        if isinstance(answer.get("service_tier"), str):
-            self._service_tier = answer["service_tier"]
+            raise broken_answer_error(event) if self.shown else server_error(event)
+        if isinstance(event.get("id"), str) and self._id is None:
+            self._id = event["id"]
+        if isinstance(event.get("model"), str):
+            self._model = event["model"]
+        if isinstance(event.get("service_tier"), str):
+            self._service_tier = event["service_tier"]
         if not self._started:
             self._started = True
-            events.append(ResponseStarted(self._id))
-        events.append(Raw(answer))
-        if isinstance(answer.get("usage"), Mapping):
-            self._usage = answer["usage"]
-        for choice in read_objects(answer.get("choices"), "choices"):
+            yield ResponseStarted(self._id)
+        yield Raw(event)
+        if isinstance(event.get("usage"), Mapping):
+            self._usage = event["usage"]
+        for choice in read_objects(event.get("choices"), "choices"):
             if choice.get("index") in (0, None):
-                shown = list(self._choice(choice))
-                self.shown = self.shown or bool(shown)
-                events += shown
-        return events
+                yield from self._choice(choice)
 
-    def finish(self, request_id: str | None = None) -> list[ModelEvent]:
-        """Return the last events, with `ResponseDone` at the end. Call it once, after the end of the response.
+    def _read_answer(self, answer: Mapping[str, Any]) -> Iterator[ModelEvent | None]:
+        return self._read_event(answer)
 
-        Raises:
-            ModelBehaviorError: if the response was cut: no finish reason came, or the token limit or a content filter
-                left nothing usable or half a call.
-            ModelTransportError: if the server broke the response off.
-        """
+    def read_end(self, request_id: str | None = None) -> Iterator[ModelEvent | None]:
+        """Yield the last events. Raises as `finish`."""
         if self._finish_reason is None:
             raise ModelBehaviorError("The response ended before it was complete.")
         self._finish_reason = read_finish_reason(self._finish_reason)
         cut = self._finish_reason in ("length", "content_filter")
-        items = tuple(self._items(cut))
+        items: list[Item] = []
+        for item in self._items(cut):
+            items.append(item)
+            yield None
         if cut and not items:
             raise ModelBehaviorError(f"The response was cut ({self._finish_reason}) before anything usable came.")
         usage = None if self._usage is None else read_usage(self._usage, self._model, _USAGE)
-        done = ResponseDone(items, usage, self._id, request_id, self._finish_reason, self._model, self._service_tier)
-        return [*map(ItemDone, items), done]
+        yield from map(ItemDone, items)
+        yield ResponseDone(items, usage, self._id, request_id, self._finish_reason, self._model, self._service_tier)
 
-    def _choice(self, choice: Mapping[str, Any]) -> Iterator[ModelEvent]:
+    def _choice(self, choice: Mapping[str, Any]) -> Iterator[ModelEvent | None]:
         delta = choice.get("delta") or choice.get("message") or {}
         if not isinstance(delta, Mapping):
             raise ModelBehaviorError(f"A delta of the response isn't an object: {str(delta)[:QUOTED]!r}")
@@ -550,7 +542,7 @@ class ChatDecoder(EventDecoder):
         elif piece := self._constrained.feed(text):
             yield ArgumentsDelta(self._constrained_id, piece)
 
-    def _call_part(self, part: Mapping[str, Any]) -> Iterator[ModelEvent]:
+    def _call_part(self, part: Mapping[str, Any]) -> Iterator[ModelEvent | None]:
         function = part.get("function") or part.get("custom") or {}
         if not isinstance(function, Mapping):
             raise ModelBehaviorError(f"A call's function isn't an object: {str(function)[:QUOTED]!r}")
@@ -572,6 +564,8 @@ class ChatDecoder(EventDecoder):
         if piece := _argument_text(function.get("arguments") or function.get("input")):
             call.arguments.feed(piece)
             yield ArgumentsDelta(self._call_id(call), piece)
+        else:
+            yield None
 
     def _call_id(self, call: _PartialCall) -> str:
         """Return the run's id for *call*. A call without one gets it at its first piece, and keeps it."""
@@ -585,12 +579,14 @@ class ChatDecoder(EventDecoder):
 
     def _items(self, cut: bool) -> Iterator[Item]:
         said = self._make_parts(cut)
-        calls = [self._tool_call(call, cut) for call in self._calls.all]
-        if self._constrained is not None and not self._refusal and not calls:
-            calls = self._constrained_call(self._constrained, cut)
+        calls: Iterable[Item] = map(partial(self._tool_call, cut=cut), self._calls.all)
+        called = bool(self._calls.all)
+        if self._constrained is not None and not self._refusal and not called:
+            calls = made = self._constrained_call(self._constrained, cut)
+            called = bool(made)
         # Reasoning belongs to the item after it, and isn't kept alone.
         details = self._details.join()
-        if (self._reasoning or details) and (said or calls):
+        if (self._reasoning or details) and (said or called):
             thoughts = ("".join(self._reasoning),) if self._reasoning else ()
             yield Reasoning(content=thoughts, provider_data={DETAILS: details} if details else None)
         if said:
@@ -606,7 +602,7 @@ class ChatDecoder(EventDecoder):
             parts.append(Refusal(refusal))
         return tuple(parts)
 
-    def _tool_call(self, call: _PartialCall, cut: bool) -> ToolCall:
+    def _tool_call(self, call: _PartialCall, *, cut: bool) -> ToolCall:
         if not call.name:
             raise ModelBehaviorError("The response calls a function without naming it.")
         text = call.arguments.text

@@ -10,7 +10,7 @@ import logging
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
 from urllib.parse import SplitResult, parse_qsl, urlsplit, urlunsplit
 
@@ -18,7 +18,7 @@ import attrs
 
 from agentloop._common.strict_json import is_deeper, write_text
 from agentloop.exceptions import ModelBehaviorError, ModelTransportError, UserTypeError, UserValueError
-from agentloop.model_events import ModelEvent, ModelFeature, ModelInfo, ModelRequest
+from agentloop.model_events import ModelEvent, ModelFeature, ModelInfo, ModelRequest, Raw, ResponseStarted
 from agentloop.models._long_json import MOST_DEPTH, decoder, is_long
 from agentloop.settings import ModelSettings
 from agentloop.usage import RequestUsage
@@ -70,7 +70,8 @@ class Decoder(Protocol):
 class EventDecoder(ABC):
     """The base of the decoders here: each event of a stream is a JSON object, and a last line may be `[DONE]`.
 
-    `feed_event` takes an object that was read already, as a long event is read in steps (`_long_json.open_event`).
+    An object, a whole answer, or the end of one may be much work. The methods whose names begin with `read` do it in
+    steps: they yield the model events, and None after a step without one. The others do it at once.
     """
 
     what: ClassVar[str] = "An event of the response"
@@ -96,11 +97,51 @@ class EventDecoder(ABC):
         if data == "[DONE]":
             self.done = self.ends_with_line
             return []
-        return self.feed_event(parse_object(data, self.what))
+        return _collect(self.read_event(parse_object(data, self.what)))
+
+    def feed_answer(self, answer: Mapping[str, Any]) -> list[ModelEvent]:
+        """Return the model events of a whole answer that was not streamed, except the last ones. Raises as `feed`."""
+        return _collect(self.read_answer(answer))
+
+    def finish(self, request_id: str | None = None) -> list[ModelEvent]:
+        """Return the last events, with `ResponseDone` at the end. Call it once, after the end of the answer.
+
+        Raises:
+            ModelBehaviorError: if the answer isn't complete, or was cut with nothing usable or within a call.
+            ModelTransportError: if the server broke it off.
+        """
+        return _collect(self.read_end(request_id))
+
+    def read_event(self, event: Mapping[str, Any]) -> Iterator[ModelEvent | None]:
+        """Yield the model events of one *event* that was read already. Raises as `feed`."""
+        return self._note_shown(self._read_event(event))
+
+    def read_answer(self, answer: Mapping[str, Any]) -> Iterator[ModelEvent | None]:
+        """Yield what `feed_answer` returns."""
+        return self._note_shown(self._read_answer(answer))
 
     @abstractmethod
-    def feed_event(self, event: Mapping[str, Any]) -> list[ModelEvent]:
-        """Return the model events of one *event*. Raises as `feed`."""
+    def read_end(self, request_id: str | None = None) -> Iterator[ModelEvent | None]:
+        """Yield what `finish` returns."""
+
+    @abstractmethod
+    def _read_event(self, event: Mapping[str, Any]) -> Iterator[ModelEvent | None]: ...
+
+    @abstractmethod
+    def _read_answer(self, answer: Mapping[str, Any]) -> Iterator[ModelEvent | None]: ...
+
+    def _note_shown(self, events: Iterator[ModelEvent | None]) -> Iterator[ModelEvent | None]:
+        for event in events:
+            if event is not None and not isinstance(event, _SHOWS_NOTHING):
+                self.shown = True
+            yield event
+
+
+_SHOWS_NOTHING = (ResponseStarted, Raw)
+
+
+def _collect(events: Iterator[ModelEvent | None]) -> list[ModelEvent]:
+    return [event for event in events if event is not None]
 
 
 @attrs.frozen(kw_only=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from types import EllipsisType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -227,7 +227,7 @@ async def _close(driver: HttpDriver) -> None:
 class ReplyEvents:
     """The events of one response, read from the reply only as the consumer needs them. Owned by one call.
 
-    Cancellation: nothing is lost; but the owner closes the reply then.
+    Cancellation: the answer can't be read on; the owner closes the reply.
     """
 
     def __init__(self, reply: Reply, decoder: Decoder) -> None:
@@ -263,9 +263,9 @@ class ReplyEvents:
 
     async def _read_more(self) -> None:
         if self._texts:
-            await self._decode()
+            await self._decode(self._texts.popleft())
         elif self._no_more:
-            self._finish()
+            await self._finish()
         elif self._reply.content_type == "application/json":
             await self._read_whole()
         elif self._reply.content_type in _PAGES:
@@ -280,24 +280,38 @@ class ReplyEvents:
         body, complete = await self._reply.read(_MAX_BODY)
         words = body.decode("utf-8", "replace") if complete else "(too long)"
         answer = await open_event(words, _WHOLE) or parse_object(words, _WHOLE)
-        self._pending.extend(self._decoder.feed_answer(answer))
-        self._finish()
+        if isinstance(self._decoder, EventDecoder):
+            await self._take_steps(self._decoder.read_answer(answer))
+        else:
+            self._pending.extend(self._decoder.feed_answer(answer))
+        await self._finish()
 
-    async def _decode(self) -> None:
+    async def _decode(self, text: str) -> None:
         await self._pace.step()  # an event may have nothing to give
-        event = await open_event(self._texts[0], EventDecoder.what)
-        text = self._texts.popleft()  # here, so that a cancellation loses nothing
-        if event is not None and isinstance(self._decoder, EventDecoder) and not self._decoder.done:
-            self._pending.extend(self._decoder.feed_event(event))
+        event = await open_event(text, EventDecoder.what)
+        if event is not None and isinstance(self._decoder, EventDecoder):
+            await self._take_steps(self._decoder.read_event(event))
         else:
             self._pending.extend(self._decoder.feed(text))
         self._reply.wait.begun = self._reply.wait.begun or self._decoder.shown
         if self._decoder.done:
-            self._finish()
+            await self._finish()
 
-    def _finish(self) -> None:
+    async def _finish(self) -> None:
         self._ended = self._reply.complete = True
-        self._pending.extend(self._decoder.finish(self._reply.request_id))
+        if isinstance(self._decoder, EventDecoder):
+            await self._take_steps(self._decoder.read_end(self._reply.request_id))
+        else:
+            self._pending.extend(self._decoder.finish(self._reply.request_id))
+
+    async def _take_steps(self, steps: Iterator[ModelEvent | None]) -> None:
+        """Add what a decoder gives in *steps*: all of it, or nothing if it fails."""
+        found: list[ModelEvent] = []
+        for event in steps:
+            if event is not None:
+                found.append(event)
+            await self._pace.step()
+        self._pending.extend(found)
 
 
 _WHOLE = "The response"

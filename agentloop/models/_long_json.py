@@ -22,8 +22,8 @@ from anyio.lowlevel import checkpoint
 from agentloop._common.strict_json import read_finite, reject_constant
 from agentloop.exceptions import ModelBehaviorError
 
-SHORT = 50_000
-"""Most values of a text that is read in one call, which then takes ten or twenty milliseconds."""
+SHORT = 20_000
+"""Most values of a text that is read in one call, and decoded in another: some ten milliseconds each."""
 MOST_VALUES = 2_000_000
 """Most values of a text that is read at all: the probabilities of the tokens of a long answer, with twenty alternatives
 for each, are fewer."""

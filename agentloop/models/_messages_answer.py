@@ -135,38 +135,35 @@ class MessagesDecoder(EventDecoder):
         self._explanation: str | None = None
         self._told: JsonDict = {}
 
-    def feed_event(self, event: Mapping[str, Any]) -> list[ModelEvent]:
-        """Return the model events of one *event*. Raises as `feed`."""
+    def _read_event(self, event: Mapping[str, Any]) -> Iterator[ModelEvent | None]:
         _raise_error(event, shown=self.shown)
-        events = list(self._take(event))
-        self.shown = self.shown or any(isinstance(one, _SHOWN) for one in events)
-        return events
+        yield from self._take(event)
 
-    def feed_answer(self, answer: Mapping[str, Any]) -> list[ModelEvent]:
-        """Return the model events of a whole response that was not streamed."""
+    def _read_answer(self, answer: Mapping[str, Any]) -> Iterator[ModelEvent | None]:
         _raise_error(answer, shown=False)
-        events = [*self._start(answer), Raw(answer)]
+        yield from self._start(answer)
+        yield Raw(answer)
         for index, block in enumerate(read_objects(answer.get("content"), "content")):
-            events += self._start_block(index, block)
+            yield from self._start_block(index, block)
+            yield None
         self._end(answer, answer.get("usage"))
         self.done = True
-        return events
 
-    def finish(self, request_id: str | None = None) -> list[ModelEvent]:
-        """Return the last events, with `ResponseDone` at the end. Call it once, after the end of the response.
-
-        Raises:
-            ModelBehaviorError: if the response was cut: its last event didn't come, or the token limit left nothing
-                usable or half a call.
-        """
+    def read_end(self, request_id: str | None = None) -> Iterator[ModelEvent | None]:
+        """Yield the last events. Raises as `finish`."""
         if not self.done or self._stop_reason is None:
             raise ModelBehaviorError("The response ended before it was complete.")
         reason = _FINISH_REASONS.get(self._stop_reason) or read_finish_reason(self._stop_reason)
-        items = tuple(self._refused() if reason == "refusal" else self._items(reason == "length"))
+        items: list[Item] = []
+        for item in self._refused() if reason == "refusal" else self._add_items(items, reason == "length"):
+            if item is not None:
+                items.append(item)
+            yield None
         if reason == "length" and not items:
             raise ModelBehaviorError(f"The response was cut ({self._stop_reason}) before anything usable came.")
         usage = _read_usage(self._usage, self._model) if self._usage else None
-        return [*map(ItemDone, items), self._done(items, usage, request_id, reason)]
+        yield from map(ItemDone, items)
+        yield self._done(tuple(items), usage, request_id, reason)
 
     def _done(
         self, items: tuple[Item, ...], usage: RequestUsage | None, request_id: str | None, reason: str
@@ -289,11 +286,12 @@ class MessagesDecoder(EventDecoder):
 
     # Items.
 
-    def _items(self, cut: bool) -> list[Item]:
-        items: list[Item] = []
+    def _add_items(self, items: list[Item], cut: bool) -> Iterator[None]:
+        """Add the answer's items to *items*; a step for each block."""
         said: list[_BlockRead] = []
         hosted: dict[str, int] = {}  # the places of hosted tools' calls among the items, by their ids
         for block in self._blocks.values():
+            yield
             if block.kind == "text" or self._is_output(block):
                 if not block.joined.strip() and (cut or not block.text):
                     continue
@@ -314,7 +312,6 @@ class MessagesDecoder(EventDecoder):
         items += _message(said)
         while items and isinstance(items[-1], Reasoning):
             items.pop()  # reasoning belongs to the item after it, and isn't kept alone
-        return items
 
     def _item(self, block: _BlockRead, cut: bool) -> Item:
         match block.kind:
@@ -355,7 +352,6 @@ class MessagesDecoder(EventDecoder):
 
 _TOLD = ("stop_sequence", "stop_details", "container")
 """Fields of the response as a whole that have no place but its `provider_data`."""
-_SHOWN = (TextDelta, ReasoningDelta, ArgumentsDelta, HostedProgress)
 
 
 def _message(blocks: list[_BlockRead]) -> list[Item]:

@@ -87,30 +87,19 @@ class ResponsesDecoder(EventDecoder):
         """The items of the answer so far, in order."""
         return tuple(item for _, item in sorted(self._items.items()))
 
-    def feed_event(self, event: Mapping[str, Any]) -> list[ModelEvent]:
-        """Return the model events of one *event*. Raises as `feed`."""
-        return self._note(self._events(event))
+    def _read_event(self, event: Mapping[str, Any]) -> Iterator[ModelEvent | None]:
+        return self._events(event)
 
-    def feed_answer(self, answer: Mapping[str, Any]) -> list[ModelEvent]:
-        """Return the model events of a whole answer that was not streamed, except the last one."""
+    def _read_answer(self, answer: Mapping[str, Any]) -> Iterator[ModelEvent | None]:
         if answer.get("object") != "response" and (answer.get("error") or answer.get("type") == "error"):
             raise server_error(answer)
         status = answer.get("status")
         if f"response.{status}" not in _TERMINAL:
             raise ModelBehaviorError(f"The response isn't over, its status is {str(status)[:40]!r}.")
-        return self._note(self._events({"type": f"response.{status}", "response": answer}, whole=answer))
+        return self._events({"type": f"response.{status}", "response": answer}, whole=answer)
 
-    def _note(self, events: Iterator[ModelEvent]) -> list[ModelEvent]:
-        found = list(events)
-        self.shown = self.shown or any(not isinstance(event, ResponseStarted | Raw) for event in found)
-        return found
-
-    def finish(self, request_id: str | None = None) -> list[ModelEvent]:
-        """Return the answer's last event, `ResponseDone`. Call it once, after the end of the answer.
-
-        Raises:
-            ModelBehaviorError: if no terminal event has come.
-        """
+    def read_end(self, request_id: str | None = None) -> Iterator[ModelEvent | None]:
+        """Yield the answer's last event, `ResponseDone`. Raises as `finish`."""
         if not self.done:
             raise ModelBehaviorError("The response ended before it was complete.")
         response = self._response
@@ -122,7 +111,7 @@ class ResponsesDecoder(EventDecoder):
         told = {name: response[name] for name in _TOLD if response.get(name)}
         found = None if not isinstance(usage, Mapping) else read_usage(usage, model, _USAGE)
         own, why = self.response_id, self._finish_reason
-        return [ResponseDone(self.items, found, own, request_id, why, model, tier, told or None)]
+        yield ResponseDone(self.items, found, own, request_id, why, model, tier, told or None)
 
     # -- one event
 

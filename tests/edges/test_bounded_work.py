@@ -14,7 +14,7 @@ from typing import Any
 
 import anyio
 import pytest
-from edges.hostile_answers import INTERFACES, Event
+from edges.hostile_answers import INTERFACES, Event, responses_end
 from hypothesis import given
 from hypothesis import strategies as st
 from kit.work import Meter, count_work
@@ -44,7 +44,7 @@ MODELS: dict[str, HttpModel] = {
     "responses": OpenAIResponsesModel("m", base_url="http://model.test/v1", api_key="k"),
     "messages": AnthropicModel("m", base_url="http://model.test", api_key="k"),
 }
-MOST_STEPS = 6_000_000
+MOST_STEPS = 4_000_000
 """Steps of the interpreter between two checkpoints: some tens of milliseconds."""
 FAULTS = (ModelBehaviorError, ModelTransportError)
 
@@ -61,7 +61,7 @@ def make_decoder(interface: str) -> Any:
 def decode(interface: str, events: Iterable[Event]) -> None:
     """Decode *events* to the end, or to the error."""
     decoder = make_decoder(interface)
-    feed = getattr(decoder, "feed_event", decoder.feed)
+    feed = getattr(decoder, "read_event", decoder.feed)
     try:
         for event in events:
             for _ in feed(event):
@@ -125,16 +125,16 @@ def test_an_answer_has_a_bounded_number_of_parts() -> None:
     ]
     decoder = make_decoder("messages")
     for start in starts[:-1]:
-        decoder.feed_event(start)
+        list(decoder.read_event(start))
     with pytest.raises(ModelBehaviorError, match="more than 20,000 parts"):
-        decoder.feed_event(starts[-1])
+        list(decoder.read_event(starts[-1]))
     calls = [{"index": n, "function": {"name": "f"}} for n in range(MOST_PARTS + 1)]
     with pytest.raises(ModelBehaviorError, match="more than 20,000 parts"):
-        make_decoder("chat").feed_event({"choices": [{"delta": {"tool_calls": calls}}]})
+        list(make_decoder("chat").read_event({"choices": [{"delta": {"tool_calls": calls}}]}))
     output = [{"type": "other", "id": f"o{n}"} for n in range(MOST_PARTS + 1)]
     whole = {"status": "completed", "output": output}
     with pytest.raises(ModelBehaviorError, match="more than 20,000 parts"):
-        make_decoder("responses").feed_event({"type": "response.completed", "response": whole})
+        list(make_decoder("responses").read_event({"type": "response.completed", "response": whole}))
     with pytest.raises(ModelBehaviorError, match="more than 20,000 parts"):
         list(make_decoder("realtime").feed({"type": "response.done", "response": whole | {"id": "r"}}))
 
@@ -179,10 +179,15 @@ LONG_ANSWERS: dict[str, tuple[str, list[Event]]] = {
         "chat",
         [{"choices": [{"delta": {"tool_calls": [{"id": f"c{n}", "function": {"name": "f"}} for n in range(15_000)]}}]}],
     ),
+    "as many calls as a short chunk has": (
+        "chat",
+        [{"choices": [{"delta": {"tool_calls": [{"index": n} for n in range(9_900)]}, "finish_reason": "stop"}]}],
+    ),
+    "many items in one event": ("responses", [*responses_end(10_000)]),
     "many pings": ("messages", [{"type": "ping"}] * 1_000),
     "blank events": ("responses", [{"type": "x", "delta": ""}] * 1_000),
-    "an event of empty lists": ("chat", [{"choices": [], "x": [[]] * 60_000}]),
-    "an event of objects": ("responses", [{"type": "x", "x": [{"a": n} for n in range(30_000)]}]),
+    "an event of empty lists": ("chat", [{"choices": [], "x": [[]] * 25_000}]),
+    "an event of objects": ("responses", [{"type": "x", "x": [{"a": n} for n in range(12_000)]}]),
 }
 
 

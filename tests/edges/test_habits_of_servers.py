@@ -144,9 +144,9 @@ def test_an_unknown_end_is_at_least_a_line_in_the_log(interface: str, caplog: py
         decoder = MODELS[interface]._codec.decoder(request)
     match interface:
         case "chat":
-            decoder.feed_event({"choices": [{"delta": {"content": "Hi"}, "finish_reason": "moonrise"}]})
+            list(decoder.read_event({"choices": [{"delta": {"content": "Hi"}, "finish_reason": "moonrise"}]}))
         case "responses":
-            decoder.feed_event({"type": "response.incomplete", "response": incomplete})
+            list(decoder.read_event({"type": "response.incomplete", "response": incomplete}))
         case "messages":
             end = {"content": [{"type": "text", "text": "Hi"}], "stop_reason": "moonrise"}
             decoder.feed_answer(end)
@@ -267,7 +267,11 @@ def answer_of_responses(number: int) -> tuple[Item, ...]:
         {**call, "id": f"fc_{number}b", "call_id": f"c{number}b"},
     ]
     decoder = MODELS["responses"]._codec.decoder(make_request(UserMessage("Hi")))
-    decoder.feed_event({"type": "response.completed", "response": {"id": "r", "status": "completed", "output": output}})
+    list(
+        decoder.read_event(
+            {"type": "response.completed", "response": {"id": "r", "status": "completed", "output": output}}
+        )
+    )
     done = list(decoder.finish())[-1]
     assert isinstance(done, ResponseDone)
     return done.items
