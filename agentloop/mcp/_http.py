@@ -73,7 +73,7 @@ async def open_http(
         headers: Headers of every request, for keys and tokens.
         http_client: An `httpx2.AsyncClient` of the application's, used as it is; None makes one.
         max_bytes: The longest answer, and the longest event of a stream.
-        remarks: Is told of answers that are errors, by a client that is made here.
+        remarks: The remarks about this opening, which get the status of an answer that is an error.
     """
     if http_client is not None:
         async with streamable_http_client(url, http_client=http_client, max_sse_event_size=max_bytes) as streams:

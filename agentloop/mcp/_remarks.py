@@ -1,4 +1,4 @@
-"""What a transport sees of a server while it opens: for the error that says why the server can't be used.
+"""Remarks of a transport about a server that it opens: for the error that says why the server can't be used.
 
 Knows neither transports nor the protocol. The SDK says "Connection closed" of a program that has written its reason to
 stderr and exited, and "error response" of an answer by HTTP whose status says it all.

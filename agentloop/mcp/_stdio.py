@@ -60,7 +60,7 @@ async def open_process(
         cwd: The directory of the process.
         max_bytes: The longest message.
         grace: Seconds that the server has to exit by itself once its stdin is closed.
-        remarks: Is told the lines of stderr, and how the process has ended.
+        remarks: The remarks about this opening, which get the lines of stderr and the exit code.
 
     Cancellation: the process and its group have ended when the block is left.
 

@@ -10,7 +10,7 @@ from edges.messages_fixture import begin, end, more, stop, wire
 from edges.responses_fixture import make_response, make_stream
 
 from agentloop import Agent, FunctionTool, Runner, tool
-from agentloop.items import AssistantMessage, Item, Text, ToolCall, ToolOutput
+from agentloop.items import AssistantMessage, Item, Text, ToolCall, ToolOutput, UserMessage
 from agentloop.model_events import ModelRequest
 from agentloop.models import AnthropicModel, OpenAIChatModel, OpenAIResponsesModel, _chat, _realtime, _responses_request
 from agentloop.models._http_model import HttpModel
@@ -190,7 +190,7 @@ async def test_one_script_gives_equal_items_over_each_interface(streamed: bool) 
 def test_schema_of_an_object_has_properties_on_interfaces_of_openai(schema: Any, sent: Any) -> None:
     """They refuse the whole request for one tool whose schema has none, as those of many MCP servers."""
     bare = FunctionTool(name="f", params_json_schema=schema, on_invoke_tool=lambda ctx, text: text, strict_mode=False)
-    request = ModelRequest(system=None, items=(), tools=(bare,))
+    request = ModelRequest(system=None, items=(UserMessage("hi"),), tools=(bare,))
     assert _chat.encode(request, "m")["tools"][0]["function"]["parameters"] == sent
     assert _responses_request.encode(request, "m")["tools"][0]["parameters"] == sent
     assert _realtime.encode_session(request)["tools"][0]["parameters"] == sent

@@ -329,7 +329,7 @@ def start_detached(work: Callable[[], Coroutine[Any, Any, None]], name: str, con
     """Start a task that does *work* in *context*, and that no nursery holds.
 
     For a resource that one task opens and another may close, which nurseries don't allow. Who starts it has to end it
-    and to wait for its end; if nobody does, it is cancelled when the event loop ends. *work* must raise nothing but a
+    and to wait for its end; else it is cancelled when the event loop ends. *work* must raise nothing but a
     cancellation.
     """
     if own_task() is not None:
