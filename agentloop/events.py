@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, TypeAlias
 
-from agentloop._common.values import Value
+from agentloop._common.values import SharesName, Value
 from agentloop.items import ApprovalRequest as ApprovalRequestItem
 from agentloop.items import Item, ToolCall
 from agentloop.outcomes import CallOutcome
@@ -47,25 +47,25 @@ class AgentUpdated(_Event, frozen=True, tag="agent_updated"):
     agent: Any
 
 
-class TurnStarted(_Event, frozen=True, tag="turn_started", gc=False):
+class TurnStarted(_Event, frozen=True, tag="turn_started", gc=False, metaclass=SharesName):
     """A turn began."""
 
 
-class TextDelta(_Event, frozen=True, tag="text_delta", gc=False):
+class TextDelta(_Event, frozen=True, tag="text_delta", gc=False, metaclass=SharesName):
     """A piece of the answer's text. `item` is the position of its message in the answer, 0 where unknown."""
 
     text: str
     item: int = 0
 
 
-class ReasoningDelta(_Event, frozen=True, tag="reasoning_delta", gc=False):
+class ReasoningDelta(_Event, frozen=True, tag="reasoning_delta", gc=False, metaclass=SharesName):
     """A piece of the model's reasoning (`kind` is `"text"`), or of a summary of it (`"summary"`)."""
 
     text: str
     kind: Literal["text", "summary"] = "text"
 
 
-class ArgumentsDelta(_Event, frozen=True, tag="arguments_delta", gc=False):
+class ArgumentsDelta(_Event, frozen=True, tag="arguments_delta", gc=False, metaclass=SharesName):
     """A piece of one call's JSON arguments."""
 
     call_id: str
@@ -74,7 +74,7 @@ class ArgumentsDelta(_Event, frozen=True, tag="arguments_delta", gc=False):
     _unshown = frozenset({"delta"})  # it may be part of a secret argument: the tool isn't known yet
 
 
-class HostedProgress(_Event, frozen=True, tag="hosted_progress", gc=False):
+class HostedProgress(_Event, frozen=True, tag="hosted_progress", gc=False, metaclass=SharesName):
     """A step of a tool that the provider runs itself. `kind` is the tool's, `status` the provider's word for the step.
 
     `id` is the id of the `HostedToolCall` that the answer will hold.
@@ -102,7 +102,7 @@ class ItemCreated(_Event, frozen=True, tag="item_created", gc=False):
     item: Item
 
 
-class CallStarted(_Event, frozen=True, tag="call_started", gc=False):
+class CallStarted(_Event, frozen=True, tag="call_started", gc=False, metaclass=SharesName):
     """A call's body is about to run."""
 
     call: ToolCall
@@ -117,20 +117,20 @@ class CallProgress(_Event, frozen=True, tag="call_progress", gc=False):
     message: str | None = None
 
 
-class CallSettled(_Event, frozen=True, tag="call_settled"):
+class CallSettled(_Event, frozen=True, tag="call_settled", metaclass=SharesName):
     """A call has settled with *outcome*; sent at once, so events come in the order of settling."""
 
     call: ToolCall
     outcome: CallOutcome
 
 
-class ApprovalRequested(_Event, frozen=True, tag="approval_requested", gc=False):
+class ApprovalRequested(_Event, frozen=True, tag="approval_requested", gc=False, metaclass=SharesName):
     """A call waits for a verdict."""
 
     request: ApprovalRequestItem
 
 
-class GuardrailSettled(_Event, frozen=True, tag="guardrail_settled"):
+class GuardrailSettled(_Event, frozen=True, tag="guardrail_settled", metaclass=SharesName):
     """A guardrail has settled. `result` is its result object."""
 
     result: Any
@@ -142,7 +142,7 @@ class TurnEnded(_Event, frozen=True, tag="turn_ended", gc=False):
     finish_reason: str | None = None
 
 
-class RunEnded(_Event, frozen=True, tag="run_ended", gc=False):
+class RunEnded(_Event, frozen=True, tag="run_ended", gc=False, metaclass=SharesName):
     """The run segment is over. `status` is the run's status."""
 
     status: RunStatus

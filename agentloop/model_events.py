@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import force_setattr
 
 from agentloop._common.errors import UserTypeError
-from agentloop._common.values import NotedValue, Value
+from agentloop._common.values import NotedValue, SharesName, Value
 from agentloop.items import Item, JsonObject, ToolKind
 from agentloop.settings import CachePolicy, ModelSettings, Prompt
 from agentloop.usage import RequestUsage, Usage
@@ -129,21 +129,21 @@ class ResponseStarted(Value, frozen=True, tag_field="type", tag="response_starte
     response_id: str | None = None
 
 
-class TextDelta(Value, frozen=True, tag_field="type", tag="text_delta", gc=False):
+class TextDelta(Value, frozen=True, tag_field="type", tag="text_delta", gc=False, metaclass=SharesName):
     """A piece of the answer's text. `item` is the position of its message in the answer, 0 where unknown."""
 
     text: str
     item: int = 0
 
 
-class ReasoningDelta(Value, frozen=True, tag_field="type", tag="reasoning_delta", gc=False):
+class ReasoningDelta(Value, frozen=True, tag_field="type", tag="reasoning_delta", gc=False, metaclass=SharesName):
     """A piece of the model's reasoning, if the provider shows it: of the reasoning itself, or of a summary of it."""
 
     text: str
     kind: Literal["text", "summary"] = "text"
 
 
-class ArgumentsDelta(Value, frozen=True, tag_field="type", tag="arguments_delta", gc=False):
+class ArgumentsDelta(Value, frozen=True, tag_field="type", tag="arguments_delta", gc=False, metaclass=SharesName):
     """A piece of the JSON arguments of one call."""
 
     call_id: str
@@ -154,7 +154,7 @@ class ArgumentsDelta(Value, frozen=True, tag_field="type", tag="arguments_delta"
     )  # it may be part of a secret argument: the tool isn't known yet
 
 
-class HostedProgress(Value, frozen=True, tag_field="type", tag="hosted_progress", gc=False):
+class HostedProgress(Value, frozen=True, tag_field="type", tag="hosted_progress", gc=False, metaclass=SharesName):
     """A step of a tool that the provider runs itself. `kind` is the tool's, `status` the provider's word for the step.
 
     `id` is the id of the `HostedToolCall` that the answer will hold.

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 from agentloop._common.digests import idempotency_key
 from agentloop._common.masking import mask_arguments
-from agentloop._common.values import NotedValue, Value
+from agentloop._common.values import NotedValue, SharesName, Value
 from agentloop.items import Item
 from agentloop.model_events import ModelInfo, ModelResponse
 from agentloop.outcomes import CallOutcome
@@ -110,7 +110,7 @@ class RunResumed(_Record, frozen=True, tag="run_resumed"):
     """As in `RunStarted`."""
 
 
-class TurnStarted(_Record, frozen=True, tag="turn_started"):
+class TurnStarted(_Record, frozen=True, tag="turn_started", metaclass=SharesName):
     """A turn began: one logical model call and its consequences. `turn` is its number.
 
     The turn before had ended with its `BatchEnded` or `HandedOff`; a turn without calls that is not the last ends here.
@@ -172,7 +172,7 @@ class ModelFailed(_Record, frozen=True, tag="model_failed"):
     """True if a part of the response had been shown."""
 
 
-class GuardrailSettled(_ValueRecord, frozen=True, tag="guardrail_settled"):
+class GuardrailSettled(_ValueRecord, frozen=True, tag="guardrail_settled", metaclass=SharesName):
     """A guardrail settled. `stage` is its kind; `call_id` is set for the two tool kinds. `duration` is in seconds."""
 
     stage: Literal["input", "output", "tool_input", "tool_output"]
@@ -194,7 +194,7 @@ class GuardrailSettled(_ValueRecord, frozen=True, tag="guardrail_settled"):
     _unshown: ClassVar[frozenset[str]] = _notes
 
 
-class ApprovalRequested(_CallRecord, frozen=True, tag="approval_requested"):
+class ApprovalRequested(_CallRecord, frozen=True, tag="approval_requested", metaclass=SharesName):
     """A call waits for a verdict: the call *call_id* of *agent* to the tool *tool* (its lookup key).
 
     `digest` covers the arguments, so that no verdict fits other ones.
@@ -236,7 +236,7 @@ class VerdictGiven(_CallRecord, frozen=True, tag="verdict_given"):
     """That of the request."""
 
 
-class CallStarted(_CallRecord, frozen=True, tag="call_started"):
+class CallStarted(_CallRecord, frozen=True, tag="call_started", metaclass=SharesName):
     """A call was admitted and its body is about to run; durable before it does."""
 
     call_id: str
@@ -280,7 +280,7 @@ class BodyEnded(_ValueRecord, frozen=True, tag="body_ended"):
     _unshown: ClassVar[frozenset[str]] = _notes
 
 
-class CallSettled(_CallRecord, frozen=True, tag="call_settled", gc=True):  # as its outcome is
+class CallSettled(_CallRecord, frozen=True, tag="call_settled", gc=True, metaclass=SharesName):  # as its outcome is
     """A call has settled with its one outcome. `receipt` is the key by which an equal idempotent call finds it.
 
     The outputs that are next in model order become items of the run in this step: its own, if every earlier call of the
@@ -388,7 +388,7 @@ class GraphChanged(_Record, frozen=True, tag="graph_changed"):
     changes: tuple[str, ...]
 
 
-class RunEnded(_ValueRecord, frozen=True, tag="run_ended"):
+class RunEnded(_ValueRecord, frozen=True, tag="run_ended", metaclass=SharesName):
     """One run segment (a start or a resume) is over."""
 
     status: RunStatus

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Protocol, Self
 import attrs
 import msgspec
 
+from agentloop._common.errors import UserTypeError
 from agentloop._common.masking import make_masked_repr
 
 _NO_MASKS: Mapping[str, str] = {}
@@ -37,6 +38,29 @@ class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     def _format(self, masks: Mapping[str, str] = _NO_MASKS) -> str:
         """Return the repr, with the texts in *masks* for the fields named there."""
         return format_struct(self, masks)
+
+
+_is_of = type(msgspec.Struct).__instancecheck__
+
+
+class SharesName(type(msgspec.Struct)):  # type: ignore[misc]  # msgspec names its metaclass nowhere else
+    """The metaclass of a value whose name another value has too: the events of a run, its records, a model's events.
+
+    `isinstance` and `case` of one for an instance of the other would be False without a word, and the code behind it
+    would never run: somebody has imported the class of the wrong module. Python asks only if the classes differ.
+    """
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        if _is_of(cls, instance):
+            return True
+        given = type(instance)
+        if given.__name__ == cls.__name__ and type(given) is SharesName:
+            name = cls.__name__
+            raise UserTypeError(
+                f"this {name} is a {given.__module__}.{name}, and is asked whether it is a {cls.__module__}.{name}, "
+                f"which is another class: import {name} from {given.__module__}"
+            )
+        return False
 
 
 class ReprByFields:

@@ -259,6 +259,25 @@ def test_without_verdicts_calls_that_wait_for_one_do_not_run() -> None:
     assert t.explore(payer, PAYS, never_pays_twice, context=Till).complete
 
 
+def test_a_check_that_fails_for_want_of_verdicts_is_told_how_to_give_them() -> None:
+    """Such a run is interrupted, and has no final output to check."""
+
+    def answers(r: t.WorldRun) -> None:
+        assert r.result is not None
+        assert r.result.final_output == "done"
+
+    with pytest.raises(t.ExplorationFailure) as found:
+        t.explore(payer, [[call("pay", {"amount": 60}, call_id="p60")], DONE], answers, context=Till)
+    assert "to let it go on: verdicts=[Verdict(call_id='p60')]" in str(found.value)
+    t.explore(
+        payer,
+        [[call("pay", {"amount": 60}, call_id="p60")], DONE],
+        answers,
+        context=Till,
+        verdicts=[t.Verdict(call_id="p60")],
+    )
+
+
 def test_calls_that_verdicts_approve_race_and_the_printed_line_repeats_it() -> None:
     """Rejected calls don't run; a verdict that nothing depends on is left out of the small script."""
     verdicts = [t.Verdict(call_id="p60"), t.Verdict(call_id="p70"), t.Verdict(call_id="p80", approved=False)]

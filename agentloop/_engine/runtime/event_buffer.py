@@ -28,7 +28,7 @@ import math
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import anyio
 
@@ -43,6 +43,8 @@ from agentloop.agents import Agent
 from agentloop.exceptions import UserError, UserTypeError
 from agentloop.items import ToolCall
 from agentloop.limits import Limit
+
+_KINDS: frozenset[type] = frozenset(get_args(m.ModelEvent))
 
 
 class _ConsumerGate(Limit):
@@ -132,18 +134,21 @@ class EventBuffer:
         """Tell whether events of the run at *path* belong in this buffer: its part of the tree or below."""
         return path[: len(self._path)] == self._path
 
-    def signal(self, event: m.ModelEvent, path: tuple[str, ...], turn: int) -> None:
-        """Add a model event that no record holds, of a run that this buffer `hears`."""
-        # Not a `match`: its class patterns cost more than the event they would make.
-        if isinstance(event, m.TextDelta):
+    def signal(self, event: Any, path: tuple[str, ...], turn: int) -> None:
+        """Add *event*, a `ModelEvent` that no record holds, of a run that this buffer `hears`."""
+        # Neither `match` nor `isinstance`: for a class that doesn't fit they cost more than the event they would make.
+        kind: type = type(event)
+        if kind not in _KINDS:  # a model's own class
+            kind = next((one for one in _KINDS if isinstance(event, one)), kind)
+        if kind is m.TextDelta:
             self.put(ev.TextDelta(event.text, event.item, path=path, turn=turn))
-        elif isinstance(event, m.ReasoningDelta):
+        elif kind is m.ReasoningDelta:
             self.put(ev.ReasoningDelta(event.text, event.kind, path=path, turn=turn))
-        elif isinstance(event, m.ArgumentsDelta):
+        elif kind is m.ArgumentsDelta:
             self.put(ev.ArgumentsDelta(event.call_id, event.delta, path=path, turn=turn))
-        elif isinstance(event, m.HostedProgress):
+        elif kind is m.HostedProgress:
             self.put(ev.HostedProgress(event.kind, event.status, event.id, path=path, turn=turn))
-        elif isinstance(event, m.Raw):
+        elif kind is m.Raw:
             self.put(ev.RawModelEvent(event.data, path=path, turn=turn))
 
     def progress(self, event: ev.CallProgress) -> None:
@@ -162,7 +167,7 @@ class EventBuffer:
         """Add the events that follow from *record*, which must have been folded."""
         if self.discarding or not self.hears(record.path):
             return
-        if isinstance(record, r.CallSettled):
+        if type(record) is r.CallSettled:
             self._progress.pop((record.path, record.call_id), None)
         made = events_of(record, self._state, self._agents)
         if not made:

@@ -163,10 +163,21 @@ def _format_report(finding: Finding, found_after: int, shrunk_in: int) -> str:
     lines += [
         "timeline:",
         finding.timeline or timeline(run),
+        *_tell_what_waits(finding),
         "see it again:",
         f"    {finding.again or _repeat_line(run, finding.check)}",
     ]
     return "\n".join(lines)
+
+
+def _tell_what_waits(finding: Finding) -> list[str]:
+    """Return a line about the calls that wait for a verdict, where a search was given no verdicts at all."""
+    run = finding.run
+    if finding.again is not None or run.world.cancel is not None or run.world.verdicts or run.result is None:
+        return []
+    waiting = [request.call.call_id for request in run.result.interruptions]
+    verdicts = ", ".join(f"Verdict(call_id={call_id!r})" for call_id in waiting)
+    return [f"the run waits for approval; to let it go on: verdicts=[{verdicts}]"] if waiting else []
 
 
 def again(run: WorldRun, check: Callable[..., Any] | None) -> list[str]:
