@@ -57,7 +57,7 @@ class SharesName(type(msgspec.Struct)):  # type: ignore[misc]  # msgspec names i
         if given.__name__ == cls.__name__ and type(given) is SharesName:
             name = cls.__name__
             raise UserTypeError(
-                f"this {name} is a {given.__module__}.{name}, and is asked whether it is a {cls.__module__}.{name}, "
+                f"this is the {name} of {given.__module__}, and the code asks for the {name} of {cls.__module__}, "
                 f"which is another class: import {name} from {given.__module__}"
             )
         return False

@@ -49,7 +49,7 @@ def test_the_class_of_the_wrong_module_is_an_error(asked: type[Any], given: type
     value = make(given)
     with pytest.raises(UserTypeError, match=f"import {asked.__name__} from {given.__module__}$"):
         isinstance(value, asked)
-    with pytest.raises(UserTypeError, match=f"is asked whether it is a {asked.__module__}"):
+    with pytest.raises(UserTypeError, match=f"asks for the {asked.__name__} of {asked.__module__}"):
         match value:
             case asked():  # type: ignore[misc]
                 pass
@@ -100,7 +100,7 @@ async def test_a_model_that_streams_events_of_a_run_is_told_so(anyio_backend: An
 
             yield answer()
 
-    with pytest.raises(UserTypeError, match=r"import TextDelta from agentloop\.model_events$|which is another class"):
+    with pytest.raises(UserTypeError, match=r"this is the TextDelta of agentloop\.events, "):
         async with Runner.run_streamed(Agent("a", model=Own()), "hi") as stream:
             async for _ in stream:
                 pass
