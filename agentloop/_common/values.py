@@ -47,7 +47,7 @@ class SharesName(type(msgspec.Struct)):  # type: ignore[misc]  # msgspec names i
     """The metaclass of a value whose name another value has too: the events of a run, its records, a model's events.
 
     `isinstance` and `case` of one for an instance of the other would be False without a word, and the code behind it
-    would never run: somebody has imported the class of the wrong module. Python asks only if the classes differ.
+    would never run: the class was imported from the wrong module. Python asks only if the classes differ.
     """
 
     def __instancecheck__(cls, instance: object) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from types import FrameType, TracebackType
 
 _CARRIERS = frozenset({"anyio", "asyncio", "trio", "outcome", "contextlib", "concurrent", "threading"})
-"""Packages whose frames stand between ours and those of the application, and say nothing of either."""
+"""Packages whose frames are between ours and the frames of the application, and say nothing of either."""
 _RUNNERS = frozenset({"_pytest", "pluggy", "pytest"})
 
 
@@ -58,7 +58,7 @@ def _links(error: BaseException) -> list[TracebackType]:
 
 
 def _without_library(links: list[TracebackType]) -> TracebackType | None:
-    """Return the traceback of *links* without the frames of the library, and of what stands behind its first one."""
+    """Return the traceback of *links* without the frames of the library, and of what its first one calls."""
     kept: list[TracebackType] = []
     inside = False
     for link in links:

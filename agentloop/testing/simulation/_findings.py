@@ -207,7 +207,7 @@ def again(run: WorldRun, check: Callable[..., Any] | None) -> list[str]:
 def _name_of(value: object, otherwise: str) -> str:
     """Return the application's name for *value*: that of a function, or of a variable where the search was called.
 
-    A lambda, or an agent made in the call itself, has none: *otherwise* stands for it.
+    A lambda, or an agent made in the call itself, has none: then *otherwise* is returned.
     """
     own = getattr(value, "__name__", "")
     if own.isidentifier():
