@@ -6,7 +6,8 @@ codecs, which are in `agentloop.models`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
 
 import msgspec
@@ -111,6 +112,11 @@ class ModelRequest(NotedValue, frozen=True, kw_only=True):
 
     _notes: ClassVar[frozenset[str]] = frozenset({"call_ids"})
     _unshown: ClassVar[frozenset[str]] = _notes
+
+    def __reduce__(self) -> tuple[Callable[[], ModelRequest], tuple[()]]:
+        # The run gives a live view of ids, and no view can be copied or pickled.
+        fields = {name: getattr(self, name) for name in self.__struct_fields__} | {"call_ids": tuple(self.call_ids)}
+        return functools.partial(type(self), **fields), ()
 
     @property
     def cache(self) -> CachePolicy | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -86,6 +86,8 @@ def settle_given(schema: Any, unknown: set[type]) -> Any:
         words = {keyword: schema[keyword] for keyword in ("title", "description", "examples") if keyword in schema}
         return {**schema[_GIVEN], **words}
     if cls is not None:
+        if cls.__module__ in ("collections", "collections.abc") and issubclass(cls, Iterable):
+            raise TypeError(f"write {'dict' if issubclass(cls, Mapping) else 'list'}[…] in place of {cls.__name__}")
         raise TypeError(
             f"make {cls.__qualname__} a dataclass or an attrs class; or write Annotated[{cls.__qualname__}, "
             "JsonSchema({…})], and give the run a converter that knows the type, RunConfig(converter=…)"

@@ -6,6 +6,7 @@ import pickle
 from collections.abc import Iterator
 from typing import Any
 
+import attrs
 import pytest
 
 from agentloop import Agent, AgentLoopError, Runner, exceptions, tool
@@ -56,3 +57,17 @@ def test_an_attribute_that_cannot_be_pickled_is_left_behind() -> None:
     error = exceptions.InputGuardrailTripwireTriggered("tripped", guardrail_result=lambda: None)
     there = pickle.loads(pickle.dumps(error))
     assert (str(there), there.guardrail_result) == ("tripped", None)
+
+
+def test_a_result_and_what_its_model_was_asked_can_be_copied() -> None:
+    """A scripted model keeps its requests, so that a copy of a result, a state or an agent holds them."""
+    model = ScriptedModel([say("one"), call("fail"), say("two")])
+    agent = Agent("a", model=model, tools=[attrs.evolve(fail, failure_error_function=lambda ctx, error: "no")])
+    Runner.run_sync(agent, "go")
+    result = Runner.run_sync(agent, "on")
+    twin = copy.deepcopy(result)
+    assert (twin.final_output, twin.records) == (result.final_output, result.records)
+    assert copy.deepcopy(result.to_state()).final_output == "two"
+    assert copy.deepcopy(agent).name == "a"
+    request = pickle.loads(pickle.dumps(model.requests[-1].replace(tools=())))
+    assert (request.items, list(request.call_ids)) == (model.requests[-1].items, ["call_1"])

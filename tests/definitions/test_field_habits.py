@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import abc
+import collections
 import dataclasses
 import datetime as dt
 import enum
 import functools
 import json
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from decimal import Decimal
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict
@@ -211,6 +212,20 @@ def test_the_alias_of_a_field_is_the_name_for_the_model() -> None:
 
 
 # ------------------------------------------------------------------------------------- paths
+
+
+@pytest.mark.parametrize(
+    ("hint", "words"),
+    [
+        (collections.deque[int], r"write list\[…\] in place of deque"),
+        (Iterable[int], r"write list\[…\] in place of Iterable"),
+        (collections.OrderedDict[str, int], r"write dict\[…\] in place of OrderedDict"),
+    ],
+)
+def test_a_container_without_a_json_form_is_refused_with_what_to_write(hint: Any, words: str) -> None:
+    """A class of the standard library can't be made a dataclass."""
+    with pytest.raises(UserTypeError, match=words):
+        take(hint)
 
 
 class Place(msgspec.Struct):
