@@ -43,6 +43,9 @@ def chat_events(rng: random.Random) -> Make:
     index, id, text = _index(rng), _id(rng), _text(rng)
     name = rng.choice([lambda n: "f", lambda n: f"f{n}", lambda n: None])
     several = rng.randint(1, 4)
+    if rng.random() < 0.3:  # the name only says what a part belongs to
+        index = id = lambda n: None
+        name, text = rng.choice([lambda n: "f", lambda n: f"f{n // 5}"]), _text(rng)
 
     def call(n: int) -> Event:
         return {"index": index(n), "id": id(n), "function": {"name": name(n), "arguments": text(n)}}
