@@ -189,6 +189,8 @@ class RunStream(Generic[OutputT]):
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> bool:
+        if self._subscribe and self._nursery is not None and self._nursery.is_elsewhere():
+            return await self._leave_elsewhere(exc)  # noqa: ASYNC102 - shielded there
         if exc is not None and isinstance(exc, cancelled_types()):
             # The group's own scope ends the run. Cancelling an inner scope as well would make anyio take back one
             # native cancellation of this task too many (it moves an inner scope's count to the group's, another task).
@@ -223,6 +225,23 @@ class RunStream(Generic[OutputT]):
         if exc is not None and exc is not error and exc.__context__ is None:
             exc.__context__ = error
         return False
+
+    async def _leave_elsewhere(self, exc: BaseException | None) -> bool:
+        """End the run for a task that has not entered the block and so can't leave it. A cancellation continues.
+
+        Raises:
+            UserError: says so, and what to write.
+        """
+        self._stop()
+        with anyio.CancelScope(shield=True):
+            await self.finished()
+        if exc is not None and isinstance(exc, cancelled_types()):
+            return False
+        raise UserError(
+            "the block of a streamed run was left by another task than the one that entered it; the run is cancelled. "
+            "Leave the block in the task that entered it. A generator with such a block is closed by another task when "
+            "its reader stops early: let a task of your own hold the block, and send the events through a memory stream"
+        ) from exc
 
     def _raise_fatal(self) -> None:
         """Raise the run's error if it outranks the cancellation that leaves: a fatal error of the application."""

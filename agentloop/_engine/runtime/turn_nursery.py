@@ -50,6 +50,7 @@ from agentloop._engine.runtime.backend import (
     is_closing,
     new_wakeup,
     own_task,
+    running_loop,
     starter,
     uncancel_to,
     wake,
@@ -121,6 +122,13 @@ class TurnNursery(Protocol):
         *shielded*: the task shields itself, and *member* is any object, without a scope.
         """
         ...
+
+    def is_elsewhere(self) -> bool:
+        """Tell whether the current task is not the one that has entered this nursery and has to leave it.
+
+        On trio always False: its own nurseries say so, in their words, and no error of ours would get past theirs.
+        """
+        return self.task is not None and running_loop() is not None and own_task() is not self.task
 
     def host(self, work: Work, on: Any, name: str) -> None:
         """Start a task as `start` does, of work that shields itself."""

@@ -1,5 +1,8 @@
 """Ending a streamed run early: by `cancel`, by leaving the block, by cancelling its consumer."""
 
+import asyncio
+import gc
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
 
@@ -11,7 +14,17 @@ from kit.ending import Backend, cancel_when, check_duration
 from kit.results import find_records, read_requests, read_shown_outputs
 from kit.watching import ToolHookLog, Watch
 
-from agentloop import Agent, GuardrailFunctionOutput, RunConfig, Runner, ToolContext, handoff, output_guardrail, tool
+from agentloop import (
+    Agent,
+    GuardrailFunctionOutput,
+    RunConfig,
+    Runner,
+    ToolContext,
+    UserError,
+    handoff,
+    output_guardrail,
+    tool,
+)
 from agentloop import events as ev
 from agentloop import records as r
 from agentloop.items import AssistantMessage, ToolCall, ToolOutput
@@ -535,3 +548,40 @@ async def test_cancelled_run_keeps_what_it_completed() -> None:
     saved = [item for item in await session.get_items() if isinstance(item, ToolCall | ToolOutput)]
     assert [item.call_id for item in saved] == ["c1", "c1", "c2", "c2"]
     assert [record.status for record in find_records(stream.result, r.RunEnded)] == ["cancelled"]
+
+
+@pytest.mark.scenario("SC-12")
+@pytest.mark.backends("asyncio")
+@pytest.mark.real_clock
+@pytest.mark.parametrize("how", ["closed", "collected", "stepped"])
+async def test_stream_left_by_another_task_says_what_to_write(how: str) -> None:
+    """A generator around the block is closed by a task that hasn't entered it: the run ends, and the error is ours."""
+    slow, before = Slow(), asyncio.all_tasks()
+    reported: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context.get("exception")))
+
+    async def events() -> AsyncIterator[ev.Event]:
+        async with Runner.run_streamed(make_agent([slow.tool], call("slow", call_id="c1")), "go") as stream:
+            async for event in stream:
+                yield event
+
+    async def work() -> None:
+        made: Any = events()
+        step = (lambda: asyncio.create_task(anext(made))) if how == "stepped" else (lambda: anext(made))
+        while not isinstance(await step(), ev.CallStarted):
+            pass
+        if how == "collected":
+            del made, step
+            gc.collect()
+            while not reported:  # noqa: ASYNC110 - the loop's own task closes it
+                gc.collect()
+                await asyncio.sleep(0.01)
+        else:
+            await asyncio.create_task(made.aclose())
+
+    owner = asyncio.create_task(work())
+    error = (await asyncio.gather(owner, return_exceptions=True))[0] or reported[0]
+    assert isinstance(error, UserError)
+    assert "Leave the block in the task that entered it" in str(error)
+    assert slow.ended == ["c1"]
+    assert asyncio.all_tasks() == before
