@@ -181,11 +181,6 @@ def with_properties(schema: Mapping[str, Any]) -> JsonDict:
     )
 
 
-def object_schema(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the schema of a tool's parameters with the `properties` that some servers want of any object."""
-    return schema if "properties" in schema or schema.get("type") != "object" else {**schema, "properties": {}}
-
-
 def tool_choice(request: ModelRequest) -> str | Mapping[str, Any] | None:
     """Return the tool choice of the request, else of its settings."""
     return request.tool_choice if request.tool_choice is not None else request.settings.tool_choice
