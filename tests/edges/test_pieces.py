@@ -85,9 +85,11 @@ def test_a_body_of_kept_pieces_is_the_body_written_anew(interface: str, seed: in
     """Whatever grows, is cut, filtered or said twice, and however little room there is for pieces."""
     encode, kept, rnd = ENCODERS[interface], PieceCache(most), random.Random(seed)
     items: list[Item] = []
+    first = UserMessage("Hi")  # a request without a message is refused
     for turn in draw_history(seed):
         items = [*items, *turn]
-        for shown in (items, items[rnd.randrange(2) :], [one for one in items if rnd.random() < 0.9], items + items):
+        for some in (items, items[rnd.randrange(2) :], [one for one in items if rnd.random() < 0.9], items + items):
+            shown = [first, *some]
             for settings in (ModelSettings(), BREAKPOINTS):
                 request = ModelRequest(system=rnd.choice([None, "Be brief."]), items=shown, settings=settings)
                 assert json.loads(encode_json(encode(request, kept))) == json.loads(encode_json(encode(request, None)))
