@@ -294,8 +294,9 @@ class _Breaker:
     def note_failure(self, error: Exception) -> None:
         self.failures += 1
         wait = getattr(error, "retry_after", None) or 0.0
-        if wait or self.open_until or self.failures >= self.limit:
-            self.open_until = self.clock() + max(wait, self.cooldown if self.failures >= self.limit else 0.0)
+        wait = max(wait, self.cooldown if self.failures >= self.limit else 0.0)
+        if wait:  # a longer wait that an earlier failure asked for stays
+            self.open_until = max(self.open_until, self.clock() + wait)
 
 
 def _do_nothing() -> None:

@@ -377,3 +377,12 @@ def test_pydantic_is_not_imported_for_types_that_are_not_its_own() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_an_equal_value_of_another_type_becomes_one_of_the_type() -> None:
+    """A whole number that the application gives for a float is a float from then on, as the model's would be."""
+    output = output_schema(float)
+    assert output is not None
+    assert repr(output.validate(1)) == "1.0"
+    kept = 2.5
+    assert output.validate(kept) is kept

@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from agentloop._schema.function_schema import BoundArguments, FunctionSchema, function_schema
-from agentloop._schema.json_schema import admits_null, obstacle
+from agentloop._schema.json_schema import admits_null, hoist, obstacle
 from agentloop._schema.json_text import parse_object
 from agentloop.exceptions import ModelBehaviorError, UserTypeError
 from agentloop.settings import JsonLimits
@@ -1480,3 +1480,32 @@ def test_simple_arguments_are_read_in_one_step() -> None:
         """Take a number, which JSON may write without a fraction."""
 
     assert function_schema(other, context_types=()).read('{"a": 1}', limits) is None
+
+
+def test_a_definition_that_is_renamed_takes_no_name_of_its_neighbours() -> None:
+    """Two schemas have a definition of one name; the one that gives way has another that is called as it would be."""
+    first = {"$ref": "#/$defs/A", "$defs": {"A": {"type": "string"}}}
+    second = {
+        "anyOf": [{"$ref": "#/$defs/A"}, {"$ref": "#/$defs/A_2"}],
+        "$defs": {"A": {"type": "integer"}, "A_2": {"type": "boolean"}},
+    }
+    defs: dict[str, Any] = {}
+    hoist(first, defs)
+    hoisted = hoist(second, defs)
+    found = [defs[one["$ref"].removeprefix("#/$defs/")]["type"] for one in hoisted["anyOf"]]
+    assert found == ["integer", "boolean"]
+    assert defs["A"] == {"type": "string"}
+
+
+def test_a_discriminator_follows_the_definitions_that_it_names() -> None:
+    """Its mapping names members by their references; a renamed member has another one."""
+    taken: dict[str, Any] = {"Cat": {"type": "string"}}
+    union = {
+        "oneOf": [{"$ref": "#/$defs/Cat"}, {"$ref": "#/$defs/Dog"}],
+        "discriminator": {"propertyName": "kind", "mapping": {"cat": "#/$defs/Cat", "dog": "#/$defs/Dog"}},
+        "$defs": {"Cat": {"type": "object"}, "Dog": {"type": "object"}},
+    }
+    hoisted = hoist(union, taken)
+    assert list(hoisted["discriminator"]["mapping"].values()) == [one["$ref"] for one in hoisted["oneOf"]]
+    assert hoisted["discriminator"]["mapping"]["cat"] != "#/$defs/Cat"
+    assert hoisted["discriminator"]["propertyName"] == "kind"

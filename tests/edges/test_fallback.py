@@ -248,6 +248,42 @@ async def test_a_wait_that_a_member_asks_for_opens_its_breaker_at_once() -> None
     assert (await done(model)).model == "first"
 
 
+@pytest.mark.parametrize(("wait", "opens"), [(None, 30), (5.0, 30), (50.0, 50)])
+async def test_a_member_is_left_out_for_the_longer_of_its_wait_and_the_cooldown(wait: float | None, opens: int) -> None:
+    """With the failure that is one too many; an answer in between begins the count again."""
+    clock, failure = Clock(), ModelTransportError("busy", status=503, retry_after=wait)
+    first = Named("first", DOWN, answer("A"), DOWN, failure, answer("A"))
+    model = FallbackModel([first, Named("second", answer("B"))], failures=2, cooldown=30, clock=clock)
+    for _ in range(3):
+        await ask(model)
+        assert model.breakers[0] == "closed"
+    await ask(model)
+    clock.now += opens - 1
+    assert model.breakers[0] == "open"
+    clock.now += 1
+    assert (await done(model)).model == "first"
+
+
+async def test_a_failure_of_a_member_that_had_to_be_asked_does_not_shorten_its_wait() -> None:
+    """Where all are open all are asked; the one that asked for a long wait has it still."""
+    clock = Clock()
+    busy = ModelTransportError("busy", status=429, retry_after=60.0)
+    first, second = Named("first", busy, DOWN), Named("second", DOWN, DOWN, answer("B"))
+    model = FallbackModel([first, second], failures=2, cooldown=10, clock=clock)
+    for _ in range(2):
+        with pytest.raises(ModelTransportError):
+            await ask(model)
+    assert (model.breakers, first.asked) == (("open", "open"), 1)
+    with pytest.raises(ModelTransportError):
+        await ask(FallbackModel([first], failures=1))
+    assert (await done(model)).model == "second"
+    assert first.asked == 3
+    clock.now += 59
+    assert model.breakers[0] == "open"
+    clock.now += 1
+    assert model.breakers[0] == "half-open"
+
+
 async def test_where_no_member_may_be_asked_all_are() -> None:
     """A breaker causes no outage of its own."""
     first, second = Named("first", DOWN, answer("A")), Named("second", DOWN)

@@ -348,7 +348,7 @@ SHELF = [
     raw("get_user_by_id", "Look a person up."),
     raw("bill", "Send a bill to a person. " + "It may take long. " * 20),
     raw("move", "Move a file", {"properties": ["odd"]}, namespace="drive"),
-    raw("save", "Save as class."),
+    raw("save", "Save as class, no less."),
 ]
 
 
@@ -368,7 +368,7 @@ SHELF = [
         ("of a", None, []),
         ("größe", None, []),
         ("as", None, ["save"]),
-        ("clas", None, []),
+        ("les", None, []),
         ("class", None, ["save"]),
     ],
 )
