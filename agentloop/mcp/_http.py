@@ -13,6 +13,7 @@ import httpx2
 from mcp.client.streamable_http import streamable_http_client
 
 from agentloop.mcp._remarks import Remarks
+from agentloop.models._http import hide_queries
 
 _CONNECT_SECONDS = 10.0
 _END_SECONDS = 1.0
@@ -38,6 +39,14 @@ class _BoundedStream(httpx2.AsyncByteStream):  # type: ignore[misc]  # as `Any`,
 
     async def aclose(self) -> None:
         await self._inner.aclose()
+
+
+class _Client(httpx2.AsyncClient):  # type: ignore[misc]  # likewise
+    """Logs no query of the endpoint, which may hold a key."""
+
+    async def send(self, *request: Any, **options: Any) -> Any:
+        with hide_queries("httpx2"):
+            return await super().send(*request, **options)
 
 
 class _BoundedTransport(httpx2.AsyncHTTPTransport):  # type: ignore[misc]  # likewise
@@ -82,7 +91,7 @@ async def open_http(
     timeout = httpx2.Timeout(_CONNECT_SECONDS, read=None)  # the calls have limits of their own
     given = {"accept-encoding": "identity", **(headers or {})}
     async with (
-        httpx2.AsyncClient(headers=given, timeout=timeout, transport=_BoundedTransport(max_bytes, remarks)) as client,
+        _Client(headers=given, timeout=timeout, transport=_BoundedTransport(max_bytes, remarks)) as client,
         streamable_http_client(url, http_client=client, max_sse_event_size=max_bytes) as streams,
     ):
         yield streams

@@ -26,7 +26,7 @@ import logging
 import time
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, Self
@@ -392,12 +392,8 @@ class HttpDriver:
         body: Any = type(request.stream)
         request.stream = _in_one_piece(body)(content)
         signed = {} if outgoing.auth is None else {"auth": outgoing.auth}
-        _hide_queries(str(self._client.build_request.__module__).partition(".")[0])
-        token = _sending.set(True)
-        try:
+        with hide_queries(str(self._client.build_request.__module__).partition(".")[0]):
             return await self._client.send(request, stream=True, follow_redirects=False, **signed)
-        finally:
-            _sending.reset(token)
 
     def _names_itself(self) -> bool:
         """Tell whether the application's client has a name of its own, which vendors and gateways are to see."""
@@ -412,8 +408,19 @@ _sending: ContextVar[bool] = ContextVar("agentloop_sending", default=False)
 """True while a request is sent here: then the client's log gets no query."""
 
 
+@contextmanager
+def hide_queries(client: str) -> Iterator[None]:
+    """Keep the queries of requests that are sent in the block out of the log of *client*, a package for HTTP."""
+    _filter_log(client)
+    token = _sending.set(True)
+    try:
+        yield
+    finally:
+        _sending.reset(token)
+
+
 @functools.cache
-def _hide_queries(client: str) -> None:
+def _filter_log(client: str) -> None:
     """Add the filter to the logger of the package *client*, whose line at INFO has the whole URL of a request."""
     logging.getLogger(client).addFilter(_hide_query)
 

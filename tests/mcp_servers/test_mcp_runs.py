@@ -476,6 +476,18 @@ async def test_any_task_may_close_what_another_has_opened(servers: Servers) -> N
     assert read_statuses(await Runner.run(agent, "go")) == ["succeeded"]  # over a connection of its own
 
 
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+async def test_query_of_the_endpoint_is_in_no_log(http: Servers, caplog: pytest.LogCaptureFixture, mode: str) -> None:
+    """It may hold a key; the client below logs the URL of each request."""
+    server = http.make(mode=mode)
+    server.url = f"{server.url}?key=hunter2"
+    agent = script_agent("a", call("echo"), say("done"), toolsets=[server])
+    with caplog.at_level(logging.INFO):
+        assert read_statuses(await Runner.run(agent, "go")) == ["succeeded"]
+    assert "POST http://127.0.0.1" in caplog.text
+    assert "hunter2" not in caplog.text
+
+
 async def test_client_says_that_it_is_this_library(servers: Servers) -> None:
     """With its version, for the logs of a server."""
     agent = script_agent("a", call("client"), say("done"), toolsets=[servers.make()])
