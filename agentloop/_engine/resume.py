@@ -90,7 +90,7 @@ def _check_pending(fold: RunFold, graph: AgentGraph, records: Sequence[Record], 
 
 
 def _check_same_agent(call: ToolCall, tool: FunctionTool | None, began: str, graph: AgentGraph) -> None:
-    """Check that the run nested in *call*, which the agent of key *began* began, would go on under that agent.
+    """Check that the run nested in *call*, which the agent of key *began* began, would continue under that agent.
 
     Here, for the whole tree: raised where a nested run plans its own calls, the error would become an output for the
     model of the run around it, whose other calls may have run already.
@@ -117,7 +117,7 @@ def check_kept(fold: RunFold, kept: KeptConversation) -> None:
     The log also says what the provider has acknowledged there, and this holds: nothing of it is sent again.
 
     Raises:
-        UserError: it is another one. Nobody knows what of the run another conversation has.
+        UserError: it is another one. The log doesn't say what of the run another conversation has.
     """
     started = fold.started
     assert started is not None  # `check_goes_on`, or the run has completed
