@@ -67,9 +67,10 @@ async def open_process(
     Raises:
         OSError: the program can't be started.
     """
-    process = await anyio.open_process(
-        list(command), env=get_default_environment() | dict(env or {}), cwd=cwd, start_new_session=True
-    )
+    with anyio.CancelScope(shield=True):  # a process that has started must have an owner
+        process = await anyio.open_process(
+            list(command), env=get_default_environment() | dict(env or {}), cwd=cwd, start_new_session=True
+        )
     # Nothing may wait between here and the block that ends the process.
     said_all = anyio.Event()
     to_sdk, from_server = anyio.create_memory_object_stream[Any](0)
