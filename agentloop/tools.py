@@ -610,13 +610,14 @@ class _ToolMethod(staticmethod):  # type: ignore[type-arg]
     stays abstract if the method is; and `Shelf.find(shelf, …)` calls the function.
     """
 
-    __isabstractmethod__ = False  # else it could not be set, as `@abstractmethod` above `@tool` does
+    # Else it could not be set, as `@abstractmethod` above `@tool` does.
+    __isabstractmethod__: Any = False  # pyright: ignore[reportIncompatibleMethodOverride, reportAssignmentType]
 
     def __init__(self, fn: Any, options: ToolOptions) -> None:
         super().__init__(fn)
         self.__isabstractmethod__ = getattr(fn, "__isabstractmethod__", False)
         self._fn = fn
-        self._options = options
+        self._options: ToolOptions = options
 
     def __set_name__(self, owner: type, name: str) -> None:
         if isinstance(self._fn, functools.partialmethod):  # several of one function have its name

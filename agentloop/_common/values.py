@@ -40,7 +40,7 @@ class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
         return format_struct(self, masks)
 
 
-_is_of = type(msgspec.Struct).__instancecheck__
+_is_of: Any = type(msgspec.Struct).__instancecheck__
 
 
 class SharesName(type(msgspec.Struct)):  # type: ignore[misc]  # msgspec names its metaclass nowhere else

@@ -53,7 +53,9 @@ def _show_url(url: str | None) -> str:
 def _is_pausing(run: RunContext[Any]) -> bool:
     """Tell whether the outermost run of *run*, which is ending, waits for verdicts alone."""
     fold: Any = getattr(run._run, "fold", None)
-    due = () if fold is None else fold.due_calls()
+    if fold is None:
+        return False
+    due = fold.due_calls()
     return bool(due) and all(map(fold.waits, due))
 
 

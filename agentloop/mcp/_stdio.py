@@ -67,10 +67,7 @@ async def open_process(
     Raises:
         OSError: the program can't be started.
     """
-    with anyio.CancelScope(shield=True):  # a process that has started must have an owner
-        process = await anyio.open_process(
-            list(command), env=get_default_environment() | dict(env or {}), cwd=cwd, start_new_session=True
-        )
+    process = await _start(command, env, cwd)
     # Nothing may wait between here and the block that ends the process.
     said_all = anyio.Event()
     to_sdk, from_server = anyio.create_memory_object_stream[Any](0)
@@ -93,6 +90,14 @@ async def open_process(
         for stream in (to_sdk, from_server, to_server, from_sdk):
             stream.close()
         _close_transport(process)
+
+
+async def _start(command: Sequence[str], env: Mapping[str, str] | None, cwd: str | None) -> Process:
+    """Start the server. Shielded: a process that has started must have an owner, which ends it."""
+    own = get_default_environment() | dict(env or {})
+    with anyio.CancelScope(shield=True):
+        return await anyio.open_process(list(command), env=own, cwd=cwd, start_new_session=True)
+    raise AssertionError("a shielded scope takes no cancellation")
 
 
 async def _read(

@@ -450,7 +450,7 @@ async def test_any_mapping_in_the_request_is_written_as_an_object() -> None:
 
     settings = ModelSettings(metadata=MappingProxyType({"a": "\ud800"}))
     await ask(mock_model(answer), ModelRequest(system=None, items=REQUEST.items, settings=settings))
-    assert seen[0]["metadata"] == {"a": "\ud800"}
+    assert seen[0]["metadata"] == {"a": "\ufffd"}  # half a character has no UTF-8
 
 
 # ---------------------------------------------------------------------------------------------- keys and addresses
