@@ -129,7 +129,7 @@ class Budget(msgspec.Struct, eq=False):
     ) -> Budget | None:
         """Return the ledger of a run with these limits; that of the run around it where it has none of its own.
 
-        A run that is *priced* has one too, because somebody wants to know what it cost. None if nothing is counted.
+        A run that is *priced* has one too, because a price is given to learn the cost. None if nothing is counted.
         """
         if limits is None and (outer is not None or not priced):
             return outer

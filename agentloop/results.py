@@ -57,7 +57,7 @@ class RunData(ReprByFields):
 
     @property
     def cost(self) -> Decimal | None:
-        """What the run's requests and calls have cost, nested runs included, in the unit of `RunConfig.price`.
+        """The cost of the run's requests and calls, nested runs included, in the unit of `RunConfig.price`.
 
         None if nothing in the run had a price. For example, with `price=lambda name, usage: ...` in dollars,
         `f"{result.cost:.4f} $"`.

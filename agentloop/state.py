@@ -120,7 +120,7 @@ class RunState:
         return fold
 
     def _append(self, record: r.Record) -> None:
-        from agentloop._core.gate import admit  # only a run that somebody decides on needs it
+        from agentloop._core.gate import admit  # only a run with a verdict or an input needs it
 
         fold = self._fold
         self.records.append(fold.apply(admit(fold, record)))

@@ -52,7 +52,7 @@ def _can_be_pickled(value: object) -> bool:
 
     try:
         pickle.dumps(value)
-    except Exception:  # of whatever kind: an attribute must not replace the error that carries it
+    except Exception:  # of any kind: an attribute must not replace the error that carries it
         return False
     return True
 

@@ -47,7 +47,7 @@ def read_strict(text: str) -> Any:
 
 
 def read_written(text: str) -> Any:
-    """Return the value of JSON text that a model wrote: line breaks and tabs may stand in its strings as they are.
+    """Return the value of JSON text that a model wrote: its strings may hold line breaks and tabs as they are.
 
     So may a byte order mark before it. Both have one meaning only, and models write them often.
 

@@ -66,7 +66,7 @@ class RunFacts:
     sticky: dict[tuple[str, str, str | None], r.VerdictGiven]
     """Verdicts on all calls of an agent to a tool, by agent and tool."""
     cancel_requests: dict[str, r.CancelRequested]
-    """The first request to cancel just one call, by the call's id: it never starts after that, whatever its verdict."""
+    """The first request to cancel just one call, by the call's id: it never starts after that, approved or not."""
     conflict: ToolCall | HandoffCall | None
     turn_has_effects: bool
     """True once a call of the current turn started, an approval was requested for one, or the run was resumed.

@@ -393,7 +393,7 @@ class RunStream(Generic[OutputT]):
         """Cancel one call while the run continues; return False if it has ended or is unknown. From any task or thread.
 
         A queued call never starts. One that waits for a verdict settles as cancelled when the run acts on the verdict,
-        whatever it is, also in a later run segment. The tool's failure policy decides which output the model gets.
+        approved or not, also in a later run segment. The tool's failure policy decides which output the model gets.
 
         Args:
             call: The id of a call, the call, or an event of it.

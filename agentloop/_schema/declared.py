@@ -1,7 +1,7 @@
-"""What a type declares and msgspec's schema leaves out: the format of a time, the order of choices, words of a field.
+"""Parts of a type that msgspec's schema leaves out: the format of a time, the order of choices, words of a field.
 
 msgspec reads a date and time with or without an offset, so it names no format unless a type demands one; but a model
-that is told nothing writes what people write. `date-time` and `time` are what providers know. msgspec also sorts the
+that knows no format writes what people write. `date-time` and `time` are what providers know. msgspec also sorts the
 choices of a `Literal` or an enum; in the order of the declaration (`low, medium, high`) they say more. And it ignores
 a plain text beside a type, as in `seats: Annotated[int, "How many seats"]`, which is a description everywhere else.
 

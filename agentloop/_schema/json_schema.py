@@ -34,9 +34,9 @@ _STRICT_KEYWORDS = frozenset(
         *("pattern", "format", "multipleOf", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
     }
 )
-"""What providers take in a strict schema. One other keyword makes them refuse each request of the agent."""
+"""The keywords that providers take in a strict schema. One other makes them refuse each request of the agent."""
 _UNSAID = frozenset({"default", "discriminator", "deprecated", "readOnly", "writeOnly", "$comment", "$schema", "$id"})
-"""Keywords that a strict schema goes without, and of which the model need not be told."""
+"""Keywords that a strict schema goes without, and which say nothing to the model."""
 _TOLD = {
     "minLength": "at least {} characters",
     "maxLength": "at most {} characters",

@@ -1,10 +1,10 @@
-"""What a model meant by a JSON value that doesn't fit its schema: three habits with one meaning each.
+"""The meaning of a JSON value that doesn't fit its schema: three habits with one meaning each.
 
 * `5.0` or `1e3` where an integer is wanted: an integral float is an integer in JSON schema.
 * `"5"`, `"true"`, `"[1, 2]"` where no string fits: local and routed models often write a value as JSON in a string.
   It is read once. `"True"` and `"None"`, as Python writes them, are such values too. Where only some strings fit (a
   choice, a date), the others are read: `"5"` for `int | Literal["auto"]`, `"null"` for `date | None`.
-* `"19:30"`, `"2024-05-01T10:00"`, or a date where a date and a time are wanted: whatever `fromisoformat` reads.
+* `"19:30"`, `"2024-05-01T10:00"`, or a date where a date and a time are wanted: all that `fromisoformat` reads.
 
 We come here only after a conversion has failed, so that a value that fits costs nothing and keeps its meaning. The
 schema decides what a value may be, because msgspec's types and pydantic's both have one. Pure; knows no types.

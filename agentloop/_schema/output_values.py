@@ -1,4 +1,4 @@
-"""What a tool's value is for a model, before it is written: a picture, a list, or the value itself.
+"""A tool's value as a model should see it, before it is written: a picture, a list, or the value itself.
 
 Tools return what their libraries give them: a picture of PIL, a number of numpy, an iterator, a dict with a picture in
 it. Written as they are, the model would read `<generator object …>`, or a megabyte of base64. We know these by what

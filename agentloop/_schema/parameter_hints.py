@@ -1,4 +1,4 @@
-"""What a parameter's annotation and default say beside its type: a description, pydantic's `Field`, another name.
+"""Words beside a parameter's type, in its annotation and its default: a description, pydantic's `Field`, another name.
 
 People write the same parameter in four ways, and all of them mean the same here:
 

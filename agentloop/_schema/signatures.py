@@ -50,7 +50,7 @@ def read_signature(fn: Callable[..., Any], name: str | None, context_types: tupl
     layers = list(_layers(fn))
     name = name or _find_name(layers)
     if inspect.isgeneratorfunction(layers[-1]) or inspect.isasyncgenfunction(layers[-1]):
-        # Which items make the output, and what of a call that stops halfway? Nobody could tell from the log.
+        # Which items make the output, and what of a call that stops halfway? The log couldn't tell.
         raise UserTypeError(
             f"Tool {name}: {layers[-1].__qualname__} is a generator function (it has a `yield`), and a tool returns "
             "one value: collect the items and return a list"

@@ -351,7 +351,7 @@ async def _number_lines(text: str, bounds: tuple[int, int] | None) -> str:
     at = number = 0
     while at < len(text) and (last == -1 or number < last):
         end = text.find("\n", at + _PIECE) + 1 or len(text)
-        for number, line in enumerate(text[at:end].splitlines(), number + 1):  # noqa: B020 - it goes on counting
+        for number, line in enumerate(text[at:end].splitlines(), number + 1):  # noqa: B020 - it counts further
             if first <= number and (last == -1 or number <= last):
                 shown.append(f"{number}\t{line}")
         at = end

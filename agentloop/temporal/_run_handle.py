@@ -295,7 +295,7 @@ async def _find_task_failure(handle: WorkflowHandle[Any, Any]) -> str | None:
     request = GetWorkflowExecutionHistoryReverseRequest(
         namespace=client.namespace, execution=execution, maximum_page_size=10
     )
-    with anyio.move_on_after(5.0):  # noqa: ASYNC912 - the request is one, whatever it raises
+    with anyio.move_on_after(5.0):  # noqa: ASYNC912 - the request is a checkpoint, also if it raises
         try:
             found = await client.workflow_service.get_workflow_execution_history_reverse(request)
         except RPCError:

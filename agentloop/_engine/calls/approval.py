@@ -64,7 +64,7 @@ async def decide(run: LiveRun, plan: Plan) -> Plan:
         and not entry.disposition.resumed
         and not entry.disposition.decided
         and (_was_asked(run, entry.call) or policies or entry.tool.needs_approval is not False)
-        and entry.call.call_id not in run.state.cancel_requests  # it won't run, so nobody is asked
+        and entry.call.call_id not in run.state.cancel_requests  # it won't run, so there is nothing to ask
     ]
     if not undecided:
         return plan

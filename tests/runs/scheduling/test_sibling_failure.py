@@ -72,20 +72,22 @@ async def test_the_text_of_a_failure_names_type_and_message(run_mode: Run) -> No
 
 
 @pytest.mark.scenario("LX-08")
-async def test_the_text_of_a_failure_has_one_line_and_no_secret(run_mode: Run) -> None:
-    """Neither the second line nor the key reaches the model."""
+async def test_the_text_of_a_failure_has_all_lines_and_no_secret(
+    run_mode: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The model needs every line to mend its call; the key reaches neither the model nor the log, which has one line."""
 
     @tool
     async def fetch() -> str:
-        raise RuntimeError("refused with api_key=abc123\nstack: internal-host-7")
+        raise RuntimeError("refused with api_key=abc123\nstack: line 7")
 
     agent = make_agent([fetch], call("fetch", {}, "a"))
     await run_mode(agent, "go")
     text = str(read_shown_outputs(agent)["a"])
     assert text.startswith("Tool fetch failed with: RuntimeError(refused with api_key=")
     assert "abc123" not in text
-    assert "internal-host-7" not in text
-    assert "\n" not in text
+    assert text.endswith("\nstack: line 7)")
+    assert not [line for line in caplog.messages if "abc123" in line or "\n" in line]
 
 
 @pytest.mark.scenario("LX-09")
