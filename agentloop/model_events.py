@@ -6,7 +6,6 @@ codecs, which are in `agentloop.models`.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
 
@@ -84,6 +83,10 @@ class OutputSchema(Value, frozen=True, kw_only=True):
     strict: bool = True
 
 
+def _make_request(cls: type[ModelRequest], fields: dict[str, Any]) -> ModelRequest:
+    return cls(**fields)
+
+
 class ModelRequest(NotedValue, frozen=True, kw_only=True):
     """One request to a model. `turn`, `path` and `call_ids` locate it in its run; providers don't send them.
 
@@ -113,10 +116,10 @@ class ModelRequest(NotedValue, frozen=True, kw_only=True):
     _notes: ClassVar[frozenset[str]] = frozenset({"call_ids"})
     _unshown: ClassVar[frozenset[str]] = _notes
 
-    def __reduce__(self) -> tuple[Callable[[], ModelRequest], tuple[()]]:
+    def __reduce__(self) -> tuple[Callable[..., ModelRequest], tuple[type[ModelRequest], dict[str, Any]]]:
         # The run gives a live view of ids, and no view can be copied or pickled.
         fields = {name: getattr(self, name) for name in self.__struct_fields__} | {"call_ids": tuple(self.call_ids)}
-        return functools.partial(type(self), **fields), ()
+        return _make_request, (type(self), fields)
 
     @property
     def cache(self) -> CachePolicy | None:

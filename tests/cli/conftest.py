@@ -63,7 +63,8 @@ def start(notes: Path) -> Iterator[Start]:
         child = subprocess.Popen(
             [sys.executable, *program, *arguments],
             text=True,
-            env=os.environ | {"AGENTLOOP_TEST_NOTES": str(notes), "PATH": path},
+            # `LANG` is one of the few variables that the model's process inherits: it tells whose process that is.
+            env=os.environ | {"AGENTLOOP_TEST_NOTES": str(notes), "LANG": f"C.UTF-8@{notes}", "PATH": path},
             **{**pipes, **options},  # type: ignore[call-overload]
         )
         signal.signal(signal.SIGINT, before)

@@ -37,7 +37,7 @@ def _valid_call(call: dict[str, Any]) -> bool:
 
 
 def _models_of(notes: Path) -> list[int]:
-    """Return the ids of the model processes that a command of this test started: they inherit its environment."""
+    """Return the ids of the model processes that a command of this test started: they inherit its `LANG`."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:

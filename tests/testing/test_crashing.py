@@ -486,7 +486,7 @@ def test_malformed_input_is_refused_by_type_or_taken_whole() -> None:
 
 def test_malformed_state_that_is_taken_without_a_look_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fold that believes every record fails on one, with an error that isn't the library's."""
-    monkeypatch.setattr("agentloop.state.RunState.folded", _believing)
+    monkeypatch.setattr("agentloop.state.RunState._fold_again", _believing)
     chance = Seeded("malformed")
     kinds = {kind for kind, fault in (feed(chance) for _ in range(600)) if fault is not None}
     assert kinds & {"states", "journals' lines"}

@@ -73,8 +73,8 @@ async def test_client_that_reads_nothing_neither_hangs_the_shutdown_nor_grows_th
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.connect(("127.0.0.1", server.port))
         body = b'{"input": "talk 8000000"}'
-        head = b"POST /cancel/runs HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
-        client.sendall(head % len(body) + body)
+        head = b"POST /cancel/runs HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nContent-Type: application/json\r\n"
+        client.sendall(head % server.port + b"Content-Length: %d\r\n\r\n" % len(body) + body)
         assert client.recv(16).startswith(b"HTTP/1.1 200")
         status = await anyio.to_thread.run_sync(server.terminate)
     assert status["live"] == 0

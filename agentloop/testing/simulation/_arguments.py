@@ -402,11 +402,7 @@ def _text_matching(pattern: str, least: int, most: float) -> Values:
 def _texts() -> tuple[Values, ...]:
     """Return the strategies for text without a format: any text; then, if that isn't taken, dates and other formats."""
     formats = _formats()
-    naive = st.one_of(
-        st.sampled_from(["2000-01-01T00:00:00", "0001-01-01T00:00:00", "9999-12-31T23:59:59.999999"]),
-        st.datetimes().map(lambda moment: moment.isoformat()),
-    )
-    naive_times = st.times().map(lambda moment: moment.isoformat())
+    naive, naive_times = formats["date-time-local"], formats["time-local"]
     specific = [naive, formats["date-time"], naive_times, formats["time"], formats["date"], formats["uuid"]]
     specific += [formats["decimal"], formats["uri"]]
     mixed = st.one_of(specific[:5])
@@ -437,6 +433,11 @@ def _formats() -> dict[str, Values]:
         st.sampled_from(["2000-01-01", "2000-02-29", "0001-01-01", "9999-12-31"]),
         st.dates().map(lambda day: day.isoformat()),
     )
+    naive = st.one_of(
+        st.sampled_from(["2000-01-01T00:00:00", "0001-01-01T00:00:00", "9999-12-31T23:59:59.999999"]),
+        st.datetimes().map(lambda moment: moment.isoformat()),
+    )
+    naive_times = st.times().map(lambda moment: moment.isoformat())
     durations = st.one_of(
         st.sampled_from(["PT0S", "P1D", "PT1H30M", "P1DT2H3M4.5S", "P36500D"]),
         st.integers(0, 10**7).map(lambda seconds: f"PT{seconds}S"),
@@ -463,6 +464,8 @@ def _formats() -> dict[str, Values]:
     )
     found: dict[str, Values] = {
         "date-time": moments,
+        "date-time-local": naive,
+        "time-local": naive_times,
         "time": times,
         "date": dates,
         "duration": durations,

@@ -75,7 +75,7 @@ async def test_the_text_of_a_failure_names_type_and_message(run_mode: Run) -> No
 async def test_the_text_of_a_failure_has_all_lines_and_no_secret(
     run_mode: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The model needs every line to mend its call; the key reaches neither the model nor the log, which has one line."""
+    """The model needs every line to mend its call. The log has one line, and the key is in neither."""
 
     @tool
     async def fetch() -> str:
