@@ -238,7 +238,7 @@ class EarlierFailure(AgentLoopError):
     def __init__(self, message: str, *, fatal: bool = False, details: str | None = None) -> None:
         super().__init__(message)
         self.fatal = fatal
-        self.details = message if details is None else details
+        self.details: str = message if details is None else details
 
 
 class SessionConflict(AgentLoopError):

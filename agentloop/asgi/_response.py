@@ -82,7 +82,7 @@ class RunResponse(_FrameworkResponse):
         self._keep_state = keep_state
         self.raw_headers: list[tuple[bytes, bytes]] = list(headers)
         self.status_code = 200
-        self.background = None
+        self.background: Any = None
         self._form = form
         self._called = False
 

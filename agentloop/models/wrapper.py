@@ -33,7 +33,7 @@ class WrapperModel(Model):
             raise UserTypeError(f"wrapped: a model is needed, not {type(wrapped).__name__}")
         self.wrapped = wrapped
         """The model that is asked."""
-        self.holds_resources = wrapped.holds_resources
+        self.holds_resources: bool = wrapped.holds_resources
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.wrapped!r})"

@@ -56,7 +56,7 @@ WHY = (
     "context, anew for each run"
 )
 
-logger = logging.getLogger("agentloop")
+logger: logging.Logger = logging.getLogger("agentloop")
 
 MOST_DROPPED = 100
 """Limit of dropped schedules, after which functions in threads are one step each."""
