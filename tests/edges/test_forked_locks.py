@@ -30,14 +30,13 @@ async def main():
     box = await LocalSandboxes(sys.argv[1] + "/boxes").create("run")
     said = box.name
     if child := os.fork():
-        print(child, said, flush=True)
+        os.write(1, f"{child} {said}\\n".encode())  # in one piece: the child writes there, too
         os.kill(os.getpid(), 9)
     try:
         journal._storage.write(b"damage")  # what a child does with its copy reaches no file
     except OSError:
         said = "refused"
-    sys.stdout.write(said + "\\n")
-    sys.stdout.flush()
+    os.write(1, f"{said}\\n".encode())
     os.close(1)
     sys.stdin.read()  # it outlives its parent, until the test is over
     os._exit(0)
@@ -49,19 +48,15 @@ anyio.run(main)
 def orphan(tmp_path: Path) -> Iterator[tuple[str, str]]:
     """A child whose parent was killed while it had a journal and a sandbox: the sandbox, and what the child said."""
     command = [sys.executable, "-W", "ignore", "-c", PARENT, str(tmp_path)]
-    parent = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert parent.stdin is not None
-    assert parent.stdout is not None
-    lines = parent.stdout.read().split("\n")  # ends when the child has closed its side, too
-    parent.wait()
-    first = next(line for line in lines if " " in line)
-    child, name = first.split()
-    try:
-        yield name, "\n".join(line for line in lines if line and line != first)
-    finally:
-        os.kill(int(child), signal.SIGKILL)
-        parent.stdin.close()
-        parent.stdout.close()
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        lines = parent.stdout.read().split("\n")  # ends when the child has closed its side, too
+        first = next(line for line in lines if " " in line)
+        child, name = first.split()
+        try:
+            yield name, "\n".join(line for line in lines if line and line != first)
+        finally:
+            os.kill(int(child), signal.SIGKILL)
 
 
 async def test_a_forked_child_keeps_no_lock_of_its_parent(

@@ -623,6 +623,7 @@ LEFT: dict[str, Callable[[Path], object]] = {
 }
 
 
+@pytest.mark.real_clock
 @pytest.mark.parametrize("what", LEFT)
 async def test_a_journal_that_a_command_has_left_is_an_error(root: Path, what: str) -> None:
     """Of each edit until the folder is removed, and at no cost of memory."""
