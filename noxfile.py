@@ -172,7 +172,7 @@ def _print_last_words() -> None:
 
 @nox.session(python=False)
 def tests(session: nox.Session) -> None:
-    """Run the tests on the newest Python found, once on asyncio and once on trio: at most six minutes on two cores.
+    """Run the tests on the newest Python found, once on asyncio and once on trio: at most five minutes on two cores.
 
     The local model's tests are included. `tests-all` adds what else is slow, other Pythons and coverage.
     Arguments go to pytest, which then runs once.

@@ -192,6 +192,7 @@ LONG_ANSWERS: dict[str, tuple[str, list[Event]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.scenario("SM-13")
 @pytest.mark.parametrize("name", LONG_ANSWERS)
 def test_no_step_of_a_reader_is_long(name: str, meter: Meter, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -230,6 +230,7 @@ def judge(state: RunState, ran: list[str], crashes: tuple[int, ...]) -> None:
 
 @given(story=STORIES)
 @settings(max_examples=40)
+@pytest.mark.slow
 @pytest.mark.scenario("SM-01", "SM-02", "SM-03")
 async def test_no_writer_makes_a_log_that_cannot_be_read(story: Story) -> None:
     """The log is read after each step, by a process that knows nothing but the file."""

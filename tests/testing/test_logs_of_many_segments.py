@@ -17,6 +17,7 @@ from agentloop.testing import FunctionModel, InvariantError, Observation, call, 
 BACKENDS: Any = ("asyncio", "trio")
 
 
+@pytest.mark.slow
 @pytest.mark.scenario("SM-17")
 @pytest.mark.parametrize("share", range(8))
 def test_generated_runs_of_many_segments(share: int) -> None:
@@ -81,6 +82,7 @@ class Stopping(MemoryJournal):
             self._scope.cancel()
 
 
+@pytest.mark.slow
 @pytest.mark.scenario("SM-17")
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_run_cut_at_every_record(backend: str) -> None:
@@ -107,6 +109,7 @@ def test_a_run_cut_at_every_record(backend: str) -> None:
         accepted(log)
 
 
+@pytest.mark.slow
 @pytest.mark.scenario("SM-17")
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_run_cancelled_at_every_record_and_resumed(backend: str) -> None:
