@@ -269,6 +269,7 @@ async def test_a_text_is_long_by_its_values_not_by_its_size() -> None:
         await open_event(json.dumps([[]] * 60_000), "An event")
 
 
+@pytest.mark.scenario("SM-11")
 async def test_more_values_than_memory_has_room_for_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each takes fifty times its size: 60 MB of empty lists would be three gigabytes."""
     monkeypatch.setattr(_long_json, "MOST_VALUES", 60_000)

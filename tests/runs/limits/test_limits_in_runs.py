@@ -399,7 +399,7 @@ class Stalling(MemoryJournal):
 STALLS: dict[str, float] = {}
 
 
-@VIRTUAL
+@pytest.mark.backends("trio-virtual", "asyncio-virtual")
 @pytest.mark.scenario("SM-16")
 @pytest.mark.parametrize("between", ["journal", "guardrail", "hook"])
 async def test_no_window_of_a_rate_has_more_starts_of_bodies_than_it_allows(run_mode: Run, between: str) -> None:
@@ -437,7 +437,7 @@ async def test_no_window_of_a_rate_has_more_starts_of_bodies_than_it_allows(run_
     assert starts[-1] < 13.5, "starts were lost"
 
 
-@VIRTUAL
+@pytest.mark.backends("trio-virtual", "asyncio-virtual")
 @pytest.mark.scenario("SM-16")
 async def test_a_call_whose_body_never_begins_spends_no_start(run_mode: Run) -> None:
     """A guardrail takes five seconds to reject the first call: the second, which waited for its start, begins then."""
