@@ -107,13 +107,13 @@ def meter(monkeypatch: pytest.MonkeyPatch) -> Meter:
 def test_ten_times_the_answer_is_at_most_eleven_times_the_work(interface: str, pattern: int, meter: Meter) -> None:
     """Whatever its events are: new ids or the same one, calls, results of hosted tools, citations, half arguments."""
     counts = []
-    for size in (20, 200):
+    for size in (20, 20, 200):  # the first makes what is made once in a process, and isn't counted
         answer = make_answer(interface, pattern, size)
         before = meter.total
         with meter.running():
             decode(interface, answer)
         counts.append(meter.total - before)
-    assert counts[1] <= 11 * counts[0] + 5_000
+    assert counts[2] <= 11 * counts[1] + 5_000
 
 
 @pytest.mark.scenario("SM-13")

@@ -97,7 +97,7 @@ def test_what_is_written_is_read(batches: list[list[bytes]], seal: Seal) -> None
     """Records of any content are read back, and writing can continue where reading ended."""
     written = write(batches, seal)
     found = scan(written.data, seal, "J")
-    assert found == Scan(written.records, found.end, len(written.data), 0)
+    assert found == Scan(written.records, found.end, len(written.data), 0, seal)
     lines, _ = write_batch(names("more"), found.end, kept=found.end.count, now=0.0, seal=seal)
     assert scan(written.data + lines[0], seal, "J").records == [*written.records, *names("more")]
 
