@@ -55,5 +55,5 @@ def test_a_call_that_was_cancelled_from_above_repeats_nothing(by: Any, repeats: 
     """Its output says nothing about the tool."""
     status: Any = "succeeded" if by is None else "cancelled"
     outcome = CallOutcome(status=status, output="x", cancelled_by=by)
-    fold = fold_of(*BEGUN, r.CallStarted(*AT, "c", "f", "{}"), r.CallSettled(*AT, "c", outcome))
+    fold = fold_of(*BEGUN, r.CallStarted(*AT, "c", "f", "{}"), r.CallSettled(*AT, "c", "f", outcome))
     assert fold.count_repeats() == repeats
