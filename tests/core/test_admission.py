@@ -372,6 +372,41 @@ def test_a_ticket_is_overtaken_thirty_two_times_and_then_reserves() -> None:
     assert admission.admit(0)[0] is patient
 
 
+def test_two_equal_tickets_that_were_overtaken_start_in_order() -> None:
+    """Both were passed thirty-two times. Only the first one keeps a token; the second one follows it."""
+    admission = Admission()
+    narrow, wide = Capacity(1, "narrow"), Capacity(1, "wide")
+    _, first, second = tickets(admission, (narrow,), (narrow, wide), (narrow, wide))
+    assert len(admission.admit(0)) == 1
+    for _ in range(PATIENCE):
+        admission.add(Ticket((wide,), "quick"))
+        assert [ticket.owner for ticket in admission.admit(0)] == ["quick"]
+        wide.give()
+    assert (first.passed, second.passed) == (PATIENCE, PATIENCE)
+    late = Ticket((wide,), "late")
+    admission.add(late)
+    assert admission.admit(0) == []
+    for expected in (first, second):
+        narrow.give()
+        assert admission.admit(0) == [expected]
+        wide.give()
+    assert admission.admit(0) == [late]
+
+
+def test_a_withdrawn_ticket_behind_another_leaves_the_others_in_order() -> None:
+    """The ticket in the middle goes; the one before it and the one behind it start as before."""
+    admission = Admission()
+    one = Capacity(1)
+    _, first, middle, last, new = tickets(admission, (one,), (one,), (one,), (one,), (one,))
+    admission.withdraw([new])  # nobody has looked at it yet
+    assert len(admission.admit(0)) == 1
+    admission.withdraw([middle])
+    for expected in (first, last):
+        one.give()
+        assert admission.admit(0) == [expected]
+    assert len(admission) == 0
+
+
 def test_a_ticket_is_not_overtaken_more_often_in_one_admission() -> None:
     """A limit with room for forty lets forty pass, but for the one token kept for who was passed thirty-two times."""
     admission = Admission()
