@@ -65,8 +65,7 @@ from agentloop.limits import Capacity, Rate
 from agentloop.outcomes import CallOutcome
 from agentloop.policies import Ask, Deny, PendingCall, Policy
 from agentloop.results import RunData, RunResult
-from agentloop.run import ResumeOptions, Runner, RunOptions
-from agentloop.runtime import Runtime, open_runtime
+from agentloop.run import ResumeOptions, Runner, RunOptions, Runtime, open_runtime
 from agentloop.settings import (
     CachePolicy,
     JsonLimits,

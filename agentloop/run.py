@@ -9,8 +9,8 @@ from __future__ import annotations
 import functools
 import logging
 import os
-from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping
-from contextlib import nullcontext
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager, nullcontext
 from contextvars import ContextVar
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeAlias, TypedDict, TypeGuard, Unpack, cast
@@ -18,20 +18,22 @@ from weakref import WeakSet
 
 import anyio
 import anyio.lowlevel
+import msgspec
 
 from agentloop._common.checks import NAMES, check, check_count, is_a, optional
 from agentloop._common.error_text import shorten
 from agentloop._common.misplaced import function_takes_options
 from agentloop._common.type_parameters import ContextT, OutputT
+from agentloop._concurrency.backend import Task
+from agentloop._concurrency.interrupts import uninterrupted
 from agentloop._core.agent_graph import AgentGraph
 from agentloop._core.empty_containers import NO_DICT
 from agentloop._core.run_fold import RunFold
 from agentloop._engine.loop import KeptConversation, RunSegment, StartingPoint
 from agentloop._engine.run_result import result_of
 from agentloop._engine.run_stream import RunStream
-from agentloop._engine.runtime.backend import Task
-from agentloop._engine.runtime.interrupts import uninterrupted
 from agentloop._engine.runtime.live_run import (
+    DEFAULT_MAX_THREADS,
     LiveEffects,
     LiveRun,
     RunServicesView,
@@ -40,7 +42,7 @@ from agentloop._engine.runtime.live_run import (
     loop_state,
 )
 from agentloop._engine.runtime.log import Log
-from agentloop._engine.runtime.resources import Resources
+from agentloop._engine.runtime.resources import ResourceHost, Resources
 from agentloop.abc import Instrument, Journal, Model, ReplayingEffects, Session, TimedEffects
 from agentloop.agents import Agent
 from agentloop.budget import Budget
@@ -52,13 +54,13 @@ from agentloop.hooks import AgentHooks, RunHooks
 from agentloop.items import Item, ToolCall, UserMessage, to_items
 from agentloop.model_events import ModelInfo
 from agentloop.results import RunResult
-from agentloop.runtime import current_runtime, open_runtime
 from agentloop.spans import Span, Trace, current_trace
 
 if TYPE_CHECKING:
     from agentloop._core.plan import Arguments
     from agentloop._engine.run_batch import JournalFactory, RunBatch
     from agentloop._engine.runtime.session_progress import SessionProgress
+    from agentloop._engine.runtime.threads import Threads
     from agentloop.conditions import Condition, PredicateFunction
     from agentloop.models.registry import Providers
     from agentloop.state import RunState
@@ -686,3 +688,45 @@ async def resolve_model(run: LiveRun, given: object) -> Model:
         _tell_to_enter(model)
     opened: Model = await run.tree.resources.get(lambda: model, key=model)
     return opened
+
+
+# ------------------------------------------------------------------------------------ what runs share
+
+
+class Runtime(msgspec.Struct, frozen=True, eq=False, kw_only=True):
+    """An open runtime. `open_runtime` owns it; runs started inside the block use it."""
+
+    providers: Providers
+    threads: Threads
+    resources: Resources
+
+
+_open_runtime: ContextVar[Runtime | None] = ContextVar("agentloop_runtime", default=None)
+
+
+def current_runtime() -> Runtime | None:
+    """Return the runtime whose block encloses this task, or None."""
+    return _open_runtime.get()
+
+
+@asynccontextmanager
+async def open_runtime(*, http_client: Any = None, max_threads: int = DEFAULT_MAX_THREADS) -> AsyncIterator[Runtime]:
+    """Open a runtime for the runs inside the block; leaving the block closes it.
+
+    Args:
+        http_client: An HTTP client to use in place of one that the runtime makes; the caller closes it.
+        max_threads: The number of worker threads that the sync tools of all runs inside may hold at once, abandoned
+            threads counted.
+    """
+    from agentloop._engine.runtime.threads import Threads
+    from agentloop.models.registry import Providers  # most runs have models of the application's
+
+    check_count("max_threads", max_threads)
+    async with Providers(http_client=http_client) as providers, ResourceHost() as resources:
+        threads = Threads(max_threads, loop_state().threads)
+        runtime = Runtime(providers=providers, threads=threads, resources=resources)
+        token = _open_runtime.set(runtime)
+        try:
+            yield runtime
+        finally:
+            _open_runtime.reset(token)

@@ -17,9 +17,9 @@ import trio.testing
 from hypothesis import HealthCheck, settings
 
 import agentloop
+from agentloop._concurrency import nursery as nursery_module
 from agentloop._core.gate import admit
 from agentloop._engine.calls import scheduler
-from agentloop._engine.runtime import turn_nursery
 from agentloop._engine.runtime.log import Log
 from agentloop.exceptions import StateError
 from agentloop.records import Record
@@ -231,11 +231,11 @@ def _leaks_are_checked(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture(autouse=True)
 def _ways_are_chosen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Force what is else taken in special cases, where that is asked: the fallback of the turn nursery, as if anyio's
+    """Force what is else taken in special cases, where that is asked: the fallback of the nursery, as if anyio's
     scopes could not show a deadline, and every step of a call.
     """
     if request.config.getoption("--anyio-nursery"):
-        monkeypatch.setattr(turn_nursery, "find_scope_class", lambda: None)
+        monkeypatch.setattr(nursery_module, "find_scope_class", lambda: None)
     if request.config.getoption("--no-plain-calls"):
         monkeypatch.setattr(scheduler, "is_plain_tool", lambda tool: False)
 

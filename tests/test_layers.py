@@ -14,6 +14,7 @@ PACKAGE = Path(next(iter(agentloop.__path__)))
 # Bottom to top. A room is a folder, or a module beside the folders; it may import from its own layer and those below.
 LAYERS: dict[str, tuple[str, ...]] = {
     "common": ("_common",),
+    "concurrency": ("_concurrency",),
     "values": (
         *("items", "usage", "outcomes", "exceptions", "settings", "model_events", "records", "events"),
         *("effects", "spans", "abc"),
@@ -30,7 +31,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "calls": ("_engine.calls",),
     "engine": ("_engine",),
     "edges": ("models", "sessions", "journal", "tracing", "executors"),
-    "entry": ("run", "runtime", ""),  # the empty name is the package's own `__init__`
+    "entry": ("run", ""),  # the empty name is the package's own `__init__`
     "outermost": ("testing", "cli", "mcp", "postgres", "temporal", "asgi", "otel"),
 }
 FLOOR = {layer: floor for floor, layer in enumerate(LAYERS)}

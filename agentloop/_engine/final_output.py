@@ -9,11 +9,11 @@ import logging
 from typing import Any, Literal
 
 from agentloop._common.error_text import redact, shorten
+from agentloop._concurrency.backend import checkpoint_if_cancelled
 from agentloop._core.machine import CheckOutput, GiveUp, may_ask_again
 from agentloop._core.turn_view import TurnView
 from agentloop._engine.finish import FinishedRun, save
 from agentloop._engine.run_result import run_data_of
-from agentloop._engine.runtime.backend import checkpoint_if_cancelled
 from agentloop._engine.runtime.callbacks import call_user, find_hook, resolve
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.config import ErrorHandlerData, ErrorHandlerResult

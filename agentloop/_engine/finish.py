@@ -14,14 +14,14 @@ import anyio
 
 from agentloop._common.error_text import error_summary, is_fatal
 from agentloop._common.values import Value
-from agentloop._core.history import valid_history
-from agentloop._core.machine import AskBehavior, CheckOutput, GiveUp, next_action
-from agentloop._engine.runtime.backend import (
+from agentloop._concurrency.backend import (
     cancelled_types,
     capture,
     checkpoint_if_cancelled,
     wait_out_cancellations,
 )
+from agentloop._core.history import valid_history
+from agentloop._core.machine import AskBehavior, CheckOutput, GiveUp, next_action
 from agentloop._engine.runtime.callbacks import find_hook, resolve
 from agentloop._engine.runtime.cancel_source import record_end
 from agentloop._engine.runtime.live_run import LiveRun

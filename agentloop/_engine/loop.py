@@ -38,6 +38,15 @@ import msgspec
 
 from agentloop._common.error_text import is_fatal, leaves
 from agentloop._common.values import Value
+from agentloop._concurrency.backend import (
+    Captured,
+    Task,
+    cancelled_types,
+    capture_error,
+    checkpoint_if_cancelled,
+    new_scope,
+    raise_native_cancel,
+)
 from agentloop._core.history import HistoryView
 from agentloop._core.machine import (
     AskBehavior,
@@ -58,15 +67,6 @@ from agentloop._engine.finish import FinishedRun, finish_segment, save_turn
 from agentloop._engine.model_call import call_model
 from agentloop._engine.prepare_turn import check_models, prepare_turn
 from agentloop._engine.run_result import attach_run_data
-from agentloop._engine.runtime.backend import (
-    Captured,
-    Task,
-    cancelled_types,
-    capture_error,
-    checkpoint_if_cancelled,
-    new_scope,
-    raise_native_cancel,
-)
 from agentloop._engine.runtime.callbacks import find_hook
 from agentloop._engine.runtime.cancel_source import record_end
 from agentloop._engine.runtime.live_run import LiveEffects, LiveRun, new_id

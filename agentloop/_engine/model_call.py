@@ -21,13 +21,13 @@ from agentloop import effects as e
 from agentloop import model_events as m
 from agentloop._common.digests import digestible
 from agentloop._common.error_text import error_summary
+from agentloop._concurrency.backend import cancelled_types, checkpoint_if_cancelled
+from agentloop._concurrency.interrupts import interruptible
 from agentloop._core.call_identity import find_tool
 from agentloop._core.client_calls import says_nothing
 from agentloop._core.turn_view import TurnView
-from agentloop._engine.runtime.backend import cancelled_types, checkpoint_if_cancelled
 from agentloop._engine.runtime.callbacks import call_user, find_hook, resolve
 from agentloop._engine.runtime.cancel_source import record_end
-from agentloop._engine.runtime.interrupts import interruptible
 from agentloop._engine.runtime.live_run import LiveEffects, LiveRun, seconds_to_deadline
 from agentloop.abc import Model
 from agentloop.budget import Budget, to_amount

@@ -13,12 +13,7 @@ from typing import Any
 import anyio
 
 from agentloop._common.error_text import error_summary, is_fatal
-from agentloop._core.plan import Arguments
-from agentloop._core.run_fold import RunFold
-from agentloop._core.secret_marks import mark_items
-from agentloop._engine.loop import RunSegment, execute
-from agentloop._engine.run_result import result_of
-from agentloop._engine.runtime.backend import (
+from agentloop._concurrency.backend import (
     Captured,
     cancelled_types,
     capture,
@@ -26,10 +21,15 @@ from agentloop._engine.runtime.backend import (
     own_task,
     starter,
 )
+from agentloop._concurrency.interrupts import uninterrupted
+from agentloop._core.plan import Arguments
+from agentloop._core.run_fold import RunFold
+from agentloop._core.secret_marks import mark_items
+from agentloop._engine.loop import RunSegment, execute
+from agentloop._engine.run_result import result_of
 from agentloop._engine.runtime.body_result import Paused
 from agentloop._engine.runtime.callbacks import call_user, log_error
 from agentloop._engine.runtime.event_buffer import EventBuffer
-from agentloop._engine.runtime.interrupts import uninterrupted
 from agentloop._engine.runtime.live_run import LiveRun, RunServicesView, RunSettings
 from agentloop._engine.runtime.resources import Resources
 from agentloop._engine.runtime.session_progress import SessionProgress

@@ -16,10 +16,10 @@ import msgspec
 from agentloop._common.checks import is_texts
 from agentloop._common.digests import digestible
 from agentloop._common.naming import takes
+from agentloop._concurrency.backend import checkpoint_if_cancelled
 from agentloop._core.call_identity import find_called_tool
 from agentloop._core.history import HistoryView
 from agentloop._core.turn_view import Definitions, TurnView
-from agentloop._engine.runtime.backend import checkpoint_if_cancelled
 from agentloop._engine.runtime.callbacks import call_user, gather
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.abc import Model

@@ -37,9 +37,7 @@ import anyio.lowlevel
 from anyio.abc import TaskGroup
 
 from agentloop._common.error_text import is_fatal
-from agentloop._core.failure_choice import Failure, choose
-from agentloop._engine.journal_closing import close_in_time
-from agentloop._engine.runtime.backend import (
+from agentloop._concurrency.backend import (
     Captured,
     cancelled_types,
     capture,
@@ -47,7 +45,9 @@ from agentloop._engine.runtime.backend import (
     own_task,
     unexpected_cancellation,
 )
-from agentloop._engine.runtime.interrupts import interruptible, protect, uninterrupted
+from agentloop._concurrency.interrupts import interruptible, protect, uninterrupted
+from agentloop._core.failure_choice import Failure, choose
+from agentloop._engine.journal_closing import close_in_time
 from agentloop.abc import Journal
 from agentloop.exceptions import JournalError, UserError, UserTypeError
 

@@ -14,16 +14,16 @@ from agentloop import effects as e
 from agentloop._common.error_text import error_summary
 from agentloop._common.naming import number_names
 from agentloop._common.values import Value
-from agentloop._engine.runtime.backend import (
+from agentloop._concurrency.backend import (
     cancelled_types,
     capture,
     checkpoint_if_cancelled,
     starter,
     unexpected_cancellation,
 )
+from agentloop._concurrency.interrupts import uninterrupted
 from agentloop._engine.runtime.body_result import raised_while_cancelled
 from agentloop._engine.runtime.callbacks import call_user, gather, raise_fatal
-from agentloop._engine.runtime.interrupts import uninterrupted
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.exceptions import (
     InputGuardrailTripwireTriggered,

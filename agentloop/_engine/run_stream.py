@@ -6,7 +6,7 @@ Theory. A stream is a context manager, never an async generator with a scope ins
 generator, and its nursery with it. The run lives in a child task, also a plain one. On asyncio a native `Task.cancel()`
 is delivered once, to one task, at any point where that task waits. Here it hits the holder, which only waits at the end
 of the block; the nursery turns it into the cancellation of a scope, which every part of the run sees alike. The nursery
-is of the kind of a turn's (`turn_nursery`): on asyncio a bare task in one scope. A run inside a body of another run has
+is of the kind of a turn's (`nursery`): on asyncio a bare task in one scope. A run inside a body of another run has
 no relay from that run's nurseries: scopes alone lead from that run to this one, so that a shield around it holds.
 
 States: made; running (`__aenter__` has started `_main`); finished (`_is_over`: the last record is appended, the buffer
@@ -42,9 +42,7 @@ import anyio
 from agentloop import events as ev
 from agentloop._common.error_text import is_fatal
 from agentloop._common.type_parameters import OutputT
-from agentloop._engine.loop import RunSegment, execute
-from agentloop._engine.run_result import result_of
-from agentloop._engine.runtime.backend import (
+from agentloop._concurrency.backend import (
     Task,
     cancelled_types,
     checkpoint_if_cancelled,
@@ -53,10 +51,12 @@ from agentloop._engine.runtime.backend import (
     scope_left_open,
     unexpected_cancellation,
 )
+from agentloop._concurrency.interrupts import uninterrupted
+from agentloop._concurrency.nursery import Nursery, new_nursery
+from agentloop._engine.loop import RunSegment, execute
+from agentloop._engine.run_result import result_of
 from agentloop._engine.runtime.cancel_source import record_end
-from agentloop._engine.runtime.interrupts import uninterrupted
 from agentloop._engine.runtime.live_run import LiveRun
-from agentloop._engine.runtime.turn_nursery import TurnNursery, new_nursery
 from agentloop.agents import Agent
 from agentloop.exceptions import UserError, UserTypeError, UserValueError
 from agentloop.items import ApprovalRequest, ToolCall
@@ -85,7 +85,7 @@ class RunStream(Generic[OutputT]):
     _entry: RunSegment | None
     _subscribe: bool
     _plain: bool
-    _nursery: TurnNursery | None
+    _nursery: Nursery | None
     _live: LiveRun | None
     _events: EventBuffer | None
     _is_over: bool

@@ -19,7 +19,7 @@ import logging
 import msgspec
 
 from agentloop._common.error_text import error_summary, is_fatal
-from agentloop._engine.runtime.backend import capture, checkpoint_if_cancelled
+from agentloop._concurrency.backend import capture, checkpoint_if_cancelled
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.context import Sandbox, SandboxProvider
 from agentloop.exceptions import StateError

@@ -10,8 +10,8 @@ from functools import partial
 from typing import Any
 
 from agentloop._common.error_text import message_of
+from agentloop._concurrency.backend import checkpoint_if_cancelled
 from agentloop._core.sourced_tools import SourcedTools
-from agentloop._engine.runtime.backend import checkpoint_if_cancelled
 from agentloop._engine.runtime.callbacks import call_user, gather
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.exceptions import AgentLoopError, ToolSourceError

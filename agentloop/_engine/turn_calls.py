@@ -9,6 +9,12 @@ import logging
 from contextvars import copy_context
 from functools import partial
 
+from agentloop._concurrency.backend import (
+    cancelled_types,
+    checkpoint_if_cancelled,
+    is_closing,
+    unexpected_cancellation,
+)
 from agentloop._core.call_identity import find_called_tool
 from agentloop._core.plan import Answer, Plan, PlanEntry, PlanRules, read_arguments
 from agentloop._core.planner import check_secrets, plan_response
@@ -16,12 +22,6 @@ from agentloop._core.turn_view import TurnView
 from agentloop._engine.calls.call import run_call
 from agentloop._engine.calls.scheduler import Batch
 from agentloop._engine.prepare_turn import ask_enabled
-from agentloop._engine.runtime.backend import (
-    cancelled_types,
-    checkpoint_if_cancelled,
-    is_closing,
-    unexpected_cancellation,
-)
 from agentloop._engine.runtime.callbacks import call_user, log_error
 from agentloop._engine.runtime.live_run import LiveEffects, LiveRun
 from agentloop.config import ToolErrorArgs

@@ -33,7 +33,7 @@ from agentloop.cli.supervision import (
     write_message,
 )
 from agentloop.cli.target import load_agent, load_context, load_function, name_model
-from agentloop.runtime import Runtime, open_runtime
+from agentloop.run import Runtime, open_runtime
 from agentloop.sessions import MemorySession, SQLiteSession
 
 

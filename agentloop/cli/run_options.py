@@ -19,7 +19,7 @@ from agentloop.cli.streams import Output, TypedLines
 from agentloop.config import RunConfig
 from agentloop.exceptions import AgentLoopError
 from agentloop.items import ApprovalRequest
-from agentloop.runtime import Runtime
+from agentloop.run import Runtime
 from agentloop.state import RunState
 
 CONTEXT_HELP = "module:name or file.py:name of the context; a function or class there is called for each run."

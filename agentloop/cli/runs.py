@@ -35,8 +35,7 @@ from agentloop.cli.show import (
 from agentloop.cli.streams import InputLine, Output, OutputClosed
 from agentloop.exceptions import UserError
 from agentloop.results import RunResult
-from agentloop.run import Runner
-from agentloop.runtime import Runtime, open_runtime
+from agentloop.run import Runner, Runtime, open_runtime
 from agentloop.state import RunState
 
 _LEAST_COLUMNS = 30

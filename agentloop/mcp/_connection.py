@@ -37,7 +37,7 @@ from anyio.lowlevel import checkpoint
 import agentloop
 from agentloop._common.error_text import error_summary
 from agentloop._common.errors import AnswerError
-from agentloop._engine.runtime.backend import start_detached
+from agentloop._concurrency.backend import start_detached
 from agentloop.exceptions import OutcomeUnknown
 from agentloop.mcp._remarks import Remarks
 

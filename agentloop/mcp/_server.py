@@ -24,7 +24,7 @@ from agentloop.mcp._connection import Connection, MCPToolError
 from agentloop.mcp._contents import MOST_NAME, default_options, error_text, read_contents, usable_names
 from agentloop.mcp._remarks import Remarks
 from agentloop.mcp._schemas import Check, Meter, make_check
-from agentloop.runtime import current_runtime
+from agentloop.run import current_runtime
 from agentloop.settings import JsonLimits
 from agentloop.tools import FunctionTool, RawBody, ToolSelection
 

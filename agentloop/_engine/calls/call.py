@@ -33,14 +33,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from agentloop._common.error_text import is_fatal, summary_parts
-from agentloop._core.failure_choice import Failure
-from agentloop._engine.calls.call_cancellation import decide_end
-from agentloop._engine.calls.live_call import BodyState, LiveCall
-from agentloop._engine.calls.outcome import Converted, convert, is_in_doubt, raisable, record_body_end
-from agentloop._engine.calls.run_body import prepare_body, run_body, start_plain
-from agentloop._engine.calls.tool_context import call_context
-from agentloop._engine.runtime import body_result as end
-from agentloop._engine.runtime.backend import (
+from agentloop._concurrency.backend import (
     cancelled_types,
     capture,
     in_own_task,
@@ -51,9 +44,16 @@ from agentloop._engine.runtime.backend import (
     self_cancelled,
     uncancel_to,
 )
+from agentloop._concurrency.interrupts import uninterrupted
+from agentloop._core.failure_choice import Failure
+from agentloop._engine.calls.call_cancellation import decide_end
+from agentloop._engine.calls.live_call import BodyState, LiveCall
+from agentloop._engine.calls.outcome import Converted, convert, is_in_doubt, raisable, record_body_end
+from agentloop._engine.calls.run_body import prepare_body, run_body, start_plain
+from agentloop._engine.calls.tool_context import call_context
+from agentloop._engine.runtime import body_result as end
 from agentloop._engine.runtime.callbacks import call_at_once, resolve
 from agentloop._engine.runtime.cancel_source import find_cancel_source, record_end
-from agentloop._engine.runtime.interrupts import uninterrupted
 from agentloop.exceptions import EarlierFailure, OutcomeUnknown
 from agentloop.outcomes import CallOutcome
 from agentloop.records import BodyEnded

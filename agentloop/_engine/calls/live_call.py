@@ -28,13 +28,13 @@ import msgspec
 
 from agentloop._common.error_text import redact_message
 from agentloop._common.values import Value
+from agentloop._concurrency.nursery import Nursery
 from agentloop._core.cancellation import CUTS, Cause, Stage, is_graver
 from agentloop._core.failure_choice import Failure
 from agentloop._core.plan import Arguments
 from agentloop._engine.runtime.callbacks import ToolHooks
 from agentloop._engine.runtime.dispatcher import CapQueue, Dispatcher
 from agentloop._engine.runtime.live_run import LiveEffects, LiveRun
-from agentloop._engine.runtime.turn_nursery import TurnNursery
 from agentloop.abc import LateResult
 from agentloop.budget import Budget, Reservation
 from agentloop.context import Callback, ToolContext
@@ -104,7 +104,7 @@ class Charge(Value, frozen=True):
 class CallBatch(Protocol):
     """The batch of a call, `scheduler.Batch`, as far as the call and its task know it."""
 
-    nursery: TurnNursery
+    nursery: Nursery
     hooks: ToolHooks | None
     pump: CapQueue | Dispatcher | None
     closed: bool

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from agentloop import effects as e
+from agentloop._concurrency.backend import checkpoint_if_cancelled
+from agentloop._concurrency.interrupts import interruptible, uninterrupted
 from agentloop._core.call_identity import find_tool
 from agentloop._core.plan import read_arguments
 from agentloop._engine.calls.call_cancellation import classify_cancel
 from agentloop._engine.calls.live_call import BodyClock, BodyState, LiveCall
 from agentloop._engine.calls.tool_context import call_context
 from agentloop._engine.runtime import body_result as end
-from agentloop._engine.runtime.backend import checkpoint_if_cancelled
 from agentloop._engine.runtime.callbacks import ToolHooks, call_at_once, call_user, resolve
-from agentloop._engine.runtime.interrupts import interruptible, uninterrupted
 from agentloop.context import Callback, ToolContext
 from agentloop.exceptions import OutcomeUnknown
 from agentloop.outcomes import CallOutcome

@@ -34,17 +34,17 @@ from typing import Any
 import anyio
 
 from agentloop._common.error_text import error_summary, is_fatal
+from agentloop._concurrency.backend import run_is_cancelled, unexpected_cancellation
+from agentloop._concurrency.nursery import new_nursery
 from agentloop._core.cancellation import Cause
 from agentloop._core.empty_containers import append_to
 from agentloop._core.failure_choice import Failure, choose, choose_failure
 from agentloop._core.plan import Answer, Arguments, AwaitVerdict, Deliver, Execute, Plan, PlanEntry, Replay
 from agentloop._engine.calls.live_call import FIRST, Earlier, LiveCall, is_plain_run, is_plain_tool
 from agentloop._engine.calls.output_text import cut_output
-from agentloop._engine.runtime.backend import run_is_cancelled, unexpected_cancellation
 from agentloop._engine.runtime.cancel_source import cancel_source, find_cancel_source
 from agentloop._engine.runtime.dispatcher import CapQueue, Dispatcher
 from agentloop._engine.runtime.live_run import LiveRun
-from agentloop._engine.runtime.turn_nursery import new_nursery
 from agentloop.abc import StillRunning
 from agentloop.items import Item, ToolCall
 from agentloop.limits import Capacity, Limit, OrderedCapacity

@@ -11,8 +11,8 @@ import anyio
 from anyio.lowlevel import checkpoint
 
 from agentloop._common.values import Value
+from agentloop._concurrency.interrupts import uninterrupted
 from agentloop._engine.calls.live_call import LiveCall
-from agentloop._engine.runtime.interrupts import uninterrupted
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.context import UNMADE_KEY, ToolContext
 from agentloop.events import CallProgress

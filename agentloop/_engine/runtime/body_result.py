@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 from agentloop._common.error_text import leaves
 from agentloop._common.values import Value
-from agentloop._engine.runtime.backend import cancelled_types, run_is_cancelled
+from agentloop._concurrency.backend import cancelled_types, run_is_cancelled
 from agentloop.outcomes import CallOutcome
 
 

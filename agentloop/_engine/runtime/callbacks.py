@@ -14,15 +14,15 @@ import anyio
 
 from agentloop._common.error_text import error_summary, is_fatal, redact_message
 from agentloop._common.values import Value
-from agentloop._engine.runtime.backend import (
+from agentloop._concurrency.backend import (
     cancelled_types,
     capture,
     checkpoint_if_cancelled,
     starter,
     unexpected_cancellation,
 )
+from agentloop._concurrency.interrupts import interruptible, uninterrupted
 from agentloop._engine.runtime.body_result import raised_while_cancelled
-from agentloop._engine.runtime.interrupts import interruptible, uninterrupted
 from agentloop.context import Callback
 from agentloop.hooks import AgentHooks, RunHooks
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 import anyio
 
-from agentloop._engine.runtime.backend import cancelled_outside, enclosing_cancelled, loop_is_left
+from agentloop._concurrency.backend import cancelled_outside, enclosing_cancelled, loop_is_left
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.records import CancelRequested, DeadlinePassed
 

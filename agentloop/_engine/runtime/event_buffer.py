@@ -36,9 +36,9 @@ from agentloop import events as ev
 from agentloop import model_events as m
 from agentloop import records as r
 from agentloop._common.checks import NAMES, check, fits, is_texts
+from agentloop._concurrency.backend import checkpoint_if_cancelled, new_wakeup
 from agentloop._core.record_events import events_of
 from agentloop._core.run_fold import RunFold
-from agentloop._engine.runtime.backend import checkpoint_if_cancelled, new_wakeup
 from agentloop.agents import Agent
 from agentloop.exceptions import UserError, UserTypeError
 from agentloop.items import ToolCall

@@ -27,14 +27,14 @@ from typing import Any
 import anyio
 
 from agentloop._common.error_text import is_fatal
-from agentloop._engine.runtime.backend import (
+from agentloop._concurrency.backend import (
     capture,
     checkpoint_if_cancelled,
     uncancel_to,
     wait_out_cancellations,
 )
-from agentloop._engine.runtime.cleanup import Cleanup
-from agentloop._engine.runtime.interrupts import uninterrupted
+from agentloop._concurrency.cleanup import Cleanup
+from agentloop._concurrency.interrupts import uninterrupted
 from agentloop._storage.json_bytes import ObjectLine
 from agentloop.abc import Journal
 from agentloop.exceptions import JournalError

@@ -25,16 +25,16 @@ from agentloop._common.checks import NAMES, check, optional
 from agentloop._common.digests import idempotency_key
 from agentloop._common.error_text import REDACTED, error_summary, redact_message
 from agentloop._common.values import Value
+from agentloop._concurrency.backend import Task, liveness, own_task, running_loop, token_again
+from agentloop._concurrency.cleanup import Cleanup
+from agentloop._concurrency.interrupts import interruptible
 from agentloop._core.agent_graph import AgentGraph
 from agentloop._core.history import HistoryView
 from agentloop._core.plan import Arguments
 from agentloop._core.run_fold import RunFold
 from agentloop._core.turn_view import TurnView
-from agentloop._engine.runtime.backend import Task, liveness, own_task, running_loop, token_again
 from agentloop._engine.runtime.callbacks import ToolHooks, find_tool_hooks
-from agentloop._engine.runtime.cleanup import Cleanup
 from agentloop._engine.runtime.dispatcher import Dispatcher
-from agentloop._engine.runtime.interrupts import interruptible
 from agentloop._engine.runtime.log import Log
 from agentloop._engine.runtime.resources import Resources
 from agentloop.abc import Effects, LateResult, Model, StillRunning
@@ -50,10 +50,10 @@ from agentloop.tools import AgentCall
 from agentloop.usage import Usage
 
 if TYPE_CHECKING:
+    from agentloop._concurrency.nursery import Nursery
     from agentloop._core.sourced_tools import SourcedTools
     from agentloop._engine.runtime.session_progress import SessionProgress
     from agentloop._engine.runtime.threads import Threads
-    from agentloop._engine.runtime.turn_nursery import TurnNursery
     from agentloop.conditions import Condition
 
 logger = logging.getLogger("agentloop")
@@ -331,7 +331,7 @@ class LiveRun(msgspec.Struct, eq=False, kw_only=True):
     """The scope that ends the run at its deadline, or when its journal fails; None where it has neither."""
     scope: anyio.CancelScope | None = None
     """The scope of the run's own task, around the whole run, which its holder cancels; of the outermost run alone."""
-    nursery: TurnNursery | None = None
+    nursery: Nursery | None = None
     """The nursery of the run's own task, if it is no group; of the outermost run alone."""
     stopped_by: BaseException | None = None
     """The very error that stopped the run's own loop, where another run segment may get past it: a limit that is set

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from agentloop._concurrency.backend import cancelled_types
 from agentloop._core.run_fold import RunFold
-from agentloop._engine.runtime.backend import cancelled_types
 from agentloop.abc import Instrument, SpanSource
 from agentloop.records import Record
 

@@ -17,10 +17,10 @@ import anyio
 import msgspec
 
 from agentloop._common.error_text import error_summary
+from agentloop._concurrency.backend import Work, capture, starter, wait_out_cancellations
+from agentloop._concurrency.cleanup import Cleanup
+from agentloop._concurrency.interrupts import uninterrupted
 from agentloop._core.empty_containers import NO_DICT
-from agentloop._engine.runtime.backend import Work, capture, starter, wait_out_cancellations
-from agentloop._engine.runtime.cleanup import Cleanup
-from agentloop._engine.runtime.interrupts import uninterrupted
 from agentloop.exceptions import UserError
 
 logger = logging.getLogger("agentloop")

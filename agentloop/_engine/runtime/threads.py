@@ -20,8 +20,8 @@ import anyio
 import anyio.lowlevel
 import msgspec
 
+from agentloop._concurrency.backend import cancelled_types, checkpoint_if_cancelled, tell, wait_out_cancellations
 from agentloop._core.admission import Ticket
-from agentloop._engine.runtime.backend import cancelled_types, checkpoint_if_cancelled, tell, wait_out_cancellations
 from agentloop._engine.runtime.dispatcher import Dispatcher
 from agentloop.limits import Capacity, Limit
 

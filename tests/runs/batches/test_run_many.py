@@ -33,7 +33,7 @@ from agentloop.items import ToolOutput, UserMessage
 from agentloop.journal import MemoryJournal
 from agentloop.model_events import ModelRequest
 from agentloop.models import Model
-from agentloop.runtime import current_runtime
+from agentloop.run import current_runtime
 from agentloop.testing import ScriptedModel, call, say, wait
 
 MANY = 10_000

@@ -15,7 +15,7 @@ from kit.watching import Watch
 
 from agentloop import Agent, RunConfig, RunContext, Runner, RunTimeout, ToolContext, UserError, open_runtime, tool
 from agentloop import records as r
-from agentloop._engine.runtime.cleanup import Cleanup
+from agentloop._concurrency.cleanup import Cleanup
 from agentloop._engine.runtime.resources import Resources
 from agentloop.testing import ScriptedModel, call, say
 

@@ -22,7 +22,7 @@ from agentloop import (
     tool,
 )
 from agentloop import records as r
-from agentloop._engine.runtime.backend import cancelled_outside
+from agentloop._concurrency.backend import cancelled_outside
 from agentloop.items import Item
 from agentloop.sessions import MemorySession
 from agentloop.testing import FunctionModel, ScriptedModel, call, say

@@ -6,8 +6,8 @@ import anyio
 import anyio.to_thread
 import pytest
 
+from agentloop._concurrency.backend import own_task
 from agentloop._engine.runtime import live_run
-from agentloop._engine.runtime.backend import own_task
 from agentloop._engine.runtime.live_run import LoopState, loop_state
 
 

@@ -4,7 +4,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from agentloop._engine.runtime.cleanup import Cleanup
+from agentloop._concurrency.cleanup import Cleanup
 
 
 @pytest.mark.anyio

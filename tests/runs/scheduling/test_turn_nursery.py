@@ -14,9 +14,9 @@ from kit.watching import Watch
 
 from agentloop import Agent, RunConfig, Runner, tool
 from agentloop import records as r
-from agentloop._engine.runtime import turn_nursery
-from agentloop._engine.runtime.backend import current_relay, enclosing_cancelled
-from agentloop._engine.runtime.turn_nursery import TurnNursery, find_scope_class, new_nursery
+from agentloop._concurrency import nursery as nursery_module
+from agentloop._concurrency.backend import current_relay, enclosing_cancelled
+from agentloop._concurrency.nursery import Nursery, find_scope_class, new_nursery
 from agentloop.testing import ScriptedModel, call, say
 
 
@@ -151,7 +151,7 @@ async def test_scopes_that_cannot_show_a_deadline_are_found_out(monkeypatch: pyt
 @pytest.fixture
 def _bare_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use bare tasks also where `--anyio-nursery` is given."""
-    monkeypatch.setattr(turn_nursery, "find_scope_class", find_scope_class)
+    monkeypatch.setattr(nursery_module, "find_scope_class", find_scope_class)
 
 
 @attrs.define(eq=False)
@@ -170,7 +170,7 @@ async def do(part: Part) -> None:
     part.caught = part.scope.cancelled_caught
 
 
-def start(nursery: TurnNursery, *parts: Part) -> None:
+def start(nursery: Nursery, *parts: Part) -> None:
     """Start members as a batch does."""
     for part in parts:
         part.scope = nursery.new_scope()

@@ -43,8 +43,8 @@ import msgspec
 from anyio.lowlevel import EventLoopToken
 
 from agentloop._common.error_text import leaves
-from agentloop._engine.runtime.interrupts import uninterrupted
-from agentloop.exceptions import UserError
+from agentloop._common.errors import UserError
+from agentloop._concurrency.interrupts import uninterrupted
 
 if TYPE_CHECKING:
     import trio
@@ -87,7 +87,7 @@ class Relay(Protocol):
 
 
 current_relay: ContextVar[Relay | None] = ContextVar("agentloop relay", default=None)
-"""The relay around the current code of a run. See `turn_nursery`."""
+"""The relay around the current code of a run. See `nursery`."""
 
 
 def enclosing_cancelled() -> bool:
@@ -168,7 +168,7 @@ class Holder(Protocol):
     """The task that holds a run: it entered the run's block, and is cancelled natively when the loop is left.
 
     Read by all code of the run, through a context variable; on trio, which has no native cancellations, there is none.
-    The run's nursery is it (`turn_nursery`).
+    The run's nursery is it (`nursery`).
     """
 
     def is_leaving(self) -> bool:

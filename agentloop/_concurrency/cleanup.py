@@ -11,8 +11,7 @@ from contextlib import contextmanager
 
 import anyio
 
-from agentloop._core.empty_containers import NO_DICT
-from agentloop._engine.runtime.backend import cancelled_types, enclosing_cancelled, loop_is_left
+from agentloop._concurrency.backend import cancelled_types, enclosing_cancelled, loop_is_left
 
 
 class Cleanup:
@@ -30,7 +29,7 @@ class Cleanup:
         self._own: float | None = None
         self._begun = False
         # In opening order, which is the order in which one deadline cuts several of them.
-        self._sections: dict[anyio.CancelScope, None] = NO_DICT
+        self._sections: dict[anyio.CancelScope, None] = {}
 
     @property
     def deadline(self) -> float | None:
@@ -78,7 +77,6 @@ class Cleanup:
         lines: list[Cleanup] = []
         line: Cleanup | None = self
         while line is not None:  # a nested run's sections end at the outer runs' deadlines too
-            line._sections = line._sections or {}
             line._sections[scope] = None
             lines.append(line)
             line = line._outer

@@ -38,7 +38,7 @@ from typing import Any, Protocol, Self, cast, final
 import anyio
 import anyio.lowlevel
 
-from agentloop._engine.runtime.backend import (
+from agentloop._concurrency.backend import (
     OwnersWakeup,
     Task,
     Work,
@@ -55,7 +55,7 @@ from agentloop._engine.runtime.backend import (
     uncancel_to,
     wake,
 )
-from agentloop._engine.runtime.interrupts import protect
+from agentloop._concurrency.interrupts import protect
 
 
 class Member(Protocol):
@@ -65,7 +65,7 @@ class Member(Protocol):
     """The scope that the member's task is in, or enters first."""
 
 
-class TurnNursery(Protocol):
+class Nursery(Protocol):
     """The tasks of one turn's calls, or of one run. Entered and waited in by its owner's task; any starts members.
 
     The methods that are written out here are those of a group, whose members are in a scope of its own.
@@ -203,7 +203,7 @@ def new_nursery(
     bare: bool = True,
     shown: float | None = None,
     task: Task | EllipsisType | None = ...,
-) -> TurnNursery:
+) -> Nursery:
     """Return a nursery for the current task, whose relay is set in *context*.
 
     It is within the nursery around it. But one that *holds* a run, whose holder is the current task, is the outermost
@@ -270,7 +270,7 @@ def find_scope_class() -> type[Any] | None:
 
 
 @final
-class _BareTasks(TurnNursery):
+class _BareTasks(Nursery):
     """Bare tasks on asyncio, each in one scope at a time."""
 
     # It is the callback of its members' ends, and the holder of its run, itself: bound methods and objects for these
@@ -455,13 +455,13 @@ def _show_deadline(scope_class: type[Any], shown: float) -> anyio.CancelScope:
     return scope
 
 
-async def _wait_until(nursery: TurnNursery, until: float) -> None:
+async def _wait_until(nursery: Nursery, until: float) -> None:
     with anyio.CancelScope(deadline=until):  # noqa: ASYNC912 - the wait below is its cancel point
         await nursery.wait(math.inf)
 
 
 @final
-class _AnyioNursery(TurnNursery):
+class _AnyioNursery(Nursery):
     """anyio's own group, on asyncio."""
 
     def __init__(self, task: Task, context: Context) -> None:
@@ -504,7 +504,7 @@ class _AnyioNursery(TurnNursery):
 
 
 @final
-class _TrioNursery(TurnNursery):
+class _TrioNursery(Nursery):
     """trio's own nursery and scopes; anyio's around them cost 5 µs a nursery, and a third more a scope."""
 
     # It is its owner's wakeup itself, for the reason of `_BareTasks`.

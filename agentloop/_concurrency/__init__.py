@@ -1,0 +1,1 @@
+"""Tasks, scopes and wake-ups on asyncio and trio, as far as anyio doesn't cover them. Knows no agent."""
