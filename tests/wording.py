@@ -31,8 +31,6 @@ RETIRED = frozenset(
 )
 """Words of names that were replaced by the field's; the glossary says by which."""
 TWO_OF_A_NAME = ({"records.py", "events.py"}, {"model_events.py", "events.py"})
-KEPT = frozenset({"LAWS"})
-"""Public names that stay."""
 
 
 def prose_of(source: str) -> Iterator[tuple[int, str]]:
@@ -64,7 +62,7 @@ def retired_names(source: str) -> Iterator[tuple[int, str]]:
         else:
             continue
         words = {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", name)}
-        if words & RETIRED and name not in KEPT:
+        if words & RETIRED:
             yield node.lineno, f"{name}: {', '.join(sorted(words & RETIRED))} is retired"
 
 

@@ -8,8 +8,9 @@ from typing import Any
 import attrs
 
 from agentloop._storage.state_codec import plain_line
-from agentloop.testing.invariants import CoverageCounter
 from agentloop.testing.simulation.runs import WorldRun
+
+from .invariants import CoverageCounter
 
 SLOW = frozenset({"storing_changes_nothing"})
 """Invariants that take as long as a run: they judge only one run of each world."""

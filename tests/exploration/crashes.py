@@ -13,7 +13,6 @@ import attrs
 
 from agentloop import records as r
 from agentloop.sessions import MemorySession
-from agentloop.testing.invariants import check
 from agentloop.testing.invariants._observation import Observation
 from agentloop.testing.simulation._case_maker import maker_of
 from agentloop.testing.simulation._crash_invariants import said_raise, sound, unknown
@@ -29,6 +28,7 @@ from .counts import SLOW, Counts
 from .faults import CancelsCall
 from .fixture_agents import CANARIES, FixtureAgents
 from .generators import GeneratorConfig, draw_world
+from .invariants import check
 
 EVERY = 7
 """Crash in every EVERY-th round."""

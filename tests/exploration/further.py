@@ -26,7 +26,6 @@ from agentloop.journal import MemoryJournal
 from agentloop.policies import Decision, Deny, PendingCall
 from agentloop.sessions import MemorySession
 from agentloop.settings import ToolExecution
-from agentloop.testing.invariants import observe_run
 from agentloop.testing.invariants._observation import Observation, ObservedLog
 from agentloop.testing.scripted import say
 from agentloop.testing.simulation._faults import Returns
@@ -37,6 +36,7 @@ from agentloop.testing.simulation.runs import Body, CancelAt, Verdict, World, Wo
 from .faults import CancelsCall, Holds, OnStage
 from .fixture_agents import FixtureAgents, Role, odd
 from .generators import GeneratorConfig, draw_world
+from .invariants import observe_run
 from .observers import HookLog, WatcherFailed
 
 EARLIER: tuple[Item, ...] = (

@@ -42,7 +42,7 @@ from agentloop.model_events import ModelResponse
 from agentloop.outcomes import CallOutcome
 from agentloop.results import RunResult
 from agentloop.settings import JsonLimits, ModelSettings, ToolExecution
-from agentloop.testing.invariants import INVARIANTS, CoverageCounter, Invariant, InvariantError, format_records, judge
+from agentloop.testing.invariants._invariant import Invariant, format_records, judge
 from agentloop.testing.invariants._observation import (
     Cancellation,
     Observation,
@@ -54,6 +54,8 @@ from agentloop.testing.simulation.generated import Chance
 from agentloop.testing.simulation.schedules import Exhaustive, Recorder, Scheduler, Tape, first
 from agentloop.tools import FunctionTool, tool
 from agentloop.usage import RequestUsage
+
+from .invariants import INVARIANTS, CoverageCounter, InvariantError
 
 End: TypeAlias = Literal["return", "fail", "cancel"]
 NAMES = ("plain", "once", "line", "shared", "alone", "raising")

@@ -18,7 +18,6 @@ import attrs
 
 from agentloop._storage.record_codec import record_from_json, record_to_json
 from agentloop._storage.withholding import Secrets
-from agentloop.testing.invariants import InvariantError, check, check_counterparts, counterpart_of
 from agentloop.testing.invariants._observation import Counterpart, Relation
 from agentloop.testing.replaying import replay
 from agentloop.testing.simulation._findings import ExplorationFailure, Finding
@@ -32,6 +31,7 @@ from . import alone, answers, crashes, further, rare, surrounded
 from .counts import SLOW, Counts, Violation
 from .fixture_agents import XOR_CODEC
 from .generators import GeneratorConfig, Seeded, draw_world
+from .invariants import InvariantError, check, check_counterparts, counterpart_of
 from .malformed_stores import feed
 from .pure_core import CoreWorld, check_core, draw_core_world, play
 

@@ -12,7 +12,6 @@ from typing import Any
 import attrs
 
 from agentloop.journal import MemoryJournal
-from agentloop.testing.invariants import check
 from agentloop.testing.invariants._observation import Observation
 from agentloop.testing.replaying import replay
 from agentloop.testing.simulation._restarts import _Restarts
@@ -23,6 +22,7 @@ from agentloop.testing.simulation.runs import CancelAt, World
 
 from .counts import SLOW
 from .generators import PLAIN, GeneratorConfig, draw_world
+from .invariants import check
 
 NESTED = attrs.evolve(PLAIN, nesting=1, turns=2, calls=3)
 SIZES = (

@@ -17,10 +17,9 @@ from pathlib import Path
 
 import attrs
 
-from agentloop.testing.invariants import INVARIANTS
-
 from .counts import Counts, Violation
 from .crashes import AFTER_CRASHES
+from .invariants import INVARIANTS
 from .pure_core import OF_THE_CORE
 from .rounds import Round
 

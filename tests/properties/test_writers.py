@@ -14,6 +14,7 @@ from typing import Any, Literal
 import anyio.lowlevel
 import attrs
 import pytest
+from exploration.invariants import check
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
@@ -24,7 +25,6 @@ from agentloop.exceptions import JournalError
 from agentloop.journal import FileJournal
 from agentloop.model_events import ModelRequest
 from agentloop.testing import FunctionModel, call, say
-from agentloop.testing.invariants import check
 from agentloop.testing.invariants._observation import Observation
 
 pytestmark = pytest.mark.real_clock

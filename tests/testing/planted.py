@@ -10,6 +10,7 @@ import anyio
 import attrs
 from exploration.faults import Cleans, Hangs, Holds, OnStage, Reports
 from exploration.fixture_agents import LONG, Actor, FixtureAgents, Role, Shelf
+from exploration.invariants import observe_run
 from exploration.observers import HookLog, JournalLog, SessionLog
 
 from agentloop import Agent, Runner, ToolContext
@@ -23,7 +24,6 @@ from agentloop.items import AssistantMessage, HostedToolCall, ToolCall, ToolOutp
 from agentloop.sessions import MemorySession
 from agentloop.settings import ModelRetrySettings, ModelSettings, ToolExecution
 from agentloop.testing import ScriptedModel
-from agentloop.testing.invariants import observe_run
 from agentloop.testing.invariants._observation import Counterpart, Observation, Relation
 from agentloop.testing.scripted import call, fail, reason, respond, say
 from agentloop.testing.simulation._faults import Raises, Returns

@@ -6,10 +6,10 @@ import attrs
 import pytest
 from anyio.lowlevel import checkpoint
 from exploration.generators import GeneratorConfig, Seeded, draw_world
+from exploration.invariants import CoverageCounter, check
 from hypothesis import Phase, given, settings
 
 from agentloop import Agent, ToolContext, UserTypeError, handoff, tool
-from agentloop.testing.invariants import CoverageCounter, check
 from agentloop.testing.scripted import CallStep
 from agentloop.testing.simulation.generated import (
     approvals,

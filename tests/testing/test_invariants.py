@@ -1,13 +1,25 @@
 """Every built-in invariant holds of a real run, and is seen to be broken where one thing is wrong with its log."""
 
+import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import anyio
 import attrs
 import pytest
 from exploration.fixture_agents import Actor, FixtureAgents, Role
+from exploration.invariants import (
+    INVARIANTS,
+    CoverageCounter,
+    InvariantError,
+    check,
+    check_counterparts,
+    findings_of,
+)
 from testing.planted import (
     PLANTED,
     both_failing,
@@ -42,14 +54,6 @@ from agentloop.exceptions import JournalError, ToolLoopDetected, UserError
 from agentloop.outcomes import CallOutcome
 from agentloop.records import CallbackReturned, CallStarted, HistoryReplaced, RunEnded, TurnStarted
 from agentloop.testing import call, say
-from agentloop.testing.invariants import (
-    INVARIANTS,
-    CoverageCounter,
-    InvariantError,
-    check,
-    check_counterparts,
-    findings_of,
-)
 from agentloop.testing.invariants._observation import Counterpart, Observation, ObservedLog, Relation
 from agentloop.testing.simulation._case_maker import maker_of
 from agentloop.testing.simulation.runs import CancelAt, World, WorldRun, run_one
@@ -213,6 +217,16 @@ def test_what_a_call_waits_for_with_a_reader_who_is_behind_may_differ_on_another
     assert broken_by("backend", waited_for=()) == set()
     assert broken_by("backend", waited_for=(), arguments="{}") == {"backends_agree"}
     assert broken_by("mode", waited_for=()) == {"streaming_changes_nothing"}
+
+
+def test_the_package_has_the_invariants_that_its_page_lists() -> None:
+    """A process that imports the package only has these; the table of a test session has the engine's too."""
+    program = "from agentloop.testing import INVARIANTS; print(*INVARIANTS)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    page = (Path(__file__).parents[2] / "docs/reference/testing.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| `(\w+)` \| [a-z]", page.partition("## Invariants")[2], re.MULTILINE)
+    assert sorted(done.stdout.split()) == sorted(listed)
+    assert set(listed) < set(INVARIANTS)
 
 
 def test_an_empty_log_breaks_nothing() -> None:

@@ -5,6 +5,7 @@ from math import factorial
 import attrs
 import pytest
 from exploration.generators import Seeded
+from exploration.invariants import CoverageCounter
 from exploration.pure_core import (
     OF_THE_CORE,
     CoreCall,
@@ -17,7 +18,6 @@ from exploration.pure_core import (
     play,
 )
 
-from agentloop.testing.invariants import CoverageCounter
 from agentloop.testing.simulation.schedules import Tape
 
 

@@ -7,12 +7,19 @@ from exploration import answers, rare, rounds, surrounded
 from exploration.counts import Counts
 from exploration.fixture_agents import FixtureAgents, Role
 from exploration.generators import Seeded
+from exploration.invariants import (
+    INVARIANTS,
+    CoverageCounter,
+    InvariantError,
+    check,
+    check_counterparts,
+    counterpart_of,
+)
 from exploration.rounds import Round
 from exploration.session import Wanted, explore, explore_all, report, untouched
 from testing.planted import PLAIN, queued
 
-from agentloop.testing.invariants import CoverageCounter, InvariantError, check, check_counterparts, counterpart_of
-from agentloop.testing.invariants._invariant import INVARIANTS, Breach, Broken
+from agentloop.testing.invariants._invariant import Breach, Broken
 from agentloop.testing.invariants._observation import Observation
 from agentloop.testing.scripted import call, say
 from agentloop.testing.simulation.runs import World, WorldRun, run_one

@@ -4,18 +4,16 @@ cancellation, a second time, and as a replay, the case gives the same log.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from agentloop import records as r
 from agentloop._storage.value_codec import value_from_json, value_to_json
 from agentloop.exceptions import AgentLoopError
 from agentloop.state import RunState
-from agentloop.testing.invariants._invariant import HELD, Broken, broken, invariant
+from agentloop.testing.invariants._invariant import HELD, Broken, Findings, broken, invariant
 from agentloop.testing.invariants._observation import Counterpart, ObservedLog, Relation
 from agentloop.testing.simulation.normal_form import normal
-
-Findings = Iterator[Broken | None]
 
 
 @invariant("accounting")

@@ -17,7 +17,7 @@ import msgspec
 from agentloop import records as r
 from agentloop._common.masking import mask_arguments
 from agentloop._common.values import iter_shown_fields
-from agentloop.testing.invariants._observation import ObservedLog
+from agentloop.testing.invariants._observation import ObservedLog, Path
 
 Group: TypeAlias = Literal["execution", "cancellation", "guards", "accounting"]
 HELD = None
@@ -37,7 +37,13 @@ def broken(words: str, *records: int) -> Broken:
     return Broken(words, records)
 
 
-Judge: TypeAlias = Callable[[ObservedLog], Iterator[Broken | None]]
+def format_path(path: Path) -> str:
+    """Return *path* as a message names its run."""
+    return "/".join(path) or "(the root)"
+
+
+Findings: TypeAlias = Iterator[Broken | None]
+Judge: TypeAlias = Callable[[ObservedLog], Findings]
 
 
 @attrs.frozen

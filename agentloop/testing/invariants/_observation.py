@@ -115,7 +115,7 @@ class Observation:
         maker: The maker of the simulation case, which knows how its code decides.
         events: The events that a consumer read.
         unread: How many events were unread when each of the run's own turns began: record number and count.
-        twins: Counterparts: other runs of the same simulation case that must have the same log.
+        counterparts: Other runs of the same simulation case that must have the same log.
         crashes: For each crash, the length of the log when the process died. None: the log tells. A run segment without
             an end was cut off by a crash; the last one too, if there is neither a result nor an error.
         definitions: The result of `definitions_of(agent)`, if it is known already.

@@ -9,10 +9,9 @@ from typing import Any
 from agentloop import events as ev
 from agentloop import records as r
 from agentloop.items import AssistantMessage, HandoffCall, HandoffOutput, Item, Reasoning, ToolCall, ToolOutput
-from agentloop.testing.invariants._invariant import HELD, Broken, broken, invariant
+from agentloop.testing.invariants._invariant import HELD, Findings, broken, invariant
 from agentloop.testing.invariants._observation import ObservedLog, Path
 
-Findings = Iterator[Broken | None]
 Said = tuple[Any, ...]
 _OF_AN_ANSWER = (ev.TextDelta, ev.ReasoningDelta, ev.ArgumentsDelta, ev.HostedProgress, ev.RawModelEvent)
 _SIGNALS = (*_OF_AN_ANSWER, ev.CallProgress)
@@ -163,34 +162,3 @@ def text_waits_for_its_judges(log: ObservedLog) -> Findings:
             else:
                 late = sorted(names - judged)
                 yield broken(f"event {place}: a part of the answer was shown before {late} had judged the input")
-
-
-@invariant("accounting")
-def signals_have_their_place(log: ObservedLog) -> Findings:
-    """Progress of a call comes between its start and its end; a message equals the text pieces shown before it."""
-    running: set[tuple[Path, str]] = set()
-    pieces: dict[Path, str] = {}
-    for place, event in enumerate(log.observation.events):
-        match event:
-            case ev.CallStarted(call=call):
-                running.add((event.path, call.call_id))
-            case ev.CallSettled(call=call):
-                running.discard((event.path, call.call_id))
-            case ev.CallProgress(call=call):
-                if (event.path, call.call_id) in running:
-                    yield HELD
-                else:
-                    yield broken(f"event {place}: progress of call {call.call_id}, which doesn't run")
-            case ev.TurnStarted():
-                pieces[event.path] = ""
-            case ev.TextDelta(text=text):
-                pieces[event.path] = pieces.get(event.path, "") + text
-            case ev.ItemCreated(item=AssistantMessage(text=text)) if text and log.observation.faultless:
-                said = pieces.get(event.path, "")
-                if said.startswith(text):
-                    pieces[event.path] = said[len(text) :]
-                    yield HELD
-                else:
-                    yield broken(f"event {place}: the message {text!r} came in the pieces {said!r}")
-            case _:
-                pass

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
@@ -18,15 +18,15 @@ from agentloop.conditions import ConditionView, as_condition
 from agentloop.exceptions import ModelBehaviorError, ToolLoopDetected, UsageLimitExceeded
 from agentloop.items import AssistantMessage, UserMessage
 from agentloop.outcomes import FROM_ABOVE
-from agentloop.testing.invariants._accounting import requests_of
-from agentloop.testing.invariants._invariant import HELD, Broken, broken, invariant
-from agentloop.testing.invariants._limits import one_at_a_time
+from agentloop.testing.invariants._invariant import HELD, Findings, broken, invariant
 from agentloop.testing.invariants._observation import ObservedCall, ObservedLog, ObservedRun, ObservedTurn, Path
 from agentloop.tools import AgentCall
 
+from .accounting import requests_of
+from .limits import one_at_a_time
+
 NOTICE = 100
 """Maximum length in characters of the notice that replaces the middle of an output; the notice itself is never cut."""
-Findings = Iterator[Broken | None]
 
 
 @invariant("accounting")

@@ -5,7 +5,7 @@ pieces of an answer that a reader was shown.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 from agentloop import events as ev
 from agentloop import records as r
@@ -23,33 +23,12 @@ from agentloop.items import (
     ToolOutput,
     UserMessage,
 )
-from agentloop.model_events import ModelRequest
 from agentloop.outcomes import SUCCESSES
-from agentloop.testing.invariants._invariant import HELD, Broken, broken, invariant
+from agentloop.testing.invariants._ends import AskedRequest, list_requests
+from agentloop.testing.invariants._invariant import HELD, Findings, broken, format_path, invariant
 from agentloop.testing.invariants._observation import ObservedLog, ObservedRun, ObservedTurn, Path
-from agentloop.testing.simulation._simulated_parts import EPOCH
 
-EPSILON = 1e-5
-"""Maximum difference in seconds of two measurements of one moment: the times of the log are rounded."""
-Findings = Iterator[Broken | None]
 Key = tuple[str, str]
-_Request: TypeAlias = tuple[ObservedTurn, int, ModelRequest, float]
-
-
-def _format_path(path: Path) -> str:
-    return "/".join(path) or "(the root)"
-
-
-def _list_requests(log: ObservedLog, run: ObservedRun) -> list[_Request]:
-    """Return the requests of *run*: turn, record number, request and time.
-
-    Empty if a recorded request didn't reach the model: records and requests can't be paired then.
-    """
-    recorded = [(turn, n) for turn in run.turns for n, _ in turn.requested]
-    made = [(request, at) for at, request in log.observation.asked or () if request.path == run.path]
-    if len(recorded) != len(made):
-        return []
-    return [(*one, *other) for one, other in zip(recorded, made, strict=True)]
 
 
 # ---------------------------------------------------------------------------------------------- tool choice, time
@@ -61,7 +40,7 @@ def a_tool_choice_is_dropped_once_obeyed(log: ObservedLog) -> Findings:
     run was resumed in between; an agent that doesn't reset its choice sends it in every turn.
     """
     for run in log.runs.values():
-        for turn, n, request, _ in _list_requests(log, run):
+        for turn, n, request, _ in list_requests(log, run):
             agent = log.agent_named(turn.agent)
             if agent is None:
                 continue
@@ -75,37 +54,6 @@ def a_tool_choice_is_dropped_once_obeyed(log: ObservedLog) -> Findings:
                 yield HELD
             else:
                 yield broken(f"turn {turn.number} was asked with the tool choice {request.tool_choice!r}", n)
-
-
-@invariant("execution")
-def models_keep_to_their_time(log: ObservedLog) -> Findings:
-    """A model attempt ends within its time limit, waits for other tasks included; the limit does not cut it earlier."""
-    for run in log.runs.values():
-        if log.config(run.path).hold_text_until_guarded:
-            continue  # the time of guardrails doesn't count as the model's
-        for turn, n, request, began in _list_requests(log, run):
-            limit = request.settings.timeout
-            if limit is None:
-                continue
-            end = min(
-                [(at, one) for at, one in (*turn.responded, *turn.failed) if at > n], default=None, key=_get_number
-            )
-            if end is None:
-                continue
-            at, record = end
-            took = record.at - EPOCH - began
-            if took > limit + EPSILON and not log.observation.reader_takes_time:
-                yield broken(f"a model took {took:g} s, and has {limit:g} s", n, at)
-            elif isinstance(record, r.ModelFailed) and record.error_kind == "timeout" and took < limit - EPSILON:
-                yield broken(f"a model was cut after {took:g} s, and has {limit:g} s", n, at)
-            elif isinstance(record, r.ModelFailed) and abs(took - limit) < EPSILON and record.error_kind == "transport":
-                yield broken(f"a model was cut after its {limit:g} s, and the log says {record.error}", n, at)
-            else:
-                yield HELD
-
-
-def _get_number(pair: tuple[int, object]) -> int:
-    return pair[0]
 
 
 # ---------------------------------------------------------------------------------------------- shown pieces
@@ -138,7 +86,7 @@ def an_answer_is_what_its_pieces_are(log: ObservedLog) -> Findings:
         pieces = shown.get((turn.path, turn.number), {})
         if said != pieces:
             yield broken(
-                f"turn {turn.number} of {_format_path(turn.path)} says {said}, and a reader was shown {pieces}", n
+                f"turn {turn.number} of {format_path(turn.path)} says {said}, and a reader was shown {pieces}", n
             )
         elif said:
             yield HELD
@@ -195,7 +143,7 @@ def histories_grow_by_what_was_said(log: ObservedLog) -> Findings:
     for run in log.runs.values():
         if _is_chosen_elsewhere(log, run):
             continue
-        requests = _list_requests(log, run)
+        requests = list_requests(log, run)
         first: Sequence[Item] = ()
         for place, (turn, n, request, _) in enumerate(requests):
             if place == 0:
@@ -215,7 +163,7 @@ def histories_grow_by_what_was_said(log: ObservedLog) -> Findings:
             else:
                 lists = [[_key(item) for item in items] for items in (request.items, wanted)]
                 yield broken(
-                    f"{_format_path(run.path)}: the model was shown {lists[0]}, and {lists[1]} was due", before[1], n
+                    f"{format_path(run.path)}: the model was shown {lists[0]}, and {lists[1]} was due", before[1], n
                 )
 
 
@@ -241,7 +189,7 @@ def _list_kept_items(turn: ObservedTurn, since: int, until: int) -> list[Item]:
 
 
 def _predict_items(
-    log: ObservedLog, run: ObservedRun, before: Sequence[_Request], first: Sequence[Item], until: int
+    log: ObservedLog, run: ObservedRun, before: Sequence[AskedRequest], first: Sequence[Item], until: int
 ) -> tuple[list[Item], bool]:
     """Return the items that the request at record *until* must show, and True if a handoff replaced them.
 

@@ -6,7 +6,7 @@ import itertools
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from agentloop import events as ev
@@ -15,9 +15,7 @@ from agentloop._core.run_fold import RunFold
 from agentloop.exceptions import ToolCallError
 from agentloop.items import ToolOutput
 from agentloop.outcomes import FROM_ABOVE
-from agentloop.testing.invariants._execution import paused
-from agentloop.testing.invariants._invariant import HELD, Broken, broken, invariant
-from agentloop.testing.invariants._limits import one_at_a_time
+from agentloop.testing.invariants._invariant import HELD, Findings, broken, invariant
 from agentloop.testing.invariants._observation import (
     ObservedBody,
     ObservedCall,
@@ -28,9 +26,11 @@ from agentloop.testing.invariants._observation import (
 )
 from agentloop.tools import AgentCall, FunctionTool, StopAtTools
 
+from .execution import paused
+from .limits import one_at_a_time
+
 EPSILON = 1e-6
 """Maximum difference in seconds of two measurements of one moment."""
-Findings = Iterator[Broken | None]
 
 
 # ---------------------------------------------------------------------------------------------- order of outputs
@@ -104,26 +104,6 @@ def accepted_after_all(log: ObservedLog) -> Findings:
                 yield broken(f"turn {turn.number} was accepted without {missing[0].call_id}", n)
             else:
                 yield HELD
-
-
-@invariant("execution")
-def models_see_outputs_in_order(log: ObservedLog) -> Findings:
-    """Each request shows a model the outputs of one turn in the order of their calls."""
-    calls = log.calls
-    for path, items in log.observation.shown or ():
-        outputs = [item for item in items if isinstance(item, ToolOutput)]
-        if len(outputs) < 2:
-            continue
-        order = [calls.get((path, item.call_id)) for item in outputs]
-        known = [(call.turn.n, call.index) for call in order if call is not None]
-        if known != sorted(known):
-            yield broken(f"the model was shown outputs out of order: {_ids(items)}")
-        elif len(known) > 1:
-            yield HELD
-
-
-def _ids(items: Iterable[object]) -> str:
-    return ", ".join(item.call_id for item in items if isinstance(item, ToolOutput))
 
 
 # ---------------------------------------------------------------------------------------------- failures stay local

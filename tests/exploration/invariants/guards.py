@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentloop import records as r
@@ -14,10 +14,9 @@ from agentloop.agents import Agent
 from agentloop.exceptions import InputGuardrailTripwireTriggered, OutputGuardrailTripwireTriggered
 from agentloop.items import AssistantMessage, Item, SystemMessage, ToolOutput, UserMessage
 from agentloop.outcomes import FROM_ABOVE
-from agentloop.testing.invariants._invariant import HELD, Broken, broken, invariant
+from agentloop.testing.invariants._invariant import HELD, Broken, Findings, broken, invariant
 from agentloop.testing.invariants._observation import ObservedCall, ObservedLog, ObservedRun, Path, plain_json
 
-Findings = Iterator[Broken | None]
 SHORT = 20
 """Length in characters below which no limit of a generated case cuts an output."""
 

@@ -5,36 +5,21 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator
 
 from agentloop import records as r
 from agentloop.config import RunConfig
 from agentloop.exceptions import RunTimeout
 from agentloop.items import ToolOutput
-from agentloop.testing.invariants._invariant import HELD, Broken, broken, invariant
+from agentloop.testing.invariants._invariant import HELD, Findings, broken, format_path, invariant
 from agentloop.testing.invariants._observation import ObservedLog
-from agentloop.testing.invariants._outcomes import raises
 from agentloop.testing.simulation._findings import ended_before, outranks
 from agentloop.testing.simulation._simulated_parts import EPOCH
 from agentloop.tools import AgentCall
 
-Findings = Iterator[Broken | None]
+from .outcomes import raises
+
 SLACK = 1e-3
 """Seconds beyond the cleanup grace that an end may take on the simulated clock, which stops while tasks run."""
-
-
-@invariant("cancellation")
-def nothing_outlives_the_run(log: ObservedLog) -> Findings:
-    """When a run is over, every body, task, stream, token and nested run of it has ended."""
-    for what in log.observation.left or ():
-        yield broken(f"left behind: {what}")
-    for body in log.observation.bodies or ():
-        if body.ended is None:
-            yield broken(f"the body of call {body.call_id} is still running", body.began)
-        elif body.ended > len(log.records):
-            yield broken(f"the body of call {body.call_id} ended after the run", body.began)
-        else:
-            yield HELD
 
 
 @invariant("cancellation")
@@ -45,23 +30,19 @@ def every_entry_ends_once(log: ObservedLog) -> Findings:
         for began, until in itertools.pairwise(bounds):
             ends = [n for n, _ in run.ended if began < n < until]
             if len(ends) > 1:
-                yield broken(f"an entry of run {_format_path(run.path)} ended {len(ends)} times", *ends)
+                yield broken(f"an entry of run {format_path(run.path)} ended {len(ends)} times", *ends)
             elif not ends and log.crashed_between(began, until):
                 yield HELD
             elif not ends and (until < len(log.records) or _is_over(log)):
-                yield broken(f"an entry of run {_format_path(run.path)} never ended", began)
+                yield broken(f"an entry of run {format_path(run.path)} never ended", began)
             elif ends:
                 late = [n for n in range(ends[0] + 1, until) if log.records[n].path[: len(run.path)] == run.path]
                 late = [n for n in late if not isinstance(log.records[n], r.VerdictGiven | r.InputAdded)]
                 late = [n for n in late if not _cancels_a_call(log.records[n])]  # of one that waits
                 if late:
-                    yield broken(f"records of run {_format_path(run.path)} stand after its end", ends[0], *late)
+                    yield broken(f"records of run {format_path(run.path)} stand after its end", ends[0], *late)
                 else:
                     yield HELD
-
-
-def _format_path(path: tuple[str, ...]) -> str:
-    return "/".join(path) or "(the root)"
 
 
 def _is_over(log: ObservedLog) -> bool:
@@ -275,9 +256,9 @@ def runs_keep_to_their_time(log: ObservedLog) -> Findings:
             n, record = end
             took = record.at - log.records[began].at
             if took > config.timeout + grace + SLACK:
-                yield broken(f"run {_format_path(run.path)} took {took:g} s, and has {config.timeout:g} s", began, n)
+                yield broken(f"run {format_path(run.path)} took {took:g} s, and has {config.timeout:g} s", began, n)
             elif "RunTimeout(" in (record.error or "")[:11] and took < config.timeout - SLACK:
-                yield broken(f"run {_format_path(run.path)} ended after {took:g} of {config.timeout:g} s", began, n)
+                yield broken(f"run {format_path(run.path)} ended after {took:g} of {config.timeout:g} s", began, n)
             else:
                 yield HELD
 
@@ -332,7 +313,7 @@ def what_outlives_its_run_is_reported(log: ObservedLog) -> Findings:
         elif count:
             yield HELD
     for path, call_id in reports:
-        yield broken(f"call {call_id} of {_format_path(path)} was reported as running, and its body never was")
+        yield broken(f"call {call_id} of {format_path(path)} was reported as running, and its body never was")
 
 
 def _find_end_time(log: ObservedLog) -> float | None:
@@ -357,25 +338,9 @@ def resources_are_left_in_reverse(log: ObservedLog) -> Findings:
             left.setdefault((one.path, log.next_segment(one.path, one.began)), []).append(one.entered)
     for (path, _), order in left.items():
         if order != sorted(order, reverse=True):
-            yield broken(f"run {_format_path(path)} left its resources in the order {order} of their entering")
+            yield broken(f"run {format_path(path)} left its resources in the order {order} of their entering")
         else:
             yield HELD
-
-
-@invariant("cancellation")
-def cancellations_pending_are_left_as_found(log: ObservedLog) -> Findings:
-    """At the end the caller's task has exactly the native cancellations that it was given; those that a body requests
-    of its own task are taken back before its call settles.
-    """
-    for path, call_id, pending in log.observation.pending:
-        yield broken(f"{pending} native cancellations were counted when call {call_id} of {_format_path(path)} settled")
-    count = log.observation.cancelling
-    if count is None:
-        return
-    if count:
-        yield broken(f"{count} native cancellations too many are pending in the caller's task")
-    else:
-        yield HELD
 
 
 @invariant("cancellation")

@@ -9,12 +9,12 @@ from collections.abc import Iterator, Sequence
 
 from agentloop.exceptions import AgentLoopError
 from agentloop.items import ToolOutput
-from agentloop.testing.invariants._events import list_due, of_event
-from agentloop.testing.invariants._execution import paused
-from agentloop.testing.invariants._invariant import HELD, Broken, broken, invariant
+from agentloop.testing.invariants._invariant import HELD, Findings, broken, invariant
 from agentloop.testing.invariants._observation import Observation, ObservedLog, Path
 
-Findings = Iterator[Broken | None]
+from .events import list_due, of_event
+from .execution import paused
+
 Event = tuple[str, Path, str]
 
 

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from agentloop import records as r
 from agentloop._core.retry import MAX_RETRY_AFTER
 from agentloop.settings import ModelRetrySettings
-from agentloop.testing.invariants._invariant import HELD, Broken, broken, invariant
-from agentloop.testing.invariants._limits import sequential
+from agentloop.testing.invariants._invariant import HELD, Broken, Findings, broken, invariant
 from agentloop.testing.invariants._observation import ObservedCall, ObservedLog, ObservedTurn
 from agentloop.tools import FunctionTool
 
+from .limits import sequential
+
 EPSILON = 1e-5
 """Maximum difference in seconds of two measurements of one moment: the times of the log are rounded."""
-Findings = Iterator[Broken | None]
 
 
 # ---------------------------------------------------------------------------------------------- models

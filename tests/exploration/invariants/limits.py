@@ -9,13 +9,12 @@ from collections.abc import Iterator
 import attrs
 
 from agentloop.limits import Capacity, Limit, Rate
-from agentloop.testing.invariants._invariant import HELD, Broken, broken, invariant
+from agentloop.testing.invariants._invariant import HELD, Findings, broken, invariant
 from agentloop.testing.invariants._observation import ObservedBody, ObservedCall, ObservedLog, ObservedTurn, Path
 from agentloop.tools import AgentCall, FunctionTool
 
 EPSILON = 1e-6
 """Maximum difference in seconds of two measurements of one moment."""
-Findings = Iterator[Broken | None]
 
 
 # ---------------------------------------------------------------------------------------------- limits
