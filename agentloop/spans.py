@@ -56,6 +56,9 @@ class RunOpening(msgspec.Struct, kw_only=True, eq=False):
 
     `started_at` is in wall-clock seconds. `earlier` is the `traceparent` of the run segment before, from the log; None
     for a new run, and where no instrument told it. `traceparent` is that of this segment, once one has.
+
+    `agent` is the `Agent` that the segment begins with, and `config` the `RunConfig` of the run. Spans don't hold
+    definitions, so an instrument that wants a tool's description or the settings of requests reads them here.
     """
 
     trace: Trace
@@ -63,6 +66,8 @@ class RunOpening(msgspec.Struct, kw_only=True, eq=False):
     started_at: float
     earlier: str | None = None
     traceparent: str | None = None
+    agent: Any = None
+    config: Any = None
 
     def identify(self, traceparent: str) -> None:
         """Name the span of this run segment in the tracing system: its first record keeps the name, for later ones.

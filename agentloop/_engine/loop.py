@@ -417,6 +417,8 @@ def _open_segment(run: LiveRun, trace: Trace) -> str | None:
         run_id=run.context.run_id,
         started_at=run.tree.log.wall(),
         earlier=next((record.traceparent for record in begun if record is not None and record.traceparent), None),
+        agent=run.agent,
+        config=run.settings.config,
     )
     run.tree.log.tell("on_run_open", opening)
     return opening.traceparent

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
+from agentloop.otel._definitions import RunDefinitions
 from agentloop.otel._messages import content_text, messages_text
 from agentloop.spans import Span
 
@@ -30,6 +31,8 @@ PROVIDER = "gen_ai.provider.name"
 REQUEST_MODEL = "gen_ai.request.model"
 RESPONSE_MODEL = "gen_ai.response.model"
 TOOL_NAME = "gen_ai.tool.name"
+TOOL_TYPE = "gen_ai.tool.type"
+WORKFLOW_NAME = "gen_ai.workflow.name"
 AGENT_NAME = "gen_ai.agent.name"
 ERROR_TYPE = "error.type"
 SERVER_ADDRESS = "server.address"
@@ -106,15 +109,15 @@ def clean_text(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
-def list_start(span: Span) -> Attributes:
-    """Return what is known of *span* when it begins: a sampler sees it."""
+def list_start(span: Span, defined: RunDefinitions | None = None) -> Attributes:
+    """Return what is known of *span* when it begins: a sampler sees it. *defined* is what its run was started with."""
     data = span.data
     found: Attributes = {}
     if span.kind in OPERATIONS:
         found[OPERATION] = OPERATIONS[span.kind]
     match span.kind:
         case "run":
-            found["gen_ai.workflow.name"] = span.name
+            found[WORKFLOW_NAME] = span.name
             if "run_id" in data:
                 found["agentloop.run.id"] = data["run_id"]
         case "agent":
@@ -123,13 +126,13 @@ def list_start(span: Span) -> Attributes:
             found |= list_request(span)
             found |= {AGENT_NAME: span.name, "agentloop.attempt": data["attempt"], "agentloop.turn": data["turn"]}
         case "tool":
-            found |= {TOOL_NAME: span.name, "gen_ai.tool.type": "function", "gen_ai.tool.call.id": data["call_id"]}
+            found |= {TOOL_NAME: span.name, TOOL_TYPE: "function", "gen_ai.tool.call.id": data["call_id"]}
             if "attempt" in data:
                 found |= {"agentloop.attempt": data["attempt"], "agentloop.turn": data["turn"]}
             if "queued_at" in data:
                 found["agentloop.call.queued"] = max(span.started_at - data["queued_at"], 0.0)
         case "hosted_tool":
-            found |= {TOOL_NAME: span.name, "gen_ai.tool.type": "extension"}
+            found |= {TOOL_NAME: span.name, TOOL_TYPE: "extension"}
             if data["call_id"] is not None:
                 found["gen_ai.tool.call.id"] = data["call_id"]
         case "guardrail":
@@ -137,6 +140,8 @@ def list_start(span: Span) -> Attributes:
             found["agentloop.guardrail.verdict"] = data["verdict"]
         case _:
             pass
+    if defined is not None:
+        found |= defined.list_facts(span)
     if span.kind in ("run", "agent", "model") and (conversation := _find_conversation(span)) is not None:
         found["gen_ai.conversation.id"] = conversation
     return _clean(found)
@@ -203,10 +208,15 @@ def _list_content(span: Span) -> Iterator[tuple[str, str]]:
             pass
 
 
+def find_root(span: Span) -> Span:
+    """Return the outermost span around *span*, or *span* itself."""
+    while span.parent is not None:
+        span = span.parent
+    return span
+
+
 def _find_conversation(span: Span) -> str | None:
     """Return the id of the conversation: the group of the trace, else the provider's own."""
-    root: Span = span
-    while root.parent is not None:
-        root = root.parent
+    root = find_root(span)
     found: Any = span.trace.group_id or root.data.get("conversation_id")
     return None if found is None else str(found)

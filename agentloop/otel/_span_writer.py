@@ -10,7 +10,8 @@ agents. These tasks have contexts of their own, so the caller of the run sees no
 becomes current again, if the same task ends it; another task has a context in which it never was current.
 
 Facts: `_live`, the exported span of each span under way; it refers to them weakly, as a run whose event loop is closed
-never ends its spans. `_opened`: spans of run segments whose first record is about to be appended.
+never ends its spans. `_opened`: spans of run segments whose first record is about to be appended. `_defined`: what each
+run segment was started with, by its outermost span, as long as this span lives.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Link, SpanKind, Status, StatusCode, TracerProvider
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from agentloop._common.version import library_version
 from agentloop.otel import _attributes as a
+from agentloop.otel._definitions import RunDefinitions
 from agentloop.otel._metrics import SCOPE
 from agentloop.spans import RunOpening, Span
 
@@ -41,14 +44,20 @@ class _Live(NamedTuple):
     before: Context
 
 
+class _Opened(NamedTuple):
+    live: _Live
+    defined: RunDefinitions | None
+
+
 class SpanWriter:
     """Writes spans to a provider. Called by the tasks of runs, in any thread; never waits."""
 
     def __init__(self, provider: TracerProvider | None, *, content: bool) -> None:
-        self._tracer = trace.get_tracer(SCOPE, tracer_provider=provider)
+        self._tracer = trace.get_tracer(SCOPE, library_version(), tracer_provider=provider)
         self._content = content
         self._live: WeakKeyDictionary[Span, _Live] = WeakKeyDictionary()
-        self._opened: dict[str, _Live] = {}
+        self._opened: dict[str, _Opened] = {}
+        self._defined: WeakKeyDictionary[Span, RunDefinitions] = WeakKeyDictionary()
 
     def open_run(self, opening: RunOpening) -> None:
         """Start the exported span of a run segment and tell its ids to the log."""
@@ -60,7 +69,7 @@ class SpanWriter:
             data={"run_id": opening.run_id},
         )
         live = self._start(run, contexts.get_current(), _link_to(opening.earlier))
-        self._opened[opening.run_id] = live
+        self._opened[opening.run_id] = _Opened(live, RunDefinitions.of(opening))
         carrier: dict[str, str] = {}
         _PROPAGATOR.inject(carrier, live.context)
         if opening.traceparent is None and "traceparent" in carrier:  # there is none without an SDK
@@ -74,8 +83,10 @@ class SpanWriter:
         if opened is None:
             live = self._start(span, self._find_around(span))
         else:
-            live = opened
+            live = opened.live
             live.span.set_attributes(a.list_start(span))
+            if opened.defined is not None:
+                self._defined[span] = opened.defined
         self._live[span] = live._replace(before=contexts.get_current())
         if span.kind not in _MOMENTARY:
             contexts.attach(live.context)
@@ -104,7 +115,7 @@ class SpanWriter:
             a.name_span(span),
             around,
             SpanKind.CLIENT if span.kind == "model" else SpanKind.INTERNAL,
-            attributes=a.list_start(span),
+            attributes=a.list_start(span, self._defined.get(a.find_root(span))),
             links=links,
             start_time=_to_nanoseconds(span.started_at),
         )

@@ -57,17 +57,15 @@ class Exported:
 
     def points(self, metric: str) -> list[Any]:
         """Return the data points of a metric; nothing if it was never measured."""
+        return [point for found in self.metrics() if found.name == metric for point in found.data.data_points]
+
+    def metrics(self) -> list[Any]:
+        """Return all metrics that were measured."""
         data = self.reader.get_metrics_data()
-        if data is None:
-            return []
-        scopes = [scope for resource in data.resource_metrics for scope in resource.scope_metrics]
-        return [
-            point
-            for scope in scopes
-            for found in scope.metrics
-            if found.name == metric
-            for point in found.data.data_points
-        ]
+        scopes = (
+            [] if data is None else [scope for resource in data.resource_metrics for scope in resource.scope_metrics]
+        )
+        return [found for scope in scopes for found in scope.metrics]
 
     def everything(self) -> str:
         """Return all spans and metrics as JSON text."""

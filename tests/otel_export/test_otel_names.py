@@ -16,6 +16,8 @@ from agentloop.otel import _attributes as ours
 
 PACKAGE = Path(ours.__file__).parent
 OWN = "agentloop."
+NEWER = {"gen_ai.execute_tool.duration", "gen_ai.invoke_agent.duration", "gen_ai.workflow.duration"}
+"""Metrics that came after the conventions had moved to a repository of their own, so the package doesn't have them."""
 
 
 def _texts_of(*modules: object) -> set[str]:
@@ -30,6 +32,7 @@ def test_every_name_is_one_of_the_conventions_or_has_our_prefix() -> None:
     source = "".join(path.read_text(encoding="utf-8") for path in PACKAGE.glob("*.py"))
     names = set(re.findall(r'"((?:[a-z_]+\.)+[a-z_]+)"', source)) - set(ours._PROVIDERS) - set(ours._PROVIDERS.values())
     names -= {name for _, name in ours._PROVIDER_ENDS}
+    names -= NEWER
     known = _texts_of(gen_ai_attributes, gen_ai_metrics, error_attributes, http_attributes, server_attributes)
     assert len(names) > 40
     assert {name for name in names if not name.startswith(OWN)} <= known

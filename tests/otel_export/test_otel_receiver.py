@@ -75,6 +75,9 @@ async def test_a_run_arrives_whole_at_a_collector() -> None:
             "gen_ai.client.operation.duration",
             "gen_ai.client.operation.time_to_first_chunk",
             "gen_ai.client.token.usage",
+            "gen_ai.execute_tool.duration",
+            "gen_ai.invoke_agent.duration",
+            "gen_ai.workflow.duration",
         }
 
 

@@ -20,6 +20,7 @@ from otel_export.exporting import Exported, attributes_of
 from agentloop import (
     Agent,
     Instrument,
+    ModelSettings,
     RunConfig,
     RunHooks,
     Runner,
@@ -28,6 +29,7 @@ from agentloop import (
     handoff,
     tool,
 )
+from agentloop._common.version import library_version
 from agentloop.exceptions import ModelTransportError
 from agentloop.items import HostedToolCall, ToolCall
 from agentloop.journal import FileJournal
@@ -271,6 +273,7 @@ async def test_runs_agents_and_tools_have_the_attributes_of_the_conventions(run_
     assert found == {
         "gen_ai.operation.name": "execute_tool",
         "gen_ai.tool.name": "good",
+        "gen_ai.tool.description": "Do good.",
         "gen_ai.tool.type": "function",
         "gen_ai.tool.call.id": "c1",
         "agentloop.attempt": 1,
@@ -346,8 +349,8 @@ async def test_what_goes_wrong_has_the_type_of_its_error_alone() -> None:
     assert (ended["agentloop.call.cancelled_by"], ended["agentloop.call.cancelled_by_call"]) == ("sibling", "call_4")
     assert {span.status.description for span in exported.spans} == {None}
     assert "private" not in exported.everything()
-    names = {point.attributes.get("gen_ai.tool.name") for point in exported.points("gen_ai.client.operation.duration")}
-    assert names == {None, "broken", "slow", "fatal", "cut"}  # a name that the model made up is none of a metric
+    names = {point.attributes.get("gen_ai.tool.name") for point in exported.points("gen_ai.execute_tool.duration")}
+    assert names == {"broken", "slow", "fatal", "cut"}  # a name that the model made up is none of a metric
 
 
 async def test_tripwires_and_the_providers_own_calls_have_spans() -> None:
@@ -399,7 +402,117 @@ async def test_texts_that_no_exporter_can_encode_are_cleaned() -> None:
     assert json.loads(said)[0]["parts"][0]["content"] == "\ud800"
 
 
+# ---------------------------------------------------------------------------------------------- definitions
+
+
+async def test_descriptions_and_settings_are_those_of_the_definitions(run_mode: Any) -> None:
+    """Settings of the run replace the agent's, one by one. A nested run's aren't known; what isn't set isn't told."""
+    exported = Exported()
+
+    @tool
+    async def find() -> str:
+        """Find something."""
+        return "found"
+
+    expert = Agent(
+        "expert",
+        model=ScriptedModel([say("known")]),
+        handoff_description="Knows it all.",
+        model_settings=ModelSettings(temperature=0.9),
+    )
+    agent = Agent(
+        "a",
+        model=ScriptedModel([[call("find"), call("ask", {"input": "who?"})], say("done")]),
+        tools=[find, expert.as_tool(tool_name="ask", tool_description="")],
+        handoff_description="Answers.",
+        model_settings=ModelSettings(temperature=0.5, max_tokens=100),
+    )
+    overriding = ModelSettings(temperature=0.0, top_p=0.25)
+    await run_mode(agent, "go", run_config=exported.config(model_settings=overriding))
+    told = [
+        (span.name, attributes_of(span).get("gen_ai.agent.name"), name, value)
+        for span in exported.spans
+        for name, value in attributes_of(span).items()
+        if (name.startswith("gen_ai.request.") and name != "gen_ai.request.model") or name.endswith(".description")
+    ]
+    settings = [("temperature", 0.0), ("top_p", 0.25), ("max_tokens", 100)]
+    chats = [("chat ScriptedModel", "a", f"gen_ai.request.{name}", value) for name, value in settings]
+    assert sorted(told) == sorted(
+        [
+            ("invoke_agent a", "a", "gen_ai.agent.description", "Answers."),
+            ("invoke_agent expert", "expert", "gen_ai.agent.description", "Knows it all."),
+            ("execute_tool find", None, "gen_ai.tool.description", "Find something."),
+            *chats,
+            *chats,
+        ]
+    )
+
+
+async def test_a_model_of_the_run_has_no_settings_of_another_model() -> None:
+    """An agent that has only its own model's defaults doesn't give them to the run's model: nothing is told of them."""
+    exported = Exported()
+
+    class Warm(ScriptedModel):
+        @property
+        def default_settings(self) -> ModelSettings:
+            return ModelSettings(temperature=0.7)
+
+    own = Warm([])
+    await Runner.run(Agent("a", model=own), "go", run_config=exported.config(model=ScriptedModel([say("done")])))
+    assert "gen_ai.request.temperature" not in attributes_of(exported.span("chat ScriptedModel"))
+
+
+async def test_two_agents_of_one_name_have_no_description() -> None:
+    """A span names its agent only, so we can't know which of the two it means."""
+    exported = Exported()
+    other = Agent("a", model=ScriptedModel([say("done")]), handoff_description="The other one.")
+    agent = Agent(
+        "a", model=ScriptedModel([call("transfer_to_a")]), handoffs=[other], handoff_description="The first one."
+    )
+    await Runner.run(agent, "go", run_config=exported.config())
+    assert "The " not in exported.everything()
+
+
+async def test_the_scope_has_the_version_of_the_library() -> None:
+    """Of spans and of metrics, so that a backend can tell which version has written them."""
+    exported = Exported()
+    await Runner.run(Agent("a", model=ScriptedModel([say("done")])), "go", run_config=exported.config())
+    scopes = {(span.instrumentation_scope.name, span.instrumentation_scope.version) for span in exported.spans}
+    data = exported.reader.get_metrics_data()
+    scopes |= {(found.scope.name, found.scope.version) for one in data.resource_metrics for found in one.scope_metrics}
+    assert scopes == {("agentloop", library_version())}
+
+
 # ---------------------------------------------------------------------------------------------- metrics
+
+
+async def test_names_units_and_bounds_are_those_of_the_conventions() -> None:
+    """The bounds as the conventions' pages list them, so that histograms of several libraries can be added up."""
+    exported = Exported()
+
+    @tool
+    async def find() -> str:
+        """Find something."""
+        return "found"
+
+    model = ScriptedModel([respond(ToolCall("c", "find"), usage=USAGE), say("done", USAGE)])
+    await Runner.run(Agent("a", model=model, tools=[find]), "go", run_config=exported.config())
+    doubled = tuple(0.01 * 2**power for power in range(14))
+    assert {
+        found.name: (found.unit, tuple(found.data.data_points[0].explicit_bounds))
+        for found in exported.metrics()
+        if found.name.startswith("gen_ai.")
+    } == {
+        "gen_ai.client.operation.duration": ("s", doubled),
+        "gen_ai.execute_tool.duration": ("s", doubled),
+        "gen_ai.client.operation.time_to_first_chunk": (
+            "s",
+            (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
+        ),
+        "gen_ai.invoke_agent.duration": ("s", tuple(0.1 * 2**power for power in range(13))),
+        "gen_ai.workflow.duration": ("s", (1, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200)),
+        "gen_ai.client.token.usage": ("{token}", tuple(4**power for power in range(14))),
+    }
 
 
 async def test_requests_tools_and_agents_are_measured(run_mode: Any) -> None:
@@ -419,11 +532,14 @@ async def test_requests_tools_and_agents_are_measured(run_mode: Any) -> None:
     assert {
         point.count: dict(point.attributes) for point in durations if "gen_ai.request.model" in point.attributes
     } == {2: chat}
-    others = [dict(point.attributes) for point in durations if "gen_ai.request.model" not in point.attributes]
-    assert sorted(others, key=str) == [
-        {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": "good"},
-        {"gen_ai.operation.name": "invoke_agent", "gen_ai.agent.name": "a"},
-    ]
+    assert {
+        name: [dict(point.attributes) for point in exported.points(f"gen_ai.{name}.duration")]
+        for name in ("execute_tool", "invoke_agent", "workflow")
+    } == {
+        "execute_tool": [{"gen_ai.tool.name": "good", "gen_ai.tool.type": "function", "gen_ai.agent.name": "a"}],
+        "invoke_agent": [{"gen_ai.agent.name": "a"}],
+        "workflow": [{"gen_ai.workflow.name": "Agent workflow"}],
+    }
     tokens = {
         point.attributes["gen_ai.token.type"]: (point.sum, point.count)
         for point in exported.points("gen_ai.client.token.usage")
