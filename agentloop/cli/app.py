@@ -159,6 +159,8 @@ def run(
 ) -> None:
     """Run the agent at TARGET (module:agent or file.py:agent) on REQUEST.
 
+    TARGET may also name a function that makes the agent.
+
     Without REQUEST, or with -, requests are read from standard input, one a line. Progress goes to standard error, the
     answers go to standard output.
 
@@ -259,7 +261,7 @@ def _perform_order(
         try:
             check_backend(options["backend"])
             job = CliOptions(
-                agent=load_agent(order.target),
+                agent=load_agent(order.target, options["backend"]),
                 out=out,
                 err=err,
                 json=as_json,
@@ -366,7 +368,7 @@ def serve(target: str, backend: str, port: int | None, context: str | None) -> N
         check_backend(backend)
         if port is not None and backend != "asyncio":
             raise UserError("--http needs --backend asyncio: its server knows no other event loop")
-        agent = load_agent(target)
+        agent = load_agent(target, backend)
         make_context = load_context(context)
     except UserError as error:
         click.echo(errors.words_for(error), err=True, nl=False)

@@ -184,7 +184,7 @@ def chat(
     try:
         check_backend(backend)
         job = CliOptions(
-            agent=load_agent(target),
+            agent=load_agent(target, backend),
             out=out,
             err=err,
             backend=backend,

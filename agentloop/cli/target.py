@@ -1,4 +1,7 @@
-"""TARGET, the command line's name of an agent: `module:agent` or `file.py:agent`. Imports it, and does not run it."""
+"""TARGET, the command line's name of an agent: `module:agent` or `file.py:agent`. Imports it, and does not run it.
+
+TARGET may also name a function that makes the agent, because applications often build their agents in one.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,12 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+import anyio
 
 from agentloop._common.error_text import redact, shorten
 from agentloop.abc import Model
@@ -38,22 +43,62 @@ def absolute_target(target: str) -> str:
     return f"{Path(place).absolute()}{colon}{name}" if _is_file(place) else target
 
 
-def load_agent(target: str) -> Agent[Any, Any]:
-    """Import the module of *target*, and return its agent.
+def load_agent(target: str, backend: str = "asyncio") -> Agent[Any, Any]:
+    """Import the module of *target*, and return its agent, or the agent that its function makes.
+
+    A function is called without arguments. An async one runs in an event loop that is over before the run begins, on
+    *backend*: call this outside of an event loop.
 
     Adds a folder to `sys.path`: the current one for a module, as `python -m` does, or the file's own, as
     `python file.py` does.
 
     Raises:
-        TargetError: if the target is malformed, its module can't be imported, or there is no agent of that name.
+        TargetError: if the target is malformed, its module can't be imported, there is no agent of that name, or the
+            function of that name needs arguments, fails, or returns something else.
     """
     module, found, name = _load(target, "agent")
-    if not isinstance(found, Agent):
+    if isinstance(found, Agent):
+        return found
+    if not callable(found) or inspect.isclass(found):
         kind = type(found).__name__
         raise TargetError(
             f"TARGET {target!r}: {name!r} is of type {kind}, not an Agent.{_suggest_agents(module, name)}"
         )
-    return found
+    made = _make(target, name, found, backend)
+    if not isinstance(made, Agent):
+        raise TargetError(
+            f"TARGET {target!r}: {name}() returned an object of type {type(made).__name__}, not an Agent."
+        )
+    return made
+
+
+def _make(target: str, name: str, maker: Callable[[], Any], backend: str) -> Any:
+    """Return what *maker* returns, awaited if it is async."""
+    needed = _name_needed(maker)
+    if needed:
+        raise TargetError(
+            f"TARGET {target!r}: {name} needs arguments ({', '.join(needed)}). A function that makes the agent is "
+            "called without any: give them defaults, or write a function around it."
+        )
+
+    async def wait(made: Awaitable[Any]) -> Any:
+        return await made
+
+    try:
+        made = maker()
+        return anyio.run(wait, made, backend=backend) if inspect.isawaitable(made) else made
+    except (Exception, SystemExit) as error:
+        raise _build_error(target, f"calling {name}()", error) from error
+
+
+def _name_needed(function: Callable[..., Any]) -> list[str]:
+    """Return the names of the parameters without which *function* can't be called."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:  # some functions of C have no signature: the call itself tells
+        return []
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [one.name for one in parameters if one.default is one.empty and one.kind not in variadic]
 
 
 def load_function(target: str) -> Callable[..., Any]:
@@ -192,9 +237,13 @@ def _import_file(target: str, path: Path) -> ModuleType:
 
 
 def _build_import_error(target: str, place: str, error: BaseException) -> TargetError:
-    """Return the error for a module whose own code raised, with the last frames of its traceback."""
-    ours = ("<frozen importlib", __file__, importlib.__file__)
+    return _build_error(target, f"importing {place!r}", error)
+
+
+def _build_error(target: str, what: str, error: BaseException) -> TargetError:
+    """Return the error for code of the application that raised in *what*, with the last frames of its traceback."""
+    ours = ("<frozen importlib", __file__, importlib.__file__, str(Path(anyio.__file__).parent))
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(ours)]
     lines = [*traceback.format_list(frames[-_FRAMES:]), *traceback.format_exception_only(error)]
     text = shorten(redact("".join(lines).rstrip()), _MAX_CHARS)
-    return TargetError(f"TARGET {target!r}: importing {place!r} failed:\n{text}")
+    return TargetError(f"TARGET {target!r}: {what} failed:\n{text}")

@@ -134,3 +134,120 @@ def test_the_command_ends_with_2_and_the_reason_on_the_error_output(invoke: Call
     assert result.stdout == ""
     assert result.stderr == "Error: TARGET 'absent.py:helper': there is no file 'absent.py'\n"
     assert "Traceback" in invoke("run", "absent.py:helper", "Hello", "--traceback").stderr
+
+
+MAKERS = """
+from functools import partial
+
+from agentloop import Agent
+
+class Factory:
+    def __call__(self):
+        return Agent("called")
+
+    @classmethod
+    def build(cls, name="built"):
+        return Agent(name)
+
+def make(*names, **options):
+    return Agent("made")
+
+async def make_later():
+    import sniffio
+    return Agent(sniffio.current_async_library())
+
+called = Factory()
+part = partial(Agent, "part")
+
+def of_tenant(tenant, *, plan):
+    return Agent(tenant)
+
+def nothing():
+    pass
+
+def lines():
+    yield Agent("line")
+
+def broken():
+    raise LookupError("no key")
+
+async def broken_later():
+    raise LookupError("no key")
+
+def leaves():
+    raise SystemExit(3)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "made"),
+    [("make", "made"), ("Factory.build", "built"), ("called", "called"), ("part", "part")],
+)
+def test_a_function_that_makes_the_agent_is_called(folder: Path, name: str, made: str) -> None:
+    """Without arguments: a function, a method of a class, an object that can be called."""
+    (folder / "target_makers.py").write_text(MAKERS)
+    assert load_agent(f"target_makers.py:{name}").name == made
+    assert load_agent(f"target_makers:{name}").name == made
+
+
+def test_an_async_function_runs_on_the_backend_of_the_run(folder: Path, backend: str) -> None:
+    """Its event loop is over before the run begins."""
+    (folder / "target_makers.py").write_text(MAKERS)
+    assert load_agent("target_makers.py:make_later", backend).name == backend
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (
+            "of_tenant",
+            "of_tenant needs arguments (tenant, plan). A function that makes",
+        ),
+        ("nothing", "nothing() returned an object of type NoneType, not an Agent."),
+        ("lines", "lines() returned an object of type generator, not an Agent."),
+        ("broken", "calling broken() failed:"),
+        ("broken", "LookupError: no key"),
+        ("broken_later", "LookupError: no key"),
+        ("leaves", "SystemExit: 3"),
+        ("Factory", "'Factory' is of type type, not an Agent."),
+    ],
+)
+def test_a_function_that_makes_no_agent_is_refused(folder: Path, name: str, said: str) -> None:
+    """With what is wrong with it; a function that fails with its own frames only."""
+    (folder / "target_makers.py").write_text(MAKERS)
+    with pytest.raises(TargetError) as caught:
+        load_agent(f"target_makers.py:{name}")
+    assert said in str(caught.value)
+    assert "anyio" not in str(caught.value)
+
+
+@pytest.mark.parametrize("command", [("run", "hi"), ("chat",), ("graph",)])
+def test_every_command_takes_a_function(folder: Path, invoke: Callable[..., Result], command: tuple[str, ...]) -> None:
+    """As it takes an agent."""
+    source = """
+from agentloop import Agent
+from agentloop.testing import ScriptedModel, say
+
+async def make():
+    return Agent("greeter", model=ScriptedModel([say("hello")]))
+"""
+    (folder / "target_commands.py").write_text(source)
+    done = invoke(command[0], "target_commands.py:make", *command[1:], input="hi\n")
+    assert done.exit_code == 0, done.output
+    assert ("greeter" if command[0] == "graph" else "hello") in done.output
+
+
+def test_a_job_is_resumed_with_the_agent_that_its_function_makes(folder: Path, invoke: Callable[..., Result]) -> None:
+    """The function is called again: the agent is made anew, as a module would be imported anew."""
+    source = """
+from agentloop import Agent
+from agentloop.testing import ScriptedModel, say
+
+def make():
+    return Agent("greeter", model=ScriptedModel([say("hello")]))
+"""
+    (folder / "target_job.py").write_text(source)
+    assert "hello" in invoke("run", "target_job.py:make", "hi", "--journal", "job").output
+    resumed = invoke("resume", "job")
+    assert resumed.exit_code == 0
+    assert "hello" in resumed.output
