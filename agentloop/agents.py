@@ -54,7 +54,7 @@ def _ask(input: str) -> str:  # its docstring is data: the schema that models se
 _NO_SETTINGS = ModelSettings()
 
 
-_INSTRUCTIONS = FIELDS.needs("text, texts or a callable is needed", either(is_a(str, Callable), fits(is_texts)))
+_INSTRUCTIONS = FIELDS.needs("expected text, texts or a callable", either(is_a(str, Callable), fits(is_texts)))
 
 
 def _output_type(_agent: Agent[Any, Any], attribute: attrs.Attribute[Any], value: object) -> None:
@@ -164,11 +164,11 @@ class Agent(Generic[ContextT, OutputT]):
     prompt: Prompt | Callback | None = attrs.field(
         default=None,
         kw_only=True,
-        validator=optional(FIELDS.needs("Prompt(…) or a callable is needed", is_a(Prompt, Callable))),
+        validator=optional(FIELDS.needs("expected Prompt(…) or a callable", is_a(Prompt, Callable))),
     )
     handoff_description: str | None = attrs.field(default=None, kw_only=True, validator=optional(FIELDS.text()))
     model: str | Model | None = attrs.field(
-        default=None, kw_only=True, validator=optional(FIELDS.needs("a model or its name is needed", is_a(str, Model)))
+        default=None, kw_only=True, validator=optional(FIELDS.needs("expected a model or its name", is_a(str, Model)))
     )
     model_settings: ModelSettings = attrs.field(
         default=attrs.Factory(lambda self: implicit_settings(self.model), takes_self=True),
@@ -196,13 +196,13 @@ class Agent(Generic[ContextT, OutputT]):
     output_type: Any = attrs.field(default=None, kw_only=True, validator=_output_type)
     output_retries: int = attrs.field(default=1, kw_only=True, validator=FIELDS.count(0))
     hooks: AgentHooks | None = attrs.field(
-        default=None, kw_only=True, validator=optional(FIELDS.needs("AgentHooks are needed", is_a(AgentHooks)))
+        default=None, kw_only=True, validator=optional(FIELDS.needs("expected AgentHooks", is_a(AgentHooks)))
     )
     tool_use_behavior: ToolUseBehavior = attrs.field(
         default="run_llm_again",
         kw_only=True,
         validator=FIELDS.needs(
-            "'run_llm_again', 'stop_on_first_tool', StopAtTools or a callable is needed",
+            "expected 'run_llm_again', 'stop_on_first_tool', StopAtTools or a callable",
             either(is_a(StopAtTools, Callable), in_(("run_llm_again", "stop_on_first_tool"))),
         ),
     )

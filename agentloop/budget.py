@@ -31,10 +31,10 @@ def to_amount(name: str, value: Amount) -> Decimal:
         UserTypeError, UserValueError: if *value* is no finite number from 0 on; the text names *name*.
     """
     if isinstance(value, bool) or not isinstance(value, Decimal | int | float):
-        raise UserTypeError(f"{name}: a number is needed, not {value!r}")
+        raise UserTypeError(f"{name}: expected a number, got {value!r}")
     amount = Decimal(repr(value)) if isinstance(value, float) else Decimal(value)
     if not amount.is_finite() or amount < 0:
-        raise UserValueError(f"{name}: a finite number from 0 on is needed, not {value!r}")
+        raise UserValueError(f"{name}: expected a finite number from 0 on, got {value!r}")
     return amount
 
 

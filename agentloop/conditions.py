@@ -169,7 +169,7 @@ class TokenLimit(Condition):
 
 def _check_predicate(_instance: Condition, _attribute: attrs.Attribute[Any], fn: object) -> None:
     if isinstance(fn, type) or not callable(fn):
-        raise UserTypeError(f"a condition or a callable of the run's context is needed, not {fn!r}")
+        raise UserTypeError(f"expected a condition or a callable of the run's context, got {fn!r}")
     if not takes(fn, 1):
         raise UserTypeError(f"a condition's callable must take one argument, the run's context: {fn!r}")
     try:

@@ -148,7 +148,7 @@ class RunConfig(ByFields):
     """
 
     model: str | Model | None = attrs.field(
-        default=None, validator=optional(FIELDS.needs("a Model or a model string is needed", is_a(str, Model)))
+        default=None, validator=optional(FIELDS.needs("expected a Model or a model string", is_a(str, Model)))
     )
     model_settings: ModelSettings | None = attrs.field(default=None, validator=optional(FIELDS.a(ModelSettings)))
     tool_execution: ToolExecution = attrs.field(factory=ToolExecution, validator=FIELDS.a(ToolExecution))
@@ -161,14 +161,14 @@ class RunConfig(ByFields):
         default="warn", validator=FIELDS.one_of("warn", "error")
     )
     output_store: OutputStore | None = attrs.field(
-        default=None, validator=optional(FIELDS.needs("a store (with `put`) is needed", has("put")))
+        default=None, validator=optional(FIELDS.needs("expected a store (with `put`)", has("put")))
     )
     limits: UsageLimits | None = attrs.field(default=None, validator=optional(FIELDS.a(UsageLimits)))
     price: Price | None = attrs.field(default=None, validator=optional(FIELDS.function()))
     hosted_price: HostedPrice | None = attrs.field(default=None, validator=optional(FIELDS.function()))
     stop_when: Condition | PredicateFunction | None = attrs.field(default=None, validator=optional(_condition))
     model_provider: ModelProvider | None = attrs.field(
-        default=None, validator=optional(FIELDS.needs("a ModelProvider (with `get_model`) is needed", has("get_model")))
+        default=None, validator=optional(FIELDS.needs("expected a ModelProvider (with `get_model`)", has("get_model")))
     )
     input_guardrails: Sequence[InputGuardrail] = attrs.field(
         default=(), validator=FIELDS.each("an InputGuardrail", is_a(InputGuardrail))
@@ -191,7 +191,7 @@ class RunConfig(ByFields):
     json_limits: JsonLimits = attrs.field(factory=JsonLimits, validator=FIELDS.a(JsonLimits))
     converter: BaseConverter | None = attrs.field(
         default=None,
-        validator=optional(FIELDS.needs("a cattrs converter is needed", has("structure", "unstructure", "copy"))),
+        validator=optional(FIELDS.needs("expected a cattrs converter", has("structure", "unstructure", "copy"))),
     )
     stream_buffer: int = attrs.field(default=256, validator=optional(NAMES.count()))
     max_depth: int = attrs.field(default=16, validator=NAMES.count())
@@ -201,7 +201,7 @@ class RunConfig(ByFields):
     trace_include_sensitive_data: bool = attrs.field(default=True, validator=FIELDS.flag())
     tracing_disabled: bool = attrs.field(default=False, validator=FIELDS.flag())
     effects: Effects | None = attrs.field(
-        default=None, validator=optional(FIELDS.needs("Effects (with `perform`) is needed", has("perform")))
+        default=None, validator=optional(FIELDS.needs("expected Effects (with `perform`)", has("perform")))
     )
     instruments: Sequence[Instrument] = attrs.field(
         default=(), validator=FIELDS.each("an Instrument", fits(_is_instrument))
@@ -209,7 +209,7 @@ class RunConfig(ByFields):
     sandbox: SandboxProvider | None = attrs.field(
         default=None,
         validator=optional(
-            FIELDS.needs("a SandboxProvider (with `create` and `find`) is needed", has("create", "find"))
+            FIELDS.needs("expected a SandboxProvider (with `create` and `find`)", has("create", "find"))
         ),
     )
     toolsets: Sequence[ToolSource] = attrs.field(
@@ -231,7 +231,7 @@ def check_run_config(config: object) -> RunConfig:
         UserTypeError: if a value is invalid; names the field.
     """
     if not isinstance(config, RunConfig):
-        raise UserTypeError(f"run_config: a RunConfig is needed, not {config!r}")
+        raise UserTypeError(f"run_config: expected a RunConfig, got {config!r}")
     if (
         config.input_guardrails or config.output_guardrails or config.policies or config.instruments or config.toolsets
     ):  # rarely: a run asks

@@ -60,7 +60,7 @@ def nesting(fields: Fields) -> Validator:
         two = len(lines) == 2 and all(isinstance(line, str) and "\n" not in line for line in lines)
         return two or isinstance(value, bool)
 
-    return fields.needs("a bool or two lines of text are needed", fits(is_nesting))
+    return fields.needs("expected a bool or two lines of text", fits(is_nesting))
 
 
 _HANDOFF = Fields(lambda handoff, name: f"handoff to {handoff.agent!r}: {name}")
@@ -74,7 +74,7 @@ class Handoff(ReprByFields):
     """
 
     agent: Any = attrs.field(
-        validator=Fields(lambda _, name: f"handoff: {name}").needs("an Agent is needed", fits(_is_agent))
+        validator=Fields(lambda _, name: f"handoff: {name}").needs("expected an Agent", fits(_is_agent))
     )
     tool_name: str | None = attrs.field(default=None, kw_only=True, validator=optional(FIELDS.text()))
     tool_description: str | None = attrs.field(default=None, kw_only=True, validator=optional(FIELDS.text()))

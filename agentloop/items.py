@@ -120,9 +120,9 @@ class _Media(_ContentPart, frozen=True, kw_only=True):
 
                 force_setattr(self, name, b64encode(given).decode())
             elif not isinstance(given, str):
-                raise UserTypeError(f"{type(self).__name__}: {name}: text is needed, not {type(given).__name__}")
+                raise UserTypeError(f"{type(self).__name__}: {name}: expected text, got {type(given).__name__}")
         if not found:
-            raise UserTypeError(f"{type(self).__name__}: one of url, data and file_id is needed")
+            raise UserTypeError(f"{type(self).__name__}: expected one of url, data and file_id")
 
 
 class Image(_Media, frozen=True, tag="image"):
@@ -189,7 +189,7 @@ def _to_parts(content: str | Part | Iterable[Part]) -> tuple[Part, ...]:
     for index, part in enumerate(parts):
         if not isinstance(part, Part):
             raise UserTypeError(
-                f"content[{index}]: a Text, Image, Audio, File or Refusal is needed, not {type(part).__name__}"
+                f"content[{index}]: expected a Text, Image, Audio, File or Refusal, got {type(part).__name__}"
             )
     return parts
 
@@ -531,9 +531,9 @@ def to_items(given: str | Iterable[Item]) -> tuple[Item, ...]:
     try:
         items: tuple[Any, ...] = (given,) if isinstance(given, Mapping) else tuple(given)
     except TypeError:
-        raise UserTypeError(f"input: text or a sequence of items is needed, not {type(given).__name__}") from None
+        raise UserTypeError(f"input: expected text or a sequence of items, got {type(given).__name__}") from None
     for index, item in enumerate(items):
         if not isinstance(item, ITEM_TYPES):
             hint = ": agentloop.items has them, UserMessage(text) for what a user says" if type(item) is dict else ""
-            raise UserTypeError(f"input[{index}]: an item is needed, not {type(item).__name__}{hint}")
+            raise UserTypeError(f"input[{index}]: expected an item, got {type(item).__name__}{hint}")
     return items

@@ -204,7 +204,7 @@ class _Response(Value, frozen=True, gc=False):
         usage: object = self.usage
         if type(usage) is Usage:
             raise UserTypeError(
-                f"{type(self).__name__}.usage: one request's RequestUsage is needed, not a Usage, which adds up those "
+                f"{type(self).__name__}.usage: expected one request's RequestUsage, got a Usage, which adds up those "
                 "of a run"
             )
 

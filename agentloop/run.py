@@ -208,7 +208,7 @@ class Runner:
         from agentloop.state import RunState
 
         if not isinstance(journal, Journal):
-            raise UserTypeError(f"journal: a Journal is needed, not {journal!r}{_example('FileJournal', journal)}")
+            raise UserTypeError(f"journal: expected a Journal, got {journal!r}{_example('FileJournal', journal)}")
         items = to_items(input)
         state = await RunState._find_in(agent, journal)
         if state is None:
@@ -257,10 +257,10 @@ class Runner:
         from agentloop._engine.run_batch import RunBatch, run_with_journal
 
         if not isinstance(agent, Agent):
-            raise UserTypeError(f"agent: an Agent is needed, not {agent!r}")
+            raise UserTypeError(f"agent: expected an Agent, got {agent!r}")
         one = isinstance(inputs, str | bytes | bytearray | Mapping)
         if one or not isinstance(inputs, Iterable | AsyncIterable):
-            raise UserTypeError(f"inputs: a sequence, or another iterable, of inputs is needed, not {inputs!r}")
+            raise UserTypeError(f"inputs: expected a sequence, or another iterable, of inputs, got {inputs!r}")
         check_count("limit", limit)
         check("ordered", NAMES.flag(), ordered)
         check("fail_fast", NAMES.flag(), fail_fast)
@@ -395,19 +395,19 @@ def _check_options(agent: object, options: Mapping[str, Any]) -> _CheckedOptions
         UserError: one doesn't.
     """
     if not isinstance(agent, Agent):
-        raise UserTypeError(f"agent: an Agent is needed, not {agent!r}")
+        raise UserTypeError(f"agent: expected an Agent, got {agent!r}")
     hooks = options.get("hooks")
     if hooks is not None and not isinstance(hooks, RunHooks):
         hint = " (those are an agent's: give them to Agent.hooks)" if isinstance(hooks, AgentHooks) else ""
-        raise UserTypeError(f"hooks: RunHooks are needed, not {hooks!r}{hint}")
+        raise UserTypeError(f"hooks: expected RunHooks, got {hooks!r}{hint}")
     max_turns: int | EllipsisType | None = options.get("max_turns", ...)
     if max_turns is not ... and max_turns is not None:
         check_count("max_turns", max_turns)
     session, journal = options.get("session"), options.get("journal")
     if session is not None and not isinstance(session, Session):
-        raise UserTypeError(f"session: a Session is needed, not {session!r}{_example('SQLiteSession', session)}")
+        raise UserTypeError(f"session: expected a Session, got {session!r}{_example('SQLiteSession', session)}")
     if journal is not None and not isinstance(journal, Journal):
-        raise UserTypeError(f"journal: a Journal is needed, not {journal!r}{_example('FileJournal', journal)}")
+        raise UserTypeError(f"journal: expected a Journal, got {journal!r}{_example('FileJournal', journal)}")
     config = _USUAL if options.get("run_config") is None else check_run_config(options["run_config"])
     handlers = NO_DICT if options.get("error_handlers") is None else _check_handlers(options["error_handlers"])
     kept = None if _OF_SERVER.isdisjoint(options) else _read_kept(options)
@@ -452,7 +452,7 @@ def _read_journals(given: JournalFactory | str | os.PathLike[str]) -> JournalFac
         from agentloop.journal._folder import journals_in
 
         return journals_in(given)
-    check("journals", NAMES.needs("a folder or a callable is needed", is_a(Callable)), given)
+    check("journals", NAMES.needs("expected a folder or a callable", is_a(Callable)), given)
     return given
 
 
@@ -497,12 +497,12 @@ def _read_kept(options: Mapping[str, Any]) -> KeptConversation | None:
 
 
 def _check_handlers(handlers: Mapping[str, ErrorHandler]) -> Mapping[str, ErrorHandler]:
-    check("error_handlers", NAMES.needs("a mapping of callables by name is needed", is_a(Mapping)), handlers)
+    check("error_handlers", NAMES.needs("expected a mapping of callables by name", is_a(Mapping)), handlers)
     for name, handler in handlers.items():
         if name not in HANDLERS:
             raise UserValueError(f"error_handlers: no {name!r}; there are {', '.join(HANDLERS)}")
         if not callable(handler):
-            raise UserTypeError(f"error_handlers[{name!r}]: a callable is needed, not {handler!r}")
+            raise UserTypeError(f"error_handlers[{name!r}]: expected a callable, got {handler!r}")
     return dict(handlers)
 
 
@@ -680,7 +680,7 @@ async def resolve_model(run: LiveRun, given: object) -> Model:
         providers: Providers = await run.tree.resources.get(Providers)
         return await providers.open(given)
     if not isinstance(given, Model):
-        raise UserTypeError(f"model: a Model or a model string is needed, not {given!r}")
+        raise UserTypeError(f"model: expected a Model or a model string, got {given!r}")
     model = given
     if model.is_open:
         return model

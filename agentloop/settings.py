@@ -91,7 +91,7 @@ class ModelRetrySettings(ByFields):
     max_delay: float = attrs.field(default=2.0, validator=NAMES.seconds(zero=True))
     multiplier: float = attrs.field(
         default=2.0,
-        validator=and_(NAMES.number(), NAMES.needs("a finite number of at least 1 is needed", ge(1), is_finite)),
+        validator=and_(NAMES.number(), NAMES.needs("expected a finite number of at least 1", ge(1), is_finite)),
     )
     jitter: bool = attrs.field(default=True, validator=NAMES.flag())
     policy: RetryPolicy | None = attrs.field(default=None, validator=optional(FIELDS.function()))
@@ -149,7 +149,7 @@ class ModelSettings(ByFields):
     max_tokens: int | None = attrs.field(default=None, validator=optional(NAMES.count()))
     tool_choice: str | Mapping[str, Any] | None = attrs.field(
         default=None,
-        validator=optional(FIELDS.needs("text or a mapping is needed", either(is_a(str), FIELDS.mapping()))),
+        validator=optional(FIELDS.needs("expected text or a mapping", either(is_a(str), FIELDS.mapping()))),
     )
     parallel_tool_calls: bool | None = attrs.field(default=None, validator=optional(FIELDS.flag()))
     reasoning: Mapping[str, Any] | None = attrs.field(default=None, validator=optional(FIELDS.mapping()))

@@ -63,7 +63,7 @@ class RunState:
 
     def __init__(self, agent: Agent[Any, Any], records: Iterable[r.Record], *, context: Any = None) -> None:
         if not isinstance(agent, Agent):
-            raise UserTypeError(f"agent: an Agent is needed, not {agent!r}")
+            raise UserTypeError(f"agent: expected an Agent, got {agent!r}")
         self.agent = agent
         self.context = context
         self.records: list[r.Record] = list(records)
@@ -606,7 +606,7 @@ def _locate_call(
     if isinstance(call, ToolCall):
         call = call.call_id
     if not isinstance(call, str):
-        raise UserTypeError(f"call: an interruption or a call id is needed, not {call!r}")
+        raise UserTypeError(f"call: expected an interruption or a call id, got {call!r}")
     asked = {*_find_asking_runs(fold, call), *(path for path, call_id in open_requests if call_id == call)}
     found = sorted({path for path in asked if _waits_in(fold, path, call)} or asked)
     if len(found) > 1:
@@ -648,7 +648,7 @@ def as_text(arguments: str | Mapping[str, Any]) -> str:
         except (TypeError, ValueError, RecursionError) as error:
             raise UserTypeError(f"arguments: they have no JSON form: {error}") from None
     if not isinstance(arguments, str):
-        raise UserTypeError(f"arguments: JSON text or a mapping is needed, not {arguments!r}")
+        raise UserTypeError(f"arguments: expected JSON text or a mapping, got {arguments!r}")
     try:
         # Not quoted in the error: the call may have secret arguments, and the caller knows the text anyway.
         parse_object(arguments, JsonLimits(), tool="approve", quoted=False)

@@ -111,7 +111,7 @@ class AgentCall(ByFields):
     max_turns: int | None = 10
     run_config: Any = None
     session: Any = attrs.field(
-        default=None, validator=optional(FIELDS.needs("a Session is needed", has("get_items", "add_items")))
+        default=None, validator=optional(FIELDS.needs("expected a Session", has("get_items", "add_items")))
     )
     on_stream: Callback | None = attrs.field(default=None, validator=optional(FIELDS.function()))
     custom_output_extractor: Callback | None = attrs.field(default=None, validator=optional(FIELDS.function()))
@@ -193,7 +193,7 @@ class FunctionTool(ReprByFields, Generic[ContextT_contra]):
     )
     description: str = attrs.field(default="", validator=FIELDS.text())
     params_json_schema: Mapping[str, Any] = attrs.field(
-        factory=dict, repr=False, validator=FIELDS.mapping("a JSON schema, as a mapping, is needed")
+        factory=dict, repr=False, validator=FIELDS.mapping("expected a JSON schema, as a mapping")
     )
     on_invoke_tool: Callable[[ToolContext[ContextT_contra], str], Any] | None = attrs.field(
         default=None, repr=False, validator=optional(_TOOL.function())
@@ -201,9 +201,9 @@ class FunctionTool(ReprByFields, Generic[ContextT_contra]):
     body: Body | None = attrs.field(
         default=None,
         repr=False,
-        validator=optional(FIELDS.needs("a body is needed", is_a(PythonBody, RawBody, AgentCall))),
+        validator=optional(FIELDS.needs("expected a body", is_a(PythonBody, RawBody, AgentCall))),
     )
-    strict_mode: bool = attrs.field(default=True, repr=False, validator=_TOOL.flag("a bool is needed"))
+    strict_mode: bool = attrs.field(default=True, repr=False, validator=_TOOL.flag("expected a bool"))
     is_enabled: bool | Callback = attrs.field(default=True, repr=False, validator=_TOOL.flag_or_function("ctx, agent"))
     needs_approval: bool | Callback = attrs.field(
         default=False, repr=False, validator=_TOOL.flag_or_function("ctx, arguments, call_id")
@@ -231,7 +231,7 @@ class FunctionTool(ReprByFields, Generic[ContextT_contra]):
     failure_error_function: Callback | None = attrs.field(
         default=default_tool_error_function, repr=False, validator=optional(_TOOL.function("ctx, error"))
     )
-    idempotent: bool = attrs.field(default=False, repr=False, validator=_TOOL.flag("a bool is needed"))
+    idempotent: bool = attrs.field(default=False, repr=False, validator=_TOOL.flag("expected a bool"))
     in_doubt: InDoubt = attrs.field(
         default="tell_model", repr=False, validator=_TOOL.one_of("tell_model", "rerun", "raise")
     )
@@ -239,14 +239,14 @@ class FunctionTool(ReprByFields, Generic[ContextT_contra]):
         default=(), converter=_to_limits, repr=False, validator=_TOOL.each("a Capacity or Rate", is_a(Capacity, Rate))
     )
     serial: str | None = attrs.field(default=None, repr=False, validator=optional(_TOOL.text()))
-    exclusive: bool = attrs.field(default=False, repr=False, validator=_TOOL.flag("a bool is needed"))
-    abandon_on_cancel: bool = attrs.field(default=False, repr=False, validator=_TOOL.flag("a bool is needed"))
+    exclusive: bool = attrs.field(default=False, repr=False, validator=_TOOL.flag("expected a bool"))
+    abandon_on_cancel: bool = attrs.field(default=False, repr=False, validator=_TOOL.flag("expected a bool"))
     namespace: str | None = attrs.field(default=None, validator=optional(_TOOL.text()))
-    defer_loading: bool = attrs.field(default=False, repr=False, validator=_TOOL.flag("a bool is needed"))
+    defer_loading: bool = attrs.field(default=False, repr=False, validator=_TOOL.flag("expected a bool"))
     kind: ToolKind = attrs.field(default="function", repr=False, validator=_TOOL.one_of(*get_args(ToolKind)))
     format: Mapping[str, Any] | None = attrs.field(default=None, repr=False, validator=optional(_TOOL.mapping()))
     output_schema: Mapping[str, Any] | None = attrs.field(
-        default=None, repr=False, validator=optional(_TOOL.mapping("a JSON schema, as a mapping, is needed"))
+        default=None, repr=False, validator=optional(_TOOL.mapping("expected a JSON schema, as a mapping"))
     )
     allowed_callers: tuple[str, ...] = attrs.field(
         default=(), converter=_to_names, repr=False, validator=_TOOL.each("a kind of caller", is_a(str))
@@ -263,7 +263,7 @@ class FunctionTool(ReprByFields, Generic[ContextT_contra]):
         repr=False,
         validator=_TOOL.each("an argument's name", is_a(str)),
     )
-    secret_output: bool = attrs.field(default=False, repr=False, validator=_TOOL.flag("a bool is needed"))
+    secret_output: bool = attrs.field(default=False, repr=False, validator=_TOOL.flag("expected a bool"))
     cost: Callback | None = attrs.field(default=None, repr=False, validator=optional(_TOOL.function("arguments")))
     custom_data_extractor: Callback | None = attrs.field(
         default=None, repr=False, validator=optional(_TOOL.function("ctx, value"))
@@ -272,7 +272,7 @@ class FunctionTool(ReprByFields, Generic[ContextT_contra]):
     def __attrs_post_init__(self) -> None:
         if self.body is None:
             if self.on_invoke_tool is None:
-                raise UserTypeError(f"tool {self.name!r}: on_invoke_tool is needed")
+                raise UserTypeError(f"tool {self.name!r}: expected on_invoke_tool")
             object.__setattr__(self, "body", RawBody(self.on_invoke_tool))
         elif self.on_invoke_tool is None:
             object.__setattr__(self, "on_invoke_tool", self._invoke_text)
@@ -324,7 +324,7 @@ class FunctionTool(ReprByFields, Generic[ContextT_contra]):
             return json.dumps(arguments, ensure_ascii=False)
         text = arguments.get(self.text_parameter)
         if not isinstance(text, str) or len(arguments) != 1:
-            raise UserTypeError(f"tool {self.name!r}: {self.text_parameter!r} alone is needed, as text")
+            raise UserTypeError(f"tool {self.name!r}: expected {self.text_parameter!r} alone, as text")
         return text
 
     @property
@@ -670,7 +670,7 @@ def tool_search(*, limit: int | None = 5, native: bool = True, **options: Unpack
     """
     check_count("tool_search: limit", limit)
     if not isinstance(native, bool):
-        raise UserTypeError(f"tool_search: native: a bool is needed, not {native!r}")
+        raise UserTypeError(f"tool_search: native: expected a bool, got {native!r}")
     if fixed := [name for name in ("kind", "format", "defer_loading") if name in options]:
         raise UserTypeError(f"tool_search: {fixed[0]}: it is fixed")
 
@@ -738,12 +738,12 @@ class ToolSelection(ReprByFields):
 
     source: ToolSource | Sequence[FunctionTool[Any]] = attrs.field(
         validator=FIELDS.needs(
-            "a source of tools (with `tools`) or tools are needed", either(has("tools"), is_a(Sequence))
+            "expected a source of tools (with `tools`) or tools", either(has("tools"), is_a(Sequence))
         )
     )
     filter: Collection[str] | Callable[[FunctionTool[Any]], bool] | None = attrs.field(
         default=None,
-        validator=optional(FIELDS.needs("names or a predicate are needed", either(is_a(Callable), fits(_is_names)))),
+        validator=optional(FIELDS.needs("expected names or a predicate", either(is_a(Callable), fits(_is_names)))),
     )
     prefix: str = attrs.field(default="", validator=FIELDS.text())
     namespace: str | None = attrs.field(default=None, validator=optional(FIELDS.text()))
@@ -774,9 +774,7 @@ class ToolSelection(ReprByFields):
         given: object = None if self.options is None else self.options(tool)
         changes = given or {}
         if not isinstance(changes, Mapping) or changes.keys() - ToolOptions.__optional_keys__:
-            raise UserTypeError(
-                f"ToolSelection.options: options of @tool are needed for {tool.name!r}, not {changes!r}"
-            )
+            raise UserTypeError(f"ToolSelection.options: expected options of @tool for {tool.name!r}, got {changes!r}")
         names = {"name": f"{self.prefix}{tool.name}", "namespace": self.namespace or tool.namespace}
         made = attrs.evolve(tool, **{**names, **changes})
         if isinstance(made.body, PythonBody):  # its errors name the tool
@@ -797,9 +795,7 @@ def _to_name_or_names(names: str | Iterable[str]) -> tuple[str, ...]:
 class StopAtTools(ByFields):
     """A `tool_use_behavior`: finish with the output of the first called tool that is one of *names*."""
 
-    names: tuple[str, ...] = attrs.field(
-        converter=_to_name_or_names, validator=FIELDS.texts("names of tools are needed")
-    )
+    names: tuple[str, ...] = attrs.field(converter=_to_name_or_names, validator=FIELDS.texts("expected names of tools"))
 
 
 class ToolsToFinalOutput(Value, frozen=True, kw_only=True):

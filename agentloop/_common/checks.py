@@ -80,7 +80,7 @@ class _Worded(Value, frozen=True):
             self.validator(instance, attribute, value)
         except (TypeError, ValueError) as refusal:
             kind = self.error or (UserTypeError if isinstance(refusal, TypeError) else UserValueError)
-            found = f", not {value!r}" if self.quoted else ""
+            found = f", got {value!r}" if self.quoted else ""
             raise kind(f"{self.place(instance, attribute.name)}: {self.said}{found}") from None
 
 
@@ -143,55 +143,55 @@ class Fields(Value, frozen=True):
 
     def text(self) -> Validator:
         """Return the validator of a text."""
-        return self.needs("text is needed", _is_text)
+        return self.needs("expected text", _is_text)
 
     def words(self) -> Validator:
         """Return the validator of a text that isn't empty."""
         return v.and_(self.text(), self.needs("may not be empty", v.min_len(1), quoted=False))
 
-    def flag(self, said: str = "True or False is needed") -> Validator:
+    def flag(self, said: str = "expected True or False") -> Validator:
         """Return the validator of True or False."""
         return self.needs(said, is_a(bool))
 
     def function(self, taking: str = "") -> Validator:
         """Return the validator of a callable; *taking* names the arguments that it must take, "ctx, error"."""
         if taking:
-            return self.needs(f"a callable of ({taking}) is needed", _is_function_of(taking))
-        return self.needs("a callable is needed", v.is_callable())
+            return self.needs(f"expected a callable of ({taking})", _is_function_of(taking))
+        return self.needs("expected a callable", v.is_callable())
 
     def flag_or_function(self, taking: str = "") -> Validator:
         """Return the validator of what is on or off, or is asked."""
         of, is_function = (f" of ({taking})", _is_function_of(taking)) if taking else ("", is_a(Callable))
-        return self.needs(f"a bool or a callable{of} is needed", either(is_a(bool), is_function))
+        return self.needs(f"expected a bool or a callable{of}", either(is_a(bool), is_function))
 
-    def number(self, said: str = "a number is needed") -> Validator:
+    def number(self, said: str = "expected a number") -> Validator:
         """Return the validator of a number; True and False are none."""
         return self.needs(said, is_a(int, float), _is_no_flag, error=UserTypeError)
 
     def count(self, least: int = 1) -> Validator:
         """Return the validator of a whole number of at least *least*."""
-        whole = self.needs("a whole number is needed", is_a(int), _is_no_flag, error=UserTypeError)
-        return v.and_(whole, self.needs(f"at least {least} is needed", v.ge(least)))
+        whole = self.needs("expected a whole number", is_a(int), _is_no_flag, error=UserTypeError)
+        return v.and_(whole, self.needs(f"expected at least {least}", v.ge(least)))
 
     def seconds(self, *, zero: bool = False) -> Validator:
         """Return the validator of a finite positive number of seconds, zero allowed if *zero*."""
         least = v.ge(0) if zero else v.gt(0)
-        finite = self.needs("a finite number of seconds above 0 is needed", least, is_finite)
-        return v.and_(self.number("seconds as a number are needed"), finite)
+        finite = self.needs("expected a finite number of seconds above 0", least, is_finite)
+        return v.and_(self.number("expected seconds as a number"), finite)
 
     def a(self, kind: type) -> Validator:
         """Return the validator of an instance of *kind*, a class that one makes by calling it."""
-        return self.needs(f"{kind.__name__}(…) is needed", is_a(kind))
+        return self.needs(f"expected {kind.__name__}(…)", is_a(kind))
 
     def one_of(self, *choices: object) -> Validator:
         """Return the validator of one of *choices*."""
-        return self.needs(f"one of {', '.join(map(repr, choices))} is needed", v.in_(choices))
+        return self.needs(f"expected one of {', '.join(map(repr, choices))}", v.in_(choices))
 
-    def mapping(self, said: str = "a mapping with keys of text is needed") -> Validator:
+    def mapping(self, said: str = "expected a mapping with keys of text") -> Validator:
         """Return the validator of a mapping whose keys are text."""
         return self.needs(said, v.deep_mapping(_is_text, is_a(object), is_a(Mapping)))
 
-    def texts(self, said: str = "a sequence of texts is needed") -> Validator:
+    def texts(self, said: str = "expected a sequence of texts") -> Validator:
         """Return the validator of a sequence of texts, which one text is not."""
         return self.needs(said, v.deep_iterable(_is_text, _is_sequence), error=UserTypeError)
 
@@ -200,9 +200,9 @@ class Fields(Value, frozen=True):
 
         A member that isn't is named by its place, which attrs' `deep_iterable` doesn't know.
         """
-        said = f"a sequence is needed, each of it {what}"
+        said = f"expected a sequence, each of it {what}"
         sequence = self.needs(said, _is_sequence, error=UserTypeError)
-        member = self.needs(f"{what} is needed", *validators)
+        member = self.needs(f"expected {what}", *validators)
 
         def validate(instance: Any, attribute: Any, value: Any) -> None:
             sequence(instance, attribute, value)
@@ -262,6 +262,6 @@ def check_id(name: str, value: str) -> str:
         UserTypeError, UserValueError: naming the argument.
     """
     check(name, NAMES.text(), value)
-    said = "text that isn't empty and can be encoded is needed"
+    said = "expected text that isn't empty and can be encoded"
     check(name, NAMES.needs(said, v.min_len(1), v.matches_re("[^\ud800-\udfff]*")), value)
     return value

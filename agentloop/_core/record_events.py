@@ -128,8 +128,8 @@ def parse_event_id(text: str) -> tuple[int, int]:
         UserTypeError, UserValueError: if *text* is no such id.
     """
     if not isinstance(text, str):
-        raise UserTypeError(f"event id: text such as '17.0' is needed, not {text!r}")
+        raise UserTypeError(f"event id: expected text such as '17.0', got {text!r}")
     found = _ID.fullmatch(text)
     if found is None:
-        raise UserValueError(f"event id: text such as '17.0' is needed, not {text[:60]!r}")
+        raise UserValueError(f"event id: expected text such as '17.0', got {text[:60]!r}")
     return int(found[1]), int(found[2])

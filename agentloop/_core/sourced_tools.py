@@ -46,15 +46,13 @@ class SourcedTools(Value, frozen=True, eq=False):
             ToolSourceError: *given* is no sequence of function tools, or one of them is an agent.
         """
         if not isinstance(given, Sequence) or isinstance(given, str):
-            raise ToolSourceError(
-                f"tool source {source!r}: a sequence of tools is needed, not {given!r}", source=source
-            )
+            raise ToolSourceError(f"tool source {source!r}: expected a sequence of tools, got {given!r}", source=source)
         tools = tuple(given)
         if earlier is not None and len(tools) == len(earlier.tools) and all(map(is_, tools, earlier.tools)):
             return earlier
         for tool in tools:
             if not isinstance(tool, FunctionTool):
-                raise ToolSourceError(f"tool source {source!r}: a function tool is needed, not {tool!r}", source=source)
+                raise ToolSourceError(f"tool source {source!r}: expected a function tool, got {tool!r}", source=source)
             if isinstance(tool.body, AgentCall):
                 raise ToolSourceError(
                     f"tool source {source!r}: {tool.name!r} is an agent, which a run has to know before it begins: it "

@@ -304,7 +304,7 @@ async def _call_definition(
     """Call *given*, the value of the agent's *field*, with context and agent, and return its result."""
     await checkpoint_if_cancelled()  # as above
     if not takes(given, 2):
-        raise UserTypeError(f"Agent.{field} of {run.agent.name!r}: a callable of (ctx, agent) is needed")
+        raise UserTypeError(f"Agent.{field} of {run.agent.name!r}: expected a callable of (ctx, agent)")
     do = partial(call_user, given, run.context, run.agent)
     return await run.call_callback(field, str(run.state.turn), do, to_plain=to_plain)
 

@@ -373,7 +373,7 @@ async def run_with_journal(
     """
     journal = await _call_factory(open_journal, index, given)
     if not isinstance(journal, Journal):
-        raise UserTypeError(f"journals: a Journal is needed, not {journal!r}")
+        raise UserTypeError(f"journals: expected a Journal, got {journal!r}")
     try:
         result = await run(journal)
     finally:

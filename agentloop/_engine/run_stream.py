@@ -375,7 +375,7 @@ class RunStream(Generic[OutputT]):
         begins.
         """
         if mode not in ("immediate", "after_turn"):
-            raise UserValueError(f"cancel: 'immediate' or 'after_turn' is needed, not {mode!r}")
+            raise UserValueError(f"cancel: expected 'immediate' or 'after_turn', got {mode!r}")
         if self._live is None:
             self._cancelled = "immediate" if self._cancelled == "immediate" else mode
             return

@@ -566,7 +566,7 @@ def check_known(what: str, classes: Iterable[type], converter: BaseConverter | N
     for cls in classes:
         if converter is None or not conversion_of(converter).knows(cls):
             needed = "a converter" if converter is None else f"a structure hook for {cls.__qualname__} in the converter"
-            raise UserTypeError(f"{what} is of type {cls.__qualname__}: {needed} is needed (RunConfig.converter)")
+            raise UserTypeError(f"{what} is of type {cls.__qualname__}: expected {needed} (RunConfig.converter)")
 
 
 def _make_type_error(tool: str, name: str, hint: Any, error: Exception) -> UserTypeError:

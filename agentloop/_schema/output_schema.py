@@ -55,7 +55,7 @@ class OutputType(Generic[OutputT]):
     """
 
     type: Any
-    strict: bool | None = attrs.field(default=None, validator=optional(FIELDS.flag("a bool or None is needed")))
+    strict: bool | None = attrs.field(default=None, validator=optional(FIELDS.flag("expected a bool or None")))
 
     @overload
     def __init__(self, type: builtins.type[OutputT], strict: bool | None = None) -> None: ...
@@ -270,7 +270,7 @@ _THOUGHTS = re.compile(rf".*?</(?:{_THOUGHT})>(?:\s*<({_THOUGHT})>.*?</\1>)*", r
 
 def _json(what: str, text: str, limits: JsonLimits) -> Any:
     if not text.strip():
-        raise ModelBehaviorError(f"{what} is empty; JSON is needed")
+        raise ModelBehaviorError(f"{what} is empty; expected JSON")
     try:
         return _parse_unwrapped(text, limits)
     except _Fault as fault:  # worded for many arguments

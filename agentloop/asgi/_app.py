@@ -84,10 +84,10 @@ class AgentApp:
         hosts: Sequence[str] | None = None,
         origins: Sequence[str] = (),
     ) -> None:
-        check("agent", NAMES.needs("an Agent is needed", is_a(Agent)), agent)
+        check("agent", NAMES.needs("expected an Agent", is_a(Agent)), agent)
         check("on_disconnect", NAMES.one_of("cancel", "continue"), on_disconnect)
-        check("journals", optional(NAMES.needs("RunJournals are needed", is_a(RunJournals))), journals)
-        check("states", optional(NAMES.needs("a StateStore is needed", is_a(StateStore))), states)
+        check("journals", optional(NAMES.needs("expected RunJournals", is_a(RunJournals))), journals)
+        check("states", optional(NAMES.needs("expected a StateStore", is_a(StateStore))), states)
         check("admit", optional(NAMES.function()), admit)
         check("limits", optional(NAMES.a(WebLimits)), limits)
         check("hosts", optional(NAMES.texts()), hosts)
@@ -247,7 +247,7 @@ class AgentApp:
         if handler is None:
             raise HTTPRefusal(404, "There is nothing here.")
         if scope["method"] != method:
-            await answer_json(send, 405, {"error": f"{method} is needed."}, [(b"allow", method.encode())])
+            await answer_json(send, 405, {"error": f"Expected {method}."}, [(b"allow", method.encode())])
             return
         client = Exchange(scope, receive, send)
         await (handler(client) if run is None else handler(client, run))

@@ -229,7 +229,7 @@ class Handlers:
         """Give verdicts: to a run under way, or to a paused one, which is resumed and streamed."""
         body = await client.read(self.limits, VERDICTS)
         if not body.verdicts:
-            raise HTTPRefusal(400, "The body doesn't fit: a verdict is needed.")
+            raise HTTPRefusal(400, "The body doesn't fit: expected a verdict.")
         run = body.handle if self.has_journals else None
         grant = await self._let_in(
             WebRequest(action="decide", scope=client.scope, run=run, conversation=body.conversation)

@@ -55,7 +55,7 @@ class HTTPRefusal(Exception):
 
     def __init__(self, status: int, sentence: str, **fields: Any) -> None:
         if not 400 <= status <= 599:
-            raise UserValueError(f"status: an HTTP status from 400 to 599 is needed, not {status!r}")
+            raise UserValueError(f"status: expected an HTTP status from 400 to 599, got {status!r}")
         super().__init__(sentence)
         self.status = status
         self.sentence = sentence
@@ -136,7 +136,7 @@ def check_json(scope: Scope, body: bytes) -> bytes:
     """
     content_type = (find_header(scope, b"content-type") or b"").split(b";")[0].strip().lower()
     if content_type != b"application/json":
-        raise HTTPRefusal(415, "The content type application/json is needed.")
+        raise HTTPRefusal(415, "Expected the content type application/json.")
     return body
 
 

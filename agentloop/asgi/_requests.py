@@ -105,7 +105,7 @@ async def ask_for_grant(admit: Admit | None, request: WebRequest) -> Grant:
     found = None if admit is None else admit(request)
     granted = await found if isawaitable(found) else found
     if not isinstance(granted, Grant | None):
-        raise UserError(f"admit: a Grant or None is needed, not {granted!r}")
+        raise UserError(f"admit: expected a Grant or None, got {granted!r}")
     if granted is not None and "journal" in granted.options:
         raise UserError("admit: the journal of a run is given by `journals`, not by its options")
     return granted or Grant()

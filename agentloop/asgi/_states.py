@@ -272,7 +272,7 @@ class ClientStates:
 
     def __init__(self, tickets: StateStore | None = None) -> None:
         self._tickets = MemoryStates() if tickets is None else tickets
-        check("tickets", NAMES.needs("a StateStore is needed", is_a(StateStore)), self._tickets)
+        check("tickets", NAMES.needs("expected a StateStore", is_a(StateStore)), self._tickets)
 
     async def put(self, state: str) -> str:
         """Return *state* with its ticket."""
@@ -338,7 +338,7 @@ class JournalFolder:
             UserError: it is no id of a run, or the folder can't be made.
         """
         if not is_name(run):
-            raise UserError("journal: the id of a run is needed, of 16 to 64 letters, digits, - and _")
+            raise UserError("journal: expected the id of a run, of 16 to 64 letters, digits, - and _")
         try:
             self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:

@@ -212,7 +212,7 @@ class Folder:
                 self._refuse(f"its {_JOB} is longer than any that `agentloop run` writes")
             data = json.loads(text)
         except NotADirectoryError:
-            self._refuse("no job is there: it is a file, and a folder of `agentloop run --journal` is needed")
+            self._refuse("no job is there: expected a folder of `agentloop run --journal`, got a file")
         except FileNotFoundError:
             self._refuse("no job is there: `agentloop run --journal` makes one")
         except RecursionError:

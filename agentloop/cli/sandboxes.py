@@ -39,7 +39,7 @@ def _to_seconds(_ctx: click.Context, _param: click.Parameter, given: str | None)
         return None
     found = _SPAN.fullmatch(given)
     if found is None:
-        raise click.BadParameter(f"{given!r} is no span of time: a number and one of s, m, h, d is needed, as in 7d")
+        raise click.BadParameter(f"{given!r} is no span of time: expected a number and one of s, m, h, d, as in 7d")
     return float(found[1]) * _SECONDS[found[2]]
 
 

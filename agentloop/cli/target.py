@@ -127,7 +127,7 @@ def load_context(target: str | None) -> Callable[[], Any] | None:
         return None
     _, found, _ = _load(target, "context")
     if inspect.iscoroutinefunction(found):
-        raise TargetError(f"context {target!r}: a sync function is needed, not an async one")
+        raise TargetError(f"context {target!r}: expected a sync function, got an async one")
     if inspect.isroutine(found) or inspect.isclass(found):
         make: Callable[[], Any] = found
         return make

@@ -198,7 +198,7 @@ def trace(
         key = None if key_file is None else key_file.read()
         if isinstance(journal, str):
             if run_id is None or line is not None or follow:
-                raise click.UsageError("--run is needed for a database; --line is for a folder, --follow is for files.")
+                raise click.UsageError("a database needs --run; --line is for a folder, --follow is for files.")
             source: TracedJournal | TracedRows = TracedRows(journal, run_id, key, older_seals)
         else:
             source = TracedJournal.find(journal, line, run_id, key, older_seals=older_seals)

@@ -139,12 +139,12 @@ def split_path(path: str) -> tuple[str, ...]:
     """
     to_data(path, "the path")
     if not path or "\0" in path or path.startswith("/"):
-        raise EditError(f"{path!r}: a path below the root is needed, relative to it")
+        raise EditError(f"{path!r}: expected a path below the root, relative to it")
     parts = tuple(part for part in path.split("/") if part not in ("", "."))
     if not parts or ".." in parts:
-        raise EditError(f"{path!r}: a path below the root is needed, without '..'")
+        raise EditError(f"{path!r}: expected a path below the root, without '..'")
     if len(parts) > _MOST_PARTS:
-        raise EditError(f"{path[:_QUOTED]!r}…: a path of at most {_MOST_PARTS} names is needed, not of {len(parts):,}")
+        raise EditError(f"{path[:_QUOTED]!r}…: expected a path of at most {_MOST_PARTS} names, got {len(parts):,}")
     if parts[0].casefold().startswith(WORK):
         raise EditError(f"{path!r}: the editor keeps its own files there")
     return parts

@@ -67,7 +67,7 @@ class LocalEditor:
         operations = tuple(operations)
         for operation in operations:
             if not isinstance(operation, EditOperation):
-                raise UserTypeError(f"operations: an edit operation is needed, not {type(operation).__name__}")
+                raise UserTypeError(f"operations: expected an edit operation, got {type(operation).__name__}")
         edit = FileEdit(self.root, self.max_file_bytes)
         try:
             await _lock(edit)

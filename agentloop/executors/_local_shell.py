@@ -85,7 +85,7 @@ class LocalShell:
         converter=to_env,
         kw_only=True,
         repr=False,
-        validator=FIELDS.needs("a mapping of texts is needed", fits(is_env)),
+        validator=FIELDS.needs("expected a mapping of texts", fits(is_env)),
     )
     timeout: float | None = attrs.field(default=300.0, kw_only=True, validator=optional(FIELDS.seconds()))
     max_output: int = attrs.field(default=16_000, kw_only=True, validator=FIELDS.count())

@@ -90,7 +90,7 @@ def _make_tool(
 
 def _check(executor: object, protocol: Any, where: str) -> None:
     if not isinstance(executor, protocol):
-        raise UserTypeError(f"{where}: a {protocol.__name__} is needed, not {type(executor).__name__}")
+        raise UserTypeError(f"{where}: expected a {protocol.__name__}, got {type(executor).__name__}")
 
 
 def _chooser(
@@ -168,7 +168,7 @@ def read_commands(arguments: Mapping[str, Any]) -> ShellRequest:
     elif given.command is not None:
         commands.append(given.command)
     if not commands and not given.restart:
-        raise ModelBehaviorError("Arguments of a shell don't fit: commands are needed")
+        raise ModelBehaviorError("Arguments of a shell don't fit: expected commands")
     if given.timeout_ms is not None and given.timeout_ms <= 0:
         raise ModelBehaviorError("Arguments of a shell don't fit: timeout_ms must be above 0")
     most = given.max_output_length
@@ -292,7 +292,7 @@ def read_edits(arguments: Mapping[str, Any]) -> tuple[EditOperation, ...]:
     if given.operation is not None:
         return (given.operation,)
     if given.patch is None:
-        raise ModelBehaviorError("Arguments of an editor don't fit: a patch is needed")
+        raise ModelBehaviorError("Arguments of an editor don't fit: expected a patch")
     return parse_patch(given.patch)
 
 
@@ -441,7 +441,7 @@ def read_actions(arguments: Mapping[str, Any]) -> tuple[ComputerAction, ...]:
     if given.actions is not None:
         return given.actions
     if given.action is None:
-        raise ModelBehaviorError("Arguments of a computer don't fit: actions are needed")
+        raise ModelBehaviorError("Arguments of a computer don't fit: expected actions")
     return (given.action,)
 
 

@@ -22,12 +22,12 @@ def check_records(records: Sequence[bytes]) -> list[bytes]:
     if type(records) is list and _OBJECT_LINES.issuperset(map(type, records)):
         return records[:]
     if isinstance(records, (bytes, bytearray, memoryview, str)) or not isinstance(records, Sequence):
-        raise UserTypeError(f"records: a sequence of bytes is needed, not {type(records).__name__}")
+        raise UserTypeError(f"records: expected a sequence of bytes, got {type(records).__name__}")
     for index, record in enumerate(records):
         if not isinstance(record, bytes):
-            raise UserTypeError(f"records[{index}]: bytes are needed, not {type(record).__name__}")
+            raise UserTypeError(f"records[{index}]: expected bytes, got {type(record).__name__}")
         if not (record.startswith(b"{") and record.endswith(b"}") and b"\n" not in record and _is_json(record)):
-            raise UserValueError(f"records[{index}]: JSON text of one object, on one line, is needed")
+            raise UserValueError(f"records[{index}]: expected JSON text of one object, on one line")
     return list(records)
 
 
@@ -48,9 +48,9 @@ def check_path(path: str | os.PathLike[str]) -> str:
     try:
         text = os.fsdecode(path)
     except TypeError:
-        raise UserTypeError(f"path: a path is needed, not {path!r}") from None
+        raise UserTypeError(f"path: expected a path, got {path!r}") from None
     if not text or "\0" in text:
-        raise UserValueError(f"path: a path is needed, not {path!r}")
+        raise UserValueError(f"path: expected a path, got {path!r}")
     return text
 
 
@@ -62,5 +62,5 @@ def check_codec(codec: Codec | None) -> Codec | None:
     """
     wrong: Any = codec  # at run time it may be any object
     if codec is not None and not (callable(getattr(wrong, "seal", None)) and callable(getattr(wrong, "open", None))):
-        raise UserTypeError(f"codec: an object with `seal` and `open` is needed, not {type(wrong).__name__}")
+        raise UserTypeError(f"codec: expected an object with `seal` and `open`, got {type(wrong).__name__}")
     return codec

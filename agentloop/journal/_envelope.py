@@ -89,9 +89,9 @@ class Seal:
 
     def __init__(self, key: bytes | None, place: tuple[str, str] | None = None, *, older_seals: bool = False) -> None:
         if key is not None and not isinstance(key, bytes):
-            raise UserTypeError(f"key: bytes are needed, not {type(key).__name__}")
+            raise UserTypeError(f"key: expected bytes, got {type(key).__name__}")
         if key == b"":
-            raise UserValueError("key: bytes that aren't empty are needed")
+            raise UserValueError("key: expected bytes that aren't empty")
         self._mac: hmac.HMAC | None = None
         self.key_id: bytes | None = None
         self.place = place

@@ -90,7 +90,7 @@ class FileJournal:
         older_seals: bool = False,
     ) -> None:
         if fsync not in get_args(Fsync):
-            raise UserValueError(f"fsync: one of {', '.join(get_args(Fsync))} is needed, not {fsync!r}")
+            raise UserValueError(f"fsync: expected one of {', '.join(get_args(Fsync))}, got {fsync!r}")
         self._path = check_path(path)
         self._fsync: Fsync = fsync
         self._seal = seal_of_file(self._path, run_id, key, older_seals=older_seals)

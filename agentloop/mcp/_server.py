@@ -109,7 +109,7 @@ class MCPServer:
     command: Sequence[str] | None = attrs.field(
         default=None,
         repr=_show_command,
-        validator=optional(FIELDS.needs("a program and its arguments are needed, as texts", fits(_is_command))),
+        validator=optional(FIELDS.needs("expected a program and its arguments, as texts", fits(_is_command))),
     )
     env: Mapping[str, str] | None = attrs.field(default=None, repr=False, validator=optional(FIELDS.mapping()))
     cwd: str | None = attrs.field(default=None, validator=optional(FIELDS.text()))
@@ -134,7 +134,7 @@ class MCPServer:
 
     def __attrs_post_init__(self) -> None:
         if (self.command is None) == (self.url is None):
-            raise UserTypeError(f"MCPServer {self.name!r}: either command or url is needed")
+            raise UserTypeError(f"MCPServer {self.name!r}: expected command or url")
         ToolSelection(source=(), filter=self.filter, prefix=self.prefix, namespace=self.namespace, options=self.options)
 
     async def __aenter__(self) -> MCPServer:

@@ -42,9 +42,9 @@ def build_server(
         UserError: the extra `mcp` isn't installed, or no agent is given.
     """
     if not agents:
-        raise UserError("build_server: an agent is needed")
+        raise UserError("build_server: expected an agent")
     for agent in agents:
-        check("agents", NAMES.needs("an Agent is needed", is_a(Agent)), agent)
+        check("agents", NAMES.needs("expected an Agent", is_a(Agent)), agent)
     try:
         from agentloop.mcp._agent_server import make_server
     except ImportError as error:

@@ -244,7 +244,7 @@ def split_url(url: str) -> tuple[str, dict[str, str]]:
         raise UserValueError("base_url: credentials don't belong in the URL; give `api_key`")
     parts = _http_parts(url)
     if parts is None:
-        raise UserValueError(f"base_url: an http or https URL is needed, not {url!r}")
+        raise UserValueError(f"base_url: expected an http or https URL, got {url!r}")
     return urlunsplit((parts.scheme, parts.netloc, parts.path.rstrip("/"), "", "")), dict(parse_qsl(parts.query))
 
 

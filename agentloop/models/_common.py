@@ -203,7 +203,7 @@ def find_forced_name(choice: str | Mapping[str, Any] | None, interface: str = "C
         case {"type": kind}:
             raise UserError(f"tool_choice: {kind!r} has no form in {interface}.")
         case _:
-            raise UserTypeError(f"tool_choice: a string or a mapping with a type is needed, not {choice!r}")
+            raise UserTypeError(f"tool_choice: expected a string or a mapping with a type, got {choice!r}")
 
 
 def find_allowed_tools(choice: str | Mapping[str, Any] | None) -> tuple[str, Sequence[Mapping[str, Any]]] | None:

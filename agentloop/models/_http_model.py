@@ -78,12 +78,12 @@ class HttpModel(Model):
         answer_timeout: float | None = ANSWER_TIMEOUT,
     ) -> None:
         if not isinstance(name, str):
-            raise UserTypeError(f"name: text is needed, not {type(name).__name__}")
+            raise UserTypeError(f"name: expected text, got {type(name).__name__}")
         if not name:
-            raise UserValueError("name: the model's name is needed, not an empty string")
+            raise UserValueError("name: expected the model's name, got an empty string")
         url = base_url if vendor is None else vendor.find_url(base_url)
         if not url:
-            raise UserValueError("base_url: the URL of the server is needed")
+            raise UserValueError("base_url: expected the URL of the server")
         self.name = name
         self.base_url: str
         self.base_url, self._query = split_url(url)

@@ -125,7 +125,7 @@ def check_headers(headers: Mapping[str, str]) -> dict[str, str]:
     """
     for name, value in headers.items():
         if not isinstance(value, str):
-            raise UserTypeError(f"Header {name!r}: text is needed, not {type(value).__name__}")
+            raise UserTypeError(f"Header {name!r}: expected text, got {type(value).__name__}")
         if not _NAME.fullmatch(name):
             raise UserValueError(f"Header {name!r}: its name holds characters that a header's name can't, or none.")
         if name.lower() in _FRAMING:

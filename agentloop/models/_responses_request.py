@@ -189,7 +189,7 @@ def _choice(choice: str | Mapping[str, Any], request: ModelRequest, model_name: 
         case {"type": str()}:
             return dict(choice)
         case _:
-            raise UserTypeError(f"tool_choice: a string or a mapping with a type is needed, not {choice!r}")
+            raise UserTypeError(f"tool_choice: expected a string or a mapping with a type, got {choice!r}")
 
 
 def _write_allowed(tool: Mapping[str, Any]) -> JsonDict:

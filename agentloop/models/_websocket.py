@@ -183,7 +183,7 @@ class WebSocket:
         self._fragments += 1
         self._text += frame.data
         if self._kind is not Opcode.TEXT:
-            self._fail("a binary message, where text is needed")
+            self._fail("expected a text message, got a binary one")
         elif self._fragments > MOST_FRAGMENTS:
             self._fail(f"a message of more than {MOST_FRAGMENTS:,} fragments")
         elif frame.fin and self._fault is None:

@@ -66,7 +66,7 @@ class AnthropicModel(HttpModel):
     ) -> None:
         check_count("max_tokens", max_tokens)
         if output_mode not in get_args(OutputMode):
-            raise UserValueError(f'output_mode: "format" or "tool" is needed, not {output_mode!r}')
+            raise UserValueError(f'output_mode: expected "format" or "tool", got {output_mode!r}')
         betas = tuple(betas)
         computer = computer_type(betas)
         codec = HttpCodec(

@@ -85,12 +85,10 @@ class FallbackModel(Model):
     ) -> None:
         models = [resolve_model(member) if isinstance(member, str) else member for member in members]
         if not models:
-            raise UserError("FallbackModel: at least one model is needed")
+            raise UserError("FallbackModel: expected at least one model")
         for index, model in enumerate(models):
             if not isinstance(model, Model):
-                raise UserTypeError(
-                    f"members[{index}]: a Model or a model string is needed, not {type(model).__name__}"
-                )
+                raise UserTypeError(f"members[{index}]: expected a Model or a model string, got {type(model).__name__}")
         check_count("failures", failures)
         self.first_output_timeout = first_output_timeout
         if first_output_timeout is not ...:

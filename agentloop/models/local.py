@@ -86,7 +86,7 @@ class LocalModel(Model):
         if path is None and name != DEFAULT_NAME:
             raise UserValueError(f"name: the embedded model is {DEFAULT_NAME!r}; {name!r} needs path= to its GGUF file")
         if interface not in ("chat", "responses", "messages"):
-            raise UserValueError(f'interface: "chat", "responses" or "messages" is needed, not {interface!r}')
+            raise UserValueError(f'interface: expected "chat", "responses" or "messages", got {interface!r}')
         if constrained and interface != "chat":
             raise UserValueError(f"interface: the server doesn't constrain {interface!r}; give constrained=False")
         check_count("n_ctx", n_ctx, least=256)

@@ -82,7 +82,7 @@ class OCIModel(HttpModel):
             raise UserError(f"OCIModel({name!r}): no region. Give `region`, or set OCI_REGION.")
         compartment = compartment or read_variable("OCI_COMPARTMENT_ID") or found.get("tenancy")
         if interface not in ("responses", "chat"):
-            raise UserValueError(f'interface: "responses" or "chat" is needed, not {interface!r}')
+            raise UserValueError(f'interface: expected "responses" or "chat", got {interface!r}')
         make_codec = make_responses_codec if interface == "responses" else make_chat_codec
         super().__init__(
             name,
@@ -110,7 +110,7 @@ def _make_headers(key: str | None, *, compartment: str | None, project: str | No
 
 def _check_region(region: str | None) -> str:
     if region is None or not region.replace("-", "").isalnum():
-        raise UserValueError(f"region: a name like 'us-chicago-1' is needed, not {region!r}")
+        raise UserValueError(f"region: expected a name like 'us-chicago-1', got {region!r}")
     return region
 
 

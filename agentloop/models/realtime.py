@@ -88,9 +88,9 @@ class RealtimeModel(Model):
         idle_connections: int = 8,
     ) -> None:
         if not isinstance(name, str):
-            raise UserTypeError(f"name: text is needed, not {type(name).__name__}")
+            raise UserTypeError(f"name: expected text, got {type(name).__name__}")
         if not name:
-            raise UserValueError("name: the model's name is needed, not an empty string")
+            raise UserValueError("name: expected the model's name, got an empty string")
         self.name = name
         url = OPENAI.find_url(base_url)
         self.base_url: str

@@ -53,7 +53,7 @@ def resolve_model(name: str, *, http_client: Any = None) -> Model:
         UserError: from the provider, if the rest of the string is wrong.
     """
     if not isinstance(name, str):
-        raise UserTypeError(f"model: a Model or a model string is needed, not {type(name).__name__}")
+        raise UserTypeError(f"model: expected a Model or a model string, got {type(name).__name__}")
     if name.startswith(("http://", "https://")):
         base_url, model_name = _split_url(name)
         make = import_module(_URL_MODULE).OpenAIChatModel

@@ -30,7 +30,7 @@ class WrapperModel(Model):
 
     def __init__(self, wrapped: Model) -> None:
         if not isinstance(wrapped, Model):
-            raise UserTypeError(f"wrapped: a model is needed, not {type(wrapped).__name__}")
+            raise UserTypeError(f"wrapped: expected a model, got {type(wrapped).__name__}")
         self.wrapped = wrapped
         """The model that is asked."""
         self.holds_resources: bool = wrapped.holds_resources

@@ -79,7 +79,7 @@ class PostgresJournal:
         older_seals: bool = False,
     ) -> None:
         if not isinstance(store, PostgresStore):
-            raise UserTypeError(f"store: a PostgresStore is needed, not {type(store).__name__}")
+            raise UserTypeError(f"store: expected a PostgresStore, got {type(store).__name__}")
         self.lease: Lease | None = run if isinstance(run, Lease) else None
         self.run_id: str = run.run_id if isinstance(run, Lease) else check_id("run", run)
         self.codec: Codec | None = check_codec(codec)

@@ -69,9 +69,9 @@ class PostgresSession:
 
     def __init__(self, store: PostgresStore, session_id: str = "default", *, lease: Lease | None = None) -> None:
         if not isinstance(store, PostgresStore):
-            raise UserTypeError(f"store: a PostgresStore is needed, not {type(store).__name__}")
+            raise UserTypeError(f"store: expected a PostgresStore, got {type(store).__name__}")
         if not (lease is None or isinstance(lease, Lease)):
-            raise UserTypeError(f"lease: a Lease is needed, not {type(lease).__name__}")
+            raise UserTypeError(f"lease: expected a Lease, got {type(lease).__name__}")
         self.session_id: str = check_id("session_id", session_id)
         self._connections = store.connections
         self._lease = lease

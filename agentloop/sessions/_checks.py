@@ -27,11 +27,11 @@ def check_items(name: str, items: object) -> tuple[Item, ...]:
     """
     # A text is iterable, and a single item is an easy mistake: neither is meant as a sequence of items.
     if isinstance(items, (str, *ITEM_TYPES)) or not isinstance(items, Iterable):
-        raise UserTypeError(f"{name}: a sequence of items is needed, not {type(items).__name__}")
+        raise UserTypeError(f"{name}: expected a sequence of items, got {type(items).__name__}")
     found: tuple[Any, ...] = tuple(items)
     for index, item in enumerate(found):
         if not isinstance(item, ITEM_TYPES):
-            raise UserTypeError(f"{name}[{index}]: an item is needed, not {type(item).__name__}")
+            raise UserTypeError(f"{name}[{index}]: expected an item, got {type(item).__name__}")
     return found
 
 

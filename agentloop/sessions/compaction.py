@@ -36,7 +36,7 @@ async def compact(session: ReplaceableSession, summarize: Summarize, *, keep: in
     """
     check_count("keep", keep, least=0)
     if not isinstance(session, ReplaceableSession):
-        raise UserTypeError(f"compact: a session with `replace` is needed, not {session!r}")
+        raise UserTypeError(f"compact: expected a session with `replace`, got {session!r}")
     items = await session.get_items()
     cut = safe_cut(items, len(items) - keep)
     if cut <= 0:

@@ -73,7 +73,7 @@ class SQLiteSession:
         try:
             self._path = os.fsdecode(path)
         except TypeError:
-            raise UserTypeError(f"path: a path is needed, not {path!r}") from None
+            raise UserTypeError(f"path: expected a path, got {path!r}") from None
         self.session_id: str = check_id("session_id", session_id)
         if session_id.endswith(_ENDINGS) and not self._path.endswith(_ENDINGS):
             logger.warning(

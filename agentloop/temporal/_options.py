@@ -25,7 +25,7 @@ HEARTBEAT_SECONDS = 1.0
 
 def _positive(_instance: object, attribute: attrs.Attribute[Any], value: timedelta) -> None:
     if value <= timedelta(0):
-        raise UserValueError(f"ToolActivity.{attribute.name}: a time above zero is needed, not {value!r}")
+        raise UserValueError(f"ToolActivity.{attribute.name}: expected a time above zero, got {value!r}")
 
 
 @attrs.frozen(kw_only=True)

@@ -80,13 +80,13 @@ class AgentPlugin(SimplePlugin):
         max_history: int = 10_000,
         max_payload: int = 2_000_000,
     ) -> None:
-        check("agents", NAMES.needs("a mapping of agents by name is needed", is_a(Mapping)), agents)
+        check("agents", NAMES.needs("expected a mapping of agents by name", is_a(Mapping)), agents)
         check_count("max_history", max_history)
         check_count("max_payload", max_payload)
         config = RunConfig() if run_config is None else check_run_config(run_config)
         self._setups: list[tuple[str, AgentSetup]] = []
         for name, agent in agents.items():
-            check(f"agents[{name!r}]", NAMES.needs("an Agent is needed", is_a(Agent)), agent)
+            check(f"agents[{name!r}]", NAMES.needs("expected an Agent", is_a(Agent)), agent)
             graph = AgentGraph(agent)
             setup = AgentSetup(graph, config, tools or {}, model, read_context, key, codec, max_history, max_payload)
             self._setups.append((name, setup))

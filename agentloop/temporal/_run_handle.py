@@ -37,7 +37,7 @@ _CALL_ID = NAMES.text()
 _FLAG = NAMES.flag()
 _REFUSALS = {kind.__name__: kind for kind in (StateError, UserError, UserTypeError)}
 """The errors of the workflow about a verdict, by the names that the engine gives them."""
-_CALL_PATH = NAMES.texts("a sequence of call ids is needed")
+_CALL_PATH = NAMES.texts("expected a sequence of call ids")
 
 
 @attrs.frozen(kw_only=True)

@@ -38,7 +38,7 @@ class FunctionModel(Model):
 
     def __init__(self, fn: Callable[[ModelRequest], Any], *, chunk: int = 16) -> None:
         if not callable(fn):
-            raise UserTypeError(f"FunctionModel: a function of the request is needed, not {fn!r}")
+            raise UserTypeError(f"FunctionModel: expected a function of the request, got {fn!r}")
         self._fn = fn
         self._chunk = chunk
         self._player = ScriptedModel(chunk=chunk)
@@ -89,7 +89,7 @@ class RecordingModel(Model):
 
     def __init__(self, model: Model, path: str | os.PathLike[str], *, secrets: Iterable[str] = ()) -> None:
         if not isinstance(model, Model):
-            raise UserTypeError(f"RecordingModel: a Model is needed, not {model!r}")
+            raise UserTypeError(f"RecordingModel: expected a Model, got {model!r}")
         self._model = model
         self._path = Path(path)
         self._redactor = tapes.Redactor(secrets)

@@ -25,7 +25,7 @@ UNSEEN = "agentloop_not_explored"
 def _count(text: str) -> int:
     number = int(text)
     if number < 1:
-        raise ValueError(f"at least 1 is needed, not {number}")
+        raise ValueError(f"expected at least 1, got {number}")
     return number
 
 

@@ -137,7 +137,7 @@ def respond(
     """
     for index, item in enumerate(items):
         if not isinstance(item, ITEM_TYPES):
-            raise UserTypeError(f"respond: item {index}: an item is needed, not {item!r}")
+            raise UserTypeError(f"respond: item {index}: expected an item, got {item!r}")
     return Respond(items, usage, response_id, finish_reason)
 
 
@@ -327,8 +327,8 @@ def _describe_last(items: Sequence[Item]) -> str:
 def _pieces(response: Any, where: str) -> Sequence[Piece]:
     pieces = [response] if isinstance(response, _PIECES) else response
     if not isinstance(pieces, Sequence) or isinstance(pieces, str):
-        raise UserTypeError(f"{where}: helpers such as say(…) or call(…) are needed, not {response!r}")
+        raise UserTypeError(f"{where}: expected helpers such as say(…) or call(…), got {response!r}")
     for piece in pieces:
         if not isinstance(piece, _PIECES):
-            raise UserTypeError(f"{where}: helpers such as say(…) or call(…) are needed, not {piece!r}")
+            raise UserTypeError(f"{where}: expected helpers such as say(…) or call(…), got {piece!r}")
     return pieces

@@ -45,7 +45,7 @@ def test_file_of_the_agent_is_not_run_again_for_the_context(invoke: Invoke, tmp_
     ("name", "said"),
     [
         ("absent", "has no attribute 'absent'"),
-        ("make_shop_later", "a sync function is needed, not an async one"),
+        ("make_shop_later", "expected a sync function, got an async one"),
     ],
 )
 @pytest.mark.parametrize("command", ["run", "chat", "serve"])

@@ -393,6 +393,24 @@ def test_two_equal_tickets_that_were_overtaken_start_in_order() -> None:
     assert admission.admit(0) == [late]
 
 
+def test_an_overtaken_ticket_that_wants_an_ordered_limit_keeps_a_token_of_the_other() -> None:
+    """An ordered limit is kept for whoever comes first anyway; the ticket that was overtaken also keeps the other."""
+    admission = Admission()
+    ordered, wide = OrderedCapacity(1), Capacity(1)
+    _, patient = tickets(admission, (ordered,), (ordered, wide))
+    assert len(admission.admit(0)) == 1
+    for _ in range(PATIENCE):
+        tickets(admission, (wide,))
+        assert len(admission.admit(0)) == 1
+        wide.give()
+    [late] = tickets(admission, (wide,))
+    assert admission.admit(0) == []
+    ordered.give()
+    assert admission.admit(0) == [patient]
+    wide.give()
+    assert admission.admit(0) == [late]
+
+
 def test_a_withdrawn_ticket_behind_another_leaves_the_others_in_order() -> None:
     """The ticket in the middle goes; the one before it and the one behind it start as before."""
     admission = Admission()

@@ -148,12 +148,12 @@ def test_without_the_mark_the_tool_is_refused_by_a_sentence_that_names_both_reme
 )
 def test_a_run_whose_converter_lacks_the_type_is_a_mistake_of_the_application(converter: Any, needed: str) -> None:
     """It is not the model's fault, so no argument error."""
-    wanted = f"parameter amount is of type Money: {needed} is needed"
+    wanted = f"parameter amount is of type Money: expected {needed}"
     with pytest.raises(UserTypeError, match=wanted):
         schema_of(pay).check_converter(converter)
     with pytest.raises(UserTypeError, match=wanted):
         schema_of(pay).bind({"amount": "5 EUR"}, converter)
-    with pytest.raises(UserTypeError, match=f"is of type Money: {needed} is needed"):
+    with pytest.raises(UserTypeError, match=f"is of type Money: expected {needed}"):
         typed_output(list[Price]).using(converter)
     schema_of(pay).check_converter(CONVERTER)
 

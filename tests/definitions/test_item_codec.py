@@ -69,7 +69,7 @@ def test_the_form_is_an_object_with_its_kind_and_what_differs_from_defaults() ->
 def test_parts_of_a_recording_an_image_or_a_file_need_a_source() -> None:
     """A URL, data or the id of a file that the provider holds."""
     for kind in (Image, Audio, File):
-        with pytest.raises(UserTypeError, match=f"^{kind.__name__}: one of url, data and file_id is needed$"):
+        with pytest.raises(UserTypeError, match=f"^{kind.__name__}: expected one of url, data and file_id$"):
             kind(media_type="image/png")
         assert kind(file_id="f1").file_id == "f1"
     with pytest.raises(StateError, match="Malformed item"):

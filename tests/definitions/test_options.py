@@ -148,7 +148,7 @@ def test_instructions_by_position_say_that_they_are_given_by_keyword() -> None:
 
 def test_errors_of_the_values_themselves_stay() -> None:
     """A fault of a value, and a TypeError of what it is made with, are no misplaced options."""
-    with pytest.raises(UserTypeError, match=r"^timeout: seconds"):
+    with pytest.raises(UserTypeError, match=r"^timeout: expected seconds"):
         RunConfig(timeout="soon")  # type: ignore[arg-type]
     made: Any = Agent
     with pytest.raises(TypeError, match="name") as caught:
@@ -159,7 +159,7 @@ def test_errors_of_the_values_themselves_stay() -> None:
 @pytest.mark.parametrize("given", [{"role": "user", "content": "hi"}, [{"role": "user", "content": "hi"}]])
 def test_mapping_as_input_names_the_item_for_it(given: Any) -> None:
     """Other libraries take mappings, so the error names the item to use."""
-    with pytest.raises(UserTypeError, match=r"input\[0\].*not dict.*UserMessage"):
+    with pytest.raises(UserTypeError, match=r"input\[0\].*got dict.*UserMessage"):
         to_items(given)
 
 
@@ -306,7 +306,7 @@ def test_swapped_arguments_of_a_session_are_named(caplog: pytest.LogCaptureFixtu
 def test_a_callable_with_other_arguments_is_refused_when_the_tool_is_made(field: str, arguments: str) -> None:
     """Else it would fail in the middle of a run, with a bare TypeError."""
     wrong: Any = {field: lambda a, b, c, d, e: True}
-    with pytest.raises(UserTypeError, match=rf"'pay'.*{field}.* of \({arguments}\) is needed"):
+    with pytest.raises(UserTypeError, match=rf"'pay': .*{field}: expected .* of \({arguments}\)"):
         tool(name="pay", **wrong)(lambda: "x")
     right: Any = {field: lambda *given: None}
     tool(name="pay", **right)(lambda: "x")

@@ -208,7 +208,7 @@ def test_strictness_can_be_given_up() -> None:
 
 def test_the_flag_is_a_bool() -> None:
     """Any other value is most likely a second type, so it is refused."""
-    with pytest.raises(UserTypeError, match=r"OutputType\.strict: a bool or None is needed"):
+    with pytest.raises(UserTypeError, match=r"OutputType\.strict: expected a bool or None"):
         OutputType(int, str)  # type: ignore[arg-type]
 
 
@@ -246,8 +246,8 @@ def test_another_value_than_the_final_output_is_called_by_its_name() -> None:
 @pytest.mark.parametrize(
     ("type_", "text", "message"),
     [
-        (Place, "", "The final output is empty; JSON is needed"),
-        (int, " \n", "The final output is empty; JSON is needed"),
+        (Place, "", "The final output is empty; expected JSON"),
+        (int, " \n", "The final output is empty; expected JSON"),
         (Place, "Rome", "The final output isn't valid JSON: at character 1, expecting value: 'Rome'"),
         (Place, '{"city": "Rome"', "The final output isn't valid JSON: at character 16, …"),
         (Place, "[]", "The final output doesn't fit: $: Expected `object`, got `array`"),

@@ -89,34 +89,42 @@ def test_a_tool_isnt_made_of_a_tool() -> None:
         ({"name": 3}, UserTypeError, "name"),
         ({"name": "no spaces"}, UserValueError, r"tool name 'no spaces'"),
         ({"name": "x" * 129}, UserValueError, "1 to 128"),
-        ({"strict_mode": "yes"}, UserTypeError, "strict_mode: a bool"),
-        ({"is_enabled": "yes"}, UserTypeError, "is_enabled: a bool or a callable"),
-        ({"needs_approval": None}, UserTypeError, "needs_approval: a bool or a callable"),
-        ({"tool_input_guardrails": fine}, UserTypeError, "tool_input_guardrails: a sequence"),
-        ({"tool_input_guardrails": [fine, len]}, UserTypeError, r"tool_input_guardrails\[1\]: a ToolInputGuardrail"),
-        ({"tool_output_guardrails": [fine]}, UserTypeError, r"tool_output_guardrails\[0\]: a ToolOutputGuardrail"),
+        ({"strict_mode": "yes"}, UserTypeError, "strict_mode: expected a bool"),
+        ({"is_enabled": "yes"}, UserTypeError, "is_enabled: expected a bool or a callable"),
+        ({"needs_approval": None}, UserTypeError, "needs_approval: expected a bool or a callable"),
+        ({"tool_input_guardrails": fine}, UserTypeError, "tool_input_guardrails: expected a sequence"),
+        (
+            {"tool_input_guardrails": [fine, len]},
+            UserTypeError,
+            r"tool_input_guardrails\[1\]: expected a ToolInputGuardrail",
+        ),
+        (
+            {"tool_output_guardrails": [fine]},
+            UserTypeError,
+            r"tool_output_guardrails\[0\]: expected a ToolOutputGuardrail",
+        ),
         ({"timeout": "soon"}, UserTypeError, "timeout"),
         ({"timeout": -1}, UserValueError, "timeout"),
         ({"idle_timeout": float("nan")}, UserValueError, "idle_timeout"),
-        ({"timeout_behavior": "shrug"}, UserValueError, "timeout_behavior: one of 'error_as_result'"),
-        ({"timeout_error_function": "late"}, UserTypeError, "timeout_error_function: a callable"),
-        ({"failure_error_function": "bad"}, UserTypeError, "failure_error_function: a callable"),
-        ({"idempotent": 1}, UserTypeError, "idempotent: a bool"),
-        ({"in_doubt": "guess"}, UserValueError, "in_doubt: one of 'tell_model', 'rerun', 'raise'"),
-        ({"capacity": 3}, UserTypeError, "capacity: a sequence"),
-        ({"capacity": [Capacity(1), 3]}, UserTypeError, r"capacity\[1\]: a Capacity or Rate"),
-        ({"serial": 1}, UserTypeError, "serial: text"),
-        ({"exclusive": None}, UserTypeError, "exclusive: a bool"),
+        ({"timeout_behavior": "shrug"}, UserValueError, "timeout_behavior: expected one of 'error_as_result'"),
+        ({"timeout_error_function": "late"}, UserTypeError, "timeout_error_function: expected a callable"),
+        ({"failure_error_function": "bad"}, UserTypeError, "failure_error_function: expected a callable"),
+        ({"idempotent": 1}, UserTypeError, "idempotent: expected a bool"),
+        ({"in_doubt": "guess"}, UserValueError, "in_doubt: expected one of 'tell_model', 'rerun', 'raise'"),
+        ({"capacity": 3}, UserTypeError, "capacity: expected a sequence"),
+        ({"capacity": [Capacity(1), 3]}, UserTypeError, r"capacity\[1\]: expected a Capacity or Rate"),
+        ({"serial": 1}, UserTypeError, "serial: expected text"),
+        ({"exclusive": None}, UserTypeError, "exclusive: expected a bool"),
         ({"abandon_on_cancel": True}, UserValueError, "abandon_on_cancel is for sync functions"),
-        ({"namespace": 1}, UserTypeError, "namespace: text"),
-        ({"defer_loading": "x"}, UserTypeError, "defer_loading: a bool"),
-        ({"examples": "go"}, UserTypeError, "examples: a sequence"),
-        ({"examples": [("go", {}), ("go", "x")]}, UserTypeError, r"examples\[1\]: a pair"),
-        ({"secret": "name"}, UserTypeError, "secret: a sequence"),
-        ({"secret": ["name", 3]}, UserTypeError, r"secret\[1\]: an argument's name"),
-        ({"secret_output": 0}, UserTypeError, "secret_output: a bool"),
-        ({"cost": 3}, UserTypeError, "cost: a callable"),
-        ({"custom_data_extractor": 3}, UserTypeError, "custom_data_extractor: a callable"),
+        ({"namespace": 1}, UserTypeError, "namespace: expected text"),
+        ({"defer_loading": "x"}, UserTypeError, "defer_loading: expected a bool"),
+        ({"examples": "go"}, UserTypeError, "examples: expected a sequence"),
+        ({"examples": [("go", {}), ("go", "x")]}, UserTypeError, r"examples\[1\]: expected a pair"),
+        ({"secret": "name"}, UserTypeError, "secret: expected a sequence"),
+        ({"secret": ["name", 3]}, UserTypeError, r"secret\[1\]: expected an argument's name"),
+        ({"secret_output": 0}, UserTypeError, "secret_output: expected a bool"),
+        ({"cost": 3}, UserTypeError, "cost: expected a callable"),
+        ({"custom_data_extractor": 3}, UserTypeError, "custom_data_extractor: expected a callable"),
     ],
 )
 def test_a_wrong_option_is_refused_at_once_by_its_name(
@@ -151,9 +159,9 @@ def test_a_sync_function_is_timed_only_where_its_thread_may_be_left(field: str) 
 
 def test_a_tool_by_hand_needs_a_function_of_context_and_text() -> None:
     """The application gives the tool's schema itself, since there is no Python function to read."""
-    with pytest.raises(UserTypeError, match=r"tool 'echo': on_invoke_tool is needed"):
+    with pytest.raises(UserTypeError, match=r"tool 'echo': expected on_invoke_tool"):
         FunctionTool(name="echo")
-    with pytest.raises(UserTypeError, match=r"on_invoke_tool: a callable"):
+    with pytest.raises(UserTypeError, match=r"on_invoke_tool: expected a callable"):
         FunctionTool(name="echo", on_invoke_tool="raw")  # type: ignore[arg-type]
     echo = FunctionTool(name="echo", on_invoke_tool=raw)
     assert not echo.runs_in_thread

@@ -106,7 +106,7 @@ def test_number_beyond_every_float_is_refused_by_the_fields_name() -> None:
         lambda: Rate(1, 10**400),
         lambda: SealKey(b"x" * 16, expires_in=10**400),
     ):
-        with pytest.raises(UserValueError, match=r"(timeout|per|expires_in): a finite number"):
+        with pytest.raises(UserValueError, match=r"(timeout|per|expires_in): expected a finite number"):
             made()
 
 

@@ -441,7 +441,7 @@ def test_bytes_are_sent_as_base64(interface: str, given_as: Callable[[bytes], An
 def test_a_source_that_is_no_text_is_refused_where_it_is_made(kind: Any, fields: dict[str, Any]) -> None:
     """And not deep in a request."""
     [name] = fields
-    with pytest.raises(UserTypeError, match=f"{kind.__name__}: {name}: text is needed, not "):
+    with pytest.raises(UserTypeError, match=f"{kind.__name__}: {name}: expected text, got "):
         kind(**fields)
 
 
@@ -510,7 +510,7 @@ async def test_a_wrapper_is_the_model_that_it_wraps() -> None:
     asked = Loud(chat_model(lambda _: answers.pop(0)))
     result = await Runner.run(Agent("a", model=asked, tools=[look]), "Hi")
     assert (result.final_output, len(asked.asked)) == ("Hi", 2)
-    with pytest.raises(UserTypeError, match="wrapped: a model is needed, not str"):
+    with pytest.raises(UserTypeError, match="wrapped: expected a model, got str"):
         Loud("openai:gpt")
 
 

@@ -338,5 +338,5 @@ def test_no_change_of_a_keyed_journal_gives_other_records(
 @pytest.mark.parametrize(("key", "error"), [("text", UserTypeError), (5, UserTypeError), (b"", UserValueError)])
 def test_a_key_is_bytes_that_are_not_empty(key: Any, error: type[Exception]) -> None:
     """Any other key is refused where it is given, and the error doesn't show it."""
-    with pytest.raises(error, match="key: bytes"):
+    with pytest.raises(error, match="key: expected bytes"):
         Seal(key)

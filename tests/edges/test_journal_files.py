@@ -47,13 +47,13 @@ def make(request: pytest.FixtureRequest, path: Path) -> Callable[[], FileJournal
 @pytest.mark.parametrize(
     ("records", "error", "place"),
     [
-        (b"{}", UserTypeError, "records: a sequence of bytes is needed, not bytes"),
+        (b"{}", UserTypeError, "records: expected a sequence of bytes, got bytes"),
         ("{}", UserTypeError, "records: "),
         (None, UserTypeError, "records: "),
         ({b"{}"}, UserTypeError, "records: "),
-        ([b"{}", "{}"], UserTypeError, r"records\[1\]: bytes are needed, not str"),
+        ([b"{}", "{}"], UserTypeError, r"records\[1\]: expected bytes, got str"),
         ([bytearray(b"{}")], UserTypeError, r"records\[0\]: "),
-        ([b"[]"], UserValueError, r"records\[0\]: JSON text of one object, on one line, is needed"),
+        ([b"[]"], UserValueError, r"records\[0\]: expected JSON text of one object, on one line"),
         ([b"{}", b"{"], UserValueError, r"records\[1\]: "),
         ([b'{"a":secret}'], UserValueError, r"records\[0\]: "),
         ([b'{"a":NaN}'], UserValueError, r"records\[0\]: "),
@@ -84,7 +84,7 @@ async def test_what_is_no_record_is_refused_and_nothing_written(
         (lambda: FileJournal(5), UserTypeError, "path"),  # type: ignore[arg-type]
         (lambda: FileJournal(""), UserValueError, "path"),
         (lambda: FileJournal("a\0b"), UserValueError, "path"),
-        (lambda: FileJournal("x", fsync="sometimes"), UserValueError, "fsync: one of always, batch, never"),  # type: ignore[arg-type]
+        (lambda: FileJournal("x", fsync="sometimes"), UserValueError, "fsync: expected one of always, batch, never"),  # type: ignore[arg-type]
         (lambda: FileJournal("x", key="text"), UserTypeError, "key"),  # type: ignore[arg-type]
         (lambda: FileJournal("x", codec=5), UserTypeError, "codec"),  # type: ignore[arg-type]
         (lambda: MemoryJournal(codec=str), UserTypeError, "codec"),  # type: ignore[arg-type]

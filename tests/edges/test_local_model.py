@@ -393,7 +393,7 @@ async def test_several_runs_share_one_child(fake: Any) -> None:
         ({"n_ctx": 10}, UserValueError, "n_ctx"),
         ({"n_parallel": 0}, UserValueError, "n_parallel"),
         ({"n_parallel": "2"}, UserTypeError, "n_parallel"),
-        ({"interface": "morse"}, UserValueError, 'interface: "chat"'),
+        ({"interface": "morse"}, UserValueError, 'interface: expected "chat"'),
         ({"interface": "messages"}, UserValueError, "constrained=False"),
     ],
 )

@@ -641,7 +641,7 @@ FAULTS: dict[str, tuple[tuple[Step, ...], tuple[type[Exception], str]]] = {
     "reset": ((Say(("Hel",)), Drop(reset=True)), transported("broke the connection")),
     "silent": ((Say(("Hel",)), Stall()), transported("silent for 1 s")),
     "silent from the start": ((Stall(),), transported("silent for 1 s")),
-    "binary": ((Text(b"\x00\x01"),), behaved("a binary message, where text is needed")),
+    "binary": ((Text(b"\x00\x01"),), behaved("expected a text message, got a binary one")),
     "no JSON": ((Text("<html>"),), behaved("isn't a JSON object: '<html>'")),
     "no object": ((Text("[]"),), behaved("isn't a JSON object")),
     "deep": ((Text("[" * 100_000),), behaved("isn't a JSON object")),
@@ -962,8 +962,8 @@ async def test_no_key_is_in_a_log(caplog: pytest.LogCaptureFixture, anyio_backen
 @pytest.mark.parametrize(
     ("make", "kind", "words"),
     [
-        (lambda: RealtimeModel(1), UserTypeError, "name: text is needed"),  # type: ignore[arg-type]
-        (lambda: RealtimeModel(""), UserValueError, "name: the model's name"),
+        (lambda: RealtimeModel(1), UserTypeError, "name: expected text"),  # type: ignore[arg-type]
+        (lambda: RealtimeModel(""), UserValueError, "name: expected the model's name"),
         (lambda: RealtimeModel("m", base_url="ftp://x"), UserValueError, "base_url"),
         (lambda: RealtimeModel("m", api_key="a b"), UserValueError, "api_key"),
         (lambda: RealtimeModel("m", idle_connections=-1), UserValueError, "idle_connections"),

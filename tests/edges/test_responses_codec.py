@@ -681,7 +681,7 @@ def test_without_tools_there_is_no_choice() -> None:
     """The interface refuses one."""
     made = body(tool_choice="auto", settings=ModelSettings(parallel_tool_calls=True))
     assert made.keys() == {"model", "input", "stream"}
-    with pytest.raises(UserTypeError, match="tool_choice: a string or a mapping with a type is needed"):
+    with pytest.raises(UserTypeError, match="tool_choice: expected a string or a mapping with a type"):
         body(tools=[LOOK], tool_choice={"name": "look"})
 
 

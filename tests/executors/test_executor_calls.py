@@ -555,17 +555,17 @@ def test_every_form_of_arguments_is_read(read: Any, given: dict[str, Any], expec
 @pytest.mark.parametrize(
     ("read", "given", "message"),
     [
-        (read_commands, {}, "commands are needed"),
+        (read_commands, {}, "expected commands"),
         (read_commands, {"commands": "ls"}, "Expected `array`"),
         (read_commands, {"commands": ["ls"], "timeout_ms": 0}, "timeout_ms must be above 0"),
         (read_commands, {"command": ["ls"], "user": "root"}, "user"),
         (read_commands, {"commands": ["ls"], "color": 1}, "color"),
-        (read_edits, {}, "a patch is needed"),
+        (read_edits, {}, "expected a patch"),
         (read_edits, {"patch": "x"}, "begins with"),
         (read_edits, {"operation": {"type": "rename", "path": "x"}}, "rename"),
         (read_edits, {"command": "undo_edit", "path": "x"}, "'undo_edit' is unknown"),
         (read_edits, {"command": "insert", "path": "x", "insert_line": 1}, "lacks an argument"),
-        (read_actions, {}, "actions are needed"),
+        (read_actions, {}, "expected actions"),
         (read_actions, {"action": "left_click"}, "lacks an argument"),
         (read_actions, {"action": "zoom", "coordinate": [1, 2]}, "'zoom' is unknown"),
         (read_actions, {"actions": [{"type": "click", "x": 1}]}, "y"),
@@ -591,7 +591,7 @@ def test_options_of_the_tools() -> None:
     assert (unnamed.name, unnamed.kind, unnamed.needs_approval) == ("shell", "function", True)
     assert computer_tool(Scripted()).format == {"width": 640, "height": 480, "environment": "browser"}
     for make, protocol in ((shell_tool, "Shell"), (editor_tool, "Editor"), (computer_tool, "Computer")):
-        with pytest.raises(UserTypeError, match=f"{make.__name__}: a {protocol} is needed, not int"):
+        with pytest.raises(UserTypeError, match=f"{make.__name__}: expected a {protocol}, got int"):
             make(5)  # type: ignore[operator]
         with pytest.raises(UserError, match="kind: the tool of an executor sets it itself"):
             make(Scripted(), kind="custom")  # type: ignore[operator]

@@ -194,7 +194,7 @@ async def test_wrong_values_are_refused(tmp_path: Path) -> None:
     """The message names the argument."""
     with pytest.raises(UserValueError, match=r"LocalEditor\.max_file_bytes"):
         LocalEditor(tmp_path, max_file_bytes=0)
-    with pytest.raises(UserTypeError, match="operations: an edit operation is needed, not str"):
+    with pytest.raises(UserTypeError, match="operations: expected an edit operation, got str"):
         await LocalEditor(tmp_path).apply(["x"])  # type: ignore[list-item]
 
 

@@ -21,9 +21,9 @@ from agentloop.testing import say
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "either command or url is needed"),
-        ({"command": ["x"], "url": "http://x.test"}, "either command or url is needed"),
-        ({"command": "x"}, r"MCPServer\.command: a program and its arguments are needed"),
+        ({}, "expected command or url"),
+        ({"command": ["x"], "url": "http://x.test"}, "expected command or url"),
+        ({"command": "x"}, r"MCPServer\.command: expected a program and its arguments"),
         ({"command": []}, r"MCPServer\.command"),
         ({"url": ""}, r"MCPServer\.url"),
         ({"url": "http://x.test", "headers": 3}, r"MCPServer\.headers"),

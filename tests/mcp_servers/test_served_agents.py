@@ -302,7 +302,7 @@ async def test_each_run_of_a_served_agent_has_a_context_of_its_own() -> None:
 
 def test_server_needs_agents() -> None:
     """Anything else is refused."""
-    with pytest.raises(UserError, match="an agent is needed"):
+    with pytest.raises(UserError, match="expected an agent"):
         build_server()
-    with pytest.raises(UserTypeError, match="agents: an Agent is needed"):
+    with pytest.raises(UserTypeError, match="agents: expected an Agent"):
         build_server("agent")  # type: ignore[arg-type]

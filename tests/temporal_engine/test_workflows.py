@@ -136,7 +136,7 @@ async def test_a_second_verdict_names_the_first(address: str) -> None:
         assert await handle.interruptions() == []
         with pytest.raises(StateError, match="it was rejected by 'ann'; with replace=True"):
             await handle.approve("p1", by="bob")
-        with pytest.raises(UserTypeError, match="replace: True or False is needed"):
+        with pytest.raises(UserTypeError, match="replace: expected True or False"):
             await handle.approve("p1", replace=1)  # type: ignore[arg-type]
         await handle.approve("p1", by="bob", replace=True)
         await handle.cancel_call("w0")
@@ -219,7 +219,7 @@ async def test_verdicts_find_calls_of_nested_runs_by_their_paths(address: str) -
         for path in ([], ["c"], ["a", "b"]):
             with pytest.raises(StateError, match=r"^no call 'p1' waits for a verdict"):
                 await handle.approve("p1", path=path)
-        with pytest.raises(UserTypeError, match="path: a sequence of call ids is needed"):
+        with pytest.raises(UserTypeError, match="path: expected a sequence of call ids"):
             await handle.approve("p1", path="a")
         await handle.reject("p1", path=["b"], message="too much")
         await handle.approve("p1", path=("a",))
@@ -369,9 +369,9 @@ async def test_wrong_call_or_path_is_refused_to_who_cancels(address: str) -> Non
         handle = await start(client, queue, "sleeping")
         await started(handle, "CallStarted", 3)
         for wrong in ("w0", [1], None):
-            with pytest.raises(UserTypeError, match="path: a sequence of call ids is needed"):
+            with pytest.raises(UserTypeError, match="path: expected a sequence of call ids"):
                 await handle.cancel_call("w0", path=wrong)  # type: ignore[arg-type]
-        with pytest.raises(UserTypeError, match="call_id: text is needed"):
+        with pytest.raises(UserTypeError, match="call_id: expected text"):
             await handle.cancel_call(1)  # type: ignore[arg-type]
         for given in (["w0", None, [1]], ["w0", None, None], [1, None]):
             with pytest.raises(WorkflowUpdateFailedError):

@@ -544,7 +544,10 @@ async def test_run_inside_a_running_loop_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [({"backend": "curio"}, "backend: 'asyncio' or 'trio'"), ({"order": "none"}, "order: 'passes' or 'steps'")],
+    [
+        ({"backend": "curio"}, "backend: expected 'asyncio' or 'trio'"),
+        ({"order": "none"}, "order: expected 'passes' or 'steps'"),
+    ],
 )
 def test_unknown_backend_and_order_are_refused(arguments: dict[str, Any], message: str) -> None:
     """The error names the value and lists those there are."""
@@ -554,11 +557,11 @@ def test_unknown_backend_and_order_are_refused(arguments: dict[str, Any], messag
 
 def test_tape_takes_whole_numbers_from_zero() -> None:
     """The error names any other value."""
-    with pytest.raises(UserTypeError, match=r"numbers\[1\]: a whole number is needed, not 'x'"):
+    with pytest.raises(UserTypeError, match=r"numbers\[1\]: expected a whole number, got 'x'"):
         Tape([0, "x"])  # type: ignore[list-item]
     with pytest.raises(UserValueError, match=r"numbers\[0\]: may not be negative"):
         Tape([-1])
-    with pytest.raises(UserValueError, match="depth: at least 1"):
+    with pytest.raises(UserValueError, match="depth: expected at least 1"):
         Priorities(0, depth=0, length=5)
     assert repr(Tape([1, 0], seed=3)) == "Tape([1, 0], seed=3)"
 

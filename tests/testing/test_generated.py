@@ -138,7 +138,7 @@ def test_a_race_between_two_calls_is_found_and_shrunk() -> None:
 def test_what_is_no_agent_is_refused() -> None:
     """The error comes at decoration, not at the first run."""
     wrong: Any = "agent"
-    with pytest.raises(UserTypeError, match="worlds: an Agent"):
+    with pytest.raises(UserTypeError, match="worlds: expected an Agent"):
         worlds(wrong)
 
 

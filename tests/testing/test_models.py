@@ -103,7 +103,7 @@ async def test_error_of_a_function_is_the_model_s() -> None:
         await Runner.run(agent_with(FunctionModel(broken)), "go")
     with pytest.raises(UserTypeError, match="helpers such as"):
         await Runner.run(agent_with(FunctionModel(lambda request: 5)), "go")
-    with pytest.raises(UserTypeError, match="a function of the request is needed, not 'text'"):
+    with pytest.raises(UserTypeError, match="expected a function of the request, got 'text'"):
         FunctionModel("text")  # type: ignore[arg-type]
 
 
@@ -354,7 +354,7 @@ async def test_recorded_model_is_entered_and_left_with_the_recording(tmp_path: P
         assert model.is_open
         assert (await Runner.run(agent_with(model), "go")).final_output == "pooled"
     assert pool.entered == ["in", "out"]
-    with pytest.raises(UserTypeError, match="RecordingModel: a Model is needed"):
+    with pytest.raises(UserTypeError, match="RecordingModel: expected a Model"):
         RecordingModel("openai:x", tmp_path / "b.json")  # type: ignore[arg-type]
 
 

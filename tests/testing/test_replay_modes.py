@@ -154,7 +154,7 @@ def test_a_directory_without_journals_fails_the_check(tmp_path: Path) -> None:
         replay(tmp_path, clerk(), mode="shadow").check()
     with pytest.raises(AssertionError, match=r"no journal to replay$"):
         replay([], clerk(), mode="shadow").check()
-    with pytest.raises(UserValueError, match="a directory is needed"):
+    with pytest.raises(UserValueError, match="expected a directory"):
         replay(tmp_path / "absent", clerk(), mode="shadow")
 
 
@@ -181,7 +181,7 @@ def test_a_sealed_journal_replays_with_its_key_alone(tmp_path: Path, backend: An
         (lambda folder: MemoryJournal(), JournalError, "journal is empty"),
         (lambda folder: [], StateError, "has no record"),
         (lambda folder: ["a"], UserTypeError, "element 0 is no record"),
-        (lambda folder: 5, UserTypeError, "source: a path, a journal"),
+        (lambda folder: 5, UserTypeError, "source: expected a path, a journal"),
     ],
 )
 def test_what_is_no_log_is_refused_by_name(

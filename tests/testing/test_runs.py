@@ -449,9 +449,9 @@ def test_verdicts_are_given_and_the_run_goes_on() -> None:
 
 def test_world_that_makes_no_sense_is_refused() -> None:
     """The world is refused where it is made, with what is wrong."""
-    with pytest.raises(UserTypeError, match=r"World.agent: an Agent, or a function"):
+    with pytest.raises(UserTypeError, match=r"World.agent: expected an Agent, or a function"):
         t.World(agent="agent")  # type: ignore[arg-type]
-    with pytest.raises(UserTypeError, match=r"World.context: a function that makes it"):
+    with pytest.raises(UserTypeError, match=r"World.context: expected a function that makes it"):
         t.World(agent=everything, context=object())  # type: ignore[arg-type]
     with pytest.raises(UserValueError, match=r"given by World.context"):
         t.World(agent=everything, options={"context": 1})

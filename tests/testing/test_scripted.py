@@ -190,13 +190,13 @@ async def test_a_response_waits_for_seconds_or_for_an_event(anyio_backend: Any) 
 @pytest.mark.parametrize("step", ["say hi", 3, {"say": "hi"}, [say("hi"), "and more"], [[say("hi")]]])
 async def test_what_is_no_step_is_refused_where_it_stands(step: Any) -> None:
     """A step of the script is refused at once, by its place; one of a callable when it is asked."""
-    with pytest.raises(UserTypeError, match=r"^steps\[1\]: helpers such as say"):
+    with pytest.raises(UserTypeError, match=r"^steps\[1\]: expected helpers such as say"):
         ScriptedModel([say("fine"), step])
-    with pytest.raises(UserTypeError, match=r"^step: helpers such as say"):
+    with pytest.raises(UserTypeError, match=r"^step: expected helpers such as say"):
         await asked(ScriptedModel([lambda request: step]))
 
 
 def test_what_is_no_item_is_refused() -> None:
     """The error gives the item's place."""
-    with pytest.raises(UserTypeError, match=r"respond: item 1: an item is needed, not 'text'"):
+    with pytest.raises(UserTypeError, match=r"respond: item 1: expected an item, got 'text'"):
         respond(AssistantMessage("a"), "text")  # type: ignore[arg-type]

@@ -151,7 +151,7 @@ async def test_bodies_that_are_no_verdicts(make_app: Callable[..., AgentApp]) ->
     """400 names the place; an unknown handle is 404 or 409, and no file of that name is looked for."""
     async with make_app(Watched().agent([])) as app:
         for body, sentence in (
-            ({"handle": "x" * 20, "verdicts": []}, "a verdict is needed"),
+            ({"handle": "x" * 20, "verdicts": []}, "expected a verdict"),
             ({"handle": "x" * 20}, "missing required field `verdicts`"),
             ({"handle": "x" * 20, "verdicts": [{"call_id": 1}]}, "$.verdicts[0].call_id"),
         ):

@@ -193,7 +193,7 @@ BAD: list[tuple[int, str, Any, dict[str, str]]] = [
     (400, "The body is no JSON text.", b"{", {}),
     (400, "Expected `object`, got `array`", b"[]", {}),
     (400, "The body is no JSON text.", b'{"input": "\xff"}', {}),
-    (415, "The content type application/json is needed.", {"input": "a"}, {"content-type": "text/plain"}),
+    (415, "Expected the content type application/json.", {"input": "a"}, {"content-type": "text/plain"}),
     (413, "The body is longer than 200000 bytes.", b"x" * 200_001, {}),
     (413, "The body is longer than 200000 bytes.", b"x" * 200_001, {"content-length": "5"}),
     (413, "The body is longer than 200000 bytes.", b"x", {"content-length": "9" * 5_000}),

@@ -99,7 +99,7 @@ def _check_part(part: Part) -> Part:
             msgspec.convert(msgspec.to_builtins(value), tuple[Annotation, ...])
             continue
         if not isinstance(value, str) and not (value is None and field.default is None):
-            raise TypeError(f"{type(part).__name__}.{field.name}: text is needed, not {type(value).__name__}")
+            raise TypeError(f"{type(part).__name__}.{field.name}: expected text, got {type(value).__name__}")
     return part
 
 

@@ -247,7 +247,7 @@ class EventBuffer:
 
 
 _CALL_PATH = NAMES.needs(
-    "a tuple of call ids is needed", fits(lambda value: isinstance(value, tuple) and is_texts(value))
+    "expected a tuple of call ids", fits(lambda value: isinstance(value, tuple) and is_texts(value))
 )
 
 
@@ -267,7 +267,7 @@ def call_id_of(call: str | ToolCall | ev.Event, path: tuple[str, ...]) -> tuple[
     if inner is None and isinstance(item := getattr(call, "item", None), ToolCall):
         inner = item
     if not isinstance(inner, ToolCall):
-        raise UserTypeError(f"cancel_call: a call id, a ToolCall or an event of a call is needed, not {call!r}")
+        raise UserTypeError(f"cancel_call: expected a call id, a ToolCall or an event of a call, got {call!r}")
     if path:
         raise UserError("path: an event has its own, so none is given with it")
     return call.path, inner.call_id

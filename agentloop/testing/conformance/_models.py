@@ -273,7 +273,7 @@ class ModelConformance:
                     pass
                 except Exception as error:
                     raise AssertionError(
-                        f"ModelTransportError or ModelBehaviorError is needed, not {error!r}"
+                        f"expected ModelTransportError or ModelBehaviorError, got {error!r}"
                     ) from error
                 else:
                     raise AssertionError(f"the failing model didn't fail: {seen}")
@@ -290,7 +290,7 @@ class ModelConformance:
         strange = [event for event in events if not isinstance(event, EVENTS)]
         assert not strange, f"these are no events of a model: {strange}"
         done = [event for event in events if isinstance(event, ResponseDone)]
-        assert len(done) == 1, f"exactly one ResponseDone is needed, not {len(done)}: {str(events)[:500]}"
+        assert len(done) == 1, f"expected exactly one ResponseDone, got {len(done)}: {str(events)[:500]}"
         assert events[-1] is done[0], f"ResponseDone should be the last event, and {events[-1]!r} is"
         assert all(isinstance(item, ITEM_TYPES) for item in done[0].items), f"these are no items: {done[0].items}"
         usage = done[0].usage

@@ -71,7 +71,7 @@ def invariant(group: Group) -> Callable[[Judge], Judge]:
         name = judge.__name__
         promise = " ".join((judge.__doc__ or "").split())
         if name in INVARIANTS or not promise:
-            raise ValueError(f"invariant {name}: a name of its own and a promise in words are needed")
+            raise ValueError(f"invariant {name}: expected a name of its own and a promise in words")
         INVARIANTS[name] = Invariant(name, group, promise, judge)
         return judge
 

@@ -191,7 +191,7 @@ def replay(
     """
     _refuse_inside_a_loop()
     if not isinstance(agent, Agent):
-        raise UserTypeError(f"agent: an Agent is needed, not {agent!r}")
+        raise UserTypeError(f"agent: expected an Agent, got {agent!r}")
     config = run_config or RunConfig()
     strictly = partial(
         _replay_strictly,
@@ -214,7 +214,7 @@ def replay(
             live = options.pop("live_config", config)
             return _continue_live(strictly(loaded), then or agent, backend, {"run_config": live, **options})
         case _:
-            raise UserValueError(f"mode: strict, resume, what_if or shadow is needed, not {mode!r}")
+            raise UserValueError(f"mode: expected strict, resume, what_if or shadow, got {mode!r}")
 
 
 def _refuse_inside_a_loop() -> None:
@@ -243,7 +243,7 @@ def _load(source: Any, *, key: bytes | None, codec: Codec | None) -> _Loaded:
     if isinstance(source, Journal):
         return anyio.run(_read_journal, source)
     if not isinstance(source, Iterable):
-        raise UserTypeError(f"source: a path, a journal, a RunState, a result or records are needed, not {source!r}")
+        raise UserTypeError(f"source: expected a path, a journal, a RunState, a result or records, got {source!r}")
     records = tuple(source)
     for index, record in enumerate(records):
         if not isinstance(record, get_args(r.Record)):
@@ -284,7 +284,7 @@ def _list_sources(source: Any, pattern: str | None) -> list[Any]:
     if isinstance(source, str | os.PathLike):
         folder = Path(source)
         if not folder.is_dir():
-            raise UserValueError(f"source: a directory is needed for a shadow replay, not {os.fspath(source)!r}")
+            raise UserValueError(f"source: expected a directory for a shadow replay, got {os.fspath(source)!r}")
         found = journal_files(folder) if pattern is None else sorted(folder.glob(pattern))
         return list(found)
     return list(source)
@@ -342,10 +342,10 @@ def _find_cut(records: Sequence[r.Record], turn: int | None, record: int | None)
         UserValueError: unless exactly one of *turn* and *record* is given, and the log has it.
     """
     if (turn is None) == (record is None):
-        raise UserValueError("what_if: either turn or record is needed")
+        raise UserValueError("what_if: expected turn or record")
     if record is not None:
         if not 0 < record <= len(records):
-            raise UserValueError(f"record: from 1 to {len(records)} is needed, not {record!r}")
+            raise UserValueError(f"record: expected from 1 to {len(records)}, got {record!r}")
         return record
     for index, one in enumerate(records):
         if isinstance(one, r.TurnStarted) and not one.path and one.turn == turn:

@@ -140,11 +140,11 @@ def waiting() -> WaitingTask:
 
 def _check(backend: str, order: str) -> None:
     if backend not in ("asyncio", "trio"):
-        raise UserValueError(f"backend: 'asyncio' or 'trio' is needed, not {backend!r}")
+        raise UserValueError(f"backend: expected 'asyncio' or 'trio', got {backend!r}")
     if backend not in BACKENDS:
         raise UserError(describe_missing("backend: trio", "trio"))
     if order not in ("passes", "steps"):
-        raise UserValueError(f"order: 'passes' or 'steps' is needed, not {order!r}")
+        raise UserValueError(f"order: expected 'passes' or 'steps', got {order!r}")
     try:
         anyio.lowlevel.current_token()
     except RuntimeError:

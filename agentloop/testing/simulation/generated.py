@@ -376,7 +376,7 @@ def worlds(
         UserTypeError: for anything but an agent or a function.
     """
     if not isinstance(agent, Agent) and not callable(agent):
-        raise UserTypeError(f"worlds: an Agent, or a function that makes one, is needed, not {agent!r}")
+        raise UserTypeError(f"worlds: expected an Agent, or a function that makes one, got {agent!r}")
     kinds: dict[str, Any] = {
         "models": models,
         "tools": tools,

@@ -206,7 +206,7 @@ def run(
         UserError: inside a running event loop: worlds run in sync code.
     """
     if not backends or not modes:
-        raise UserValueError("run: at least one backend and one mode is needed")
+        raise UserValueError("run: expected at least one backend and one mode")
     return WorldRuns(
         world,
         tuple(run_one(world, backend=backend, streamed=mode == "streamed") for mode in modes for backend in backends),

@@ -53,7 +53,7 @@ class Tape:
         self.numbers: tuple[int, ...] = tuple(numbers)
         for index, number in enumerate(self.numbers):
             if isinstance(number, bool) or not isinstance(number, int):
-                raise UserTypeError(f"Tape: numbers[{index}]: a whole number is needed, not {number!r}")
+                raise UserTypeError(f"Tape: numbers[{index}]: expected a whole number, got {number!r}")
             if number < 0:
                 raise UserValueError(f"Tape: numbers[{index}]: may not be negative, and is {number}")
         self.seed = seed
@@ -82,7 +82,7 @@ class Priorities:
 
     def __init__(self, seed: int, *, depth: int, length: int, owner: Callable[[str], str] = str) -> None:
         if depth < 1:
-            raise UserValueError(f"Priorities: depth: at least 1 is needed, not {depth!r}")
+            raise UserValueError(f"Priorities: depth: expected at least 1, got {depth!r}")
         self._random = random.Random(seed)
         self._owner = owner
         self._priority: dict[str, float] = {}

@@ -106,9 +106,9 @@ class World:
 
     def __attrs_post_init__(self) -> None:
         if not isinstance(self.agent, Agent) and not callable(self.agent):
-            raise UserTypeError(f"World.agent: an Agent, or a function that makes one, is needed, not {self.agent!r}")
+            raise UserTypeError(f"World.agent: expected an Agent, or a function that makes one, got {self.agent!r}")
         if self.context is not None and not callable(self.context):
-            raise UserTypeError("World.context: a function that makes it, once per run, is needed")
+            raise UserTypeError("World.context: expected a function that makes it, once per run")
         if "context" in self.options:
             raise UserValueError("World.options: the context is given by World.context")
         if self.cancel is not None and self.cancel.waiting and self.order != "gate":

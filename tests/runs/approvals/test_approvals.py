@@ -217,7 +217,7 @@ async def test_the_log_keeps_who_gave_a_verdict(run_mode: Run, approved: bool) -
     agent = make_agent([make_gated_tool([])], call("gated", {}, "c1"))
     state = (await run_mode(agent, "go")).to_state()
     decide = state.approve if approved else state.reject
-    with pytest.raises(UserTypeError, match="by: text is needed, not 7"):
+    with pytest.raises(UserTypeError, match="by: expected text, got 7"):
         decide("c1", by=7)  # type: ignore[arg-type]
     decide("c1", by="ann")
     result = await run_mode(agent, RunState.from_json(agent, state.to_json()))

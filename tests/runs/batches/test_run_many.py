@@ -187,7 +187,7 @@ async def test_wrong_input_is_the_error_of_its_run() -> None:
     """A value that is no input fails alone, as in `Runner.run`."""
     given: list[Any] = ["one", 3]
     runs = await Runner.run_many(make_agent(echo), given)
-    assert str(runs[1].error) == "input: text or a sequence of items is needed, not int"
+    assert str(runs[1].error) == "input: expected text or a sequence of items, got int"
 
 
 async def test_fail_fast_cancels_the_other_runs_and_raises_the_error_bare() -> None:
@@ -626,7 +626,7 @@ async def test_faults_of_journals_are_the_errors_of_their_runs(tmp_path: Path) -
     state = (await Runner.run(make_agent(echo), "go")).to_state()
     cases: list[tuple[Any, Any, str]] = [
         (raises, "a", "no journal 0"),
-        (lambda index, given: "journal", "a", "journals: a Journal is needed, not 'journal'"),
+        (lambda index, given: "journal", "a", "journals: expected a Journal, got 'journal'"),
         (tmp_path / "file" / "below", "a", "can't be made a folder: Not a directory"),
         (lambda index, given: MemoryJournal(), state, "inputs: with journals a RunState is no input"),
     ]
@@ -667,18 +667,18 @@ def test_wrong_arguments_are_refused_at_once() -> None:
     agent = make_agent(echo)
     run_many: Any = Runner.run_many
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"inputs": "one text"}, "inputs: a sequence, or another iterable, of inputs is needed, not 'one text'"),
-        ({"inputs": bytearray(b"ab")}, "inputs: a sequence, or another iterable, of inputs is needed, not bytearray"),
-        ({"inputs": {"one": 1}}, "inputs: a sequence, or another iterable, of inputs is needed, not {'one': 1}"),
-        ({"inputs": [], "journals": _BytesPath()}, "journals: a folder or a callable is needed, not b'folder'"),
-        ({"inputs": 3}, "inputs: a sequence"),
-        ({"limit": 0}, "limit: at least 1 is needed"),
-        ({"journals": 3}, "journals: a folder or a callable is needed"),
-        ({"ordered": "yes"}, "ordered: True or False is needed"),
-        ({"fail_fast": 1}, "fail_fast: True or False is needed"),
+        ({"inputs": "one text"}, "inputs: expected a sequence, or another iterable, of inputs, got 'one text'"),
+        ({"inputs": bytearray(b"ab")}, "inputs: expected a sequence, or another iterable, of inputs, got bytearray"),
+        ({"inputs": {"one": 1}}, "inputs: expected a sequence, or another iterable, of inputs, got {'one': 1}"),
+        ({"inputs": [], "journals": _BytesPath()}, "journals: expected a folder or a callable, got b'folder'"),
+        ({"inputs": 3}, "inputs: expected a sequence"),
+        ({"limit": 0}, "limit: expected at least 1"),
+        ({"journals": 3}, "journals: expected a folder or a callable"),
+        ({"ordered": "yes"}, "ordered: expected True or False"),
+        ({"fail_fast": 1}, "fail_fast: expected True or False"),
         ({"run_config": 3}, "run_config"),
         ({"journal": MemoryJournal()}, "run_many has no option 'journal'"),
-        ({"agent": "agent"}, "agent: an Agent is needed, not 'agent'"),
+        ({"agent": "agent"}, "agent: expected an Agent, got 'agent'"),
     ]
     for wrong, words in cases:
         with pytest.raises(UserError, match=words):

@@ -126,7 +126,7 @@ async def test_secret_input_is_compared_and_not_shown(codec: Any) -> None:
 async def test_something_else_than_a_journal_is_refused() -> None:
     """The error names the argument."""
     with pytest.raises(
-        UserError, match=r"journal: a Journal is needed, not 'run\.journal': for instance FileJournal\('run\.journal'\)"
+        UserError, match=r"journal: expected a Journal, got 'run\.journal': for instance FileJournal\('run\.journal'\)"
     ):
         await Runner.run_or_resume(script_agent("a"), "go", journal="run.journal")  # type: ignore[arg-type]
 

@@ -348,7 +348,7 @@ async def test_nested_call_is_cancelled_by_its_path_and_id() -> None:
 async def test_wrong_path_of_a_call_is_refused(wrong: Any) -> None:
     """Also before the run has begun; an event has a path of its own."""
     stream = Runner.run_streamed(make_agent([fine], call_each("fine")), "go")
-    with pytest.raises(UserTypeError, match="path: a tuple of call ids is needed"):
+    with pytest.raises(UserTypeError, match="path: expected a tuple of call ids"):
         stream.cancel_call("c1", path=wrong)
     async with stream:
         async for event in stream:

@@ -149,7 +149,7 @@ async def test_a_reason_that_is_no_text_is_refused() -> None:
     async with Runner.run_streamed(agent, "go") as stream:
         async for event in stream:
             if isinstance(event, ev.ApprovalRequested):
-                with pytest.raises(UserTypeError, match="reason: text is needed"):
+                with pytest.raises(UserTypeError, match="reason: expected text"):
                     stream.cancel_call("c1", 5)  # type: ignore[arg-type]
     assert stream.result.status == "interrupted"
 

@@ -544,7 +544,7 @@ async def test_sync_and_async_functions_behave_the_same(run_mode: Run, parallel:
 @pytest.mark.parametrize("made_by", [InputGuardrail, input_guardrail])
 def test_what_is_not_callable_is_refused_at_construction(made_by: Any) -> None:
     """The error names the field."""
-    with pytest.raises(UserTypeError, match=r"InputGuardrail\.fn: a callable is needed, not 'x'"):
+    with pytest.raises(UserTypeError, match=r"InputGuardrail\.fn: expected a callable, got 'x'"):
         made_by("x")
     with pytest.raises(UserTypeError, match=r"Agent\.input_guardrails\[0\]"):
         Agent("a", input_guardrails=[lambda ctx, agent, given: PASSED])  # type: ignore[list-item]

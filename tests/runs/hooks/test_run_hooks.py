@@ -341,7 +341,7 @@ async def test_agent_hooks_in_the_place_of_run_hooks_are_refused(run_mode: Run) 
     agent = script_agent("A", say("never"))
     with pytest.raises(TypeError, match=r"give them to Agent\.hooks"):
         await run_mode(agent, "go", hooks=AgentHooks())
-    with pytest.raises(TypeError, match="RunHooks are needed"):
+    with pytest.raises(TypeError, match="expected RunHooks"):
         Runner.run_streamed(agent, "go", hooks=object())  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"Agent\.hooks"):
         Agent("A", hooks=RunHooks())  # type: ignore[arg-type]

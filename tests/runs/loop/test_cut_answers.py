@@ -150,7 +150,7 @@ async def test_cut_answer_of_which_nothing_can_be_used_is_an_error(run_mode: Any
 
 async def test_a_runs_usage_in_the_place_of_a_requests_is_refused_at_once() -> None:
     """A `Usage` is refused at once, because its wrong fields would otherwise show much later in the accounts."""
-    with pytest.raises(UserTypeError, match="RequestUsage is needed, not a Usage"):
+    with pytest.raises(UserTypeError, match="expected one request's RequestUsage, got a Usage"):
         ResponseDone((AssistantMessage("x"),), Usage())  # type: ignore[arg-type]
     with pytest.raises(UserTypeError, match="RequestUsage"):
         await Runner.run(Agent("a", model=ScriptedModel([say("x", usage=Usage())])), "go")  # type: ignore[arg-type]

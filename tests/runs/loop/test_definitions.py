@@ -685,7 +685,7 @@ async def test_a_handoff_that_became_wrong_after_the_definition_fails_the_run() 
 
     agent: Agent[Any, Any] = script_agent("guide", say("no"))
     agent.handoffs.append("billing")  # type: ignore[arg-type]
-    with pytest.raises(UserTypeError, match="an Agent is needed") as caught:
+    with pytest.raises(UserTypeError, match="expected an Agent") as caught:
         await Runner.run(agent, "go", hooks=Hooks())
     assert heard == [("failed", UserTypeError)]
     assert caught.value.run_data is not None

@@ -141,7 +141,7 @@ async def test_a_prompt_may_follow_from_the_context_every_turn(run_mode: Run) ->
 
 async def test_a_callable_prompt_is_checked_when_it_is_called(run_mode: Run) -> None:
     """Its signature, and what it returns."""
-    with pytest.raises(TypeError, match=r"Agent\.prompt of 'a': a callable of \(ctx, agent\) is needed"):
+    with pytest.raises(TypeError, match=r"Agent\.prompt of 'a': expected a callable of \(ctx, agent\)"):
         await run_mode(script_agent("a", say("never"), prompt=lambda: Prompt("p")), "go")
     with pytest.raises(UserError, match=r"Agent\.prompt of 'a' must return Prompt"):
         await run_mode(script_agent("a", say("never"), prompt=lambda ctx, agent: "p"), "go")

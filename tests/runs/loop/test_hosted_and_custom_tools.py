@@ -88,7 +88,7 @@ async def test_a_callable_may_return_instructions_in_parts(run_mode: Any) -> Non
 @pytest.mark.parametrize("given", [5, [5], {"a": "b"}])
 async def test_instructions_of_another_type_are_refused(run_mode: Any, given: Any) -> None:
     """At construction, and from a callable."""
-    with pytest.raises(UserTypeError, match=r"Agent\.instructions: text, texts or a callable is needed"):
+    with pytest.raises(UserTypeError, match=r"Agent\.instructions: expected text, texts or a callable"):
         Agent("a", instructions=given)
     with pytest.raises(UserTypeError, match=r"Agent\.instructions of 'a' must return text"):
         await run_mode(Agent("a", model=ScriptedModel([]), instructions=lambda ctx, agent: given), "go")
@@ -214,7 +214,7 @@ async def test_a_guardrail_that_rewrites_a_custom_call_gives_its_one_text(run_mo
         model=ScriptedModel([ask_in_words("shout", "loud"), say("done")]),
         tools=[attrs.evolve(shout, tool_input_guardrails=[rewrite])],
     )
-    with pytest.raises(UserTypeError, match="tool 'shout': 'words' alone is needed, as text"):
+    with pytest.raises(UserTypeError, match="tool 'shout': expected 'words' alone, as text"):
         await run_mode(agent, "go")
 
 

@@ -56,7 +56,7 @@ async def test_a_string_means_what_the_run_s_provider_says(run_mode: Any) -> Non
 async def test_a_provider_that_gives_no_model_is_told_so(run_mode: Any) -> None:
     """The error names the value that the provider returned."""
     config = RunConfig(model_provider=Shelf(17))
-    with pytest.raises(UserTypeError, match="model: a Model or a model string is needed, not 17"):
+    with pytest.raises(UserTypeError, match="model: expected a Model or a model string, got 17"):
         await run_mode(Agent("a", model="mine"), "go", run_config=config)
 
 
@@ -107,13 +107,13 @@ async def test_a_model_that_was_entered_is_asked_as_it_is(run_mode: Any) -> None
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"agent": "a"}, "agent: an Agent is needed, not 'a'"),
-        ({"hooks": object()}, "hooks: RunHooks are needed"),
-        ({"session": 3}, "session: a Session is needed, not 3"),
-        ({"session": "t.sqlite"}, r"not 't\.sqlite': for instance SQLiteSession\('t\.sqlite'\)"),
-        ({"journal": 3}, "journal: a Journal is needed, not 3"),
-        ({"journal": "run.journal"}, r"not 'run\.journal': for instance FileJournal\('run\.journal'\)"),
-        ({"run_config": {}}, "run_config: a RunConfig is needed"),
+        ({"agent": "a"}, "agent: expected an Agent, got 'a'"),
+        ({"hooks": object()}, "hooks: expected RunHooks"),
+        ({"session": 3}, "session: expected a Session, got 3"),
+        ({"session": "t.sqlite"}, r"got 't\.sqlite': for instance SQLiteSession\('t\.sqlite'\)"),
+        ({"journal": 3}, "journal: expected a Journal, got 3"),
+        ({"journal": "run.journal"}, r"got 'run\.journal': for instance FileJournal\('run\.journal'\)"),
+        ({"run_config": {}}, "run_config: expected a RunConfig"),
     ],
 )
 def test_what_is_no_run_s_is_refused_before_it_begins(given: dict[str, Any], words: str) -> None:

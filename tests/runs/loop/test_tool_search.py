@@ -315,7 +315,7 @@ async def test_a_search_works_only_in_a_run() -> None:
     [
         ({"limit": 0}, UserValueError, "limit"),
         ({"limit": "x"}, UserTypeError, "limit"),
-        ({"native": 1}, UserTypeError, "native: a bool"),
+        ({"native": 1}, UserTypeError, "native: expected a bool"),
         ({"kind": "custom"}, UserTypeError, "kind: it is fixed"),
         ({"defer_loading": True}, UserTypeError, "defer_loading: it is fixed"),
     ],

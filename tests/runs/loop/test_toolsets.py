@@ -322,9 +322,9 @@ async def test_error_of_the_library_from_a_source_stays_as_it_is(run_mode: Run) 
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (None, "a sequence of tools is needed, not None"),
-        ("f", "a sequence of tools is needed"),
-        ([len], "a function tool is needed"),
+        (None, "expected a sequence of tools, got None"),
+        ("f", "expected a sequence of tools"),
+        ([len], "expected a function tool"),
         ([Agent("other").as_tool()], "'other' is an agent"),
     ],
 )
@@ -365,7 +365,7 @@ async def test_source_is_not_asked_in_a_cancelled_run() -> None:
 )
 def test_object_without_tools_is_no_source(make: Callable[[Any], Any]) -> None:
     """The error names the field and what is needed."""
-    with pytest.raises(UserTypeError, match=r"toolsets\[0\]: a ToolSource \(with `tools`\) is needed"):
+    with pytest.raises(UserTypeError, match=r"toolsets\[0\]: expected a ToolSource \(with `tools`\)"):
         make(object())
 
 
@@ -421,7 +421,7 @@ async def test_selection_changes_options_by_tool() -> None:
 async def test_selection_refuses_what_is_no_option(options: Any) -> None:
     """The error names the tool."""
     selection = ToolSelection(source=[one("f")], options=lambda tool: options)
-    with pytest.raises(UserTypeError, match="options of @tool are needed for 'f'"):
+    with pytest.raises(UserTypeError, match="expected options of @tool for 'f'"):
         await selection.tools(RunContext(context=None), None)
 
 

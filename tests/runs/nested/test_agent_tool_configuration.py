@@ -209,7 +209,7 @@ async def test_limits_of_a_run_in_the_middle_count_what_the_one_within_used_befo
 @pytest.mark.parametrize(
     ("config", "wanted"),
     [
-        ("fast", "run_config: a RunConfig is needed"),
+        ("fast", "run_config: expected a RunConfig"),
         (changed_later(), r"RunConfig\.policies\[0\]"),
     ],
     ids=["no configuration", "policies"],

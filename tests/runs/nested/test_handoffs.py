@@ -411,7 +411,7 @@ def giving(value: Any) -> Any:
 async def test_filter_that_is_none_is_refused(run_mode: Run) -> None:
     """A filter that can't be called is refused at construction, and a wrong result when the filter returns it."""
     second = script_agent("b", say("never"))
-    with pytest.raises(UserError, match="input_filter: a callable is needed, not 5"):
+    with pytest.raises(UserError, match="input_filter: expected a callable, got 5"):
         handoff(second, input_filter=5)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="handoff_input_filter"):
         RunConfig(handoff_input_filter="x")

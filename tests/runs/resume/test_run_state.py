@@ -271,7 +271,7 @@ async def test_a_resumed_run_counts_on_from_what_was_captured(run_mode: Run) -> 
 async def test_the_agent_of_a_state_is_checked() -> None:
     """A value that is no agent is refused."""
     state = await waiting()
-    with pytest.raises(UserTypeError, match="an Agent is needed"):
+    with pytest.raises(UserTypeError, match="expected an Agent"):
         RunState.from_json("guide", state.to_json())  # type: ignore[arg-type]
 
 

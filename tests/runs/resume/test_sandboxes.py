@@ -383,5 +383,5 @@ def test_misuse() -> None:
     """A context without a sandbox says how to get one, and a provider has its methods."""
     with pytest.raises(UserError, match=r"give RunConfig\.sandbox"):
         _ = RunContext(context=None).sandbox
-    with pytest.raises(UserTypeError, match=r"RunConfig\.sandbox: a SandboxProvider"):
+    with pytest.raises(UserTypeError, match=r"RunConfig\.sandbox: expected a SandboxProvider"):
         RunConfig(sandbox=Box("x", Boxes()))  # type: ignore[arg-type]

@@ -111,7 +111,7 @@ async def test_a_run_without_the_converter_ends_before_the_model_is_asked(run_mo
 
 def test_what_is_no_converter_is_refused() -> None:
     """The field's name is in the message."""
-    with pytest.raises(UserTypeError, match="converter: a cattrs converter is needed"):
+    with pytest.raises(UserTypeError, match="converter: expected a cattrs converter"):
         RunConfig(converter=5)  # type: ignore[arg-type]
 
 
