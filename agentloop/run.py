@@ -24,12 +24,10 @@ from agentloop._common.checks import NAMES, check, check_count, is_a, optional
 from agentloop._common.error_text import shorten
 from agentloop._common.misplaced import function_takes_options
 from agentloop._common.type_parameters import ContextT, OutputT
-from agentloop._concurrency.backend import Task
 from agentloop._concurrency.interrupts import uninterrupted
 from agentloop._core.agent_graph import AgentGraph
 from agentloop._core.empty_containers import NO_DICT
 from agentloop._core.run_fold import RunFold
-from agentloop._engine.loop import KeptConversation, RunSegment, StartingPoint
 from agentloop._engine.run_result import result_of
 from agentloop._engine.run_stream import RunStream
 from agentloop._engine.runtime.live_run import (
@@ -43,7 +41,8 @@ from agentloop._engine.runtime.live_run import (
 )
 from agentloop._engine.runtime.log import Log
 from agentloop._engine.runtime.resources import ResourceHost, Resources
-from agentloop.abc import Instrument, Journal, Model, ReplayingEffects, Session, TimedEffects
+from agentloop._engine.start import KeptConversation, RunSegment, StartingPoint
+from agentloop.abc import ApprovalEffects, Instrument, Journal, Model, ReplayingEffects, Session, TimedEffects
 from agentloop.agents import Agent
 from agentloop.budget import Budget
 from agentloop.config import ErrorHandler, RunConfig, check_priced, check_run_config
@@ -514,9 +513,7 @@ def _make_run(
     hooks: RunHooks | None,
     handlers: Mapping[str, ErrorHandler],
     session: Session | None,
-    task: Task | EllipsisType | None = ...,
 ) -> LiveRun:
-    shared = loop_state(task)
     runtime = current_runtime()
     effects = config.effects or _LIVE
     expect = None if effects is _LIVE or not isinstance(effects, ReplayingEffects) else effects.expect
@@ -537,8 +534,8 @@ def _make_run(
     tree = RunTree(
         log=log,
         effects=effects,
+        approvals=None if effects is _LIVE or not isinstance(effects, ApprovalEffects) else effects,
         graph=graph,
-        shared=shared,
         resources=resources,
         shared_resources=shared_resources,
         resolve_model=resolve_model,
@@ -551,7 +548,7 @@ def _make_run(
     )
     settings = RunSettings(
         config=config,
-        around=runtime or shared,
+        around=runtime or tree,
         hooks=hooks,
         error_handlers=handlers,
         session=_follow_session(session, start.fold) if session is not None else None,

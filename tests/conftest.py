@@ -1,6 +1,7 @@
 """Fixtures every test may use: the backend matrix, the leak check, and the two ways to run an agent."""
 
 import asyncio
+import functools
 import logging
 import os
 import sys
@@ -52,23 +53,19 @@ ILLEGAL: list[str] = []
 @pytest.fixture(autouse=True, scope="session")
 def _check_every_append() -> Iterator[None]:
     """Check every record that a live run appends against the transition table, and that it can be read again."""
-    slot: Any = Log.append
+    append = Log.append
 
-    def set_checked(log: Log, append: Callable[[Record], object]) -> None:
-        state = log.state  # not the log, which would then hold itself
-
-        def checked(record: Record) -> None:
+    @functools.wraps(append)
+    def checked(log: Log, record: Record) -> None:
+        if log.expect is None:  # a replay compares the record with one of a checked log
             try:
-                admit(state, record)
+                admit(log.state, record)
             except StateError as error:
-                ILLEGAL.append(f"record {len(state.records)}: {record!r}: {error}")
-            append(record)
-
-        # A replay compares the record with one of a checked log.
-        slot.__set__(log, checked if log.expect is None else append)
+                ILLEGAL.append(f"record {len(log.state.records)}: {record!r}: {error}")
+        append(log, record)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Log, "append", property(slot.__get__, set_checked))
+        patch.setattr(Log, "append", checked)
         yield
 
 

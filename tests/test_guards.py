@@ -26,7 +26,7 @@ def guards(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def test_counts_stay_within_a_tenth_of_the_stored_ones(guards: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither calls nor records nor memory blocks have moved, on either backend."""
     checked: Any = Log.append
-    monkeypatch.setattr(Log, "append", checked.fget.__self__)  # the slot, without the tests' own check
+    monkeypatch.setattr(Log, "append", checked.__wrapped__)  # without the tests' own check
     version, stored = guards.load()
     if version != guards.python():
         pytest.skip(f"the counts are stored for Python {version}")

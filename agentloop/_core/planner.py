@@ -112,9 +112,7 @@ def _plan_call(view: TurnView, state: RunFold, rules: PlanRules, near: NearNames
         text = f"Tool {quote(call.name)} was not started: more than {rules.max_calls} calls in one turn."
         answer = Answer(CallOutcome(status="skipped", output=text))
         return PlanEntry(index, call, None, answer)
-    tool = view.by_key.get(call.name) if call.namespace is None and call.kind == "function" else None
-    if tool is None or tool.namespace:  # mostly it is a tool outside of any namespace, called by its bare name
-        tool = find_called_tool(view.by_key, call)
+    tool = find_called_tool(view.by_key, call)
     if tool is None and state.turn_has_effects:
         tool = _find_disabled_tool(view, state, call)
     if tool is None:

@@ -16,16 +16,66 @@ from agentloop._common.digests import digestible
 from agentloop._common.error_text import shorten, summary_parts, tool_failure
 from agentloop._core.call_identity import arguments_digest
 from agentloop._core.call_state import CallState, is_search, make_interruption
-from agentloop._core.empty_containers import NO_DICT, NO_SET
+from agentloop._core.empty_containers import NO_DICT, NO_SET, append_to
 from agentloop._core.failure_choice import Rank, class_of_summary, rank_of_summary
-from agentloop._core.usage_meter import UsageMeter
 from agentloop.items import ApprovalRequest, HandoffCall, Item, ToolCall, ToolOutput
 from agentloop.model_events import ModelInfo, ModelResponse
 from agentloop.outcomes import FROM_ABOVE
 from agentloop.settings import JsonLimits
-from agentloop.usage import Usage
+from agentloop.usage import RequestUsage, Usage
 
 _DEFAULT_LIMITS = JsonLimits()
+
+
+class UsageMeter:
+    """Sums of usage, owned by one fold and grown in place; `total` returns them as a value."""
+
+    requests: int
+    input_tokens: int
+    output_tokens: int
+    total_tokens: int
+    cached_tokens: int
+    cache_write_tokens: int
+    reasoning_tokens: int
+    audio_tokens: int
+    entries: Sequence[RequestUsage]
+
+    __slots__ = tuple(__annotations__)
+
+    def __init__(self) -> None:
+        self.requests = self.input_tokens = self.output_tokens = self.total_tokens = 0
+        self.cached_tokens = self.cache_write_tokens = self.reasoning_tokens = self.audio_tokens = 0
+        self.entries = ()
+
+    def add(self, usage: RequestUsage | None) -> None:
+        """Count one request, or the attempts that *usage* tells. Without *usage* only `requests` grows."""
+        if usage is None:
+            self.requests += 1
+            return
+        self.requests += usage.attempts
+        self.input_tokens += usage.input_tokens
+        self.output_tokens += usage.output_tokens
+        self.total_tokens += usage.total_tokens
+        self.cached_tokens += usage.cached_tokens
+        self.cache_write_tokens += usage.cache_write_tokens
+        self.reasoning_tokens += usage.reasoning_tokens
+        self.audio_tokens += usage.audio_tokens
+        if usage.total_tokens or usage.input_tokens or usage.output_tokens or not usage.complete:
+            self.entries = append_to(self.entries, usage)
+
+    def total(self) -> Usage:
+        """Return the sums as a detached value."""
+        return Usage(
+            requests=self.requests,
+            input_tokens=self.input_tokens,
+            output_tokens=self.output_tokens,
+            total_tokens=self.total_tokens,
+            cached_tokens=self.cached_tokens,
+            cache_write_tokens=self.cache_write_tokens,
+            reasoning_tokens=self.reasoning_tokens,
+            audio_tokens=self.audio_tokens,
+            entries=tuple(self.entries),
+        )
 
 
 class RunFacts:

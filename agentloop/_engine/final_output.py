@@ -9,12 +9,11 @@ import logging
 from typing import Any, Literal
 
 from agentloop._common.error_text import redact, shorten
-from agentloop._concurrency.backend import checkpoint_if_cancelled
 from agentloop._core.machine import CheckOutput, GiveUp, may_ask_again
 from agentloop._core.turn_view import TurnView
-from agentloop._engine.finish import FinishedRun, save
+from agentloop._engine.finish import FinishedRun, save, save_turn
 from agentloop._engine.run_result import run_data_of
-from agentloop._engine.runtime.callbacks import call_user, find_hook, resolve
+from agentloop._engine.runtime.callbacks import call_user
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.config import ErrorHandlerData, ErrorHandlerResult
 from agentloop.exceptions import AgentLoopError, MaxTurnsExceeded, ModelBehaviorError, UserTypeError
@@ -33,7 +32,7 @@ async def accept(run: LiveRun, view: TurnView | None, candidate: CheckOutput) ->
     """Return the end of the run with *candidate* as its final output, after hooks and output guardrails.
 
     None if the model's answer doesn't fit the output type, and the history now has a message that asks the model to
-    correct it. The session is saved before the end is returned, and not saved for None.
+    correct it. The session is saved in both cases.
 
     Raises:
         ModelBehaviorError: the answer doesn't fit, the model isn't asked again, and no handler has another output.
@@ -49,6 +48,7 @@ async def accept(run: LiveRun, view: TurnView | None, candidate: CheckOutput) ->
         except ModelBehaviorError as error:
             if may_ask_again(run.state, run.agent.output_retries):
                 _ask_again(run, error)
+                await save_turn(run)
                 return None
             return FinishedRun("completed", await handle_error(run, _explain_cut(run, error), "invalid_final_output"))
     return FinishedRun("completed", await _check_output(run, output, candidate.made_by))
@@ -80,15 +80,11 @@ async def _check_output(run: LiveRun, output: Any, made_by: str | None = None) -
     Exception the session is saved first.
     """
     agent = run.agent
-    for hooks, name in ((agent.hooks, "on_end"), (run.settings.hooks, "on_agent_end")):
-        if hooks is not None and (hook := find_hook(hooks, name)) is not None:
-            await resolve(hook(run.context, agent, output))
+    await run.call_hooks("agent_end", agent, output)
     if run.settings.config.output_guardrails or agent.output_guardrails:
         await _judge(run, output, made_by)
-    if run.nursery is None or run.may_be_cancelled():
-        await checkpoint_if_cancelled()  # the last one: from here on the output is accepted
-    if run.settings.session is not None:
-        await save(run)
+    await run.checkpoint()  # the last one: from here on the output is accepted
+    await save(run)
     return output
 
 

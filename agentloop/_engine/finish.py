@@ -8,28 +8,29 @@ from __future__ import annotations
 import math
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
+import msgspec
 
 from agentloop._common.error_text import error_summary, is_fatal
 from agentloop._common.values import Value
 from agentloop._concurrency.backend import (
     cancelled_types,
     capture,
-    checkpoint_if_cancelled,
     wait_out_cancellations,
 )
 from agentloop._core.history import valid_history
 from agentloop._core.machine import AskBehavior, CheckOutput, GiveUp, next_action
-from agentloop._engine.runtime.callbacks import find_hook, resolve
 from agentloop._engine.runtime.cancel_source import record_end
 from agentloop._engine.runtime.live_run import LiveRun
-from agentloop.context import Callback
 from agentloop.exceptions import RunTimeout
 from agentloop.hooks import RunOutcome
 from agentloop.items import AssistantMessage, Item, Reasoning
 from agentloop.records import RunEnded, RunStatus
+
+if TYPE_CHECKING:
+    from agentloop._engine.runtime.session_progress import SessionProgress
 
 GOES_ON = ("interrupted", "cancelled", "stopped")
 
@@ -60,13 +61,12 @@ async def save_turn(run: LiveRun) -> None:
         return
     if not isinstance(next_action(run.state, run.turn.view), CheckOutput | AskBehavior):
         await save(run)
-        await checkpoint_if_cancelled()  # it is shielded, and may have hidden the end of the run
+        await run.checkpoint()  # it is shielded, and may have hidden the end of the run
 
 
-async def _save_rest(run: LiveRun, error: BaseException | None) -> None:
+async def _save_rest(run: LiveRun, session: SessionProgress, error: BaseException | None) -> None:
     """Write the items of a turn that didn't reach its end: complete pairs only, and none that a guardrail refused."""
-    session = run.settings.session
-    if session is None or not run.state.run_id or session.failed:
+    if not run.state.run_id or session.failed:
         return
     from agentloop._engine.session_writer import save_items
 
@@ -100,6 +100,44 @@ def _drop_messages(items: tuple[Item, ...]) -> tuple[Item, ...]:
     return valid_history(kept)
 
 
+class SegmentEnd(msgspec.Struct, eq=False):
+    """The end of one run segment, as the steps of `finish_segment` make it. Owned and mutated by them.
+
+    Attributes:
+        given: How the loop has ended.
+        turn_ended_at: The wall-clock time of that, where no record says so: a turn with calls has one.
+        errors: What the steps before `RunEnded` have failed with, in this order.
+        others: Summaries of the errors that aren't raised.
+        failed: The error to raise. Known once `RunEnded` is appended, and replaced by a graver one of a later step.
+        over: True if no other run segment may follow.
+    """
+
+    given: FinishedRun
+    turn_ended_at: float | None
+    errors: list[BaseException] = []
+    others: list[str] = []
+    failed: BaseException | None = None
+    over: bool = False
+
+    @property
+    def ended(self) -> FinishedRun:
+        """The end so far: as the loop has ended, or failed by the first error of a step."""
+        if self.errors and self.given.error is None:
+            return FinishedRun("failed", error=self.errors[0])
+        return self.given
+
+    async def attempt(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Do *work* and keep its error, so that the other steps of the end are done in any case."""
+        error = (await capture(work, outlast=True)).error
+        if error is not None:
+            self.errors.append(error)
+
+    def fail(self, other: BaseException | None) -> None:
+        """Note the failure of a step after `RunEnded`: it is raised if it is the first, or the only fatal one."""
+        if other is not None:
+            self.failed = _choose_graver(self.failed, other)
+
+
 async def finish_segment(run: LiveRun, ended: FinishedRun) -> BaseException | None:
     """Save the session, close resources, call `on_run_end`, append `RunEnded`. Returns the error to raise, or None.
 
@@ -108,89 +146,112 @@ async def finish_segment(run: LiveRun, ended: FinishedRun) -> BaseException | No
 
     Cancellation: the steps are shielded, up to the cleanup deadline; the journal's writer has deadlines of its own.
     """
-    # A turn with calls has a record of its end.
-    turn_ended_at = run.tree.log.wall() if run.state.turn and not run.state.batch else None
-    journal, host = run.tree.log.journal, run.resources.host
-    if ended.error is not None or run.limit_scope is not None:
-        _bound_cleanup(run, ended)
-    if journal is not None and not journal.begun and host is not None:
-        # The first task may have been cancelled before it began.
-        host.host(type(journal).run, journal, "agentloop journal")
-    errors: list[BaseException] = []
-    if ended.status != "completed":
-        await _collect_error(errors, partial(_save_rest, run, ended.error))
-    run.resources.closed = True
-    if run.resources.held:
-        errors += await run.resources.close(run.cleanup, run.cut)
-    if errors:
-        ended = _fail(ended, errors)
-    hooks = run.settings.hooks
-    if hooks is not None and run.parent is None and (hook := find_hook(hooks, "on_run_end")) is not None:
-        await _collect_error(errors, partial(_call_run_end_hook, run, hook, ended))
-        if errors:
-            ended = _fail(ended, errors)
-    broken = run.tree.log.instrument_error if run.parent is None else None
-    if broken is not None:
-        errors.append(broken)
-    if errors:
-        ended = _prefer_fatal(ended, errors)
-    failed = ended.error if ended.status == "failed" else None
-    for error in (*errors, failed):
-        if error is not None:
-            run.redact_error(error)
-    others = [error_summary(error) for error in errors if error is not failed]
-    if run.has_begun:
-        run.tree.log.append(
-            RunEnded(
-                run.state.path,
-                run.state.turn,
-                run.tree.log.wall(),
-                ended.status,
-                final_output=ended.output if failed is None else None,
-                stop_reason=ended.stop_reason,
-                error=None if failed is None else error_summary(failed),
-                details={"also_failed": others} if others else None,
-                resumable=ended.status != "completed" and _is_resumable(run, ended.status, failed),
-                turn_ended_at=turn_ended_at,
-            )
-        )
-    over = run.has_begun and run.state.ended is not None and not run.state.ended.resumable
-    run.stopped_by = None  # its traceback holds frames that hold the run
-    if journal is not None and run.parent is None:
-        unwritten = journal.error
-        if not journal.immediate:
-            with anyio.CancelScope(shield=True):  # the writer has deadlines of its own
-                unwritten = (await capture(partial(wait_out_cancellations, journal.durable))).error
-        if unwritten is not None:
-            failed = _choose_graver(failed, unwritten)
-    if run.sandbox is not None:
-        from agentloop._engine.sandbox import leave_sandbox
-
-        # The storage goes after the record of the end is durable, and stays where that is unknown.
-        fatal = await leave_sandbox(run, run.sandbox, over=over and (journal is None or journal.error is None))
-        if fatal is not None:
-            failed = _choose_graver(failed, fatal)
-    late = run.tree.log.instrument_error if broken is None and run.parent is None else None
-    if late is not None:  # an instrument has broken at the last record
-        failed = _choose_graver(failed, late)
-    if failed is not None:
-        for other in others:
-            failed.add_note(f"also failed: {other}")
-    return failed
+    end = SegmentEnd(ended, run.tree.log.wall() if run.state.turn and not run.state.batch else None)
+    _bound_cleanup(run, ended)
+    for step in _STEPS:
+        await step(run, end)
+    if end.failed is not None:
+        for other in end.others:
+            end.failed.add_note(f"also failed: {other}")
+    return end.failed
 
 
 def _bound_cleanup(run: LiveRun, ended: FinishedRun) -> None:
+    """Set the cleanup deadline, and see to it that the journal has its writer."""
     if ended.error is not None:
         record_end(run)
         run.cleanup.begin()
     elif run.limit_scope is not None and run.limit_scope.deadline < math.inf:
         # Nothing was cancelled, and still the run's deadline, plus the grace, bounds the end, too.
         run.cleanup.end_by(run.limit_scope.deadline + run.cleanup.grace)
+    journal, host = run.tree.log.journal, run.resources.host
+    if journal is not None and not journal.begun and host is not None:
+        # The first task may have been cancelled before it began.
+        host.host(type(journal).run, journal, "agentloop journal")
 
 
-def _fail(ended: FinishedRun, errors: list[BaseException]) -> FinishedRun:
-    """Return *ended*, or a failure by the first of *errors* if the run had no error."""
-    return FinishedRun("failed", error=errors[0]) if ended.error is None else ended
+async def _save_session(run: LiveRun, end: SegmentEnd) -> None:
+    """Write the items that the session lacks, unless the turn's end has done so."""
+    if end.given.status != "completed" and run.settings.session is not None:
+        await end.attempt(partial(_save_rest, run, run.settings.session, end.given.error))
+
+
+async def _close_resources(run: LiveRun, end: SegmentEnd) -> None:
+    run.resources.closed = True
+    if run.resources.held:
+        end.errors += await run.resources.close(run.cleanup, run.cut)
+
+
+async def _call_end_hooks(run: LiveRun, end: SegmentEnd) -> None:
+    if run.parent is not None or not run.find_hooks("run_end"):
+        return
+    ended = end.ended
+    error = None if ended.status == "cancelled" else ended.error
+    outcome = RunOutcome(status=ended.status, final_output=ended.output, error=error)
+
+    async def call() -> None:
+        with run.cleanup.section(on_cut=lambda: run.cut("on_run_end")):
+            await run.call_hooks("run_end", outcome)
+
+    await end.attempt(call)
+
+
+async def _append_end(run: LiveRun, end: SegmentEnd) -> None:
+    """Append `RunEnded`, if the segment has begun, and note which error is to be raised."""
+    if run.parent is None and (broken := run.tree.log.instrument_error) is not None:
+        end.errors.append(broken)
+    ended = _prefer_fatal(end.ended, end.errors) if end.errors else end.given
+    failed = end.failed = ended.error if ended.status == "failed" else None
+    for error in (*end.errors, failed):
+        if error is not None:
+            run.redact_error(error)
+    end.others = [error_summary(error) for error in end.errors if error is not failed]
+    if run.has_begun:
+        record = RunEnded(
+            *run.here(),
+            ended.status,
+            final_output=ended.output if failed is None else None,
+            stop_reason=ended.stop_reason,
+            error=None if failed is None else error_summary(failed),
+            details={"also_failed": end.others} if end.others else None,
+            resumable=ended.status != "completed" and _is_resumable(run, ended.status, failed),
+            turn_ended_at=end.turn_ended_at,
+        )
+        run.tree.log.append(record)
+        end.over = run.state.ended is not None and not run.state.ended.resumable
+    run.stopped_by = None  # its traceback holds frames that hold the run
+
+
+async def _write_journal(run: LiveRun, end: SegmentEnd) -> None:
+    """Wait until the whole log is durable."""
+    journal = run.tree.log.journal
+    if journal is None or run.parent is not None:
+        return
+    with anyio.CancelScope(shield=True):  # the writer has deadlines of its own
+        end.fail((await capture(partial(wait_out_cancellations, journal.durable))).error)
+
+
+async def _leave_sandbox(run: LiveRun, end: SegmentEnd) -> None:
+    """Give the sandbox back. Its storage goes once the record of the end is durable, and stays if that isn't known."""
+    if run.sandbox is not None:
+        from agentloop._engine.sandbox import leave_sandbox
+
+        journal = run.tree.log.journal
+        durable = journal is None or journal.error is None
+        end.fail(await leave_sandbox(run, run.sandbox, over=end.over and durable))
+
+
+async def _raise_late_error(run: LiveRun, end: SegmentEnd) -> None:
+    """Raise the error of an instrument that has broken at the last record."""
+    late = run.tree.log.instrument_error if run.parent is None else None
+    if late is not None and not any(error is late for error in end.errors):
+        end.fail(late)
+
+
+_STEPS = (
+    *(_save_session, _close_resources, _call_end_hooks, _append_end),
+    *(_write_journal, _leave_sandbox, _raise_late_error),
+)
 
 
 def _prefer_fatal(ended: FinishedRun, errors: list[BaseException]) -> FinishedRun:
@@ -222,17 +283,3 @@ def _choose_graver(failed: BaseException | None, other: BaseException) -> BaseEx
         failed, other = other, failed
     failed.add_note(f"also failed: {error_summary(other)}")
     return failed
-
-
-async def _call_run_end_hook(run: LiveRun, hook: Callback, ended: FinishedRun) -> None:
-    error = None if ended.status == "cancelled" else ended.error
-    outcome = RunOutcome(status=ended.status, final_output=ended.output, error=error)
-    with run.cleanup.section(on_cut=lambda: run.cut("on_run_end")):
-        await resolve(hook(run.context, outcome))
-
-
-async def _collect_error(errors: list[BaseException], work: Callable[[], Awaitable[None]]) -> None:
-    """Do *work* and append its error to *errors*, so that the other steps of the end are done in any case."""
-    error = (await capture(work, outlast=True)).error
-    if error is not None:
-        errors.append(error)

@@ -11,7 +11,7 @@ from agentloop._core.handoff_history import DEFAULT_WRAPPER, nest_history
 from agentloop._core.handoff_outputs import handoff_outputs
 from agentloop._core.machine import Transfer
 from agentloop._core.turn_view import TurnView
-from agentloop._engine.runtime.callbacks import call_user, find_hook, resolve
+from agentloop._engine.runtime.callbacks import call_user
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop._storage.incoming import check_items
 from agentloop.exceptions import UserError, UserTypeError
@@ -45,7 +45,7 @@ async def transfer(run: LiveRun, view: TurnView, action: Transfer) -> None:
     shown = await _choose_shown(run, handoff, handed)
     if shown is not None:
         check_items("input_filter", shown[1])
-    run.agent, run.agent_key = target, key
+    run.agent = target
     run.turn.view = None
     # In one step: a log that ends between the two would show the target the items that the filter left out.
     run.tree.log.append(handed)
@@ -53,21 +53,9 @@ async def transfer(run: LiveRun, view: TurnView, action: Transfer) -> None:
         reason, items = shown
         keep = _count_same(run.state.history, items)
         run.tree.log.append(HistoryReplaced(*run.here(), reason, keep, items[keep:]))
-    if run.settings.hooks is not None:
-        await resolve(run.settings.hooks.on_handoff(run.context, source, target))
-    if source.hooks is not None:
-        await resolve(source.hooks.on_handoff_out(run.context, source, target))
-    if target.hooks is not None:
-        await resolve(target.hooks.on_handoff_in(run.context, target, source))
-    await begin_agent(run)
-
-
-async def begin_agent(run: LiveRun) -> None:
-    """Call the start hooks of the run's agent: once per activation."""
-    if (hook := find_hook(run.settings.hooks, "on_agent_start")) is not None:
-        await resolve(hook(run.context, run.agent))
-    if (hook := find_hook(run.agent.hooks, "on_start")) is not None:
-        await resolve(hook(run.context, run.agent))
+    await run.call_hooks("handoff_out", source, target, of=source)
+    await run.call_hooks("handoff_in", target, source)
+    await run.call_hooks("agent_start", target)
 
 
 async def _call_on_handoff(run: LiveRun, handoff: Handoff, arguments: str, call_id: str) -> None:

@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from agentloop._common.turns import collect_in_turns
-from agentloop._engine.loop import StartingPoint
 from agentloop._engine.runtime.journal_writer import JournalWriter, find_shortcut
 from agentloop._engine.runtime.live_run import LiveRun
+from agentloop._engine.start import StartingPoint
 from agentloop._storage import state_codec as stored_state
 from agentloop.abc import Journal
 from agentloop.exceptions import JournalError

@@ -21,14 +21,14 @@ from agentloop import effects as e
 from agentloop import model_events as m
 from agentloop._common.digests import digestible
 from agentloop._common.error_text import error_summary
-from agentloop._concurrency.backend import cancelled_types, checkpoint_if_cancelled
+from agentloop._concurrency.backend import cancelled_types
 from agentloop._concurrency.interrupts import interruptible
 from agentloop._core.call_identity import find_tool
 from agentloop._core.client_calls import says_nothing
 from agentloop._core.turn_view import TurnView
-from agentloop._engine.runtime.callbacks import call_user, find_hook, resolve
+from agentloop._engine.runtime.callbacks import call_user
 from agentloop._engine.runtime.cancel_source import record_end
-from agentloop._engine.runtime.live_run import LiveEffects, LiveRun, seconds_to_deadline
+from agentloop._engine.runtime.live_run import LiveRun, seconds_to_deadline
 from agentloop.abc import Model
 from agentloop.budget import Budget, to_amount
 from agentloop.config import ModelInputData, ModelInputFilter
@@ -57,8 +57,8 @@ _SHOWS_NOTHING = (m.ResponseStarted, m.Raw, m.ResponseDone)
 _COUNTS = tuple(name for name in RequestUsage.__struct_fields__ if name not in ("model", "complete", "raw"))
 
 
-async def call_model(run: LiveRun, view: TurnView, *, checked: bool = False) -> None:
-    """Request the turn's response from the model and append it. *checked*: the last thing done was a checkpoint.
+async def call_model(run: LiveRun, view: TurnView) -> None:
+    """Request the turn's response from the model and append it.
 
     Cancellation: the response is closed before the cancellation continues; the request still counts in the usage.
 
@@ -68,14 +68,9 @@ async def call_model(run: LiveRun, view: TurnView, *, checked: bool = False) -> 
     request = _make_request(run, view)
     if run.settings.config.call_model_input_filter is not None:
         request = await _filter_request(run, run.settings.config.call_model_input_filter, request)
-        checked = False
     run.context.turn_input = request.items
-    for hooks in (run.settings.hooks, run.agent.hooks):
-        if hooks is not None and (hook := find_hook(hooks, "on_llm_start")) is not None:
-            await resolve(hook(run.context, run.agent, request.system, request.items))
-            checked = False
-    if not checked:
-        await checkpoint_if_cancelled()  # a request that is never made must not be counted
+    await run.call_hooks("llm_start", run.agent, request.system, request.items)
+    await run.checkpoint()  # a request that is never made must not be counted
     response, first_delta_at = await _request_response(run, view, request)
     items = _classify_items(run, view, response.items)
     if items is not response.items:
@@ -85,9 +80,7 @@ async def call_model(run: LiveRun, view: TurnView, *, checked: bool = False) -> 
     run.tree.log.append(ModelResponded(path, turn, at, response, cost=cost, first_delta_at=first_delta_at))
     if run.state.conflict is not None:
         return  # the response contradicts an earlier one: planning refuses it, so hooks do not get it as an answer
-    for hooks in (run.agent.hooks, run.settings.hooks):
-        if hooks is not None and (hook := find_hook(hooks, "on_llm_end")) is not None:
-            await resolve(hook(run.context, run.agent, response))
+    await run.call_hooks("llm_end", run.agent, response)
 
 
 class _Attempt(msgspec.Struct):
@@ -124,10 +117,7 @@ async def _request_response(run: LiveRun, view: TurnView, request: ModelRequest)
         state, asked_anew = run.state, None if asked == run.state.model else asked
         log.append(ModelRequested(state.path, state.turn, log.wall(), digest, attempt.number, asked_anew))
         try:
-            # The door of live effects would only await it: no coroutine is put around the model's for that.
             read = _read_response if request.settings.timeout is None else _read_in_time
-            if type(run.tree.effects) is LiveEffects:
-                return await read(run, view, request, attempt), attempt.first_delta_at
             do = partial(read, run, view, request, attempt)
             model, shown = view.model, attempt.note_shown
             effect = e.CallModel(run.path, request.turn, attempt.number, do, request, run.agent_key, model, shown)
@@ -145,7 +135,7 @@ async def _request_response(run: LiveRun, view: TurnView, request: ModelRequest)
                 raise
         await run.tree.effects.perform(e.Sleep(delay))
         run.check_request()
-        await checkpoint_if_cancelled()  # as before the first attempt
+        await run.checkpoint()  # as before the first attempt
         attempt = _Attempt(attempt.number + 1)
 
 
@@ -297,9 +287,7 @@ def _classify_call(run: LiveRun, view: TurnView, call: ToolCall, others: list[di
         return call
     if call.namespace is None and call.name in view.handoff_names:
         return HandoffCall(call.call_id, call.name, call.arguments, provider_data=call.provider_data)
-    tool = view.by_key.get(call.name) if call.namespace is None else None
-    if tool is None or tool.namespace:  # mostly it is a tool outside of any namespace, called by its bare name
-        tool = find_tool(view.by_key, call.name, call.namespace)
+    tool = find_tool(view.by_key, call.name, call.namespace)
     if tool is None:
         # A tool that isn't shown now, or is another agent's: its call won't run but is in the log, so mark its secrets.
         if not others:  # once for the response: it may hold any number of unknown names

@@ -18,14 +18,13 @@ from agentloop._concurrency.backend import (
     cancelled_types,
     capture,
     checkpoint_if_cancelled,
-    own_task,
     starter,
 )
 from agentloop._concurrency.interrupts import uninterrupted
 from agentloop._core.plan import Arguments
 from agentloop._core.run_fold import RunFold
 from agentloop._core.secret_marks import mark_items
-from agentloop._engine.loop import RunSegment, execute
+from agentloop._engine.loop import execute
 from agentloop._engine.run_result import result_of
 from agentloop._engine.runtime.body_result import Paused
 from agentloop._engine.runtime.callbacks import call_user, log_error
@@ -33,6 +32,7 @@ from agentloop._engine.runtime.event_buffer import EventBuffer
 from agentloop._engine.runtime.live_run import LiveRun, RunServicesView, RunSettings
 from agentloop._engine.runtime.resources import Resources
 from agentloop._engine.runtime.session_progress import SessionProgress
+from agentloop._engine.start import RunSegment
 from agentloop._storage.incoming import check_items
 from agentloop.budget import Budget
 from agentloop.conditions import as_condition
@@ -71,7 +71,7 @@ async def run_nested(outer: LiveRun, call: ToolCall, arguments: Arguments, body:
             run.state.max_turns if resumed else body.max_turns,
             body.run_config.timeout if body.run_config is not None else None,
         )
-        work = partial(execute, run, segment, own_task())
+        work = partial(execute, run, segment)
         over = await (work() if body.on_stream is None else _run_streamed(run, body.on_stream, work))
         if over.status == "interrupted":
             return Paused()
@@ -137,7 +137,7 @@ async def _run_streamed(run: LiveRun, on_stream: Callback, work: Callable[[], Aw
                 buffer.discard()
                 raise
             finally:
-                log.listeners = tuple([other for other in log.listeners if other is not buffer])
+                log.forget(buffer)
                 buffer.close()
         await checkpoint_if_cancelled()
     except cancelled_types():

@@ -14,7 +14,7 @@ from agentloop._core.agent_graph import AgentGraph
 from agentloop._core.call_identity import find_called_tool
 from agentloop._core.planner import check_shown
 from agentloop._core.run_fold import RunFold
-from agentloop._engine.loop import KeptConversation, StartingPoint
+from agentloop._engine.start import KeptConversation, StartingPoint
 from agentloop.agents import Agent
 from agentloop.exceptions import StateError, UserError
 from agentloop.handoffs import target_of

@@ -118,8 +118,10 @@ def _make_input_judge(run: LiveRun, judge: Judge, given: tuple[Item, ...]) -> An
 
 
 @uninterrupted
-async def guard_model_call(run: LiveRun, guards: list[Judge], call_model: Callable[[], Awaitable[None]]) -> None:
-    """Run *guards* on the input and call the model: the blocking ones first, all at once; the others beside the call.
+async def guard_model_call(run: LiveRun, call_model: Callable[[], Awaitable[None]]) -> None:
+    """Run the guardrails that haven't passed the input yet, and call the model.
+
+    The blocking guardrails come first, all at once; the others run beside the call.
 
     Input that was added to a run under way is judged by all of them before the model sees it. Returns when all of them
     have settled, so that the response can have no effect before the verdicts.
@@ -133,7 +135,7 @@ async def guard_model_call(run: LiveRun, guards: list[Judge], call_model: Callab
     given, none_beside = run.state.unchecked_input, run.state.input_added_later
     blocking: list[Callable[[], Awaitable[None]]] = []
     beside: list[Callable[[], Awaitable[None]]] = []
-    for judge in guards:
+    for judge in guards_missing(run):
         held = none_beside or not judge.guardrail.run_in_parallel
         (blocking if held else beside).append(_make_input_judge(run, judge, given))
     await gather(blocking)
@@ -181,6 +183,15 @@ async def guard_model_call(run: LiveRun, guards: list[Judge], call_model: Callab
         raise errors[min(errors)]
     if passed < len(beside):
         raise unexpected_cancellation()
+
+
+async def guard_answered_turn(run: LiveRun) -> None:
+    """Run the guardrails that haven't passed the input, in a resumed run whose model has answered already."""
+    await guard_model_call(run, _do_nothing)
+
+
+async def _do_nothing() -> None:
+    """Do nothing: the model has answered."""
 
 
 async def judge_final_output(run: LiveRun, output: Any, *, withheld: str | None = None) -> None:

@@ -43,7 +43,6 @@ from agentloop import events as ev
 from agentloop._common.error_text import is_fatal
 from agentloop._common.type_parameters import OutputT
 from agentloop._concurrency.backend import (
-    Task,
     cancelled_types,
     checkpoint_if_cancelled,
     is_closing,
@@ -53,10 +52,11 @@ from agentloop._concurrency.backend import (
 )
 from agentloop._concurrency.interrupts import uninterrupted
 from agentloop._concurrency.nursery import Nursery, new_nursery
-from agentloop._engine.loop import RunSegment, execute
+from agentloop._engine.loop import execute
 from agentloop._engine.run_result import result_of
 from agentloop._engine.runtime.cancel_source import record_end
 from agentloop._engine.runtime.live_run import LiveRun
+from agentloop._engine.start import RunSegment
 from agentloop.agents import Agent
 from agentloop.exceptions import UserError, UserTypeError, UserValueError
 from agentloop.items import ApprovalRequest, ToolCall
@@ -66,8 +66,8 @@ if TYPE_CHECKING:
     from agentloop._engine.runtime.event_buffer import EventBuffer
     from agentloop.state import RunState
 
-Start = Callable[[Task | None], LiveRun]
-"""Makes the run, in the given task, the current one on asyncio."""
+Start = Callable[[], LiveRun]
+"""Makes the run."""
 
 
 @final
@@ -108,19 +108,18 @@ class RunStream(Generic[OutputT]):
         if self._start is None:
             raise UserError("a streamed run can be entered once")
         nursery = new_nursery(self, copy_context(), holds=True, bare=self._plain)
-        live, self._start = self._start(nursery.task), None
+        live, self._start = self._start(), None
         if self._subscribe:
             from agentloop._engine.runtime.event_buffer import EventBuffer  # no plain run needs it
 
             self._events = EventBuffer(live.state, live.settings.config.stream_buffer, live.agent_at)
             live.tree.log.follow(events=self._events)
+            live.tree.join_loop()
         self._nursery = await nursery.__aenter__()
         if not nursery.is_group:
             live.nursery = nursery
         self._live, live.scope = live, nursery.new_scope()
-        if live.tree.log.is_watched:
-            live.tree.log.follow()
-            live.tree.log.on_instrument_error = self._stop
+        live.tree.log.begin(self._stop)
         live.resources.host = nursery
         nursery.start(self._main, live, f"agentloop run of {live.agent.name}")
         if self._cancelled is not None:
@@ -140,7 +139,7 @@ class RunStream(Generic[OutputT]):
             try:
                 entry, self._entry = self._entry, None
                 assert entry is not None
-                await execute(live, entry, task)
+                await execute(live, entry)
             except BaseException as error:  # noqa: ASYNC103 - as `with` does
                 if isinstance(error, cancelled_types()):
                     # The cancellation ends here: the holder of the block meets it there anyway. If it continued, anyio
@@ -174,9 +173,7 @@ class RunStream(Generic[OutputT]):
         if self._events is not None:
             self._events.close()
         # The reference cycles of the run are broken, so that a finished one doesn't wait for the garbage collector.
-        log = live.tree.log
-        log.events = log.spans = log.on_instrument_error = None
-        log.append = log.state.apply
+        live.tree.log.end()
         live.tree.children.clear()
 
     def _lose_task(self) -> None:

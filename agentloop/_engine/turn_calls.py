@@ -11,7 +11,6 @@ from functools import partial
 
 from agentloop._concurrency.backend import (
     cancelled_types,
-    checkpoint_if_cancelled,
     is_closing,
     unexpected_cancellation,
 )
@@ -23,7 +22,7 @@ from agentloop._engine.calls.call import run_call
 from agentloop._engine.calls.scheduler import Batch
 from agentloop._engine.prepare_turn import ask_enabled
 from agentloop._engine.runtime.callbacks import call_user, log_error
-from agentloop._engine.runtime.live_run import LiveEffects, LiveRun
+from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.config import ToolErrorArgs
 from agentloop.exceptions import StateError
 from agentloop.outcomes import CallOutcome
@@ -59,7 +58,7 @@ async def plan_turn(run: LiveRun, view: TurnView) -> Plan:
             view.handoff(call.name).read(call.arguments, config.json_limits, config.converter)
         guarded = [entry for entry in plan if entry.tool is not None and entry.tool.needs_approval is not False]
         # A call may have been asked about before: in an earlier run segment, or in the history of an engine.
-        if guarded or config.policies or run.state.turn_has_effects or type(run.tree.effects) is not LiveEffects:
+        if guarded or config.policies or run.state.turn_has_effects or run.tree.approvals is not None:
             from agentloop._engine.calls.approval import decide
 
             plan = await decide(run, plan)
@@ -93,6 +92,7 @@ async def settle(run: LiveRun, view: TurnView, plan: Plan) -> None:
         AgentLoopError, BaseException: the batch's failure, chosen by class, phase and model order.
     """
     sequential = (run.settings.config.tool_execution.mode or run.agent.tool_execution) == "sequential"
+    run.tree.join_loop()  # from here on code of another thread may ask for a call of this run
     batch = Batch(run, plan, run_call, sequential=sequential, context=copy_context())
     del plan  # two objects for each call, which the collector would count while the bodies run
     events = run.tree.log.events
@@ -102,8 +102,7 @@ async def settle(run: LiveRun, view: TurnView, plan: Plan) -> None:
     try:
         for entry in batch.answers:
             batch.answer(entry, await _format_answer(run, entry))
-        await batch.nursery.__aenter__()  # no `async with`, for the reason of `run_call`
-        try:
+        async with batch.nursery:
             try:
                 batch.open()
                 while (waiting := batch.wait()) is not None:
@@ -112,11 +111,6 @@ async def settle(run: LiveRun, view: TurnView, plan: Plan) -> None:
             except cancelled_types():
                 await batch.end_cancelled()  # noqa: ASYNC120 - shielded inside
                 raise
-        except BaseException as error:  # noqa: ASYNC103 - as `async with` does
-            if not await batch.nursery.__aexit__(type(error), error, error.__traceback__):  # noqa: ASYNC102
-                raise
-        else:
-            await batch.nursery.__aexit__(None, None, None)
     except BaseException as error:
         if is_closing(task):
             batch.close()
@@ -127,8 +121,7 @@ async def settle(run: LiveRun, view: TurnView, plan: Plan) -> None:
         if events is not None:
             events.on_room.pop(batch.room, None)
         batch.forget()
-    if run.nursery is None or run.may_be_cancelled():
-        await checkpoint_if_cancelled()
+    await run.checkpoint()
     if batch.stopped in ("parent", "deadline"):
         # The nursery ended by itself: anyio cancels a nursery if one of its tasks is cancelled natively.
         raise unexpected_cancellation()

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from agentloop import records as r
 from agentloop._core.empty_containers import NO_DICT
 from agentloop._core.handoff_outputs import IGNORED_HANDOFF
+from agentloop._core.run_facts import UsageMeter
 from agentloop._core.run_fold import RunFold, drop_repeats
-from agentloop._core.usage_meter import UsageMeter
 from agentloop.items import (
     AssistantMessage,
     HandoffCall,

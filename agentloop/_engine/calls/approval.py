@@ -22,7 +22,6 @@ from agentloop._engine.runtime.callbacks import call_user, gather, log_error
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop._schema.json_text import quote
 from agentloop._storage.withholding import WithheldText
-from agentloop.abc import ApprovalEffects
 from agentloop.exceptions import UserTypeError
 from agentloop.guardrails import Allow
 from agentloop.items import ToolCall
@@ -74,8 +73,8 @@ async def decide(run: LiveRun, plan: Plan) -> Plan:
         entries[position] = entries[position].replace(disposition=disposition)
         if isinstance(disposition, AwaitVerdict) and disposition.request is not None:
             run.tree.log.append(disposition.request)
-            if isinstance(run.tree.effects, ApprovalEffects):
-                run.tree.effects.note_asked(run.path, entries[position].call)
+            if run.tree.approvals is not None:
+                run.tree.approvals.note_asked(run.path, entries[position].call)
     return tuple(entries)
 
 
@@ -84,8 +83,8 @@ def _was_asked(run: LiveRun, call: ToolCall) -> bool:
 
     In an earlier run segment, or by an earlier worker of an engine that makes the log anew.
     """
-    effects = run.tree.effects
-    told = isinstance(effects, ApprovalEffects) and effects.was_asked(run.path, call)
+    approvals = run.tree.approvals
+    told = approvals is not None and approvals.was_asked(run.path, call)
     return told or run.state.calls[call.call_id].approval is not None
 
 

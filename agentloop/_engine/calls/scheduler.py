@@ -88,8 +88,7 @@ class Batch:
         """Wall-clock time at which the batch was stopped."""
         self.closed = False
         """True once the event loop is gone, so that nothing can be awaited, woken or started any more."""
-        shown = None if run.nursery is None else run.find_deadline()
-        self.nursery = new_nursery(self, context, shown=shown, task=run.task)
+        self.nursery = new_nursery(self, context)
         self._opened = False
         self._segments: list[list[LiveCall]] | None = None  # last first; an empty deque takes 0.7 KiB of each turn
         self._current: set[LiveCall] | None = None

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from opcode import opmap
 from types import CodeType, CoroutineType
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import anyio
 
@@ -68,6 +68,29 @@ def find_hook(hooks: RunHooks | AgentHooks | None, name: str) -> Callback | None
 _EMPTY_HOOKS = frozenset(
     hook for base in (RunHooks, AgentHooks) for name, hook in vars(base).items() if name.startswith("on_")
 )
+
+
+Event = Literal["agent_start", "agent_end", "llm_start", "llm_end", "handoff_out", "handoff_in", "run_end"]
+
+_ORDER: dict[Event, tuple[tuple[bool, str], ...]] = {
+    "agent_start": ((True, "on_agent_start"), (False, "on_start")),
+    "agent_end": ((False, "on_end"), (True, "on_agent_end")),
+    "llm_start": ((True, "on_llm_start"), (False, "on_llm_start")),
+    "llm_end": ((False, "on_llm_end"), (True, "on_llm_end")),
+    "handoff_out": ((True, "on_handoff"), (False, "on_handoff_out")),
+    "handoff_in": ((False, "on_handoff_in"),),
+    "run_end": ((True, "on_run_end"),),
+}
+"""The hooks of a run's own loop: by event, whether a hook is the run's (True) or the agent's, and its method.
+
+A start goes from the run to the agent, an end from the agent to the run.
+"""
+
+
+def find_hooks(event: Event, of_run: RunHooks | None, of_agent: AgentHooks | None) -> list[Callback]:
+    """Return the application's hooks on *event*, in the order in which they are called."""
+    found = [find_hook(of_run if whole else of_agent, name) for whole, name in _ORDER[event]]
+    return [hook for hook in found if hook is not None]
 
 
 class ToolHooks(Value, frozen=True):

@@ -10,10 +10,8 @@ import os
 import threading
 import time
 import uuid
-import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import anyio
@@ -25,7 +23,7 @@ from agentloop._common.checks import NAMES, check, optional
 from agentloop._common.digests import idempotency_key
 from agentloop._common.error_text import REDACTED, error_summary, redact_message
 from agentloop._common.values import Value
-from agentloop._concurrency.backend import Task, liveness, own_task, running_loop, token_again
+from agentloop._concurrency.backend import checkpoint_if_cancelled, liveness, running_loop, token_again
 from agentloop._concurrency.cleanup import Cleanup
 from agentloop._concurrency.interrupts import interruptible
 from agentloop._core.agent_graph import AgentGraph
@@ -33,11 +31,11 @@ from agentloop._core.history import HistoryView
 from agentloop._core.plan import Arguments
 from agentloop._core.run_fold import RunFold
 from agentloop._core.turn_view import TurnView
-from agentloop._engine.runtime.callbacks import ToolHooks, find_tool_hooks
+from agentloop._engine.runtime.callbacks import Event, ToolHooks, find_hooks, find_tool_hooks, resolve
 from agentloop._engine.runtime.dispatcher import Dispatcher
 from agentloop._engine.runtime.log import Log
 from agentloop._engine.runtime.resources import Resources
-from agentloop.abc import Effects, LateResult, Model, StillRunning
+from agentloop.abc import ApprovalEffects, Effects, LateResult, Model, StillRunning
 from agentloop.agents import Agent
 from agentloop.budget import Budget
 from agentloop.config import HostedPrice, Price, RunConfig
@@ -133,28 +131,12 @@ class LoopState:
 _shared: anyio.lowlevel.RunVar[LoopState] = anyio.lowlevel.RunVar("agentloop")
 
 
-_recent: tuple[weakref.ref[Any], weakref.ref[LoopState]] | None = None
-"""The asyncio loop that was asked for last, and its state. A `RunVar` takes 2 µs to read, which is much for a run."""
-
-
-def loop_state(task: Task | EllipsisType | None = ...) -> LoopState:
-    """Return the state that the runs of the current event loop share, made at first use and dropped with the loop.
-
-    *task* is the current one as `own_task` returns it, if the caller knows it.
-    """
-    global _recent
-    if task is ...:
-        task = own_task()
-    loop = None if task is None else task.get_loop()
-    recent = _recent  # read once: the loop of another thread may replace it between two looks
-    if loop is not None and recent is not None and recent[0]() is loop and (state := recent[1]()) is not None:
-        return state
+def loop_state() -> LoopState:
+    """Return the state that the runs of the current event loop share, made at first use and dropped with the loop."""
     shared = _shared.get(None)
     if shared is None:
         shared = LoopState()
         _shared.set(shared)
-    if loop is not None:
-        _recent = weakref.ref(loop), weakref.ref(shared)
     return shared
 
 
@@ -223,9 +205,10 @@ class RunTree(msgspec.Struct, eq=False, kw_only=True):
 
     log: Log
     effects: Effects
+    approvals: ApprovalEffects | None = None
+    """The same, where they know which calls were asked about before, in a history that the log doesn't have."""
     graph: AgentGraph
     """The agents of all runs, by key."""
-    shared: LoopState
     resources: Resources
     """The resources of the outermost run."""
     shared_resources: Resources
@@ -245,6 +228,26 @@ class RunTree(msgspec.Struct, eq=False, kw_only=True):
     """Keys of the warnings that were logged already: each is logged once."""
     sourced: dict[tuple[tuple[str, ...], str], SourcedTools]
     """The last answer of each source of tools, by path and by the place of the source."""
+    _shared: LoopState | None = None
+
+    @property
+    def shared(self) -> LoopState:
+        """The state that the runs of this event loop share, found at first use, because most runs of text need none.
+
+        The first use is in the loop: a batch and a stream join it before code of another thread can ask for it.
+        """
+        if self._shared is None:
+            self._shared = loop_state()
+        return self._shared
+
+    @property
+    def threads(self) -> Threads:
+        """The worker threads of the loop's runs."""
+        return self.shared.threads
+
+    def join_loop(self) -> None:
+        """Note the event loop that the runs are on, so that other threads can reach them (`cancel_call`)."""
+        self._shared = self.shared
 
     def warn_once(self, key: str, text: str) -> None:
         """Log the warning *text*, unless one with this *key* was logged already."""
@@ -274,8 +277,8 @@ class RunSettings(msgspec.Struct, eq=False, kw_only=True):
 
     config: RunConfig
     around: HasThreads
-    """The owner of the worker threads around the run's own: the open runtime, the loop's state, or, for a nested run,
-    the settings of the run around it."""
+    """The owner of the worker threads around the run's own: the open runtime, or the tree (which has the loop's); for a
+    nested run, the settings of the run around it."""
     hooks: RunHooks | None = None
     error_handlers: Mapping[str, Callback] = {}
     session: SessionProgress | None = None
@@ -300,6 +303,15 @@ class RunSettings(msgspec.Struct, eq=False, kw_only=True):
         return self._threads
 
 
+class _NotCancelled:
+    """The checkpoint of a run that surely isn't cancelled: awaiting it neither waits nor raises."""
+
+    __await__ = ().__iter__
+
+
+_NOT_CANCELLED: Any = _NotCancelled()
+
+
 class Turn(msgspec.Struct, eq=False):
     """The parts of the turn under way that are not in the log. Owned by the run's task."""
 
@@ -321,10 +333,6 @@ class LiveRun(msgspec.Struct, eq=False, kw_only=True):
     agent: Agent[Any, Any]
     context: RunContext[Any]
     resources: Resources
-    agent_key: str = ""
-    """The key of the agent at work, once the run segment has begun."""
-    task: Task | EllipsisType | None = ...
-    """The task that the run's own loop is in, as `own_task` returns it; `...` before it has begun."""
     parent: LiveRun | None = None
     turn: Turn = msgspec.field(default_factory=Turn)
     limit_scope: anyio.CancelScope | None = None
@@ -357,6 +365,11 @@ class LiveRun(msgspec.Struct, eq=False, kw_only=True):
     def path(self) -> tuple[str, ...]:
         """The call ids of the agent tools around this run, outermost first."""
         return self.state.path
+
+    @property
+    def agent_key(self) -> str:
+        """The key of the agent at work, once the run segment has begun."""
+        return self.state.agent
 
     @property
     def cleanup(self) -> Cleanup:
@@ -395,25 +408,38 @@ class LiveRun(msgspec.Struct, eq=False, kw_only=True):
             found = self._tool_hooks = (agent_hooks, find_tool_hooks(self.settings.hooks, agent_hooks))
         return found[1]
 
-    def may_be_cancelled(self) -> bool:
-        """Tell whether the run's own loop has to look for a cancellation, by a checkpoint, before its next step.
+    def find_hooks(self, event: Event) -> Sequence[Callback]:
+        """Return the hooks on *event*, of the run and of the agent at work."""
+        of_run, of_agent = self.settings.hooks, self.agent.hooks
+        return () if of_run is None and of_agent is None else find_hooks(event, of_run, of_agent)
 
-        False only where that would find none: a checkpoint takes 2 µs to look, through scopes that are known here. True
-        wherever `nursery` is None, as on trio: the loop asks for that first, which spares the question.
+    async def call_hooks(self, event: Event, *args: Any, of: Agent[Any, Any] | None = None) -> None:
+        """Call the hooks on *event* with the run's context and *args*, one after the other.
+
+        For example `await run.call_hooks("llm_end", run.agent, response)`. *of* is the agent whose hooks are called, if
+        it isn't the agent at work.
+
+        Raises:
+            BaseException: the error of a hook; later ones aren't called.
+        """
+        of_run, of_agent = self.settings.hooks, (of or self.agent).hooks
+        if of_run is not None or of_agent is not None:
+            for hook in find_hooks(event, of_run, of_agent):
+                await resolve(hook(self.context, *args))
+
+    def checkpoint(self) -> Awaitable[None]:
+        """Let a pending cancellation of the run continue; wait for nothing else. For the run's own loop.
+
+        Write it after each section that is shielded or that calls the application, and before each record that says
+        what the run does next: `await run.checkpoint()`.
         """
         nursery, scope, limit = self.nursery, self.scope, self.limit_scope
-        if nursery is None or scope is None or scope.cancel_called or nursery.ended:
-            return True
-        if nursery.task is None or nursery.task.cancelling() > nursery.pending_before:
-            return True  # the nursery was left, or the task that holds the run is cancelled
-        return limit is not None and limit.cancel_called
-
-    def find_deadline(self) -> float | None:
-        """Return the deadline around the run's own loop; None if only a search through its scopes can tell it."""
-        nursery, limit = self.nursery, self.limit_scope
-        if nursery is None or self.may_be_cancelled():
-            return None
-        return nursery.shown if limit is None else min(nursery.shown, limit.deadline)
+        if nursery is None or scope is None or scope.cancel_called or nursery.ended or nursery.is_leaving():
+            return checkpoint_if_cancelled()
+        if limit is not None and limit.cancel_called:
+            return checkpoint_if_cancelled()
+        surely: Awaitable[None] = _NOT_CANCELLED
+        return surely  # we know each scope around the run: a search through them takes 2 µs, three times a turn
 
     def check_request(self) -> None:
         """Check that every budget that has to pay for one more model request allows it.

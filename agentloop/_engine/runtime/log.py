@@ -30,12 +30,6 @@ class Log:
     """
 
     state: RunFold
-    append: Callable[[Record], object]
-    """Append a record: fold it, then pass it to the followers. Never waits, and never raises an instrument's error.
-
-    The fold's own `apply` where nothing follows the log, as in a plain run: a call of a function less for each record.
-    Where only a journal does, a function that doesn't ask for other followers.
-    """
     events: EventBuffer | None
     listeners: tuple[EventBuffer, ...]
     """Buffers of parts of the tree, for agent tools with `on_stream`. The run never waits for their readers."""
@@ -49,10 +43,10 @@ class Log:
     """A BaseException of an instrument, such as KeyboardInterrupt: the run ends with it."""
     on_instrument_error: Callable[[], None] | None
     """The function that ends the run after an instrument has broken it. Set while the run is under way."""
-    is_watched: bool
-    """True if code that may cancel the run is called with each record: instruments, or a replay."""
     _instruments: tuple[Instrument, ...]
     _warned: tuple[int, ...]
+    _followers: tuple[Callable[[Record], None], ...]
+    """The functions that get each record once it is folded: of the journal, instruments, spans, buffers, in order."""
 
     __slots__ = tuple(__annotations__)
 
@@ -64,9 +58,27 @@ class Log:
     ) -> None:
         self.state, self.wall, self.expect, self._instruments = state, time.time, expect, instruments
         self.events = self.spans = self.journal = self.instrument_error = self.on_instrument_error = None
-        self.listeners = self._warned = ()
-        self.is_watched = bool(instruments) or expect is not None
-        self.append = state.apply  # until `follow`: a log that is never followed doesn't hold itself
+        self.listeners = self._warned = self._followers = ()
+
+    def append(self, record: Record) -> None:
+        """Append *record*: fold it, then pass it to the followers. Never waits.
+
+        An instrument's error isn't raised, because the caller is in the middle of a step: see `tell`.
+        """
+        if self.expect is not None:
+            expected = self.expect(record)
+            if expected is None:
+                return
+            record = expected
+        record = self.state.apply(record)
+        for follow in self._followers:
+            follow(record)
+
+    def begin(self, end: Callable[[], None]) -> None:
+        """Let the instruments, if there are any, have each record from now on; *end* ends the run if one breaks it."""
+        if self._instruments:
+            self.on_instrument_error = end
+            self._choose_followers()
 
     def follow(
         self,
@@ -75,49 +87,39 @@ class Log:
         events: EventBuffer | None = None,
         spans: SpanSource | None = None,
     ) -> None:
-        """Let the given followers, and the instruments, have each record from now on."""
-        if journal is not None:
-            self.journal = journal
-        if events is not None:
-            self.events = events
-        if spans is not None:
-            self.spans = spans
-        self._choose_append()
+        """Let the given followers have each record from now on, beside the others."""
+        self.journal, self.events, self.spans = journal or self.journal, events or self.events, spans or self.spans
+        self._choose_followers()
 
     def listen(self, listener: EventBuffer) -> None:
         """Let *listener* have each record from now on, beside the others."""
         self.listeners += (listener,)
-        self._choose_append()
+        self._choose_followers()
+
+    def forget(self, listener: EventBuffer) -> None:
+        """Let *listener* have no further record."""
+        self.listeners = tuple([other for other in self.listeners if other is not listener])
+        self._choose_followers()
 
     def leave_loop(self) -> None:
-        """Let neither the journal nor the run's consumer have a further record: their event loop is gone."""
+        """Let neither the journal nor the run's consumer have a further record, because their event loop is gone."""
         self.journal = self.events = None
-        self._choose_append()
+        self._choose_followers()
 
-    def _choose_append(self) -> None:
-        if self.is_watched or self.spans is not None or self.events is not None or self.listeners:
-            self.append = self._append_followed
-        else:
-            self.append = self.state.apply if self.journal is None else _journaled(self.state.apply, self.journal.add)
+    def end(self) -> None:
+        """Forget all followers but the journal, which has been closed: each of them would hold the log, or its run."""
+        self.events = self.spans = self.on_instrument_error = None
+        self._followers = ()
 
-    def _append_followed(self, record: Record) -> None:
-        # An instrument's error isn't raised, since the caller is in the middle of a step: see `tell`.
-        if self.expect is not None:
-            expected = self.expect(record)
-            if expected is None:
-                return
-            record = expected
-        record = self.state.apply(record)
-        if self.journal is not None:
-            self.journal.add(record)
+    def _choose_followers(self) -> None:
+        followers: list[Callable[[Record], None]] = [] if self.journal is None else [self.journal.add]
         if self._instruments:
-            self.tell("on_record", record)
-        if self.spans is not None:
-            self.spans.record(record)
-        if self.events is not None:
-            self.events.record(record)
-        for listener in self.listeners:
-            listener.record(record)
+            followers.append(self._tell_record)
+        followers += [one.record for one in (self.spans, self.events, *self.listeners) if one is not None]
+        self._followers = tuple(followers)
+
+    def _tell_record(self, record: Record) -> None:
+        self.tell("on_record", record)
 
     def buffers(self) -> Sequence[EventBuffer]:
         """Return the buffers that take signals; empty where there are none, so that no signal need be made."""
@@ -142,10 +144,3 @@ class Log:
                 elif id(instrument) not in self._warned:
                     self._warned += (id(instrument),)
                     logger.warning("instrument %r failed in %s", instrument, method, exc_info=True)
-
-
-def _journaled(apply: Callable[[Record], Record], add: Callable[[Record], None]) -> Callable[[Record], None]:
-    def append(record: Record) -> None:
-        add(apply(record))
-
-    return append
