@@ -1,4 +1,4 @@
-"""The workloads W1 to W9, W4c, Wo and Wx: each gives its rows for one backend, inside a running loop; W6 needs none."""
+"""The workloads W1 to W9, W4c, Wo and Wp: each gives its rows for one backend, inside a running loop; W6 needs none."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from agentloop._common.values import field_names
 from benchmarks.bare import Ended, Job, Limit
 from benchmarks.exported import SpanCounter, exporting
 from benchmarks.measure import Effort, Paired, collector, paired, spread, traced
+from benchmarks.options import wp
 from benchmarks.ours import ours
 from benchmarks.report import Row
 from benchmarks.script import Script, conversation
@@ -59,8 +60,9 @@ async def w1(limit: Limit, effort: Effort) -> list[Row]:
     """One turn of text, and the same right after a garbage collection."""
     script = conversation(limit.sleep, turns=0, calls=0)
     warm = await _against_bare("W1 single text turn", limit, script, effort.pairs, effort.of(30))
+    few = await _against_bare("W1 single text turn, ten runs a sample", limit, script, effort.pairs, effort.of(10))
     cold = await paired(ours(script).run, lambda: limit.run(script), effort.pairs, warm_up=(None, None))
-    return [warm, _row("W1 single text turn, cold", limit, cold, note="one run a sample, after a collection")]
+    return [warm, few, _row("W1 single text turn, cold", limit, cold, note="one run a sample, after a collection")]
 
 
 async def w2(limit: Limit, effort: Effort) -> list[Row]:
@@ -73,6 +75,7 @@ async def w2(limit: Limit, effort: Effort) -> list[Row]:
         await fan_out("W2 N=1000 calls in one turn", effort.of(1000), effort.few, 1),
         await fan_out("W2 N=10", 10, effort.pairs, effort.of(5)),
         await fan_out("W2 N=1, whole two-turn run", 1, effort.pairs, effort.of(15)),
+        await fan_out("W2 N=1, ten runs a sample", 1, effort.pairs, effort.of(10)),
         *await _memory_per_call(limit, effort.of(1000)),
     ]
 
@@ -143,14 +146,6 @@ async def w4c(limit: Limit, effort: Effort) -> list[Row]:
         warm_up=(sharing.run, free.run),
     )
     return [_row("W4c runs that share a Capacity(10), against unshared", limit, found, runs, f"{runs} runs")]
-
-
-async def wx(limit: Limit, effort: Effort) -> list[Row]:
-    """Three turns of two calls as an application usually has it, against our own plain run."""
-    plain = ours(conversation(limit.sleep, turns=3, calls=2))
-    found = await paired(plain.as_usual().run, plain.run, effort.pairs, effort.of(10))
-    note = "default caps, hooks, a journal in memory; three turns of two calls"
-    return [_row("Wx usual configuration against plain", limit, found, note=note)]
 
 
 async def wo(limit: Limit, effort: Effort) -> list[Row]:
@@ -412,7 +407,7 @@ ON_BACKENDS: dict[str, Workload] = {
     "W8": w8,
     "W9": w9,
     "Wo": wo,
-    "Wx": wx,
+    "Wp": wp,
 }
 IN_PROCESSES: dict[str, Callable[[Effort], list[Row]]] = {"W6": w6}
 NAMES = tuple(sorted({*ON_BACKENDS, *IN_PROCESSES}))
