@@ -1,4 +1,4 @@
-"""Agents for web clients: runs whose events are server-sent events, by ASGI alone, with or without a framework.
+"""Agents for web clients: runs whose events are server-sent events, by ASGI only, with or without a framework.
 
 `RunResponse` is one run as a response; `AgentApp` is an application with everything that a client needs: start, read
 again after a lost connection, cancel, decide on calls that wait. Both work on asyncio and trio.

@@ -4,7 +4,7 @@ Theory. The run's task puts events in and never waits for a reader. Events that 
 as the run is under way (their items are the log's own, so that is little memory), and a reader is a position in that
 list. A reader that begins late, or comes back, begins at another position, and there is nothing else to resuming.
 
-Signals (pieces of an answer, progress) go only to the readers of that moment, each into a bounded queue of its own. A
+Signals (pieces of an answer, progress) go only to the readers of that moment, each into its own bounded queue. A
 reader that is too far behind loses signals, never recorded events: the item that follows holds the whole text.
 
 Facts: `_recorded`, `_closed`, `final`; of a reader its position and its unread signals, each with the position before
@@ -69,7 +69,7 @@ class Feed:
         """Return the position of the first event after the one with the id *after*.
 
         Raises:
-            HTTPRefusal: there is no such event (409), or it is no id (400).
+            HTTPRefusal: there is no such event (409), or it isn't an id (400).
         """
         return 0 if after is None else position_after(self._recorded, after)
 
@@ -141,7 +141,7 @@ def position_after(recorded: list[tuple[str, ev.Event]], after: str) -> int:
     """Return the position in *recorded* of the first event after the one with the id *after*.
 
     Raises:
-        HTTPRefusal: there is no such event (409), or it is no id (400).
+        HTTPRefusal: there is no such event (409), or it isn't an id (400).
     """
     try:
         wanted = parse_event_id(after)

@@ -95,7 +95,7 @@ class Handlers:
         """Begin a run with a journal, or resume it with verdicts, and stream its events.
 
         The verdicts are durable once nothing but the disk, or another process, can prevent the run from being resumed.
-        The run belongs to a task of its own from `host.start` on, or to this request until `_serve` returns.
+        The run belongs to its own task from `host.start` on, or to this request until `_serve` returns.
         """
         feed: Feed | None = None
         response: RunResponse | None = None

@@ -120,7 +120,7 @@ class RunHost:
         await group.__aexit__(exc_type, exc, tb)  # noqa: ASYNC102 - its tasks are being cancelled
 
     def cancel(self) -> None:
-        """Cancel every run that has a task of its own. (The nursery's scope holds the application's block, too.)"""
+        """Cancel every run that has its own task. (The nursery's scope holds the application's block, too.)"""
         for live in self._live.values():
             live.scope.cancel()
 
@@ -162,7 +162,7 @@ class RunHost:
             await live.decided.wait()
         return live
 
-    # -- runs in tasks of their own
+    # -- runs in their own tasks
 
     def open_journal(self, run: str) -> Journal:
         """Return the journal of the run *run*.
@@ -194,7 +194,7 @@ class RunHost:
         live.begin(Runner.run_streamed(self._agent, given, journal=opened, **options), options)
 
     def start(self, live: WebRun, opened: Journal) -> Feed:
-        """Start the run that is ready, in a task of its own, which closes its journal; return its feed."""
+        """Start the run that is ready, in its own task, which closes its journal; return its feed."""
         feed = live.feed
         assert self._group is not None
         assert live.stream is not None

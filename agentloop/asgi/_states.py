@@ -137,7 +137,7 @@ _SPARED = 3600.0
 
 
 class FolderStates:
-    """States as files of one folder, which several processes of one machine may share. Files are the owner's alone.
+    """States as files of one folder, which several processes of one machine may share. Files are the owner's only.
 
     A handle ends with a digest of its state. So two files that were exchanged are refused, with a key and without.
     A handle that an older version made has none.
@@ -152,7 +152,7 @@ class FolderStates:
             age of the processes that share the folder holds.
 
     Raises:
-        UserTypeError, UserValueError: *max_age* is no positive number of seconds.
+        UserTypeError, UserValueError: *max_age* isn't a positive number of seconds.
     """
 
     # Age is the time since the file was changed. Of a taken state that is the time of its taking, so that no process
@@ -307,7 +307,7 @@ _ENDING = ".journal"
 
 
 class JournalFolder:
-    """Journals of runs as files of one folder, made at the first use, the owner's alone.
+    """Journals of runs as files of one folder, made at the first use, the owner's only.
 
     The journal of a run is the file `ID.journal`, with the run's id.
 
@@ -335,7 +335,7 @@ class JournalFolder:
         """Return the journal of the run with the id *run*.
 
         Raises:
-            UserError: it is no id of a run, or the folder can't be made.
+            UserError: it isn't an id of a run, or the folder can't be made.
         """
         if not is_name(run):
             raise UserError("journal: expected the id of a run, of 16 to 64 letters, digits, - and _")

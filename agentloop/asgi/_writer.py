@@ -93,7 +93,7 @@ class StreamForm(Protocol):
 
 
 class PublicForm:
-    """The library's own form: the public JSON form of events, and frames of its own at the end."""
+    """The library's own form: the public JSON form of events, and its own frames at the end."""
 
     def begin(self) -> bytes:
         """Return a comment."""

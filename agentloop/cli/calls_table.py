@@ -1,6 +1,6 @@
 """The table at the end of a run: its calls with outcome, times of waiting and work, and what the run has used.
 
-Made of the run's timeline, so of its records alone. For terminals.
+Made of the run's timeline, so of its records only. For terminals.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class Order:
     """The definition of a job: everything that `agentloop resume` needs to continue it.
 
     `folder` is the working folder, on which tools and imports may rely. `request` is None if the job has many requests;
-    these are in a file of their own. `sandbox` is the folder of its runs' sandboxes, None if they have none. `context`
+    these are in their own file. `sandbox` is the folder of its runs' sandboxes, None if they have none. `context`
     names the context of its runs, as `target` names the agent.
     """
 
@@ -113,7 +113,7 @@ class Folder:
         """Create the folder if it doesn't exist, readable by its owner only, since journals hold private data.
 
         Raises:
-            FolderError: if the path is no folder, or it can't be created.
+            FolderError: if the path isn't a folder, or it can't be created.
         """
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The lanes of a run: one line for each piece of work under way, kept from events. Values alone; draws nothing.
+"""The lanes of a run: one line for each piece of work under way, kept from events. Values only; draws nothing.
 
 A lane is a request to the model, or a call: queued until its body starts, then at work. Nested runs have lanes of their
 own below the call that they belong to, by the path of their events.

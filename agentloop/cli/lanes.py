@@ -134,7 +134,7 @@ class Lanes:
         await self._flush()
 
     def cancelling(self) -> None:
-        """Erase the region for good: later events have lines alone."""
+        """Erase the region for good: later events have lines only."""
         self._is_over = True
         self._leave_region()
         if self._narrator.in_line:

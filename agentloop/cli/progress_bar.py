@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class Bar:
     """The progress bar: shows how many requests have ended and how many run. Without a terminal it only counts.
 
-    It is redrawn at each event, without a thread of its own.
+    It is redrawn at each event, without its own thread.
     """
 
     def __init__(self, *, shown: bool, total: int | None = None) -> None:

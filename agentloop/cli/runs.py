@@ -151,7 +151,7 @@ class BatchRun:
         return await Runner.run(self.job.agent, given, **options)
 
     async def _open_model(self) -> None:
-        """Open the model for the first run that needs it: if all runs have ended, a missing model is no error."""
+        """Open the model for the first run that needs it: if all runs have ended, a missing model isn't an error."""
         assert self._runtime is not None
         async with self._model:
             if self._model_is_open:
@@ -217,7 +217,7 @@ def can_show_lanes(err: Output) -> bool:
 
 
 async def run_one(job: CliOptions, request: str, show: Show) -> int:
-    """Run or resume *request* in a runtime of its own, show its events, and return the exit code, also of an error.
+    """Run or resume *request* in its own runtime, show its events, and return the exit code, also of an error.
 
     Cancellation: the run is cancelled and joined; the shown events stay.
 

@@ -76,7 +76,7 @@ def prune(folder: Path, journals: tuple[Path, ...], older_than: float | None, dr
 
     These are the ones whose process died while it made or removed them, those whose runs are over by their journals,
     and with --older-than those that were not used for a time. A sandbox that a run has is never removed. A run whose
-    sandbox was removed can't be resumed, so give journals of runs that are resumed from them alone.
+    sandbox was removed can't be resumed, so give journals of runs that are resumed from them only.
 
     Exit codes: 0 all went well, 1 something could not be removed, 2 wrong use.
     """

@@ -77,7 +77,7 @@ class Sink(Protocol):
 
 
 def text_of(content: Content) -> str:
-    """Return the text of an output, with the name of the type in place of each part that is no text."""
+    """Return the text of an output, with the name of the type in place of each part that isn't text."""
     if isinstance(content, str):
         return content
     return "".join(part.text if isinstance(part, Text) else f"[{type(part).__name__}]" for part in content)
@@ -357,7 +357,7 @@ def plain(value: Any) -> Any:
 
 
 def _with_kind(value: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return *fields* with the class of *value* as `kind`; a kind of its own (a hosted tool's, a call's) is `of`."""
+    """Return *fields* with the class of *value* as `kind`; its own kind (a hosted tool's, a call's) is `of`."""
     return {"kind": type(value).__name__, **{"of" if name == "kind" else name: of for name, of in fields.items()}}
 
 

@@ -131,7 +131,7 @@ def perform(
 
 
 def write_message(err: Output, text: str) -> None:
-    """Write *text* from outside the event loop; an output that is closed is no error."""
+    """Write *text* from outside the event loop; an output that is closed isn't an error."""
     with contextlib.suppress(OutputClosed):
         err.write_last(text)
 

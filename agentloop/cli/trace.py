@@ -1,4 +1,4 @@
-"""`agentloop trace`: the timeline of a run, from its journal alone, as text or as a page."""
+"""`agentloop trace`: the timeline of a run, from its journal only, as text or as a page."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def trace(
     backend: str,
     width: int | None,
 ) -> None:
-    """Show what a run did when, from its JOURNAL alone: a journal's file, a folder of `run --journal`, or a PostgreSQL
+    """Show what a run did when, from its JOURNAL only: a journal's file, a folder of `run --journal`, or a PostgreSQL
     database by its address, postgresql://….
 
     Standard output gets a line for each turn, request and call, with bars where the terminal is wide enough. With

@@ -5,7 +5,7 @@ worker thread; then it wakes the tasks of the connections. Each of these sends t
 sent before, as a server-sent event. Two looks are as far apart as the last read took, and at least a fifth of a second:
 a long journal can't take all of a processor.
 
-The server listens at 127.0.0.1 alone. Other users of the machine may reach that address, and so may pages of other
+The server listens at 127.0.0.1 only. Other users of the machine may reach that address, and so may pages of other
 sites by a name that leads there: each request must have the secret path that the command has printed, and the server's
 own address as its host.
 
@@ -53,7 +53,7 @@ _Rows = list[bytes]
 
 @attrs.define(eq=False)
 class FollowedJournal:
-    """The latest timeline of a journal, for every connection. Its fields are set by `watch` alone.
+    """The latest timeline of a journal, for every connection. Its fields are set by `watch` only.
 
     `rows` has the JSON text of each row, `head` that of the rest. `damage` says why the journal can't be read, if it
     can't. `changed` is set, and replaced, at each change.
@@ -148,7 +148,7 @@ async def serve_timeline(
 
 @attrs.define(eq=False)
 class _Server:
-    """Answers one connection after the other, each in a task of its own."""
+    """Answers one connection after the other, each in its own task."""
 
     followed: FollowedJournal
     token: str

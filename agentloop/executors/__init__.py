@@ -1,10 +1,10 @@
 """Executors: shells, editors and computers that models use, and the tools that give them to a model.
 
 `Shell`, `Editor` and `Computer` are protocols; `LocalShell`, `LocalEditor` and
-`Browser` (`open_browser`) are implementations for this machine. `LocalSandboxes` gives each run a folder of its own,
+`Browser` (`open_browser`) are implementations for this machine. `LocalSandboxes` gives each run its own folder,
 with a shell and an editor.
 `shell_tool`, `editor_tool` and `computer_tool` make ordinary tools of them: a call is planned, approved, admitted,
-cancelled and recorded like that of a function. A model whose provider has an item of its own for such calls (a shell
+cancelled and recorded like that of a function. A model whose provider has its own item for such calls (a shell
 call, a patch, a computer call) is shown the provider's tool, and its items are answered by the provider's items; every
 other model is shown a function.
 """

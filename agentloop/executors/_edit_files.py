@@ -190,7 +190,7 @@ def open_parent(root: int, parts: Sequence[str], *, make: bool = False) -> int:
     """Return a descriptor of the folder that holds the last of *parts*, for the caller to close.
 
     Raises:
-        OSError: if a part is missing (unless *make* creates it), is a symbolic link or is no folder.
+        OSError: if a part is missing (unless *make* creates it), is a symbolic link or isn't a folder.
     """
     folder = os.dup(root)
     try:
@@ -271,7 +271,7 @@ def _open_file(root: int, parts: Sequence[str]) -> int | None:
 
 
 def list_folder(root: int, path: str) -> list[str] | None:
-    """Return the names in a folder, folders with a `/`; None if *path* is no folder. `.` is the root.
+    """Return the names in a folder, folders with a `/`; None if *path* isn't a folder. `.` is the root.
 
     Raises:
         EditError: if it can't be read.
@@ -291,7 +291,7 @@ def list_folder(root: int, path: str) -> list[str] | None:
 
 
 def _show_name(name: str) -> str:
-    """Return a name as a text: bytes of it that are no UTF-8 are replaced."""
+    """Return a name as a text: bytes of it that aren't UTF-8 are replaced."""
     return os.fsencode(name).decode(errors="replace")
 
 
@@ -514,7 +514,7 @@ class FileEdit:
         """Return the text of a file, or the names in a folder, one a line.
 
         Raises:
-            EditError: if there is no such file, or it is no text.
+            EditError: if there is no such file, or it isn't text.
         """
         assert self._root is not None
         names = list_folder(self._root, path)

@@ -79,7 +79,7 @@ class LocalEditor:
         """Return the text of a file, or of a folder the names in it, one a line, folders with a `/` at the end.
 
         Raises:
-            EditError: if there is no such file, or it is no text.
+            EditError: if there is no such file, or it isn't text.
         """
         edit = FileEdit(self.root, self.max_file_bytes)
         try:

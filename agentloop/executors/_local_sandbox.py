@@ -146,9 +146,9 @@ class LocalSandbox:
 
 @attrs.frozen
 class LocalSandboxes:
-    """A `SandboxProvider`: each sandbox is a folder of its own on this machine, with a shell and an editor.
+    """A `SandboxProvider`: each sandbox is its own folder on this machine, with a shell and an editor.
 
-    On Linux, where the system allows it, a command runs in namespaces of its own: it sees and signals no other
+    On Linux, where the system allows it, a command runs in its own namespaces: it sees and signals no other
     process, has no network and no terminal, and can write only to the sandbox's folders (`$HOME` and `$TMPDIR`). It can
     read every file that this process can, other sandboxes excepted, and runs on the same kernel: no border against code
     that attacks it. If this process is root, commands run as user 65533, who reads only what everybody can. Elsewhere a

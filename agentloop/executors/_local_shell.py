@@ -1,4 +1,4 @@
-"""`LocalShell`: commands on this machine, each under a supervisor of its own.
+"""`LocalShell`: commands on this machine, each under its own supervisor.
 
 The supervisor (`_supervisor`) is a small process that starts the command and ends all of its processes. This module
 starts supervisors, reads the output, and stops them: on a time limit and on cancellation by the end of their input, so
@@ -47,7 +47,7 @@ def _to_words(words: Iterable[str]) -> tuple[str, ...]:
 
 
 def to_env(env: Mapping[str, str]) -> Mapping[str, str]:
-    """Return a copy of *env*; what is no mapping is left to the validator."""
+    """Return a copy of *env*; what isn't a mapping is left to the validator."""
     given: object = env
     return dict(env) if isinstance(given, Mapping) else env
 
@@ -59,7 +59,7 @@ def is_env(env: object) -> bool:
 
 @attrs.frozen
 class LocalShell:
-    """A `Shell` on this machine: each command in a process group of its own, ended with all of its processes.
+    """A `Shell` on this machine: each command in its own process group, ended with all of its processes.
 
     A command has no input and no terminal, and no variable of this process: `env` is added to a `PATH` of the system's
     folders, `LANG=C.UTF-8` and `HOME`, the directory. When it has ended, what it left in the background is ended, too.

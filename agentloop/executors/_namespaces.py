@@ -1,6 +1,6 @@
 """The process between a sandbox's shell and one command: it puts the command into namespaces of its own. Standalone.
 
-It is run as a script by `python -I -S`, so it imports the standard library alone. Linux only. Its first argument is a
+It is run as a script by `python -I -S`, so it imports the standard library only. Linux only. Its first argument is a
 JSON text, `{"folders": [PATH, …], "hidden": [PATH, …], "network": BOOL, "user": ID or null}`; the command and its
 arguments follow. The command may write in the folders, and starts in the first one. The hidden folders are empty for
 it, but for the folders in which it may write.
@@ -13,7 +13,7 @@ namespaces from it: it can't undo the mounts, and it can't make namespaces in wh
 
 Outside it is the user it was, with that user's files, but never root. A namespace doesn't take from root what the
 kernel gives to the number 0 itself: the kernel's settings in `/proc/sys`, devices, sockets of services. So a root first
-places the folders, in a mount namespace of its own, because the way to them may be open to root only; then it becomes
+places the folders, in its own mount namespace, because the way to them may be open to root only; then it becomes
 the `user` of the orders, and then the same steps follow as for everybody.
 
 The file system is the machine's, read-only but for the folders, without devices. `/dev` is a new one with the devices

@@ -1,8 +1,8 @@
 """The process between `LocalShell` and one command: it starts the command, and ends all that came of it. Standalone.
 
-It is run as a script by `python -I -S`, so it imports the standard library alone, and little of that.
+It is run as a script by `python -I -S`, so it imports the standard library only, and little of that.
 
-Theory of operation. The command gets a session and a process group of its own, no input and no terminal. On Linux the
+Theory of operation. The command gets a session and its own process group, no input and no terminal. On Linux the
 supervisor is a *subreaper*: a descendant whose parent ends becomes a child of the supervisor, also if it has left the
 session (`setsid`). So every process that came of the command can be found below the supervisor, and none is left once
 the supervisor has no children. It reads its orders from standard input: one line of JSON, then nothing. The end of that
@@ -201,7 +201,7 @@ class Supervisor:
             os.killpg(self._pid, 0)
         except OSError:
             return False
-        return True  # without a subreaper, the members of the group are no children of this process
+        return True  # without a subreaper, the members of the group aren't children of this process
 
     def _signal_all(self, number: int) -> None:
         # The group as a whole first: the kernel lets no member fork in between.

@@ -1,4 +1,4 @@
-"""The SDK's server whose tools are agents: progress, cancellation, approvals. Imported by `_serving` alone.
+"""The SDK's server whose tools are agents: progress, cancellation, approvals. Imported by `_serving` only.
 
 An approval is asked in the way of the client's era. With a session the question goes back over it while the run's tool
 waits. Without one the call ends with the question and the run's state, and the client calls again with both: the run is

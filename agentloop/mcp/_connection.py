@@ -1,10 +1,10 @@
-"""One connection to a server, held in a task of its own, and made again after it was lost.
+"""One connection to a server, held in its own task, and made again after it was lost.
 
 Does not know about runs or agents: `_server` makes tools of what is listed here.
 
 Theory. The SDK's client is a stack of task groups, and what breaks a connection breaks these groups: opened in the task
 that calls a tool, a dead HTTP server would cancel everything in that task. So one task, `_own`, enters and leaves the
-client, and gives it to the calls of any task: they send their requests through it and wait in scopes of their own. No
+client, and gives it to the calls of any task: they send their requests through it and wait in their own scopes. No
 nursery holds that task, so that any task may close what another has opened, and two connections close in any order.
 
 `_own` is in one of these states, and tells the waiting tasks of each change (`_changed`):
@@ -419,7 +419,7 @@ class _MessageStream:
 
 
 def _first_leaf(error: BaseException) -> BaseException:
-    """Return the error itself, or of a group the first error in it that is no cancellation."""
+    """Return the error itself, or of a group the first error in it that isn't a cancellation."""
     while isinstance(error, BaseExceptionGroup):
         errors, _ = error.split(lambda leaf: isinstance(leaf, Exception) and not isinstance(leaf, BaseExceptionGroup))
         error = (errors or error).exceptions[0]

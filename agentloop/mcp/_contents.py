@@ -67,7 +67,7 @@ def default_options(annotations: Any) -> dict[str, Any]:
 
 
 def read_contents(result: Any) -> str | tuple[Part, ...]:
-    """Return the contents of an answer: text if it is text alone, else parts."""
+    """Return the contents of an answer: text if it is text only, else parts."""
     parts = tuple(map(_read_content, result.content))
     if not parts:
         return "" if result.structured_content is None else json.dumps(result.structured_content, ensure_ascii=False)
@@ -96,7 +96,7 @@ def _read_content(block: Any) -> Part:
 
 
 def _decode(blob: str) -> str:
-    """Return the text in a blob; what is no base64 stays as it is."""
+    """Return the text in a blob; what isn't base64 stays as it is."""
     try:
         return base64.b64decode(blob, validate=True).decode("utf-8", "replace")
     except ValueError:
@@ -104,7 +104,7 @@ def _decode(blob: str) -> str:
 
 
 def error_text(content: Sequence[Any]) -> str:
-    """Return the words of a server about a call that failed, with a note in the place of what is no text."""
+    """Return the words of a server about a call that failed, with a note in the place of what isn't text."""
     return "\n".join(map(_note_part, map(_read_content, content))) or "the server gave no reason"
 
 

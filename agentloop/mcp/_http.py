@@ -50,7 +50,7 @@ class _Client(httpx2.AsyncClient):  # type: ignore[misc]  # likewise
 
 
 class _BoundedTransport(httpx2.AsyncHTTPTransport):  # type: ignore[misc]  # likewise
-    """Bounds every answer that is no stream of events: those are bounded event by event."""
+    """Bounds every answer that isn't a stream of events: those are bounded event by event."""
 
     def __init__(self, most: int, remarks: Remarks) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ async def open_http(
         async with streamable_http_client(url, http_client=http_client, max_sse_event_size=max_bytes) as streams:
             yield streams
         return
-    timeout = httpx2.Timeout(_CONNECT_SECONDS, read=None)  # the calls have limits of their own
+    timeout = httpx2.Timeout(_CONNECT_SECONDS, read=None)  # the calls have their own limits
     given = {"accept-encoding": "identity", **(headers or {})}
     async with (
         _Client(headers=given, timeout=timeout, transport=_BoundedTransport(max_bytes, remarks)) as client,

@@ -32,7 +32,7 @@ class Remarks:
         self._end = ""
 
     def add_line(self, line: str) -> None:
-        """Note a line that the server's process has written to stderr, or to stdout where it is no message."""
+        """Note a line that the server's process has written to stderr, or to stdout where it isn't a message."""
         self._lines.append(redact(shorten(line, _MOST_CHARACTERS)))
 
     def exited(self, code: int) -> None:

@@ -49,7 +49,7 @@ def make_check(schema: Mapping[str, Any], meter: Meter) -> Check:
         meter: The steps that are left for looking through this server's schemas.
 
     Raises:
-        ValueError: *schema* is no JSON schema, is larger than the bounds, or too few steps are left.
+        ValueError: *schema* isn't a JSON schema, is larger than the bounds, or too few steps are left.
     """
     from jsonschema import Draft202012Validator
     from jsonschema.validators import validator_for

@@ -51,7 +51,7 @@ def _show_url(url: str | None) -> str:
 
 
 def _is_pausing(run: RunContext[Any]) -> bool:
-    """Tell whether the outermost run of *run*, which is ending, waits for verdicts alone."""
+    """Tell whether the outermost run of *run*, which is ending, waits for verdicts only."""
     fold: Any = getattr(run._run, "fold", None)
     if fold is None:
         return False
@@ -76,17 +76,17 @@ def _import_sdk() -> None:
 class MCPServer:
     """The tools of one MCP server: a `ToolSource`. Needs the extra `mcp`.
 
-    Give either `command` or `url`. Used as it is, each run opens a connection of its own when it first asks for tools,
+    Give either `command` or `url`. Used as it is, each run opens its own connection when it first asks for tools,
     and closes it at its end; inside `open_runtime` the runs share one that lives as long as the runtime. `async with
     server:` opens it for a block of the application's, and all runs inside use it.
 
-    The connection lives in a task of its own, so any task may close what another has opened. If it is lost, the calls
+    The connection lives in its own task, so any task may close what another has opened. If it is lost, the calls
     in flight have unknown outcomes (`OutcomeUnknown`), the model keeps the tools it was shown, and the next call opens
     it again, after a pause that grows with each failure. Tools that the server changes show in the next turn.
 
     Attributes:
         name: The name of the server, for errors and logging (logger `agentloop.mcp`, which also has its stderr).
-        command: The program and its arguments, for a server by stdio. It runs in a process group of its own, which is
+        command: The program and its arguments, for a server by stdio. It runs in its own process group, which is
             ended with the connection; a child that leaves the group is not found. Only the program is shown in a repr.
         env: Variables of its environment, beside the few that every server gets (`PATH`, `HOME` and their like).
         cwd: Its working directory; None is that of this process.

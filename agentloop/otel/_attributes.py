@@ -48,7 +48,7 @@ _PROVIDERS = {
     "api.cohere.com": "cohere",
     "generativelanguage.googleapis.com": "gcp.gemini",
 }
-"""The conventions' name of a provider that agentloop knows by its host alone."""
+"""The conventions' name of a provider that agentloop knows by its host only."""
 _PROVIDER_ENDS = (
     (".openai.azure.com", "azure.ai.openai"),
     (".services.ai.azure.com", "azure.ai.inference"),

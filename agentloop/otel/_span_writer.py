@@ -6,7 +6,7 @@ below them is below what is above them.
 
 A span becomes current in the task whose record opens it: a call's own task for a tool, in which the body runs and
 whose context is copied to a worker thread; the task that asks the model for a request; the run's own task for runs and
-agents. These tasks have contexts of their own, so the caller of the run sees no change. At its end the span before
+agents. These tasks have their own contexts, so the caller of the run sees no change. At its end the span before
 becomes current again, if the same task ends it; another task has a context in which it never was current.
 
 Facts: `_live`, the exported span of each span under way; it refers to them weakly, as a run whose event loop is closed

@@ -1,4 +1,4 @@
-"""Runs and sessions in PostgreSQL, for fleets of workers that have a queue of their own (the extra `postgres`).
+"""Runs and sessions in PostgreSQL, for fleets of workers that have their own queue (the extra `postgres`).
 
 `PostgresStore` holds the connections and the tables. `PostgresStore.lease` takes a run over: from then on no other
 worker appends to its journal, so none starts a body of it. `PostgresJournal` is the journal of one run, and

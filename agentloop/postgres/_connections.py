@@ -1,6 +1,6 @@
 """The connections to one database, used by worker threads, and the tables that the library makes in it.
 
-psycopg's own async connections are asyncio's alone. So its sync ones are used, in worker threads, and both backends
+psycopg's own async connections are asyncio's only. So its sync ones are used, in worker threads, and both backends
 behave the same. A connection belongs to one thread from the beginning of a piece of work to its end.
 
 Theory. Two locks, as for a SQLite file: a limiter of the running event loop lets further calls wait without a thread,
@@ -208,7 +208,7 @@ def _hide_password(conninfo: str) -> Iterator[None]:
     """Raise no error out of the block that quotes the password of the address *conninfo*, nor one as its cause.
 
     Raises:
-        UserError: *conninfo* is no address; quotes nothing of it.
+        UserError: *conninfo* isn't an address; quotes nothing of it.
     """
     driver = import_driver()
     try:

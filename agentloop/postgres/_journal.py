@@ -98,7 +98,7 @@ class PostgresJournal:
             native cancellation on asyncio raises at once, and the append continues.
 
         Raises:
-            UserTypeError, UserValueError: naming the position of the first value that is no record; nothing is
+            UserTypeError, UserValueError: naming the position of the first value that isn't a record; nothing is
                 appended.
             LeaseLost: if the lease is held no more.
             LeaseHeld: if this journal has no lease, and another worker has.

@@ -10,7 +10,7 @@ after two rounds, however their beginnings were spread, and a short lease doesn'
 
 A renewal that fails is tried again after a short pause, until the lease has passed. Rows that another client has locked
 (an append of this worker, an operator's open transaction) are left out and tried again as well: a locked row costs no
-other lease. The statement has a time of its own, so that a table that is locked leaves time for another attempt.
+other lease. The statement has its own time, so that a table that is locked leaves time for another attempt.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Renewals:
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
         self._kept: dict[Any, dict[_Kept, None]] = {}
-        """By event loop, each touched by its own loop alone."""
+        """By event loop, each touched by its own loop only."""
 
     async def keep(self, lease: Lease, scope: anyio.CancelScope) -> None:
         """Renew *lease* until it is lost; then cancel *scope*."""

@@ -23,7 +23,7 @@ def check_items(name: str, items: object) -> tuple[Item, ...]:
     """Return *items* as a tuple.
 
     Raises:
-        UserTypeError: naming the argument, and the position of the first value that is no item.
+        UserTypeError: naming the argument, and the position of the first value that isn't an item.
     """
     # A text is iterable, and a single item is an easy mistake: neither is meant as a sequence of items.
     if isinstance(items, (str, *ITEM_TYPES)) or not isinstance(items, Iterable):

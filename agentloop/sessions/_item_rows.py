@@ -38,10 +38,10 @@ class ItemRows:
 
 
 def write_items(name: str, items: Sequence[Item]) -> list[str]:
-    """Return *items*, given for the argument *name*, as JSON texts, of ASCII alone.
+    """Return *items*, given for the argument *name*, as JSON texts, of ASCII only.
 
     Raises:
-        UserTypeError, UserValueError: naming the position of the first value that is no item or has no JSON form.
+        UserTypeError, UserValueError: naming the position of the first value that isn't an item or has no JSON form.
     """
     return [_to_text(f"{name}[{index}]", item) for index, item in enumerate(check_items(name, items))]
 

@@ -38,7 +38,7 @@ class MemorySession:
         """Append *items*.
 
         Raises:
-            UserTypeError: naming the position of the first value that is no item; nothing is added.
+            UserTypeError: naming the position of the first value that isn't an item; nothing is added.
         """
         added = check_items("items", items)
         await checkpoint()
@@ -59,7 +59,7 @@ class MemorySession:
 
         Raises:
             SessionConflict: if the session has changed since; this then changes nothing.
-            UserTypeError: naming the position of the first value that is no item.
+            UserTypeError: naming the position of the first value that isn't an item.
         """
         new, expected = check_items("items", items), check_items("expect", expect)
         await checkpoint()

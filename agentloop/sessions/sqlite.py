@@ -107,7 +107,7 @@ class SQLiteSession:
         """Append *items* next to each other, as one transaction.
 
         Raises:
-            UserTypeError, UserValueError: naming the position of the first value that is no item or has no JSON form;
+            UserTypeError, UserValueError: naming the position of the first value that isn't an item, or has no JSON;
                 nothing is added.
         """
         texts = write_items("items", items)
@@ -144,7 +144,7 @@ class SQLiteSession:
 
         Raises:
             SessionConflict: if the session has changed since; this then changes nothing.
-            UserTypeError, UserValueError: naming the position of the first value that is no item or has no JSON form.
+            UserTypeError, UserValueError: naming the position of the first value that isn't an item, or has no JSON.
         """
         texts = write_items("items", items)
         expected = as_stored("expect", expect)

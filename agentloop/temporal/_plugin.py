@@ -55,7 +55,7 @@ class AgentPlugin(SimplePlugin):
         tools: How the calls of single tools run, by their names.
         model: How model calls run.
         read_context: A callable that makes the application's object of the JSON value given to the run. Each activity
-            gets an object of its own: what a body changes in it is lost.
+            gets its own object: what a body changes in it is lost.
         key: The key that signs stored runs which leave the workflow's memory (`SealKey`).
         codec: The codec that seals secret values: in stored runs, and in all that the engine's history holds. Needed
             for tools with secret arguments or outputs; the same on all workers.

@@ -95,7 +95,7 @@ class _Stepwise(WorkflowInstance):
         """True once a step was left out: the workflow then is as its last task has left it."""
 
     def activate(self, act: WorkflowActivation) -> WorkflowActivationCompletion:
-        """Take a step, or leave it out: one with new events, but without a time of their own."""
+        """Take a step, or leave it out: one with new events, but without their own time."""
         kinds = {job.WhichOneof("variant") for job in act.jobs}
         if kinds <= _NO_STEP:
             early = self._missed and "remove_from_cache" not in kinds and not all(map(_is_of_ended, act.jobs))

@@ -90,7 +90,7 @@ def show_reasoning(items: Iterable[Item]) -> str:
 
 
 def show_error(summary: str, *, content: bool) -> str:
-    """Return the error *summary*, `TYPE(MESSAGE)`; without *content* its type alone."""
+    """Return the error *summary*, `TYPE(MESSAGE)`; without *content* its type only."""
     if content:
         return clean(summary)
     kind = _KIND.match(summary)

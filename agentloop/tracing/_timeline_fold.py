@@ -56,7 +56,7 @@ def read_timeline(records: Iterable[r.Record], *, content: bool = True) -> Timel
 
 @attrs.define(eq=False)
 class _Run:
-    """The rows of one run of the tree. Mutated by its `TimelineFold` alone."""
+    """The rows of one run of the tree. Mutated by its `TimelineFold` only."""
 
     row: GrowingRow
     turn: GrowingRow | None = None
@@ -229,7 +229,7 @@ class TimelineFold:
                 self._note(run, record)
 
     def _note(self, run: _Run, record: r.Record) -> None:
-        """Add a mark for a record that is no work of its own, to the run or the call that it names."""
+        """Add a mark for a record that isn't work of its own, to the run or the call that it names."""
         match record:
             case r.CancelRequested(call_id=call_id, by_call=by_call):
                 row = run.row if call_id is None else self._call(run, record, call_id)

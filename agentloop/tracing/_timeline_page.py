@@ -1,7 +1,7 @@
 """A timeline as one HTML page that needs no network: the template, its style and script, and the timeline as data.
 
 The data is JSON in an element that no browser executes, with every sign that could end it written out; the script puts
-texts into the page as texts. The page's policy allows this script and this style alone, by their digests, so that even
+texts into the page as texts. The page's policy allows this script and this style only, by their digests, so that even
 a text that became markup could run nothing. Does not know about records.
 """
 

@@ -44,7 +44,7 @@ class EndedBy:
 
 @attrs.define(eq=False)
 class GrowingRow:
-    """A row as the records so far tell it. Mutated by the fold alone."""
+    """A row as the records so far tell it. Mutated by the fold only."""
 
     kind: RowKind
     name: str

@@ -1,6 +1,6 @@
 """A timeline as text for a terminal: a line for each row, with a bar where the width allows one.
 
-Each phase has a character of its own, and each ending is in words. Nothing that a model or a tool has written reaches
+Each phase has its own character, and each ending is in words. Nothing that a model or a tool has written reaches
 the terminal as an order: such characters are written out. Pauses between run segments take three columns, however long
 they were.
 """
@@ -66,7 +66,7 @@ _SUMMED = frozenset({"run", "turn"})
 def render_text(timeline: Timeline, *, width: int = 100) -> str:
     """Return *timeline* as lines of text, each of at most *width* columns and ended by a newline.
 
-    Bars need 72 columns; below these a line has names, times and words alone. Less than 20 columns are taken as 20.
+    Bars need 72 columns; below these a line has names, times and words only. Less than 20 columns are taken as 20.
     """
     width = max(width, LEAST_WIDTH)
     head = list(_wrap(exact(describe_run(timeline)), width))

@@ -1,6 +1,6 @@
 """Spans from records: a fold that opens a span at the record that begins a piece of work, and closes it at another.
 
-It reads records alone, so a streamed run, a resumed one and a replayed log give the same tree. Does not know about
+It reads records only, so a streamed run, a resumed one and a replayed log give the same tree. Does not know about
 states, tasks or clocks: all times are those of the records.
 """
 
@@ -29,7 +29,7 @@ _BEGINNINGS = (r.RunStarted, r.RunResumed)
 
 @attrs.define(eq=False)
 class _Open:
-    """The open spans of one run of the tree. Mutated by its `SpanFold` alone."""
+    """The open spans of one run of the tree. Mutated by its `SpanFold` only."""
 
     run: Span
     agent: Span

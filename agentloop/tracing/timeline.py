@@ -1,4 +1,4 @@
-"""A run as a picture of its time: rows, their phases, and who ended whom. Values alone, made from records.
+"""A run as a picture of its time: rows, their phases, and who ended whom. Values only, made from records.
 
 A row is one piece of work: a run, a turn, a request to the model, a guardrail, a call. The rows of a timeline are a
 tree, listed from the root down: each row follows its parent, and a row's `depth` counts those above it. A run below a
