@@ -156,6 +156,24 @@ class RunResult(RunData, Generic[OutputT]):
     def __repr__(self) -> str:
         return make_masked_repr(self, {"final_output": repr(MASK)} if self._is_secret else {})
 
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the answer, and a row for each call. It hides what the repr hides."""
+        from agentloop._common.notebook import count, run_cell  # only notebooks need it
+
+        turns = max((record.turn for record in self.records if not record.path), default=0)
+        return run_cell(
+            self.last_agent.name,
+            self.status,
+            count(turns, "turn"),
+            count(len(self.calls), "call"),
+            f"{self.usage.total_tokens} tokens" if self.usage.total_tokens else "",
+            "" if self.cost is None else f"cost {self.cost:f}",
+            answer=self.final_output,
+            is_secret=self._is_secret,
+            calls=((call.call, call.outcome) for call in self.calls),
+            waiting=self.interruptions,
+        )
+
     @property
     def _is_secret(self) -> bool:
         last = self.records[-1] if self.records else None

@@ -88,6 +88,27 @@ class RunState:
         status = fold.ended.status if fold.ended is not None else "under way"
         return f"<RunState {fold.run_id} {status}, turn {fold.turn}, {len(self.records)} records>"
 
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the status of the run, and a row for each call. It hides what the repr hides."""
+        from agentloop._common import notebook  # only notebooks need it
+
+        try:
+            fold = self._fold
+        except StateError:
+            return notebook.page("RunState", pieces=[notebook.block(repr(self))])
+        ended = fold.ended
+        return notebook.run_cell(
+            self.agent.name,
+            "under way" if ended is None else ended.status,
+            notebook.count(fold.turn, "turn"),
+            notebook.count(len(self.records), "record"),
+            f"run {fold.run_id}",
+            answer=self.final_output,
+            is_secret=ended is not None and ended.secret,
+            calls=((call.call, call.outcome) for call in fold.calls.values() if call.outcome is not None),
+            waiting=self.interruptions,
+        )
+
     def __eq__(self, other: object) -> bool:
         return self._records_to_json() == other._records_to_json() if isinstance(other, RunState) else NotImplemented
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
+from agentloop._common.terminal_text import duration
 from agentloop._common.values import Value
 from agentloop.outcomes import CancelledBy
 
@@ -176,3 +177,19 @@ class Timeline(Value, frozen=True):
     gaps: tuple[Gap, ...] = ()
     arrows: tuple[Arrow, ...] = ()
     rows: tuple[TimelineRow, ...] = ()
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the status of the run, and its first rows. `render_html` gives the whole page."""
+        from agentloop._common import notebook  # only notebooks need it
+
+        rows = [
+            (
+                "· " * row.depth + row.name,
+                duration(row.end - row.start),
+                "; ".join(filter(None, (ending.status.replace("_", " "), ending.reason, ending.error))),
+            )
+            for row in self.rows
+            for ending in (row.ending or Ending("under way" if row.open else "", row.end),)
+        ]
+        facts = ("under way" if self.status is None else self.status, f"run {self.run_id}")
+        return notebook.page(self.agent, *facts, pieces=[notebook.table(("", "took", "ending"), rows)])

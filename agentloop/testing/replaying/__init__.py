@@ -16,6 +16,8 @@ import anyio.lowlevel
 import attrs
 
 from agentloop import records as r
+from agentloop._common import notebook
+from agentloop._common.error_text import error_details
 from agentloop._core.agent_graph import AgentGraph, changes
 from agentloop.abc import Codec, Journal
 from agentloop.agents import Agent
@@ -60,6 +62,13 @@ class Replayed:
     error: BaseException | None
     replayed: int
 
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: how much was replayed, and the result or the error."""
+        pieces = [] if self.error is None else [notebook.block(error_details(self.error))]
+        if self.result is not None:
+            pieces.append(self.result._repr_html_())
+        return notebook.page("Replayed", f"{self.replayed} records", pieces=pieces)
+
 
 @attrs.frozen
 class Shadowed:
@@ -103,6 +112,10 @@ class ShadowReport:
     def __str__(self) -> str:
         head = f"{len(self.files)} journals replayed, {len(self.problems)} of them otherwise than recorded"
         return "\n".join([head, *map(str, self.problems)])
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the report, its first lines."""
+        return notebook.page("ShadowReport", pieces=[notebook.block(str(self))])
 
     def check(self) -> None:
         """Raise unless every replay gave the recorded log.
