@@ -89,7 +89,7 @@ class RunState:
         return f"<RunState {fold.run_id} {status}, turn {fold.turn}, {len(self.records)} records>"
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows: the status of the run, and a row for each call. It hides what the repr hides."""
+        """Return what a notebook shows: the status, and a row for each call. It hides what the repr hides."""
         from agentloop._common import notebook  # only notebooks need it
 
         try:

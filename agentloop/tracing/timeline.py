@@ -179,7 +179,7 @@ class Timeline(Value, frozen=True):
     rows: tuple[TimelineRow, ...] = ()
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows: the status of the run, and its first rows. `render_html` gives the whole page."""
+        """Return what a notebook shows: the status, and its first rows. `render_html` gives the whole page."""
         from agentloop._common import notebook  # only notebooks need it
 
         rows = [
