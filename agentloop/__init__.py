@@ -23,14 +23,12 @@ from agentloop.exceptions import (
     OutcomeUnknown,
     OutputGuardrailTripwireTriggered,
     ReplayDivergence,
-    RunTimeout,
+    RunTimeoutError,
     SessionConflict,
     StateError,
     ToolCallError,
     ToolCancelledError,
-    ToolInputGuardrailTripwireTriggered,
     ToolLoopDetected,
-    ToolOutputGuardrailTripwireTriggered,
     ToolSourceError,
     ToolTimeoutError,
     UsageLimitExceeded,
@@ -45,19 +43,8 @@ from agentloop.guardrails import (
     InputGuardrailResult,
     OutputGuardrail,
     OutputGuardrailResult,
-    RaiseException,
-    RejectContent,
-    ReplaceOutput,
-    Rewrite,
-    ToolGuardrailResult,
-    ToolInputData,
-    ToolInputGuardrail,
-    ToolOutputData,
-    ToolOutputGuardrail,
     input_guardrail,
     output_guardrail,
-    tool_input_guardrail,
-    tool_output_guardrail,
 )
 from agentloop.handoffs import Handoff, HandoffInputData, handoff
 from agentloop.hooks import AgentHooks, RunHooks, RunOutcome
@@ -68,6 +55,7 @@ from agentloop.results import RunData, RunResult
 from agentloop.run import ResumeOptions, Runner, RunOptions, Runtime, open_runtime
 from agentloop.settings import (
     CachePolicy,
+    Conversation,
     JsonLimits,
     ModelRetrySettings,
     ModelSettings,
@@ -109,6 +97,7 @@ _SUBMODULES = (
     "events",
     "exceptions",
     "executors",
+    "guardrails",
     "items",
     "journal",
     "models",
@@ -136,7 +125,15 @@ def __getattr__(name: str) -> Any:
     if name in _LAZY:
         value = globals()[name] = getattr(import_module(f"agentloop.{_LAZY[name]}"), name)
         return value
-    raise AttributeError(f"module 'agentloop' has no attribute {name!r}")
+    if name == "RunTimeout":  # the old name of RunTimeoutError, with a warning
+        return getattr(import_module("agentloop.exceptions"), name)
+    place = next((each for each in ("guardrails", "exceptions") if name in _names_of(each)), None)
+    hint = "" if place is None else f"; write `from agentloop.{place} import {name}`"
+    raise AttributeError(f"module 'agentloop' has no attribute {name!r}{hint}")
+
+
+def _names_of(module: str) -> tuple[str, ...]:
+    return tuple(import_module(f"agentloop.{module}").__all__)
 
 
 def __dir__() -> list[str]:
@@ -155,6 +152,7 @@ __all__ = [
     "Capacity",
     "Computer",
     "Condition",
+    "Conversation",
     "Deny",
     "Editor",
     "ErrorHandlerData",
@@ -188,16 +186,12 @@ __all__ = [
     "PendingCall",
     "Policy",
     "Prompt",
-    "RaiseException",
     "Rate",
-    "RejectContent",
-    "ReplaceOutput",
     "ReplayDivergence",
     "RequestUsage",
     "ResumeOptions",
     "RetryAdvice",
     "RetryContext",
-    "Rewrite",
     "RunBatch",
     "RunConfig",
     "RunContext",
@@ -209,7 +203,7 @@ __all__ = [
     "RunResult",
     "RunState",
     "RunStream",
-    "RunTimeout",
+    "RunTimeoutError",
     "Runner",
     "Runtime",
     "SealKey",
@@ -227,14 +221,7 @@ __all__ = [
     "ToolContext",
     "ToolErrorArgs",
     "ToolExecution",
-    "ToolGuardrailResult",
-    "ToolInputData",
-    "ToolInputGuardrail",
-    "ToolInputGuardrailTripwireTriggered",
     "ToolLoopDetected",
-    "ToolOutputData",
-    "ToolOutputGuardrail",
-    "ToolOutputGuardrailTripwireTriggered",
     "ToolResult",
     "ToolSelection",
     "ToolSource",
@@ -258,8 +245,6 @@ __all__ = [
     "record_from_json",
     "to_json",
     "tool",
-    "tool_input_guardrail",
-    "tool_output_guardrail",
     "tool_search",
     "trace",
 ]

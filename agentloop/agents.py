@@ -20,19 +20,19 @@ from agentloop._common.type_parameters import ContextT, OutputT
 from agentloop.abc import Model, Session
 from agentloop.config import RunConfig, check_run_config
 from agentloop.context import Callback
-from agentloop.guardrails import InputGuardrail, OutputGuardrail, ToolInputGuardrail, ToolOutputGuardrail
+from agentloop.guardrails import InputGuardrail, OutputGuardrail
 from agentloop.handoffs import Handoff
-from agentloop.hooks import AgentHooks
-from agentloop.settings import ModelSettings, Prompt
+from agentloop.hooks import AgentHooks, RunHooks
+from agentloop.settings import Conversation, ModelSettings, Prompt
 from agentloop.tools import (
     CONTEXT_TYPES,
     AgentCall,
     FunctionTool,
     HostedTool,
     StopAtTools,
+    ToolOptions,
     ToolSource,
     ToolUseBehavior,
-    default_tool_error_function,
 )
 
 if TYPE_CHECKING:
@@ -303,53 +303,54 @@ class Agent(Generic[ContextT, OutputT]):
         agent: Any = self  # mypy takes a class whose constructor is overloaded for none of attrs
         return attrs.evolve(agent, **changes)
 
-    @function_takes_options("Agent.as_tool")
+    @function_takes_options("Agent.as_tool", options=ToolOptions)
     def as_tool(
         self,
         tool_name: str | None = None,
         tool_description: str | None = None,
         *,
         parameters: Any = None,
+        include_input_schema: bool = False,
         input_builder: Callback | None = None,
         custom_output_extractor: Callback | None = None,
         on_stream: Callback | None = None,
+        hooks: RunHooks | None = None,
         run_config: RunConfig | None = None,
         max_turns: int | None = 10,
         session: Session | None = None,
-        needs_approval: bool | Callback = False,
-        is_enabled: bool | Callback = True,
-        failure_error_function: Callback | None = default_tool_error_function,
-        tool_input_guardrails: Sequence[ToolInputGuardrail] = (),
-        tool_output_guardrails: Sequence[ToolOutputGuardrail] = (),
-        timeout: float | None = None,
-        timeout_behavior: Literal["error_as_result", "raise_exception"] = "error_as_result",
-        timeout_error_function: Callback | None = None,
-        secret: Sequence[str] = (),
-        secret_output: bool = False,
+        conversation: Conversation | None = None,
+        **options: Unpack[ToolOptions],
     ) -> FunctionTool[ContextT]:
         """Return a tool that runs this agent in a nested run of the same log and returns its final output.
 
         The nested run shares the application object, the usage and the budget. It has its own turns and call
-        identities. It never outlives its call.
+        identities. It never outlives its call. For example, a tool that asks a person first, and gives up after a
+        minute:
+
+            clerk.as_tool("refund", "Refund an order.", needs_approval=True, timeout=60)
 
         Args:
             tool_name: The name of the tool for the model; the agent's name in snake case if not given.
             tool_description: The description of the tool for the model; "Ask the agent NAME." if not given.
             parameters: The type of a structured input; without it the one argument is `input: str`.
+            include_input_schema: True to show the agent the JSON schema of *parameters*, after the JSON of its input.
             input_builder: `(value)` returns the nested run's input (text or items) for a structured *value*; the
                 input is the JSON of the value if not given.
             custom_output_extractor: `(RunResult)` returns the tool's value in place of the final output.
             on_stream: A callable that receives every event of the nested run, in order, all of them before the call
                 ends. A slow callable delays no other run; its errors are logged.
-            run_config: The nested run's configuration; the outer run's if not given. Its `limits` bound the nested run
-                alone; the limits of the outer run bind the nested run, too. It can't have `instruments`: those of the
-                outer run see nested records by their `path`. `effects` are always the outer run's.
+            hooks: Methods that the nested run calls and waits for. Those of the outer run aren't called for it.
+            run_config: The nested run's configuration; the outer run's if not given. Its `limits` bound only the nested
+                run; the limits of the outer run bind the nested run, too. It can't have `instruments`, because the
+                instruments of the outer run see nested records by their `path`. `effects` are always the outer run's.
             max_turns: Limit on the turns of the nested run; None = no limit.
             session: The session of the nested run.
-            needs_approval, is_enabled, failure_error_function, tool_input_guardrails, tool_output_guardrails, timeout,
-                timeout_behavior, timeout_error_function, secret_output: As for any tool.
-            secret: As for any tool; all of the nested run's input is then secret. The text its model writes is not: if
-                it may repeat the secret, mark the arguments of its tools and the output (*secret_output*), too.
+            conversation: The conversation that the nested run's provider keeps, in place of a session.
+            **options: `ToolOptions`, as for any tool. With *secret* arguments all of the nested run's input is secret.
+                The text that its model writes is not: if it may repeat the secret, mark the arguments of its tools and
+                the output (*secret_output*), too. *idle_timeout* is restarted by `ctx.report` of a body, and a nested
+                run makes no report of its own, so give *timeout* here. *in_doubt* is rarely asked, because a
+                nested run that was interrupted is resumed.
 
         Raises:
             UserError: if *run_config* has instruments, or an argument has a wrong type or value.
@@ -357,10 +358,20 @@ class Agent(Generic[ContextT, OutputT]):
         check_count("max_turns", max_turns)
         check("tool_name", optional(NAMES.text()), tool_name)
         check("tool_description", optional(NAMES.text()), tool_description)
+        check("include_input_schema", NAMES.flag(), include_input_schema)
+        check("conversation", optional(NAMES.a(Conversation)), conversation)
+        check("hooks", optional(NAMES.needs("expected RunHooks", is_a(RunHooks))), hooks)
         if run_config is not None and check_run_config(run_config).instruments:
             raise UserError(
                 "as_tool: the nested run's configuration can't have instruments. "
                 "Give them to the outer run: they see nested records by their `path`."
+            )
+        if session is not None and conversation is not None:
+            raise UserError("as_tool: a session and a conversation that the provider keeps can't be used together")
+        if include_input_schema and (parameters is None or input_builder is not None):
+            raise UserError(
+                "as_tool: include_input_schema shows the schema of `parameters` after their JSON. It needs parameters, "
+                "and no input_builder: that one writes the whole input"
             )
         name = tool_name or snake_case(self.name)
         schema = _make_tool_schema(name)
@@ -381,17 +392,11 @@ class Agent(Generic[ContextT, OutputT]):
                 max_turns=max_turns,
                 run_config=run_config,
                 session=session,
+                conversation=conversation,
+                hooks=hooks,
+                shows_schema=include_input_schema,
                 on_stream=on_stream,
                 custom_output_extractor=custom_output_extractor,
             ),
-            needs_approval=needs_approval,
-            is_enabled=is_enabled,
-            failure_error_function=failure_error_function,
-            tool_input_guardrails=tool_input_guardrails,
-            tool_output_guardrails=tool_output_guardrails,
-            timeout=timeout,
-            timeout_behavior=timeout_behavior,
-            timeout_error_function=timeout_error_function,
-            secret=secret,
-            secret_output=secret_output,
+            **options,
         )

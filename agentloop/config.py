@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import attrs
 
-from agentloop._common.checks import FIELDS, NAMES, fits, has, is_a, optional
+from agentloop._common.checks import FIELDS, NAMES, fits, has, is_a, optional, read_collision_word, read_not_found_word
 from agentloop._common.errors import RunProgress, UserError, UserTypeError
 from agentloop._common.misplaced import takes_options
 from agentloop._common.values import ByFields, Value
@@ -105,13 +105,13 @@ class RunConfig(ByFields):
         model: A model or model string, used in place of the agents' own.
         model_settings: Settings that override the agents' own, one by one.
         tool_execution: Settings of the execution of tool calls.
-        timeout: Seconds for each run segment (start or resume); after that the run ends with `RunTimeout`.
+        timeout: Seconds for each run segment (start or resume); after that the run ends with `RunTimeoutError`.
         tool_error_formatter: `(ToolErrorArgs) -> str | None`, the text for the model; None keeps the default.
         tool_not_found_behavior: The model calls a tool that doesn't exist: tell it, with the name that it may have
-            meant (`"return_error_to_model"`), or end the run (`"raise_error"`).
-        tool_name_collision_policy: Two enabled tools of one name log a warning and the last one wins (`"warn"`), or
-            raise `UserError` (`"error"`). A tool of a source never wins over a tool of the agent: with `"warn"` it is
-            left out. Two sources with tools of one name are a `UserError` either way.
+            meant (`"tell_model"`), or end the run (`"raise"`).
+        tool_name_collision_policy: Two enabled tools have one name: tell the model of the last one and log a warning
+            (`"tell_model"`), or raise `UserError` (`"raise"`). A tool of a source never wins over a tool of the agent:
+            with `"tell_model"` it is left out. Two sources with tools of one name are a `UserError` either way.
         output_store: The store for outputs longer than `max_output_chars`: `put(call, data) -> ref`.
         limits: `UsageLimits` of the run, nested runs included.
         price: `(model name, RequestUsage) -> Decimal`, the cost of one request.
@@ -154,11 +154,11 @@ class RunConfig(ByFields):
     tool_execution: ToolExecution = attrs.field(factory=ToolExecution, validator=FIELDS.a(ToolExecution))
     timeout: float | None = attrs.field(default=None, validator=optional(NAMES.seconds()))
     tool_error_formatter: ToolErrorFormatter | None = attrs.field(default=None, validator=optional(FIELDS.function()))
-    tool_not_found_behavior: Literal["raise_error", "return_error_to_model"] = attrs.field(
-        default="return_error_to_model", validator=FIELDS.one_of("raise_error", "return_error_to_model")
+    tool_not_found_behavior: Literal["tell_model", "raise"] = attrs.field(
+        default="tell_model", converter=read_not_found_word, validator=FIELDS.one_of("tell_model", "raise")
     )
-    tool_name_collision_policy: Literal["warn", "error"] = attrs.field(
-        default="warn", validator=FIELDS.one_of("warn", "error")
+    tool_name_collision_policy: Literal["tell_model", "raise"] = attrs.field(
+        default="tell_model", converter=read_collision_word, validator=FIELDS.one_of("tell_model", "raise")
     )
     output_store: OutputStore | None = attrs.field(
         default=None, validator=optional(FIELDS.needs("expected a store (with `put`)", has("put")))

@@ -2,11 +2,17 @@
 
 The user's configuration (`UserError`), the model's behaviour (`ModelBehaviorError`, `ModelRefusalError`), a tool
 (`ToolCallError`), the transport (`ModelTransportError`, `ModelTimeoutError`), a limit the caller set
-(`MaxTurnsExceeded`, `RunTimeout`, `UsageLimitExceeded`, `ToolLoopDetected`), a guardrail, or stored state.
+(`MaxTurnsExceeded`, `RunTimeoutError`, `UsageLimitExceeded`, `ToolLoopDetected`), a guardrail, or stored state.
 They reach the caller bare, never in an exception group; other failures of the same time are attached as notes.
+
+Names end in `Error`, except where what happened has a name that you know from elsewhere, or that says more:
+`GuardrailTripwireTriggered` and its four kinds, `MaxTurnsExceeded`, `UsageLimitExceeded`, `ToolLoopDetected`,
+`SessionConflict`, `OutcomeUnknown`, `ReplayDivergence` and `EarlierFailure`.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from agentloop._common.errors import (
     AgentLoopError,
@@ -22,7 +28,8 @@ from agentloop._common.errors import (
     OutcomeUnknown,
     OutputGuardrailTripwireTriggered,
     ReplayDivergence,
-    RunTimeout,
+    RunProgress,
+    RunTimeoutError,
     SessionConflict,
     StateError,
     ToolInputGuardrailTripwireTriggered,
@@ -52,7 +59,8 @@ __all__ = [
     "OutcomeUnknown",
     "OutputGuardrailTripwireTriggered",
     "ReplayDivergence",
-    "RunTimeout",
+    "RunProgress",
+    "RunTimeoutError",
     "SessionConflict",
     "StateError",
     "ToolCallError",
@@ -67,6 +75,20 @@ __all__ = [
     "UserTypeError",
     "UserValueError",
 ]
+
+
+if not TYPE_CHECKING:  # else a type checker would take every name
+
+    def __getattr__(name: str) -> Any:
+        """Return an error by the name that it had before 0.2."""
+        if name == "RunTimeout":
+            import warnings
+
+            warnings.warn(
+                "RunTimeout is now RunTimeoutError; the old name goes in 0.3", DeprecationWarning, stacklevel=2
+            )
+            return RunTimeoutError
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 class ToolCallError(AgentLoopError):

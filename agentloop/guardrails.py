@@ -16,6 +16,30 @@ from agentloop._common.values import NotedValue, ReprByFields, Value
 from agentloop.context import Callback, ToolContext
 from agentloop.items import Content, ToolCall
 
+__all__ = [
+    "Allow",
+    "GuardrailFunctionOutput",
+    "InputGuardrail",
+    "InputGuardrailResult",
+    "OutputGuardrail",
+    "OutputGuardrailResult",
+    "RaiseException",
+    "RejectContent",
+    "ReplaceOutput",
+    "Rewrite",
+    "ToolGuardrailResult",
+    "ToolInputData",
+    "ToolInputGuardrail",
+    "ToolInputVerdict",
+    "ToolOutputData",
+    "ToolOutputGuardrail",
+    "ToolOutputVerdict",
+    "input_guardrail",
+    "output_guardrail",
+    "tool_input_guardrail",
+    "tool_output_guardrail",
+]
+
 
 class Allow(Value, frozen=True):
     """Allow it: the verdict of a guardrail, or the decision of a policy, without an objection."""

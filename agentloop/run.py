@@ -41,7 +41,7 @@ from agentloop._engine.runtime.live_run import (
 )
 from agentloop._engine.runtime.log import Log
 from agentloop._engine.runtime.resources import ResourceHost, Resources
-from agentloop._engine.start import KeptConversation, RunSegment, StartingPoint
+from agentloop._engine.start import RunSegment, StartingPoint
 from agentloop.abc import ApprovalEffects, Instrument, Journal, Model, ReplayingEffects, Session, TimedEffects
 from agentloop.agents import Agent
 from agentloop.budget import Budget
@@ -53,6 +53,7 @@ from agentloop.hooks import AgentHooks, RunHooks
 from agentloop.items import Item, ToolCall, UserMessage, to_items
 from agentloop.model_events import ModelInfo
 from agentloop.results import RunResult
+from agentloop.settings import Conversation
 from agentloop.spans import Span, Trace, current_trace
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ class ResumeOptions(TypedDict, Generic[ContextT], total=False):
     run_config: RunConfig | None
     error_handlers: Mapping[str, ErrorHandler] | None
     session: Session | None
+    conversation: Conversation | None
     conversation_id: str | None
     previous_response_id: str | None
     auto_previous_response_id: bool
@@ -101,10 +103,9 @@ class RunOptions(ResumeOptions[ContextT], total=False):
         error_handlers: Callables by `"max_turns"`, `"model_refusal"` or `"invalid_final_output"`: `(ErrorHandlerData)`
             returns a final output in the error's place, an `ErrorHandlerResult`, or None to let the error propagate.
         session: The items of earlier runs, shown before the input; the run adds its own items turn by turn.
-        conversation_id: The id of a conversation that the provider keeps; the run sends new items only.
-        previous_response_id: The id of a response that the provider keeps, to continue from; the run sends new items
-            only.
-        auto_previous_response_id: True to continue from each response in turn; the provider keeps them.
+        conversation: The conversation that the provider keeps, in place of a session; the run sends only new items.
+        conversation_id, previous_response_id, auto_previous_response_id: `Conversation(id=…)`, `Conversation(after=…)`
+            and `Conversation(auto=True)` as other libraries spell them.
         journal: The journal to which the run writes its log as it grows, so that `resume` can continue after a crash.
             No body starts before the record of its start is durable there. It must be empty, or the journal of the
             resumed state. The caller closes it.
@@ -381,7 +382,7 @@ class _CheckedOptions(NamedTuple):
     journal: Journal | None
     config: RunConfig
     handlers: Mapping[str, ErrorHandler]
-    kept: KeptConversation | None
+    kept: Conversation | None
 
 
 _TWO_HISTORIES = "a session and a conversation that the provider keeps can't be used together: choose one"
@@ -476,23 +477,24 @@ def _restore_result(agent: Agent[Any, Any], state: RunState, options: Mapping[st
     return result_of(run, from_records=True)
 
 
-_OF_SERVER = frozenset({"conversation_id", "previous_response_id", "auto_previous_response_id"})
+_KEPT_ELSEWHERE = {"conversation_id": "id", "previous_response_id": "after", "auto_previous_response_id": "auto"}
+"""The spellings of other libraries for the parts of a `Conversation`."""
+_OF_SERVER = frozenset({"conversation", *_KEPT_ELSEWHERE})
 
 
-def _read_kept(options: Mapping[str, Any]) -> KeptConversation | None:
+def _read_kept(options: Mapping[str, Any]) -> Conversation | None:
     """Return the conversation that the provider keeps, or None if it keeps none."""
-    conversation_id, previous_response_id = options.get("conversation_id"), options.get("previous_response_id")
-    auto = options.get("auto_previous_response_id", False)
-    if conversation_id is None and previous_response_id is None and auto is False:
-        return None
-    check("conversation_id", optional(NAMES.text()), conversation_id)
-    check("previous_response_id", optional(NAMES.text()), previous_response_id)
-    check("auto_previous_response_id", NAMES.flag(), auto)
-    if conversation_id is not None and (previous_response_id is not None or auto):
-        raise UserError(
-            "conversation_id and previous_response_id are two ways to go on from the same thing: choose one"
-        )
-    return KeptConversation(conversation_id, previous_response_id)
+    given: object = options.get("conversation")
+    check("conversation", optional(NAMES.a(Conversation)), given)
+    parts: dict[str, Any] = {}
+    for name, part in _KEPT_ELSEWHERE.items():
+        if name in options:
+            check(name, NAMES.flag() if part == "auto" else optional(NAMES.text()), options[name])
+        if options.get(name):
+            parts[part] = options[name]
+    if given is not None and parts:
+        raise UserError("conversation: it is given twice; leave out the other spelling, and write Conversation(…)")
+    return Conversation(**parts) if parts else cast("Conversation | None", given)
 
 
 def _check_handlers(handlers: Mapping[str, ErrorHandler]) -> Mapping[str, ErrorHandler]:

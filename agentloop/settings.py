@@ -11,12 +11,14 @@ from typing import Any, Literal, TypeAlias
 import attrs
 from attrs.validators import and_, ge
 
-from agentloop._common.checks import FIELDS, NAMES, either, fits, is_a, is_finite, optional
+from agentloop._common.checks import FIELDS, NAMES, check, either, fits, is_a, is_finite, optional
+from agentloop._common.errors import UserValueError
 from agentloop._common.misplaced import takes_options
 from agentloop._common.values import ByFields, Value
 
 __all__ = [
     "CachePolicy",
+    "Conversation",
     "JsonLimits",
     "ModelRetrySettings",
     "ModelSettings",
@@ -188,6 +190,40 @@ class ModelSettings(ByFields):
             if (value := getattr(override, field.name)) is not None
         }
         return attrs.evolve(self, **changes) if changes else self
+
+
+class Conversation(Value, frozen=True):
+    """A conversation that the model's provider keeps, and how a run continues it: by its id, or after a response.
+
+    The run then sends only the items that the provider doesn't have yet. Give one of the three:
+
+        Runner.run(agent, "And in May?", conversation=Conversation(after=result.last_response_id))
+
+    Attributes:
+        id: The id of a conversation of the provider, which has been made there before.
+        after: The id of a response that the provider keeps; the run continues after it, and after its own responses.
+        auto: True to let the provider keep the run's own responses, from the first one on.
+
+    Raises:
+        UserTypeError, UserValueError: none of the three is given, or *id* beside one of the others.
+    """
+
+    id: str | None = None
+    after: str | None = None
+    auto: bool = False
+
+    def __post_init__(self) -> None:
+        check("Conversation.id", optional(NAMES.words()), self.id)
+        check("Conversation.after", optional(NAMES.words()), self.after)
+        check("Conversation.auto", NAMES.flag(), self.auto)
+        by_response = self.after is not None or self.auto
+        if by_response == (self.id is not None):
+            given = (
+                "id and after are two ways to continue the same thing, choose one"
+                if by_response
+                else "nothing is given"
+            )
+            raise UserValueError(f"Conversation: {given}: write Conversation(id=…), (after=…) or (auto=True)")
 
 
 @takes_options("RunConfig(tool_execution=ToolExecution(OPTION=…))")

@@ -34,7 +34,7 @@ import anyio.to_thread
 import attrs
 from attrs.validators import and_, matches_re
 
-from agentloop._common.checks import FIELDS, Fields, check_count, either, fits, has, is_a, optional
+from agentloop._common.checks import FIELDS, Fields, check_count, either, fits, has, is_a, optional, read_timeout_word
 from agentloop._common.error_text import error_details, is_redacted
 from agentloop._common.errors import ModelBehaviorError, UserTypeError, UserValueError
 from agentloop._common.masking import ALL_ARGUMENTS, MASK
@@ -46,7 +46,7 @@ from agentloop.context import Callback, RunContext, ToolContext
 from agentloop.guardrails import ToolInputGuardrail, ToolOutputGuardrail
 from agentloop.items import Content, ToolCall, ToolKind
 from agentloop.limits import Capacity, Limit, Rate
-from agentloop.settings import JsonLimits
+from agentloop.settings import Conversation, JsonLimits
 
 if TYPE_CHECKING:
     from cattrs import BaseConverter
@@ -113,6 +113,10 @@ class AgentCall(ByFields):
     session: Any = attrs.field(
         default=None, validator=optional(FIELDS.needs("expected a Session", has("get_items", "add_items")))
     )
+    conversation: Conversation | None = None
+    hooks: Any = None
+    shows_schema: bool = False
+    """True if the nested run is shown the JSON schema of its structured input, too."""
     on_stream: Callback | None = attrs.field(default=None, validator=optional(FIELDS.function()))
     custom_output_extractor: Callback | None = attrs.field(default=None, validator=optional(FIELDS.function()))
 
@@ -152,6 +156,12 @@ def _to_names(names: Iterable[str]) -> tuple[str, ...]:
 
 def _to_examples(examples: Iterable[tuple[str, Mapping[str, Any]]]) -> tuple[tuple[str, Mapping[str, Any]], ...]:
     return _to_tuple(examples)
+
+
+def _to_error_function(given: Callback | Literal["tell_model", "raise"] | None) -> Callback | None:
+    """Return the function that makes the text for the model; None if there is none, because the error ends the run."""
+    words: dict[object, Callback | None] = {"tell_model": default_tool_error_function, "raise": None}
+    return words.get(given, cast("Callback", given)) if isinstance(given, str) else given
 
 
 def _to_limits(value: Any) -> tuple[Any, ...]:
@@ -222,14 +232,17 @@ class FunctionTool(ReprByFields, Generic[ContextT_contra]):
     )
     timeout: float | None = attrs.field(default=None, repr=False, validator=optional(_TOOL.seconds()))
     idle_timeout: float | None = attrs.field(default=None, repr=False, validator=optional(_TOOL.seconds()))
-    timeout_behavior: Literal["error_as_result", "raise_exception"] = attrs.field(
-        default="error_as_result", repr=False, validator=_TOOL.one_of("error_as_result", "raise_exception")
+    timeout_behavior: Literal["tell_model", "raise"] = attrs.field(
+        default="tell_model", converter=read_timeout_word, repr=False, validator=_TOOL.one_of("tell_model", "raise")
     )
     timeout_error_function: Callback | None = attrs.field(
         default=None, repr=False, validator=optional(_TOOL.function("ctx, error"))
     )
     failure_error_function: Callback | None = attrs.field(
-        default=default_tool_error_function, repr=False, validator=optional(_TOOL.function("ctx, error"))
+        default=default_tool_error_function,
+        converter=_to_error_function,
+        repr=False,
+        validator=optional(_TOOL.function("ctx, error", or_words="'tell_model', 'raise' or ")),
     )
     idempotent: bool = attrs.field(default=False, repr=False, validator=_TOOL.flag("expected a bool"))
     in_doubt: InDoubt = attrs.field(
@@ -426,30 +439,26 @@ class FunctionTool(ReprByFields, Generic[ContextT_contra]):
 
 
 class ToolOptions(TypedDict, total=False):
-    """The options of `tool`, documented there. An option left out has the default of `FunctionTool`."""
+    """The options that any tool has, made by `tool` or by `Agent.as_tool`; documented at `tool`.
 
-    name: str | None
-    description: str | None
-    strict_mode: bool
+    An option left out has the default of `FunctionTool`.
+    """
+
     is_enabled: bool | Callback
     needs_approval: bool | Callback
     tool_input_guardrails: Sequence[ToolInputGuardrail]
     tool_output_guardrails: Sequence[ToolOutputGuardrail]
     timeout: float | None
     idle_timeout: float | None
-    timeout_behavior: Literal["error_as_result", "raise_exception"]
+    timeout_behavior: Literal["tell_model", "raise", "error_as_result", "raise_exception"]
     timeout_error_function: Callback | None
-    failure_error_function: Callback | None
+    failure_error_function: Callback | Literal["tell_model", "raise"] | None
     idempotent: bool
     in_doubt: InDoubt
-    capacity: Capacity | Rate | Sequence[Capacity | Rate]
     serial: str | None
     exclusive: bool
-    abandon_on_cancel: bool
     namespace: str | None
     defer_loading: bool
-    kind: ToolKind
-    format: Mapping[str, Any] | None
     output_schema: Mapping[str, Any] | None
     allowed_callers: Sequence[str]
     examples: Sequence[tuple[str, Mapping[str, Any]]]
@@ -457,6 +466,18 @@ class ToolOptions(TypedDict, total=False):
     secret_output: bool
     cost: Callback | None
     custom_data_extractor: Callback | None
+
+
+class FunctionOptions(ToolOptions, total=False):
+    """The options of `tool`, documented there: those of any tool, and those that only a Python function has."""
+
+    name: str | None
+    description: str | None
+    strict_mode: bool
+    capacity: Capacity | Rate | Sequence[Capacity | Rate]
+    abandon_on_cancel: bool
+    kind: ToolKind
+    format: Mapping[str, Any] | None
 
 
 _undescribed: set[str] = set()
@@ -475,7 +496,7 @@ def _warn_of_no_description(fn: Callable[..., Any], name: str) -> None:
         )
 
 
-def _tool_from(fn: Callable[..., Any], options: ToolOptions) -> FunctionTool[Any]:
+def _tool_from(fn: Callable[..., Any], options: FunctionOptions) -> FunctionTool[Any]:
     if isinstance(fn, FunctionTool | _ToolMethod):
         made = fn.name if isinstance(fn, FunctionTool) else fn.__name__
         raise UserTypeError(f"{made!r} is a tool already; make a copy with attrs.evolve")
@@ -508,13 +529,13 @@ class ToolDecorator(Protocol):
 
 @overload
 def tool(
-    fn: Callable[Concatenate[ToolContext[ContextT], BodyP], Any], /, **options: Unpack[ToolOptions]
+    fn: Callable[Concatenate[ToolContext[ContextT], BodyP], Any], /, **options: Unpack[FunctionOptions]
 ) -> FunctionTool[ContextT]: ...
 @overload
-def tool(fn: Callable[..., Any], /, **options: Unpack[ToolOptions]) -> FunctionTool[Any]: ...
+def tool(fn: Callable[..., Any], /, **options: Unpack[FunctionOptions]) -> FunctionTool[Any]: ...
 @overload
-def tool(fn: None = None, /, **options: Unpack[ToolOptions]) -> ToolDecorator: ...
-def tool(fn: Callable[..., Any] | None = None, /, **options: Unpack[ToolOptions]) -> Any:
+def tool(fn: None = None, /, **options: Unpack[FunctionOptions]) -> ToolDecorator: ...
+def tool(fn: Callable[..., Any] | None = None, /, **options: Unpack[FunctionOptions]) -> Any:
     """Make a tool from a function. A decorator, used bare or with options.
 
     The schema comes from the signature, the descriptions from the docstring. A parameter annotated `ToolContext` or
@@ -535,10 +556,12 @@ def tool(fn: Callable[..., Any] | None = None, /, **options: Unpack[ToolOptions]
         timeout: Seconds for the body alone; None = no limit. A sync function needs `abandon_on_cancel=True` for it.
         idle_timeout: Seconds that the body may be silent; every `ctx.report` restarts them. None = no limit. A sync
             function needs `abandon_on_cancel=True` for it.
-        timeout_behavior: Give the model an error text (`"error_as_result"`), or end the run (`"raise_exception"`).
+        timeout_behavior: The body ran out of time: give the model an error text (`"tell_model"`), or end the run with
+            `ToolTimeoutError` (`"raise"`).
         timeout_error_function: `(ctx, ToolTimeoutError) -> str`, the text for the model.
-        failure_error_function: `(ctx, error) -> str | None`, the text for the model. The error ends the run if the
-            function returns None, or if None is given in place of a function.
+        failure_error_function: The body raised: give the model the usual text (`"tell_model"`), end the run with
+            `ToolCallError` (`"raise"`; None means the same), or `(ctx, error) -> str | None`, which makes the text. The
+            error ends the run if the function returns None.
         idempotent: True if an equal call may receive the output of an earlier one.
         in_doubt: The treatment, in a resumed run, of a call that may or may not have taken effect when the run stopped:
             inform the model (`"tell_model"`), run it again (`"rerun"`; calls of idempotent tools always are), or raise
@@ -570,8 +593,8 @@ def tool(fn: Callable[..., Any] | None = None, /, **options: Unpack[ToolOptions]
     Raises:
         UserTypeError, UserValueError: at decoration time, if an argument is invalid; names it.
     """
-    if unknown := options.keys() - ToolOptions.__optional_keys__:
-        raise_misplaced(ToolOptions.__optional_keys__, "tool", min(unknown))
+    if unknown := options.keys() - FunctionOptions.__optional_keys__:
+        raise_misplaced(FunctionOptions.__optional_keys__, "tool", min(unknown))
 
     def make(function: Callable[..., Any]) -> Any:
         if isinstance(function, staticmethod) and not isinstance(function, _ToolMethod):
@@ -613,11 +636,11 @@ class _ToolMethod(staticmethod):  # type: ignore[type-arg]
     # Else it could not be set, as `@abstractmethod` above `@tool` does.
     __isabstractmethod__: Any = False  # pyright: ignore[reportIncompatibleMethodOverride, reportAssignmentType]
 
-    def __init__(self, fn: Any, options: ToolOptions) -> None:
+    def __init__(self, fn: Any, options: FunctionOptions) -> None:
         super().__init__(fn)
         self.__isabstractmethod__ = getattr(fn, "__isabstractmethod__", False)
         self._fn = fn
-        self._options: ToolOptions = options
+        self._options: FunctionOptions = options
 
     def __set_name__(self, owner: type, name: str) -> None:
         if isinstance(self._fn, functools.partialmethod):  # several of one function have its name
@@ -647,7 +670,7 @@ _NOTHING_FOUND = "No tool fits. Try other words for what the tool should do."
 _ABOUT_QUERY = "Words for what the tool should do."
 
 
-def tool_search(*, limit: int | None = 5, native: bool = True, **options: Unpack[ToolOptions]) -> FunctionTool[Any]:
+def tool_search(*, limit: int | None = 5, native: bool = True, **options: Unpack[FunctionOptions]) -> FunctionTool[Any]:
     """Return a tool by which a model finds the agent's deferred tools (`defer_loading=True`).
 
     With it, deferred tools are hidden until a search has found them: they cost no tokens, and small models choose among
@@ -678,7 +701,7 @@ def tool_search(*, limit: int | None = 5, native: bool = True, **options: Unpack
         found = ctx._require_services("search_tools").search_tools(query, limit)
         return {"found": found} if found else {"found": [], "note": _NOTHING_FOUND}
 
-    given: ToolOptions = {"name": "tool_search", "description": _ABOUT_SEARCH, "in_doubt": "rerun"}
+    given: FunctionOptions = {"name": "tool_search", "description": _ABOUT_SEARCH, "in_doubt": "rerun"}
     made = _tool_from(search, {**given, **options})
     assert isinstance(made.body, PythonBody)
     body = ToolSearch(fn=made.body.fn, schema=made.body.schema, limit=limit, native=native)
@@ -773,7 +796,7 @@ class ToolSelection(ReprByFields):
     def _change(self, tool: FunctionTool[Any]) -> FunctionTool[Any]:
         given: object = None if self.options is None else self.options(tool)
         changes = given or {}
-        if not isinstance(changes, Mapping) or changes.keys() - ToolOptions.__optional_keys__:
+        if not isinstance(changes, Mapping) or changes.keys() - FunctionOptions.__optional_keys__:
             raise UserTypeError(f"ToolSelection.options: expected options of @tool for {tool.name!r}, got {changes!r}")
         names = {"name": f"{self.prefix}{tool.name}", "namespace": self.namespace or tool.namespace}
         made = attrs.evolve(tool, **{**names, **changes})

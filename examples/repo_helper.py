@@ -3,7 +3,7 @@
     agentloop run examples/repo_helper.py:agent "How many lines does README.md have?"
 
 The model only chooses a tool and its arguments; the tool's output is the answer, and a tool's failure ends the run,
-for what failed is no answer (`failure_error_function=None`). Each tool's `examples` show the model
+for what failed is no answer (`failure_error_function="raise"`). Each tool's `examples` show the model
 how, and the ones it sees last weigh most: the first of each tool, then the second of each, six in all.
 """
 
@@ -53,7 +53,7 @@ def listed(lines: list[str], nothing: str) -> str:
 
 
 @tool(
-    failure_error_function=None,
+    failure_error_function="raise",
     examples=[
         ("How many lines does setup.cfg have?", {"path": "setup.cfg"}),
         ("Count the lines of src/main.py", {"path": "src/main.py"}),
@@ -68,7 +68,7 @@ def count_lines(path: str) -> str:
     return f"{path} has {len(text_of(path).splitlines())} lines."
 
 
-@tool(failure_error_function=None, examples=[("Which files are in the tests folder?", {"folder": "tests"})])
+@tool(failure_error_function="raise", examples=[("Which files are in the tests folder?", {"folder": "tests"})])
 def list_files(folder: str = ".") -> str:
     """List the files in a folder.
 
@@ -83,7 +83,7 @@ def list_files(folder: str = ".") -> str:
 
 
 @tool(
-    failure_error_function=None,
+    failure_error_function="raise",
     examples=[("Search for the word timeout in src/main.py", {"word": "timeout", "path": "src/main.py"})],
 )
 def search_text(word: str, path: str) -> str:
@@ -98,7 +98,7 @@ def search_text(word: str, path: str) -> str:
     return listed(hits, f"{word!r} isn't in {path}.")
 
 
-@tool(timeout=20, failure_error_function=None, examples=[("Show the last 5 commits", {"count": 5})])
+@tool(timeout=20, failure_error_function="raise", examples=[("Show the last 5 commits", {"count": 5})])
 async def recent_commits(count: int = 5) -> str:
     """Show the most recent git commits.
 
@@ -113,7 +113,8 @@ async def recent_commits(count: int = 5) -> str:
 
 
 @tool(
-    failure_error_function=None, examples=[("What is 84 divided by 7?", {"a": 84, "operation": "divided by", "b": 7})]
+    failure_error_function="raise",
+    examples=[("What is 84 divided by 7?", {"a": 84, "operation": "divided by", "b": 7})],
 )
 def calculate(a: float, operation: Literal["plus", "minus", "times", "divided by"], b: float) -> str:
     """Calculate with two numbers.

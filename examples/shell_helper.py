@@ -18,7 +18,7 @@ from agentloop.executors import LocalShell, ShellResult, read_commands, shell_to
 
 shell = shell_tool(
     LocalShell(Path.cwd(), timeout=20),
-    failure_error_function=None,
+    failure_error_function="raise",
     examples=[  # the model copies them closely, the last ones most
         ("Show the first lines of notes.txt", {"commands": ["head notes.txt"], "timeout_ms": None}),
         ("How many lines does setup.cfg have?", {"commands": ["wc -l setup.cfg"], "timeout_ms": None}),

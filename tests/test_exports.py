@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from importlib import import_module
+from typing import Any
 
 import pytest
 
@@ -115,3 +116,28 @@ def test_star_import_gives_exactly_the_public_names() -> None:
         "space.pop('__builtins__'); print(json.dumps(sorted(space)))"
     )
     assert _in_fresh_python(program) == sorted(agentloop.__all__)
+
+
+def test_names_of_tool_guardrails_have_one_place() -> None:
+    """They are in `agentloop.guardrails` only; whoever asks `agentloop` for one is told where it is."""
+    for name in ("tool_input_guardrail", "RejectContent", "ToolGuardrailResult"):
+        assert hasattr(import_module("agentloop.guardrails"), name)
+        with pytest.raises(AttributeError, match=f"write `from agentloop.guardrails import {name}`"):
+            getattr(agentloop, name)
+    with pytest.raises(AttributeError, match=r"from agentloop\.exceptions import ToolInputGuardrailTripwireTriggered"):
+        getattr(agentloop, "ToolInputGuardrailTripwireTriggered")  # noqa: B009 - a checker knows that it isn't there
+
+
+@pytest.mark.parametrize("module", [agentloop, agentloop.exceptions], ids=["agentloop", "exceptions"])
+def test_the_old_name_of_an_error_works_for_a_release(module: Any) -> None:
+    """It is the same class, and a warning names the new one."""
+    with pytest.warns(DeprecationWarning, match="RunTimeout is now RunTimeoutError"):
+        assert module.RunTimeout is agentloop.RunTimeoutError
+
+
+def test_errors_end_in_error_or_are_named_as_exceptions_to_it() -> None:
+    """The module's docstring has the others, so that none is forgotten."""
+    exceptions = import_module("agentloop.exceptions")
+    errors = [name for name in exceptions.__all__ if issubclass(getattr(exceptions, name), BaseException)]
+    others = {name for name in errors if not name.endswith(("Error", "GuardrailTripwireTriggered"))}
+    assert [name for name in sorted(others) if f"`{name}`" not in exceptions.__doc__.split("Names end in")[1]] == []

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias, final
+from typing import Any, Literal, TypeAlias, final
 
 import attrs
 from attrs import validators as v
@@ -153,10 +153,13 @@ class Fields(Value, frozen=True):
         """Return the validator of True or False."""
         return self.needs(said, is_a(bool))
 
-    def function(self, taking: str = "") -> Validator:
-        """Return the validator of a callable; *taking* names the arguments that it must take, "ctx, error"."""
+    def function(self, taking: str = "", *, or_words: str = "") -> Validator:
+        """Return the validator of a callable; *taking* names the arguments that it must take, "ctx, error".
+
+        The message also names *or_words*, which a converter has replaced before.
+        """
         if taking:
-            return self.needs(f"expected a callable of ({taking})", _is_function_of(taking))
+            return self.needs(f"expected {or_words}a callable of ({taking})", _is_function_of(taking))
         return self.needs("expected a callable", v.is_callable())
 
     def flag_or_function(self, taking: str = "") -> Validator:
@@ -265,3 +268,43 @@ def check_id(name: str, value: str) -> str:
     said = "expected text that isn't empty and can be encoded"
     check(name, NAMES.needs(said, v.min_len(1), v.matches_re("[^\ud800-\udfff]*")), value)
     return value
+
+
+# -- two words for what becomes of a failure
+#
+# Five options ask the same thing: is the model told, and the run continues, or does the run end with the error? You
+# answer all of them with the same two words. Earlier versions had five pairs, and people who come from another library
+# know one of these. So we accept them where an option is given, and translate them there, once: the engine reads one
+# spelling. Logs keep the older word (`stored_word`), because the digest of a tool's policy is made of it: a run that
+# was stored by an earlier version would otherwise look as if its tools had changed.
+
+OnFailure: TypeAlias = Literal["tell_model", "raise"]
+
+TIMEOUT_WORDS = {"error_as_result": "tell_model", "raise_exception": "raise"}
+NOT_FOUND_WORDS = {"return_error_to_model": "tell_model", "raise_error": "raise"}
+COLLISION_WORDS = {"warn": "tell_model", "error": "raise"}
+
+
+def _read(word: Any, older: dict[str, str]) -> Any:
+    """Return the word that *word* means now; what isn't a word is left to the validator, which names the option."""
+    return older.get(word, word) if isinstance(word, str) else word
+
+
+def read_timeout_word(word: Literal["tell_model", "raise", "error_as_result", "raise_exception"]) -> OnFailure:
+    """Return *word*, given for `timeout_behavior`, in today's spelling."""
+    return _read(word, TIMEOUT_WORDS)  # type: ignore[no-any-return]
+
+
+def read_not_found_word(word: Literal["tell_model", "raise", "return_error_to_model", "raise_error"]) -> OnFailure:
+    """Return *word*, given for `tool_not_found_behavior`, in today's spelling."""
+    return _read(word, NOT_FOUND_WORDS)  # type: ignore[no-any-return]
+
+
+def read_collision_word(word: Literal["tell_model", "raise", "warn", "error"]) -> OnFailure:
+    """Return *word*, given for `tool_name_collision_policy`, in today's spelling."""
+    return _read(word, COLLISION_WORDS)  # type: ignore[no-any-return]
+
+
+def stored_word(behavior: OnFailure) -> str:
+    """Return the word by which logs know a tool's `timeout_behavior`."""
+    return next(older for older, now in TIMEOUT_WORDS.items() if now == behavior)

@@ -88,7 +88,7 @@ class MaxTurnsExceeded(AgentLoopError):
         self.max_turns = max_turns
 
 
-class RunTimeout(AgentLoopError):
+class RunTimeoutError(AgentLoopError):
     """The run's own `timeout` passed. The caller's cancellation is never reported as this."""
 
     def __init__(self, timeout: float) -> None:

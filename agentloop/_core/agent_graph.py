@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from agentloop._common.checks import stored_word
 from agentloop._common.digests import digestible
 from agentloop._core.empty_containers import NO_DICT
 from agentloop._storage.json_bytes import encode
@@ -184,7 +185,7 @@ def _digest_tool(tool: FunctionTool) -> dict[str, str]:
         sorted(tool.secret),
         tool.secret_output,
         tool.timeout,
-        tool.timeout_behavior,
+        stored_word(tool.timeout_behavior),
         len(tool.tool_input_guardrails),
         len(tool.tool_output_guardrails),
     ]

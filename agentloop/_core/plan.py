@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import msgspec
 
+from agentloop._common.checks import OnFailure
 from agentloop._common.error_text import REDACTED, redact_message
 from agentloop._common.strict_json import read_strict
 from agentloop._common.values import Value
@@ -177,7 +178,7 @@ def _make_receipt(tool: FunctionTool, bound: BoundArguments) -> str:
 class PlanRules(Value, frozen=True, kw_only=True):
     """The run's configuration of planning. `disabled`: lookup keys of tools that are no longer enabled."""
 
-    not_found: Literal["raise_error", "return_error_to_model"] = "return_error_to_model"
+    not_found: OnFailure = "tell_model"
     max_calls: int | None = None
     limits: JsonLimits = msgspec.field(default_factory=JsonLimits)
     disabled: frozenset[str] = frozenset()

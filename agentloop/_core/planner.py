@@ -191,10 +191,10 @@ def _answer_hidden_tool(view: TurnView, call: ToolCall) -> Answer | None:
 def _answer_unknown_tool(view: TurnView, rules: PlanRules, near: NearNames, call: ToolCall) -> Answer:
     name, found = qualify_name(call), near.of(qualify_name(call))
     hint = f" Did you mean {' or '.join(map(repr, found))}?" if found else ""
-    if rules.not_found == "raise_error":
+    if rules.not_found == "raise":
         raise ModelBehaviorError(
             f"Tool {quote(name)} not found: agent {view.agent.name!r} has no such tool.{hint} To tell the model "
-            'and go on, give RunConfig(tool_not_found_behavior="return_error_to_model")'
+            'and go on, give RunConfig(tool_not_found_behavior="tell_model")'
         )
     text = f"Tool {quote(name)} not found.{hint}"
     return Answer(CallOutcome(status="failed", output=text, error=ModelBehaviorError(text)), kind="tool_not_found")

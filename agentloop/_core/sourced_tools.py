@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from operator import is_
 from typing import Any
 
+from agentloop._common.checks import stored_word
 from agentloop._common.digests import digestible
 from agentloop._common.values import Value
 from agentloop.exceptions import ToolSourceError
@@ -21,7 +22,7 @@ from agentloop.tools import AgentCall, FunctionTool, default_tool_error_function
 ASKED = "asked"
 """In the description of a tool: the option is a callable of the application."""
 _AS_THEY_ARE = (
-    *("namespace", "timeout", "idle_timeout", "timeout_behavior", "idempotent", "in_doubt", "serial", "exclusive"),
+    *("namespace", "timeout", "idle_timeout", "idempotent", "in_doubt", "serial", "exclusive"),
     *("defer_loading", "kind", "secret", "secret_output"),
 )
 """Options that are plain data."""
@@ -77,6 +78,8 @@ def describe(tool: FunctionTool[Any], source: str) -> dict[str, Any]:
         value = getattr(tool, option)
         if value != getattr(_USUAL, option):
             made[option] = list(value) if isinstance(value, tuple) else value
+    if tool.timeout_behavior != _USUAL.timeout_behavior:
+        made["timeout_behavior"] = stored_word(tool.timeout_behavior)
     for option in _CALLABLES:
         value = getattr(tool, option)
         if value is not getattr(_USUAL, option):

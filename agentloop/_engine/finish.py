@@ -24,7 +24,7 @@ from agentloop._core.history import valid_history
 from agentloop._core.machine import AskBehavior, CheckOutput, GiveUp, next_action
 from agentloop._engine.runtime.cancel_source import record_end
 from agentloop._engine.runtime.live_run import LiveRun
-from agentloop.exceptions import RunTimeout
+from agentloop.exceptions import RunTimeoutError
 from agentloop.hooks import RunOutcome
 from agentloop.items import AssistantMessage, Item, Reasoning
 from agentloop.records import RunEnded, RunStatus
@@ -82,7 +82,7 @@ async def _save_rest(run: LiveRun, session: SessionProgress, error: BaseExceptio
             run, session, upto=lambda items: valid_history(item for item in items if id(item) not in refused)
         )
     elif not (
-        isinstance(error, (*cancelled_types(), RunTimeout))
+        isinstance(error, (*cancelled_types(), RunTimeoutError))
         and isinstance(next_action(run.state, run.turn.view), CheckOutput | GiveUp)
     ):  # else it was ended from outside before a candidate for the final output was accepted
         await save_items(run, session)
@@ -183,7 +183,7 @@ async def _close_resources(run: LiveRun, end: SegmentEnd) -> None:
 
 
 async def _call_end_hooks(run: LiveRun, end: SegmentEnd) -> None:
-    if run.parent is not None or not run.find_hooks("run_end"):
+    if not run.find_hooks("run_end"):
         return
     ended = end.ended
     error = None if ended.status == "cancelled" else ended.error

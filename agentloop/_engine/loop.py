@@ -69,7 +69,7 @@ from agentloop._engine.runtime.cancel_source import record_end
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop._engine.start import RunSegment, start_segment
 from agentloop._engine.turn_calls import plan_turn, settle
-from agentloop.exceptions import RunTimeout, StateError
+from agentloop.exceptions import RunTimeoutError, StateError
 from agentloop.records import TurnStarted
 
 _NO_LIMIT: Any = nullcontext()
@@ -140,7 +140,7 @@ def _find_cut_reason(run: LiveRun, segment: RunSegment) -> BaseException:
         return journal.error
     assert segment.timeout is not None
     record_end(run)  # a cancellation that comes while the run is cleaned up changes nothing
-    run.stopped_by = RunTimeout(segment.timeout)
+    run.stopped_by = RunTimeoutError(segment.timeout)
     return run.stopped_by
 
 

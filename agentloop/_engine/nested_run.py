@@ -5,6 +5,7 @@ The nested run takes the same loop as its outer run; this module only makes it, 
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -70,6 +71,7 @@ async def run_nested(outer: LiveRun, call: ToolCall, arguments: Arguments, body:
             None if resumed else await _make_input(run, call, arguments, body),
             run.state.max_turns if resumed else body.max_turns,
             body.run_config.timeout if body.run_config is not None else None,
+            body.conversation,
         )
         work = partial(execute, run, segment)
         over = await (work() if body.on_stream is None else _run_streamed(run, body.on_stream, work))
@@ -102,6 +104,8 @@ async def _make_input(run: LiveRun, call: ToolCall, arguments: Arguments, body: 
         given = arguments.bound.values["input"]
     elif body.input_builder is None:
         given = body.typed.using(run.settings.config.converter).dump(arguments.value)
+        if body.shows_schema:
+            given += f"\n\nThe input fits this JSON schema:\n{json.dumps(body.typed.schema.schema, ensure_ascii=False)}"
     else:
         build = partial(call_user, body.input_builder, arguments.value)
         given = await run.call_callback("input_builder", call.call_id, build, record_answer=False)
@@ -190,6 +194,7 @@ def _make_nested_run(outer: LiveRun, call: ToolCall, body: AgentCall, config: Ru
     settings = RunSettings(
         config=config,
         around=outer.settings,
+        hooks=body.hooks,
         session=SessionProgress.of(body.session, state) if body.session is not None else None,
         budget=_make_budget(config, outer, state) if body.run_config is not None else outer.settings.budget,
         stop_when=as_condition(stop_when) if stop_when is not None else None,

@@ -208,7 +208,7 @@ def _limit_to_found(run: LiveRun, made: Definitions, model: Model) -> Definition
     for tool in made.tools:
         if tool.defer_loading and tool.qualified_name in taken:
             text = f"agent {run.agent.name!r} has a deferred tool and another named {tool.qualified_name!r}"
-            if run.settings.config.tool_name_collision_policy == "error":
+            if run.settings.config.tool_name_collision_policy == "raise":
                 raise UserError(text)
             run.tree.warn_once(tool.lookup_key, f"{text}; the other is used")
     free = [tool for tool in made.tools if not (tool.defer_loading and tool.qualified_name in taken)]
@@ -276,7 +276,7 @@ def _find_shadowed_tools(run: LiveRun, handoffs: Sequence[Handoff], by_key: dict
     clashing = names & by_key.keys()
     for name in sorted(clashing):
         text = f"agent {run.agent.name!r} has a tool and a handoff named {name!r}"
-        if run.settings.config.tool_name_collision_policy == "error":
+        if run.settings.config.tool_name_collision_policy == "raise":
             raise UserError(text)
         run.tree.warn_once(name, f"{text}; the handoff is used")
     return clashing
@@ -356,7 +356,7 @@ def _list_declared(run: LiveRun, sourced: Sequence[SourcedTools]) -> list[Functi
 
 def _report_shadow(run: LiveRun, name: str, source: str) -> None:
     text = f"source {source!r} has a tool named {name!r}, as agent {run.agent.name!r} has"
-    if run.settings.config.tool_name_collision_policy == "error":
+    if run.settings.config.tool_name_collision_policy == "raise":
         raise UserError(f"{text}: give the source a prefix or a namespace, or leave its tool out by a filter")
     run.tree.warn_once(
         f"{source}:{name}", f"{text}: the source's tool is left out. Give the source a prefix to have both"
@@ -392,7 +392,7 @@ def _index_tools(run: LiveRun, tools: list[FunctionTool]) -> dict[str, FunctionT
             text = (
                 f"agent {run.agent.name!r} has two enabled tools named {tool.qualified_name!r}: {earlier!r}, {tool!r}"
             )
-            if run.settings.config.tool_name_collision_policy == "error":
+            if run.settings.config.tool_name_collision_policy == "raise":
                 raise UserError(text)
             run.tree.warn_once(tool.lookup_key, f"{text}; the last is used")
         by_key[tool.lookup_key] = tool
@@ -428,7 +428,7 @@ def _check_features(run: LiveRun, model: Model, hosted: Sequence[HostedTool], pr
     """
     needs: dict[ModelFeature, str] = {}
     if run.state.kept_by_provider:
-        needs["conversations"] = "conversations that the provider keeps (conversation_id, previous_response_id)"
+        needs["conversations"] = "conversations that the provider keeps (conversation=)"
     if hosted:
         needs["hosted_tools"] = f"hosted tools ({', '.join(sorted({tool.kind for tool in hosted}))})"
     if prompt is not None:

@@ -14,12 +14,13 @@ from agentloop._core.agent_graph import AgentGraph
 from agentloop._core.call_identity import find_called_tool
 from agentloop._core.planner import check_shown
 from agentloop._core.run_fold import RunFold
-from agentloop._engine.start import KeptConversation, StartingPoint
+from agentloop._engine.start import StartingPoint
 from agentloop.agents import Agent
 from agentloop.exceptions import StateError, UserError
 from agentloop.handoffs import target_of
 from agentloop.items import ToolCall
 from agentloop.records import GraphChanged, Record, TurnStarted
+from agentloop.settings import Conversation
 from agentloop.state import RunState, check_goes_on, check_graph
 from agentloop.tools import AgentCall, FunctionTool
 
@@ -27,7 +28,7 @@ logger = logging.getLogger("agentloop")
 
 
 def resume_from(
-    state: RunState, root: Agent[Any, Any], kept: KeptConversation | None, *, sourced: bool = False
+    state: RunState, root: Agent[Any, Any], kept: Conversation | None, *, sourced: bool = False
 ) -> StartingPoint:
     """Return the starting point of a run segment on *state*, which is not changed. *kept*: as the options name it.
 
@@ -111,7 +112,7 @@ def _find_shown_handoffs(fold: RunFold, records: Sequence[Record]) -> tuple[str,
     return next((record.handoffs for record in turns if record.path == fold.path), ())
 
 
-def check_kept(fold: RunFold, kept: KeptConversation) -> None:
+def check_kept(fold: RunFold, kept: Conversation) -> None:
     """Check that *kept*, given for a run that has begun, is the conversation that its log says.
 
     The log also says what the provider has acknowledged there, and this holds: nothing of it is sent again.
@@ -122,18 +123,21 @@ def check_kept(fold: RunFold, kept: KeptConversation) -> None:
     started = fold.started
     assert started is not None  # `check_goes_on`, or the run has completed
     known = (None, started.previous_response_id, fold.continued_response_id)
-    if started.kept and kept.conversation_id == started.conversation_id and kept.previous_response_id in known:
+    if started.kept and kept.id == started.conversation_id and kept.after in known:
         return
-    begun = KeptConversation(started.conversation_id, fold.continued_response_id) if started.kept else None
+    begun = None
+    if started.kept:
+        ident, after = started.conversation_id, fold.continued_response_id
+        begun = Conversation(id=ident) if ident is not None else Conversation(after=after, auto=True)
     raise UserError(
         f"run {fold.run_id} continues {_describe(begun)}, and the options continue {_describe(kept)}: leave out "
-        "conversation_id, previous_response_id and auto_previous_response_id, or give those of the run's first call"
+        "`conversation`, or give the one of the run's first call"
     )
 
 
-def _describe(kept: KeptConversation | None) -> str:
+def _describe(kept: Conversation | None) -> str:
     if kept is None:
         return "no conversation that the provider keeps"
-    if kept.conversation_id is not None:
-        return f"conversation {kept.conversation_id!r}"
-    return "each response in turn" if kept.previous_response_id is None else f"response {kept.previous_response_id!r}"
+    if kept.id is not None:
+        return f"conversation {kept.id!r}"
+    return "each response in turn" if kept.after is None else f"response {kept.after!r}"

@@ -17,6 +17,7 @@ from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.effects import NewId
 from agentloop.items import Item
 from agentloop.records import GraphChanged, RunResumed, RunStarted
+from agentloop.settings import Conversation
 from agentloop.spans import RunOpening, Trace
 
 if TYPE_CHECKING:
@@ -40,16 +41,6 @@ class StartingPoint(msgspec.Struct, eq=False, frozen=True):
     state: RunState | None = None
 
 
-class KeptConversation(Value, frozen=True):
-    """The conversation that the provider keeps, as the application named it: by its id, or by a response of it.
-
-    With neither, it begins at the run's first response. `RunStarted` has it from then on.
-    """
-
-    conversation_id: str | None = None
-    previous_response_id: str | None = None
-
-
 class RunSegment(Value, frozen=True):
     """The start of one run segment, a start or a resume."""
 
@@ -58,7 +49,7 @@ class RunSegment(Value, frozen=True):
     max_turns: int | None
     timeout: float | None = None
     """In seconds, for this segment."""
-    kept: KeptConversation | None = None
+    kept: Conversation | None = None
     """The conversation that a new run continues, if the provider keeps it."""
     graph_changes: tuple[str, ...] = ()
     """The differences of the agents from those the run began with, as texts, where the log doesn't have them yet."""
@@ -98,7 +89,7 @@ async def _begin(run: LiveRun, segment: RunSegment, given: tuple[Item, ...], tra
     at, run_id = run.tree.log.wall(), run.context.run_id
     started = RunStarted(run.state.path, 0, at, run_id, key, given, segment.max_turns, **traced)
     if (kept := segment.kept) is not None:
-        ids = {"conversation_id": kept.conversation_id, "previous_response_id": kept.previous_response_id}
+        ids = {"conversation_id": kept.id, "previous_response_id": kept.after}
         started = started.replace(**ids, kept=True)
     try:
         if run.settings.session is not None:

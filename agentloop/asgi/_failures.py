@@ -11,7 +11,7 @@ from agentloop._common.error_text import redact, shorten, summary_parts
 from agentloop.exceptions import AgentLoopError
 
 _OPEN = frozenset(
-    {"MaxTurnsExceeded", "ModelRefusalError", "ModelTimeoutError", "RunTimeout", "ToolLoopDetected"}
+    {"MaxTurnsExceeded", "ModelRefusalError", "ModelTimeoutError", "RunTimeoutError", "ToolLoopDetected"}
     | {"UsageLimitExceeded"}
 )
 """Errors whose own message the client gets."""

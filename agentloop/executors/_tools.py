@@ -48,7 +48,7 @@ from agentloop.executors._protocols import (
 )
 from agentloop.items import Image, ToolKind
 from agentloop.settings import JsonLimits
-from agentloop.tools import FunctionTool, ToolOptions
+from agentloop.tools import FunctionOptions, FunctionTool
 
 _PIECE = 50_000
 """About so many characters of a file are shown to a model in one step of the event loop."""
@@ -74,7 +74,7 @@ def _make_tool(
     schema: Mapping[str, Any],
     kind: ToolKind,
     native: bool,
-    given: ToolOptions,
+    given: FunctionOptions,
     display: Mapping[str, Any] | None = None,
     **defaults: Any,
 ) -> FunctionTool[Any]:
@@ -185,7 +185,7 @@ def shell_tool(
     *,
     native: bool = True,
     session: bool = False,
-    **options: Unpack[ToolOptions],
+    **options: Unpack[FunctionOptions],
 ) -> FunctionTool[Any]:
     """Return a tool by which a model runs commands in *shell*.
 
@@ -312,7 +312,7 @@ def _read_editor_command(given: _EditorCommand) -> tuple[EditOperation, ...]:
 
 
 def editor_tool(
-    editor: Editor | Callable[[ToolContext[Any]], Editor], *, native: bool = True, **options: Unpack[ToolOptions]
+    editor: Editor | Callable[[ToolContext[Any]], Editor], *, native: bool = True, **options: Unpack[FunctionOptions]
 ) -> FunctionTool[Any]:
     """Return a tool by which a model changes files with *editor*.
 
@@ -479,7 +479,7 @@ def needs_acknowledgement(ctx: RunContext[Any], arguments: Mapping[str, Any], ca
     return bool(arguments.get("pending_safety_checks"))
 
 
-def computer_tool(computer: Computer, *, native: bool = True, **options: Unpack[ToolOptions]) -> FunctionTool[Any]:
+def computer_tool(computer: Computer, *, native: bool = True, **options: Unpack[FunctionOptions]) -> FunctionTool[Any]:
     """Return a tool by which a model uses *computer*. The output of a call is a screenshot, taken after its actions.
 
     Its calls wait for approval if the provider has pending safety checks (`needs_acknowledgement`), and those of one

@@ -13,6 +13,7 @@ from agentloop.abc import Codec, ImmediateJournal, Journal, LeasedJournal, Seali
 
 if TYPE_CHECKING:
     from agentloop.journal._reading import read_journal
+    from agentloop.journal._storage import Storage
     from agentloop.journal.file import FileJournal
     from agentloop.journal.memory import MemoryJournal
     from agentloop.journal.sqlite import SQLiteJournal
@@ -26,10 +27,17 @@ __all__ = [
     "MemoryJournal",
     "SQLiteJournal",
     "SealingJournal",
+    "Storage",
     "read_journal",
 ]
 
-_LAZY = {"FileJournal": "file", "MemoryJournal": "memory", "SQLiteJournal": "sqlite", "read_journal": "_reading"}
+_LAZY = {
+    "FileJournal": "file",
+    "MemoryJournal": "memory",
+    "SQLiteJournal": "sqlite",
+    "Storage": "_storage",
+    "read_journal": "_reading",
+}
 
 __getattr__: Callable[[str], Any] = import_at_first_use(globals(), _LAZY)
 

@@ -52,7 +52,7 @@ class _Entry:
 
 
 @attrs.define(eq=False)
-class Conversation:
+class RealtimeConversation:
     """One conversation. Owned and mutated by the line that carries it."""
 
     last_response_id: str | None = None

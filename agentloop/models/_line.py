@@ -30,7 +30,7 @@ import attrs
 from agentloop.exceptions import ModelBehaviorError, ModelTransportError
 from agentloop.model_events import ModelEvent, ModelRequest, Raw, ResponseDone
 from agentloop.models._codec import JsonDict, encode_json, optional_text, parse_object
-from agentloop.models._conversation import Conversation
+from agentloop.models._conversation import RealtimeConversation
 from agentloop.models._long_json import open_event
 from agentloop.models._patience import TOO_LONG, AnswerWait, Pace, Patience
 from agentloop.models._realtime import EXPIRED, RealtimeDecoder, session_error
@@ -64,7 +64,7 @@ class Line:
     _connect: Callable[[Target, float | None], Awaitable[WebSocket]]
     model: str
     stale_after: float = STALE
-    conversation: Conversation = attrs.field(factory=Conversation)
+    conversation: RealtimeConversation = attrs.field(factory=RealtimeConversation)
     _socket: WebSocket | None = None
     _target: Target | None = None
     _left: RealtimeDecoder | None = None

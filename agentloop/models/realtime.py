@@ -188,7 +188,7 @@ class RealtimeModel(Model):
     async def _open(self) -> _LinePool:
         return _LinePool(self)
 
-    async def open_connection(self, target: Target, timeout: float | None) -> WebSocket:
+    async def _open_connection(self, target: Target, timeout: float | None) -> WebSocket:
         """Return a new connection to the server."""
         from agentloop.models._websocket import open_websocket  # which needs the extra
 
@@ -226,7 +226,7 @@ class _LinePool:
                     f"previous_response_id: no free realtime conversation of {self._model!r} ended with that response. "
                     "A conversation lives as long as its model is entered; give the whole history instead."
                 )
-            line = Line(self._model.open_connection, self._model.name)
+            line = Line(self._model._open_connection, self._model.name)
         line.conversation.adopt(request, items)
         if line in self._free:
             self._free.remove(line)

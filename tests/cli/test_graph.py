@@ -19,11 +19,11 @@ from agentloop import (
     input_guardrail,
     output_guardrail,
     tool,
-    tool_input_guardrail,
 )
 from agentloop.cli.agent_cards import AgentLink, AgentPart, Cards
 from agentloop.cli.graph import write_mermaid
 from agentloop.cli.graph_svg import draw_svg
+from agentloop.guardrails import tool_input_guardrail
 from agentloop.testing import ScriptedModel
 
 Invoke = Callable[..., Result]

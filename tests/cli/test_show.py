@@ -7,13 +7,14 @@ from typing import Any
 import attrs
 import pytest
 
-from agentloop import Agent, Allow, CallOutcome, Runner, ToolGuardrailResult, UserError, tool_input_guardrail
+from agentloop import Agent, Allow, CallOutcome, Runner, UserError
 from agentloop import events as ev
 from agentloop._common.terminal_text import duration
 from agentloop.cli import errors
 from agentloop.cli.saved_run import RunSummary, summary_of
 from agentloop.cli.show import JsonLines, Narrator, json_line, plain, result_json, text_of
 from agentloop.cli.streams import Output
+from agentloop.guardrails import ToolGuardrailResult, tool_input_guardrail
 from agentloop.items import HostedToolCall, Image, Text, ToolCall
 from agentloop.testing import ScriptedModel, say
 

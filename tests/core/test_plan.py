@@ -28,8 +28,8 @@ from agentloop.settings import JsonLimits
 from agentloop.testing import ScriptedModel
 
 LIMITS = JsonLimits()
-ANSWERING = PlanRules(not_found="return_error_to_model")
-RAISING = PlanRules(not_found="raise_error")
+ANSWERING = PlanRules(not_found="tell_model")
+RAISING = PlanRules(not_found="raise")
 
 
 @tool
@@ -92,7 +92,7 @@ def test_calls_past_the_cap_are_answered() -> None:
 
 
 @pytest.mark.scenario("RP-12")
-@pytest.mark.parametrize("rules", [PlanRules(max_calls=1), PlanRules(max_calls=1, not_found="return_error_to_model")])
+@pytest.mark.parametrize("rules", [PlanRules(max_calls=1), PlanRules(max_calls=1, not_found="tell_model")])
 def test_unknown_names_count_towards_the_cap(rules: PlanRules, monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls beyond the cap are refused before their names are looked up, by every rule for unknown names."""
     monkeypatch.setattr(NearNames, "of", lambda self, name: pytest.fail("a name was compared"))
@@ -102,7 +102,7 @@ def test_unknown_names_count_towards_the_cap(rules: PlanRules, monkeypatch: pyte
         ("skipped", "Tool 'zzz' was not started: more than 1 calls in one turn."),
         ("skipped", "Tool 'onc' was not started: more than 1 calls in one turn."),
     ]
-    if rules.not_found == "raise_error":
+    if rules.not_found == "raise":
         with pytest.raises(ModelBehaviorError, match="Tool 'zzz' not found"):
             plan(called("a", "zzz"), called("b"), rules=rules)
 

@@ -30,7 +30,6 @@ from agentloop import (
     record_from_json,
     to_json,
     tool,
-    tool_output_guardrail,
 )
 from agentloop import events as ev
 from agentloop import items as i
@@ -38,7 +37,7 @@ from agentloop import model_events as m
 from agentloop import records as r
 from agentloop._storage.model_codec import model_error_from_json, model_event_from_json
 from agentloop._storage.record_codec import record_to_json
-from agentloop.guardrails import GuardrailFunctionOutput, InputGuardrailResult
+from agentloop.guardrails import GuardrailFunctionOutput, InputGuardrailResult, tool_output_guardrail
 from agentloop.outcomes import CallOutcome
 from agentloop.testing import ScriptedModel, call, say
 from agentloop.usage import RequestUsage, Usage

@@ -35,7 +35,7 @@ from agentloop.items import to_items
 from agentloop.journal import MemoryJournal
 from agentloop.sessions import SQLiteSession
 from agentloop.testing import FunctionModel, call
-from agentloop.tools import ToolOptions
+from agentloop.tools import FunctionOptions
 
 AGENT: Agent[Any, Any] = Agent("a")
 PLACES: dict[str, tuple[Callable[[dict[str, Any]], Any], set[str], str]] = {
@@ -188,7 +188,7 @@ def test_options_for_type_checkers_are_the_fields() -> None:
     fields = {field.name for field in attrs.fields(Agent) if field.init}
     assert fields == {"name", "tools", "output_type", *AgentOptions.__optional_keys__}
     made_of_functions = {"params_json_schema", "on_invoke_tool", "body"}
-    assert {field.name for field in attrs.fields(FunctionTool)} - made_of_functions == ToolOptions.__optional_keys__
+    assert {field.name for field in attrs.fields(FunctionTool)} - made_of_functions == FunctionOptions.__optional_keys__
 
 
 def test_parameters_of_types_are_for_type_checkers() -> None:
@@ -250,7 +250,7 @@ def test_every_option_of_a_migration_table_is_known_or_has_a_hint(page: Path) ->
     """What the page says of an option, the error for it should say as well."""
     rows = [line.split("|") for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
     theirs = {option for row in rows for option in OPTION.findall(row[1])}
-    ours = {name for take, _ in _places.values() for name in take().parameters} | ToolOptions.__optional_keys__
+    ours = {name for take, _ in _places.values() for name in take().parameters} | FunctionOptions.__optional_keys__
     unknown = {option for option in theirs - ours if option not in _USUAL_ELSEWHERE | _WRITTEN_ELSEWHERE}
     assert unknown == set()
 

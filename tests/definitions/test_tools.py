@@ -8,12 +8,12 @@ from typing import Any
 import attrs
 import pytest
 
-from agentloop import Agent, tool, tool_input_guardrail
+from agentloop import Agent, tool
 from agentloop.context import RunContext, ToolContext
 from agentloop.exceptions import AgentLoopError, ModelBehaviorError, UserTypeError, UserValueError
-from agentloop.guardrails import Allow
+from agentloop.guardrails import Allow, tool_input_guardrail
 from agentloop.limits import Capacity, Rate
-from agentloop.tools import FunctionTool, ToolOptions, default_tool_error_function
+from agentloop.tools import FunctionOptions, FunctionTool, default_tool_error_function
 
 
 async def greet(name: str, loud: bool = False) -> str:
@@ -63,7 +63,7 @@ def test_a_tool_has_the_name_description_and_schema_of_its_function() -> None:
 def test_the_options_of_the_decorator_are_the_fields_of_a_tool() -> None:
     """The decorator takes every field of a tool, except those that the function itself decides."""
     made = {"params_json_schema", "on_invoke_tool", "body"}
-    assert {field.name for field in attrs.fields(FunctionTool)} - made == ToolOptions.__optional_keys__
+    assert {field.name for field in attrs.fields(FunctionTool)} - made == FunctionOptions.__optional_keys__
 
 
 @pytest.mark.parametrize("option", ["retries", "body", "on_invoke_tool", "params_json_schema"])
@@ -106,9 +106,13 @@ def test_a_tool_isnt_made_of_a_tool() -> None:
         ({"timeout": "soon"}, UserTypeError, "timeout"),
         ({"timeout": -1}, UserValueError, "timeout"),
         ({"idle_timeout": float("nan")}, UserValueError, "idle_timeout"),
-        ({"timeout_behavior": "shrug"}, UserValueError, "timeout_behavior: expected one of 'error_as_result'"),
+        ({"timeout_behavior": "shrug"}, UserValueError, "timeout_behavior: expected one of 'tell_model'"),
         ({"timeout_error_function": "late"}, UserTypeError, "timeout_error_function: expected a callable"),
-        ({"failure_error_function": "bad"}, UserTypeError, "failure_error_function: expected a callable"),
+        (
+            {"failure_error_function": "bad"},
+            UserTypeError,
+            "failure_error_function: expected 'tell_model', 'raise' or a callable",
+        ),
         ({"idempotent": 1}, UserTypeError, "idempotent: expected a bool"),
         ({"in_doubt": "guess"}, UserValueError, "in_doubt: expected one of 'tell_model', 'rerun', 'raise'"),
         ({"capacity": 3}, UserTypeError, "capacity: expected a sequence"),

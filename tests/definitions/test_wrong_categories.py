@@ -28,13 +28,12 @@ from agentloop import (
     TokenLimit,
     ToolCalled,
     ToolExecution,
-    ToolInputGuardrail,
-    ToolOutputGuardrail,
     UsageLimits,
     UserError,
     UserValueError,
     handoff,
 )
+from agentloop.guardrails import ToolInputGuardrail, ToolOutputGuardrail
 
 
 async def answer(ctx: Any) -> str:

@@ -17,7 +17,7 @@ from agentloop.items import (
     UserMessage,
 )
 from agentloop.model_events import ModelRequest
-from agentloop.models._conversation import Conversation, sendable_items
+from agentloop.models._conversation import RealtimeConversation, sendable_items
 
 
 @tool
@@ -66,9 +66,9 @@ requests = st.builds(
 )
 
 
-def adopt(conversation: Conversation, request: ModelRequest) -> None:
+def adopt(conversation: RealtimeConversation, request: ModelRequest) -> None:
     conversation.adopt(request, sendable_items(request))
 
 
-def find_overlap(conversation: Conversation, request: ModelRequest) -> int | None:
+def find_overlap(conversation: RealtimeConversation, request: ModelRequest) -> int | None:
     return conversation.find_overlap(request, sendable_items(request))

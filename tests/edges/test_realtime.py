@@ -522,7 +522,7 @@ async def test_a_connection_that_was_long_unused_is_checked(alive: bool, anyio_b
     target, patience = Target({}, {}), Patience(5, 5, 5)
     with realtime_server(echo) as server:
         model = make_model(server)
-        line = Line(model.open_connection, "m", stale_after=-1)
+        line = Line(model._open_connection, "m", stale_after=-1)
         items: list[Item] = [UserMessage("one")]
         for _ in range(2):
             request = ModelRequest(system=None, items=items)

@@ -21,7 +21,7 @@ from agentloop.model_events import (
     ResponseStarted,
     TextDelta,
 )
-from agentloop.models._conversation import NOT_RUN, Conversation
+from agentloop.models._conversation import NOT_RUN, RealtimeConversation
 from agentloop.models._realtime import RealtimeDecoder, encode_item, encode_session
 from agentloop.usage import RequestUsage
 
@@ -33,7 +33,7 @@ REQUEST = ModelRequest(system=None, items=(UserMessage("Hi"),))
 @given(st.lists(items, max_size=6), st.lists(items, max_size=6))
 def test_a_servers_conversation_is_the_history_and_no_more(first: list[Item], second: list[Item]) -> None:
     """Whatever histories come one after the other, the server has the last, each item once, after what is deleted."""
-    conversation = Conversation()
+    conversation = RealtimeConversation()
     conversation.begin_session(None)
     server: dict[str, Any] = {}
     for history in (first, second, first, first + second):
@@ -53,7 +53,7 @@ def test_a_servers_conversation_is_the_history_and_no_more(first: list[Item], se
 
 def test_calls_of_an_answer_that_was_left_get_an_output() -> None:
     """Where the server has the memory: each call is paired by its own id; items without an id can't be deleted."""
-    conversation = Conversation()
+    conversation = RealtimeConversation()
     conversation.begin_session("s")
     adopt(conversation, REQUEST)
     conversation.take_events(REQUEST, {})
@@ -108,7 +108,7 @@ def test_what_a_session_cant_express_is_refused(changes: dict[str, Any], words: 
 )
 def test_items_without_a_form_are_refused(item: Item, words: str) -> None:
     """So are items, before anything is changed."""
-    conversation = Conversation()
+    conversation = RealtimeConversation()
     with pytest.raises(UserError, match=words):
         adopt(conversation, ModelRequest(system=None, items=[UserMessage("Hi"), item]))
     adopt(conversation, REQUEST)

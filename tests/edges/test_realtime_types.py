@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from agentloop.exceptions import ModelTransportError
 from agentloop.items import UserMessage
 from agentloop.model_events import ModelRequest, Raw
-from agentloop.models._conversation import Conversation
+from agentloop.models._conversation import RealtimeConversation
 from agentloop.models._realtime import RealtimeDecoder, encode_session
 
 realtime = pytest.importorskip("openai.types.realtime")
@@ -97,7 +97,7 @@ def test_every_event_of_the_server_is_taken(kind: str) -> None:
 @given(st.lists(requests, min_size=1, max_size=3), st.booleans())
 def test_what_is_sent_is_valid_by_the_vendors_types(asked: list[ModelRequest], left: bool) -> None:
     """The events for any requests, one after the other, are accepted by the vendor's classes without unknown fields."""
-    conversation = Conversation()
+    conversation = RealtimeConversation()
     conversation.begin_session("s")
     for number, request in enumerate(asked):
         adopt(conversation, request)

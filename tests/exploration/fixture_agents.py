@@ -387,7 +387,7 @@ def _tool_options(actor: Actor) -> dict[str, Any]:
             for index, verdict in enumerate(actor.after)
         ],
         "timeout": actor.timeout,
-        "timeout_behavior": "raise_exception" if actor.timeout_raises else "error_as_result",
+        "timeout_behavior": "raise" if actor.timeout_raises else "tell_model",
     }
     if actor.raises:
         common["failure_error_function"] = None

@@ -367,7 +367,7 @@ def draw_config(chance: Chance, generator_config: GeneratorConfig) -> RunConfig:
         timeout=chance.pick([0.65, 1.15, 3.1])
         if generator_config.times and generator_config.faults and chance.one_in(10)
         else None,
-        tool_not_found_behavior=chance.pick(["return_error_to_model", "return_error_to_model", "raise_error"]),
+        tool_not_found_behavior=chance.pick(["tell_model", "tell_model", "raise"]),
         stream_buffer=chance.pick([256, 1, 3]),
     )
 

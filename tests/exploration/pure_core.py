@@ -165,7 +165,7 @@ def _definitions() -> Mapping[tuple[str, str], FunctionTool]:
 
 @cache
 def _rules(answers_unknown: bool, max_calls: int | None) -> PlanRules:
-    behavior: Any = "return_error_to_model" if answers_unknown else "raise_error"
+    behavior: Any = "tell_model" if answers_unknown else "raise"
     return PlanRules(not_found=behavior, max_calls=max_calls, read=_read)
 
 

@@ -123,7 +123,7 @@ def _off(chance: Chance) -> World:
     for turn in range(chance.whole(1, 3)):
         names = ["fickle", *(chance.pick(actors).name for _ in range(chance.whole(0, 2)))]
         steps.append([call(name, {"n": 2 * one}, call_id=f"c{turn}{one}") for one, name in enumerate(names)])
-    behavior: Any = chance.pick(["raise_error", "return_error_to_model", "return_error_to_model"])
+    behavior: Any = chance.pick(["raise", "tell_model", "tell_model"])
     cap = chance.pick([None, 1, 2])
     execution = ToolExecution(max_function_tool_concurrency=cap)
     config = RunConfig(tool_not_found_behavior=behavior, tool_execution=execution)

@@ -366,7 +366,7 @@ def _names(chance: Chance) -> World:
     verdicts = tuple(
         Verdict(call_id=call_id, approved=not chance.one_in(3), always=chance.one_in(2)) for call_id in ids
     )
-    config = RunConfig(tool_not_found_behavior="return_error_to_model")
+    config = RunConfig(tool_not_found_behavior="tell_model")
     return _make_world(
         chance, [*steps, say("done")], role, config=config, verdicts=verdicts, serialize=chance.one_in(2)
     )
@@ -608,9 +608,7 @@ def _provided(chance: Chance) -> World:
         chance,
         [*steps, say("done")],
         Role(name="a", actors=(PLAIN, free), hosted=("web_search", "image_generation")),
-        config=RunConfig(
-            tool_not_found_behavior="return_error_to_model", hosted_price=_fee, limits=UsageLimits(cost=1_000)
-        ),
+        config=RunConfig(tool_not_found_behavior="tell_model", hosted_price=_fee, limits=UsageLimits(cost=1_000)),
         behaviors=behaviors,
         verdicts=tuple(verdicts),
         serialize=chance.one_in(2),
@@ -642,9 +640,9 @@ def _sourced(chance: Chance) -> World:
         steps.append(calls)
     role = Role(name="a", actors=(PLAIN,), shelves=tuple(shelves), searches=not chance.one_in(3))
     config = RunConfig(
-        tool_not_found_behavior="return_error_to_model",
+        tool_not_found_behavior="tell_model",
         timeout=chance.pick([None, None, 10.0]),
-        tool_name_collision_policy=chance.pick(["warn", "warn", "error"]),
+        tool_name_collision_policy=chance.pick(["tell_model", "tell_model", "raise"]),
     )
     cancel = CancelAt(chance.whole(1, 12)) if chance.one_in(4) else None
     return _make_world(

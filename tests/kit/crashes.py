@@ -17,7 +17,6 @@ from agentloop import (
     Agent,
     FunctionTool,
     GuardrailFunctionOutput,
-    RejectContent,
     RunConfig,
     Runner,
     RunResult,
@@ -28,11 +27,11 @@ from agentloop import (
     input_guardrail,
     output_guardrail,
     tool,
-    tool_output_guardrail,
 )
 from agentloop import records as r
 from agentloop._common.digests import idempotency_key
 from agentloop.abc import Instrument
+from agentloop.guardrails import RejectContent, tool_output_guardrail
 from agentloop.items import Item, ToolOutput
 from agentloop.sessions import MemorySession
 from agentloop.testing import call, say

@@ -21,7 +21,6 @@ from agentloop import (
     GuardrailFunctionOutput,
     ModelRetrySettings,
     ModelSettings,
-    RejectContent,
     RunContext,
     RunHooks,
     Runner,
@@ -29,12 +28,10 @@ from agentloop import (
     handoff,
     input_guardrail,
     tool,
-    tool_input_guardrail,
-    tool_output_guardrail,
 )
 from agentloop._storage.json_bytes import encode
 from agentloop.exceptions import ModelTransportError
-from agentloop.guardrails import Allow
+from agentloop.guardrails import Allow, RejectContent, tool_input_guardrail, tool_output_guardrail
 from agentloop.items import Reasoning, ToolCall
 from agentloop.journal import FileJournal
 from agentloop.sessions import MemorySession

@@ -87,7 +87,7 @@ def _agent() -> Agent[Any, Any]:
 
 
 async def _run_everything(run_mode: Any, exported: Exported) -> None:
-    config = exported.config(tool_not_found_behavior="return_error_to_model", group_id="chat-1")
+    config = exported.config(tool_not_found_behavior="tell_model", group_id="chat-1")
     result = await run_mode(_agent(), f"{WORDS}?", run_config=config)
     assert WORDS in str(result.final_output)
     assert [one.outcome.status for one in result.calls if one.outcome is not None].count("failed") == 3

@@ -323,7 +323,7 @@ async def test_what_goes_wrong_has_the_type_of_its_error_alone() -> None:
         await Runner.run(failing, "go", run_config=exported.config())
     script = ScriptedModel([[call("broken"), call("slow"), call("unknown")], [call("fatal"), call("cut")]])
     agent = Agent("a", model=script, tools=[broken, slow, fatal, cut])
-    config = exported.config(tool_not_found_behavior="return_error_to_model")
+    config = exported.config(tool_not_found_behavior="tell_model")
     with pytest.raises(Exception, match="private words"):
         await Runner.run(agent, "go", run_config=config)
     errors = {
@@ -388,7 +388,7 @@ async def test_texts_that_no_exporter_can_encode_are_cleaned() -> None:
     """A model may send half a surrogate pair as a name; a batch with it could not be exported."""
     exported = Exported(content=True)
     script = ScriptedModel([[call("\ud800", '{"x": "\\ud800"}', "\udfff")], say("\ud800")])
-    config = exported.config(tool_not_found_behavior="return_error_to_model")
+    config = exported.config(tool_not_found_behavior="tell_model")
     await Runner.run(Agent("a", model=script), "go", run_config=config)
     exported.everything().encode()
     for span in exported.spans:

@@ -28,13 +28,19 @@ from agentloop import (
     ToolExecution,
     handoff,
     tool,
-    tool_input_guardrail,
-    tool_output_guardrail,
 )
 from agentloop import events as ev
 from agentloop.abc import Instrument
 from agentloop.exceptions import ModelTransportError
-from agentloop.guardrails import Allow, RaiseException, RejectContent, ReplaceOutput, Rewrite
+from agentloop.guardrails import (
+    Allow,
+    RaiseException,
+    RejectContent,
+    ReplaceOutput,
+    Rewrite,
+    tool_input_guardrail,
+    tool_output_guardrail,
+)
 from agentloop.sessions import MemorySession
 from agentloop.testing import ScriptedModel, call, fail, normal, reason, say, wait
 
@@ -328,7 +334,7 @@ async def play(script: Script, *, streamed: bool) -> dict[str, Any]:
         tool_execution=ToolExecution(
             mode="sequential" if script.sequential else None, max_function_tool_concurrency=script.cap
         ),
-        tool_not_found_behavior="return_error_to_model",
+        tool_not_found_behavior="tell_model",
         output_guardrails=player.guards(OutputGuardrail, "output", script.output),
         stream_buffer=script.buffer,
         nest_handoff_history=script.nested_history,

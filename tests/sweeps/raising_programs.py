@@ -33,12 +33,11 @@ from agentloop import (
     input_guardrail,
     output_guardrail,
     tool,
-    tool_input_guardrail,
-    tool_output_guardrail,
 )
 from agentloop import records as r
 from agentloop.abc import Instrument, Model
 from agentloop.exceptions import ModelTransportError
+from agentloop.guardrails import tool_input_guardrail, tool_output_guardrail
 from agentloop.items import AssistantMessage, HostedToolCall, Refusal
 from agentloop.journal import MemoryJournal
 from agentloop.sessions import MemorySession
@@ -335,7 +334,7 @@ def calls(points: Points) -> tuple[Agent[Any, Any], Any, Options]:
         model_provider=PointProvider(points, model),
         policies=[PointPolicy(points)],
         tool_error_formatter=points.fn("tool_error_formatter", "no such tool"),
-        tool_not_found_behavior="return_error_to_model",
+        tool_not_found_behavior="tell_model",
         call_model_input_filter=points.fn("call_model_input_filter", lambda data: data),
         stop_when=points.fn("stop_when", False),
         output_store=PointStore(points),

@@ -18,22 +18,9 @@ import pytest
 from kit.watching import Watch
 from sweeps.stepping import COMBINATIONS, Kind, Stepped, run_once
 
-from agentloop import (
-    Agent,
-    Allow,
-    Capacity,
-    Rate,
-    RejectContent,
-    RunConfig,
-    RunHooks,
-    Runner,
-    ToolContext,
-    ToolExecution,
-    tool,
-    tool_input_guardrail,
-    tool_output_guardrail,
-)
+from agentloop import Agent, Allow, Capacity, Rate, RunConfig, RunHooks, Runner, ToolContext, ToolExecution, tool
 from agentloop import records as r
+from agentloop.guardrails import RejectContent, tool_input_guardrail, tool_output_guardrail
 from agentloop.testing import ScriptedModel, call, say
 
 

@@ -89,7 +89,7 @@ def rich() -> Observation:
         config=RunConfig(
             tool_execution=ToolExecution(max_function_tool_concurrency=3),
             model_settings=ModelSettings(retry=ModelRetrySettings(1)),
-            tool_not_found_behavior="return_error_to_model",
+            tool_not_found_behavior="tell_model",
         ),
         options={"hooks": HookLog, "session": MemorySession},
     )

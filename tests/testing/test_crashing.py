@@ -29,11 +29,11 @@ from agentloop import (
     UserError,
     handoff,
     tool,
-    tool_output_guardrail,
 )
 from agentloop import testing as t
 from agentloop._core.run_fold import RunFold
 from agentloop._engine.runtime import journal_writer as journaling
+from agentloop.guardrails import tool_output_guardrail
 from agentloop.items import ToolOutput
 from agentloop.journal import _checks
 from agentloop.records import GuardrailSettled, RunEnded

@@ -19,10 +19,9 @@ from agentloop import (
     input_guardrail,
     output_guardrail,
     tool,
-    tool_input_guardrail,
 )
 from agentloop import records as r
-from agentloop.guardrails import Allow
+from agentloop.guardrails import Allow, tool_input_guardrail
 from agentloop.journal import MemoryJournal
 from agentloop.testing import FunctionModel, call, say
 from agentloop.testing.replaying import replay

@@ -25,7 +25,7 @@ from agentloop import (
     RunHooks,
     Runner,
     RunState,
-    RunTimeout,
+    RunTimeoutError,
     ToolCallError,
     ToolContext,
     ToolExecution,
@@ -36,14 +36,19 @@ from agentloop import (
     input_guardrail,
     output_guardrail,
     tool,
-    tool_input_guardrail,
-    tool_output_guardrail,
 )
 from agentloop._engine.runtime.live_run import LiveEffects
 from agentloop._storage.record_codec import decode, encode, record_from_json, record_to_json
 from agentloop.abc import Instrument
 from agentloop.config import ModelInputData
-from agentloop.guardrails import Allow, RejectContent, ReplaceOutput, Rewrite
+from agentloop.guardrails import (
+    Allow,
+    RejectContent,
+    ReplaceOutput,
+    Rewrite,
+    tool_input_guardrail,
+    tool_output_guardrail,
+)
 from agentloop.handoffs import HandoffInputData
 from agentloop.items import AssistantMessage, HostedToolCall, Image, UserMessage
 from agentloop.journal import FileJournal, MemoryJournal
@@ -177,7 +182,7 @@ def test_bodies_of_every_kind() -> None:
         say("done"),
     )
     agent = Agent("a", tools=[double, slowly, hangs, breaks], model=model)
-    replays = comes_out_the_same(agent, config=RunConfig(tool_not_found_behavior="return_error_to_model"))
+    replays = comes_out_the_same(agent, config=RunConfig(tool_not_found_behavior="tell_model"))
     assert {one.outcome.status for one in replays[0].result.calls} == {"succeeded", "failed", "timed_out"}  # type: ignore[union-attr]
 
 
@@ -397,7 +402,7 @@ def test_callbacks_that_answer() -> None:
         output_store=Store(),
         policies=[Odd()],
         stop_when=lambda ctx: ran("stop_when", False),
-        tool_not_found_behavior="return_error_to_model",
+        tool_not_found_behavior="tell_model",
         tool_error_formatter=lambda args: ran("formatter", f"no {args.tool}"),
         call_model_input_filter=lambda data: ran("filter", ModelInputData(input=data.input, instructions="Other.")),
     )
@@ -694,7 +699,7 @@ def test_runs_that_were_ended_from_outside() -> None:
     for run in (by_scope, natively, one_call, after_the_turn):
         comes_out_the_same(agent, run=run)
     replayed = comes_out_the_same(agent, config=RunConfig(timeout=0.02))
-    assert type(replayed[0].error).__name__ == "RunTimeout"
+    assert type(replayed[0].error).__name__ == "RunTimeoutError"
 
 
 def guarded() -> Agent[Any, Any]:
@@ -1298,7 +1303,7 @@ def test_source_that_was_waited_for_when_the_run_timed_out() -> None:
 
     agent = Agent("a", toolsets=[Slow()], model=scripted(say("done")))
     for one in comes_out_the_same(agent, config=RunConfig(timeout=0.02)):
-        assert isinstance(one.error, RunTimeout)
+        assert isinstance(one.error, RunTimeoutError)
 
 
 # ---------------------------------------------------------------------------------------------- ends of a busy loop

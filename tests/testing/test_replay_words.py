@@ -112,7 +112,7 @@ def test_another_value_is_told_with_what_may_have_changed(
         (STARTED, ("guardrail reads", "the model's answer"), "Guardrail reads is new"),
         (STARTED, (), "The call is held back"),
         (settled("timed_out"), (), "A time limit (`timeout`, `idle_timeout`) has gone."),
-        (ended("RunTimeout(3)"), (), "isn't given to the replay"),
+        (ended("RunTimeoutError(3)"), (), "isn't given to the replay"),
         (ended("ValueError(x)"), (), "Nothing raises ValueError(x) any more."),
         (TURN, [f"body {n}" for n in range(9)], "The replay waits for body 0, body 1, body 2, body 3, body 4 …."),
     ],

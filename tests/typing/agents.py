@@ -14,11 +14,11 @@ from agentloop import (
     RunState,
     RunStream,
     Runtime,
-    ToolGuardrailResult,
     handoff,
     open_runtime,
 )
 from agentloop.events import CallSettled, Event, TextDelta
+from agentloop.guardrails import ToolGuardrailResult
 from agentloop.items import Item
 from agentloop.outcomes import CallOutcome
 from agentloop.tools import FunctionTool
@@ -44,6 +44,10 @@ def agents_keep_their_parameters() -> None:
     assert_type(agent.clone(name="other"), Agent[Application, Weather])
     assert_type(agent.clone(output_type=Application), Agent[Application, Application])
     assert_type(agent.as_tool("ask"), FunctionTool[Application])
+    assert_type(agent.as_tool("ask", idempotent=True, serial="desk", timeout=5), FunctionTool[Application])
+    agent.as_tool("ask", idempotent="yes")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    agent.as_tool("ask", idempotnet=True)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    agent.as_tool("ask", kind="custom")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     assert_type(handoff(agent), Handoff)
     front: Agent[Application, str] = Agent("front", handoffs=[agent, handoff(loose)], tools=[loose.as_tool()])
     assert_type(front.name, str)

@@ -434,7 +434,7 @@ async def _read_from_everywhere(turns: list[list[str]], verdicts: list[bool]) ->
     inner = ScriptedModel([say("Fine.")] * sum(names.count("scout") for names in turns))
     agent = Watched().agent([*steps, say("Done.")])
     agent = attrs.evolve(agent, tools=[*agent.tools, Agent("scout", model=inner).as_tool("scout", "Ask.")])
-    config = RunConfig(tool_not_found_behavior="return_error_to_model")
+    config = RunConfig(tool_not_found_behavior="tell_model")
     app = going_on(agent, admit=lambda request: Grant(options={"run_config": config}))
     left = iter(verdicts)
     async with app:

@@ -314,7 +314,7 @@ def _surely_raises(live: LiveCall, result: end.Ending) -> bool:
         case end.Faulty() | end.Cancelled("tool" | "caller"):
             return live.tool.failure_error_function is None
         case end.TimedOut():
-            return live.tool.timeout_behavior == "raise_exception"
+            return live.tool.timeout_behavior == "raise"
         case _:
             return False
 

@@ -229,7 +229,7 @@ async def _convert_timeout(live: LiveCall, seconds: float) -> Converted:
     tool = live.tool
     error = ToolTimeoutError(tool.name, seconds)
     outcome = CallOutcome(status="timed_out", error=error)
-    if tool.timeout_behavior == "raise_exception":
+    if tool.timeout_behavior == "raise":
         return _convert_raised(live, outcome, error)
     text = None
     if tool.timeout_error_function is not None:

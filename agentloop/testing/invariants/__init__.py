@@ -37,12 +37,15 @@ from agentloop.testing.invariants._observation import (
     ObservedLog,
     Relation,
 )
-from agentloop.testing.simulation._case_maker import maker_of
+from agentloop.testing.simulation._case_maker import CaseMaker, maker_of
 from agentloop.testing.simulation.event_loop import Deadlock
 from agentloop.testing.simulation.runs import WorldRun, WorldRuns
 
 __all__ = [
     "INVARIANTS",
+    "Cancellation",
+    "CaseMaker",
+    "ObservedBody",
     "Observation",
     "Breach",
     "Counterpart",

@@ -308,7 +308,7 @@ class ReplayLog:
         """Tell whether the segment's run timed out."""
         end = self.find(r.RunEnded, ())
         error = None if end is None else self.records[end].error  # type: ignore[union-attr]  # as its kind says
-        return error is not None and error.startswith("RunTimeout(")
+        return error is not None and error.startswith("RunTimeoutError(")
 
     def cause_end_at_once(self) -> None:
         """Cause the due cancellation right after the record before it, if it came soon after that."""
@@ -369,7 +369,7 @@ class ReplayLog:
         following = self.next_of_run(path)
         found: Any = None if following is None else self.records[self.skip_last_steps(following)]
         if isinstance(found, r.RunEnded):
-            return found.status == "cancelled" or (found.error or "").startswith("RunTimeout(")
+            return found.status == "cancelled" or (found.error or "").startswith("RunTimeoutError(")
         return found is None
 
     def skip_last_steps(self, index: int) -> int:

@@ -47,7 +47,7 @@ def _end_runs(segment: Sequence[r.Record], noticed: r.CancelRequested | r.Deadli
         turn, at = own[-1].turn, segment[-1].at
         yield from _cancel_calls(own, noticed.at, at)
         if isinstance(noticed, r.DeadlinePassed) and path == noticed.path:
-            yield r.RunEnded(path, turn, at, "failed", error="RunTimeout()")
+            yield r.RunEnded(path, turn, at, "failed", error="RunTimeoutError()")
         else:
             yield r.RunEnded(path, turn, at, "cancelled", resumable=True)
 

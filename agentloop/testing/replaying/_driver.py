@@ -45,6 +45,7 @@ from agentloop.config import RunConfig
 from agentloop.limits import Rate
 from agentloop.results import RunResult
 from agentloop.run import HANDLERS, RunOptions, _stream
+from agentloop.settings import Conversation
 from agentloop.spans import Trace
 from agentloop.state import RunState
 from agentloop.testing.replaying._comparison import CLEARLY, CUT_OFF, SLACK, NoVerdict, Pending, pass_time
@@ -133,9 +134,8 @@ class Replaying:
             "session": ClosedSession() if self._has_session(begun) else None,
         }
         if begun.kept and first is begun:
-            options["conversation_id"] = begun.conversation_id
-            options["previous_response_id"] = begun.previous_response_id
-            options["auto_previous_response_id"] = begun.conversation_id is None
+            ident, after = begun.conversation_id, begun.previous_response_id
+            options["conversation"] = Conversation(ident, after, auto=ident is None)
         return _stream(agent, given, options, subscribe=False)
 
     def _has_sandbox(self, entry: RecordedSegment) -> bool:
@@ -393,7 +393,7 @@ class _SegmentReplay:
         index = effects.find(r.RunEnded, path)
         end: Any = None if index is None else effects.records[index]
         if end is not None and end.status == "failed" and end.error is not None:
-            if end.error.startswith("RunTimeout("):
+            if end.error.startswith("RunTimeoutError("):
                 return self._jump_to_next_timer()
             if self._fail(self._find_raising(path, None), end.error):
                 return True

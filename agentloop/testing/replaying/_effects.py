@@ -100,7 +100,7 @@ class ReplayEffects(ReplayLog):
             return False
         # A tripped guardrail beside the model call cancels the other effects of its run, too.
         return record.status == "cancelled" or (record.error or "").startswith(
-            ("RunTimeout(", "InputGuardrailTripwireTriggered(")
+            ("RunTimeoutError(", "InputGuardrailTripwireTriggered(")
         )
 
     async def _call_model(self, effect: e.CallModel) -> Any:

@@ -54,6 +54,14 @@ class RecordedSegment:
     imagined: int = 0
 
 
+def _rename_error(record: r.Record) -> r.Record:
+    """Return *record* with the name that its error has today: an earlier version wrote `RunTimeout`."""
+    error = record.error if isinstance(record, r.RunEnded) else None
+    if error is None or not error.startswith("RunTimeout("):
+        return record
+    return record.replace(error=error.replace("RunTimeout", "RunTimeoutError", 1))
+
+
 @attrs.define(eq=False, slots=False)
 class RecordedRun:
     """A log and its indices: record numbers by run and by call, in order. Made by `of`, never changed."""
@@ -66,7 +74,7 @@ class RecordedRun:
     @classmethod
     def of(cls, records: Iterable[r.Record]) -> RecordedRun:
         """Return the recorded run with *records*, and build its indices."""
-        log = cls(tuple(records))
+        log = cls(tuple(map(_rename_error, records)))
         paths: defaultdict[Path, list[int]] = defaultdict(list)
         calls: defaultdict[Call, list[int]] = defaultdict(list)
         for index, record in enumerate(log.records):

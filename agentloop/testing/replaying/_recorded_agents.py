@@ -147,7 +147,7 @@ class HooksOfAgents(AgentHooks):
 
 
 class HooksOfRuns(RunHooks):
-    """Hooks of the outermost run: `on_run_end` waits for the last record: the recorded hook may have been slow."""
+    """Hooks of a run: `on_run_end` waits for its last record, because the recorded hook may have been slow."""
 
     def __init__(self, effects: ReplayEffects) -> None:
         self._effects = effects
@@ -155,7 +155,7 @@ class HooksOfRuns(RunHooks):
     async def on_run_end(self, ctx: Any, outcome: Any) -> None:
         """Wait for the run's last record."""
         effects = self._effects
-        index = effects.find(r.RunEnded, ())
+        index = effects.find(r.RunEnded, ctx._run.path)
         if index is None:
             return
         between = effects.records[effects.cursor : index]
@@ -249,6 +249,7 @@ class RecordedAgents:
                 agent=self.agent(body.agent),
                 run_config=None if body.run_config is None else self.config(body.run_config),
                 session=None if body.session is None else ClosedSession(),
+                hooks=None if body.hooks is None else HooksOfRuns(self._effects),
                 on_stream=None,
             )
         else:

@@ -192,7 +192,7 @@ def _list_hints_of_stuck(wanted: r.Record) -> list[str]:
             ]
         case r.CallSettled(outcome=outcome) if outcome.status == "timed_out":
             return ["A time limit (`timeout`, `idle_timeout`) has gone."]
-        case r.RunEnded(error=str() as error) if error.startswith("RunTimeout"):
+        case r.RunEnded(error=str() as error) if error.startswith("RunTimeoutError"):
             return ["The run's time limit (`RunConfig.timeout`) isn't given to the replay."]
         case r.RunEnded(error=str() as error):
             return [f"Nothing raises {error} any more."]

@@ -8,7 +8,7 @@ from collections import Counter
 
 from agentloop import records as r
 from agentloop.config import RunConfig
-from agentloop.exceptions import RunTimeout
+from agentloop.exceptions import RunTimeoutError
 from agentloop.items import ToolOutput
 from agentloop.testing.invariants._invariant import HELD, Findings, broken, format_path, invariant
 from agentloop.testing.invariants._observation import ObservedLog
@@ -206,7 +206,7 @@ def who_ended_it_is_told(log: ObservedLog) -> Findings:
     parent.
     """
     given, error = log.observation.cancellation, log.observation.error
-    if given is None and isinstance(error, RunTimeout):
+    if given is None and isinstance(error, RunTimeoutError):
         wanted = "deadline"
     elif given is not None and log.observation.config.timeout is None and log.observation.faultless:
         wanted = "parent"
@@ -257,7 +257,7 @@ def runs_keep_to_their_time(log: ObservedLog) -> Findings:
             took = record.at - log.records[began].at
             if took > config.timeout + grace + SLACK:
                 yield broken(f"run {format_path(run.path)} took {took:g} s, and has {config.timeout:g} s", began, n)
-            elif "RunTimeout(" in (record.error or "")[:11] and took < config.timeout - SLACK:
+            elif "RunTimeoutError(" in (record.error or "")[:11] and took < config.timeout - SLACK:
                 yield broken(f"run {format_path(run.path)} ended after {took:g} of {config.timeout:g} s", began, n)
             else:
                 yield HELD
@@ -324,7 +324,7 @@ def _find_end_time(log: ObservedLog) -> float | None:
         return None  # a failure may have begun the cleanup earlier
     if given is not None:
         return given.at if given.came_out and timeout is None else None
-    if timeout is None or not isinstance(log.observation.error, RunTimeout) or log.root is None:
+    if timeout is None or not isinstance(log.observation.error, RunTimeoutError) or log.root is None:
         return None
     return log.records[log.root.began[-1]].at - EPOCH + timeout
 

@@ -270,7 +270,7 @@ def timeouts_follow_the_policy(log: ObservedLog) -> Findings:
             noted = outcome.output is not None
             if tool.timeout is None and tool.idle_timeout is None:
                 yield broken(f"call {call.call_id} timed out without a timeout", n)
-            elif noted == (tool.timeout_behavior == "raise_exception"):
+            elif noted == (tool.timeout_behavior == "raise"):
                 yield broken(f"call {call.call_id} timed out against the policy {tool.timeout_behavior}", n)
             elif tool.idle_timeout is None and _ends_early(log, call, tool):
                 yield broken(f"call {call.call_id} timed out before its timeout", n)

@@ -314,7 +314,7 @@ async def test_the_tool_that_stands_there_now_is_dispatched(
 
 
 @pytest.mark.scenario("AP-17", "SM-04")
-@pytest.mark.parametrize("policy", ["raise_error", "return_error_to_model"])
+@pytest.mark.parametrize("policy", ["raise", "tell_model"])
 @in_every_way
 async def test_an_approved_call_of_a_tool_that_is_gone_waits_for_an_agent_that_has_it(
     run_mode: Run, policy: Any, way: str

@@ -60,7 +60,7 @@ def two_gated(ran: list[Any], enabled: Any, *more: Any) -> Agent[Any, Any]:
 
 @pytest.mark.scenario("RP-08", "PL-13")
 @every_sort
-@pytest.mark.parametrize("policy", ["raise_error", "return_error_to_model"])
+@pytest.mark.parametrize("policy", ["raise", "tell_model"])
 @in_every_way
 async def test_an_approved_call_of_a_disabled_tool_is_refused_alone(
     run_mode: Run, sort: str, policy: Any, way: str
@@ -217,11 +217,11 @@ async def test_a_tool_that_was_off_when_the_model_was_asked_is_unknown_afterward
     )
     journal = MemoryJournal()
     with pytest.raises(ModelBehaviorError, match=r"'pay' not found"):
-        await run_mode(agent, "go", journal=journal, run_config=RunConfig(tool_not_found_behavior="raise_error"))
+        await run_mode(agent, "go", journal=journal, run_config=RunConfig(tool_not_found_behavior="raise"))
     lines = await journal.read()
     state = await RunState.from_journal(agent, await make_journal(lines[:-1]))
     with pytest.raises(ModelBehaviorError, match=r"'pay' not found"):
-        await run_mode(agent, state, run_config=RunConfig(tool_not_found_behavior="raise_error"))
+        await run_mode(agent, state, run_config=RunConfig(tool_not_found_behavior="raise"))
     assert ran == []
     assert len(read_requests(agent)) == 1
 

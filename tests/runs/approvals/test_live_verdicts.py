@@ -8,21 +8,11 @@ from kit.agents import make_agent, make_free_tool, make_gated_tool
 from kit.ending import Rendezvous
 from kit.results import count_records, find_records, read_approval_requests, read_outputs, read_shown_outputs
 
-from agentloop import (
-    Agent,
-    Allow,
-    Ask,
-    RunConfig,
-    Runner,
-    StateError,
-    ToolExecution,
-    UserError,
-    tool,
-    tool_input_guardrail,
-)
+from agentloop import Agent, Allow, Ask, RunConfig, Runner, StateError, ToolExecution, UserError, tool
 from agentloop import events as ev
 from agentloop import records as r
 from agentloop._engine.runtime.live_run import LiveEffects
+from agentloop.guardrails import tool_input_guardrail
 from agentloop.items import Item
 from agentloop.testing import ScriptedModel, call, say
 

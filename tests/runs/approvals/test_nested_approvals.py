@@ -22,20 +22,10 @@ from kit.results import (
 from kit.resuming import Pauses, approve, decide_nothing, in_every_way, reject
 from kit.watching import ToolHookLog
 
-from agentloop import (
-    Agent,
-    Allow,
-    FunctionTool,
-    RunConfig,
-    Runner,
-    RunState,
-    StateError,
-    tool,
-    tool_input_guardrail,
-    tool_output_guardrail,
-)
+from agentloop import Agent, Allow, FunctionTool, RunConfig, Runner, RunState, StateError, tool
 from agentloop import events as ev
 from agentloop import records as r
+from agentloop.guardrails import tool_input_guardrail, tool_output_guardrail
 from agentloop.items import ApprovalRequest, HandoffCall, ToolCall, ToolOutput, UserMessage
 from agentloop.model_events import ModelRequest
 from agentloop.testing import FunctionModel, ScriptedModel, call, respond, say

@@ -19,24 +19,11 @@ from kit.results import (
 from kit.resuming import Pauses, approve, decide_nothing, in_every_way, reject
 from kit.watching import Flight, ToolHookLog
 
-from agentloop import (
-    Agent,
-    Allow,
-    Ask,
-    Deny,
-    PendingCall,
-    RejectContent,
-    Rewrite,
-    RunConfig,
-    Runner,
-    ToolExecution,
-    UserError,
-    tool,
-    tool_input_guardrail,
-)
+from agentloop import Agent, Allow, Ask, Deny, PendingCall, RunConfig, Runner, ToolExecution, UserError, tool
 from agentloop import events as ev
 from agentloop import records as r
 from agentloop._storage.record_codec import record_to_json
+from agentloop.guardrails import RejectContent, Rewrite, tool_input_guardrail
 from agentloop.items import ToolCall
 from agentloop.testing import ScriptedModel, call, replay, say
 

@@ -21,7 +21,6 @@ from agentloop import (
     Allow,
     Deny,
     ModelBehaviorError,
-    RejectContent,
     RunConfig,
     RunHooks,
     Runner,
@@ -29,17 +28,16 @@ from agentloop import (
     ToolExecution,
     UserError,
     tool,
-    tool_input_guardrail,
-    tool_output_guardrail,
 )
 from agentloop import events as ev
 from agentloop import records as r
+from agentloop.guardrails import RejectContent, tool_input_guardrail, tool_output_guardrail
 from agentloop.items import HostedToolCall, Reasoning
 from agentloop.policies import PendingCall
 from agentloop.testing import ScriptedModel, call, reason, respond, say
 
-ANSWERING = RunConfig(tool_not_found_behavior="return_error_to_model")
-RAISING = RunConfig(tool_not_found_behavior="raise_error")
+ANSWERING = RunConfig(tool_not_found_behavior="tell_model")
+RAISING = RunConfig(tool_not_found_behavior="raise")
 
 
 class Counted:
@@ -209,7 +207,7 @@ async def test_a_call_without_an_id_fails_before_anything_is_asked(run_mode: Run
     def formatter(args: ToolErrorArgs) -> None:
         asked.append(args)
 
-    config = RunConfig(tool_not_found_behavior="return_error_to_model", tool_error_formatter=formatter)
+    config = RunConfig(tool_not_found_behavior="tell_model", tool_error_formatter=formatter)
     agent = make_agent(f.tools, [call("nobody", {}, "x"), call("other", {}, "a"), call("f", {"n": 1}, "")])
     with pytest.raises(ModelBehaviorError, match="id"):
         await run_mode(agent, "go", run_config=config)
@@ -231,7 +229,7 @@ async def test_an_unknown_tool_ends_the_run_before_its_siblings_start(run_mode: 
 
     agent = make_agent(f.tools, [call("other", {}), call("nobody", {})])
     with pytest.raises(ModelBehaviorError, match=r"nobody.*tool_not_found_behavior"):
-        await run_mode(agent, "go", hooks=Hooks(), run_config=RunConfig(tool_not_found_behavior="raise_error"))
+        await run_mode(agent, "go", hooks=Hooks(), run_config=RunConfig(tool_not_found_behavior="raise"))
     assert f.ran == []
     assert len(ended) == 1
 
@@ -274,7 +272,7 @@ async def test_an_unknown_tool_is_answered_with_the_nearest_names(run_mode: Run)
 
 
 @pytest.mark.scenario("RP-12")
-@pytest.mark.parametrize("behavior", ["raise_error", "return_error_to_model"])
+@pytest.mark.parametrize("behavior", ["raise", "tell_model"])
 async def test_unknown_names_past_the_cap_are_refused_as_any_call(run_mode: Run, behavior: Any) -> None:
     """Unknown names past the cap don't end the run, and the calls within the cap run as usual."""
     f = Counted()
@@ -295,7 +293,7 @@ async def test_an_unknown_name_within_the_cap_still_ends_the_run(run_mode: Run) 
     """The run ends before any sibling starts, as without the cap."""
     f = Counted()
     agent = make_agent(f.tools, [call("zzz", {}, "x"), call("f", {"n": 1}, "a")])
-    config = RunConfig(tool_not_found_behavior="raise_error", tool_execution=ToolExecution(max_calls_per_turn=1))
+    config = RunConfig(tool_not_found_behavior="raise", tool_execution=ToolExecution(max_calls_per_turn=1))
     with pytest.raises(ModelBehaviorError, match="Tool 'zzz' not found"):
         await run_mode(agent, "go", run_config=config)
     assert f.ran == []
@@ -346,7 +344,7 @@ async def test_no_text_for_the_model_is_longer_than_outputs_may_be(run_mode: Run
     agent = make_agent(tools, [call(name, {}, f"c{n}") for n, name in enumerate(names)])
     config = RunConfig(
         policies=[_Verbose()],
-        tool_not_found_behavior="return_error_to_model",
+        tool_not_found_behavior="tell_model",
         tool_error_formatter=(lambda args: "worded " * 100) if worded else None,
         tool_execution=ToolExecution(max_output_chars=limit, max_calls_per_turn=len(names) - 1),
     )
@@ -390,7 +388,7 @@ async def _async_words(args: ToolErrorArgs) -> str:
 async def test_the_formatter_words_an_unknown_tool(run_mode: Run) -> None:
     """The formatter may be async, and it receives the text that it would replace."""
     agent = make_agent([], call("zzz", {}, "x"))
-    config = RunConfig(tool_not_found_behavior="return_error_to_model", tool_error_formatter=_async_words)
+    config = RunConfig(tool_not_found_behavior="tell_model", tool_error_formatter=_async_words)
     await run_mode(agent, "go", run_config=config)
     assert read_shown_outputs(agent) == {"x": "no such thing"}
 
@@ -403,7 +401,7 @@ async def test_a_formatter_without_words_leaves_the_default(
     """A formatter may return None; one that raises or gives no text is logged once."""
     caplog.set_level(logging.WARNING, "agentloop")
     agent = make_agent([], call("zzz", {}, "x"))
-    config = RunConfig(tool_not_found_behavior="return_error_to_model", tool_error_formatter=formatter)
+    config = RunConfig(tool_not_found_behavior="tell_model", tool_error_formatter=formatter)
     await run_mode(agent, "go", run_config=config)
     assert read_shown_outputs(agent) == {"x": "Tool 'zzz' not found."}
     assert len(caplog.records) == logs
@@ -522,7 +520,7 @@ async def test_two_tools_with_one_name_are_an_error_by_policy(run_mode: Run) -> 
     """The run fails before the model is asked; construction never fails for it."""
     agent = make_agent(_two_of_one_name())
     with pytest.raises(UserError, match=r"first.*last|'f'.*'f'"):
-        await run_mode(agent, "go", run_config=RunConfig(tool_name_collision_policy="error"))
+        await run_mode(agent, "go", run_config=RunConfig(tool_name_collision_policy="raise"))
     assert read_requests(agent) == []
 
 
@@ -539,7 +537,7 @@ async def test_a_disabled_tool_does_not_collide(run_mode: Run) -> None:
         return "on"
 
     agent = make_agent([on, off], call("f", {}, "a"))
-    await run_mode(agent, "go", run_config=RunConfig(tool_name_collision_policy="error"))
+    await run_mode(agent, "go", run_config=RunConfig(tool_name_collision_policy="raise"))
     assert read_shown_outputs(agent) == {"a": "on"}
 
 

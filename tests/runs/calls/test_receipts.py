@@ -10,23 +10,17 @@ from kit.ending import Rendezvous, advance_clock
 from kit.results import find_outcome, find_records, read_shown_outputs, read_statuses
 from kit.watching import Flight
 
-from agentloop import (
-    Agent,
-    AgentHooks,
-    Allow,
+from agentloop import Agent, AgentHooks, Allow, Runner, ToolCallError, ToolContext, tool
+from agentloop import events as ev
+from agentloop import records as r
+from agentloop.guardrails import (
     RejectContent,
     ReplaceOutput,
     Rewrite,
-    Runner,
-    ToolCallError,
-    ToolContext,
     ToolInputData,
-    tool,
     tool_input_guardrail,
     tool_output_guardrail,
 )
-from agentloop import events as ev
-from agentloop import records as r
 from agentloop.testing import ScriptedModel, call, say
 
 

@@ -13,7 +13,7 @@ from kit.ending import Backend, advance_clock, cancel_when, check_duration
 from kit.results import read_endings, read_shown_outputs
 from kit.watching import Watch
 
-from agentloop import Agent, RunConfig, RunContext, Runner, RunTimeout, ToolContext, UserError, open_runtime, tool
+from agentloop import Agent, RunConfig, RunContext, Runner, RunTimeoutError, ToolContext, UserError, open_runtime, tool
 from agentloop import records as r
 from agentloop._concurrency.cleanup import Cleanup
 from agentloop._engine.runtime.resources import Resources
@@ -290,7 +290,7 @@ async def test_resource_is_left_when_the_run_times_out(run_mode: Run) -> None:
         await anyio.sleep_forever()
         return "never"
 
-    with pytest.raises(RunTimeout):
+    with pytest.raises(RunTimeoutError):
         await run_mode(make_agent([uses], call_each("uses")), "go", run_config=RunConfig(timeout=60))
     assert shelf.lines == ["enter pool", "leave pool"]
 

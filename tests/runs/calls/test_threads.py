@@ -16,9 +16,10 @@ from kit.ending import Backend, advance_clock, cancel_when, check_duration
 from kit.results import read_endings, read_shown_outputs
 from kit.watching import Watch
 
-from agentloop import Agent, Allow, Runner, RunResult, ToolContext, open_runtime, tool, tool_input_guardrail
+from agentloop import Agent, Allow, Runner, RunResult, ToolContext, open_runtime, tool
 from agentloop import records as r
 from agentloop._engine.runtime.threads import Threads, ThreadSlot
+from agentloop.guardrails import tool_input_guardrail
 
 pytestmark = pytest.mark.real_clock
 

@@ -18,13 +18,11 @@ from agentloop import (
     RunConfig,
     RunContext,
     ToolContext,
-    ToolInputData,
     default_tool_error_function,
     tool,
-    tool_input_guardrail,
-    tool_output_guardrail,
 )
 from agentloop import records as r
+from agentloop.guardrails import ToolInputData, tool_input_guardrail, tool_output_guardrail
 from agentloop.items import Text
 from agentloop.testing import call
 

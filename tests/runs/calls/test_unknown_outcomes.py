@@ -8,16 +8,9 @@ import pytest
 from kit.agents import Run, script_agent
 from kit.results import find_outcome, read_outputs, read_statuses
 
-from agentloop import (
-    FunctionTool,
-    OutcomeUnknown,
-    RejectContent,
-    Runner,
-    ToolContext,
-    tool,
-    tool_output_guardrail,
-)
+from agentloop import FunctionTool, OutcomeUnknown, Runner, ToolContext, tool
 from agentloop import records as r
+from agentloop.guardrails import RejectContent, tool_output_guardrail
 from agentloop.journal import MemoryJournal
 from agentloop.testing import call, say
 

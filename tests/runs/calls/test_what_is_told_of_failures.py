@@ -8,19 +8,9 @@ from typing import Any
 import pydantic
 import pytest
 
-from agentloop import (
-    Agent,
-    OutcomeUnknown,
-    RunConfig,
-    Runner,
-    RunState,
-    ToolCallError,
-    UserError,
-    tool,
-    tool_output_guardrail,
-)
+from agentloop import Agent, OutcomeUnknown, RunConfig, Runner, RunState, ToolCallError, UserError, tool
 from agentloop import records as r
-from agentloop.guardrails import ReplaceOutput
+from agentloop.guardrails import ReplaceOutput, tool_output_guardrail
 from agentloop.items import Refusal, Text, ToolOutput, UrlCitation
 from agentloop.journal import MemoryJournal
 from agentloop.testing import ScriptedModel, call, say

@@ -16,7 +16,7 @@ from agentloop import (
     GuardrailFunctionOutput,
     RunConfig,
     RunHooks,
-    RunTimeout,
+    RunTimeoutError,
     ToolExecution,
     input_guardrail,
     tool,
@@ -240,7 +240,7 @@ async def test_a_deadline_alone_is_a_deadline(run_mode: Run, levels: int, inner_
 
     async with anyio.create_task_group() as group:
         group.start_soon(pass_the_deadline)
-        with pytest.raises(RunTimeout):
+        with pytest.raises(RunTimeoutError):
             await run_mode(world.agent, "go", run_config=world.config())
     assert world.causes() == {"deadline"}
 

@@ -11,21 +11,11 @@ from kit.ending import endless
 from kit.results import read_endings, read_shown_outputs
 from kit.watching import ToolHookLog, Watch
 
-from agentloop import (
-    Agent,
-    Allow,
-    RunConfig,
-    Runner,
-    ToolCancelledError,
-    ToolContext,
-    ToolExecution,
-    UserError,
-    tool,
-    tool_input_guardrail,
-)
+from agentloop import Agent, Allow, RunConfig, Runner, ToolCancelledError, ToolContext, ToolExecution, UserError, tool
 from agentloop import events as ev
 from agentloop import records as r
 from agentloop.exceptions import UserTypeError
+from agentloop.guardrails import tool_input_guardrail
 from agentloop.testing import ScriptedModel, call, say
 
 ONE_AT_A_TIME = RunConfig(tool_execution=ToolExecution(max_function_tool_concurrency=1))

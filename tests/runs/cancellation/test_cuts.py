@@ -9,19 +9,9 @@ from kit.agents import configure_run, make_agent
 from kit.ending import advance_clock, leak_cancellation
 from kit.watching import Watch
 
-from agentloop import (
-    Agent,
-    AgentHooks,
-    Allow,
-    RunConfig,
-    Runner,
-    RunTimeout,
-    ToolCallError,
-    ToolContext,
-    tool,
-    tool_output_guardrail,
-)
+from agentloop import Agent, AgentHooks, Allow, RunConfig, Runner, RunTimeoutError, ToolCallError, ToolContext, tool
 from agentloop._core.cancellation import CUTS, Cause, Cut, Stage
+from agentloop.guardrails import tool_output_guardrail
 from agentloop.testing import call
 
 SHORT = 0.02
@@ -95,7 +85,7 @@ async def test_a_cause_ends_a_call_as_the_table_says(cause: Cause, stage: Stage)
         nonlocal raised
         try:
             await Runner.run(held.make_agent(), "go", run_config=config)
-        except (ToolCallError, RunTimeout) as error:
+        except (ToolCallError, RunTimeoutError) as error:
             raised = error
 
     async with anyio.create_task_group() as group:
@@ -111,4 +101,4 @@ async def test_a_cause_ends_a_call_as_the_table_says(cause: Cause, stage: Stage)
     told = policies[cut.policy] if cut.policy is not None else cut.output("victim")
     assert (outcome.status, outcome.cancelled_by, outcome.output) == (cut.status, cut.by, told)
     assert outcome.body_finished is (stage == "after" or (cause, stage) == ("tool", "body"))
-    assert type(raised) is {"sibling": ToolCallError, "deadline": RunTimeout}.get(cause, type(None))
+    assert type(raised) is {"sibling": ToolCallError, "deadline": RunTimeoutError}.get(cause, type(None))

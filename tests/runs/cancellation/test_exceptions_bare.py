@@ -298,7 +298,7 @@ async def test_bad_response_of_the_model_leaves_bare(run_mode: Run) -> None:
     agent = make_agent([fine], [call("fine", call_id="c1"), call("nothing", call_id="c2")], done=None)
     watch = Watch()
     with pytest.raises(ModelBehaviorError, match="nothing"):
-        config = attrs.evolve(configure_run(watch), tool_not_found_behavior="raise_error")
+        config = attrs.evolve(configure_run(watch), tool_not_found_behavior="raise")
         await run_mode(agent, "go", run_config=config)
     assert watch.end == "failed"
 

@@ -20,20 +20,19 @@ from kit.watching import ToolHookLog, Watch
 from agentloop import (
     Allow,
     GuardrailFunctionOutput,
-    RejectContent,
     RunConfig,
     RunHooks,
     Runner,
-    RunTimeout,
+    RunTimeoutError,
     ToolCallError,
     ToolContext,
     ToolExecution,
     input_guardrail,
     tool,
-    tool_output_guardrail,
 )
 from agentloop import records as r
 from agentloop._core.run_fold import RunFold
+from agentloop.guardrails import RejectContent, tool_output_guardrail
 from agentloop.testing import call, say, wait
 
 Canceller = Callable[[anyio.Event, Callable[[], Awaitable[Any]]], Awaitable[None]]
@@ -531,7 +530,7 @@ async def test_parent_outranks_a_cancel_call_of_the_same_step(run_mode: Run) -> 
 
 @pytest.mark.scenario("LX-23")
 async def test_run_timeout_ends_calls_by_deadline_and_raises_with_data(run_mode: Run, anyio_backend: Backend) -> None:
-    """At 60 s the running and the queued call are `cancelled` by `deadline`, and `RunTimeout` leaves."""
+    """At 60 s the running and the queued call are `cancelled` by `deadline`, and `RunTimeoutError` leaves."""
     watch, hooks = Watch(), ToolHookLog()
 
     @tool
@@ -543,7 +542,7 @@ async def test_run_timeout_ends_calls_by_deadline_and_raises_with_data(run_mode:
     agent = make_agent([slow], call_each("slow", "slow"))
     config = configure_run(watch, config=RunConfig(timeout=60), max_function_tool_concurrency=1)
     async with check_duration(anyio_backend, 60):
-        with pytest.raises(RunTimeout) as caught:
+        with pytest.raises(RunTimeoutError) as caught:
             await run_mode(agent, "go", hooks=hooks, run_config=config)
     assert watch.endings() == {"c1": ("cancelled", "deadline"), "c2": ("cancelled", "deadline")}
     assert watch.outcome("c2").started_at is None

@@ -15,16 +15,10 @@ from kit.results import (
 )
 from kit.resuming import Pauses, approve, decide_nothing, in_every_way
 
-from agentloop import (
-    Allow,
-    RaiseException,
-    RejectContent,
-    RunConfig,
-    ToolExecution,
-    ToolInputGuardrailTripwireTriggered,
-    tool_input_guardrail,
-)
+from agentloop import Allow, RunConfig, ToolExecution
 from agentloop import records as r
+from agentloop.exceptions import ToolInputGuardrailTripwireTriggered
+from agentloop.guardrails import RaiseException, RejectContent, tool_input_guardrail
 from agentloop.testing import call
 
 

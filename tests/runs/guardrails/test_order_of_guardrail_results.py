@@ -7,16 +7,8 @@ import pytest
 from kit.agents import Run, make_agent
 from kit.resuming import copy_state
 
-from agentloop import (
-    Allow,
-    GuardrailFunctionOutput,
-    RunConfig,
-    input_guardrail,
-    output_guardrail,
-    tool,
-    tool_input_guardrail,
-    tool_output_guardrail,
-)
+from agentloop import Allow, GuardrailFunctionOutput, RunConfig, input_guardrail, output_guardrail, tool
+from agentloop.guardrails import tool_input_guardrail, tool_output_guardrail
 from agentloop.testing import call
 
 COUNT = 4

@@ -17,7 +17,7 @@ from agentloop import (
     OutputGuardrailTripwireTriggered,
     RunConfig,
     Runner,
-    RunTimeout,
+    RunTimeoutError,
     StopAtTools,
     ToolsToFinalOutput,
     UserTypeError,
@@ -442,7 +442,7 @@ async def test_run_s_timeout_during_an_output_guardrail_writes_no_final_turn(run
 
     async with anyio.create_task_group() as group:
         group.start_soon(pass_the_deadline)
-        with pytest.raises(RunTimeout):
+        with pytest.raises(RunTimeoutError):
             await run_mode(judged.agent, "go", run_config=RunConfig(timeout=60), **judged.options)
     judged.check()
 

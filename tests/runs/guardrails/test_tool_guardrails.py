@@ -10,24 +10,18 @@ from kit.agents import Run, call_each, configure_run, make_agent
 from kit.results import read_endings, read_outputs, read_requests, read_shown_outputs
 from kit.watching import ToolHookLog, Watch
 
-from agentloop import (
-    Allow,
-    MaxTurnsExceeded,
+from agentloop import Allow, MaxTurnsExceeded, Runner, ToolCallError, ToolContext, tool
+from agentloop import events as ev
+from agentloop import records as r
+from agentloop.exceptions import ToolInputGuardrailTripwireTriggered, ToolOutputGuardrailTripwireTriggered
+from agentloop.guardrails import (
     RaiseException,
     RejectContent,
     ReplaceOutput,
     Rewrite,
-    Runner,
-    ToolCallError,
-    ToolContext,
-    ToolInputGuardrailTripwireTriggered,
-    ToolOutputGuardrailTripwireTriggered,
-    tool,
     tool_input_guardrail,
     tool_output_guardrail,
 )
-from agentloop import events as ev
-from agentloop import records as r
 from agentloop.testing import call
 
 

@@ -13,14 +13,13 @@ from agentloop import (
     ModelBehaviorError,
     ModelInputData,
     ModelTransportError,
-    RejectContent,
     RunConfig,
     RunHooks,
     Runner,
     tool,
-    tool_output_guardrail,
 )
 from agentloop import records as r
+from agentloop.guardrails import RejectContent, tool_output_guardrail
 from agentloop.items import ToolCall, UserMessage
 from agentloop.testing import call, fail, say
 
@@ -160,7 +159,7 @@ async def test_llm_end_comes_before_tools_and_also_where_the_response_is_no_good
 
     agent = script_agent("A", call("look"), [call("look"), bad], tools=[look])
     with pytest.raises(ModelBehaviorError):
-        await run_mode(agent, "go", hooks=trace, run_config=RunConfig(tool_not_found_behavior="raise_error"))
+        await run_mode(agent, "go", hooks=trace, run_config=RunConfig(tool_not_found_behavior="raise"))
     assert trace.lines == [
         "agent_start A",
         "llm_start A",

@@ -48,7 +48,7 @@ async def test_every_call_has_one_span_and_every_activation_one_agent_span(run_m
     script = ScriptedModel([[call("good"), call("missing")], call("transfer_to_b")])
     a = Agent("a", model=script, tools=[good], handoffs=[handoff(b)])
     watcher = SpanWatch()
-    await run_mode(a, "go", run_config=config(watcher, tool_not_found_behavior="return_error_to_model"))
+    await run_mode(a, "go", run_config=config(watcher, tool_not_found_behavior="tell_model"))
     assert sorted((span.name, span.data["status"]) for span in watcher.spans_of("tool")) == [
         ("good", "succeeded"),
         ("missing", "failed"),

@@ -9,16 +9,9 @@ from kit.ending import Backend, cancel_when, check_duration, endless
 from kit.results import read_endings, read_outputs, read_shown_outputs
 from kit.watching import ToolHookLog, Watch
 
-from agentloop import (
-    AgentHooks,
-    RejectContent,
-    RunHooks,
-    ToolCallError,
-    ToolContext,
-    tool,
-    tool_output_guardrail,
-)
+from agentloop import AgentHooks, RunHooks, ToolCallError, ToolContext, tool
 from agentloop import records as r
+from agentloop.guardrails import RejectContent, tool_output_guardrail
 from agentloop.testing import call, say
 
 

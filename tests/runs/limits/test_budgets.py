@@ -26,7 +26,7 @@ from agentloop import (
     RunHooks,
     Runner,
     RunState,
-    RunTimeout,
+    RunTimeoutError,
     StateError,
     StopAtTools,
     TextMention,
@@ -41,10 +41,9 @@ from agentloop import (
     UserError,
     UserTypeError,
     tool,
-    tool_input_guardrail,
 )
 from agentloop import records as r
-from agentloop.guardrails import RejectContent
+from agentloop.guardrails import RejectContent, tool_input_guardrail
 from agentloop.items import AssistantMessage, HostedToolCall, SystemMessage, ToolCall
 from agentloop.testing import ScriptedModel, call, respond, say, wait
 from agentloop.usage import RequestUsage
@@ -67,7 +66,7 @@ async def other() -> str:
 
 @pytest.mark.scenario("LX-23")
 async def test_run_timeout_ends_running_calls_and_says_what_was_done(anyio_backend: Backend, run_mode: Run) -> None:
-    """At 60 s the call ends by the deadline, and `RunTimeout` leaves with the results so far."""
+    """At 60 s the call ends by the deadline, and `RunTimeoutError` leaves with the results so far."""
     ended: list[str] = []
     beside = anyio.Event()
 
@@ -92,7 +91,7 @@ async def test_run_timeout_ends_running_calls_and_says_what_was_done(anyio_backe
         [fine, slow], call("fine", call_id="c1"), [call("fine", call_id="c2"), call("slow", call_id="c3")]
     )
     async with check_duration(anyio_backend, 60):
-        with pytest.raises(RunTimeout) as raised:
+        with pytest.raises(RunTimeoutError) as raised:
             await run_mode(agent, "go", hooks=hooks, run_config=configure_run(watch, config=RunConfig(timeout=60)))
     assert raised.value.timeout == 60
     data = raised.value.run_data
@@ -152,7 +151,7 @@ async def test_timeout_during_a_model_call_closes_it(run_mode: Run) -> None:
         return wait(anyio.Event())
 
     watch = Watch()
-    with pytest.raises(RunTimeout):
+    with pytest.raises(RunTimeoutError):
         await run_mode(make_agent([], silent), "go", run_config=configure_run(watch, config=RunConfig(timeout=60)))
     assert [record.error for record in watch.of(r.ModelFailed)] == ["cancelled"]
 

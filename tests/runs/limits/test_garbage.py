@@ -12,7 +12,7 @@ import anyio.lowlevel
 import pytest
 
 from agentloop import Agent, Capacity, Instrument, RunConfig, RunHooks, Runner, tool
-from agentloop.exceptions import RunTimeout
+from agentloop.exceptions import RunTimeoutError
 from agentloop.journal import MemoryJournal
 from agentloop.records import CallSettled
 from agentloop.testing import ScriptedModel, call, say
@@ -163,7 +163,7 @@ def test_a_plain_run_that_timed_out_is_freed_with_its_error(backend: str) -> Non
     left = iter(agents)
 
     async def job() -> None:
-        with pytest.raises(RunTimeout):
+        with pytest.raises(RunTimeoutError):
             await Runner.run(next(left), "go", run_config=RunConfig(timeout=0.001))
 
     assert not _garbage(backend, job)

@@ -52,7 +52,7 @@ def exponent(work: Callable[[int], Callable[[], Any]], size: int) -> float:
 def running(agent: Agent[Any, Any], backend: str, **execution: Any) -> Callable[[], Any]:
     """Return a function that runs *agent*, which may call unknown tools."""
     config = RunConfig(
-        tool_not_found_behavior="return_error_to_model",
+        tool_not_found_behavior="tell_model",
         tool_execution=ToolExecution(**execution),
         tracing_disabled=True,
     )

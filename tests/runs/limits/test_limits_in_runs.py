@@ -32,11 +32,10 @@ from agentloop import (
     UserTypeError,
     UserValueError,
     tool,
-    tool_input_guardrail,
 )
 from agentloop import records as r
 from agentloop._engine.runtime.dispatcher import Dispatcher
-from agentloop.guardrails import Allow, RejectContent
+from agentloop.guardrails import Allow, RejectContent, tool_input_guardrail
 from agentloop.journal import MemoryJournal
 from agentloop.testing import ScriptedModel, call, say
 

@@ -20,10 +20,10 @@ from agentloop import (
     UserTypeError,
     UserValueError,
     tool,
-    tool_input_guardrail,
 )
 from agentloop import events as ev
 from agentloop import records as r
+from agentloop.guardrails import tool_input_guardrail
 from agentloop.items import AssistantMessage, ToolOutput
 from agentloop.sessions import MemorySession
 from agentloop.testing import call, fail, say

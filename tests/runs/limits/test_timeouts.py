@@ -17,16 +17,15 @@ from agentloop import (
     FunctionTool,
     RunConfig,
     Runner,
-    RunTimeout,
+    RunTimeoutError,
     ToolContext,
     ToolExecution,
     ToolTimeoutError,
     UserError,
     tool,
-    tool_input_guardrail,
-    tool_output_guardrail,
 )
 from agentloop import records as r
+from agentloop.guardrails import tool_input_guardrail, tool_output_guardrail
 
 
 def sleeper(seconds: float = 60, name: str = "slow", **options: Any) -> Any:
@@ -105,7 +104,7 @@ async def test_timeout_that_raises_ends_the_run_with_name_and_seconds(run_mode: 
         asked.append(error)
         return "no"
 
-    slow = sleeper(timeout=0.02, timeout_behavior="raise_exception", failure_error_function=never)
+    slow = sleeper(timeout=0.02, timeout_behavior="raise", failure_error_function=never)
     other = sleeper(name="other")
     agent = make_agent([slow, other], call_each("slow", *["other"] * siblings))
     with pytest.raises(ToolTimeoutError) as caught:
@@ -239,7 +238,7 @@ async def test_a_body_that_swallows_the_runs_deadline_has_not_timed_out(run_mode
     watch = Watch()
 
     agent = make_agent([_deaf(60.0, "in time")], call_each("deaf"))
-    with pytest.raises(RunTimeout):
+    with pytest.raises(RunTimeoutError):
         await run_mode(agent, "go", run_config=RunConfig(timeout=0.02, instruments=[watch]))
     (settled,) = watch.of(r.CallSettled)
     assert (settled.outcome.status, settled.outcome.output) == ("succeeded", "in time")

@@ -35,10 +35,9 @@ from agentloop import (
     input_guardrail,
     output_guardrail,
     tool,
-    tool_input_guardrail,
-    tool_output_guardrail,
 )
 from agentloop import records as r
+from agentloop.guardrails import tool_input_guardrail, tool_output_guardrail
 from agentloop.items import AssistantMessage, HostedToolCall, UserMessage
 from agentloop.sessions import MemorySession
 from agentloop.testing import ScriptedModel, call, respond, say

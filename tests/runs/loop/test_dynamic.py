@@ -223,7 +223,7 @@ async def test_what_is_exposed_is_what_is_dispatched(run_mode: Run) -> None:
     log: list[str] = []
     trace = RunHookLog()
     tools = [switched("f", log), switched("g", log), switched("h", log)]
-    config = RunConfig(tool_not_found_behavior="return_error_to_model")
+    config = RunConfig(tool_not_found_behavior="tell_model")
     agent = script_agent("a", [call(name, call_id=name) for name in "fgh"], say("done"), tools=tools)
     result = await run_mode(agent, "go", context=App(flags={"f": True, "h": True}), run_config=config, hooks=trace)
     assert read_requests(agent)[0].tools == (tools[0], tools[2])
@@ -312,4 +312,4 @@ async def test_tool_that_is_disabled_is_unknown_to_the_run(run_mode: Run) -> Non
     """The error doesn't tell the model that a disabled tool of that name exists."""
     agent = script_agent("a", call("f"), tools=[switched("f")])
     with pytest.raises(ModelBehaviorError, match="'f' not found"):
-        await run_mode(agent, "go", context=App(), run_config=RunConfig(tool_not_found_behavior="raise_error"))
+        await run_mode(agent, "go", context=App(), run_config=RunConfig(tool_not_found_behavior="raise"))

@@ -14,20 +14,18 @@ from agentloop import (
     ModelSettings,
     OutputGuardrailTripwireTriggered,
     Prompt,
-    Rewrite,
     RunConfig,
     RunContext,
     Runner,
     RunState,
     ToolContext,
-    ToolInputData,
     UserError,
     UserTypeError,
     output_guardrail,
     tool,
-    tool_input_guardrail,
 )
 from agentloop import records as r
+from agentloop.guardrails import Rewrite, ToolInputData, tool_input_guardrail
 from agentloop.items import AssistantMessage, HostedToolCall, ToolCall, ToolOutput
 from agentloop.journal import MemoryJournal
 from agentloop.testing import ScriptedModel, call, respond, say

@@ -10,12 +10,15 @@ from kit.resuming import make_journal
 
 from agentloop import (
     Agent,
+    Conversation,
     ModelRetrySettings,
     ModelSettings,
     ModelTransportError,
     RunConfig,
     Runner,
     UserError,
+    UserTypeError,
+    UserValueError,
     handoff,
     tool,
 )
@@ -23,6 +26,53 @@ from agentloop.items import AssistantMessage, ToolCall, ToolOutput, UserMessage
 from agentloop.journal import MemoryJournal
 from agentloop.sessions import MemorySession
 from agentloop.testing import ScriptedModel, fail, respond
+
+SPELLINGS: list[tuple[Conversation, dict[str, Any]]] = [
+    (Conversation(id="conv"), {"conversation_id": "conv"}),
+    (Conversation(after="r0"), {"previous_response_id": "r0"}),
+    (Conversation(auto=True), {"auto_previous_response_id": True}),
+    (Conversation(after="r0", auto=True), {"previous_response_id": "r0", "auto_previous_response_id": True}),
+]
+
+
+@pytest.mark.parametrize(("conversation", "elsewhere"), SPELLINGS, ids=str)
+async def test_one_option_says_what_three_say_elsewhere(
+    run_mode: Any, conversation: Conversation, elsewhere: dict[str, Any]
+) -> None:
+    """Both spellings make the same requests and the same log; together they are refused."""
+
+    async def run(**options: Any) -> tuple[Any, ...]:
+        model = ScriptedModel(
+            [respond(ToolCall("c", "look"), response_id="r1"), respond(AssistantMessage("x"), response_id="r2")]
+        )
+        result = await run_mode(Agent("a", model=model, tools=[look]), "go", **options)
+        begun = result.records[0]
+        sent = [(one.conversation_id, one.previous_response_id, list(one.items)) for one in model.requests]
+        return sent, begun.conversation_id, begun.previous_response_id, begun.kept
+
+    assert await run(conversation=conversation) == await run(**elsewhere)
+    with pytest.raises(UserError, match="conversation: it is given twice"):
+        await run(conversation=conversation, **elsewhere)
+    unset = {"conversation_id": None, "previous_response_id": None, "auto_previous_response_id": False}
+    assert await run(conversation=conversation, **unset) == await run(conversation=conversation)
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        ({}, "nothing is given"),
+        ({"id": "c", "after": "r"}, "two ways"),
+        ({"id": "c", "auto": True}, "two ways"),
+        ({"id": ""}, "Conversation.id: may not be empty"),
+        ({"after": 3}, "Conversation.after: expected text"),
+        ({"auto": "yes"}, "Conversation.auto: expected True or False"),
+    ],
+    ids=str,
+)
+def test_a_conversation_is_named_in_one_way(parts: dict[str, Any], said: str) -> None:
+    """The error says what to write."""
+    with pytest.raises((UserTypeError, UserValueError), match=said):
+        Conversation(**parts)
 
 
 async def test_each_request_goes_on_from_the_response_before(run_mode: Any) -> None:

@@ -65,7 +65,7 @@ async def test_a_model_that_was_not_entered_is_opened_once_for_the_run_alone(
 ) -> None:
     """The model is closed when the run is over; a warning says how to share it."""
     model = Held(call("nothing"), say("done"))
-    config = RunConfig(tool_not_found_behavior="return_error_to_model")
+    config = RunConfig(tool_not_found_behavior="tell_model")
     with caplog.at_level(logging.WARNING, logger="agentloop"):
         await run_mode(Agent("a", model=model), "go", run_config=config)
     assert (model.entered, model.left) == (1, 1)

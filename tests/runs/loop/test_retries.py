@@ -17,7 +17,7 @@ from agentloop import (
     RunConfig,
     RunHooks,
     Runner,
-    RunTimeout,
+    RunTimeoutError,
     UsageLimitExceeded,
     UsageLimits,
 )
@@ -386,7 +386,7 @@ async def test_last_attempt_that_takes_too_long_raises_its_timeout(run_mode: Run
     agent = make_agent([], wait(60), model_settings=ModelSettings(timeout=0.05))
     with pytest.raises(ModelTimeoutError) as raised:
         await run_mode(agent, "go")
-    assert not isinstance(raised.value, RunTimeout)
+    assert not isinstance(raised.value, RunTimeoutError)
     assert raised.value.timeout == 0.05
     assert isinstance(raised.value, AgentLoopError)
     assert raised.value.run_data is not None

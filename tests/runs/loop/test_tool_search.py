@@ -19,13 +19,12 @@ from agentloop import (
     UserTypeError,
     UserValueError,
     tool,
-    tool_output_guardrail,
     tool_search,
 )
 from agentloop import records as r
 from agentloop._core.tool_search import rank
 from agentloop.exceptions import ModelBehaviorError
-from agentloop.guardrails import RejectContent, ReplaceOutput
+from agentloop.guardrails import RejectContent, ReplaceOutput, tool_output_guardrail
 from agentloop.journal import MemoryJournal
 from agentloop.testing import ScriptedModel, call, replay, say
 
@@ -134,7 +133,7 @@ async def test_a_hidden_tool_is_answered_by_advice(run_mode: Run) -> None:
     assert find_outcome(result, "x").status == "skipped"
     unknown = search_agent(call("nonsense"))
     with pytest.raises(ModelBehaviorError, match="'nonsense' not found"):
-        await run_mode(unknown, "go", run_config=RunConfig(tool_not_found_behavior="raise_error"))
+        await run_mode(unknown, "go", run_config=RunConfig(tool_not_found_behavior="raise"))
 
 
 async def test_a_search_is_no_use_of_a_tool(run_mode: Run) -> None:
@@ -250,7 +249,7 @@ async def test_names_that_collide_are_resolved_by_the_policy(run_mode: Run) -> N
     assert shown_in(agent) == [["send_mail", "tool_search"]] * 3
     agent = search_agent(tools=[MAIL, one("send_mail")])
     with pytest.raises(UserError, match="'a' has a deferred tool and another named 'send_mail'"):
-        await run_mode(agent, "go", run_config=RunConfig(tool_name_collision_policy="error"))
+        await run_mode(agent, "go", run_config=RunConfig(tool_name_collision_policy="raise"))
 
 
 async def test_a_guardrail_of_the_search_decides_what_is_offered(run_mode: Run) -> None:

@@ -24,12 +24,10 @@ from agentloop import (
     UserError,
     UserTypeError,
     tool,
-    tool_input_guardrail,
-    tool_output_guardrail,
 )
 from agentloop import records as r
 from agentloop.exceptions import ModelBehaviorError
-from agentloop.guardrails import Allow
+from agentloop.guardrails import Allow, tool_input_guardrail, tool_output_guardrail
 from agentloop.journal import MemoryJournal
 from agentloop.testing import call, say
 from agentloop.tools import RawBody
@@ -133,7 +131,7 @@ async def test_tools_of_a_source_are_enabled_like_others_and_give_way(
     assert [tool.name for tool in read_requests(agent)[0].tools] == ["near"]
     assert caplog.text.count("source 'shelf' has a tool named 'near', as agent 'a' has") == 1
     with pytest.raises(UserError, match="source 'shelf' has a tool named 'near', as agent 'a' has"):
-        await run_mode(agent, "go", run_config=RunConfig(tool_name_collision_policy="error"))
+        await run_mode(agent, "go", run_config=RunConfig(tool_name_collision_policy="raise"))
 
 
 OWN = {
@@ -163,7 +161,7 @@ async def test_no_source_replaces_a_tool_of_the_agent(
     kept, near = one("pay", **OWN[kind]), one("near")
     agent = script_agent("a", call("near"), call("pay", namespace=kept.namespace), say("done"), tools=[kept, near])
     agent.toolsets = [] if from_run else [source]
-    config = RunConfig(toolsets=[source] if from_run else [], tool_not_found_behavior="return_error_to_model")
+    config = RunConfig(toolsets=[source] if from_run else [], tool_not_found_behavior="tell_model")
     result = await run_mode(agent, "go", run_config=config)
     assert stolen == []
     assert read_statuses(result) == ["succeeded", "failed" if kind == "disabled" else "succeeded"]
@@ -171,7 +169,7 @@ async def test_no_source_replaces_a_tool_of_the_agent(
 
 
 @pytest.mark.scenario("SM-12")
-@pytest.mark.parametrize("policy", ["warn", "error"])
+@pytest.mark.parametrize("policy", ["tell_model", "raise"])
 @pytest.mark.parametrize("options", [{}, {"defer_loading": True}], ids=["usual", "deferred"])
 async def test_two_sources_with_one_name_are_an_error(run_mode: Run, policy: Any, options: Any) -> None:
     """Neither takes the calls of the other, under any policy; the error says what to write."""
@@ -224,7 +222,7 @@ async def test_prefix_or_namespace_resolves_a_collision(run_mode: Run) -> None:
     first = ToolSelection(source=Source([[one("f")]]), prefix="x_")
     second = ToolSelection(source=[one("f", namespace="old")], namespace="y")
     agent = script_agent("a", [call("x_f"), call("f", namespace="y")], say("done"), toolsets=[first, second])
-    result = await run_mode(agent, "go", run_config=RunConfig(tool_name_collision_policy="error"))
+    result = await run_mode(agent, "go", run_config=RunConfig(tool_name_collision_policy="raise"))
     assert list(read_outputs(result.new_items).values()) == ["f", "f"]
     assert first.name == "shelf"
     assert second.name == "list"
@@ -254,7 +252,7 @@ async def test_tool_that_is_gone_is_unknown(run_mode: Run) -> None:
     source = Source([[one("f")], []])
     agent = script_agent("a", call("f", call_id="1"), call("f", call_id="2"), toolsets=[source])
     with pytest.raises(ModelBehaviorError, match="'f' not found"):
-        await run_mode(agent, "go", run_config=RunConfig(tool_not_found_behavior="raise_error"))
+        await run_mode(agent, "go", run_config=RunConfig(tool_not_found_behavior="raise"))
 
 
 @pytest.mark.scenario("TS-02")
@@ -504,7 +502,7 @@ async def test_one_tool_of_two_sources_is_shown_once(run_mode: Run) -> None:
     both = one("both", is_enabled=lambda ctx, agent: not asked.append(agent))
     agent = script_agent("a", call("both"), say("done"))
     agent.tools, agent.toolsets = [both], [Source([[both]]), Source([[both]])]
-    result = await run_mode(agent, "go", run_config=RunConfig(tool_name_collision_policy="error"))
+    result = await run_mode(agent, "go", run_config=RunConfig(tool_name_collision_policy="raise"))
     assert result.final_output == "done"
     assert shown_in(agent) == [["both"]] * 2
     assert len([each for each in find_records(result, r.CallbackReturned) if each.key == "0:both"]) == 1

@@ -14,7 +14,7 @@ from agentloop import Agent, ModelRetrySettings, ModelSettings, RunConfig, RunHo
 from agentloop import events as ev
 from agentloop import model_events as m
 from agentloop import records as r
-from agentloop.exceptions import ModelTransportError, RunTimeout
+from agentloop.exceptions import ModelTransportError, RunTimeoutError
 from agentloop.items import AssistantMessage, ToolCall
 from agentloop.models import OpenAIChatModel
 from agentloop.testing import ScriptedModel, call, fail, respond, say, stream_of, wait
@@ -148,7 +148,7 @@ async def test_request_cut_in_a_nested_run_counts_as_incomplete(run_mode: Run) -
 
     inner = Agent("inner", model=ScriptedModel([silent]))
     outer = make_agent([inner.as_tool()], respond(ToolCall("c1", "inner", '{"input": "x"}'), usage=tokens(5, 1)))
-    with pytest.raises(RunTimeout) as raised:
+    with pytest.raises(RunTimeoutError) as raised:
         await run_mode(outer, "go", run_config=RunConfig(timeout=60))
     assert raised.value.run_data is not None
     usage = raised.value.run_data.usage

@@ -11,7 +11,7 @@ from kit.ending import Backend, advance_clock, check_duration
 from kit.results import find_outcome, find_records, read_outputs, read_requests, read_shown_outputs, read_statuses
 from kit.watching import ToolHookLog, Watch
 
-from agentloop import Agent, MaxTurns, RunConfig, Runner, RunTimeout, ToolCallError, ToolContext, handoff, tool
+from agentloop import Agent, MaxTurns, RunConfig, Runner, RunTimeoutError, ToolCallError, ToolContext, handoff, tool
 from agentloop import events as ev
 from agentloop import records as r
 from agentloop.exceptions import ModelBehaviorError
@@ -91,7 +91,7 @@ async def test_nested_run_goes_by_the_outer_configuration(run_mode: Run) -> None
     inner = Agent("inner", tools=[look])
     middle = Agent("middle", tools=[inner.as_tool()])
     outer = Agent("outer", tools=[middle.as_tool()])
-    config = RunConfig(model=model, tool_not_found_behavior="return_error_to_model")
+    config = RunConfig(model=model, tool_not_found_behavior="tell_model")
     result = await run_mode(outer, "go", run_config=config)
     assert result.final_output == "outer done"
     assert seen == [config]
@@ -110,11 +110,11 @@ async def test_nested_run_goes_by_the_outer_configuration(run_mode: Run) -> None
 @pytest.mark.scenario("NA-12")
 async def test_configuration_given_to_an_agent_tool_is_its_own(run_mode: Run) -> None:
     """The given configuration replaces the outer one for the nested run alone."""
-    own = RunConfig(tool_not_found_behavior="return_error_to_model")
+    own = RunConfig(tool_not_found_behavior="tell_model")
     inner = helper(call("ghost", call_id="n1"), say("survived"))
     outer = make_agent([inner.as_tool(run_config=own)], call("helper", {"input": "dig"}, call_id="c1"), call("ghost"))
     with pytest.raises(ModelBehaviorError, match="ghost"):
-        await run_mode(outer, "go", run_config=RunConfig(tool_not_found_behavior="raise_error"))
+        await run_mode(outer, "go", run_config=RunConfig(tool_not_found_behavior="raise"))
     assert read_shown_outputs(outer, 1) == {"c1": "survived"}
 
 
@@ -220,7 +220,7 @@ async def test_nested_run_sees_the_outer_deadline_and_ends_with_it(anyio_backend
     watch = Watch()
     inner = helper(call("hang", call_id="n1"), tools=[hang])
     async with check_duration(anyio_backend, 60):
-        with pytest.raises(RunTimeout):
+        with pytest.raises(RunTimeoutError):
             await run_mode(asking(inner), "go", run_config=configure_run(watch, config=RunConfig(timeout=60)))
     assert left[0] is not None
     assert 0 < left[0] <= 60

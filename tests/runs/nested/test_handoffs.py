@@ -455,7 +455,7 @@ async def test_disabled_handoff_is_neither_shown_nor_callable(run_mode: Run, kin
     second = script_agent("b", say("never"))
     first = script_agent("a", call("transfer_to_b"), handoffs=[handoff(second, is_enabled=disabled)])
     with pytest.raises(ModelBehaviorError, match="'transfer_to_b' not found"):
-        await run_mode(first, "go", run_config=RunConfig(tool_not_found_behavior="raise_error"))
+        await run_mode(first, "go", run_config=RunConfig(tool_not_found_behavior="raise"))
     assert read_requests(first)[0].handoffs == ()
     assert read_requests(second) == []
 

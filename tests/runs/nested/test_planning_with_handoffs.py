@@ -74,7 +74,7 @@ async def test_unknown_name_fails_the_run_before_its_siblings(run_mode: Run, nam
         handoffs=[both.handoff],
     )
     with pytest.raises(ModelBehaviorError, match=f"'{name}' not found") as caught:
-        await run_mode(agent, "go", hooks=trace, run_config=RunConfig(tool_not_found_behavior="raise_error"))
+        await run_mode(agent, "go", hooks=trace, run_config=RunConfig(tool_not_found_behavior="raise"))
     assert both.log == []
     assert trace.lines == ["agent_start a", "llm_start a", "llm_end a", "run_end failed"]
     assert caught.value.run_data is not None
@@ -118,12 +118,12 @@ async def test_collision_of_a_tool_and_a_handoff_may_be_an_error(run_mode: Run) 
     both = Both(tool_name="f")
     agent = script_agent("a", say("never"), tools=[both.f], handoffs=[both.handoff])
     with pytest.raises(UserError, match="a tool and a handoff named 'f'"):
-        await run_mode(agent, "go", run_config=RunConfig(tool_name_collision_policy="error"))
+        await run_mode(agent, "go", run_config=RunConfig(tool_name_collision_policy="raise"))
     assert read_requests(agent) == []
 
 
 @pytest.mark.scenario("PL-17")
-@pytest.mark.parametrize("policy", ["warn", "error"])
+@pytest.mark.parametrize("policy", ["tell_model", "raise"])
 async def test_tool_of_a_namespace_is_no_handoff_s_rival(run_mode: Run, policy: Any) -> None:
     """A call with the namespace runs the tool, and a call of the bare name takes the handoff."""
     both = Both(tool_name="f")

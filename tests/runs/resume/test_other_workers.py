@@ -146,7 +146,7 @@ async def test_a_handoff_that_is_gone(run_mode: Run) -> None:
 async def test_a_tool_that_the_model_made_up_is_its_fault_after_a_crash_too(run_mode: Run) -> None:
     """It was never shown, so the policy for unknown tools decides in every run segment."""
     agent = clerk(model=FunctionModel(lambda request: call("made_up", {}, "m1") if request.turn == 1 else say("sorry")))
-    config = RunConfig(tool_not_found_behavior="return_error_to_model")
+    config = RunConfig(tool_not_found_behavior="tell_model")
     journal = MemoryJournal()
     await Runner.run(agent, "go", journal=journal, run_config=config)
     lines = await journal.read()

@@ -21,22 +21,21 @@ from agentloop import (
     RunHooks,
     Runner,
     RunState,
-    RunTimeout,
+    RunTimeoutError,
     StateError,
     UsageLimitExceeded,
     UsageLimits,
     tool,
-    tool_input_guardrail,
-    tool_output_guardrail,
 )
 from agentloop import records as r
+from agentloop.guardrails import tool_input_guardrail, tool_output_guardrail
 from agentloop.journal import MemoryJournal
 from agentloop.settings import ModelSettings
 from agentloop.testing import ScriptedModel, call, say, wait
 
 ERRORS: dict[str, Callable[[], AgentLoopError]] = {
     "turns": lambda: MaxTurnsExceeded(3),
-    "time": lambda: RunTimeout(2.0),
+    "time": lambda: RunTimeoutError(2.0),
     "usage": lambda: UsageLimitExceeded("Usage limit exceeded: requests 1 of 1"),
     "transport": lambda: ModelTransportError("no answer", status=503, should_retry=False),
     "slow model": lambda: ModelTimeoutError(1.0),
@@ -378,7 +377,7 @@ async def test_a_run_out_of_time_goes_on(run_mode: Run) -> None:
     for first in (call("work"), for_ever):
         agent = make_agent([work], first)
         raised, state = await failed(run_mode, agent, run_config=timed)
-        assert type(raised) is RunTimeout
+        assert type(raised) is RunTimeoutError
         assert end_of(state).resumable
         agent.model = ScriptedModel([say("done")])
         assert (await run_mode(agent, copy_state(state, agent))).final_output == "done"

@@ -451,7 +451,7 @@ async def test_a_run_cancelled_while_a_missing_tool_is_worded_can_be_stored_and_
     ran: list[Any] = []
     agent = make_agent([make_free_tool(ran)], [call("free", {}, "c1"), call("nowhere", {}, "c2")])
     formatter = HeldFormatter()
-    config = RunConfig(tool_error_formatter=formatter, tool_not_found_behavior="return_error_to_model")
+    config = RunConfig(tool_error_formatter=formatter, tool_not_found_behavior="tell_model")
     pauses = Pauses(run_mode, way)
     left = await cancelled_in(formatter, agent, "go", pauses.journal, config)
     copy_state(left, agent)

@@ -15,7 +15,6 @@ from kit.resuming import copy_state, restore_approved
 from agentloop import (
     Agent,
     GuardrailFunctionOutput,
-    RejectContent,
     RunConfig,
     RunContext,
     Runner,
@@ -25,11 +24,9 @@ from agentloop import (
     handoff,
     input_guardrail,
     tool,
-    tool_input_guardrail,
-    tool_output_guardrail,
 )
 from agentloop import records as r
-from agentloop.guardrails import Allow
+from agentloop.guardrails import Allow, RejectContent, tool_input_guardrail, tool_output_guardrail
 from agentloop.items import AssistantMessage, Reasoning, ToolCall
 from agentloop.testing import call, respond, say
 

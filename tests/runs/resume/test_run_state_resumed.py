@@ -155,9 +155,7 @@ async def test_a_run_that_is_over_takes_no_input() -> None:
     with pytest.raises(StateError, match="over"):
         state.add_input("more")
     failing = Agent("guide", model=script_turns(call("none", call_id="x")))
-    async with Runner.run_streamed(
-        failing, "go", run_config=RunConfig(tool_not_found_behavior="raise_error")
-    ) as stream:
+    async with Runner.run_streamed(failing, "go", run_config=RunConfig(tool_not_found_behavior="raise")) as stream:
         with pytest.raises(AgentLoopError):
             await stream.finished()
             stream.result
@@ -245,7 +243,7 @@ async def test_a_renamed_tool_with_a_pending_call_fails_before_anything_runs(run
     state = restore_approved(await run_mode(pending_with_a_sibling(ran), "go"))
     renamed = pending_with_a_sibling(ran, name="pay_now")
     with pytest.raises(AgentLoopError, match="pay"):
-        await run_mode(renamed, copy_state(state, renamed), run_config=RunConfig(tool_not_found_behavior="raise_error"))
+        await run_mode(renamed, copy_state(state, renamed), run_config=RunConfig(tool_not_found_behavior="raise"))
     assert ran == []
     done = await run_mode(state.agent, state)
     assert sorted(ran) == ["note", "pay 1"]
@@ -273,7 +271,7 @@ async def test_a_stricter_collision_policy_fails_before_anything_runs(run_mode: 
     agent.tools[0] = attrs.evolve(agent.tools[0], description="Another one.")
     state = restore_approved(await run_mode(agent, "go"))
     with pytest.raises(AgentLoopError, match="pay"):
-        await run_mode(agent, copy_state(state), run_config=RunConfig(tool_name_collision_policy="error"))
+        await run_mode(agent, copy_state(state), run_config=RunConfig(tool_name_collision_policy="raise"))
     assert ran == []
 
 

@@ -15,7 +15,7 @@ from agentloop import records as r
 from agentloop.exceptions import (
     JournalError,
     ModelTransportError,
-    RunTimeout,
+    RunTimeoutError,
     StateError,
     ToolCallError,
     UserTypeError,
@@ -177,7 +177,7 @@ async def _stop(agent: Agent[Any, Any], config: RunConfig, journal: Any) -> None
 
 
 async def _time_out(agent: Agent[Any, Any], config: RunConfig, journal: Any) -> None:
-    with pytest.raises(RunTimeout):
+    with pytest.raises(RunTimeoutError):
         await Runner.run(agent, "go", run_config=config, journal=journal)
 
 

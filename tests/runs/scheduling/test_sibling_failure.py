@@ -22,10 +22,10 @@ from agentloop import (
     ToolContext,
     UserError,
     tool,
-    tool_output_guardrail,
 )
 from agentloop import records as r
 from agentloop.abc import Instrument, LateResult, StillRunning
+from agentloop.guardrails import tool_output_guardrail
 from agentloop.items import Reasoning
 from agentloop.testing import call, reason
 

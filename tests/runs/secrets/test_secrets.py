@@ -18,10 +18,6 @@ from agentloop import (
     Allow,
     Deny,
     FunctionTool,
-    RaiseException,
-    RejectContent,
-    ReplaceOutput,
-    Rewrite,
     RunConfig,
     Runner,
     RunState,
@@ -29,11 +25,17 @@ from agentloop import (
     ToolExecution,
     handoff,
     tool,
-    tool_input_guardrail,
-    tool_output_guardrail,
 )
 from agentloop._common.masking import spans_of
 from agentloop.exceptions import StateError, ToolCallError, UserError
+from agentloop.guardrails import (
+    RaiseException,
+    RejectContent,
+    ReplaceOutput,
+    Rewrite,
+    tool_input_guardrail,
+    tool_output_guardrail,
+)
 from agentloop.items import ToolOutput
 from agentloop.journal import MemoryJournal
 from agentloop.records import BodyEnded, CallSettled
@@ -170,7 +172,7 @@ OFF = login(fails, is_enabled=False)
 async def test_a_call_of_a_tool_that_is_not_shown(case: SecretCase, agent: Any) -> None:
     """The model may repeat the password in a call of a hidden tool, which never runs."""
     agent = agent()
-    result = await case.run(agent, tool_not_found_behavior="return_error_to_model")
+    result = await case.run(agent, tool_not_found_behavior="tell_model")
     assert read_statuses(result) == ["failed"]
     assert "not found" in str(read_shown_outputs(agent)["c1"])
     await case.check()

@@ -17,8 +17,6 @@ from agentloop import (
     Allow,
     FunctionTool,
     JsonSchema,
-    ReplaceOutput,
-    Rewrite,
     RunConfig,
     RunResult,
     RunState,
@@ -28,10 +26,9 @@ from agentloop import (
     UserTypeError,
     handoff,
     tool,
-    tool_input_guardrail,
-    tool_output_guardrail,
 )
 from agentloop.config import ErrorHandlerResult
+from agentloop.guardrails import ReplaceOutput, Rewrite, tool_input_guardrail, tool_output_guardrail
 from agentloop.journal import MemoryJournal
 from agentloop.testing import call, say
 

@@ -37,18 +37,16 @@ from agentloop import (
     Agent,
     GuardrailFunctionOutput,
     OutputGuardrailTripwireTriggered,
-    RejectContent,
     Runner,
     ToolCallError,
     ToolContext,
     output_guardrail,
     tool,
-    tool_output_guardrail,
 )
 from agentloop import records as r
 from agentloop.abc import Instrument
 from agentloop.exceptions import EarlierFailure
-from agentloop.guardrails import ReplaceOutput
+from agentloop.guardrails import RejectContent, ReplaceOutput, tool_output_guardrail
 from agentloop.items import UserMessage
 from agentloop.sessions import MemorySession
 from agentloop.testing import FunctionModel, ScriptedModel, call, say

@@ -454,7 +454,7 @@ async def test_the_runs_own_failure_stays_the_one_when_the_journal_fails_too(run
             agent,
             "go",
             journal=BatchJournal(fail_at_the_end),
-            run_config=RunConfig(tool_not_found_behavior="raise_error"),
+            run_config=RunConfig(tool_not_found_behavior="raise"),
         )
     assert any("gone" in note for note in caught.value.__notes__)
 
@@ -889,7 +889,7 @@ async def test_leaving_a_streams_block_early_makes_its_end_durable() -> None:
 
 async def test_a_run_that_times_out_goes_on_from_its_journal(run_mode: Run) -> None:
     """The call that was cut is reported as unknown, and each entry has a deadline of its own."""
-    from agentloop import RunConfig, RunTimeout
+    from agentloop import RunConfig, RunTimeoutError
 
     @tool
     async def hold() -> str:
@@ -900,7 +900,7 @@ async def test_a_run_that_times_out_goes_on_from_its_journal(run_mode: Run) -> N
 
     journal = MemoryJournal()
     agent = Agent("guide", model=script_turns(call("hold", call_id="h"), say("done")), tools=[hold])
-    with pytest.raises(RunTimeout):
+    with pytest.raises(RunTimeoutError):
         await run_mode(agent, "go", journal=journal, run_config=RunConfig(timeout=60))
     done = await Runner.resume(agent, journal, run_config=RunConfig(timeout=60))
     assert done.final_output == "done"

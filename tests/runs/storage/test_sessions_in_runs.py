@@ -22,7 +22,7 @@ from agentloop import (
     ModelSettings,
     RunConfig,
     Runner,
-    RunTimeout,
+    RunTimeoutError,
     SessionSettings,
     ToolCallError,
     ToolContext,
@@ -586,7 +586,7 @@ async def test_save_that_hangs_cannot_outlast_the_runs_timeout_for_long(run_mode
 
     agent = make_agent([fine], call("fine", call_id="c1"))
     config = attrs.evolve(configure_run(cleanup_grace=0.05), timeout=0.05)
-    with anyio.fail_after(60), pytest.raises(RunTimeout):
+    with anyio.fail_after(60), pytest.raises(RunTimeoutError):
         await run_mode(agent, "go", session=Hanging(), run_config=config)
     await anyio.lowlevel.checkpoint()
 

@@ -18,14 +18,12 @@ from agentloop import (
     output_guardrail,
     to_json,
     tool,
-    tool_input_guardrail,
-    tool_output_guardrail,
 )
 from agentloop import events as ev
 from agentloop._core.record_events import parse_event_id
 from agentloop.conditions import MaxTurns
 from agentloop.config import RunConfig
-from agentloop.guardrails import Allow, ReplaceOutput, Rewrite
+from agentloop.guardrails import Allow, ReplaceOutput, Rewrite, tool_input_guardrail, tool_output_guardrail
 from agentloop.journal import MemoryJournal
 from agentloop.testing import ScriptedModel, call, reason, say
 

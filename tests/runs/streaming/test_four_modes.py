@@ -24,12 +24,10 @@ from agentloop import (
     input_guardrail,
     output_guardrail,
     tool,
-    tool_input_guardrail,
-    tool_output_guardrail,
 )
 from agentloop import events as ev
 from agentloop import records as r
-from agentloop.guardrails import Allow, ReplaceOutput
+from agentloop.guardrails import Allow, ReplaceOutput, tool_input_guardrail, tool_output_guardrail
 from agentloop.items import Item
 from agentloop.sessions import MemorySession, SQLiteSession
 from agentloop.testing import ScriptedModel, call, normal, reason, say, wait

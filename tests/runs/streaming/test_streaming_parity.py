@@ -32,8 +32,6 @@ from agentloop import (
     input_guardrail,
     output_guardrail,
     tool,
-    tool_input_guardrail,
-    tool_output_guardrail,
 )
 from agentloop import events as ev
 from agentloop import model_events as m
@@ -43,7 +41,7 @@ from agentloop.exceptions import (
     OutputGuardrailTripwireTriggered,
     ToolInputGuardrailTripwireTriggered,
 )
-from agentloop.guardrails import RaiseException, ReplaceOutput
+from agentloop.guardrails import RaiseException, ReplaceOutput, tool_input_guardrail, tool_output_guardrail
 from agentloop.items import AssistantMessage, HandoffCall, HandoffOutput, Item, Reasoning, ToolCall, ToolOutput
 from agentloop.models import OpenAIChatModel
 from agentloop.sessions import MemorySession
