@@ -153,6 +153,19 @@ class Agent(Generic[ContextT, OutputT]):
             `(ctx, results)` that decides and returns `ToolsToFinalOutput`.
         tool_execution: `"concurrent"`, or `"sequential"` for one call at a time in model order.
         toolsets: Sources of further tools, asked every turn: `ToolSource`s, such as the servers of `agentloop.mcp`.
+
+    Example:
+        from agentloop import Agent, Runner, tool
+        from agentloop.testing import ScriptedModel, call, say
+
+        @tool
+        def add(a: int, b: int) -> int:
+            "Add two numbers."
+            return a + b
+
+        model = ScriptedModel([call("add", {"a": 2, "b": 3}), say("It is 5.")])
+        agent = Agent("calculator", model=model, tools=[add])
+        print(Runner.run_sync(agent, "What is 2 + 3?").final_output)  # It is 5.
     """
 
     name: str = attrs.field(validator=FIELDS.words())
@@ -294,6 +307,13 @@ class Agent(Generic[ContextT, OutputT]):
 
         Raises:
             UserTypeError: if *changes* names a field that does not exist.
+
+        Example:
+            from agentloop import Agent
+
+            polite = Agent("helper", instructions="Be polite.")
+            brief = polite.clone(name="brief helper", instructions="Answer in one sentence.")
+            print(brief.name)  # brief helper
         """
         unknown = set(changes) - {field.name for field in attrs.fields(Agent) if field.init}
         if unknown:
@@ -354,6 +374,16 @@ class Agent(Generic[ContextT, OutputT]):
 
         Raises:
             UserError: if *run_config* has instruments, or an argument has a wrong type or value.
+
+        Example:
+            from agentloop import Agent, Runner
+            from agentloop.testing import ScriptedModel, call, say
+
+            translator = Agent("translator", model=ScriptedModel([say("Guten Tag")]))
+            ask = translator.as_tool("translate", "Translate a text to German.")
+            model = ScriptedModel([call("translate", {"input": "Good day"}), say("Done.")])
+            agent = Agent("host", model=model, tools=[ask])
+            print(Runner.run_sync(agent, "Greet them in German.").final_output)  # Done.
         """
         check_count("max_turns", max_turns)
         check("tool_name", optional(NAMES.text()), tool_name)

@@ -53,6 +53,16 @@ class UsageLimits(ByFields):
         tool_calls: The number of calls whose bodies may start.
         cost: The cost of requests (by `RunConfig.price`), calls (by `tool(cost=…)`) and hosted calls (by
             `RunConfig.hosted_price`) together, in the unit of all three.
+
+    Example:
+        from agentloop import Agent, Runner, RunConfig, UsageLimitExceeded, UsageLimits
+        from agentloop.testing import ScriptedModel, say
+
+        agent = Agent("a", model=ScriptedModel([say("hi")]))
+        try:
+            Runner.run_sync(agent, "go", run_config=RunConfig(limits=UsageLimits(requests=0)))
+        except UsageLimitExceeded:
+            print("stopped before the first request")  # stopped before the first request
     """
 
     requests: int | None = attrs.field(default=None, validator=optional(FIELDS.count(0)))

@@ -110,7 +110,20 @@ def as_condition(value: Condition | PredicateFunction) -> Condition:
 @final
 @attrs.frozen(repr=False)
 class MaxTurns(Condition):
-    """Holds from the end of turn *n* on. Stops the run with a result; the `max_turns` of a run raises an error."""
+    """Holds from the end of turn *n* on. Stops the run with a result; the `max_turns` of a run raises an error.
+
+    Example:
+        from agentloop import Agent, MaxTurns, RunConfig, Runner, tool
+        from agentloop.testing import ScriptedModel, call
+
+        @tool
+        def look() -> str:
+            "Look around."
+            return "nothing"
+
+        agent = Agent("a", model=ScriptedModel([call("look"), call("look")]), tools=[look])
+        print(Runner.run_sync(agent, "go", run_config=RunConfig(stop_when=MaxTurns(1))).status)  # stopped
+    """
 
     n: int = attrs.field(validator=FIELDS.count())
 
@@ -125,7 +138,21 @@ class MaxTurns(Condition):
 @final
 @attrs.frozen(repr=False)
 class ToolCalled(Condition):
-    """Holds once the tool called *name* has been called in the run."""
+    """Holds once the tool called *name* has been called in the run.
+
+    Example:
+        from agentloop import Agent, RunConfig, Runner, ToolCalled, tool
+        from agentloop.testing import ScriptedModel, call
+
+        @tool
+        def ship() -> str:
+            "Ship the order."
+            return "shipped"
+
+        agent = Agent("a", model=ScriptedModel([call("ship")]), tools=[ship])
+        config = RunConfig(stop_when=ToolCalled("ship"))
+        print(Runner.run_sync(agent, "go", run_config=config).stop_reason)  # ToolCalled('ship')
+    """
 
     name: str = attrs.field(validator=FIELDS.words())
 
@@ -140,7 +167,14 @@ class ToolCalled(Condition):
 @final
 @attrs.frozen(repr=False)
 class TextMention(Condition):
-    """Holds for a turn whose messages or tool outputs contain *text* exactly."""
+    """Holds for a turn whose messages or tool outputs contain *text* exactly.
+
+    Example:
+        from agentloop import MaxTurns, TextMention
+
+        either = TextMention("DONE") | MaxTurns(20)  # give it as RunConfig.stop_when
+        print(either)  # TextMention('DONE') | MaxTurns(20)
+    """
 
     text: str = attrs.field(validator=FIELDS.words())
 
@@ -155,7 +189,14 @@ class TextMention(Condition):
 @final
 @attrs.frozen(repr=False)
 class TokenLimit(Condition):
-    """Holds once the run has used *n* tokens in all. Stops the run with a result; `UsageLimits` raise an error."""
+    """Holds once the run has used *n* tokens in all. Stops the run with a result; `UsageLimits` raise an error.
+
+    Example:
+        from agentloop import TokenLimit, ToolCalled
+
+        both = TokenLimit(50_000) & ToolCalled("save")  # give it as RunConfig.stop_when
+        print(both)  # TokenLimit(50000) & ToolCalled('save')
+    """
 
     n: int = attrs.field(validator=FIELDS.count())
 

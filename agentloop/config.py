@@ -145,6 +145,14 @@ class RunConfig(ByFields):
         sandbox: The `SandboxProvider` of the run's sandbox, `RunContext.sandbox`. Runs nested in it share the sandbox.
             Every segment of the run needs it.
         toolsets: Sources of tools for every agent of the run, beside the agents' own.
+
+    Example:
+        from agentloop import Agent, RunConfig, Runner
+        from agentloop.testing import ScriptedModel, say
+
+        config = RunConfig(timeout=60, model=ScriptedModel([say("from the config")]))
+        agent = Agent("a", model="openai:gpt-5")
+        print(Runner.run_sync(agent, "go", run_config=config).final_output)  # from the config
     """
 
     model: str | Model | None = attrs.field(

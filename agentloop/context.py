@@ -139,6 +139,18 @@ class RunContext(msgspec.Struct, Generic[ContextT_co], kw_only=True, eq=False, w
         turn_input: The items that the model was last shown.
         tool_input: The structured input of a nested agent, or None.
         run_id: The run's id.
+
+    Example:
+        from agentloop import Agent, Runner, RunContext, tool
+        from agentloop.testing import ScriptedModel, call, say
+
+        @tool
+        def who(ctx: RunContext[str]) -> str:
+            "Tell who is asking."
+            return f"{ctx.context} is"
+
+        agent = Agent("a", model=ScriptedModel([call("who"), say("ok")]), tools=[who])
+        print(Runner.run_sync(agent, "Who?", context="Ada").new_items[1].output)  # Ada is
     """
 
     _unshown: ClassVar[frozenset[str]] = frozenset({"_run", "_secret_input", "_call", "_secret"})
@@ -207,6 +219,18 @@ class ToolContext(RunContext[ContextT_co], kw_only=True, eq=False):
         conversation_history: The items that the model had been shown when it made the call, then its response.
         idempotency_key: A key that is the same for every attempt of this call, after a crash, too. Pass it to the
             services that the body calls.
+
+    Example:
+        from agentloop import Agent, Runner, tool, ToolContext
+        from agentloop.testing import ScriptedModel, call, say
+
+        @tool
+        def pay(ctx: ToolContext, amount: int) -> str:
+            "Pay once, also after a crash: the key is the same when the call runs again."
+            return "with a key" if ctx.idempotency_key else "without"
+
+        agent = Agent("a", model=ScriptedModel([call("pay", {"amount": 5}), say("ok")]), tools=[pay])
+        print(Runner.run_sync(agent, "Pay.").new_items[1].output)  # with a key
     """
 
     tool_name: str

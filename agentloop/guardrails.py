@@ -213,7 +213,25 @@ def tool_input_guardrail(fn: Callback, *, name: str | None = None) -> ToolInputG
 @overload
 def tool_input_guardrail(fn: None = None, *, name: str | None = None) -> Callable[[Callback], ToolInputGuardrail]: ...
 def tool_input_guardrail(fn: Callback | None = None, *, name: str | None = None) -> Any:
-    """Make a tool input guardrail from a function. A decorator, used bare or with a name."""
+    """Make a tool input guardrail from a function. A decorator, used bare or with a name.
+
+    Example:
+        from agentloop import Agent, Runner, tool
+        from agentloop.guardrails import Allow, RejectContent, tool_input_guardrail
+        from agentloop.testing import ScriptedModel, call, say
+
+        @tool_input_guardrail
+        def only_reports(data):
+            return Allow() if data.arguments["path"].startswith("reports/") else RejectContent("Only reports, please.")
+
+        @tool(tool_input_guardrails=[only_reports])
+        def read(path: str) -> str:
+            "Read a file."
+            return "text"
+
+        agent = Agent("a", model=ScriptedModel([call("read", {"path": "/etc/passwd"}), say("ok")]), tools=[read])
+        print(Runner.run_sync(agent, "go").new_items[1].output)  # Only reports, please.
+    """
 
     def make(function: Callback) -> ToolInputGuardrail:
         return ToolInputGuardrail(function, name=name) if name else ToolInputGuardrail(function)
@@ -226,7 +244,25 @@ def tool_output_guardrail(fn: Callback, *, name: str | None = None) -> ToolOutpu
 @overload
 def tool_output_guardrail(fn: None = None, *, name: str | None = None) -> Callable[[Callback], ToolOutputGuardrail]: ...
 def tool_output_guardrail(fn: Callback | None = None, *, name: str | None = None) -> Any:
-    """Make a tool output guardrail from a function. A decorator, used bare or with a name."""
+    """Make a tool output guardrail from a function. A decorator, used bare or with a name.
+
+    Example:
+        from agentloop import Agent, Runner, tool
+        from agentloop.guardrails import ReplaceOutput, tool_output_guardrail
+        from agentloop.testing import ScriptedModel, call, say
+
+        @tool_output_guardrail
+        def shorten(data):
+            return ReplaceOutput(data.output[:5])
+
+        @tool(tool_output_guardrails=[shorten])
+        def read() -> str:
+            "Read the file."
+            return "a very long text"
+
+        agent = Agent("a", model=ScriptedModel([call("read"), say("ok")]), tools=[read])
+        print(Runner.run_sync(agent, "go").new_items[1].output)  # a ver
+    """
 
     def make(function: Callback) -> ToolOutputGuardrail:
         return ToolOutputGuardrail(function, name=name) if name else ToolOutputGuardrail(function)
@@ -241,7 +277,22 @@ def input_guardrail(
     fn: None = None, *, name: str | None = None, run_in_parallel: bool = True
 ) -> Callable[[Callback], InputGuardrail]: ...
 def input_guardrail(fn: Callback | None = None, *, name: str | None = None, run_in_parallel: bool = True) -> Any:
-    """Make an input guardrail of runs from a function. A decorator, used bare or with options."""
+    """Make an input guardrail of runs from a function. A decorator, used bare or with options.
+
+    Example:
+        from agentloop import Agent, GuardrailFunctionOutput, InputGuardrailTripwireTriggered, Runner, input_guardrail
+        from agentloop.testing import ScriptedModel, say
+
+        @input_guardrail
+        async def no_secrets(ctx, agent, input):
+            return GuardrailFunctionOutput(tripwire_triggered="password" in str(input))
+
+        agent = Agent("a", model=ScriptedModel([say("hi")]), input_guardrails=[no_secrets])
+        try:
+            Runner.run_sync(agent, "my password is x")
+        except InputGuardrailTripwireTriggered:
+            print("refused")  # refused
+    """
 
     def make(function: Callback) -> InputGuardrail:
         guardrail = InputGuardrail(function, run_in_parallel=run_in_parallel)
@@ -255,7 +306,22 @@ def output_guardrail(fn: Callback, *, name: str | None = None) -> OutputGuardrai
 @overload
 def output_guardrail(fn: None = None, *, name: str | None = None) -> Callable[[Callback], OutputGuardrail]: ...
 def output_guardrail(fn: Callback | None = None, *, name: str | None = None) -> Any:
-    """Make an output guardrail of runs from a function. A decorator, used bare or with a name."""
+    """Make an output guardrail of runs from a function. A decorator, used bare or with a name.
+
+    Example:
+        from agentloop import Agent, GuardrailFunctionOutput, OutputGuardrailTripwireTriggered, Runner, output_guardrail
+        from agentloop.testing import ScriptedModel, say
+
+        @output_guardrail
+        async def is_short(ctx, agent, output):
+            return GuardrailFunctionOutput(tripwire_triggered=len(output) > 10)
+
+        agent = Agent("a", model=ScriptedModel([say("far too long an answer")]), output_guardrails=[is_short])
+        try:
+            Runner.run_sync(agent, "go")
+        except OutputGuardrailTripwireTriggered as error:
+            print(error.guardrail_result.guardrail.name)  # is_short
+    """
 
     def make(function: Callback) -> OutputGuardrail:
         return OutputGuardrail(function, name=name) if name else OutputGuardrail(function)

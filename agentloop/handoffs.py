@@ -205,6 +205,19 @@ def handoff(
 
     Raises:
         UserTypeError, UserValueError: if an argument is invalid; names it.
+
+    Example:
+        from agentloop import Agent, Runner, handoff
+        from agentloop.testing import ScriptedModel, call, say
+
+        billing = Agent("billing", model=ScriptedModel([say("Your bill is 3.")]))
+        triage = Agent(
+            "triage",
+            model=ScriptedModel([call("transfer_to_billing")]),
+            handoffs=[handoff(billing, tool_description="Questions about bills.")],
+        )
+        result = Runner.run_sync(triage, "How much?")
+        print(result.last_agent.name, result.final_output)  # billing Your bill is 3.
     """
     return Handoff(
         agent,

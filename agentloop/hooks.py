@@ -48,6 +48,22 @@ class RunHooks:
     """Hooks of a run, called for all of its agents.
 
     An `on_…` method of a subclass that isn't here is named in the log when the class is made.
+
+    Example:
+        from agentloop import Agent, RunHooks, Runner, tool
+        from agentloop.testing import ScriptedModel, call, say
+
+        class Watch(RunHooks):
+            async def on_tool_end(self, ctx, agent, tool, outcome):
+                print(tool.name, outcome.status)  # look succeeded
+
+        @tool
+        def look() -> str:
+            "Look around."
+            return "nothing"
+
+        agent = Agent("a", model=ScriptedModel([call("look"), say("ok")]), tools=[look])
+        Runner.run_sync(agent, "go", hooks=Watch())
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -80,7 +96,18 @@ class RunHooks:
 
 
 class AgentHooks:
-    """Hooks of one agent. An unknown `on_…` method is named in the log, as for `RunHooks`."""
+    """Hooks of one agent. An unknown `on_…` method is named in the log, as for `RunHooks`.
+
+    Example:
+        from agentloop import Agent, AgentHooks, Runner
+        from agentloop.testing import ScriptedModel, say
+
+        class Greeter(AgentHooks):
+            async def on_start(self, ctx, agent):
+                print(f"{agent.name} begins")  # helper begins
+
+        Runner.run_sync(Agent("helper", model=ScriptedModel([say("hi")]), hooks=Greeter()), "go")
+    """
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

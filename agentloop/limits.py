@@ -106,7 +106,20 @@ class CapacityStatistics(Value, frozen=True, kw_only=True):
 
 
 class Capacity(Limit):
-    """A limit of *tokens* calls in flight (None = no limit), across all users of this object."""
+    """A limit of *tokens* calls in flight (None = no limit), across all users of this object.
+
+    Example:
+        from agentloop import Capacity, tool
+
+        database = Capacity(10, "database")
+
+        @tool(capacity=database)  # at most ten calls at once, in all runs of the event loop together
+        async def query(sql: str) -> str:
+            "Ask the database."
+            return "no rows"
+
+        print(database.statistics().tokens_in_use)  # 0
+    """
 
     def __init__(self, tokens: int | None, name: str | None = None) -> None:
         self._total = check_count("tokens", tokens)
@@ -172,6 +185,16 @@ class Rate(Limit):
 
     A call takes its start when it is admitted, and its window begins when its body does: a journal, a guardrail or a
     hook may take time between the two. A call whose body never begins gives its start back.
+
+    Example:
+        from agentloop import Rate, tool
+
+        @tool(capacity=Rate(5, per=1.0))  # at most five calls start within a second
+        async def search(text: str) -> str:
+            "Search the web."
+            return "nothing"
+
+        print(search.capacity[0].count)  # 5
     """
 
     freed_by_calls = False

@@ -59,6 +59,23 @@ class Policy(Protocol):
     """A rule that decides on calls; `decide` may be sync or async. The run calls all its policies: the strictest wins.
 
     A policy that raises has denied the call. A denial is final: no approval releases the call.
+
+    Example:
+        from agentloop import Agent, Allow, Deny, RunConfig, Runner, tool
+        from agentloop.testing import ScriptedModel, call, say
+
+        @tool
+        def pay(amount: int) -> str:
+            "Pay."
+            return "paid"
+
+        class OnlySmall:
+            def decide(self, call):
+                return Allow() if call.arguments["amount"] < 100 else Deny("Too much.")
+
+        agent = Agent("a", model=ScriptedModel([call("pay", {"amount": 500}), say("ok")]), tools=[pay])
+        result = Runner.run_sync(agent, "Pay.", run_config=RunConfig(policies=[OnlySmall()]))
+        print(result.new_items[1].output)  # Too much.
     """
 
     def decide(self, call: PendingCall) -> Decision | Awaitable[Decision]:

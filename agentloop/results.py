@@ -220,6 +220,13 @@ class RunResult(RunData, Generic[OutputT]):
 
         Raises:
             UserError: if this result was made by hand and not by a run.
+
+        Example:
+            from agentloop import Agent, Runner
+            from agentloop.testing import ScriptedModel, say
+
+            result = Runner.run_sync(Agent("a", model=ScriptedModel([say("hi")])), "go")
+            print(result.to_state().status)  # completed
         """
         if self._state is None:
             raise UserError("to_state: no run made this result, so it has no state")

@@ -140,6 +140,18 @@ class Runner:
                 unchanged.
             StateError: if the state can't be resumed: the run is over, or the agents don't fit it.
             JournalError: if the journal failed or belongs to another run; the run started nothing that it doesn't hold.
+
+        Example:
+            import anyio
+            from agentloop import Agent, Runner
+            from agentloop.testing import ScriptedModel, say
+
+            async def main():
+                agent = Agent("a", model=ScriptedModel([say("hello")]))
+                result = await Runner.run(agent, "hi", max_turns=5)
+                print(result.final_output)  # hello
+
+            anyio.run(main)
         """
         stream = _stream(agent, input, options, subscribe=False, plain=True)
         del options  # it would be kept for the collector to visit as long as the run waits
@@ -157,6 +169,22 @@ class Runner:
         """Return the run as an async context manager. Iterate it for events.
 
         Leaving the block ends the run and waits for all its tasks. Arguments are those of `run`.
+
+        Example:
+            import anyio
+            from agentloop import Agent, Runner
+            from agentloop.events import TextDelta
+            from agentloop.testing import ScriptedModel, say
+
+            async def main():
+                agent = Agent("a", model=ScriptedModel([say("hello")]))
+                async with Runner.run_streamed(agent, "hi") as stream:
+                    async for event in stream:
+                        if isinstance(event, TextDelta):
+                            print(event.text, end="")
+                print()  # hello
+
+            anyio.run(main)
         """
         return _stream(agent, input, options, subscribe=True)
 
@@ -179,6 +207,20 @@ class Runner:
         Raises:
             StateError: if the run has failed for good, or the agents don't fit it.
             JournalError: if the journal is empty or broken.
+
+        Example:
+            import anyio
+            from agentloop import Agent, Runner
+            from agentloop.journal import MemoryJournal
+            from agentloop.testing import ScriptedModel, say
+
+            async def main():
+                agent, journal = Agent("a", model=ScriptedModel([say("hello")])), MemoryJournal()
+                await Runner.run(agent, "hi", journal=journal)
+                result = await Runner.resume(agent, journal)  # after a crash it would continue; this run is over
+                print(result.final_output)  # hello
+
+            anyio.run(main)
         """
         from agentloop.state import RunState
 
@@ -253,6 +295,18 @@ class Runner:
 
         Raises:
             UserError: if an argument is wrong. The errors of the batch are raised by the `RunBatch`.
+
+        Example:
+            import anyio
+            from agentloop import Agent, Runner
+            from agentloop.testing import FunctionModel, say
+
+            async def main():
+                agent = Agent("a", model=FunctionModel(lambda request: say(request.items[-1].text.upper())))
+                async with Runner.run_many(agent, ["one", "two", "three"], limit=2) as batch:
+                    print(sorted([run.result.final_output async for run in batch]))  # ['ONE', 'THREE', 'TWO']
+
+            anyio.run(main)
         """
         from agentloop._engine.run_batch import RunBatch, run_with_journal
 
@@ -302,6 +356,12 @@ class Runner:
 
         Raises:
             UserError: if called inside a running event loop; use `await Runner.run` there.
+
+        Example:
+            from agentloop import Agent, Runner
+            from agentloop.testing import ScriptedModel, say
+
+            print(Runner.run_sync(Agent("a", model=ScriptedModel([say("hello")])), "hi").final_output)  # hello
         """
         if _is_in_a_loop():
             raise UserError("run_sync was called inside a running event loop: use `await Runner.run(…)` there")
@@ -716,6 +776,19 @@ async def open_runtime(*, http_client: Any = None, max_threads: int = DEFAULT_MA
         http_client: An HTTP client to use in place of one that the runtime makes; the caller closes it.
         max_threads: The number of worker threads that the sync tools of all runs inside may hold at once, abandoned
             threads counted.
+
+    Example:
+        import anyio
+        from agentloop import Agent, Runner, open_runtime
+        from agentloop.testing import ScriptedModel, say
+
+        async def main():
+            agent = Agent("a", model=ScriptedModel([say("one"), say("two")]))
+            async with open_runtime():  # connections, threads and resources are shared by the runs in it
+                results = [await Runner.run(agent, text) for text in ("1", "2")]
+                print([result.final_output for result in results])  # ['one', 'two']
+
+        anyio.run(main)
     """
     from agentloop._engine.runtime.threads import Threads
     from agentloop.models.registry import Providers  # most runs have models of the application's

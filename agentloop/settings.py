@@ -86,6 +86,12 @@ class ModelRetrySettings(ByFields):
         policy: `(RetryContext) -> bool`, sync or async, decides in place of `RetryContext.advice`. None: the advice
             decides. It is to retry after no answer, timeouts and status 408, 409, 429 and from 500 on, unless the
             provider says otherwise or the account's quota is spent.
+
+    Example:
+        from agentloop import ModelRetrySettings, ModelSettings
+
+        patient = ModelSettings(retry=ModelRetrySettings(max_retries=5))
+        print(patient.retry.max_retries)  # 5
     """
 
     max_retries: int = attrs.field(validator=NAMES.count(0))
@@ -132,6 +138,12 @@ class Prompt(ByFields):
 
     The values are texts, or parts of `agentloop.items` (an image, a file). Models whose provider stores no prompts
     raise `UserError` before the request.
+
+    Example:
+        from agentloop import Agent, Prompt
+
+        agent = Agent("a", prompt=Prompt("pmpt_123", version="2", variables={"city": "Bern"}))
+        print(agent.prompt.variables["city"])  # Bern
     """
 
     id: str = attrs.field(validator=FIELDS.words())
@@ -142,7 +154,14 @@ class Prompt(ByFields):
 @takes_options("Agent(…, model_settings=ModelSettings(OPTION=…))")
 @attrs.frozen(kw_only=True, eq=False, repr=False)
 class ModelSettings(ByFields):
-    """Settings of a model's requests. None means not given: the next level decides (run over agent over model)."""
+    """Settings of a model's requests. None means not given: the next level decides (run over agent over model).
+
+    Example:
+        from agentloop import Agent, ModelSettings
+
+        agent = Agent("a", model="openai:gpt-5", model_settings=ModelSettings(temperature=0.2, max_tokens=500))
+        print(agent.model_settings.temperature)  # 0.2
+    """
 
     temperature: float | None = attrs.field(default=None, validator=optional(FIELDS.number()))
     top_p: float | None = attrs.field(default=None, validator=optional(FIELDS.number()))
@@ -181,7 +200,14 @@ class ModelSettings(ByFields):
     extra_args: Mapping[str, Any] | None = attrs.field(default=None, repr=False, validator=optional(FIELDS.mapping()))
 
     def resolve(self, override: ModelSettings | None) -> ModelSettings:
-        """Return a copy in which the values that *override* gives replace those of this object."""
+        """Return a copy in which the values that *override* gives replace those of this object.
+
+        Example:
+            from agentloop import ModelSettings
+
+            usual = ModelSettings(temperature=0.2, max_tokens=500)
+            print(usual.resolve(ModelSettings(temperature=1.0)).max_tokens)  # 500
+        """
         if override is None:
             return self
         changes = {
@@ -229,7 +255,14 @@ class Conversation(Value, frozen=True):
 @takes_options("RunConfig(tool_execution=ToolExecution(OPTION=…))")
 @attrs.frozen(kw_only=True, eq=False, repr=False)
 class ToolExecution(ByFields):
-    """Settings of the execution of tool calls in a run."""
+    """Settings of the execution of tool calls in a run.
+
+    Example:
+        from agentloop import RunConfig, ToolExecution
+
+        config = RunConfig(tool_execution=ToolExecution(max_function_tool_concurrency=4, max_output_chars=10_000))
+        print(config.tool_execution.max_function_tool_concurrency)  # 4
+    """
 
     max_function_tool_concurrency: int | None = attrs.field(default=32, validator=optional(NAMES.count()))
     """The number of bodies in flight in one turn; None = no limit."""

@@ -57,6 +57,21 @@ class RunState:
         records: The log.
         converter: The application's own cattrs converter, or None. It writes stored values, and reads the arguments
             given with a verdict.
+
+    Example:
+        from agentloop import Agent, Runner, RunState, tool
+        from agentloop.testing import ScriptedModel, call, say
+
+        @tool(needs_approval=True)
+        def pay(amount: int) -> str:
+            "Pay."
+            return f"paid {amount}"
+
+        agent = Agent("a", model=ScriptedModel([call("pay", {"amount": 5}), say("Paid.")]), tools=[pay])
+        text = Runner.run_sync(agent, "Pay 5.").to_state().to_string()  # store it; the process may end here
+        state = RunState.from_string(agent, text)
+        state.approve(state.interruptions[0])
+        print(Runner.run_sync(agent, state).final_output)  # Paid.
     """
 
     schema_version: ClassVar[str] = "2"
@@ -241,6 +256,20 @@ class RunState:
             StateError: if the call has such a verdict (says which one, and whose) and *replace* is False, if no such
                 call waits or the run is over, or if the interruption is of another call than the one that waits.
             UserError: if *arguments* don't fit the tool; names every fault. The call then still waits.
+
+        Example:
+            from agentloop import Agent, Runner, tool
+            from agentloop.testing import ScriptedModel, call, say
+
+            @tool(needs_approval=True)
+            def pay(amount: int) -> str:
+                "Pay."
+                return f"paid {amount}"
+
+            agent = Agent("a", model=ScriptedModel([call("pay", {"amount": 500}), say("ok")]), tools=[pay])
+            state = Runner.run_sync(agent, "Pay.").to_state()
+            state.approve(state.interruptions[0], arguments={"amount": 5})  # a person may correct the arguments
+            print(Runner.run_sync(agent, state).new_items[-2].output)  # paid 5
         """
         text = None if arguments is None else as_text(arguments)
         self._decide(call, replace, approved=True, arguments=text, always=always, by=by)
@@ -254,7 +283,22 @@ class RunState:
         by: str | None = None,
         replace: bool = False,
     ) -> None:
-        """Reject *call*: it never runs, and the model receives *message*. Otherwise as `approve`."""
+        """Reject *call*: it never runs, and the model receives *message*. Otherwise as `approve`.
+
+        Example:
+            from agentloop import Agent, Runner, tool
+            from agentloop.testing import ScriptedModel, call, say
+
+            @tool(needs_approval=True)
+            def pay(amount: int) -> str:
+                "Pay."
+                return f"paid {amount}"
+
+            agent = Agent("a", model=ScriptedModel([call("pay", {"amount": 500}), say("ok")]), tools=[pay])
+            state = Runner.run_sync(agent, "Pay.").to_state()
+            state.reject(state.interruptions[0], message="Too much.")
+            print(Runner.run_sync(agent, state).new_items[-2].output)  # Too much.
+        """
         self._decide(call, replace, approved=False, message=message, always=always, by=by)
 
     def _decide(self, call: ApprovalRequest | str, replace: bool, **verdict: Any) -> None:

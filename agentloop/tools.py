@@ -178,6 +178,12 @@ class HostedTool(ByFields):
     Attributes:
         kind: The provider's name of the tool: `"web_search"`, `"code_interpreter"`.
         config: Its options, in the provider's own form: `{"container": {"type": "auto"}}`.
+
+    Example:
+        from agentloop import Agent, HostedTool
+
+        agent = Agent("a", model="openai:gpt-5", tools=[HostedTool("web_search", {"search_context_size": "low"})])
+        print(agent.tools[0].kind)  # web_search
     """
 
     kind: str = attrs.field(validator=FIELDS.words())
@@ -191,6 +197,19 @@ class FunctionTool(ReprByFields, Generic[ContextT_contra]):
     A tool with a context type fits agents of that context and of its subtypes; a tool that takes no context fits all.
     Calling a tool made by `tool` calls the function. Fields are those of `tool`, plus `params_json_schema` (the schema
     that the model is shown) and `on_invoke_tool(ctx, json_text)`.
+
+    Example:
+        from agentloop import Agent, FunctionTool, Runner
+        from agentloop.testing import ScriptedModel, call, say
+
+        async def run(ctx, arguments: str) -> str:
+            return f"got {arguments}"
+
+        schema = {"type": "object", "properties": {"x": {"type": "integer"}}}
+        echo = FunctionTool(name="echo", description="Echo.", params_json_schema=schema, on_invoke_tool=run)
+        agent = Agent("a", model=ScriptedModel([call("echo", {"x": 1}), say("ok")]), tools=[echo])
+        result = Runner.run_sync(agent, "go")
+        print(result.new_items[1].output)  # got {"x": 1}
     """
 
     name: str = attrs.field(
@@ -399,6 +418,20 @@ class FunctionTool(ReprByFields, Generic[ContextT_contra]):
             ModelBehaviorError: the arguments don't fit.
             UserTypeError: the body is a nested run of an agent.
             BaseException: the error of the body, bare.
+
+        Example:
+            import anyio
+            from agentloop import tool
+
+            @tool
+            def add(a: int, b: int) -> int:
+                "Add two numbers."
+                return a + b
+
+            async def main():
+                print(await add.run_body({"a": 2, "b": 3}))  # 5
+
+            anyio.run(main)
         """
         text = arguments if isinstance(arguments, str) else json.dumps(arguments)
         ctx: ToolContext[Any] = ToolContext(
@@ -592,6 +625,16 @@ def tool(fn: Callable[..., Any] | None = None, /, **options: Unpack[FunctionOpti
 
     Raises:
         UserTypeError, UserValueError: at decoration time, if an argument is invalid; names it.
+
+    Example:
+        from agentloop import tool
+
+        @tool(timeout=10)
+        async def weather(city: str, days: int = 1) -> str:
+            "Tell the weather of a city."
+            return f"{city}: sunny for {days} days"
+
+        print(weather.name, weather.params_json_schema["required"])  # weather ['city', 'days']
     """
     if unknown := options.keys() - FunctionOptions.__optional_keys__:
         raise_misplaced(FunctionOptions.__optional_keys__, "tool", min(unknown))
@@ -690,6 +733,17 @@ def tool_search(*, limit: int | None = 5, native: bool = True, **options: Unpack
 
     Raises:
         UserTypeError, UserValueError: if an argument is invalid; names it.
+
+    Example:
+        from agentloop import Agent, tool, tool_search
+
+        @tool(defer_loading=True)
+        def refund(order: str) -> str:
+            "Pay an order back."
+            return "done"
+
+        agent = Agent("a", tools=[refund, tool_search()])  # the model sees `refund` after it has searched for it
+        print([one.name for one in agent.tools])  # ['refund', 'tool_search']
     """
     check_count("tool_search: limit", limit)
     if not isinstance(native, bool):
@@ -757,6 +811,22 @@ class ToolSelection(ReprByFields):
 
     Raises:
         UserTypeError: from `tools`, if `options` gives something else than options.
+
+    Example:
+        from agentloop import Agent, ToolSelection, tool
+
+        @tool
+        def read(path: str) -> str:
+            "Read a file."
+            return "text"
+
+        @tool
+        def remove(path: str) -> str:
+            "Remove a file."
+            return "gone"
+
+        agent = Agent("a", toolsets=[ToolSelection(source=[read, remove], filter=["read"])])
+        print(len(agent.toolsets))  # 1
     """
 
     source: ToolSource | Sequence[FunctionTool[Any]] = attrs.field(
@@ -816,13 +886,45 @@ def _to_name_or_names(names: str | Iterable[str]) -> tuple[str, ...]:
 
 @attrs.frozen(eq=False, repr=False)
 class StopAtTools(ByFields):
-    """A `tool_use_behavior`: finish with the output of the first called tool that is one of *names*."""
+    """A `tool_use_behavior`: finish with the output of the first called tool that is one of *names*.
+
+    Example:
+        from agentloop import Agent, Runner, StopAtTools, tool
+        from agentloop.testing import ScriptedModel, call
+
+        @tool
+        def look_up(word: str) -> str:
+            "Look a word up."
+            return f"{word}: a noun"
+
+        agent = Agent(
+            "a", model=ScriptedModel([call("look_up", {"word": "log"})]), tools=[look_up],
+            tool_use_behavior=StopAtTools("look_up"),
+        )
+        print(Runner.run_sync(agent, "log?").final_output)  # log: a noun
+    """
 
     names: tuple[str, ...] = attrs.field(converter=_to_name_or_names, validator=FIELDS.texts("expected names of tools"))
 
 
 class ToolsToFinalOutput(Value, frozen=True, kw_only=True):
-    """The result of a callable `tool_use_behavior`: if `is_final`, the run ends with `output`."""
+    """The result of a callable `tool_use_behavior`: if `is_final`, the run ends with `output`.
+
+    Example:
+        from agentloop import Agent, Runner, ToolsToFinalOutput, tool
+        from agentloop.testing import ScriptedModel, call
+
+        @tool
+        def roll() -> int:
+            "Roll a die."
+            return 4
+
+        def first_value(ctx, results):
+            return ToolsToFinalOutput(is_final=True, output=results[0].value)
+
+        agent = Agent("a", model=ScriptedModel([call("roll")]), tools=[roll], tool_use_behavior=first_value)
+        print(Runner.run_sync(agent, "Roll.").final_output)  # 4
+    """
 
     is_final: bool
     output: Any = None

@@ -48,6 +48,8 @@ _LABEL = re.compile(r"^(Attributes|Cancellation|Concurrency|Invariants|Returns|S
 _SPAN = re.compile(r"(?<!\[)`([A-Za-z_][\w.]*)`")
 _ENTRIES = ("Args", "Attributes", "Raises", "Raises (all methods)", "Modes")
 _TITLES = {"Args": "Arguments"}
+_EXAMPLE = "Example"
+"""The section of a docstring whose lines are code. The tests run it, as they run every example of a page."""
 
 
 @attrs.frozen
@@ -249,6 +251,9 @@ def _blocks(lines: list[str]) -> Iterator[list[str]]:
         following = lines[number + 1] if number + 1 < len(lines) else ""
         deeper = line.startswith(" ")
         after_indent = bool(block) and block[-1].startswith(" ")
+        if not line and following.startswith(" ") and block[:1] == [f"{_EXAMPLE}:"]:
+            block.append(line)  # code may have blank lines
+            continue
         labelled = bool(_LABEL.match(line)) and number > 0 and (not block or after_indent or following.startswith(" "))
         if block and not deeper and (not line or _SECTION.match(line) or labelled or after_indent):
             yield block
@@ -287,6 +292,9 @@ def markdown(docstring: str) -> str:
         label = _LABEL.match(first) if block is not None and first is not lines[0] else None
         if section and rest:
             name = section[1]
+            if name == _EXAMPLE:
+                parts.append("**Example:**\n\n```python\n" + textwrap.dedent("\n".join(rest)) + "\n```")
+                continue
             text = _definitions(rest) if name in _ENTRIES else textwrap.dedent("\n".join(rest))
             parts.append(f"**{_TITLES.get(name, name)}:**\n\n{text}" if name in _ENTRIES else f"**{name}:** {text}")
         elif label:

@@ -31,6 +31,8 @@ PAGES = [
 _FENCE = re.compile(r"^```(?P<kind>[\w{}-]*)[^\n]*\n(?P<text>.*?)^```\s*$", re.MULTILINE | re.DOTALL)
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 _CONTINUES = re.compile(r"^Continues the (?:example above|examples? under \[[^\]]+\]\(#(?P<anchor>[\w-]+)\))\.$")
+_PRINTED = re.compile(r"\bprint\(.*\)  # (.*)$", re.MULTILINE)
+"""In an example of a docstring, the comment behind a call of `print` is what that call prints."""
 _UNRUN = "<!-- no-run -->"
 _BY_PYTEST = "<!-- pytest -->"
 """Before a block that is a test file of its own, with fixtures: pytest runs it."""
@@ -120,6 +122,8 @@ def run_chain(path: Path, chain: list[Example], capsys: pytest.CaptureFixture[st
             raise
         unknown = sorted(_globals_of(code) - set(namespace) - set(dir(builtins)))
         assert not unknown, f"{where} doesn't run alone: {', '.join(unknown)} is used and not defined"
+        if path.parent.name == "reference" and (wanted := _PRINTED.findall(example.code)):
+            assert capsys.readouterr().out.splitlines() == wanted, f"{where} prints something else"
         if example.shown is not None:
             assert capsys.readouterr().out == example.shown, f"{where} prints something else"
 

@@ -52,6 +52,14 @@ class OutputType(Generic[OutputT]):
     Attributes:
         strict: True insists on the strict schema, and a type without one is an error; False never asks for it; None (as
             with the bare type) asks wherever the type has one.
+
+    Example:
+        from agentloop import Agent, OutputType, Runner
+        from agentloop.testing import ScriptedModel, say
+
+        numbers = OutputType(list[int], strict=False)
+        agent = Agent("a", model=ScriptedModel([say('{"response": [1, 2]}')]), output_type=numbers)
+        print(Runner.run_sync(agent, "Count.").final_output)  # [1, 2]
     """
 
     type: Any

@@ -100,6 +100,12 @@ def item_from_json(data: Mapping[str, Any], *, codec: Codec | None = None) -> i.
 
     Raises:
         StateError: naming the first places that don't fit, as `record_from_json`.
+
+    Example:
+        from agentloop import item_from_json, to_json
+        from agentloop.items import UserMessage
+
+        print(item_from_json(to_json(UserMessage("hi"))) == UserMessage("hi"))  # True
     """
     return reveal_item(data, Secrets(codec))
 

@@ -76,6 +76,23 @@ class FileJournal:
 
     `read` leaves out a batch that a crash has torn. The next append cuts it off before it writes, with a warning in the
     log; no part of it had ever been reported as durable.
+
+    Example:
+        import tempfile
+        from pathlib import Path
+
+        import anyio
+        from agentloop import Agent, Runner
+        from agentloop.journal import FileJournal
+        from agentloop.testing import ScriptedModel, say
+
+        async def main(folder):
+            async with FileJournal(Path(folder, "run.journal")) as journal:
+                result = await Runner.run(Agent("a", model=ScriptedModel([say("hi")])), "hello", journal=journal)
+            print(result.final_output, Path(folder, "run.journal").exists())  # hi True
+
+        with tempfile.TemporaryDirectory() as folder:
+            anyio.run(main, folder)
     """
 
     def __init__(

@@ -17,6 +17,19 @@ class MemoryJournal(ImmediateJournal):  # by inheritance: `isinstance` with a pr
     """A journal that exists as long as its object. For one event loop at a time; not thread-safe.
 
     Nothing is durable here: the records are lost with the process.
+
+    Example:
+        import anyio
+        from agentloop import Agent, Runner
+        from agentloop.journal import MemoryJournal
+        from agentloop.testing import ScriptedModel, say
+
+        async def main():
+            journal = MemoryJournal()
+            await Runner.run(Agent("a", model=ScriptedModel([say("hi")])), "hello", journal=journal)
+            print(len(await journal.read()) > 0)  # True
+
+        anyio.run(main)
     """
 
     def __init__(self, *, codec: Codec | None = None) -> None:

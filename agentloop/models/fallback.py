@@ -71,6 +71,16 @@ class FallbackModel(Model):
     or model strings. Entering enters all of them, and fails if one of them can't be entered, as without its key: that
     is found at the start, not once the others are down. State that a provider keeps (`previous_response_id`,
     `conversation_id`) is refused, as the other members don't have it.
+
+    Example:
+        from agentloop import Agent, ModelTransportError, Runner
+        from agentloop.models import FallbackModel
+        from agentloop.testing import ScriptedModel, fail, say
+
+        first = ScriptedModel([fail(ModelTransportError("down", status=503))])
+        second = ScriptedModel([say("from the second")])
+        agent = Agent("a", model=FallbackModel([first, second]))
+        print(Runner.run_sync(agent, "go").final_output)  # from the second
     """
 
     def __init__(

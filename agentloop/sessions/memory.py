@@ -15,6 +15,19 @@ class MemorySession:
     """A conversation in memory. For one event loop at a time; not thread-safe.
 
     Every method is a checkpoint before its first change, so a cancelled call has done nothing.
+
+    Example:
+        import anyio
+        from agentloop import Agent, Runner
+        from agentloop.sessions import MemorySession
+        from agentloop.testing import ScriptedModel, say
+
+        async def main():
+            session = MemorySession()
+            await Runner.run(Agent("a", model=ScriptedModel([say("hi")])), "hello", session=session)
+            print(len(await session.get_items()))  # 2
+
+        anyio.run(main)
     """
 
     def __init__(self, session_id: str = "default") -> None:

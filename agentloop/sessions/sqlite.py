@@ -67,6 +67,21 @@ class SQLiteSession:
         awaited and completes.
     Raises (all methods): StateError if the file can't be opened, isn't such a database, or stays locked; UserError
         once closed.
+
+    Example:
+        import anyio
+        from agentloop import Agent, Runner
+        from agentloop.sessions import SQLiteSession
+        from agentloop.testing import ScriptedModel, say
+
+        async def main():
+            agent = Agent("a", model=ScriptedModel([say("Hello Ada."), say("You are Ada.")]))
+            async with SQLiteSession(":memory:", "ada") as session:
+                await Runner.run(agent, "I am Ada.", session=session)
+                await Runner.run(agent, "Who am I?", session=session)
+                print(len(await session.get_items()))  # 4
+
+        anyio.run(main)
     """
 
     def __init__(self, path: str | os.PathLike[str], session_id: str = "default", *, busy_timeout: float = 5.0) -> None:

@@ -34,6 +34,13 @@ class FunctionModel(Model):
 
     The answer is text, an item, a list of items, or a step of a `ScriptedModel`: `say(…)`, `call(…)`, a list of these.
     `requests` keeps all requests, in order.
+
+    Example:
+        from agentloop import Agent, Runner
+        from agentloop.testing import FunctionModel, say
+
+        agent = Agent("a", model=FunctionModel(lambda request: say(f"turn {request.turn}")))
+        print(Runner.run_sync(agent, "go").final_output)  # turn 1
     """
 
     def __init__(self, fn: Callable[[ModelRequest], Any], *, chunk: int = 16) -> None:

@@ -163,6 +163,14 @@ class ScriptedModel(Model):
     them, or a callable of the request that gives one. Text and arguments come as deltas before their item. One request
     more than there are steps is an error; but a script that ends with `fail` fails further attempts at that request,
     too.
+
+    Example:
+        from agentloop import Agent, Runner
+        from agentloop.testing import ScriptedModel, say
+
+        model = ScriptedModel([say("first"), say("second")])
+        agent = Agent("a", model=model)
+        print(Runner.run_sync(agent, "1").final_output, Runner.run_sync(agent, "2").final_output)  # first second
     """
 
     def __init__(self, steps: Iterable[Step] = (), *, chunk: int = 16) -> None:
