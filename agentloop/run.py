@@ -6,7 +6,6 @@ the stream are the engine's.
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Mapping
@@ -429,8 +428,8 @@ def _stream(
         open_journal,
     )
 
-    begin = functools.partial(_make_run, agent, start, context, config, hooks, handlers, session)
-    return RunStream(begin, segment, subscribe=subscribe, plain=plain)
+    live = _make_run(agent, start, context, config, hooks, handlers, session)
+    return RunStream(live, segment, subscribe=subscribe, plain=plain)
 
 
 class _CheckedOptions(NamedTuple):

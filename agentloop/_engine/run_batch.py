@@ -3,22 +3,18 @@
 Knows work by index and input, a cap and an order; not agents, journals or events: `Runner.run_many` and the command
 line give it the work. Does not know how a run proceeds.
 
-Theory. As a stream's (`run_stream`), the block holds a nursery with one task, `_main`, which enters the nursery of the
-runs in its own function, reads the inputs and starts a task for each run. The consumer takes ended runs from
-`_finished`; no result is kept after that. Errors are values until they are raised in the consumer's task, bare and
-once: a nursery would wrap them in a group, and a KeyboardInterrupt raised in a child would tear down asyncio's loop.
+Theory. The block, its task and what leaves it are in `block.py`. That task enters the nursery of the runs in a function
+of its own, reads the inputs and starts a task for each run. The consumer takes ended runs from `_ready`; no result is
+kept after that.
 
 Two limits. `_free` has one permit for each run that may be under way; a run gives it back when it ends. `_room` has one
 permit for each run that was started and not yet taken, so that a slow consumer, or a slow run in front of the others
 where the order matters, bounds the memory. An input is read when it has both permits, so nothing is read too early.
 
-States: made; open (`__aenter__` has started `_main`); over (`_is_over`: every run has ended, and the inputs are read or
-an error has ended the batch); left (`__aexit__` has joined every task).
-
-Facts: `_finished` (ended runs that were not taken, by index, in the order of their ends), `_error`, `_failures`,
+Facts: those of the block, `_ready` (ended runs that were not taken, by index, in the order of their ends), `_failures`,
 `started`, `finished`, `failed`. `_changed` is only a signal: the consumer checks the facts again.
 
-Invariants: `_room` permits taken = runs under way + length of `_finished`. The next run to take in order is always
+Invariants: `_room` permits taken = runs under way + length of `_ready`. The next run to take in order is always
 started, since runs start in order: so an ordered consumer never waits for a run that waits for room.
 """
 
@@ -28,6 +24,7 @@ import inspect
 from collections import OrderedDict
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager
+from contextvars import copy_context
 from functools import partial
 from types import TracebackType
 from typing import Any, Generic, Self, TypeAlias, TypeVar, final
@@ -36,17 +33,17 @@ import anyio
 import anyio.lowlevel
 from anyio.abc import TaskGroup
 
-from agentloop._common.error_text import is_fatal
 from agentloop._concurrency.backend import (
     Captured,
-    cancelled_types,
     capture,
     checkpoint_if_cancelled,
     own_task,
     unexpected_cancellation,
 )
 from agentloop._concurrency.interrupts import interruptible, protect, uninterrupted
+from agentloop._concurrency.nursery import new_nursery
 from agentloop._core.failure_choice import Failure, choose
+from agentloop._engine.block import Block
 from agentloop._engine.journal_closing import close_in_time
 from agentloop.abc import Journal
 from agentloop.exceptions import JournalError, UserError, UserTypeError
@@ -101,7 +98,7 @@ class BatchedRun(Generic[ResultT]):
 
 
 @final
-class RunBatch(Generic[ResultT]):
+class RunBatch(Block, Generic[ResultT]):
     """Many runs, some of them at once. Made by `Runner.run_many`; nothing runs before it is entered or awaited.
 
     Enter it, and iterate for each run as it ends. Leaving the block early cancels the other runs and waits for their
@@ -122,21 +119,17 @@ class RunBatch(Generic[ResultT]):
     started: int
     finished: int
     failed: int
-    _work: Work[ResultT]
+    _do: Work[ResultT]
     _inputs: Iterable[Any] | AsyncIterable[Any] | None
     _around: Callable[[], AbstractAsyncContextManager[Any]]
     _ordered: bool
     _fail_fast: bool
     _free: anyio.Semaphore | None
     _room: anyio.Semaphore | None
-    _finished: OrderedDict[int, BatchedRun[ResultT]]
+    _ready: OrderedDict[int, BatchedRun[ResultT]]
     _failures: list[Failure]
     _next: int
-    _error: BaseException | None
-    _error_raised: bool
-    _is_over: bool
     _changed: anyio.Event
-    _group: TaskGroup | None
     _runs: anyio.CancelScope | None
 
     __slots__ = ("__weakref__", *__annotations__)
@@ -151,15 +144,15 @@ class RunBatch(Generic[ResultT]):
         ordered: bool = False,
         fail_fast: bool = False,
     ) -> None:
+        super().__init__()
         self.total = _count_inputs(inputs)
         self.started = self.finished = self.failed = self._next = 0
-        self._work, self._inputs, self._around = work, inputs, around
+        self._do, self._inputs, self._around = work, inputs, around
         self._ordered, self._fail_fast = ordered, fail_fast
         self._free = None if limit is None else anyio.Semaphore(limit)
         self._room = None if limit is None else anyio.Semaphore(limit * (_AHEAD if ordered else _BUFFERED))
-        self._finished, self._failures, self._changed = OrderedDict(), [], anyio.Event()
-        self._error = self._group = self._runs = None
-        self._error_raised = self._is_over = False
+        self._ready, self._failures, self._changed = OrderedDict(), [], anyio.Event()
+        self._runs = None
 
     # -- the consumer
 
@@ -173,14 +166,13 @@ class RunBatch(Generic[ResultT]):
 
     @uninterrupted
     async def __aenter__(self) -> Self:
-        if self._inputs is None:
+        if self._nursery is not None:
             raise UserError("a batch of runs can be entered or awaited once")
         if own_task() is None:
             protect()
-        inputs, self._inputs = self._inputs, None
-        self._group = anyio.create_task_group()
-        await self._group.__aenter__()
-        self._group.start_soon(self._main, inputs, name="agentloop batch of runs")
+        nursery = await new_nursery(self, copy_context(), bare=False).__aenter__()
+        self.scope = nursery.new_scope()
+        self._open(nursery, "agentloop batch of runs")
         return self
 
     def __aiter__(self) -> Self:
@@ -196,14 +188,13 @@ class RunBatch(Generic[ResultT]):
             StopAsyncIteration: when all runs were taken.
             BaseException: the error of the batch.
         """
-        if self._group is None:
+        if self._nursery is None:
             raise UserError("iterate a batch of runs inside its `async with` block")
         await anyio.lowlevel.checkpoint()
         while (run := self._take()) is None:
             if self._is_over:
                 if self._error is not None and not self._error_raised:
-                    self._error_raised = True
-                    raise self._error
+                    raise self._take_error(self._error)
                 raise StopAsyncIteration
             self._changed = anyio.Event()
             await self._changed.wait()
@@ -212,9 +203,9 @@ class RunBatch(Generic[ResultT]):
     def _take(self) -> BatchedRun[ResultT] | None:
         """Take the run that comes next, and make room for another; None if it has not ended."""
         if self._ordered:
-            run = self._finished.pop(self._next, None)
+            run = self._ready.pop(self._next, None)
         else:
-            run = self._finished.popitem(last=False)[1] if self._finished else None
+            run = self._ready.popitem(last=False)[1] if self._ready else None
         if run is not None:
             self._next += 1
             if self._room is not None:
@@ -225,73 +216,23 @@ class RunBatch(Generic[ResultT]):
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> bool:
-        assert self._group is not None
-        if exc is not None and isinstance(exc, cancelled_types()):
-            # Given to the group, which may have been cancelled itself: it alone tells the two cancellations apart.
-            try:
-                caught = await self._join(exc_type, exc, tb)  # noqa: ASYNC102 - its tasks are being cancelled
-            except cancelled_types():
-                self._raise_fatal()
-                raise
-            if caught:  # its own scope: anyio cancels it where a task of the group was cancelled natively
-                self._error_raised = True
-                raise self._error or unexpected_cancellation()
-            self._raise_fatal()
-            return False
-        if not self._is_over:
-            self._group.cancel_scope.cancel()
-        # The group does not get the block's own exception: it would come back wrapped in a group.
-        await self._join(None, None, None)  # noqa: ASYNC102 - as above
-        await checkpoint_if_cancelled()  # noqa: ASYNC102 - the consumer's own cancellation continues
-        error = self._error
-        if error is None or self._error_raised:
-            return False
-        if exc is None:
-            self._error_raised = True
-            raise error
-        if exc.__context__ is None:
-            exc.__context__ = error
-        return False
-
-    def _raise_fatal(self) -> None:
-        """Raise the error of the batch if it outranks the cancellation that leaves."""
-        if self._error is not None and not self._error_raised and is_fatal(self._error):
-            self._error_raised = True
-            raise self._error
-
-    async def _join(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> bool:
-        """Wait until every task of the batch has ended; return True if the group caught the exception it was given.
-
-        On trio a KeyboardInterrupt that comes meanwhile is raised, bare.
-        """
-        assert self._group is not None
-        try:
-            return bool(await self._group.__aexit__(exc_type, exc, tb))
-        except BaseExceptionGroup as errors:
-            if errors.subgroup(KeyboardInterrupt) is None:
-                raise
-            raise KeyboardInterrupt from None
+        return await self._leave(exc_type, exc, tb)  # noqa: ASYNC102 - its tasks are being cancelled
 
     # -- the runs
 
+    def _stop(self) -> None:
+        if self.scope is not None:
+            self.scope.cancel()
+
+    def _end(self) -> None:
+        super()._end()
+        self._changed.set()
+
     @uninterrupted
-    async def _main(self, inputs: Iterable[Any] | AsyncIterable[Any]) -> None:
-        try:
-            with anyio.CancelScope() as scope:
-                try:
-                    ended = await capture(partial(self._run_all, inputs))
-                    self._fail(_error_of(ended))
-                except cancelled_types():
-                    # The cancellation ends here, as in `RunStream`: else anyio would move the counts of the scopes
-                    # inside to the consumer's task, and take back a native cancellation of that task.
-                    scope.shield = True
-                    scope.cancel()
-                    raise
-        finally:
-            self._is_over = True
-            self._changed.set()
+    async def _work(self) -> None:
+        inputs, self._inputs = self._inputs, None
+        assert inputs is not None
+        self._fail(_error_of(await capture(partial(self._run_all, inputs))))
 
     @uninterrupted
     async def _run_all(self, inputs: Iterable[Any] | AsyncIterable[Any]) -> None:
@@ -327,7 +268,7 @@ class RunBatch(Generic[ResultT]):
 
     @uninterrupted
     async def _run_one(self, index: int, given: Any) -> None:
-        ended = await capture(lambda: self._work(index, given))
+        ended = await capture(lambda: self._do(index, given))
         error = _error_of(ended)
         self.finished += 1
         self.failed += error is not None
@@ -337,7 +278,7 @@ class RunBatch(Generic[ResultT]):
         assert error is None or isinstance(error, Exception)
         if self._free is not None:
             self._free.release()
-        self._finished[index] = BatchedRun(index, given, ended.value, error)
+        self._ready[index] = BatchedRun(index, given, ended.value, error)
         self._changed.set()
 
     async def _end_by(self, failure: Failure) -> None:

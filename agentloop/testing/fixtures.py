@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 import attrs
 
 from agentloop._engine.run_stream import RunStream
-from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.limits import Capacity
 from agentloop.spans import Span
 from agentloop.testing.scripted import ScriptedModel, Step
@@ -103,7 +102,7 @@ class _Orphans:
         """Each with the `_Watched` of the run in which it began."""
 
     def began(self, watched: _Watched) -> None:
-        live = _get_live_run(watched.stream)
+        live = watched.stream._live
         watched.agent = live.agent.name
         for agent in agents_of(live.agent):
             for tool in agent.functions:
@@ -114,7 +113,7 @@ class _Orphans:
         where = f"the run of {watched.agent}"
         for name in _unfinished(watched):
             self.found.append(f"task {name} outlives {where}")
-        for place in _get_live_run(watched.stream).settings.threads._live:
+        for place in watched.stream._live.settings.threads._live:
             self.found.append(f"the thread of {place.name} outlives {where}")
         for inside, span in self.spans:
             if inside is watched and span.ended_at is None:
@@ -174,12 +173,6 @@ def orphans_watched() -> Iterator[None]:
         RunStream.__aenter__, RunStream.__aexit__, SpanFold._open = enter, leave, begin  # type: ignore[method-assign]
     found = orphans.at_the_end()
     assert not found, "\n".join(found)
-
-
-def _get_live_run(stream: RunStream[Any]) -> LiveRun:
-    live = stream._live
-    assert live is not None
-    return live
 
 
 def _note_tasks() -> None:

@@ -184,7 +184,6 @@ class _SegmentReplay:
                 try:
                     async with stream:
                         live = stream._live
-                        assert live is not None
                         effects.log = live.tree.log
                         live.tree.log.follow(events=Consumer(effects, live))
                         effects.stop, effects.turn_is_over = stream._stop, lambda: stream.cancel("after_turn")
@@ -201,8 +200,7 @@ class _SegmentReplay:
             if len(errors.exceptions) != 1:
                 raise
             self._keep_error(errors.exceptions[0])
-        begun = stream._live
-        if self.error is None and stream.error is None and begun is not None and begun.state.ended is not None:
+        if self.error is None and stream.error is None and stream._live.state.ended is not None:
             self.result = stream.result
 
     def _find_trace(self) -> Callable[[LiveRun], Awaitable[Trace]] | None:
