@@ -24,7 +24,6 @@ from agentloop._common.digests import idempotency_key
 from agentloop._common.error_text import REDACTED, error_summary, redact_message
 from agentloop._common.values import Value
 from agentloop._concurrency.backend import checkpoint_if_cancelled, liveness, running_loop, token_again
-from agentloop._concurrency.cleanup import Cleanup
 from agentloop._concurrency.interrupts import interruptible
 from agentloop._core.agent_graph import AgentGraph
 from agentloop._core.history import HistoryView
@@ -48,6 +47,7 @@ from agentloop.tools import AgentCall
 from agentloop.usage import Usage
 
 if TYPE_CHECKING:
+    from agentloop._concurrency.cleanup import Cleanup
     from agentloop._concurrency.nursery import Nursery
     from agentloop._core.sourced_tools import SourcedTools
     from agentloop._engine.runtime.session_progress import SessionProgress
@@ -375,6 +375,8 @@ class LiveRun(msgspec.Struct, eq=False, kw_only=True):
     def cleanup(self) -> Cleanup:
         """The cleanup deadline, made at first use: most runs have nothing to clean up."""
         if self._cleanup is None:
+            from agentloop._concurrency.cleanup import Cleanup
+
             outer = None if self.parent is None else self.parent.cleanup
             self._cleanup = Cleanup(self.settings.config.tool_execution.cleanup_grace, outer)
         return self._cleanup

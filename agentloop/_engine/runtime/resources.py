@@ -11,17 +11,19 @@ import logging
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
 import msgspec
 
 from agentloop._common.error_text import error_summary
 from agentloop._concurrency.backend import Work, capture, starter, wait_out_cancellations
-from agentloop._concurrency.cleanup import Cleanup
 from agentloop._concurrency.interrupts import uninterrupted
 from agentloop._core.empty_containers import NO_DICT
 from agentloop.exceptions import UserError
+
+if TYPE_CHECKING:
+    from agentloop._concurrency.cleanup import Cleanup
 
 logger = logging.getLogger("agentloop")
 
@@ -182,6 +184,8 @@ class ResourceHost:
         self._start(work, on, name)
 
     async def __aexit__(self, *_: object) -> None:
+        from agentloop._concurrency.cleanup import Cleanup
+
         cleanup = Cleanup(_GRACE)
         cleanup.begin()
         for error in await self._resources.close(cleanup, lambda section: None):  # noqa: ASYNC102 - within `cleanup`
