@@ -26,6 +26,33 @@ def test_generated_runs_of_many_segments(share: int) -> None:
     assert segments > 30
 
 
+FOUND: dict[str, tuple[str, ...]] = {
+    "a cleanup cut, a cancellation and a failure in one moment": ("segments 1713",),
+    "a timeout and a cancellation in one moment": ("segments 1950", "segments 6238", "other 892", "other 4649"),
+    "a body that cancelled itself, and a cancellation": ("other 72", "other 5911", "segments 5974"),
+    "a body that cancelled itself, and a crash": ("segments 4744", "segments 6725", "other 2159", "other 3842"),
+    "calls cancelled before their first step": ("segments 3797", "segments 3907", "segments 4940", "segments 7361"),
+    "a cancellation in the first step after a resume": ("segments 7532", "other 1545"),
+    "calls that waited too long behind one in its guardrails": ("segments 5681", "segments 6500", "other 2885"),
+    "a crash before a call's start, of a rate": ("other 3828",),
+    "a nested run that waits, and a cancellation": ("segments 2637", "other 2272", "other 5130"),
+    "an answer of a guardrail or a callback, and a cancellation": (
+        *("segments 3436", "segments 3481", "segments 4660", "other 2751"),
+    ),
+    "a failure that cancels a nested run's waiting call": ("other 567",),
+    "a cancellation while a request is to be retried": ("other 502", "other 1670"),
+}
+"""What coincided, and the seeds of runs in which a search found a log that wasn't accepted."""
+
+
+@pytest.mark.scenario("SM-17")
+@pytest.mark.parametrize("coincidence", FOUND)
+def test_events_that_coincide(coincidence: str) -> None:
+    """Several things happen in one moment of a run, and its log has them in the order in which they were noticed."""
+    for seed in FOUND[coincidence]:
+        many_segments(Seeded(seed))
+
+
 @tool(idempotent=True)
 async def look(n: int) -> str:
     """Look."""

@@ -11,7 +11,7 @@ caller or a body appended (a verdict, an input, a cut cleanup) is inserted as re
 
 Cancellations and deadlines are records, and the replay follows them: it causes each when its record is due. In the
 recorded run, tasks may have been late, so that they had not yet done what they were about to do. So everything a run
-does without waiting is held back until the log shows it: admission by `count_admissible`, the first step of a call by
+does without waiting is held back until the log shows it: admission by `admits_more`, the first step of a call by
 `before_step`, the end of a batch by `_does_nothing_more`.
 
 Effects wait in three forms, each shielded against cancellation while it waits for a record:
@@ -40,6 +40,7 @@ import math
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import anyio
@@ -49,7 +50,17 @@ from agentloop import records as r
 from agentloop._engine.runtime.live_run import loop_state
 from agentloop.exceptions import ReplayDivergence
 from agentloop.outcomes import FROM_ABOVE
-from agentloop.testing.replaying._recorded import Call, Leniency, Path, RecordedRun, RecordedSegment, call_of, compared
+from agentloop.testing.replaying._recorded import (
+    Call,
+    Leniency,
+    Path,
+    RecordedRun,
+    RecordedSegment,
+    call_of,
+    compared,
+    ends_from_outside,
+    is_cut_from_outside,
+)
 from agentloop.testing.replaying._words import explained
 from agentloop.testing.simulation._asyncio_loop import DeterministicLoop
 from agentloop.testing.simulation.event_loop import waiting
@@ -316,8 +327,8 @@ class ReplayLog:
         # or the next segment is queued. The owner skips calls in a step of its own, so `before_step` does that here.
         if self.due is not None and self.due.path != self.records[self.cursor - 1].path:
             self._expire_at_once()
-        while not self.over and self.is_end_due() and self.cursor not in self.waiting:
-            settling = isinstance(self.records[self.cursor - 1], r.CallSettled) and self._gap() <= SLACK
+        while not self.over and self.is_end_due() and self.cursor not in self.waiting and not self._has_calls_to_see():
+            settling = isinstance(self.records[self.cursor - 1], r.CallSettled | r.CleanupCut) and self._gap() <= SLACK
             if not settling and not self._does_nothing_more() and not self._is_last_call_over():
                 break
             cursor = self.cursor
@@ -331,6 +342,19 @@ class ReplayLog:
         if not self.over and self.is_expiry_due() and self._gap() <= SLACK:
             self.hurry_on()
             self.expire_waiting()
+
+    def _has_calls_to_see(self) -> bool:
+        """Tell whether a call has more to do before the due record: its body ends, or it begins, and asks a guardrail
+        whose answer comes after.
+        """
+        if self._bodies_to_end():
+            return True
+        path = self.records[self.cursor - 1].path
+        for (of, _), places in self.recorded.calls.items():
+            first = self.recorded.first(places, self.entry.start, self.entry.stop) if of == path else None
+            if first is not None and first > self.cursor and isinstance(self.records[first], r.GuardrailSettled):
+                return True
+        return False
 
     def _is_last_call_over(self) -> bool:
         """Tell whether the last record is of a call that would start in this step, and was cancelled before its start;
@@ -360,17 +384,21 @@ class ReplayLog:
     def _does_nothing_more(self) -> bool:
         """Tell whether the run of the last record does nothing more: it would continue without waiting for the log.
 
-        A nested run that the timeout of its call ended is over, and its call has yet to see that it timed out.
+        A nested run that the timeout of its call ended is over, and its call has yet to see that it timed out; so is
+        one that was interrupted, whose call has yet to see that it waits.
         """
-        path = self.records[self.cursor - 1].path
+        last = self.records[self.cursor - 1]
+        path = last.path
+        if path and isinstance(last, r.RunEnded) and last.status == "interrupted":
+            return False
         around = self.settled(path[:-1], path[-1]) if path else None
         if around is not None and around.outcome.status == "timed_out" and self.next_of_run(path) is None:
             return False
         following = self.next_of_run(path)
-        found: Any = None if following is None else self.records[self.skip_last_steps(following)]
-        if isinstance(found, r.RunEnded):
-            return found.status == "cancelled" or (found.error or "").startswith("RunTimeoutError(")
-        return found is None
+        if following is None or self._ends_from_outside(self.skip_last_steps(following)):
+            return True
+        answered = isinstance(last, r.GuardrailSettled | r.CallbackReturned | r.ApprovalRequested)
+        return answered and self._gap() <= SLACK and is_cut_from_outside(self.records[following])
 
     def skip_last_steps(self, index: int) -> int:
         """Return the number of the first record of its run from *index* on that isn't of the last steps of a run."""
@@ -388,10 +416,7 @@ class ReplayLog:
         *start* is by default the due record.
         """
         for place in range(self.cursor if start is None else start, index):
-            record = self.records[place]
-            if isinstance(record, r.DeadlinePassed) or (
-                isinstance(record, r.CancelRequested) and record.call_id is None
-            ):
+            if ends_from_outside(self.records[place]):
                 return place
         return index
 
@@ -403,11 +428,10 @@ class ReplayLog:
         """Tell whether the record after the due one settles a call that waited too long."""
         return self.cursor + 1 < self.entry.stop and _has_expired(self.records[self.cursor + 1])
 
-    def count_admissible(self, path: Path, turn: int) -> float:
-        """Return how many calls of this turn may be admitted after the last appended record.
+    def admits_more(self, path: Path, turn: int) -> bool:
+        """Tell whether calls of this turn may be admitted after the last appended record, as far as limits have room.
 
-        Infinity if the log shows that one more began; else the number of those that were admitted, and cancelled before
-        their first step.
+        Not if the log shows that none was: the consumer of the stream held them until they were cancelled.
         """
         calls, places = self.recorded.calls, self.recorded.paths.get(path, [])
 
@@ -417,25 +441,33 @@ class ReplayLog:
         state = self.log.state.at(path) if self.log is not None else None
         order = {call.call.call_id: index for index, call in enumerate(state.batch)} if state is not None else {}
         if self.over or any(has_started(one, self.entry.start) for one in order if (path, one) in calls):
-            return math.inf  # calls of an earlier run segment continue without a second start
+            return True  # calls of an earlier run segment continue without a second start
         cut: list[tuple[int, float]] = []
+        expired = -1
         for place in places[bisect_left(places, self.cursor) : bisect_left(places, self.entry.stop)]:
             record: Any = self.records[place]
             call = call_of(record)
-            if record.turn != turn or call is None or _has_expired(record) or has_started(call[1], self.cursor):
+            if record.turn != turn or call is None or has_started(call[1], self.cursor):
                 continue  # of a call that has started, nothing follows about the admission of others
+            if _has_expired(record):
+                expired = max(expired, order.get(call[1], -1))
+                continue
             if not isinstance(record, r.CallSettled) or record.outcome.status != "cancelled":
-                return math.inf
+                return True
             cut.append((order.get(record.call_id, 0), record.outcome.cancelled_at or 0.0))
-        # Waiting calls are settled in model order when the batch is stopped: one that comes after a later one had been
-        # admitted, and so had one that noticed the end of the run before.
-        stopped_at, latest, unbegun = max((at for _, at in cut), default=0.0), 0, 0
-        for index, at in cut:
-            if at < stopped_at or index < latest:
-                unbegun += 1
-            else:
-                latest = index
-        return unbegun
+        # Waiting calls are settled in model order when the batch is stopped. If one comes after a later one, calls had
+        # been admitted, and were cancelled before their first step; so if one noticed the end of the run before.
+        stopped_at = max((at for _, at in cut), default=0.0)
+        if any(index < expired for index, _ in cut) or self._is_left_before(expired, state, path):
+            return True  # it had been queued as long, so it would have expired too
+        in_order = all(one < other for (one, _), (other, _) in pairwise(cut))
+        return not in_order or any(at < stopped_at for _, at in cut)
+
+    def _is_left_before(self, expired: int, state: Any, path: Path) -> bool:
+        """Tell whether a call before the one of this number in the batch is left without any outcome."""
+        calls = [] if state is None else state.batch[: max(expired, 0)]
+        left = (call.call.call_id for call in calls if call.outcome is None)
+        return any(self.next_of_call(path, call_id) is None for call_id in left)
 
     def end_calls(self) -> bool:
         """End the calls that timed out before the due record. Return True if any call was ended."""
@@ -556,6 +588,13 @@ class ReplayLog:
         for body in due:
             body.event.set()
         return bool(due)
+
+    def _bodies_to_end(self) -> list[Call]:
+        """Return the calls whose bodies had ended before the due record, and haven't ended here."""
+        if self.over:
+            return []
+        due = [(call, self.live_call(call)) for call, place in self.bodies_over.items() if place <= self.cursor]
+        return [call for call, live in due if live is not None and live.phase == "body"]
 
     def let_bodies_go(self) -> bool:
         """Let the body whose call settles next release its limits before its record is due; False if there is none."""
@@ -708,8 +747,8 @@ class ReplayLog:
             cursor = self.cursor
             self._expire_at_once()
             self.stirred = self.cursor > cursor
-        call = _task_of(task) if not self.over and self.is_end_due() else None
-        if call and not self._begins(call):
+        key = _task_of(task) if not self.over and self.is_end_due() else None
+        if key is not None and (not self._begins(key) if key else self._is_owner_over()):
             self.stirred = True
             self.cause_end()
         if not self.over and _is_unstarted_cut(self.due):
@@ -718,6 +757,20 @@ class ReplayLog:
             self.stirred = True
             self.insert()  # a body appended it; bodies don't run here, and nothing else gives its moment
             self.release()
+
+    def _is_owner_over(self) -> bool:
+        """Tell whether the outermost run comes to its end in the step before which its end from outside is due."""
+        following = self.next_of_run(())
+        if following is None or self._gap() > SLACK or self._bodies_to_end():
+            return False
+        return self._ends_from_outside(self.skip_last_steps(following))
+
+    def _ends_from_outside(self, index: int) -> bool:
+        """Tell whether record *index* is the end of a run that was cancelled or timed out."""
+        record = self.records[index]
+        if not isinstance(record, r.RunEnded):
+            return False
+        return record.status == "cancelled" or (record.error or "").startswith("RunTimeoutError(")
 
     def _hold_unstarted(self, key: str | None) -> None:
         """Let the call of the task with this *key* wait for its own record, if it was cancelled before its start.
@@ -758,9 +811,8 @@ class ReplayLog:
         """Return the index of the ready task that runs next: the one whose record is due, if it is ready."""
         tasks = [task_key(label) for label in labels]
         wanted = None if self.over else self.due
-        for (path, call_id), place in self.bodies_over.items():
-            live = self.live_call((path, call_id)) if place <= self.cursor and not self.over else None
-            if live is not None and live.phase == "body" and (key := "/".join((*path, call_id))) in tasks:
+        for path, call_id in self._bodies_to_end():
+            if (key := "/".join((*path, call_id))) in tasks:
                 return tasks.index(key)  # the body of this call had ended before the due record
         if wanted is not None:
             # The owner of a batch, a task of its run, cancels the siblings of a failed call when the log shows it.

@@ -17,34 +17,39 @@ from agentloop.outcomes import CallOutcome
 Path = tuple[str, ...]
 
 
-def imagine_end(segment: Sequence[r.Record], *, has_session: bool) -> list[r.Record]:
-    """Return the records with which *segment* would have continued; none if no end of its run had been noticed.
+def imagine_end(known: Sequence[r.Record], start: int, *, has_session: bool) -> list[r.Record]:
+    """Return the records with which the log would have continued; none if no end of its run had been noticed.
+
+    *known* is the log up to the end of the segment that begins at *start*.
 
     With *has_session*, a first record without items tells that the run was ended while it loaded its session.
     """
+    segment = known[start:]
     last = segment[-1]
     for record in segment:
         if isinstance(record, r.DeadlinePassed) or (isinstance(record, r.CancelRequested) and record.call_id is None):
-            return list(_end_runs(segment, record))
+            return list(_end_runs(known, start, record))
     first = segment[0]
     if has_session and first is last and isinstance(first, r.RunStarted) and first.shown is None:
         noticed = r.CancelRequested((), 0, last.at)
-        return [noticed, *_end_runs(segment, noticed)]
+        return [noticed, *_end_runs(known, start, noticed)]
     return []
 
 
-def _end_runs(segment: Sequence[r.Record], noticed: r.CancelRequested | r.DeadlinePassed) -> Iterator[r.Record]:
+def _end_runs(
+    known: Sequence[r.Record], start: int, noticed: r.CancelRequested | r.DeadlinePassed
+) -> Iterator[r.Record]:
     """Yield the ends of the runs from the path of *noticed* on inwards, the innermost first."""
     running: dict[Path, None] = {}
-    for record in segment:
+    for record in known[start:]:
         if isinstance(record, r.RunStarted | r.RunResumed):
             running[record.path] = None
         elif isinstance(record, r.RunEnded):
             running.pop(record.path, None)
     inner = (path for path in running if path[: len(noticed.path)] == noticed.path)
     for path in sorted(inner, key=len, reverse=True):
-        own: list[Any] = [record for record in segment if record.path == path]
-        turn, at = own[-1].turn, segment[-1].at
+        own: list[Any] = [record for record in known if record.path == path]
+        turn, at = own[-1].turn, known[-1].at
         yield from _cancel_calls(own, noticed.at, at)
         if isinstance(noticed, r.DeadlinePassed) and path == noticed.path:
             yield r.RunEnded(path, turn, at, "failed", error="RunTimeoutError()")
@@ -58,15 +63,20 @@ def _cancel_calls(own: Sequence[Any], cancelled_at: float, at: float) -> Iterato
     A call whose body has ended isn't, nor is one that waits for its verdict.
     """
     asked: list[ToolCall] = []
+    held: set[str] = set()
     for record in own:
         if isinstance(record, r.ModelResponded):
             asked = [item for item in record.response.items if isinstance(item, ToolCall)]
-        elif isinstance(record, r.CallSettled | r.BodyEnded | r.ApprovalRequested):
+        elif isinstance(record, r.ApprovalRequested):
+            held.add(record.call_id)
+        elif isinstance(record, r.VerdictGiven):
+            held.discard(record.call_id)
+        elif isinstance(record, r.CallSettled | r.BodyEnded):
             asked = [call for call in asked if call.call_id != record.call_id]
         elif isinstance(record, r.BatchEnded):
             asked = []
     started = {record.call_id: record.at for record in own if isinstance(record, r.CallStarted)}
-    for call in asked:
+    for call in [call for call in asked if call.call_id not in held]:
         outcome = CallOutcome(
             status="cancelled", cancelled_by="parent", started_at=started.get(call.call_id), cancelled_at=cancelled_at
         )

@@ -29,6 +29,7 @@ call or lets time pass, and `_MOST_JUMPS` bounds the jumps at one record.
 from __future__ import annotations
 
 import math
+from asyncio import CancelledError
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
@@ -285,7 +286,7 @@ class _SegmentReplay:
         if self._waits_for_room() and self.effects.let_bodies_go():
             return True
         in_time = timer is not None and timer <= self.effects.ahead(self.effects.cursor) + SLACK
-        if not in_time and (self.effects.let_bodies_go() or self._cancel_next_call()):
+        if not in_time and (self.effects.let_bodies_go() or self._cancel_next_call() or self._let_body_cancel_itself()):
             return True
         if loop.next_timer() is None or self._jumps > _MOST_JUMPS:
             return False
@@ -310,6 +311,21 @@ class _SegmentReplay:
         found = [(effects.next_of_call(*call, r.CallSettled), call) for call in bodies]
         ending = sorted((index, call) for index, call in found if index is not None)
         return any(self._end_call(call) for _, call in ending)
+
+    def _let_body_cancel_itself(self) -> bool:
+        """Let a body cancel itself of whose call a crash has left no further outcome: no other end leaves no record.
+
+        If a guardrail has judged what came of it, that one. Return False if there is none.
+        """
+        effects, due = self.effects, self.effects.due
+        if effects.entry.ended or due is None:
+            return False
+        calls = {(one.path, one.call_id): one for one in effects.pending if one.cancelled and one.call_id is not None}
+        left = [call for call in calls if effects.settled(*call) is None]
+        if not left:
+            return False
+        calls[min(left, key=lambda call: call != call_of(due))].fail(CancelledError())
+        return True
 
     def _end_call(self, call: Call) -> bool:
         """End a call that its timeout cut, as the log shows. Return False if something else ended it."""

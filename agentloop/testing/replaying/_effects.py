@@ -93,14 +93,14 @@ class ReplayEffects(ReplayLog):
             await self.cut_off(path, None, "the wait before another attempt")
         await self.known(index, "the wait before another attempt")
 
-    def _ends_from_outside(self, index: int) -> bool:
-        """Tell whether record *index* is the end of a run that was cancelled or timed out."""
+    def _cuts_effects(self, index: int) -> bool:
+        """Tell whether record *index* is the end of a run that cut its effects: from outside, or by a guardrail that
+        tripped beside the model call.
+        """
         record = self.records[index]
-        if not isinstance(record, r.RunEnded):
-            return False
-        # A tripped guardrail beside the model call cancels the other effects of its run, too.
-        return record.status == "cancelled" or (record.error or "").startswith(
-            ("RunTimeoutError(", "InputGuardrailTripwireTriggered(")
+        tripped = "InputGuardrailTripwireTriggered("
+        return self._ends_from_outside(index) or (
+            isinstance(record, r.RunEnded) and record.status == "failed" and (record.error or "").startswith(tripped)
         )
 
     async def _call_model(self, effect: e.CallModel) -> Any:
@@ -390,7 +390,7 @@ class ReplayEffects(ReplayLog):
         if index is None:
             await self.cut_off(path, None, "a hook")
         end = self.skip_last_steps(index)
-        if self._ends_from_outside(end) and self.before_end(end, index) == end:
+        if self._cuts_effects(end) and self.before_end(end, index) == end:
             await self.cut_off(path, None, "a hook")
         if _is_unstarted(self.records[index]) and not self._has_started(index):
             return  # its call had waited in the queue until then, so the hook had returned long before
@@ -430,7 +430,7 @@ class ReplayEffects(ReplayLog):
         index = self.find(object, path, lambda record: not _is_input_guardrail(record))
         if index is None:
             return
-        if self._ends_from_outside(index):
+        if self._cuts_effects(index):
             await self.cut_off(path, None, "the consumer")
         if isinstance(self.records[index], r.TurnStarted):
             await self.known(index, "the consumer", in_time=False)
@@ -458,19 +458,16 @@ class _RecordedAdmission(Limit):
 
     def __init__(self, effects: ReplayEffects, path: Path, turn: int) -> None:
         self._effects, self._path, self._turn = effects, path, turn
-        self._last = 0
 
     def free(self, now: float) -> float:
-        """Return how many calls may start."""
-        return self._effects.count_admissible(self._path, self._turn) - self._last
+        """Return infinity if calls may start, else 0."""
+        return math.inf if self._effects.admits_more(self._path, self._turn) else 0
 
     def take(self, now: float) -> None:
-        """Count the calls that begin no step any more."""
-        if self._effects.count_admissible(self._path, self._turn) < math.inf:
-            self._last += 1
+        """Do nothing: the log tells."""
 
     def give(self) -> None:
-        """Do nothing: the log counts."""
+        """Do nothing: the log tells."""
 
 
 class Consumer(EventBuffer):

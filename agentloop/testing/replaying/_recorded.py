@@ -20,6 +20,7 @@ from agentloop import records as r
 from agentloop._storage.record_codec import record_to_json
 from agentloop._storage.withholding import find_missing_secrets
 from agentloop.items import ToolCall
+from agentloop.outcomes import FROM_ABOVE
 from agentloop.testing.replaying._cut_segments import imagine_end
 
 Path: TypeAlias = tuple[str, ...]
@@ -29,6 +30,11 @@ OF_CALL = (r.CallStarted, r.BodyEnded, r.CallSettled, r.GuardrailSettled, r.Clea
 """Kinds of records that a call's own task appends, if they name a call."""
 FROM_OUTSIDE = (r.VerdictGiven, r.InputAdded, r.GraphChanged, r.CancelRequested, r.DeadlinePassed)
 """Kinds of records that the caller appends, at a moment that doesn't depend on the run."""
+
+
+def ends_from_outside(record: r.Record) -> bool:
+    """Tell whether *record* is a cancellation of a run, or its deadline."""
+    return isinstance(record, r.DeadlinePassed) or (isinstance(record, r.CancelRequested) and record.call_id is None)
 
 
 def call_of(record: r.Record) -> Call | None:
@@ -89,7 +95,7 @@ class RecordedRun:
     def imagine_end(self, entry: RecordedSegment) -> tuple[RecordedRun, RecordedSegment]:
         """Return the log up to the end of *entry*, and *entry*; with the imagined end of a run that was being ended."""
         known = self.records[: entry.stop]
-        more = [] if entry.ended else imagine_end(known[entry.start :], has_session=self.has_session)
+        more = [] if entry.ended else imagine_end(known, entry.start, has_session=self.has_session)
         if not more:
             return self, entry
         return RecordedRun.of([*known, *more]), attrs.evolve(entry, stop=entry.stop + len(more), imagined=len(more))
@@ -142,7 +148,7 @@ class RecordedRun:
         """Return, for each body whose end has no record, the number of the first record of *entry* after that end.
 
         The settlement of the call has the time of the end. If another record has the same time, their order is unknown,
-        and the body is left out.
+        and the body is left out. But a body that its run's end didn't cut had ended before that end.
         """
         found: dict[Call, int] = {}
         for call, places in self.calls.items():
@@ -157,6 +163,8 @@ class RecordedRun:
             if self.first(places, started, index, lambda one: isinstance(one, r.BodyEnded)) is not None:
                 continue
             place = self._find_first_after(over, started + 1, index)
+            if settled.outcome.cancelled_by not in FROM_ABOVE or settled.outcome.body_finished:
+                place = _earlier(place, self._find_end(call[0], started + 1, index))
             if place is not None:
                 found[call] = place
         return found
@@ -194,8 +202,18 @@ class RecordedRun:
             if times:  # of records at this same moment the order is unknown, so they count as earlier
                 cut = next((index for index in later if self._find_stop_time(index) is not None), stop)
                 stop = bisect_right(self.records, min(times), first, cut, key=lambda one: one.at)
-            found[path] = first, stop
+            found[path] = first, self._find_first_cut(path, later, first, stop)
         return found
+
+    def _find_first_cut(self, path: Path, settled: Sequence[int], start: int, stop: int) -> int:
+        """Return the number of the first record in *start* to *stop* that a run nested in one of the *settled* calls
+        appended as it was cancelled; else *stop*.
+        """
+        nested = {(*path, self.records[index].call_id) for index in settled}  # type: ignore[union-attr]
+        for index in range(start, stop):
+            if self.records[index].path[: len(path) + 1] in nested and is_cut_from_outside(self.records[index]):
+                return index
+        return stop
 
     def _find_stop_time(self, index: int) -> float | None:
         """Return the time at which another call's failure cancelled the call that settled as record *index*, if any."""
@@ -230,12 +248,24 @@ class RecordedRun:
             if not cut and (outcome.status != "timed_out" or not known):
                 continue
             if nested in self.paths:
-                index = self.first(self.paths[nested], entry.start, settled, _is_cancelled)
+                index = self.first(self.paths[nested], entry.start, settled, is_cut_from_outside)
             else:
                 index = over.get((path, call_id))
             if index is not None:
                 found[index].append((path, call_id))
         return dict(found)
+
+    def _find_end(self, path: Path, start: int, stop: int) -> int | None:
+        """Return the number of the first record in *start* to *stop* that ends the run at *path* from outside."""
+        for index in range(start, stop):
+            record = self.records[index]
+            if ends_from_outside(record) and record.path == path[: len(record.path)]:
+                return index
+        return None
+
+
+def _earlier(one: int | None, other: int | None) -> int | None:
+    return min((place for place in (one, other) if place is not None), default=None)
 
 
 def _is_raised(record: r.Record) -> bool:
@@ -245,7 +275,7 @@ def _is_raised(record: r.Record) -> bool:
     return outcome.output is None and (cancelled or outcome.status in ("failed", "timed_out"))
 
 
-def _is_cancelled(record: r.Record) -> bool:
+def is_cut_from_outside(record: r.Record) -> bool:
     """Tell whether *record* is the end of a call, a model attempt or a run that a cancellation of its run ended."""
     match record:
         case r.CallSettled(outcome=outcome):

@@ -33,7 +33,7 @@ from agentloop.model_events import ModelEvent, ModelFeature, ModelRequest
 from agentloop.settings import ModelSettings
 from agentloop.testing.replaying._comparison import SLACK
 from agentloop.testing.replaying._effects import ReplayEffects
-from agentloop.testing.replaying._recorded import FROM_OUTSIDE, Path, RecordedSegment
+from agentloop.testing.replaying._recorded import FROM_OUTSIDE, Call, Path, RecordedSegment
 from agentloop.testing.scripted import ALL_FEATURES
 from agentloop.tools import AgentCall, FunctionTool, PythonBody, RawBody, ToolSearch
 
@@ -195,6 +195,8 @@ class RecordedAgents:
         self._sourced: dict[tuple[Path, str], SourcedTools] = {}
         self._described_limits: dict[tuple[Any, ...], Capacity | Rate] = {}
         self._charged: r.ModelResponded | None = None
+        self._asked_before_admission = False
+        """True if guardrails on the input of tools are asked before an approval, and so before an admission."""
         effects.restore_tools = self._restore_tools
 
     def agent(self, given: Agent[Any, Any]) -> Agent[Any, Any]:
@@ -214,6 +216,8 @@ class RecordedAgents:
     def config(self, given: RunConfig) -> RunConfig:
         """Return a copy of *given* for a replay: with these effects and recorded prices, without instruments."""
         model = given.model if isinstance(given.model, str) or given.model is None else self._close_model(given.model)
+        if given.tool_execution.pre_approval_tool_input_guardrails:
+            self._asked_before_admission = True
         return attrs.evolve(
             given,
             model=model,
@@ -304,20 +308,36 @@ class RecordedAgents:
         more starts than the rates would have left it.
         """
         records = self._effects.whole.records
+        tools = {
+            (record.path, item.call_id): item.name
+            for record in records
+            if isinstance(record, r.ModelResponded)
+            for item in record.response.items
+            if isinstance(item, ToolCall)
+        }
         for rate, names in self._rated.items():
             starts: deque[float] = deque(maxlen=rate.count)
+            counted: set[Call] = set()
             for index, record in enumerate(records[: entry.stop]):
-                if not isinstance(record, r.CallStarted | r.CallSettled) or record.tool not in names:
+                call: Any = (record.path, getattr(record, "call_id", None))
+                if tools.get(call) not in names or not self._shows_admission(record):
                     continue
-                begun = isinstance(record, r.CallStarted)
-                # A call whose arguments don't fit never starts, and was admitted.
-                outcome = record.outcome if isinstance(record, r.CallSettled) else None
-                admitted = begun or (outcome is not None and outcome.status == "failed" and outcome.started_at is None)
+                if call in counted and getattr(record, "attempt", 1) == 1:
+                    continue
                 full = len(starts) == rate.count and record.at - starts[0] < rate.per - SLACK
-                if admitted and full and index >= entry.start:
+                if full and index >= entry.start:
                     rate._starts.clear()
-                if begun:
+                if not isinstance(record, r.CallSettled):
+                    counted.add(call)
                     starts.append(record.at)
+
+    def _shows_admission(self, record: r.Record) -> bool:
+        """Tell whether the call of *record* had been admitted: it has started, or its guardrails were asked."""
+        if isinstance(record, r.GuardrailSettled):
+            return record.stage == "tool_input" and not self._asked_before_admission
+        if isinstance(record, r.CallSettled):  # a call whose arguments don't fit never starts, and was admitted
+            return record.outcome.status == "failed" and record.outcome.started_at is None
+        return isinstance(record, r.CallStarted)
 
     def _copy_limit(self, given: Capacity | Rate, tool: str) -> Capacity | Rate:
         """Return the copy of a limit of *tool*: of the same size, and used by no other run."""

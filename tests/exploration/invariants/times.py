@@ -82,6 +82,7 @@ def _must_be_retried(log: ObservedLog, turn: ObservedTurn, failed: r.ModelFailed
         failed.streamed
         or settings.policy is not None
         or log.observation.cancellation is not None
+        or any(end.status == "cancelled" for _, end in run.ended)
         or log.observation.reader_left
         or log.config(turn.path).timeout is not None
         or log.config(turn.path).limits is not None
