@@ -352,6 +352,21 @@ class Instrument:
     """An observer of runs that cannot change them. Override the methods you need.
 
     Methods are sync. If one raises, the error is logged once, and no run fails because of it.
+
+    Example:
+        from agentloop import Agent, RunConfig, Runner
+        from agentloop.testing import ScriptedModel, say
+
+        class CountRecords:
+            count = 0
+
+            def on_record(self, record):
+                self.count += 1
+
+        counter = CountRecords()
+        config = RunConfig(instruments=[counter])
+        Runner.run_sync(Agent("a", model=ScriptedModel([say("hi")])), "go", run_config=config)
+        print(counter.count > 0)  # True
     """
 
     def on_record(self, record: Record) -> None:

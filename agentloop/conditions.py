@@ -58,7 +58,14 @@ class Fired(Value, frozen=True):
 
 
 class Condition:
-    """Base of all conditions. Compose with `|`, `&`, `~`; a predicate function may be on either side."""
+    """Base of all conditions. Compose with `|`, `&`, `~`; a predicate function may be on either side.
+
+    Example:
+        from agentloop import MaxTurns, TextMention, TokenLimit
+
+        enough = MaxTurns(10) | TextMention("DONE") & TokenLimit(1000)  # conditions are combined by | and &
+        print(type(enough).__name__ != "MaxTurns")  # True
+    """
 
     __slots__ = ()
 

@@ -43,7 +43,19 @@ class ToolErrorArgs(Value, frozen=True, kw_only=True):
 
 
 class ModelInputData(Value, frozen=True, kw_only=True):
-    """The argument and the result of a `call_model_input_filter`: items and instructions for this one model call."""
+    """The argument and the result of a `call_model_input_filter`: items and instructions for this one model call.
+
+    Example:
+        from agentloop import Agent, ModelInputData, RunConfig, Runner
+        from agentloop.testing import FunctionModel, say
+
+        def latest_only(data):
+            return ModelInputData(input=data.input[-1:], instructions=data.instructions)
+
+        agent = Agent("a", model=FunctionModel(lambda request: say(str(len(request.items)))))
+        config = RunConfig(call_model_input_filter=latest_only)
+        print(Runner.run_sync(agent, "go", run_config=config).final_output)  # 1
+    """
 
     _unshown = frozenset({"context"})
 
@@ -64,7 +76,24 @@ class ErrorHandlerData(Value, frozen=True, kw_only=True):
 
 
 class ErrorHandlerResult(Value, frozen=True):
-    """An error handler's final output in place of the error; `include_in_history` keeps it in the history."""
+    """An error handler's final output in place of the error; `include_in_history` keeps it in the history.
+
+    Example:
+        from agentloop import Agent, ErrorHandlerResult, Runner, tool
+        from agentloop.testing import ScriptedModel, call
+
+        @tool
+        def look() -> str:
+            "Look around."
+            return "nothing"
+
+        def give_up(data):
+            return ErrorHandlerResult("I didn't find it.", include_in_history=False)
+
+        agent = Agent("a", model=ScriptedModel([call("look")]), tools=[look])
+        result = Runner.run_sync(agent, "go", max_turns=1, error_handlers={"max_turns": give_up})
+        print(result.final_output)  # I didn't find it.
+    """
 
     final_output: Any
     include_in_history: bool = True

@@ -40,33 +40,87 @@ __all__ = [
 
 
 class Allow(Value, frozen=True):
-    """Allow it: the verdict of a guardrail, or the decision of a policy, without an objection."""
+    """Allow it: the verdict of a guardrail, or the decision of a policy, without an objection.
+
+    Example:
+        from agentloop.guardrails import Allow, tool_input_guardrail
+
+        @tool_input_guardrail
+        def log_arguments(data):
+            return Allow(output_info=dict(data.arguments))
+
+        print(log_arguments.name)  # log_arguments
+    """
 
     output_info: Any = None
 
 
 class RejectContent(Value, frozen=True):
-    """Reject it: the model receives *message* in place of the tool's output."""
+    """Reject it: the model receives *message* in place of the tool's output.
+
+    Example:
+        from agentloop.guardrails import RejectContent
+
+        print(RejectContent("Not this file.").message)  # Not this file.
+    """
 
     message: str
     output_info: Any = None
 
 
 class RaiseException(Value, frozen=True):
-    """Reject it and end the run with the tripwire error."""
+    """Reject it and end the run with the tripwire error.
+
+    Example:
+        from agentloop.guardrails import Allow, RaiseException, tool_input_guardrail
+
+        @tool_input_guardrail
+        def never_root(data):
+            return RaiseException("as root") if data.arguments.get("user") == "root" else Allow()  # ends the run
+
+        print(never_root.name)  # never_root
+    """
 
     output_info: Any = None
 
 
 class Rewrite(Value, frozen=True):
-    """Run the call with *arguments* instead: a new identity, which policies and later guardrails check again."""
+    """Run the call with *arguments* instead: a new identity, which policies and later guardrails check again.
+
+    Example:
+        from agentloop import Agent, Runner, tool
+        from agentloop.guardrails import Rewrite, tool_input_guardrail
+        from agentloop.testing import ScriptedModel, call, say
+
+        @tool_input_guardrail
+        def lower(data):
+            return Rewrite({"city": data.arguments["city"].lower()})
+
+        @tool(tool_input_guardrails=[lower])
+        def weather(city: str) -> str:
+            "Tell the weather."
+            return f"sunny in {city}"
+
+        agent = Agent("a", model=ScriptedModel([call("weather", {"city": "BERN"}), say("ok")]), tools=[weather])
+        print(Runner.run_sync(agent, "go").new_items[1].output)  # sunny in bern
+    """
 
     arguments: Mapping[str, Any]
     output_info: Any = None
 
 
 class ReplaceOutput(Value, frozen=True):
-    """Use *value* in place of the tool's own value, everywhere."""
+    """Use *value* in place of the tool's own value, everywhere.
+
+    Example:
+        from agentloop.guardrails import ReplaceOutput, tool_output_guardrail
+
+        @tool_output_guardrail
+        def hide_mail(data):
+            return ReplaceOutput(str(data.output).replace("@", " at "))
+
+        print(hide_mail.name)  # hide_mail
+    """
 
     value: Any
     output_info: Any = None
@@ -90,7 +144,14 @@ class ToolGuardrailResult(Value, frozen=True, kw_only=True):
 
 
 class GuardrailFunctionOutput(Value, frozen=True):
-    """The answer of an input or output guardrail: any value in `output_info`; `tripwire_triggered` stops the run."""
+    """The answer of an input or output guardrail: any value in `output_info`; `tripwire_triggered` stops the run.
+
+    Example:
+        from agentloop import GuardrailFunctionOutput
+
+        found = GuardrailFunctionOutput({"words": 3}, tripwire_triggered=False)
+        print(found.output_info)  # {'words': 3}
+    """
 
     output_info: Any = None
     tripwire_triggered: bool = False
@@ -163,6 +224,15 @@ class InputGuardrail(ReprByFields):
 
     With `run_in_parallel` it runs beside the first model call, and the calls of that response wait for it; without it
     the model call waits.
+
+    Example:
+        from agentloop import Agent, GuardrailFunctionOutput, InputGuardrail
+
+        def is_short(ctx, agent, input):
+            return GuardrailFunctionOutput(tripwire_triggered=len(input) > 1000)
+
+        agent = Agent("a", input_guardrails=[InputGuardrail(is_short, run_in_parallel=False)])
+        print(agent.input_guardrails[0].name)  # is_short
     """
 
     fn: Callback = attrs.field(validator=FIELDS.function())
@@ -174,7 +244,16 @@ class InputGuardrail(ReprByFields):
 
 @attrs.frozen(eq=False, repr=False)
 class OutputGuardrail(ReprByFields):
-    """A check of a candidate for the final output: *fn(ctx, agent, output)* returns `GuardrailFunctionOutput`."""
+    """A check of a candidate for the final output: *fn(ctx, agent, output)* returns `GuardrailFunctionOutput`.
+
+    Example:
+        from agentloop import Agent, GuardrailFunctionOutput, OutputGuardrail
+
+        def is_polite(ctx, agent, output):
+            return GuardrailFunctionOutput(tripwire_triggered="stupid" in output)
+
+        print(Agent("a", output_guardrails=[OutputGuardrail(is_polite)]).output_guardrails[0].name)  # is_polite
+    """
 
     fn: Callback = attrs.field(validator=FIELDS.function())
     name: str = attrs.field(
@@ -187,6 +266,11 @@ class ToolInputGuardrail(ReprByFields):
     """A check of a call's arguments right before its body.
 
     *fn(ToolInputData)* returns `Allow`, `RejectContent`, `RaiseException` or `Rewrite`.
+
+    Example:
+        from agentloop.guardrails import Allow, ToolInputGuardrail
+
+        print(ToolInputGuardrail(lambda data: Allow(), name="anything goes").name)  # anything goes
     """
 
     fn: Callback = attrs.field(validator=FIELDS.function())
@@ -200,6 +284,11 @@ class ToolOutputGuardrail(ReprByFields):
     """A check of a call's output before the output is used.
 
     *fn(ToolOutputData)* returns `Allow`, `RejectContent`, `RaiseException` or `ReplaceOutput`.
+
+    Example:
+        from agentloop.guardrails import Allow, ToolOutputGuardrail
+
+        print(ToolOutputGuardrail(lambda data: Allow(), name="anything goes").name)  # anything goes
     """
 
     fn: Callback = attrs.field(validator=FIELDS.function())

@@ -523,6 +523,11 @@ def to_items(given: str | Iterable[Item]) -> tuple[Item, ...]:
 
     Raises:
         UserTypeError: if a value is no item; names its position.
+
+    Example:
+        from agentloop.items import to_items
+
+        print(to_items("hi")[0].text)  # hi
     """
     if isinstance(given, str):
         return (UserMessage(given),)

@@ -17,13 +17,33 @@ from agentloop.tools import FunctionTool
 
 
 class Ask(Value, frozen=True):
-    """The call needs an approval. `reason` is shown to the person or program that decides."""
+    """The call needs an approval. `reason` is shown to the person or program that decides.
+
+    Example:
+        from agentloop import Allow, Ask
+
+        class AskAboutLargeSums:
+            def decide(self, call):
+                return Ask("more than 100") if call.arguments.get("amount", 0) > 100 else Allow()
+
+        print(Ask("more than 100").reason)  # more than 100
+    """
 
     reason: str | None = None
 
 
 class Deny(Value, frozen=True):
-    """The call must not run, and no approval changes that; the model receives *message*."""
+    """The call must not run, and no approval changes that; the model receives *message*.
+
+    Example:
+        from agentloop import Allow, Deny
+
+        class NoShell:
+            def decide(self, call):
+                return Deny("No commands here.") if call.tool.name == "shell" else Allow()
+
+        print(Deny("No commands here.").message)  # No commands here.
+    """
 
     message: str | None = None
 

@@ -38,6 +38,12 @@ class JsonLimits(ByFields):
     Attributes:
         read_strings: True to read `"5"` or `"[1, 2]"` as JSON where the type admits no string, as local and routed
             models often write numbers and lists. It is tried only after the value didn't fit.
+
+    Example:
+        from agentloop import JsonLimits, RunConfig
+
+        config = RunConfig(json_limits=JsonLimits(max_bytes=10_000, max_depth=8))
+        print(config.json_limits.max_depth)  # 8
     """
 
     max_bytes: int | None = attrs.field(default=1_000_000, validator=optional(NAMES.count()))
@@ -121,6 +127,13 @@ class CachePolicy(ByFields):
         breakpoints: Ends of beginnings that are worth keeping: `"tools"`, `"instructions"` (after each part of them but
             the last, or after the only one) and `"items"` (after the newest item that can hold a mark). Providers take
             four marks in a request: the last of each place comes first, then the later parts of the instructions.
+
+    Example:
+        from agentloop import Agent, CachePolicy, ModelSettings
+
+        long = ModelSettings(cache=CachePolicy(ttl="1h", breakpoints=["tools", "instructions"]))
+        agent = Agent("a", instructions=["A long manual …", "Today's news …"], model_settings=long)
+        print(agent.model_settings.cache.ttl)  # 1h
     """
 
     key: str | None = attrs.field(default=None, validator=optional(FIELDS.text()))
@@ -232,6 +245,17 @@ class Conversation(Value, frozen=True):
 
     Raises:
         UserTypeError, UserValueError: none of the three is given, or *id* beside one of the others.
+
+    Example:
+        from agentloop import Agent, Conversation, Runner
+        from agentloop.testing import ScriptedModel, respond, say
+        from agentloop.items import AssistantMessage
+
+        first, second = respond(AssistantMessage("Noted."), response_id="resp_1"), say("In May.")
+        agent = Agent("a", model=ScriptedModel([first, second]))
+        result = Runner.run_sync(agent, "I was born in May.", conversation=Conversation(auto=True))
+        later = Runner.run_sync(agent, "When?", conversation=Conversation(after=result.last_response_id))
+        print(later.final_output)  # In May.
     """
 
     id: str | None = None
@@ -283,6 +307,13 @@ class ToolExecution(ByFields):
 
 @attrs.frozen(kw_only=True, eq=False, repr=False)
 class SessionSettings(ByFields):
-    """Settings of a session's use. `limit` is the number of its latest items that a run is shown; None = all."""
+    """Settings of a session's use. `limit` is the number of its latest items that a run is shown; None = all.
+
+    Example:
+        from agentloop import RunConfig, SessionSettings
+
+        config = RunConfig(session_settings=SessionSettings(limit=20))  # the model sees the latest 20 items
+        print(config.session_settings.limit)  # 20
+    """
 
     limit: int | None = attrs.field(default=None, validator=optional(NAMES.count(0)))

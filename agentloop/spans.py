@@ -85,7 +85,13 @@ _trace: ContextVar[Trace | None] = ContextVar("agentloop_trace", default=None)
 
 
 def current_span() -> Span | None:
-    """Return the span of the tool call this code runs in, or None."""
+    """Return the span of the tool call this code runs in, or None.
+
+    Example:
+        from agentloop import current_span
+
+        print(current_span())  # None
+    """
     return _span.get()
 
 
@@ -103,7 +109,18 @@ def current_trace() -> Trace | None:
 def trace(
     workflow_name: str, *, group_id: str | None = None, metadata: Mapping[str, Any] | None = None
 ) -> Iterator[Trace]:
-    """Put the runs of the block into one trace, which the end of the block ends, not the end of a run."""
+    """Put the runs of the block into one trace, which the end of the block ends, not the end of a run.
+
+    Example:
+        from agentloop import Agent, Runner, trace
+        from agentloop.testing import ScriptedModel, say
+
+        agent = Agent("a", model=ScriptedModel([say("one"), say("two")]))
+        with trace("two questions", metadata={"user": "ada"}) as both:
+            Runner.run_sync(agent, "1")
+            Runner.run_sync(agent, "2")
+        print(both.workflow_name)  # two questions
+    """
     opened = Trace(workflow_name=workflow_name, group_id=group_id, metadata=dict(metadata or {}))
     token = _trace.set(opened)
     try:

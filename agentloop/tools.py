@@ -774,6 +774,24 @@ class ToolSource(Protocol):
 
     The log has the names, the policies and a digest of the schemas, so a strict replay asks no source. A source may
     have a `name`, by which errors call it; else they use its class.
+
+    Example:
+        from agentloop import Agent, Runner, tool
+        from agentloop.testing import ScriptedModel, call, say
+
+        @tool
+        def ping() -> str:
+            "Answer."
+            return "pong"
+
+        class Plugins:
+            name = "plugins"
+
+            async def tools(self, ctx, agent):
+                return [ping]
+
+        agent = Agent("a", model=ScriptedModel([call("ping"), say("ok")]), toolsets=[Plugins()])
+        print(Runner.run_sync(agent, "go").new_items[1].output)  # pong
     """
 
     async def tools(self, ctx: RunContext[Any], agent: Any) -> Sequence[FunctionTool[Any]]:

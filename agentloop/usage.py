@@ -21,6 +21,11 @@ class RequestUsage(NotedValue, frozen=True, kw_only=True, gc=False):
     others first, which failed. Their tokens are unknown, so they aren't in the other counts.
 
     `raw` is a copy of the provider's own data: a count that the provider left out is absent there and 0 here.
+
+    Example:
+        from agentloop import RequestUsage
+
+        print(RequestUsage(input_tokens=10, output_tokens=2).output_tokens)  # 2
     """
 
     input_tokens: int = 0

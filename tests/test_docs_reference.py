@@ -1,5 +1,6 @@
 """The reference has every public name, and says what the docstrings and signatures say."""
 
+import inspect
 import pkgutil
 import re
 from importlib import import_module
@@ -38,6 +39,39 @@ def test_every_public_name_of_a_public_module_is_in_the_reference(module: str) -
     if module == "temporal":
         pytest.importorskip("temporalio")
     assert set(getattr(import_module(f"agentloop.{module}"), "__all__", ())) - _entries() == set()
+
+
+MADE_BY_THE_LIBRARY = {
+    *("BatchedRun", "CallOutcome", "ErrorHandlerData", "HandoffInputData", "Handoff", "InputGuardrailResult"),
+    *("OutputGuardrailResult", "PendingCall", "RetryAdvice", "RetryContext", "RunBatch", "RunData", "RunOpening"),
+    *("RunOutcome", "RunStream", "Runtime", "Span", "ToolErrorArgs", "ToolGuardrailResult", "ToolInputData"),
+    *("ToolOutputData", "ToolResult", "Trace", "Usage"),
+}
+"""Classes whose objects an application is given: the example is where it gets them."""
+WITHOUT_EXAMPLE = {
+    *("RunOptions", "ResumeOptions", "ToolOptions", "default_tool_error_function"),
+    *("Codec", "Computer", "Editor", "ImmediateJournal", "Journal", "LeasedJournal", "ReplaceableSession"),
+    *("SealingJournal", "Session", "Shell", "Storage"),
+}
+"""Options, and protocols that have an implementation here, which has the example."""
+
+
+@pytest.mark.parametrize("module", ["agentloop", "agentloop.guardrails", "agentloop.journal", "agentloop.sessions"])
+def test_what_people_call_has_an_example(module: str) -> None:
+    """In its docstring or that of a method; the pages of the reference show it, and it is run there."""
+    listed = import_module(module)
+    public = {name: getattr(listed, name) for name in listed.__all__}
+    called = {
+        name: value
+        for name, value in public.items()
+        if callable(value) and not (isinstance(value, type) and issubclass(value, BaseException))
+    }
+    texts = {
+        name: [inspect.getdoc(value) or "", *(inspect.getdoc(member) or "" for member in vars(value).values())]
+        for name, value in called.items()
+    }
+    missing = {name for name, found in texts.items() if not any("Example:\n" in text for text in found)}
+    assert missing - MADE_BY_THE_LIBRARY - WITHOUT_EXAMPLE == set()
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)

@@ -62,6 +62,17 @@ def JsonSchema(schema: Mapping[str, Any]) -> msgspec.Meta:
     The schema takes the place of the one that the type would have. A type that has none, as only the application's
     converter knows it (`RunConfig.converter`), needs the mark wherever it is used. In strict mode providers accept what
     a strict schema may say. A function, because msgspec reads no other class than its own in annotations.
+
+    Example:
+        from typing import Annotated
+        from agentloop import JsonSchema, tool
+
+        @tool
+        def paint(color: Annotated[str, JsonSchema({"type": "string", "enum": ["red", "blue"]})]) -> str:
+            "Paint the wall."
+            return color
+
+        print(paint.params_json_schema["properties"]["color"]["enum"])  # ['red', 'blue']
     """
     return msgspec.Meta(extra_json_schema={_GIVEN: copy.deepcopy(dict(schema))})
 

@@ -54,6 +54,12 @@ def to_json(value: object, *, codec: Codec | None = None, converter: BaseConvert
     Raises:
         UserTypeError: if *value* is none of these.
         StateError: if *codec* fails.
+
+    Example:
+        from agentloop import to_json
+        from agentloop.items import UserMessage
+
+        print(to_json(UserMessage("hi"))["type"])  # user_message
     """
     secrets = Secrets(codec, converter)
     given: Any = value
@@ -88,6 +94,15 @@ def record_from_json(data: Mapping[str, Any], *, codec: Codec | None = None) -> 
     Raises:
         StateError: naming the first places that don't fit: an unknown kind, a value of the wrong type, a field that is
             missing or unknown, a secret that *codec* can't open. Values aren't quoted.
+
+    Example:
+        import anyio
+        from agentloop import Agent, Runner, record_from_json, to_json
+        from agentloop.testing import ScriptedModel, say
+
+        result = Runner.run_sync(Agent("a", model=ScriptedModel([say("hi")])), "go")
+        records = result.to_state().records
+        print(record_from_json(to_json(records[0])) == records[0])  # True
     """
     return _read_record(data, secrets=Secrets(codec))
 

@@ -29,6 +29,15 @@ class SealKey:
         secret: At least 16 bytes that no other party knows.
         id: Name of the key in the seal, so that keys can be replaced by others.
         expires_in: Seconds for which a seal made with it is valid; None = no limit.
+
+    Example:
+        from agentloop import Agent, Runner, RunState, SealKey
+        from agentloop.testing import ScriptedModel, say
+
+        key = SealKey(b"sixteen bytes or more", id="2026", expires_in=3600)
+        agent = Agent("a", model=ScriptedModel([say("hi")]))
+        text = Runner.run_sync(agent, "go").to_state().to_string(key=key)
+        print(RunState.from_string(agent, text, key=key).status)  # completed
     """
 
     secret: bytes = attrs.field(

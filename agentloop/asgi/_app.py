@@ -67,6 +67,14 @@ class AgentApp:
 
     Raises:
         UserError: the arguments don't go together, or the extra isn't installed.
+
+    Example:
+        from agentloop import Agent
+        from agentloop.asgi import AgentApp
+        from agentloop.testing import ScriptedModel, say
+
+        app = AgentApp(Agent("a", model=ScriptedModel([say("hi")])))  # serve it: uvicorn module:app
+        print(callable(app))  # True
     """
 
     def __init__(

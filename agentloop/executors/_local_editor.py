@@ -50,6 +50,22 @@ class LocalEditor:
 
     Raises:
         UserTypeError, UserValueError: if an argument is invalid; names it.
+
+    Example:
+        import tempfile
+        from pathlib import Path
+
+        import anyio
+        from agentloop.executors import LocalEditor, ReplaceText, WriteFile
+
+        async def main(root):
+            editor = LocalEditor(root)
+            await editor.apply([WriteFile(path="a.txt", text="red\n")])
+            await editor.apply([ReplaceText(path="a.txt", old="red", new="blue")])
+            print(Path(root, "a.txt").read_text().strip())  # blue
+
+        with tempfile.TemporaryDirectory() as root:
+            anyio.run(main, root)
     """
 
     root: Path = attrs.field(converter=_to_root)

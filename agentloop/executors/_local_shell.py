@@ -77,6 +77,18 @@ class LocalShell:
 
     Raises:
         UserTypeError, UserValueError: if an argument is invalid; names it.
+
+    Example:
+        import sys
+        import anyio
+        from agentloop.executors import LocalShell, ShellRequest
+
+        async def main():
+            result = await LocalShell(".").run(ShellRequest(commands=("echo hello",)))
+            print(result.results[0].stdout.strip())  # hello
+
+        if sys.platform != "win32":
+            anyio.run(main)
     """
 
     directory: Path = attrs.field(converter=_to_directory)

@@ -81,6 +81,12 @@ def parse_patch(patch: str) -> tuple[EditOperation, ...]:
 
     Raises:
         ModelBehaviorError: if it isn't in the format; names the line.
+
+    Example:
+        from agentloop.executors import parse_patch
+
+        text = "*** Begin Patch\n*** Delete File: old.txt\n*** End Patch"
+        print(parse_patch(text)[0].path)  # old.txt
     """
     text = patch.replace("\r\n", "\n").strip("\n")
     first, _, rest = text.partition("\n")

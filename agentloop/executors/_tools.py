@@ -203,6 +203,13 @@ def shell_tool(
 
     Raises:
         UserTypeError, UserValueError: if an argument is invalid; names it.
+
+    Example:
+        from agentloop import Agent
+        from agentloop.executors import LocalShell, shell_tool
+
+        agent = Agent("a", tools=[shell_tool(LocalShell("."))])  # each command waits for an approval
+        print(agent.tools[0].name)  # shell
     """
     choose = _chooser(shell, Shell, "shell_tool")
 
@@ -327,6 +334,13 @@ def editor_tool(
 
     Raises:
         UserTypeError, UserValueError: if an argument is invalid; names it.
+
+    Example:
+        from agentloop import Agent
+        from agentloop.executors import LocalEditor, editor_tool
+
+        agent = Agent("a", tools=[editor_tool(LocalEditor("."))])
+        print(agent.tools[0].name)  # apply_patch
     """
     choose = _chooser(editor, Editor, "editor_tool")
 

@@ -47,6 +47,23 @@ def read_journal(
         JournalError: the file is missing, empty, damaged, or no journal; *key* is not its key; it is sealed for another
             run; or it holds several runs and *run_id* names none of them.
         StateError: a record doesn't fit any schema that the library reads; names its line.
+
+    Example:
+        import tempfile
+        from pathlib import Path
+
+        import anyio
+        from agentloop import Agent, Runner
+        from agentloop.journal import FileJournal, read_journal
+        from agentloop.testing import ScriptedModel, say
+
+        async def main(path):
+            async with FileJournal(path) as journal:
+                await Runner.run(Agent("a", model=ScriptedModel([say("hi")])), "go", journal=journal)
+            print(type(next(read_journal(path))).__name__)  # RunStarted
+
+        with tempfile.TemporaryDirectory() as folder:
+            anyio.run(main, Path(folder, "run.journal"))
     """
     records = read_whole_records(path, run_id=run_id, key=key, codec=codec, older_seals=older_seals)
     if records is None:

@@ -56,6 +56,23 @@ class SQLiteJournal:
         busy_timeout: Seconds that an append waits for those of other connections.
         older_seals: True to take also a journal that an older version has sealed. Such a seal doesn't say for which run
             it is, so that two of these journals can be exchanged in their store unnoticed.
+
+    Example:
+        import tempfile
+        from pathlib import Path
+
+        import anyio
+        from agentloop import Agent, Runner
+        from agentloop.journal import SQLiteJournal
+        from agentloop.testing import ScriptedModel, say
+
+        async def main(path):
+            agent = Agent("a", model=ScriptedModel([say("hi")]))
+            async with SQLiteJournal(path, "run-1") as journal:  # one database may hold many runs
+                print((await Runner.run(agent, "go", journal=journal)).final_output)  # hi
+
+        with tempfile.TemporaryDirectory() as folder:
+            anyio.run(main, Path(folder, "runs.sqlite"))
     """
 
     def __init__(

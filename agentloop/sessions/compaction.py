@@ -33,6 +33,19 @@ async def compact(session: ReplaceableSession, summarize: Summarize, *, keep: in
     Raises:
         SessionConflict: if the session changed in between; this then changes nothing.
         UserTypeError: if the session can't replace its items.
+
+    Example:
+        import anyio
+        from agentloop.items import UserMessage
+        from agentloop.sessions import MemorySession, compact
+
+        async def main():
+            session = MemorySession()
+            await session.add_items([UserMessage("one"), UserMessage("two"), UserMessage("three")])
+            await compact(session, lambda items: f"{len(items)} messages before", keep=1)
+            print((await session.get_items())[0].text)  # 2 messages before
+
+        anyio.run(main)
     """
     check_count("keep", keep, least=0)
     if not isinstance(session, ReplaceableSession):

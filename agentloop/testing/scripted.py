@@ -101,7 +101,14 @@ _PIECES = (Say, CallStep, Respond, Fail, WaitStep, StreamOf, Reasoning)
 
 
 def say(text: str, usage: RequestUsage | None = None) -> Say:
-    """Return a step in which the model says *text*."""
+    """Return a step in which the model says *text*.
+
+    Example:
+        from agentloop import Agent, Runner
+        from agentloop.testing import ScriptedModel, say
+
+        print(Runner.run_sync(Agent("a", model=ScriptedModel([say("hi")])), "go").final_output)  # hi
+    """
     return Say(text, usage)
 
 
@@ -114,13 +121,34 @@ def call(
     """Return a step in which the model calls tool *name*.
 
     *arguments* are a mapping, or raw text; without *call_id* ids are `call_1 …`.
+
+    Example:
+        from agentloop import Agent, Runner, tool
+        from agentloop.testing import ScriptedModel, call, say
+
+        @tool
+        def add(a: int, b: int) -> int:
+            "Add two numbers."
+            return a + b
+
+        steps = [[call("add", {"a": 1, "b": 2}), call("add", {"a": 3, "b": 4})], say("ok")]  # two calls in one response
+        result = Runner.run_sync(Agent("a", model=ScriptedModel(steps), tools=[add]), "go")
+        print([item.output for item in result.new_items if hasattr(item, "output")])  # ['3', '7']
     """
     text = arguments if isinstance(arguments, str) else json.dumps(dict(arguments or {}), ensure_ascii=False)
     return CallStep(name, text, call_id, namespace)
 
 
 def reason(text: str) -> Reasoning:
-    """Return a step in which the model reasons; the next piece follows from it."""
+    """Return a step in which the model reasons; the next piece follows from it.
+
+    Example:
+        from agentloop import Agent, Runner
+        from agentloop.testing import ScriptedModel, reason, say
+
+        result = Runner.run_sync(Agent("a", model=ScriptedModel([[reason("Easy."), say("4")]])), "2 + 2?")
+        print(result.final_output)  # 4
+    """
     return Reasoning(summary=(text,))
 
 
@@ -134,6 +162,14 @@ def respond(
 
     Raises:
         UserTypeError: if one of them is no item.
+
+    Example:
+        from agentloop import Agent, RequestUsage, Runner
+        from agentloop.items import AssistantMessage
+        from agentloop.testing import ScriptedModel, respond
+
+        answer = respond(AssistantMessage("hi"), usage=RequestUsage(input_tokens=10, output_tokens=1))
+        print(Runner.run_sync(Agent("a", model=ScriptedModel([answer])), "go").usage.input_tokens)  # 10
     """
     for index, item in enumerate(items):
         if not isinstance(item, ITEM_TYPES):
@@ -142,7 +178,17 @@ def respond(
 
 
 def fail(error: BaseException) -> Fail:
-    """Return a step in which the model call raises *error* at this point of the response."""
+    """Return a step in which the model call raises *error* at this point of the response.
+
+    Example:
+        from agentloop import Agent, ModelRefusalError, Runner
+        from agentloop.testing import ScriptedModel, fail
+
+        try:
+            Runner.run_sync(Agent("a", model=ScriptedModel([fail(ModelRefusalError("No."))])), "go")
+        except ModelRefusalError as error:
+            print(error.refusal)  # No.
+    """
     return Fail(error)
 
 

@@ -177,6 +177,13 @@ def check(judged: Judged, tally: CoverageCounter | None = None, *, but: frozense
 
     Raises:
         InvariantError: naming each broken invariant, what it promises, and the records that show the breach.
+
+    Example:
+        from agentloop import Agent
+        from agentloop.testing import World, check, run, say
+
+        world = World(agent=lambda: Agent("a"), script=[say("hi")])
+        check(run(world))  # raises InvariantError if a run broke a promise
     """
     selected = [one for one in INVARIANTS.values() if one.name not in but] if but else None
     for where, observation in _observe_runs(judged):

@@ -201,6 +201,14 @@ def replay(
             probable change of definitions.
         StateError, JournalError: if the log can't be read, or the run can't continue.
         UserError: inside a running event loop: call `replay` from sync code.
+
+    Example:
+        from agentloop import Agent, Runner
+        from agentloop.testing import ScriptedModel, replay, say
+
+        agent = Agent("a", model=ScriptedModel([say("hi")]))
+        result = Runner.run_sync(agent, "go")
+        print(replay(result, agent).result.final_output)  # hi
     """
     _refuse_inside_a_loop()
     if not isinstance(agent, Agent):

@@ -96,6 +96,18 @@ def crash_sweep(
 
     Raises:
         ExplorationFailure: for the first crash after which something is wrong, or for the run without a crash.
+
+    Example:
+        from agentloop import Agent, tool
+        from agentloop.testing import call, crash_sweep, say
+
+        @tool
+        async def pay(amount: int) -> str:
+            "Pay."
+            return "paid"
+
+        swept = crash_sweep(lambda: Agent("a", tools=[pay]), [call("pay", {"amount": 5}), say("ok")])
+        print(swept.points > 0)  # True
     """
     __tracebackhide__ = True
     return crash_world(

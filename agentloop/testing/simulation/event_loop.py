@@ -114,6 +114,17 @@ def run_deterministic(
         UserError: if called inside a running event loop, or the backend isn't installed.
         Deadlock: if all tasks wait for ever.
         BaseException: any error of *fn*.
+
+    Example:
+        import anyio
+        from agentloop.testing import run_deterministic
+
+        async def main():
+            begin = anyio.current_time()
+            await anyio.sleep(3600)  # no time passes outside
+            return anyio.current_time() - begin
+
+        print(run_deterministic(main))  # 3600.0
     """
     _check(backend, order)
     _try_out(backend)

@@ -127,6 +127,19 @@ def explore(
         ExplorationFailure: with the smallest script and schedule found that fails in the same way.
         UserError: if two runs of one schedule differ: the runs share something, or something is left to chance. Also
             if *check* fails for a run in which the script makes no call.
+
+    Example:
+        from agentloop import Agent, tool
+        from agentloop.testing import call, explore, say
+
+        @tool
+        async def add(a: int, b: int) -> int:
+            "Add two numbers."
+            return a + b
+
+        steps = [[call("add", {"a": 1, "b": 2}), call("add", {"a": 3, "b": 4})], say("ok")]
+        explored = explore(lambda: Agent("a", tools=[add]), steps, max_schedules=20)
+        print(explored.schedules > 0)  # True
     """
     __tracebackhide__ = True
     return explore_world(
