@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from agentloop._common.version import __version__ as __version__
 from agentloop._engine.run_stream import RunStream
 from agentloop.abc import Instrument
 from agentloop.agents import Agent
@@ -90,7 +91,6 @@ if TYPE_CHECKING:
     from agentloop.executors import Computer, Editor, Shell
     from agentloop.state import RunState
 
-__version__ = "0.1.0"
 
 _SUBMODULES = (
     "abc",

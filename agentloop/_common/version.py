@@ -1,21 +1,7 @@
 """The version of the library, and the name by which it presents itself to servers."""
 
-from __future__ import annotations
+__version__ = "0.1.0"
+"""The version of this source. The build reads it here, so the package never asks an installation for it."""
 
-import functools
-
-
-@functools.cache
-def library_version() -> str:
-    """Return the library's version."""
-    from importlib import metadata  # a tenth of the library's own import
-
-    try:
-        return metadata.version("agentloop")
-    except metadata.PackageNotFoundError:  # run from a source folder
-        return "unknown"
-
-
-def user_agent() -> str:
-    """Return what a request says of its sender: `agentloop/VERSION`."""
-    return f"agentloop/{library_version()}"
+USER_AGENT = f"agentloop/{__version__}"
+"""The sender that a request names."""

@@ -18,7 +18,7 @@ from agentloop import records as r
 from agentloop._common.checks import NAMES, check
 from agentloop._common.errors import JournalError, StateError, UserError, UserTypeError
 from agentloop._common.turns import collect_in_turns
-from agentloop._common.version import library_version
+from agentloop._common.version import __version__
 from agentloop._schema.conversion import each_fault, structure
 from agentloop._storage.plain_records import line_writer, read_plain_line, read_plain_state
 from agentloop._storage.record_codec import (
@@ -76,7 +76,7 @@ def state_to_json(
 
 
 def _head_to_json(stored: Stored, context: dict[str, Any] | None) -> dict[str, Any]:
-    data: dict[str, Any] = {"schema": SCHEMA_VERSION, "library": library_version(), "graph": stored.graph}
+    data: dict[str, Any] = {"schema": SCHEMA_VERSION, "library": __version__, "graph": stored.graph}
     return data if context is None else {**data, "context": context}
 
 
@@ -263,7 +263,7 @@ def header(run_id: str, graph: bytes, *, sealed: bool) -> bytes:
     head = {
         "kind": "header",
         "schema": SCHEMA_VERSION,
-        "library": library_version(),
+        "library": __version__,
         "run_id": run_id,
         "redaction": "sealed" if sealed else "digests",
     }

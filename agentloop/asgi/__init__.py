@@ -4,19 +4,13 @@
 again after a lost connection, cancel, decide on calls that wait. Both work on asyncio and trio.
 """
 
+from agentloop._serving.states import ClientStates, FolderStates, MemoryStates, StateStore
 from agentloop.asgi._app import AgentApp
 from agentloop.asgi._http import HTTPRefusal, WebLimits
+from agentloop.asgi._journals import JournalFolder, RunJournals
 from agentloop.asgi._requests import Grant, WebRequest
 from agentloop.asgi._response import RunResponse
 from agentloop.asgi._resumption import ResumedRuns
-from agentloop.asgi._states import (
-    ClientStates,
-    FolderStates,
-    JournalFolder,
-    MemoryStates,
-    RunJournals,
-    StateStore,
-)
 from agentloop.asgi._writer import StreamForm
 
 __all__ = [

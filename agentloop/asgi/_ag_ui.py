@@ -21,9 +21,9 @@ import pydantic
 from ag_ui import core as ui
 
 from agentloop import events as ev
+from agentloop._serving.states import new_name
 from agentloop._storage.public_json import to_json
 from agentloop.asgi._http import HTTPRefusal
-from agentloop.asgi._states import new_name
 from agentloop.asgi._verdicts import ClientVerdict, apply_verdicts
 from agentloop.asgi._writer import replace_surrogates
 from agentloop.items import (

@@ -24,15 +24,16 @@ import anyio
 from agentloop._common.checks import NAMES, check, is_a, optional
 from agentloop._common.extras import describe_missing
 from agentloop._common.web_names import WebNames
+from agentloop._serving.states import ClientStates, MemoryStates, StateStore, bound
 from agentloop._storage.signing import Keys, key_to_seal_with
 from agentloop.abc import Codec
 from agentloop.agents import Agent
 from agentloop.asgi._handlers import Handlers, refusal_for
 from agentloop.asgi._hosting import RunHost
 from agentloop.asgi._http import ClientGone, HTTPRefusal, Receive, Scope, Send, WebLimits, answer_json, check_names
+from agentloop.asgi._journals import JournalFolder, RunJournals
 from agentloop.asgi._requests import Admit, Exchange
 from agentloop.asgi._resumption import ResumedRuns, resume_runs
-from agentloop.asgi._states import ClientStates, JournalFolder, MemoryStates, RunJournals, StateStore, bound
 from agentloop.exceptions import UserError
 from agentloop.journal._checks import check_codec
 

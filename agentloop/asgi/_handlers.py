@@ -14,6 +14,7 @@ import anyio
 import attrs
 
 from agentloop._common.error_text import error_summary
+from agentloop._serving.states import StateStore, new_name
 from agentloop.abc import Journal
 from agentloop.agents import Agent
 from agentloop.asgi._feed import Feed, FeedReader
@@ -38,7 +39,6 @@ from agentloop.asgi._requests import (
     ask_for_grant,
 )
 from agentloop.asgi._response import RunResponse, log_failure
-from agentloop.asgi._states import StateStore, new_name
 from agentloop.asgi._verdicts import apply_verdicts, give_verdicts
 from agentloop.asgi._writer import EventWriter, StreamForm, format_event, format_frame
 from agentloop.exceptions import StateError

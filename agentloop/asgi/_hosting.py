@@ -26,14 +26,15 @@ from anyio.abc import TaskGroup
 
 from agentloop._common.turns import collect_in_turns
 from agentloop._engine.journal_closing import close_in_time
+from agentloop._serving.public_errors import describe_summary
+from agentloop._serving.states import is_name
 from agentloop._storage.state_codec import codec_of, line_encoder
 from agentloop.abc import Journal
 from agentloop.agents import Agent
-from agentloop.asgi._failures import describe_summary
 from agentloop.asgi._feed import Feed, position_after
 from agentloop.asgi._http import HTTPRefusal
+from agentloop.asgi._journals import RunJournals
 from agentloop.asgi._response import log_failure
-from agentloop.asgi._states import RunJournals, is_name
 from agentloop.asgi._writer import describe_pause
 from agentloop.config import RunConfig
 from agentloop.exceptions import JournalError, UserError

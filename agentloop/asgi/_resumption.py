@@ -16,7 +16,7 @@ import attrs
 from agentloop._common.error_text import error_summary
 from agentloop.asgi._hosting import Options, RunHost
 from agentloop.asgi._http import HTTPRefusal
-from agentloop.asgi._states import JournalFolder
+from agentloop.asgi._journals import JournalFolder
 from agentloop.exceptions import JournalError, StateError
 from agentloop.journal import FileJournal
 from agentloop.state import RunState

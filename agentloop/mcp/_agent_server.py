@@ -19,14 +19,14 @@ from mcp.shared.exceptions import MCPError, NoBackChannelError
 from mcp.types import ElicitRequest, ElicitRequestFormParams, ElicitResult, InputRequiredResult
 from pydantic import BaseModel
 
-import agentloop
 from agentloop import events as ev
 from agentloop._common.error_text import error_summary
 from agentloop._common.masking import mask_arguments
+from agentloop._common.version import __version__
 from agentloop._engine.calls.output_text import render
+from agentloop._serving.public_errors import describe_error
+from agentloop._serving.states import ClientStates
 from agentloop.agents import Agent
-from agentloop.asgi._failures import describe_error
-from agentloop.asgi._states import ClientStates
 from agentloop.config import RunConfig
 from agentloop.items import ApprovalRequest
 from agentloop.mcp._contents import replace_unusable
@@ -84,7 +84,7 @@ def make_server(
     agents: Sequence[Agent[Any, Any]], name: str, run_config: RunConfig | None, make_context: MakeContext = None
 ) -> MCPServer[Any]:
     """Return a server with one tool for each agent."""
-    server: MCPServer[Any] = MCPServer(name, version=agentloop.__version__)
+    server: MCPServer[Any] = MCPServer(name, version=__version__)
     states = _States()
     for agent in agents:
         _add_tool(server, agent, run_config, make_context, states)

@@ -34,9 +34,9 @@ from typing import Any
 import anyio
 from anyio.lowlevel import checkpoint
 
-import agentloop
 from agentloop._common.error_text import error_summary
 from agentloop._common.errors import AnswerError
+from agentloop._common.version import __version__
 from agentloop._concurrency.backend import start_detached
 from agentloop.exceptions import OutcomeUnknown
 from agentloop.mcp._remarks import Remarks
@@ -194,7 +194,7 @@ class Connection:
                     message_handler=self._hear,
                     mode=self._mode,
                     cache=None,
-                    client_info=Implementation(name="agentloop", version=agentloop.__version__),
+                    client_info=Implementation(name="agentloop", version=__version__),
                 ) as client,
                 anyio.create_task_group() as group,
             ):

@@ -37,7 +37,7 @@ import attrs
 import httpx
 from anyio.lowlevel import checkpoint
 
-from agentloop._common.version import user_agent
+from agentloop._common.version import USER_AGENT
 from agentloop.exceptions import ModelBehaviorError, ModelTransportError
 from agentloop.models._codec import encode_json
 from agentloop.models._patience import AnswerWait, Patience
@@ -339,7 +339,7 @@ class HttpDriver:
         if "accept-encoding" not in names:
             sent["accept-encoding"] = _ENCODING  # else the client asks for all that it can unpack itself
         if "user-agent" not in names and not self._names_itself():
-            sent["user-agent"] = user_agent()
+            sent["user-agent"] = USER_AGENT
         outgoing = _Outgoing(url, encode_json(body), sent, dict(query) if query else None, auth)
         redact = make_redactor({**headers, **(query or {})})
         # A client with httpx's default timeouts has five seconds, less than most models need, so they are replaced.

@@ -33,7 +33,7 @@ from websockets.http11 import Response
 from websockets.protocol import State
 from websockets.uri import WebSocketURI, parse_uri
 
-from agentloop._common.version import user_agent
+from agentloop._common.version import USER_AGENT
 from agentloop.exceptions import ModelBehaviorError, ModelTransportError
 from agentloop.models._patience import Pace
 from agentloop.models._refusals import (
@@ -239,7 +239,7 @@ async def open_websocket(
     protocol = ClientProtocol(uri, max_size=max_message, logger=_SILENT)
     place, redact = place_of(url), make_redactor({**headers, **query})
     handshake = protocol.connect()
-    for name, value in {"user-agent": user_agent(), **headers}.items():
+    for name, value in {"user-agent": USER_AGENT, **headers}.items():
         handshake.headers[name] = value
     protocol.send_request(handshake)
     with anyio.move_on_after(timeout):

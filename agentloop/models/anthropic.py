@@ -1,6 +1,6 @@
 """`AnthropicModel`: models behind the Messages interface of Anthropic, and servers that offer the same interface.
 
-Says which codec (`_messages`, `_messages_answer`) and which vendor an `HttpModel` gets. Does not know about HTTP.
+Says which codec (`_messages`) and which vendor an `HttpModel` gets. Does not know about HTTP.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from agentloop._common.checks import check_count
 from agentloop.exceptions import UserValueError
 from agentloop.models._codec import HttpCodec, Vendor, without_none
 from agentloop.models._http_model import HttpModel
-from agentloop.models._messages import OutputMode, encode
-from agentloop.models._messages_answer import MessagesDecoder
-from agentloop.models._messages_executors import computer_type
+from agentloop.models._messages.answer import MessagesDecoder
+from agentloop.models._messages.executors import computer_type
+from agentloop.models._messages.request import OutputMode, encode
 from agentloop.models._patience import ANSWER_TIMEOUT
 from agentloop.models._pieces import PieceCache
 

@@ -10,7 +10,8 @@ from functools import partial
 from types import EllipsisType
 from typing import Any, ClassVar
 
-from agentloop.models._chat import STREAM_OPTIONS, ChatDecoder, encode
+from agentloop.models._chat.answer import ChatDecoder
+from agentloop.models._chat.request import STREAM_OPTIONS, encode
 from agentloop.models._codec import HttpCodec, Vendor
 from agentloop.models._http_model import HttpModel
 from agentloop.models._openai import OPENAI, make_headers

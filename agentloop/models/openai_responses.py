@@ -1,7 +1,7 @@
 """`OpenAIResponsesModel`: models behind the Responses interface, of the vendor and of servers that speak it.
 
-Says which codec (`_responses_request`, `_responses`) and which vendor an `HttpModel` gets, and sends the same over
-WebSocket (`_links`) if that is wanted. Does not know about HTTP.
+Says which codec (`_responses`) and which vendor an `HttpModel` gets, and sends the same over
+WebSocket (`_responses.links`) if that is wanted. Does not know about HTTP.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from agentloop.exceptions import UserError, UserValueError
 from agentloop.model_events import ModelEvent, ModelRequest
 from agentloop.models._codec import HttpCodec, WrittenArray
 from agentloop.models._http_model import HttpModel, ReplyEvents
-from agentloop.models._line import Target
 from agentloop.models._openai import OPENAI, make_headers
 from agentloop.models._patience import ANSWER_TIMEOUT
 from agentloop.models._pieces import PieceCache
 from agentloop.models._refusals import check_headers
-from agentloop.models._responses import ResponsesDecoder
-from agentloop.models._responses_request import encode
+from agentloop.models._responses.answer import ResponsesDecoder
+from agentloop.models._responses.request import encode
+from agentloop.models._sockets import Target
 
 if TYPE_CHECKING:
-    from agentloop.models._links import Link
+    from agentloop.models._responses.links import Link
     from agentloop.models._websocket import WebSocket
 
 
@@ -108,12 +108,12 @@ class OpenAIResponsesModel(HttpModel):
     def _new_driver(self) -> Any:
         if not self.websocket:
             return super()._new_driver()
-        from agentloop.models._links import LinkPool
+        from agentloop.models._responses.links import LinkPool
 
         return LinkPool(self._connect)
 
     async def _connect(self, target: Target, timeout: float | None) -> WebSocket:
-        from agentloop.models._links import MAX_MESSAGE
+        from agentloop.models._responses.links import MAX_MESSAGE
         from agentloop.models._websocket import open_websocket  # which needs the extra
 
         return await open_websocket(

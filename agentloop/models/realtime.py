@@ -1,7 +1,7 @@
 """`RealtimeModel`: a model behind a realtime interface, text only. A conversation stays on the server between requests.
 
-Decides which request uses which line (`_line`): one conversation and its connection. Does not know about runs; it
-recognizes a conversation by the items of a request.
+Decides which request uses which line (`_realtime.line`): one conversation and its connection. Does not know about runs;
+it recognizes a conversation by the items of a request.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from agentloop.abc import Model
 from agentloop.exceptions import UserError, UserTypeError, UserValueError
 from agentloop.model_events import ModelEvent, ModelFeature, ModelInfo, ModelRequest
 from agentloop.models._codec import check_key, identify, split_url
-from agentloop.models._conversation import sendable_items
-from agentloop.models._line import MAX_MESSAGE, AnswerEvents, Line, Target
 from agentloop.models._openai import OPENAI, name_account
 from agentloop.models._patience import ANSWER_TIMEOUT, Patience, find_first_timeout
-from agentloop.models._realtime import encode_session
+from agentloop.models._realtime.conversation import sendable_items
+from agentloop.models._realtime.line import MAX_MESSAGE, AnswerEvents, Line
+from agentloop.models._realtime.request import encode_session
 from agentloop.models._refusals import check_headers
 from agentloop.models._shared import Shared
+from agentloop.models._sockets import Target
 
 if TYPE_CHECKING:
     from ssl import SSLContext

@@ -12,7 +12,7 @@ from opentelemetry import metrics
 from opentelemetry.context import Context
 from opentelemetry.metrics import MeterProvider
 
-from agentloop._common.version import library_version
+from agentloop._common.version import __version__
 from agentloop.otel import _attributes as a
 from agentloop.otel._definitions import find_agent
 from agentloop.spans import Span
@@ -46,7 +46,7 @@ class Metrics:
     """The metrics of one instrument. No attribute holds content, or a name that a model has made up."""
 
     def __init__(self, provider: MeterProvider | None) -> None:
-        meter = metrics.get_meter(SCOPE, library_version(), meter_provider=provider)
+        meter = metrics.get_meter(SCOPE, __version__, meter_provider=provider)
         self._durations = {
             kind: meter.create_histogram(
                 found.name, "s", found.description, explicit_bucket_boundaries_advisory=found.bounds

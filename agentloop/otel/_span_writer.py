@@ -25,7 +25,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Link, SpanKind, Status, StatusCode, TracerProvider
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from agentloop._common.version import library_version
+from agentloop._common.version import __version__
 from agentloop.otel import _attributes as a
 from agentloop.otel._definitions import RunDefinitions
 from agentloop.otel._metrics import SCOPE
@@ -53,7 +53,7 @@ class SpanWriter:
     """Writes spans to a provider. Called by the tasks of runs, in any thread; never waits."""
 
     def __init__(self, provider: TracerProvider | None, *, content: bool) -> None:
-        self._tracer = trace.get_tracer(SCOPE, library_version(), tracer_provider=provider)
+        self._tracer = trace.get_tracer(SCOPE, __version__, tracer_provider=provider)
         self._content = content
         self._live: WeakKeyDictionary[Span, _Live] = WeakKeyDictionary()
         self._opened: dict[str, _Opened] = {}

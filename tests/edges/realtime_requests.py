@@ -17,7 +17,7 @@ from agentloop.items import (
     UserMessage,
 )
 from agentloop.model_events import ModelRequest
-from agentloop.models._conversation import RealtimeConversation, sendable_items
+from agentloop.models._realtime.conversation import RealtimeConversation, sendable_items
 
 
 @tool

@@ -28,15 +28,15 @@ from agentloop.models import (
     OpenAIResponsesModel,
     _codec,
     _long_json,
-    _messages_answer,
     _partial_json,
     _patience,
 )
 from agentloop.models._codec import MOST_PARTS
 from agentloop.models._http_model import HttpModel, ReplyEvents
 from agentloop.models._long_json import MOST_DEPTH, is_long, open_event
+from agentloop.models._messages import answer as messages_answer
 from agentloop.models._partial_json import PartialJson
-from agentloop.models._realtime import RealtimeDecoder
+from agentloop.models._realtime.answer import RealtimeDecoder
 
 REQUEST = ModelRequest(system=None, items=(UserMessage("Hi"),))
 MODELS: dict[str, HttpModel] = {
@@ -95,7 +95,7 @@ def meter(monkeypatch: pytest.MonkeyPatch) -> Meter:
 
     read = Counted(_codec._decode, lambda args, found: len(args[0]))
     monkeypatch.setattr(_codec, "_decode", read)
-    for kind, name in ((PartialJson, "text"), (_messages_answer._BlockRead, "joined")):
+    for kind, name in ((PartialJson, "text"), (messages_answer._BlockRead, "joined")):
         joined = Counted(getattr(kind, name).fget, lambda args, found: len(found))
         monkeypatch.setattr(kind, name, property(partial(lambda count, self: count(self), joined)))
     return meter

@@ -44,8 +44,9 @@ from agentloop.model_events import (
     ResponseStarted,
     TextDelta,
 )
-from agentloop.models import OpenAIChatModel, _chat
-from agentloop.models._chat import _USAGE, ChatDecoder
+from agentloop.models import OpenAIChatModel
+from agentloop.models._chat import request as chat_request
+from agentloop.models._chat.answer import _USAGE, ChatDecoder
 from agentloop.models._codec import encode_json, read_usage
 from agentloop.models._sse import SSEDecoder
 from agentloop.settings import CachePolicy, ModelSettings
@@ -59,7 +60,7 @@ def ask(*items: Item, **fields: Any) -> ModelRequest:
 
 def encode(request: ModelRequest, name: str, **options: Any) -> dict[str, Any]:
     """Return the body of *request* as it is read from its JSON."""
-    body: dict[str, Any] = json.loads(encode_json(_chat.encode(request, name, **options)))
+    body: dict[str, Any] = json.loads(encode_json(chat_request.encode(request, name, **options)))
     return body
 
 

@@ -23,12 +23,14 @@ from agentloop.executors import (
 )
 from agentloop.items import Caller, HostedToolCall, Image, Item, ToolCall, ToolOutput, UserMessage
 from agentloop.model_events import ModelRequest
-from agentloop.models import _chat, _messages, _realtime
+from agentloop.models._chat import request as chat_request
 from agentloop.models._codec import encode_json
-from agentloop.models._messages_answer import MessagesDecoder
-from agentloop.models._messages_executors import BASH, COMPUTER, EDITOR, computer_type
-from agentloop.models._responses import ResponsesDecoder
-from agentloop.models._responses_request import encode
+from agentloop.models._messages import request as messages_request
+from agentloop.models._messages.answer import MessagesDecoder
+from agentloop.models._messages.executors import BASH, COMPUTER, EDITOR, computer_type
+from agentloop.models._realtime import items as realtime_items
+from agentloop.models._responses.answer import ResponsesDecoder
+from agentloop.models._responses.request import encode
 from agentloop.models.anthropic import AnthropicModel
 from agentloop.testing import ScriptedModel, respond, say
 
@@ -146,7 +148,7 @@ def test_the_provider_s_own_tools_are_shown() -> None:
     assert encode(request_of(program), "gpt-x")["tools"][0]["allowed_callers"] == ["programmatic"]
     functions = [shell_tool(Nothing(), native=False), editor_tool(Nothing(), native=False)]
     assert [tool["type"] for tool in encode(request_of(functions), "gpt-x")["tools"]] == ["function"] * 2
-    chat = _chat.encode(request_of(), "m")["tools"]
+    chat = chat_request.encode(request_of(), "m")["tools"]
     assert [(tool["type"], tool["function"]["name"]) for tool in chat] == [
         ("function", "sh"),
         ("function", "apply_patch"),
@@ -279,7 +281,7 @@ def test_calls_of_another_content_go_as_functions(arguments: str, kind: Any) -> 
 @pytest.mark.parametrize("streamed", [False, True])
 def test_the_editor_of_messages(streamed: bool) -> None:
     """The provider's text editor: shown, its calls read, and written back; other executors are functions there."""
-    tools = _messages.encode(request_of(), "m", max_tokens=10)["tools"]
+    tools = messages_request.encode(request_of(), "m", max_tokens=10)["tools"]
     assert [tool.get("type") for tool in tools] == [None, "text_editor_20250728", None]
     assert tools[1]["name"] == EDITOR
     given = {"command": "str_replace", "path": "a", "old_str": "x", "new_str": "y"}
@@ -301,7 +303,7 @@ def test_the_editor_of_messages(streamed: bool) -> None:
     foreign = ToolCall("c2", "apply_patch", '{"operation": {"type": "delete_file", "path": "a"}}', kind="apply_patch")
     items = [UserMessage("Hi"), call, foreign, *(ToolOutput(one, "ok", kind="apply_patch") for one in ("tu_1", "c2"))]
     request = request_of(items=items, settings=ModelSettings(tool_choice="apply_patch"))
-    body = json.loads(encode_json(_messages.encode(request, "m", max_tokens=10)))
+    body = json.loads(encode_json(messages_request.encode(request, "m", max_tokens=10)))
     assert body["messages"][1]["content"] == [
         block,
         {"type": "tool_use", "id": "c2", "name": "apply_patch", "input": json.loads(foreign.arguments)},
@@ -309,7 +311,7 @@ def test_the_editor_of_messages(streamed: bool) -> None:
     assert body["tool_choice"] == {"type": "tool", "name": EDITOR}
     two = [editor_tool(Nothing(), name="a"), editor_tool(Nothing(), name="b")]
     with pytest.raises(UserError, match="'a' and 'b' are both editors"):
-        _messages.encode(request_of(two, settings=ModelSettings(tool_choice="a")), "m", max_tokens=10)
+        messages_request.encode(request_of(two, settings=ModelSettings(tool_choice="a")), "m", max_tokens=10)
     own = MessagesDecoder(request_of([]))  # a function of the application may have the name
     own.feed_answer({**answer, "stop_reason": "tool_use", "usage": {}})
     assert own.finish()[-1].items[0].kind == "function"  # type: ignore[union-attr]
@@ -333,11 +335,11 @@ def test_other_interfaces_read_the_history_as_functions() -> None:
         ToolOutput("call_5", (Image(data="UE5H", media_type="image/png"),), kind="computer"),
     ]
     request = request_of(items=items)
-    chat = json.loads(encode_json(_chat.encode(request, "m")))["messages"]
+    chat = json.loads(encode_json(chat_request.encode(request, "m")))["messages"]
     assert chat[1]["tool_calls"][0]["function"]["name"] == "sh"
     assert chat[2] == {"role": "tool", "tool_call_id": "call_1", "content": '{"results": []}'}
-    encode_json(_messages.encode(request, "m", max_tokens=10))
-    realtime = [_realtime.encode_item(item, {}) for item in items[1:4]]
+    encode_json(messages_request.encode(request, "m", max_tokens=10))
+    realtime = [realtime_items.encode_item(item, {}) for item in items[1:4]]
     assert [item["type"] for item in realtime] == ["function_call", "function_call", "function_call_output"]
 
 
@@ -386,14 +388,14 @@ def test_a_session_and_a_computer_are_the_provider_s_in_messages() -> None:
     """Shown, called, and chosen by the provider's names; without the beta the computer is a function."""
     tools = [SESSION, TOOLS[2]]
     request = request_of(tools, settings=ModelSettings(tool_choice="sh"))
-    body = _messages.encode(request, "m", max_tokens=10, computer=COMPUTER_TYPE)
+    body = messages_request.encode(request, "m", max_tokens=10, computer=COMPUTER_TYPE)
     size = {"display_width_px": 640, "display_height_px": 480}
     assert body["tools"] == [
         {"type": "bash_20250124", "name": BASH},
         {"type": COMPUTER_TYPE, "name": COMPUTER, **size},
     ]
     assert body["tool_choice"] == {"type": "tool", "name": BASH}
-    plain = _messages.encode(request_of(tools), "m", max_tokens=10)["tools"]
+    plain = messages_request.encode(request_of(tools), "m", max_tokens=10)["tools"]
     assert [(tool.get("type"), tool["name"]) for tool in plain] == [("bash_20250124", BASH), (None, "computer")]
     shell, click = read_blocks(use(BASH, {"command": "ls"}), use(COMPUTER, {"action": "screenshot"}), tools=tools)
     assert shell == ToolCall("tu_bash", "sh", '{"command": "ls"}', kind="shell")
@@ -402,7 +404,7 @@ def test_a_session_and_a_computer_are_the_provider_s_in_messages() -> None:
     assert own == ToolCall("tu_bash", "bash", "{}")
     two = [SESSION, shell_tool(Nothing(), session=True)]
     with pytest.raises(UserError, match="'sh' and 'shell' are both shells"):
-        _messages.encode(request_of(two), "m", max_tokens=10)
+        messages_request.encode(request_of(two), "m", max_tokens=10)
 
 
 @pytest.mark.parametrize(
@@ -431,7 +433,7 @@ def test_outputs_of_a_session_are_text(given: Any, output: Any, shown: str) -> N
     text = output if isinstance(output, str) else json.dumps(output)
     items = [UserMessage("Hi"), call, ToolOutput("c1", text, kind="shell")]
     request = request_of([SESSION], items=items)
-    body = json.loads(encode_json(_messages.encode(request, "m", max_tokens=10)))
+    body = json.loads(encode_json(messages_request.encode(request, "m", max_tokens=10)))
     foreign = "commands" in given
     assert body["messages"][1]["content"][0]["name"] == ("sh" if foreign else BASH)
     assert body["messages"][2]["content"][0]["content"] == shown
@@ -446,7 +448,7 @@ def test_parts_of_a_session_and_a_screenshot_go_back_as_blocks() -> None:
     ]
     outputs = [ToolOutput(call.call_id, picture, kind=call.kind) for call in calls]
     request = request_of([SESSION, TOOLS[2]], items=[UserMessage("Hi"), *calls, *outputs])
-    body = json.loads(encode_json(_messages.encode(request, "m", max_tokens=10, computer=COMPUTER_TYPE)))
+    body = json.loads(encode_json(messages_request.encode(request, "m", max_tokens=10, computer=COMPUTER_TYPE)))
     assert [block["name"] for block in body["messages"][1]["content"]] == [BASH, COMPUTER]
     block = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "UE5H"}}
     assert [block["content"] for block in body["messages"][2]["content"]] == [[block]] * 2

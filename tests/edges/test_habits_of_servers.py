@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentloop import Agent, ModelSettings, Runner, tool
-from agentloop._common.version import library_version
+from agentloop._common.version import __version__
 from agentloop.exceptions import ModelBehaviorError, ModelTransportError, UserError, UserTypeError
 from agentloop.items import (
     AssistantMessage,
@@ -37,7 +37,8 @@ from agentloop.model_events import ModelRequest, ResponseDone
 from agentloop.models import AnthropicModel, GeminiModel, OpenAIChatModel, OpenAIResponsesModel, WrapperModel
 from agentloop.models._codec import encode_json
 from agentloop.models._http_model import HttpModel
-from agentloop.models._realtime import RealtimeDecoder, encode_item
+from agentloop.models._realtime.answer import RealtimeDecoder
+from agentloop.models._realtime.items import encode_item
 from agentloop.settings import ModelRetrySettings
 
 SSE = {"content-type": "text/event-stream"}
@@ -400,7 +401,7 @@ async def test_a_field_that_a_server_refuses_by_name_is_left_out_from_then_on(
 )
 async def test_requests_say_who_sends_them(named: str | None, shown: str) -> None:
     """A vendor's support can ask for it. What the application says has the last word."""
-    shown = f"agentloop/{library_version()}" if shown == "agentloop/" else shown
+    shown = f"agentloop/{__version__}" if shown == "agentloop/" else shown
     seen: list[str] = []
 
     def answer(request: httpx.Request) -> httpx.Response:

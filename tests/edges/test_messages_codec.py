@@ -54,8 +54,9 @@ from agentloop.model_events import (
 )
 from agentloop.models import AnthropicModel
 from agentloop.models._codec import encode_json
-from agentloop.models._messages import BLOCK, CITATIONS, RESULT, WIRE_ID, encode
-from agentloop.models._messages_answer import MessagesDecoder
+from agentloop.models._messages.answer import MessagesDecoder
+from agentloop.models._messages.items import BLOCK, CITATIONS, RESULT, WIRE_ID
+from agentloop.models._messages.request import encode
 from agentloop.models._sse import SSEDecoder
 from agentloop.settings import CachePolicy, ModelSettings
 from agentloop.tools import HostedTool

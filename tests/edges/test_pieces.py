@@ -29,24 +29,27 @@ from agentloop.items import (
     UserMessage,
 )
 from agentloop.model_events import ModelRequest
-from agentloop.models import _chat, _messages, _responses_request
+from agentloop.models._chat import request as chat_request
 from agentloop.models._codec import encode_json
+from agentloop.models._messages import items as messages_items
+from agentloop.models._messages import request as messages_request
 from agentloop.models._pieces import PieceCache
+from agentloop.models._responses import request as responses_request
 from agentloop.settings import CachePolicy, ModelSettings
 
 Encode = Callable[[ModelRequest, PieceCache | None], Mapping[str, Any]]
 ENCODERS: dict[str, Encode] = {
-    "responses": lambda request, pieces: _responses_request.encode(request, "m", pieces=pieces),
-    "chat": lambda request, pieces: _chat.encode(
+    "responses": lambda request, pieces: responses_request.encode(request, "m", pieces=pieces),
+    "chat": lambda request, pieces: chat_request.encode(
         request, "m", pieces=pieces, extra_content=True, replay_reasoning=True
     ),
-    "messages": lambda request, pieces: _messages.encode(request, "m", max_tokens=9, pieces=pieces),
+    "messages": lambda request, pieces: messages_request.encode(request, "m", max_tokens=9, pieces=pieces),
 }
 BREAKPOINTS = ModelSettings(cache=CachePolicy(breakpoints=("items",)))
 
 
 def thought(words: str) -> Reasoning:
-    return Reasoning("rs", [words], [words], "c2ln", provider_data={"responses": {}, _messages.BLOCK: "thinking"})
+    return Reasoning("rs", [words], [words], "c2ln", provider_data={"responses": {}, messages_items.BLOCK: "thinking"})
 
 
 def draw_history(seed: int) -> list[list[Item]]:

@@ -53,10 +53,10 @@ from agentloop.exceptions import ModelBehaviorError, ModelTransportError, UserEr
 from agentloop.items import AssistantMessage, Item, Reasoning, ToolCall, ToolOutput, UserMessage
 from agentloop.model_events import ArgumentsDelta, ModelEvent, ModelRequest, Raw, ResponseDone, TextDelta
 from agentloop.models import OpenAIChatModel, RealtimeModel, _websocket
-from agentloop.models._conversation import NOT_RUN
-from agentloop.models._line import Line, Target
 from agentloop.models._patience import Patience
-from agentloop.models._realtime import encode_session
+from agentloop.models._realtime.conversation import NOT_RUN
+from agentloop.models._realtime.line import Line, Target
+from agentloop.models._realtime.request import encode_session
 from agentloop.models._refusals import SILENT
 from agentloop.models._websocket import WebSocket
 from agentloop.settings import ModelRetrySettings

@@ -21,8 +21,10 @@ from agentloop.model_events import (
     ResponseStarted,
     TextDelta,
 )
-from agentloop.models._conversation import NOT_RUN, RealtimeConversation
-from agentloop.models._realtime import RealtimeDecoder, encode_item, encode_session
+from agentloop.models._realtime.answer import RealtimeDecoder
+from agentloop.models._realtime.conversation import NOT_RUN, RealtimeConversation
+from agentloop.models._realtime.items import encode_item
+from agentloop.models._realtime.request import encode_session
 from agentloop.usage import RequestUsage
 
 REQUEST = ModelRequest(system=None, items=(UserMessage("Hi"),))

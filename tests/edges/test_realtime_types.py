@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from agentloop.exceptions import ModelTransportError
 from agentloop.items import UserMessage
 from agentloop.model_events import ModelRequest, Raw
-from agentloop.models._conversation import RealtimeConversation
-from agentloop.models._realtime import RealtimeDecoder, encode_session
+from agentloop.models._realtime.answer import RealtimeDecoder
+from agentloop.models._realtime.conversation import RealtimeConversation
+from agentloop.models._realtime.request import encode_session
 
 realtime = pytest.importorskip("openai.types.realtime")
 

@@ -61,8 +61,8 @@ from agentloop.model_events import (
     TextDelta,
 )
 from agentloop.models._codec import encode_json
-from agentloop.models._responses import ResponsesDecoder
-from agentloop.models._responses_request import encode
+from agentloop.models._responses.answer import ResponsesDecoder
+from agentloop.models._responses.request import encode
 from agentloop.models._sse import SSEDecoder
 from agentloop.settings import CachePolicy, ModelSettings, Prompt
 from agentloop.tools import HostedTool

@@ -13,7 +13,8 @@ from agentloop import Agent, Runner, tool
 from agentloop.exceptions import ModelBehaviorError, ModelTransportError, UserError, UserValueError
 from agentloop.items import AssistantMessage, Item, UserMessage
 from agentloop.model_events import ModelRequest, ResponseDone, TextDelta
-from agentloop.models import OpenAIResponsesModel, _links
+from agentloop.models import OpenAIResponsesModel
+from agentloop.models._responses import links
 from agentloop.settings import CachePolicy, ModelRetrySettings, ModelSettings
 
 pytestmark = pytest.mark.real_clock
@@ -196,8 +197,8 @@ async def test_a_connection_that_was_long_unused_is_checked(
     alive: bool, anyio_backend: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A pong in time, or another connection."""
-    monkeypatch.setattr(_links, "STALE", -1.0)
-    monkeypatch.setattr(_links, "PROMPT", 5.0 if alive else 0.0)
+    monkeypatch.setattr(links, "STALE", -1.0)
+    monkeypatch.setattr(links, "PROMPT", 5.0 if alive else 0.0)
     with socket_server(HELLO) as server:
         async with make_model(server) as model:
             done = await answer(model, HI)
@@ -207,7 +208,7 @@ async def test_a_connection_that_was_long_unused_is_checked(
 
 async def test_an_old_connection_is_closed(anyio_backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server's limit comes later, and would end an answer."""
-    monkeypatch.setattr(_links, "_MOST_AGE", -1.0)
+    monkeypatch.setattr(links, "_MOST_AGE", -1.0)
     with socket_server(HELLO) as server:
         async with make_model(server) as model:
             done = await answer(model, HI)

@@ -11,8 +11,8 @@ from agentloop.abc import Session
 from agentloop.exceptions import SessionConflict
 from agentloop.items import ITEM_TYPES, Item, UserMessage
 from agentloop.sessions import MemorySession, SQLiteSession
+from agentloop.testing._session_suite import ONE_OF_EACH, messages
 from agentloop.testing.conformance import SessionConformance
-from agentloop.testing.conformance._sessions import ONE_OF_EACH, messages
 
 
 class TestMemorySession(SessionConformance):

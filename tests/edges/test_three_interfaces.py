@@ -12,8 +12,11 @@ from edges.responses_fixture import make_response, make_stream
 from agentloop import Agent, FunctionTool, Runner, tool
 from agentloop.items import AssistantMessage, Item, Text, ToolCall, ToolOutput, UserMessage
 from agentloop.model_events import ModelRequest
-from agentloop.models import AnthropicModel, OpenAIChatModel, OpenAIResponsesModel, _chat, _realtime, _responses_request
+from agentloop.models import AnthropicModel, OpenAIChatModel, OpenAIResponsesModel
+from agentloop.models._chat import request as chat_request
 from agentloop.models._http_model import HttpModel
+from agentloop.models._realtime import request as realtime_request
+from agentloop.models._responses import request as responses_request
 
 SCRIPT: list[list[Item]] = [
     [AssistantMessage("I look für dich."), ToolCall("c1", "weather", '{"city": "Kyōto"}'), ToolCall("c2", "now")],
@@ -191,6 +194,6 @@ def test_schema_of_an_object_has_properties_on_interfaces_of_openai(schema: Any,
     """They refuse the whole request for one tool whose schema has none, as those of many MCP servers."""
     bare = FunctionTool(name="f", params_json_schema=schema, on_invoke_tool=lambda ctx, text: text, strict_mode=False)
     request = ModelRequest(system=None, items=(UserMessage("hi"),), tools=(bare,))
-    assert _chat.encode(request, "m")["tools"][0]["function"]["parameters"] == sent
-    assert _responses_request.encode(request, "m")["tools"][0]["parameters"] == sent
-    assert _realtime.encode_session(request)["tools"][0]["parameters"] == sent
+    assert chat_request.encode(request, "m")["tools"][0]["function"]["parameters"] == sent
+    assert responses_request.encode(request, "m")["tools"][0]["parameters"] == sent
+    assert realtime_request.encode_session(request)["tools"][0]["parameters"] == sent

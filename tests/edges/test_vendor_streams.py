@@ -27,8 +27,12 @@ from agentloop.model_events import (
     ResponseDone,
     TextDelta,
 )
-from agentloop.models import _chat, _messages, _messages_answer, _responses, _responses_request
+from agentloop.models._chat import answer as chat_answer
 from agentloop.models._codec import encode_json
+from agentloop.models._messages import answer as messages_answer
+from agentloop.models._messages import items as messages_items
+from agentloop.models._responses import answer as responses_answer
+from agentloop.models._responses import request as responses_request
 from agentloop.models._sse import SSEDecoder
 
 httpx2 = pytest.importorskip("httpx2")
@@ -229,7 +233,7 @@ def compare_messages(wire: Wire, client: Any, pieces: Iterable[bytes]) -> None:
     """Require that the vendor's client and the codec find the same blocks in the same order, usage and end."""
     with client.messages.stream(model="m", max_tokens=9, messages=[]) as stream:
         theirs = stream.get_final_message()
-    events = read(_messages_answer.MessagesDecoder(REQUEST), pieces)
+    events = read(messages_answer.MessagesDecoder(REQUEST), pieces)
     done = _done(events)
     expected: list[Any] = []
     for block in theirs.content:
@@ -263,7 +267,7 @@ def compare_messages(wire: Wire, client: Any, pieces: Iterable[bytes]) -> None:
     reason = {"tool_use": "tool_calls", "end_turn": "stop"}[theirs.stop_reason]
     assert (done.response_id, done.model, done.finish_reason) == (theirs.id, theirs.model, reason)
     # The whole message, as a server would send it that doesn't stream, holds the same.
-    plain = _messages_answer.MessagesDecoder(REQUEST)
+    plain = messages_answer.MessagesDecoder(REQUEST)
     plain.feed_answer(theirs.model_dump(mode="json", exclude_unset=True))
     assert list(_describe_messages(_done(plain.finish()))) == expected
 
@@ -273,10 +277,10 @@ def _describe_messages(done: ResponseDone) -> Iterator[Any]:
     for item in done.items:
         match item:
             case AssistantMessage():
-                cited = (item.provider_data or {}).get(_messages.CITATIONS) or [[] for _ in item.content]
+                cited = (item.provider_data or {}).get(messages_items.CITATIONS) or [[] for _ in item.content]
                 texts = [part.text for part in item.content if isinstance(part, Text)]
                 yield "text", list(zip(texts, cited, strict=True))
-            case Reasoning() if (item.provider_data or {})[_messages.BLOCK] == "thinking":
+            case Reasoning() if (item.provider_data or {})[messages_items.BLOCK] == "thinking":
                 yield "thinking", "".join(item.content), item.encrypted
             case Reasoning():
                 yield "redacted_thinking", item.encrypted
@@ -284,7 +288,7 @@ def _describe_messages(done: ResponseDone) -> Iterator[Any]:
                 yield "tool_use", item.call_id, item.name, json.loads(item.arguments)
             case HostedToolCall():
                 yield "server_tool_use", item.id, item.kind, item.data["input"]
-                yield item.data[_messages.RESULT]["type"], item.data[_messages.RESULT]["tool_use_id"]
+                yield item.data[messages_items.RESULT]["type"], item.data[messages_items.RESULT]["tool_use_id"]
             case other:
                 raise AssertionError(other)
 
@@ -293,7 +297,7 @@ def compare_chat(wire: Wire, client: Any, pieces: Iterable[bytes]) -> None:
     """Require that the vendor's client and the codec find the same text, refusal, calls, usage and end."""
     with client.chat.completions.stream(model="m", messages=[], stream_options={"include_usage": True}) as stream:
         theirs = stream.get_final_completion()
-    events = read(_chat.ChatDecoder(REQUEST), pieces)
+    events = read(chat_answer.ChatDecoder(REQUEST), pieces)
     done = _done(events)
     [choice] = theirs.choices
     said = [item for item in done.items if isinstance(item, AssistantMessage)]
@@ -314,7 +318,7 @@ def compare_chat(wire: Wire, client: Any, pieces: Iterable[bytes]) -> None:
         assert done.usage.total_tokens == theirs.usage.total_tokens
         assert done.usage.cached_tokens == ((prompt and prompt.cached_tokens) or 0)
         assert done.usage.reasoning_tokens == ((made and made.reasoning_tokens) or 0)
-    plain = _chat.ChatDecoder(REQUEST)
+    plain = chat_answer.ChatDecoder(REQUEST)
     plain.feed_answer(theirs.model_dump(mode="json", exclude_unset=True))
     assert _done(plain.finish()).items == done.items
 
@@ -324,7 +328,7 @@ def compare_responses(wire: Wire, client: Any, pieces: Iterable[bytes]) -> None:
     with client.responses.create(model="m", input="Hi", stream=True) as stream:
         events = list(stream)
     theirs = events[-1].response
-    ours = read(_responses.ResponsesDecoder(REQUEST), pieces)
+    ours = read(responses_answer.ResponsesDecoder(REQUEST), pieces)
     done = _done(ours)
     assert [event.data["type"] for event in ours if isinstance(event, Raw)] == [event.type for event in events]
     texts = [event.delta for event in events if event.type == "response.output_text.delta" and event.delta]
@@ -334,7 +338,7 @@ def compare_responses(wire: Wire, client: Any, pieces: Iterable[bytes]) -> None:
     arguments = [event.delta for event in events if event.type in inputs and event.delta]
     assert [event.delta for event in ours if isinstance(event, ArgumentsDelta)] == arguments
     # Each item goes back as the client would send it back: without what it only tells.
-    body = _responses_request.encode(REQUEST.replace(items=done.items), "m")
+    body = responses_request.encode(REQUEST.replace(items=done.items), "m")
     sent = json.loads(encode_json(body))["input"]
     for item, one in zip(theirs.output, sent, strict=True):
         dumped = item.model_dump(mode="json", by_alias=True, exclude_unset=True)
@@ -349,7 +353,7 @@ def compare_responses(wire: Wire, client: Any, pieces: Iterable[bytes]) -> None:
     assert done.usage.cache_write_tokens == theirs.usage.input_tokens_details.cache_write_tokens
     assert done.usage.reasoning_tokens == theirs.usage.output_tokens_details.reasoning_tokens
     assert (done.response_id, done.model, done.service_tier) == (theirs.id, theirs.model, theirs.service_tier)
-    plain = _responses.ResponsesDecoder(REQUEST)
+    plain = responses_answer.ResponsesDecoder(REQUEST)
     plain.feed_answer(theirs.model_dump(mode="json", by_alias=True, exclude_unset=True))
     assert _done(plain.finish()).items == done.items
 

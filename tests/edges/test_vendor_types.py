@@ -48,9 +48,14 @@ from agentloop.model_events import (
     ResponseStarted,
     TextDelta,
 )
-from agentloop.models import _chat, _messages, _messages_answer, _responses, _responses_request
+from agentloop.models._chat import request as chat_request
 from agentloop.models._codec import encode_json
+from agentloop.models._messages import answer as messages_answer
+from agentloop.models._messages import items as messages_items
+from agentloop.models._messages import request as messages_request
 from agentloop.models._pieces import PieceCache
+from agentloop.models._responses import answer as responses_answer
+from agentloop.models._responses import request as responses_request
 from agentloop.models._sse import SSEDecoder
 from agentloop.settings import CachePolicy, ModelSettings, Prompt
 from agentloop.testing.simulation.runs import run_one
@@ -74,7 +79,7 @@ def _turns(random: random.Random) -> Iterator[Item]:
     for turn in range(random.randrange(1, 5)):
         yield UserMessage(_content(random))
         if random.random() < 0.3:
-            yield Reasoning(content=("hm",), encrypted="c2ln", provider_data={_messages.BLOCK: "thinking"})
+            yield Reasoning(content=("hm",), encrypted="c2ln", provider_data={messages_items.BLOCK: "thinking"})
         if random.random() < 0.5:
             yield AssistantMessage([Text("I see."), *([Refusal("no")] if random.random() < 0.2 else [])])
         calls = [f"c{turn}_{number}" for number in range(random.randrange(4))]
@@ -209,7 +214,7 @@ def test_requests_of_chat_completions_are_what_the_vendor_declares() -> None:
     def encode(request: ModelRequest) -> Any:
         shout = Definition("shout", kind="custom", format={"type": "grammar", "definition": "a", "syntax": "lark"})
         request = request.replace(tools=[*request.tools, shout])
-        return _chat.encode(request, "gpt", max_tokens_field="max_completion_tokens", custom_tools=True)
+        return chat_request.encode(request, "gpt", max_tokens_field="max_completion_tokens", custom_tools=True)
 
     check_requests(params.CompletionCreateParamsStreaming, encode)
 
@@ -225,7 +230,7 @@ def test_requests_of_messages_are_what_the_vendor_declares(mode: Any) -> None:
 
     def encode(request: ModelRequest) -> Any:
         settings = attrs.evolve(request.settings, temperature=None, top_p=None)
-        return _messages.encode(request.replace(settings=settings), "claude", max_tokens=100, output_mode=mode)
+        return messages_request.encode(request.replace(settings=settings), "claude", max_tokens=100, output_mode=mode)
 
     check_requests(params.MessageCreateParamsStreaming, encode)
 
@@ -274,7 +279,7 @@ def test_requests_of_responses_are_what_the_vendor_declares() -> None:
     params = pytest.importorskip("openai.types.responses.response_create_params")
 
     def encode(request: ModelRequest) -> Any:
-        return _responses_request.encode(request, "gpt")
+        return responses_request.encode(request, "gpt")
 
     check_requests(params.ResponseCreateParamsStreaming, encode, make_responses_request)
 
@@ -293,9 +298,9 @@ def test_requests_of_runs_are_what_the_vendor_declares(interface: str) -> None:
     }
     chat: dict[str, Any] = {"custom_tools": True, "max_tokens_field": "max_completion_tokens"}
     encoders: Mapping[str, Any] = {
-        "responses": lambda request: _responses_request.encode(request, "m", pieces=pieces),
-        "chat": lambda request: _chat.encode(request, "m", pieces=pieces, **chat),
-        "messages": lambda request: _messages.encode(request, "m", max_tokens=100, pieces=pieces),
+        "responses": lambda request: responses_request.encode(request, "m", pieces=pieces),
+        "chat": lambda request: chat_request.encode(request, "m", pieces=pieces, **chat),
+        "messages": lambda request: messages_request.encode(request, "m", max_tokens=100, pieces=pieces),
     }
     module, name = hints[interface]
     hint = getattr(pytest.importorskip(module), name)
@@ -318,7 +323,7 @@ def test_requests_of_runs_are_what_the_vendor_declares(interface: str) -> None:
 def test_an_unknown_key_is_found_wherever_it_is() -> None:
     """The check would be none without this."""
     params = pytest.importorskip("anthropic.types.message_create_params")
-    body = as_sent(_messages.encode(REQUEST, "claude", max_tokens=100))
+    body = as_sent(messages_request.encode(REQUEST, "claude", max_tokens=100))
     body["messages"][0]["content"][0]["odd"] = 1
     strange = body | {"strange": 1}
     assert unknown_keys(strange, params.MessageCreateParamsStreaming) == ["body.strange"]
@@ -343,7 +348,7 @@ def test_every_member_of_the_vendors_unions_of_responses_is_read_or_passes() -> 
     kinds = sorted(_literal(member, "type") for member in _members(types.ResponseStreamEvent))
     assert len(kinds) > 50
     for kind in set(kinds) - set(_TERMINAL):
-        decoder = _responses.ResponsesDecoder(REQUEST)
+        decoder = responses_answer.ResponsesDecoder(REQUEST)
         event = {"type": kind, "output_index": 0, "item_id": "x", "delta": "d", "item": {"type": "hologram"}}
         events = decoder.feed(json.dumps(event))
         assert Raw(event) in events
@@ -354,7 +359,7 @@ def test_every_member_of_the_vendors_unions_of_responses_is_read_or_passes() -> 
     assert len(items) > 20
     for kind in items:
         data = {"type": kind, "id": "x", "call_id": "c", "name": "n", "status": "completed"}
-        decoder = _responses.ResponsesDecoder(REQUEST)
+        decoder = responses_answer.ResponsesDecoder(REQUEST)
         response = {"status": "completed", "output": [data]}
         done = [*decoder.feed(json.dumps({"type": "response.completed", "response": response})), *decoder.finish()][-1]
         assert isinstance(done, ResponseDone)
@@ -362,7 +367,7 @@ def test_every_member_of_the_vendors_unions_of_responses_is_read_or_passes() -> 
         assert not isinstance(item, OpaqueItem) or kind in ("function_call_output", "custom_tool_call_output"), kind
         # It goes back to the provider as what it was.
         request = REQUEST.replace(items=[item, AssistantMessage("x")])
-        sent = as_sent(_responses_request.encode(request, "m"))["input"]
+        sent = as_sent(responses_request.encode(request, "m"))["input"]
         assert sent[0]["type"] == kind
 
 
@@ -394,17 +399,17 @@ def test_every_member_of_the_vendors_unions_of_messages_is_read_or_passes() -> N
     for kind in blocks:
         events = [WHOLE[0], begin(0, type=kind, id="x", name="n", data="d", content=[]), stop(0)]
         events += [begin(1, type="text", text="Hi"), *end("end_turn")]
-        decoded = _read(_messages_answer.MessagesDecoder(REQUEST), wire(events))
+        decoded = _read(messages_answer.MessagesDecoder(REQUEST), wire(events))
         done = decoded[-1]
         assert isinstance(done, ResponseDone)
         assert len(done.items) == (1 if kind == "text" else 2), kind
         assert sum(isinstance(event, Raw) for event in decoded) == len(events)
         # What the provider made itself goes back to it unchanged.
-        body = as_sent(_messages.encode(REQUEST.replace(items=done.items), "m", max_tokens=9))
+        body = as_sent(messages_request.encode(REQUEST.replace(items=done.items), "m", max_tokens=9))
         assert body["messages"][0]["content"][0]["type"] == ("text" if kind == "text" else kind)
     for kind in deltas:
         events = [WHOLE[0], begin(0, type="text", text="Hi"), more(0, type=kind), *end("end_turn")]
-        assert isinstance(_read(_messages_answer.MessagesDecoder(REQUEST), wire(events))[-1], ResponseDone)
+        assert isinstance(_read(messages_answer.MessagesDecoder(REQUEST), wire(events))[-1], ResponseDone)
 
 
 def _literal(model: Any, name: str) -> str:

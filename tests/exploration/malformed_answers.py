@@ -17,8 +17,15 @@ from typing import Any
 from agentloop.exceptions import AgentLoopError
 from agentloop.items import AssistantMessage, HandoffCall, Item, ToolCall, ToolOutput, UserMessage
 from agentloop.model_events import ModelRequest, OutputSchema, ResponseDone
-from agentloop.models import _chat, _messages, _messages_answer, _realtime, _responses, _responses_request
+from agentloop.models._chat import answer as chat_answer
+from agentloop.models._chat import request as chat_request
 from agentloop.models._codec import Decoder, encode_json
+from agentloop.models._messages import answer as messages_answer
+from agentloop.models._messages import request as messages_request
+from agentloop.models._realtime import answer as realtime_answer
+from agentloop.models._realtime import items as realtime_items
+from agentloop.models._responses import answer as responses_answer
+from agentloop.models._responses import request as responses_request
 from agentloop.models._sse import SSEDecoder
 from agentloop.testing.simulation.generated import Chance
 
@@ -228,27 +235,27 @@ def _check_items(items: Sequence[Item], encode: Callable[[ModelRequest], Mapping
 
 
 def _feed_chat(chance: Chance) -> None:
-    decoder = _chat.ChatDecoder(ModelRequest(system=None, items=HISTORY))
+    decoder = chat_answer.ChatDecoder(ModelRequest(system=None, items=HISTORY))
     items = _read_stream(chance, decoder, _spoil_stream(chance, _chat_stream(chance))).items
-    _check_items(items, lambda request: _chat.encode(request, "m", extra_content=True, replay_reasoning=True))
+    _check_items(items, lambda request: chat_request.encode(request, "m", extra_content=True, replay_reasoning=True))
 
 
 def _feed_messages(chance: Chance) -> None:
     mode: Any = chance.pick(("format", "tool"))
     request = ModelRequest(system=None, items=HISTORY, output_schema=OUTPUT if chance.one_in(3) else None)
-    decoder = _messages_answer.MessagesDecoder(request, output_mode=mode)
+    decoder = messages_answer.MessagesDecoder(request, output_mode=mode)
     items = _read_stream(chance, decoder, _spoil_stream(chance, _messages_stream(chance))).items
-    _check_items(items, lambda request: _messages.encode(request, "m", max_tokens=9))
+    _check_items(items, lambda request: messages_request.encode(request, "m", max_tokens=9))
 
 
 def _feed_responses(chance: Chance) -> None:
-    decoder = _responses.ResponsesDecoder(ModelRequest(system=None, items=HISTORY))
+    decoder = responses_answer.ResponsesDecoder(ModelRequest(system=None, items=HISTORY))
     items = _read_stream(chance, decoder, _spoil_stream(chance, _responses_stream(chance))).items
-    _check_items(items, lambda request: _responses_request.encode(request, "m"))
+    _check_items(items, lambda request: responses_request.encode(request, "m"))
 
 
 def _feed_realtime(chance: Chance) -> None:
-    decoder = _realtime.RealtimeDecoder(ModelRequest(system=None, items=HISTORY), model="m")
+    decoder = realtime_answer.RealtimeDecoder(ModelRequest(system=None, items=HISTORY), model="m")
     for event in _spoil_stream(chance, _realtime_stream(chance)):
         if isinstance(event, dict) and not decoder.done:
             list(decoder.feed(event))
@@ -256,7 +263,7 @@ def _feed_realtime(chance: Chance) -> None:
         return
     items = _last(decoder.finish()).items
     ids: dict[str, str] = {}
-    _check_items(items, lambda request: {"items": [_realtime.encode_item(one, ids) for one in request.items]})
+    _check_items(items, lambda request: {"items": [realtime_items.encode_item(one, ids) for one in request.items]})
 
 
 ANSWERS: tuple[tuple[str, Callable[[Chance], None]], ...] = (

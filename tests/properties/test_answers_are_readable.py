@@ -25,9 +25,9 @@ from agentloop.exceptions import AgentLoopError, ModelBehaviorError, ModelTransp
 from agentloop.items import AssistantMessage, FileCitation, Item, Text, ToolCall, UrlCitation, UserMessage
 from agentloop.journal import MemoryJournal
 from agentloop.model_events import ItemDone, ModelRequest, ModelResponse, ResponseDone
-from agentloop.models._chat import ChatDecoder
-from agentloop.models._messages_answer import MessagesDecoder
-from agentloop.models._responses import ResponsesDecoder
+from agentloop.models._chat.answer import ChatDecoder
+from agentloop.models._messages.answer import MessagesDecoder
+from agentloop.models._responses.answer import ResponsesDecoder
 from agentloop.sessions import MemorySession
 from agentloop.usage import RequestUsage
 

@@ -16,8 +16,8 @@ from agentloop import records as r
 from agentloop.items import ApprovalRequest, Item, ToolCall, ToolOutput, UserMessage
 from agentloop.model_events import ModelRequest
 from agentloop.models import AnthropicModel, OpenAIChatModel, OpenAIResponsesModel
-from agentloop.models._chat import encode as encode_chat
-from agentloop.models._realtime import encode_item
+from agentloop.models._chat.request import encode as encode_chat
+from agentloop.models._realtime.items import encode_item
 from agentloop.policies import Deny
 from agentloop.testing import ScriptedModel, check, respond, say
 from agentloop.testing.invariants import Observation, findings_of

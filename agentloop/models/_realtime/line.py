@@ -1,7 +1,7 @@
 """One realtime conversation over its connection: events are sent and read, and a connection that died is replaced.
 
-Joins `_conversation` (what to send), `_realtime` (what it looks like) and `_websocket` (the connection). Does not know
-which requests share a line; `realtime` decides that.
+Joins `conversation` (what to send), `request`, `items` and `answer` (what it looks like) and `_websocket` (the
+connection). Does not know which requests share a line; `models.realtime` decides that.
 
 One request: `ask` makes sure of a connection, sends what the server lacks, waits for the first event, and returns the
 `AnswerEvents`, which read the others as they are needed. `leave` ends the exchange: an answer that isn't over is
@@ -30,31 +30,20 @@ import attrs
 from agentloop.exceptions import ModelBehaviorError, ModelTransportError
 from agentloop.model_events import ModelEvent, ModelRequest, Raw, ResponseDone
 from agentloop.models._codec import JsonDict, encode_json, optional_text, parse_object
-from agentloop.models._conversation import RealtimeConversation
 from agentloop.models._long_json import open_event
 from agentloop.models._patience import TOO_LONG, AnswerWait, Pace, Patience
-from agentloop.models._realtime import EXPIRED, RealtimeDecoder, session_error
+from agentloop.models._realtime.answer import EXPIRED, RealtimeDecoder, session_error
+from agentloop.models._realtime.conversation import RealtimeConversation
 from agentloop.models._refusals import SILENT, Failure, redact_error
+from agentloop.models._sockets import PROMPT, STALE, Target
 
 if TYPE_CHECKING:
     from agentloop.models._websocket import WebSocket
 
-PROMPT = 2.0
-"""Seconds for what a living server does at once: a pong, the end of an answer that was cancelled."""
-STALE = 20.0
-"""A connection that was unused for so many seconds is asked for a pong before it is used."""
 MAX_MESSAGE = 16_000_000
 _MAX_ANSWER = 64_000_000
 _EVENT = "An event of the session"
 _ACKNOWLEDGEMENTS = ("conversation.item.added", "conversation.item.created", "conversation.item.done")
-
-
-@attrs.frozen
-class Target:
-    """The headers and the query that a connection is opened with. A request with others needs another connection."""
-
-    headers: Mapping[str, str] = attrs.field(repr=False)
-    query: Mapping[str, str] = attrs.field(repr=False)
 
 
 @attrs.define(eq=False)

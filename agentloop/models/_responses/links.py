@@ -26,9 +26,9 @@ import attrs
 
 from agentloop.exceptions import ModelTransportError
 from agentloop.models._codec import WrittenArray, encode_json, parse_json
-from agentloop.models._line import PROMPT, STALE, Target
 from agentloop.models._patience import TOO_LONG, AnswerWait, Patience
 from agentloop.models._refusals import SILENT
+from agentloop.models._sockets import PROMPT, STALE, Target
 
 if TYPE_CHECKING:
     from agentloop.models._websocket import WebSocket

@@ -51,7 +51,7 @@ from agentloop.items import (
     UrlCitation,
     UserMessage,
 )
-from agentloop.testing.conformance._parts import STEPS, cancel_after
+from agentloop.testing._suite_parts import STEPS, cancel_after
 
 Change: TypeAlias = Callable[[], Awaitable[Any]]
 

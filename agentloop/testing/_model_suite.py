@@ -35,7 +35,7 @@ from agentloop.model_events import (
     TextDelta,
 )
 from agentloop.settings import ModelSettings
-from agentloop.testing.conformance._parts import STEPS, cancel_after, within
+from agentloop.testing._suite_parts import STEPS, cancel_after, within
 from agentloop.usage import RequestUsage
 
 EVENTS: tuple[type, ...] = get_args(ModelEvent)

@@ -1,28 +1,15 @@
-"""The Realtime codec, text only: a request to a session's configuration and items, the server's events to model events.
-
-Pure. The interface is a conversation over one connection: the client configures the session, adds items, and asks for a
-response; the server answers with events, each of which names its response. `_conversation` decides which items to send.
-"""
+"""The answers of a realtime session, text only: the server's events to model events. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from agentloop.exceptions import ModelBehaviorError, ModelTransportError, UserError
+from agentloop.exceptions import ModelBehaviorError, ModelTransportError
 from agentloop.items import (
     AssistantMessage,
-    HandoffCall,
-    HandoffOutput,
     Item,
-    Part,
-    Reasoning,
-    Refusal,
-    SystemMessage,
-    Text,
     ToolCall,
-    ToolOutput,
-    UserMessage,
 )
 from agentloop.model_events import (
     ArgumentsDelta,
@@ -33,12 +20,9 @@ from agentloop.model_events import (
     ResponseDone,
     ResponseStarted,
     TextDelta,
-    ToolDefinition,
 )
 from agentloop.models._codec import (
-    JsonDict,
     UsageNames,
-    add_extras,
     broken_answer_error,
     count_part,
     is_json,
@@ -49,23 +33,13 @@ from agentloop.models._codec import (
     read_text,
     read_usage,
     server_error,
-    without_none,
 )
 from agentloop.models._common import (
     CallIds,
-    argument_text,
-    find_forced_name,
-    output_text,
-    refuse_tools,
-    tool_choice,
-    with_properties,
 )
-from agentloop.settings import Prompt
+from agentloop.models._realtime.items import WIRE_ID
 
 _USAGE = UsageNames("input_tokens", "input_token_details", "output_tokens", "output_token_details")
-INTERFACE = "a realtime session"
-WIRE_ID = "realtime_call_id"
-"""Key in a call's `provider_data` of the server's own id, if the run uses another id for the call."""
 EXPIRED = "session_expired"
 """Code of the error after which a new connection is needed and sufficient."""
 _STATUSES = {
@@ -77,121 +51,6 @@ _STATUSES = {
     "server_error": 500,
 }
 """The status that an error would have as an answer over HTTP, by its code or type: a retry is decided by it."""
-
-# ---------------------------------------------------------------------------------------------- request
-
-
-def encode_session(request: ModelRequest) -> JsonDict:
-    """Return the configuration of the session for *request*: the resolved view, and the settings.
-
-    A server keeps every field that an update leaves out, so fields of a view are always there. `temperature`, `top_p`,
-    `verbosity`, `store`, `include`, `cache` and `service_tier` have no field in this interface and are left out.
-
-    Raises:
-        UserError: for a part that the interface can't express.
-        UserTypeError: if `extra_args` holds a field that is already set.
-    """
-    for name in ("conversation_id", "output_schema"):
-        if getattr(request, name) is not None:
-            raise UserError(f"{name}: has no form in {INTERFACE}.")
-    refuse_tools(request, INTERFACE)
-    settings = request.settings
-    effort = (settings.reasoning or {}).get("effort")
-    optional = {
-        "prompt": None if request.prompt is None else _prompt(request.prompt),
-        "parallel_tool_calls": settings.parallel_tool_calls,
-        "reasoning": {"effort": effort} if effort else None,
-        "truncation": settings.truncation,
-    }
-    session: JsonDict = {
-        "type": "realtime",
-        "output_modalities": ["text"],
-        "instructions": request.system or "",
-        "tools": [_tool(tool) for tool in (*request.tools, *request.handoffs)],
-        "tool_choice": _choice(request),
-        "max_output_tokens": settings.max_tokens or "inf",
-    }
-    return add_extras(session | without_none(optional), settings)
-
-
-def _prompt(prompt: Prompt) -> JsonDict:
-    for name, value in prompt.variables.items():
-        if not isinstance(value, str):
-            raise UserError(f"prompt: the variable {name!r} has no form in {INTERFACE}, which is text only.")
-    return without_none({"id": prompt.id, "version": prompt.version, "variables": dict(prompt.variables) or None})
-
-
-def _tool(tool: ToolDefinition) -> JsonDict:
-    parameters = with_properties(tool.params_json_schema)
-    return {"type": "function", "name": tool.name, "description": tool.description, "parameters": parameters}
-
-
-def _choice(request: ModelRequest) -> str | JsonDict:
-    choice = tool_choice(request)
-    if choice is None or not (request.tools or request.handoffs):
-        return "auto"
-    name = find_forced_name(choice, INTERFACE)
-    return str(choice) if name is None else {"type": "function", "name": name}
-
-
-def encode_create(request: ModelRequest) -> JsonDict:
-    """Return the event that asks for the response."""
-    metadata = request.settings.metadata
-    asked = {"type": "response.create"}
-    return asked if metadata is None else asked | {"response": {"metadata": dict(metadata)}}
-
-
-def encode_item(item: Item, wire_ids: dict[str, str]) -> JsonDict:
-    """Return *item* as an item of the conversation, without an id.
-
-    *wire_ids* maps the run's id of a call to the server's, where the two differ; calls are added to it.
-
-    Raises:
-        UserError: if a realtime session has no such item.
-    """
-    match item:
-        case SystemMessage():
-            return _message("system", "input_text", item.content)
-        case UserMessage():
-            return _message("user", "input_text", item.content)
-        case AssistantMessage():
-            return _message("assistant", "output_text", item.content)
-        case HandoffCall() | ToolCall(kind="function" | "shell" | "apply_patch" | "computer"):
-            if isinstance(item.provider_data, Mapping) and isinstance(wire_id := item.provider_data.get(WIRE_ID), str):
-                wire_ids[item.call_id] = wire_id
-            call_id, arguments = wire_ids.get(item.call_id, item.call_id), argument_text(item.arguments)
-            return {"type": "function_call", "call_id": call_id, "name": item.name, "arguments": arguments}
-        case HandoffOutput() | ToolOutput(kind="function" | "shell" | "apply_patch" | "computer"):
-            return encode_output(wire_ids.get(item.call_id, item.call_id), output_text(item.output))
-        case _:
-            raise UserError(f"items: {type(item).__name__} has no form in {INTERFACE}.")
-
-
-def encode_output(call_id: str, text: str) -> JsonDict:
-    """Return the output of the call that the server knows as *call_id*."""
-    return {"type": "function_call_output", "call_id": call_id, "output": text}
-
-
-def _message(role: str, kind: str, parts: Iterable[Part]) -> JsonDict:
-    return {"type": "message", "role": role, "content": [{"type": kind, "text": _text(part)} for part in parts]}
-
-
-def _text(part: Part) -> str:
-    match part:
-        case Text(text):
-            return text
-        case Refusal(refusal):
-            return refusal
-        case _:
-            raise UserError(f"items: {type(part).__name__} has no form in {INTERFACE}, which is text only.")
-
-
-def has_form(item: Item) -> bool:
-    """Tell whether *item* is sent at all: reasoning of other interfaces isn't."""
-    return not isinstance(item, Reasoning)
-
-
-# ---------------------------------------------------------------------------------------------- response
 
 
 def session_error(event: Mapping[str, Any]) -> ModelTransportError:

@@ -43,8 +43,8 @@ from agentloop.models._codec import (
     server_error,
 )
 from agentloop.models._common import CallIds
-from agentloop.models._responses_executors import CONTENTS, names_by_kind
-from agentloop.models._responses_items import CALLS, note_reasoning, read_item
+from agentloop.models._responses.executors import CONTENTS, names_by_kind
+from agentloop.models._responses.items import CALLS, note_reasoning, read_item
 
 _USAGE = UsageNames("input_tokens", "input_tokens_details", "output_tokens", "output_tokens_details")
 _TERMINAL = ("response.completed", "response.incomplete", "response.failed")

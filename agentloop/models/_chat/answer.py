@@ -1,6 +1,6 @@
-"""The Chat Completions codec: a request to its JSON body, the chunks of a response to model events. Pure.
+"""The answers of Chat Completions: the chunks of a response to model events. Pure.
 
-Does not know about HTTP: `encode` returns the body to post, `ChatDecoder` takes the text of one event at a time.
+Does not know about HTTP: `ChatDecoder` takes the text of one event at a time.
 """
 
 from __future__ import annotations
@@ -12,47 +12,38 @@ from typing import Any
 
 import attrs
 
-from agentloop.exceptions import ModelBehaviorError, UserError
+from agentloop.exceptions import ModelBehaviorError
 from agentloop.items import (
     Annotation,
     AssistantMessage,
-    HandoffCall,
-    HandoffOutput,
     Item,
     Part,
     Reasoning,
     Refusal,
-    SystemMessage,
     Text,
     ToolCall,
-    ToolOutput,
     UrlCitation,
-    UserMessage,
 )
 from agentloop.model_events import (
     ArgumentsDelta,
     ItemDone,
     ModelEvent,
     ModelRequest,
-    OutputSchema,
     Raw,
     ReasoningDelta,
     ResponseDone,
     ResponseStarted,
     TextDelta,
-    ToolDefinition,
 )
-from agentloop.models import _constrained
+from agentloop.models._chat import constrained as _constrained
+from agentloop.models._chat.items import DETAILS, EXTRA, LOGPROBS, WIRE_ID
 from agentloop.models._codec import (
     QUOTED,
     EventDecoder,
     JsonDict,
     UsageNames,
-    WrittenArray,
-    add_extras,
     broken_answer_error,
     count_part,
-    encode_json,
     is_json,
     optional_text,
     optional_whole,
@@ -65,297 +56,11 @@ from agentloop.models._codec import (
 )
 from agentloop.models._common import (
     CallIds,
-    argument_text,
-    chat_content,
-    earlier_name,
-    find_allowed_tools,
-    find_forced_name,
     make_call_id,
-    no_form,
-    no_message,
-    output_text,
-    plain_text,
-    refuse_tools,
-    tool_choice,
-    with_properties,
 )
 from agentloop.models._partial_json import PartialJson
-from agentloop.models._pieces import CALL_TYPES, OUTPUT_TYPES, PieceCache
-from agentloop.settings import ModelSettings
 
 _USAGE = UsageNames("prompt_tokens", "prompt_tokens_details", "completion_tokens", "completion_tokens_details")
-STREAM_OPTIONS = "stream_options"
-"""The field that asks for the use of tokens at the end of a stream."""
-EXTRA = "chat_extra_content"
-"""Key in a call's `provider_data` of the field `extra_content` that it came with."""
-LOGPROBS = "chat_logprobs"
-"""Key in a message's `provider_data` of the probabilities of its tokens, as they came."""
-DETAILS = "chat_reasoning_details"
-"""Key in a reasoning item's `provider_data` of the field `reasoning_details` that it came with: a router's signatures
-of the thoughts, which some providers want back unchanged."""
-WIRE_ID = "chat_call_id"
-"""Key in a call's `provider_data` of the server's own id, if the run uses another id for the call."""
-
-# ---------------------------------------------------------------------------------------------- request
-
-
-def encode(
-    request: ModelRequest,
-    model_name: str,
-    *,
-    constrained: bool = False,
-    stream: bool = True,
-    max_tokens_field: str = "max_tokens",
-    extra_content: bool = False,
-    replay_reasoning: bool = False,
-    custom_tools: bool = False,
-    stream_usage: bool = True,
-    pieces: PieceCache | None = None,
-) -> JsonDict:
-    """Return the body that sends *request* to *model_name*.
-
-    `truncation`, `include`, and `reasoning` except its effort have no field here and are left out, as they don't change
-    the question. `extra_body` overrides fields of the result. With *extra_content*, a call that came with such a field
-    goes back with it: a vendor's signature of the thought behind it. With *replay_reasoning*, reasoning goes back as
-    `reasoning_content`. With *custom_tools*, the server knows tools of free text. Without *stream_usage*, no stream is
-    asked for its use of tokens. *pieces* has what earlier requests wrote with these options.
-
-    Raises:
-        UserError: for a part that Chat Completions can't express; names its place in the request.
-        UserTypeError: if `extra_args` holds a field that is already set.
-    """
-    refuse_tools(request, "Chat Completions", custom=custom_tools and not constrained)
-    _refuse_server_state(request)
-    body: JsonDict = {"model": model_name}
-    if constrained:
-        body |= _constrained_fields(request)
-    else:
-        messages = _Messages(PieceCache() if pieces is None else pieces, extra_content, replay_reasoning)
-        written = messages.add_all(request)
-        if not written:
-            raise no_message()
-        body["messages"] = WrittenArray(written)
-        body |= _tool_fields(request) | _format_fields(request.output_schema)
-    body |= _setting_fields(request.settings, max_tokens_field)
-    if stream:
-        body |= {"stream": True} | ({STREAM_OPTIONS: {"include_usage": True}} if stream_usage else {})
-    return add_extras(body, request.settings)
-
-
-def _refuse_server_state(request: ModelRequest) -> None:
-    for name in ("previous_response_id", "conversation_id", "prompt"):
-        if getattr(request, name) is not None:
-            raise UserError(f"{name}: Chat Completions keeps nothing on the server to refer to.")
-
-
-def _constrained_fields(request: ModelRequest) -> JsonDict:
-    tools = _constrained.list_offers(request)
-    fields: JsonDict = {"messages": _constrained.messages(request, tools)}
-    if not tools:
-        return fields | _format_fields(request.output_schema)
-    schema = OutputSchema(name="call", schema=_constrained.call_schema(tools))
-    return fields | _format_fields(schema) | {"temperature": 0}
-
-
-def _format_fields(output: OutputSchema | None) -> JsonDict:
-    if output is None:
-        return {}
-    described = {"name": output.name, "strict": output.strict, "schema": dict(output.schema)}
-    return {"response_format": {"type": "json_schema", "json_schema": described}}
-
-
-def _tool_fields(request: ModelRequest) -> JsonDict:
-    tools = [_tool(tool) for tool in (*request.tools, *request.handoffs)]
-    if not tools:
-        return {}
-    fields: JsonDict = {"tools": tools}
-    choice = tool_choice(request)
-    if (allowed := find_allowed_tools(choice)) is not None:
-        mode, some = allowed
-        chosen = {"mode": mode, "tools": [_write_allowed(tool) for tool in some]}
-        fields["tool_choice"] = {"type": "allowed_tools", "allowed_tools": chosen}
-    elif (name := find_forced_name(choice)) is not None:
-        kind = next((tool.kind for tool in request.tools if tool.name == name and tool.kind == "custom"), "function")
-        fields["tool_choice"] = {"type": kind, kind: {"name": name}}
-    elif choice is not None:
-        fields["tool_choice"] = choice
-    if request.settings.parallel_tool_calls is not None:
-        fields["parallel_tool_calls"] = request.settings.parallel_tool_calls
-    return fields
-
-
-def _write_allowed(tool: Mapping[str, Any]) -> JsonDict:
-    """Return the reference to one of the allowed tools in this interface's form."""
-    match tool:
-        case {"type": ("function" | "custom") as kind, "name": str(name)}:
-            return {"type": kind, kind: {"name": name}}
-        case _:
-            return dict(tool)
-
-
-def _tool(tool: ToolDefinition) -> JsonDict:
-    if tool.kind == "custom":
-        return {"type": "custom", "custom": _custom(tool)}
-    described = {
-        "name": tool.name,
-        "description": tool.description,
-        "parameters": with_properties(tool.params_json_schema),
-    }
-    # Left out, it means False, and servers that don't know it refuse tools that have it.
-    return {"type": "function", "function": described | ({"strict": True} if tool.strict_mode else {})}
-
-
-def _custom(tool: ToolDefinition) -> JsonDict:
-    described: JsonDict = {"name": tool.name, "description": tool.description}
-    match tool.format:
-        case None:
-            return described
-        case {"type": "grammar", "definition": definition, "syntax": syntax}:  # as other interfaces write it
-            form: Any = {"type": "grammar", "grammar": {"definition": definition, "syntax": syntax}}
-        case form:
-            pass
-    return described | {"format": form}
-
-
-def _setting_fields(settings: ModelSettings, max_tokens_field: str) -> JsonDict:
-    given = {
-        "temperature": settings.temperature,
-        "top_p": settings.top_p,
-        "frequency_penalty": settings.frequency_penalty,
-        "presence_penalty": settings.presence_penalty,
-        max_tokens_field: settings.max_tokens,
-        "reasoning_effort": (settings.reasoning or {}).get("effort"),
-        "verbosity": settings.verbosity,
-        "store": settings.store,
-        "metadata": settings.metadata,
-        "logprobs": None if settings.top_logprobs is None else True,
-        "top_logprobs": settings.top_logprobs,
-        "service_tier": settings.service_tier,
-    }
-    if settings.cache is not None:
-        options = {"ttl": settings.cache.ttl} if settings.cache.ttl else None
-        given |= {"prompt_cache_key": settings.cache.key, "prompt_cache_retention": settings.cache.retention}
-        given["prompt_cache_options"] = options
-    return without_none(given)
-
-
-class _Messages:
-    """Collects messages. Successive calls, and the text before them, share one assistant message."""
-
-    def __init__(self, pieces: PieceCache, extra_content: bool, replay_reasoning: bool) -> None:
-        self._pieces = pieces
-        self._extra_content = extra_content
-        self._replay_reasoning = replay_reasoning
-        self._done: list[bytes] = []
-        self._thoughts: bytes | None = None  # a field of the next assistant message
-        self._by_id: dict[str, ToolCall | HandoffCall] = {}
-        self._open: bytes | None = None  # the assistant message to which following calls are added, without those
-        self._calls: list[bytes] = []
-
-    def add_all(self, request: ModelRequest) -> list[bytes]:
-        """Return the messages of *request*."""
-        if request.system:
-            self._done.append(encode_json({"role": "system", "content": request.system}))
-        for index, item in enumerate(request.items):
-            if isinstance(item, CALL_TYPES):
-                self._by_id[item.call_id] = item
-                self._add_call(item, f"items[{index}]")
-            elif isinstance(item, Reasoning):
-                if self._replay_reasoning and (fields := _reasoning_fields(item)):
-                    self._thoughts = encode_json(fields)[1:-1]
-            else:
-                self._add(item, f"items[{index}]")
-        if self._open is not None:
-            self._close()
-        return self._done
-
-    def _add(self, item: Item, place: str) -> None:
-        if self._open is not None:
-            self._close()
-        call = self._by_id.get(item.call_id) if isinstance(item, OUTPUT_TYPES) else None
-        piece = self._pieces.find(item, call)
-        if piece is None:
-            piece = self._pieces.keep(item, encode_json(_message(item, call, place)), call)
-        if isinstance(item, AssistantMessage):
-            self._begin(piece)
-        else:
-            self._done.append(piece)
-
-    def _add_call(self, item: ToolCall | HandoffCall, place: str) -> None:
-        piece = self._pieces.find(item)
-        if piece is None:
-            piece = self._pieces.keep(item, encode_json(_call(item, self._extra_content, place)))
-        if self._open is None:
-            self._begin(_ONLY_CALLS)
-        self._calls.append(piece)
-
-    def _begin(self, message: bytes) -> None:
-        self._open, self._thoughts = _add_fields(message, self._thoughts), None
-
-    def _close(self) -> None:
-        assert self._open is not None
-        calls = b'"tool_calls":[%s]' % b",".join(self._calls) if self._calls else None
-        self._done.append(_add_fields(self._open, calls))
-        self._open, self._calls = None, []
-
-
-def _reasoning_fields(item: Reasoning) -> JsonDict:
-    details = (item.provider_data or {}).get(DETAILS)
-    return without_none({"reasoning_content": "".join(item.content) or None, "reasoning_details": details or None})
-
-
-_ONLY_CALLS = encode_json({"role": "assistant", "content": None})
-
-
-def _add_fields(message: bytes, fields: bytes | None) -> bytes:
-    return message if fields is None else b"%s,%s}" % (message[:-1], fields)
-
-
-def _message(item: Item, call: ToolCall | HandoffCall | None, place: str) -> JsonDict:
-    """Return the message of an item that is no call; an output answers *call*."""
-    match item:
-        case SystemMessage():
-            return {"role": "system", "content": plain_text(item.content, place)}
-        case UserMessage():
-            return {"role": "user", "content": chat_content(item.content, place)}
-        case AssistantMessage():
-            return _assistant(item, place)
-        case ToolOutput(kind="approval"):
-            raise no_form(place, item)
-        case HandoffOutput() | ToolOutput():
-            call_id = item.call_id if call is None else _wire_id(call)
-            return {"role": "tool", "tool_call_id": call_id, "content": output_text(item.output)}
-        case _:
-            raise no_form(place, item)
-
-
-def _call(item: ToolCall | HandoffCall, extra_content: bool, place: str) -> JsonDict:
-    if isinstance(item, ToolCall) and item.kind == "approval":
-        raise no_form(place, item)
-    call: JsonDict = {"id": _wire_id(item), "type": "function"}
-    name = earlier_name(item.name)
-    if isinstance(item, ToolCall) and item.kind == "custom":
-        call |= {"type": "custom", "custom": {"name": name, "input": item.arguments}}
-    else:
-        call["function"] = {"name": name, "arguments": argument_text(item.arguments)}
-    if extra_content and (extra := (item.provider_data or {}).get(EXTRA)):
-        call["extra_content"] = extra
-    return call
-
-
-def _wire_id(call: ToolCall | HandoffCall) -> str:
-    """Return the server's id of *call*: the run's, if the two don't differ."""
-    given = call.provider_data.get(WIRE_ID) if isinstance(call.provider_data, Mapping) else None
-    return given if isinstance(given, str) else call.call_id
-
-
-def _assistant(item: AssistantMessage, place: str) -> JsonDict:
-    words: list[Part] = [part for part in item.content if not isinstance(part, Refusal)]
-    refusal = {} if item.refusal is None else {"refusal": item.refusal}
-    return {"role": "assistant", "content": plain_text(words, place) or None} | refusal
-
-
-# ---------------------------------------------------------------------------------------------- response
 
 
 @attrs.define

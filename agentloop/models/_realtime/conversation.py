@@ -34,7 +34,8 @@ import attrs
 from agentloop.items import HandoffCall, Item
 from agentloop.model_events import ModelRequest
 from agentloop.models._codec import JsonDict
-from agentloop.models._realtime import encode_create, encode_item, encode_output, has_form
+from agentloop.models._realtime.items import encode_item, encode_output, has_form
+from agentloop.models._realtime.request import encode_create
 
 NOT_RUN = "This call was not run: the answer that it is part of was interrupted."
 """The output of a call in an answer that was left."""

@@ -31,8 +31,8 @@ import anyio.lowlevel
 
 from agentloop.abc import Journal
 from agentloop.exceptions import JournalError
-from agentloop.testing.conformance._models import ModelConformance
-from agentloop.testing.conformance._sessions import SessionConformance
+from agentloop.testing._model_suite import ModelConformance
+from agentloop.testing._session_suite import SessionConformance
 
 __all__ = ["JournalConformance", "ModelConformance", "SessionConformance"]
 

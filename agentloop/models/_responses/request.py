@@ -1,6 +1,6 @@
 """The Responses codec, outbound: a request to its JSON body. Pure.
 
-Does not know how items are written (`_responses_items`), nor about answers (`_responses`).
+Does not know how items are written (`items`), nor about answers (`answer`).
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any
 from agentloop.exceptions import UserTypeError
 from agentloop.items import HandoffOutput, Item, SystemMessage, ToolOutput, UserMessage
 from agentloop.model_events import ModelRequest, OutputSchema, ToolDefinition
-from agentloop.models import _responses_executors as executors
 from agentloop.models._codec import JsonDict, WrittenArray, add_extras, encode_json, without_none
 from agentloop.models._common import find_allowed_tools, no_message, tool_choice, with_properties
 from agentloop.models._pieces import PieceCache
-from agentloop.models._responses_items import EXECUTOR_KINDS, INTERFACE, input_part, input_text, write_items
+from agentloop.models._responses import executors
+from agentloop.models._responses.items import EXECUTOR_KINDS, INTERFACE, input_part, input_text, write_items
 from agentloop.settings import CachePolicy, ModelSettings, Prompt
 
 _BREAKPOINT = {"prompt_cache_breakpoint": {"mode": "explicit"}}

@@ -38,7 +38,6 @@ from agentloop.items import (
     UrlCitation,
     UserMessage,
 )
-from agentloop.models import _responses_executors as executors
 from agentloop.models._codec import (
     QUOTED,
     JsonDict,
@@ -51,6 +50,7 @@ from agentloop.models._codec import (
 )
 from agentloop.models._common import argument_text, data_url, earlier_name, no_form, output_text
 from agentloop.models._pieces import CALL_TYPES, OUTPUT_TYPES, PieceCache
+from agentloop.models._responses import executors
 
 INTERFACE = "the Responses interface"
 WIRE = "responses"

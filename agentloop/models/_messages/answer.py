@@ -57,8 +57,9 @@ from agentloop.models._codec import (
     without_none,
 )
 from agentloop.models._common import CallIds
-from agentloop.models._messages import BLOCK, CITATIONS, HOSTED_CALLS, RESULT, WIRE_ID, OutputMode
-from agentloop.models._messages_executors import own_tools
+from agentloop.models._messages.executors import own_tools
+from agentloop.models._messages.items import BLOCK, CITATIONS, HOSTED_CALLS, RESULT, WIRE_ID
+from agentloop.models._messages.request import OutputMode
 from agentloop.usage import RequestUsage
 
 _FINISH_REASONS = {

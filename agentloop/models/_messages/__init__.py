@@ -1,0 +1,1 @@
+"""Anthropic Messages. Requests, items, answers and the executors' tools are pure."""
