@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from agentloop.models.openai_chat import GeminiModel, OpenAIChatModel
     from agentloop.models.openai_responses import OpenAIResponsesModel
     from agentloop.models.realtime import RealtimeModel
+    from agentloop.models.timeouts import ModelTimeouts
     from agentloop.models.wrapper import WrapperModel
 
 __all__ = [
@@ -57,6 +58,7 @@ __all__ = [
     "ModelInfo",
     "ModelProvider",
     "ModelRequest",
+    "ModelTimeouts",
     "OCIModel",
     "OpenAIChatModel",
     "OpenAIResponsesModel",
@@ -79,6 +81,7 @@ _LAZY = {
     "HttpCodec": "_codec",
     "Decoder": "_codec",
     "HttpModel": "_http_model",
+    "ModelTimeouts": "timeouts",
     "LocalModel": "local",
     "OCIModel": "oci",
     "OpenAIChatModel": "openai_chat",

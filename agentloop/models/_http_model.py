@@ -10,10 +10,9 @@ import logging
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from types import EllipsisType, TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from agentloop._common.checks import check_seconds
 from agentloop.abc import Model
 from agentloop.exceptions import ModelBehaviorError, ModelTransportError, UserError, UserTypeError, UserValueError
 from agentloop.model_events import ModelEvent, ModelFeature, ModelInfo, ModelRequest
@@ -28,10 +27,11 @@ from agentloop.models._codec import (
     split_url,
 )
 from agentloop.models._long_json import open_event
-from agentloop.models._patience import ANSWER_TIMEOUT, Pace, Patience, find_first_timeout
+from agentloop.models._patience import Pace, Patience
 from agentloop.models._refusals import Failure, redact_error
 from agentloop.models._shared import Shared
 from agentloop.models._sse import SSEDecoder
+from agentloop.models.timeouts import FormerTimeouts, ModelTimeouts, choose_timeouts, patience_of
 
 if TYPE_CHECKING:
     from agentloop.models._http import HttpDriver, Reply
@@ -52,12 +52,8 @@ class HttpModel(Model):
 
     Entering opens a connection pool. Several runs may enter one model at once; the last to leave closes the pool.
 
-    Timeouts are seconds, None = no limit: `connect_timeout` for a connection, `first_output_timeout` from the request
-    until the head of an answer, and for each piece until its first output (not given: 300, or 600 if
-    `ModelSettings.reasoning` requests effort), `silence_timeout` between two pieces of an answer that has begun,
-    `answer_timeout` for one answer as a whole, from the request on, without the time that its consumer takes: so an
-    endless answer ends. `ModelSettings.timeout` bounds a whole attempt. An `http_client` with timeouts of its own keeps
-    those; `answer_timeout` holds for it, too. An answer has at most 64 MB.
+    `timeouts` says how long it waits for its server: `ModelTimeouts`. An `http_client` with timeouts of its own keeps
+    those; `ModelTimeouts.total` holds for it, too. An answer has at most 64 MB.
     """
 
     holds_resources: bool = True
@@ -72,10 +68,8 @@ class HttpModel(Model):
         api_key: str | None = None,
         auth: Any = None,
         http_client: Any = None,
-        connect_timeout: float | None = 10.0,
-        silence_timeout: float | None = 60.0,
-        first_output_timeout: float | EllipsisType | None = ...,
-        answer_timeout: float | None = ANSWER_TIMEOUT,
+        timeouts: ModelTimeouts | None = None,
+        **former: Unpack[FormerTimeouts],
     ) -> None:
         if not isinstance(name, str):
             raise UserTypeError(f"name: expected text, got {type(name).__name__}")
@@ -98,12 +92,7 @@ class HttpModel(Model):
         self._auth = auth
         self._http_client = http_client
         self.holds_resources = http_client is None
-        self.connect_timeout: float | None = check_seconds("connect_timeout", connect_timeout)
-        self.silence_timeout: float | None = check_seconds("silence_timeout", silence_timeout)
-        self.first_output_timeout = first_output_timeout
-        if first_output_timeout is not ...:
-            check_seconds("first_output_timeout", first_output_timeout)
-        self.answer_timeout: float | None = check_seconds("answer_timeout", answer_timeout)
+        self.timeouts: ModelTimeouts = choose_timeouts(timeouts, former)
         self._refused: set[str] = set()
         """Dispensable fields that the server doesn't know."""
         self._drivers = Shared(self._open, _close)
@@ -193,8 +182,7 @@ class HttpModel(Model):
         return self._query | dict(request.settings.extra_query or {})
 
     def _patience(self, request: ModelRequest) -> Patience:
-        first = find_first_timeout(self.first_output_timeout, request.settings)
-        return Patience(self.connect_timeout, first, self.silence_timeout, self.answer_timeout)
+        return patience_of(self.timeouts, request.settings)
 
     def _driver(self) -> HttpDriver:
         driver = self._drivers.current()

@@ -1,4 +1,4 @@
-"""How long a server may keep the reader of its answer busy: for a connection, for each piece, and in all.
+"""The timeouts of one answer: to connect, between pieces, in total.
 
 Used over every transport. A piece that comes in time resets the wait for a piece, so a server that sends a byte now and
 then would never end an answer: the time for the whole ends that. It counts what the server causes, from the request on:
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable
-from types import EllipsisType, TracebackType
+from types import TracebackType
 from typing import Self, TypeVar
 
 import anyio
@@ -21,7 +21,6 @@ from anyio.lowlevel import checkpoint
 
 from agentloop.exceptions import ModelTransportError
 from agentloop.models._refusals import SILENT
-from agentloop.settings import ModelSettings
 
 T = TypeVar("T")
 TOO_LONG = "answer_timeout"
@@ -46,13 +45,6 @@ class Patience:
     first: float | None
     silence: float | None
     answer: float | None = ANSWER_TIMEOUT
-
-
-def find_first_timeout(given: float | EllipsisType | None, settings: ModelSettings) -> float | None:
-    """Return the time for the first output: the *given* one, else what a model needs for the effort in *settings*."""
-    if given is not ...:
-        return given
-    return 600.0 if (settings.reasoning or {}).get("effort") else 300.0
 
 
 def make_silence_error(place: str, seconds: float | None, cause: str = "") -> ModelTransportError:

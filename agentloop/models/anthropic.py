@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
-from types import EllipsisType
-from typing import Any, get_args
+from typing import Any, Unpack, get_args
 
 from agentloop._common.checks import check_count
 from agentloop.exceptions import UserValueError
@@ -17,8 +16,8 @@ from agentloop.models._http_model import HttpModel
 from agentloop.models._messages.answer import MessagesDecoder
 from agentloop.models._messages.executors import computer_type
 from agentloop.models._messages.request import OutputMode, encode
-from agentloop.models._patience import ANSWER_TIMEOUT
 from agentloop.models._pieces import PieceCache
+from agentloop.models.timeouts import FormerTimeouts, ModelTimeouts
 
 ANTHROPIC = Vendor(
     url="https://api.anthropic.com",
@@ -59,10 +58,8 @@ class AnthropicModel(HttpModel):
         output_mode: OutputMode = "format",
         version: str = VERSION,
         betas: Iterable[str] = (),
-        connect_timeout: float | None = 10.0,
-        silence_timeout: float | None = 60.0,
-        first_output_timeout: float | EllipsisType | None = ...,
-        answer_timeout: float | None = ANSWER_TIMEOUT,
+        timeouts: ModelTimeouts | None = None,
+        **former: Unpack[FormerTimeouts],
     ) -> None:
         check_count("max_tokens", max_tokens)
         if output_mode not in get_args(OutputMode):
@@ -86,10 +83,8 @@ class AnthropicModel(HttpModel):
             api_key=api_key,
             auth=auth,
             http_client=http_client,
-            connect_timeout=connect_timeout,
-            silence_timeout=silence_timeout,
-            first_output_timeout=first_output_timeout,
-            answer_timeout=answer_timeout,
+            timeouts=timeouts,
+            **former,
         )
 
 

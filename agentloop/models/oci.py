@@ -15,8 +15,7 @@ from collections.abc import Mapping
 from email.utils import formatdate
 from functools import partial
 from pathlib import Path
-from types import EllipsisType
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 from agentloop._common.extras import describe_missing
 from agentloop.exceptions import UserError, UserValueError
@@ -24,9 +23,9 @@ from agentloop.model_events import ModelInfo
 from agentloop.models._codec import read_variable
 from agentloop.models._http_model import HttpModel
 from agentloop.models._openai import make_headers
-from agentloop.models._patience import ANSWER_TIMEOUT
 from agentloop.models.openai_chat import make_chat_codec
 from agentloop.models.openai_responses import make_responses_codec
+from agentloop.models.timeouts import FormerTimeouts, ModelTimeouts
 
 _URL = "https://inference.generativeai.{region}.oci.oraclecloud.com/openai/v1"
 _SIGNED = ("date", "(request-target)", "host", "content-length", "content-type", "x-content-sha256")
@@ -66,10 +65,8 @@ class OCIModel(HttpModel):
         config_file: str | os.PathLike[str] | None = None,
         profile: str | None = None,
         http_client: Any = None,
-        connect_timeout: float | None = 10.0,
-        silence_timeout: float | None = 60.0,
-        first_output_timeout: float | EllipsisType | None = ...,
-        answer_timeout: float | None = ANSWER_TIMEOUT,
+        timeouts: ModelTimeouts | None = None,
+        **former: Unpack[FormerTimeouts],
     ) -> None:
         key = api_key or read_variable("OCI_GENAI_API_KEY")
         file = Path(config_file or read_variable("OCI_CONFIG_FILE") or "~/.oci/config").expanduser()
@@ -91,10 +88,8 @@ class OCIModel(HttpModel):
             api_key=key,
             auth=None if key else RequestSigner.from_profile(found, place=f"{file}, profile {chosen}"),
             http_client=http_client,
-            connect_timeout=connect_timeout,
-            silence_timeout=silence_timeout,
-            first_output_timeout=first_output_timeout,
-            answer_timeout=answer_timeout,
+            timeouts=timeouts,
+            **former,
         )
 
     @property

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from types import EllipsisType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 from agentloop.models._chat.answer import ChatDecoder
 from agentloop.models._chat.request import STREAM_OPTIONS, encode
 from agentloop.models._codec import HttpCodec, Vendor
 from agentloop.models._http_model import HttpModel
 from agentloop.models._openai import OPENAI, make_headers
-from agentloop.models._patience import ANSWER_TIMEOUT
 from agentloop.models._pieces import PieceCache
+from agentloop.models.timeouts import FormerTimeouts, ModelTimeouts
 
 GEMINI = Vendor(
     url="https://generativelanguage.googleapis.com/v1beta/openai", key_variable="GEMINI_API_KEY", name="gemini"
@@ -80,10 +79,8 @@ class OpenAIChatModel(HttpModel):
         stream_usage: bool = True,
         organization: str | None = None,
         project: str | None = None,
-        connect_timeout: float | None = 10.0,
-        silence_timeout: float | None = 60.0,
-        first_output_timeout: float | EllipsisType | None = ...,
-        answer_timeout: float | None = ANSWER_TIMEOUT,
+        timeouts: ModelTimeouts | None = None,
+        **former: Unpack[FormerTimeouts],
     ) -> None:
         url = self._home.find_url(base_url)
         codec = make_chat_codec(
@@ -104,10 +101,8 @@ class OpenAIChatModel(HttpModel):
             api_key=api_key,
             auth=auth,
             http_client=http_client,
-            connect_timeout=connect_timeout,
-            silence_timeout=silence_timeout,
-            first_output_timeout=first_output_timeout,
-            answer_timeout=answer_timeout,
+            timeouts=timeouts,
+            **former,
         )
         self.constrained = constrained
 

@@ -10,8 +10,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from importlib.util import find_spec
-from types import EllipsisType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from agentloop._common.extras import describe_missing
 from agentloop.exceptions import UserError, UserValueError
@@ -19,12 +18,12 @@ from agentloop.model_events import ModelEvent, ModelRequest
 from agentloop.models._codec import HttpCodec, WrittenArray
 from agentloop.models._http_model import HttpModel, ReplyEvents
 from agentloop.models._openai import OPENAI, make_headers
-from agentloop.models._patience import ANSWER_TIMEOUT
 from agentloop.models._pieces import PieceCache
 from agentloop.models._refusals import check_headers
 from agentloop.models._responses.answer import ResponsesDecoder
 from agentloop.models._responses.request import encode
 from agentloop.models._sockets import Target
+from agentloop.models.timeouts import FormerTimeouts, ModelTimeouts
 
 if TYPE_CHECKING:
     from agentloop.models._responses.links import Link
@@ -68,10 +67,8 @@ class OpenAIResponsesModel(HttpModel):
         organization: str | None = None,
         project: str | None = None,
         websocket: bool = False,
-        connect_timeout: float | None = 10.0,
-        silence_timeout: float | None = 60.0,
-        first_output_timeout: float | EllipsisType | None = ...,
-        answer_timeout: float | None = ANSWER_TIMEOUT,
+        timeouts: ModelTimeouts | None = None,
+        **former: Unpack[FormerTimeouts],
     ) -> None:
         super().__init__(
             name,
@@ -81,10 +78,8 @@ class OpenAIResponsesModel(HttpModel):
             api_key=api_key,
             auth=auth,
             http_client=http_client,
-            connect_timeout=connect_timeout,
-            silence_timeout=silence_timeout,
-            first_output_timeout=first_output_timeout,
-            answer_timeout=answer_timeout,
+            timeouts=timeouts,
+            **former,
         )
         if websocket and (auth is not None or http_client is not None):
             raise UserValueError("websocket: its connections are the model's own; auth and http_client are for HTTP")

@@ -9,26 +9,27 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from importlib.util import find_spec
-from types import EllipsisType, TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import anyio
 import attrs
 
-from agentloop._common.checks import check_count, check_seconds
+from agentloop._common.checks import check_count
 from agentloop._common.extras import describe_missing
 from agentloop.abc import Model
 from agentloop.exceptions import UserError, UserTypeError, UserValueError
 from agentloop.model_events import ModelEvent, ModelFeature, ModelInfo, ModelRequest
 from agentloop.models._codec import check_key, identify, split_url
 from agentloop.models._openai import OPENAI, name_account
-from agentloop.models._patience import ANSWER_TIMEOUT, Patience, find_first_timeout
+from agentloop.models._patience import Patience
 from agentloop.models._realtime.conversation import sendable_items
 from agentloop.models._realtime.line import MAX_MESSAGE, AnswerEvents, Line
 from agentloop.models._realtime.request import encode_session
 from agentloop.models._refusals import check_headers
 from agentloop.models._shared import Shared
 from agentloop.models._sockets import Target
+from agentloop.models.timeouts import FormerTimeouts, ModelTimeouts, choose_timeouts, patience_of
 
 if TYPE_CHECKING:
     from ssl import SSLContext
@@ -63,10 +64,8 @@ class RealtimeModel(Model):
     last to leave closes all connections, within two seconds. No task runs between requests, so a server that dies ends
     nothing but the request that meets it.
 
-    Timeouts are seconds, None = no limit: `connect_timeout` for a connection, `first_output_timeout` for each event
-    until the first output of an answer (not given: 300, or 600 if `ModelSettings.reasoning` requests effort),
-    `silence_timeout` for each event of an answer that has begun, `answer_timeout` for one answer as a whole, without
-    the time that its consumer takes. `ModelSettings.timeout` bounds a whole attempt.
+    `timeouts` says how long it waits for its server: `ModelTimeouts`, with events as the pieces. `connect` also bounds
+    the wait for the session.
 
     Output types, `conversation_id`, hosted and custom tools, images, files and audio are refused with a `UserError`.
     """
@@ -82,11 +81,9 @@ class RealtimeModel(Model):
         organization: str | None = None,
         project: str | None = None,
         ssl_context: SSLContext | None = None,
-        connect_timeout: float | None = 10.0,
-        silence_timeout: float | None = 60.0,
-        first_output_timeout: float | EllipsisType | None = ...,
-        answer_timeout: float | None = ANSWER_TIMEOUT,
+        timeouts: ModelTimeouts | None = None,
         idle_connections: int = 8,
+        **former: Unpack[FormerTimeouts],
     ) -> None:
         if not isinstance(name, str):
             raise UserTypeError(f"name: expected text, got {type(name).__name__}")
@@ -100,12 +97,7 @@ class RealtimeModel(Model):
         self._has_key = key is not None
         self._headers = name_account(key, organization=organization, project=project)
         self._ssl_context = ssl_context
-        self.connect_timeout: float | None = check_seconds("connect_timeout", connect_timeout)
-        self.silence_timeout: float | None = check_seconds("silence_timeout", silence_timeout)
-        self.first_output_timeout = first_output_timeout
-        if first_output_timeout is not ...:
-            check_seconds("first_output_timeout", first_output_timeout)
-        self.answer_timeout: float | None = check_seconds("answer_timeout", answer_timeout)
+        self.timeouts: ModelTimeouts = choose_timeouts(timeouts, former)
         check_count("idle_connections", idle_connections, least=0)
         self.idle_connections = idle_connections
         self._lines = Shared(self._open, _close)
@@ -183,8 +175,7 @@ class RealtimeModel(Model):
         return Target(check_headers(self._headers | more), query)
 
     def _patience(self, request: ModelRequest) -> Patience:
-        first = find_first_timeout(self.first_output_timeout, request.settings)
-        return Patience(self.connect_timeout, first, self.silence_timeout, self.answer_timeout)
+        return patience_of(self.timeouts, request.settings)
 
     async def _open(self) -> _LinePool:
         return _LinePool(self)

@@ -27,6 +27,7 @@ from agentloop.models import (
     GeminiModel,
     HttpCodec,
     HttpModel,
+    ModelTimeouts,
     OpenAIChatModel,
     OpenAIResponsesModel,
     RealtimeModel,
@@ -373,16 +374,16 @@ async def test_an_answer_that_drips_is_left_after_two_hours(own: bool, begun: bo
     assert (error.code, error.should_retry, error.status) == ("answer_timeout", False, None)
     assert anyio.current_time() - started == pytest.approx(7_200)
     patient = httpx.Response(200, headers=SSE, stream=Pieces(*[(50.0, PING)] * 200, (0.0, GOOD)))
-    await ask(mock_model(patient, answer_timeout=None))
-    with pytest.raises(UserValueError, match="answer_timeout"):
-        OpenAIChatModel("m", base_url=URL, answer_timeout=0)
+    await ask(mock_model(patient, timeouts=ModelTimeouts(total=None)))
+    with pytest.raises(UserValueError, match=r"ModelTimeouts\.total"):
+        OpenAIChatModel("m", base_url=URL, timeouts=ModelTimeouts(total=0))
 
 
 @pytest.mark.backends("trio-virtual", "asyncio-virtual")
 async def test_the_time_of_the_consumer_is_not_the_answers() -> None:
     """A reader that waits for a day between two pieces has waited for its server for a second."""
     stream = Pieces((0.5, FIRST), (0.5, REST))
-    model = mock_model(httpx.Response(200, headers=SSE, stream=stream), answer_timeout=2)
+    model = mock_model(httpx.Response(200, headers=SSE, stream=stream), timeouts=ModelTimeouts(total=2))
     async with model.stream(REQUEST) as events:
         seen = []
         async for event in events:
@@ -403,10 +404,10 @@ async def test_reasoning_effort_gives_the_first_output_more_time() -> None:
     await ask(mock_model(late(590)), hard)
     error = await failure(mock_model(late(610)), hard)
     assert "silent for 600 s" in str(error)
-    await ask(mock_model(late(3600), first_output_timeout=None))
-    assert "silent for 5 s" in str(await failure(mock_model(late(6), first_output_timeout=5)))
-    with pytest.raises(UserValueError, match="silence_timeout"):
-        OpenAIChatModel("m", base_url=URL, silence_timeout=0)
+    await ask(mock_model(late(3600), timeouts=ModelTimeouts(first_output=None)))
+    assert "silent for 5 s" in str(await failure(mock_model(late(6), timeouts=ModelTimeouts(first_output=5))))
+    with pytest.raises(UserValueError, match=r"ModelTimeouts\.read"):
+        OpenAIChatModel("m", base_url=URL, timeouts=ModelTimeouts(read=0))
 
 
 async def test_a_given_client_stays_open_and_the_model_needs_no_entering() -> None:
@@ -969,11 +970,11 @@ class Endless(httpx.AsyncByteStream):
 @pytest.mark.parametrize(
     ("head", "options", "ends_after", "code"),
     [
-        (10_000.0, {"first_output_timeout": 3.0}, 3.0, SILENT),
-        (10_000.0, {"first_output_timeout": 9.0, "answer_timeout": 4.0}, 4.0, TOO_LONG),
-        (10_000.0, {"first_output_timeout": None, "answer_timeout": 4.0}, 4.0, TOO_LONG),
-        (3.0, {"first_output_timeout": 3.5, "answer_timeout": 4.2}, 4.2, TOO_LONG),
-        (0.0, {"answer_timeout": 4.2}, 4.2, TOO_LONG),
+        (10_000.0, {"timeouts": ModelTimeouts(first_output=3.0)}, 3.0, SILENT),
+        (10_000.0, {"timeouts": ModelTimeouts(first_output=9.0, total=4.0)}, 4.0, TOO_LONG),
+        (10_000.0, {"timeouts": ModelTimeouts(first_output=None, total=4.0)}, 4.0, TOO_LONG),
+        (3.0, {"timeouts": ModelTimeouts(first_output=3.5, total=4.2)}, 4.2, TOO_LONG),
+        (0.0, {"timeouts": ModelTimeouts(total=4.2)}, 4.2, TOO_LONG),
     ],
     ids=["no head", "no head in all", "no head, without a first", "head and body", "body"],
 )

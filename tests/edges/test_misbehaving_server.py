@@ -18,7 +18,7 @@ from agentloop import Agent, Runner, tool
 from agentloop.exceptions import ModelBehaviorError, ModelTimeoutError, ModelTransportError
 from agentloop.items import ToolCall, UserMessage
 from agentloop.model_events import ModelRequest, ResponseDone
-from agentloop.models import AnthropicModel, OpenAIChatModel, OpenAIResponsesModel
+from agentloop.models import AnthropicModel, ModelTimeouts, OpenAIChatModel, OpenAIResponsesModel
 from agentloop.models._http_model import HttpModel
 from agentloop.settings import ModelRetrySettings, ModelSettings
 
@@ -150,7 +150,7 @@ async def test_a_server_that_stalls_before_its_first_output_is_left_in_time(kind
         await exchange.gone()
         raise anyio.EndOfStream
 
-    error = await failure(kind, answer, first_output_timeout=0.2)
+    error = await failure(kind, answer, timeouts=ModelTimeouts(first_output=0.2))
     assert isinstance(error, ModelTransportError)
     assert error.code == "silence_timeout"
 
@@ -163,7 +163,7 @@ async def test_a_server_that_stalls_within_its_answer_is_left_in_time(kind: Any)
         await exchange.gone()
         raise anyio.EndOfStream
 
-    error = await failure(kind, answer, first_output_timeout=60, silence_timeout=0.2)
+    error = await failure(kind, answer, timeouts=ModelTimeouts(first_output=60, read=0.2))
     assert isinstance(error, ModelTransportError)
     assert error.code == "silence_timeout"
 
@@ -194,7 +194,7 @@ async def test_an_answer_that_drips_without_end_is_left_by_itself(kind: Any, beg
             await exchange.send(chunked(b": ping\n\n"))
             await anyio.lowlevel.checkpoint()
 
-    error = await failure(kind, answer, answer_timeout=0.3)
+    error = await failure(kind, answer, timeouts=ModelTimeouts(total=0.3))
     assert isinstance(error, ModelTransportError)
     assert (error.code, error.should_retry) == ("answer_timeout", False)
 

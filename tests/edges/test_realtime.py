@@ -52,7 +52,7 @@ from agentloop import Agent, ModelSettings, Runner, tool
 from agentloop.exceptions import ModelBehaviorError, ModelTransportError, UserError, UserTypeError, UserValueError
 from agentloop.items import AssistantMessage, Item, Reasoning, ToolCall, ToolOutput, UserMessage
 from agentloop.model_events import ArgumentsDelta, ModelEvent, ModelRequest, Raw, ResponseDone, TextDelta
-from agentloop.models import OpenAIChatModel, RealtimeModel, _websocket
+from agentloop.models import ModelTimeouts, OpenAIChatModel, RealtimeModel, _websocket
 from agentloop.models._patience import Patience
 from agentloop.models._realtime.conversation import NOT_RUN
 from agentloop.models._realtime.line import Line, Target
@@ -660,7 +660,10 @@ FAULTS: dict[str, tuple[tuple[Step, ...], tuple[type[Exception], str]]] = {
 }
 
 
-PATIENCE = {"silent": {"silence_timeout": 1.0}, "silent from the start": {"first_output_timeout": 1.0}}
+PATIENCE = {
+    "silent": {"timeouts": ModelTimeouts(read=1.0)},
+    "silent from the start": {"timeouts": ModelTimeouts(first_output=1.0)},
+}
 """Only a server that says nothing more is given up by the clock: a busy machine may take longer for all else."""
 
 
@@ -709,7 +712,7 @@ async def test_a_message_may_come_in_fragments(anyio_backend: Any) -> None:
 async def test_a_whole_answer_has_its_time(steps: tuple[Step, ...], anyio_backend: Any) -> None:
     """Where that ends before the time for an event, it is what the error names; the next request works."""
     with realtime_server(in_turn(steps, HELLO)) as server:
-        async with make_model(server, answer_timeout=1.0) as model:
+        async with make_model(server, timeouts=ModelTimeouts(total=1.0)) as model:
             with anyio.fail_after(FAR), pytest.raises(ModelTransportError, match="isn't complete after") as caught:
                 await ask(model)
             assert caught.value.code == "answer_timeout"
@@ -825,7 +828,7 @@ async def test_a_server_of_another_kind_is_a_typed_error(
     with raw_server(reply) as url:
         # Only silence takes the time to connect; on a busy machine every other answer may need longer than that.
         seconds = 0.2 if reply is None else FAR
-        async with RealtimeModel("m", base_url=url, connect_timeout=seconds) as model:
+        async with RealtimeModel("m", base_url=url, timeouts=ModelTimeouts(connect=seconds)) as model:
             with anyio.fail_after(FAR), pytest.raises(kind, match=words):
                 await ask(model)
 
@@ -879,7 +882,7 @@ def greet_and_close(talk: Talk) -> None:
 async def test_a_new_connection_is_not_replaced(serve: Any, words: str, anyio_backend: Any) -> None:
     """A server that ends each connection, or never answers, is met once in an attempt."""
     with realtime_server(always(*HELLO), serve=serve) as server:
-        patience = {"first_output_timeout": 0.2} if serve is greet_and_listen else {}
+        patience = {"timeouts": ModelTimeouts(first_output=0.2)} if serve is greet_and_listen else {}
         async with make_model(server, **patience) as model:
             with pytest.raises(ModelTransportError, match=words):
                 await ask(model)
@@ -967,7 +970,7 @@ async def test_no_key_is_in_a_log(caplog: pytest.LogCaptureFixture, anyio_backen
         (lambda: RealtimeModel("m", base_url="ftp://x"), UserValueError, "base_url"),
         (lambda: RealtimeModel("m", api_key="a b"), UserValueError, "api_key"),
         (lambda: RealtimeModel("m", idle_connections=-1), UserValueError, "idle_connections"),
-        (lambda: RealtimeModel("m", first_output_timeout=0), UserValueError, "first_output_timeout"),
+        (lambda: RealtimeModel("m", timeouts=ModelTimeouts(first_output=0)), UserValueError, "first_output"),
     ],
 )
 def test_wrong_arguments_are_named(make: Callable[[], object], kind: type[Exception], words: str) -> None:
@@ -1092,7 +1095,7 @@ async def test_an_answer_is_always_one_to_the_history_and_no_more(seed: int, any
             history = await ask_once(model, [*(history if chance.random() < 0.9 else []), UserMessage(f"{number}")])
 
     with realtime_server(script, after=after) as server:
-        patience = {"first_output_timeout": 0.1, "silence_timeout": 0.1}
+        patience = {"timeouts": ModelTimeouts(first_output=0.1, read=0.1)}
         async with make_model(server, idle_connections=seed, **patience) as model, anyio.create_task_group() as group:
             for _ in range(3):
                 group.start_soon(ask_often, model)

@@ -13,7 +13,7 @@ from agentloop import Agent, Runner, tool
 from agentloop.exceptions import ModelBehaviorError, ModelTransportError, UserError, UserValueError
 from agentloop.items import AssistantMessage, Item, UserMessage
 from agentloop.model_events import ModelRequest, ResponseDone, TextDelta
-from agentloop.models import OpenAIResponsesModel
+from agentloop.models import ModelTimeouts, OpenAIResponsesModel
 from agentloop.models._responses import links
 from agentloop.settings import CachePolicy, ModelRetrySettings, ModelSettings
 
@@ -268,7 +268,7 @@ FAILED = {"type": "response.failed", "response": make_response([], "failed", err
 async def test_a_fault_of_the_server_is_a_typed_error(events: Any, error: Any, words: str, anyio_backend: Any) -> None:
     """Within its time, and with nothing left behind."""
     with socket_server(lambda server: events) as server:
-        async with make_model(server, silence_timeout=0.5, first_output_timeout=1.0) as model:
+        async with make_model(server, timeouts=ModelTimeouts(read=0.5, first_output=1.0)) as model:
             with anyio.fail_after(10):
                 with pytest.raises(error, match=words):
                     await answer(model, HI)
@@ -281,7 +281,7 @@ async def test_a_fault_of_the_server_is_a_typed_error(events: Any, error: Any, w
 async def test_a_whole_answer_has_its_time(events: Any, anyio_backend: Any) -> None:
     """Where that ends before the time for a piece, it is what the error names."""
     with socket_server(lambda server: events) as server:
-        async with make_model(server, answer_timeout=0.3) as model:
+        async with make_model(server, timeouts=ModelTimeouts(total=0.3)) as model:
             with anyio.fail_after(10), pytest.raises(ModelTransportError, match="isn't complete after") as caught:
                 await answer(model, HI)
     assert caught.value.code == "answer_timeout"
