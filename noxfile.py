@@ -52,6 +52,8 @@ NOT_OURS = (
     "ASYNC910",  # not every async function is a checkpoint; those that promise it are tested for it
     "ASYNC911",
 )
+NAME = "agentloop-anyio"
+"""The name of the distribution, by which users install and require it."""
 FOR_DEVELOPERS = ("test", "vendors", "types", "lint", "docs", "dev")
 """The extras for the work on the package itself; so are those whose name begins with `test-`."""
 TOGETHER = ("trio", "cli", "pydantic", "oci")
@@ -548,7 +550,7 @@ def _use_extras(
     def use(extra: str) -> str:
         venv = Path(".nox", f"{session.name}-{extra or 'no-extra'}").resolve()
         own = str(venv / "bin" / "python")
-        what = f"{source}[{extra}]" if extra else str(source)
+        what = f"{NAME}[{extra}] @ {source.as_uri()}" if extra else f"{NAME} @ {source.as_uri()}"  # pip checks the name
         commands = [
             [base, "-m", "venv", "--clear", "--without-pip", str(venv)],
             [base, "-m", "pip", "--python", own, "install", "-q", "--no-compile", *options(extra), what],

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from agentloop._common.version import __version__ as __version__
 from agentloop._engine.run_stream import RunStream
 from agentloop.abc import Instrument
 from agentloop.agents import Agent
@@ -82,6 +81,7 @@ from agentloop.tools import (
 from agentloop.usage import RequestUsage, Usage
 
 if TYPE_CHECKING:
+    from agentloop._common.version import __version__ as __version__
     from agentloop._engine.run_batch import BatchedRun, RunBatch
     from agentloop._schema.json_schema import JsonSchema
     from agentloop._schema.output_schema import OutputType
@@ -107,6 +107,7 @@ _SUBMODULES = (
     "testing",
 )
 _LAZY = {
+    "__version__": "_common.version",
     **dict.fromkeys(("BatchedRun", "RunBatch"), "_engine.run_batch"),
     **dict.fromkeys(("Condition", "MaxTurns", "TextMention", "TokenLimit", "ToolCalled"), "conditions"),
     **dict.fromkeys(("Computer", "Editor", "Shell"), "executors"),
@@ -127,7 +128,16 @@ def __getattr__(name: str) -> Any:
         return value
     if name == "RunTimeout":  # the old name of RunTimeoutError, with a warning
         return getattr(import_module("agentloop.exceptions"), name)
+    _refuse(name)
+
+
+def _refuse(name: str) -> NoReturn:
+    """Refuse a name that isn't here. Python asks modules for names with underscores of its own accord."""
+    from agentloop._common.extras import describe_foreign
+
     place = next((each for each in ("guardrails", "exceptions") if name in _names_of(each)), None)
+    if place is None and not name.startswith("_") and (foreign := describe_foreign()):
+        raise ImportError(f"agentloop has no {name!r}; {foreign}")  # of an AttributeError, an import shows no word
     hint = "" if place is None else f"; write `from agentloop.{place} import {name}`"
     raise AttributeError(f"module 'agentloop' has no attribute {name!r}{hint}")
 

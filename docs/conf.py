@@ -1,12 +1,13 @@
 """Sphinx settings. The pages are plain Markdown, which a forge shows as well."""
 
 import re
-from importlib import metadata
 from pathlib import Path
+
+import agentloop
 
 project = "agentloop"
 author = "The agentloop authors"
-release = metadata.version("agentloop")
+release = agentloop.__version__
 
 extensions = ["myst_parser", "sphinx_copybutton"]
 html_theme = "furo"

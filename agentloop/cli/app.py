@@ -21,6 +21,7 @@ import anyio
 import click
 
 import agentloop
+from agentloop._common.extras import describe_foreign
 from agentloop._common.terminal_text import exact, harmless
 from agentloop.cli import errors
 from agentloop.cli.chat import chat
@@ -91,6 +92,16 @@ class _App(click.Group):
             sys.exit(128 + signal.SIGINT)
 
 
+def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    """Show the version, and what else is installed in the library's place."""
+    if not wanted:
+        return
+    click.echo(f"agentloop, version {agentloop.__version__}")
+    if foreign := describe_foreign():
+        click.echo(f"agentloop: {foreign}", err=True)
+    ctx.exit()
+
+
 @click.group(
     cls=_App,
     epilog=examples(
@@ -100,7 +111,9 @@ class _App(click.Group):
         "agentloop run --help",
     ),
 )
-@click.version_option(agentloop.__version__, prog_name="agentloop")
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="Show the version."
+)
 def app() -> None:
     """Run agents from the command line."""
 

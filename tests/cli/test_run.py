@@ -188,7 +188,7 @@ def test_a_backend_that_is_not_installed_is_told_of(
     monkeypatch.setitem(sys.modules, "trio", None)
     result = invoke("run", agent("echo"), "Hello", "--backend", "trio")
     assert result.exit_code == 2
-    assert "in a clone of agentloop, pip install '.[trio]'" in result.stderr
+    assert "pip install 'agentloop-anyio[trio]'" in result.stderr
 
 
 @pytest.mark.parametrize("missing", ["click", "rich"])
@@ -200,9 +200,7 @@ def test_without_the_extra_the_command_says_what_to_install(
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2
-    assert capsys.readouterr().err == (
-        f"The command line needs {missing}: in a clone of agentloop, pip install '.[cli]'\n"
-    )
+    assert capsys.readouterr().err == (f"The command line needs {missing}: pip install 'agentloop-anyio[cli]'\n")
 
 
 def test_version_and_help(invoke: Invoke) -> None:

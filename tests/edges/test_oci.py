@@ -200,6 +200,6 @@ def test_a_signature_without_the_extra_says_what_to_install(
     """Keys of the service need nothing."""
     write_profile(tmp_path, pem(key))
     monkeypatch.setitem(__import__("sys").modules, "cryptography.hazmat.primitives.asymmetric.rsa", None)
-    with pytest.raises(UserError, match=r"pip install '\.\[oci\]'"):
+    with pytest.raises(UserError, match=r"pip install 'agentloop-anyio\[oci\]'"):
         OCIModel("m")
     assert OCIModel("m", api_key="k").name == "m"

@@ -24,7 +24,7 @@ def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.startswith("agentloop.otel._") and "_instrument" not in name]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
-    with pytest.raises(UserError, match=r"needs the extra `otel`: in a clone of agentloop, pip install '\.\[otel\]'"):
+    with pytest.raises(UserError, match=r"needs the extra `otel`: pip install 'agentloop-anyio\[otel\]'"):
         OTelInstrument()
 
 

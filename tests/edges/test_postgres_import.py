@@ -28,7 +28,7 @@ async def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, anyio_bac
     monkeypatch.setitem(sys.modules, "psycopg", None)
     async with PostgresStore("x") as store:
         for use in (PostgresJournal(store, "run").read, PostgresSession(store).get_items):
-            with pytest.raises(UserError, match=r"PostgreSQL needs the extra `postgres`: in a clone"):
+            with pytest.raises(UserError, match=r"PostgreSQL needs the extra `postgres`: pip install 'agentloop-anyio"):
                 await use()
 
 

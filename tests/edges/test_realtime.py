@@ -995,7 +995,7 @@ async def test_a_model_must_be_entered_and_have_its_key(monkeypatch: pytest.Monk
 async def test_the_extra_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch, anyio_backend: Any) -> None:
     """Without the library the model can be made, and entering it says what to install."""
     monkeypatch.setitem(sys.modules, "websockets", None)
-    with pytest.raises(UserError, match=r"pip install '\.\[realtime\]'"):
+    with pytest.raises(UserError, match=r"pip install 'agentloop-anyio\[realtime\]'"):
         async with RealtimeModel("m", api_key=KEY):
             pass
 

@@ -14,6 +14,9 @@ from email.parser import Parser
 from pathlib import Path
 
 PROJECT = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]
+VERSION = re.findall(r'^__version__ = "(.+)"$', Path("agentloop/_common/version.py").read_text(encoding="utf-8"), re.M)[
+    0
+]
 NOT_PACKAGED = {"__pycache__", ".mypy_cache", ".ruff_cache"}
 IN_SOURCES = (
     "LICENSE",
@@ -30,7 +33,7 @@ def check_wheel(wheel: Path) -> Message:
     """Check the files of *wheel*, and return its metadata."""
     with zipfile.ZipFile(wheel) as archive:
         held = set(archive.namelist())
-        info = f"agentloop-{PROJECT['version']}.dist-info"
+        info = f"{PROJECT['name'].replace('-', '_')}-{VERSION}.dist-info"
         metadata = Parser().parsestr(archive.read(f"{info}/METADATA").decode())
         license_text = archive.read(f"{info}/licenses/LICENSE").decode()
         points = archive.read(f"{info}/entry_points.txt").decode()
@@ -48,7 +51,7 @@ def check_wheel(wheel: Path) -> Message:
 def check_metadata(metadata: Message) -> None:
     """Check what an index shows of the package."""
     require(metadata["Name"] == PROJECT["name"], "another name")
-    require(metadata["Version"] == PROJECT["version"], "another version")
+    require(metadata["Version"] == VERSION, "another version")
     require(metadata["License-Expression"] == PROJECT["license"], "another license")
     require(metadata["Requires-Python"] == PROJECT["requires-python"], "other Pythons")
     require(set(metadata.get_all("Provides-Extra") or ()) == set(PROJECT["optional-dependencies"]), "other extras")

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ import anyio
 
 import agentloop
 from agentloop import Agent, Runner, tool
+from agentloop._common.extras import describe_foreign
 from agentloop.testing import ScriptedModel, call, say
 
 ADAPTERS = {"trio": "trio", "cli": "click", "mcp": "mcp", "postgres": "psycopg", "temporal": "temporalio"}
@@ -50,6 +52,16 @@ def check_run(backend: str) -> None:
     result = Runner.run_sync(agent(), "Double 21.", backend=backend)
     assert result.final_output == "It is 42."
     assert [settled.outcome.value for settled in result.calls] == [42]
+
+
+def check_name() -> None:
+    """The distribution has a name of its own, the only one that brings `agentloop`; the version is in the source."""
+    assert metadata.version("agentloop-anyio") == agentloop.__version__
+    assert set(metadata.packages_distributions()["agentloop"]) == {"agentloop-anyio"}
+    assert describe_foreign() is None
+    plugins = [point for point in metadata.entry_points(group="pytest11") if point.name == "agentloop"]
+    assert [point.dist.name for point in plugins if point.dist] == ["agentloop-anyio"]
+    assert plugins[0].value == "agentloop.testing.plugin"
 
 
 def check_nothing() -> None:
@@ -264,5 +276,6 @@ CHECKS: dict[str, Callable[[], None]] = {
 if __name__ == "__main__":
     chosen = sys.argv[1] if len(sys.argv) > 1 else ""
     assert Path(agentloop.__file__).is_relative_to(sys.prefix), f"not the installed package: {agentloop.__file__}"
+    check_name()
     CHECKS[chosen]()
     print("works:", chosen or "no extra")
