@@ -82,7 +82,7 @@ def check_nothing() -> None:
                 getattr(found, public)
     command = subprocess.run([Path(sys.executable).with_name("agentloop")], capture_output=True, text=True, check=False)
     assert command.returncode != 0
-    assert ".[cli]" in command.stderr, command.stderr
+    assert "agentloop-anyio[cli]" in command.stderr, command.stderr
 
 
 def check_trio() -> None:
