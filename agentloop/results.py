@@ -34,6 +34,7 @@ _USUAL_ELSEWHERE = {
     "output": "final_output",
     "approve": "to_state().approve(…)",
     "reject": "to_state().reject(…)",
+    "cancel_call": "to_state().reject(…)",
 }
 """Attributes of other libraries' results: the ones here in place of them."""
 

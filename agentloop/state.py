@@ -227,6 +227,18 @@ class RunState:
                 if call.approval is not None:
                     yield make_interruption(call.call, call.approval)
 
+    def _refuse_cancel(self, path: tuple[str, ...], call_id: str) -> None:
+        """Say what to do instead, if the call to be cancelled waits for a verdict in this paused run.
+
+        Raises:
+            StateError: it does.
+        """
+        if any(one.call.call_id == call_id and one.path == path for one in self.interruptions):
+            raise StateError(
+                f"cancel_call: call {call_id!r} waits for a verdict, and the run has paused, so nothing of it can be "
+                "cancelled: reject the call, with the reason as the message, and resume the run"
+            )
+
     def _close_verdicts(self) -> None:
         """From now on take the verdicts given so far as those of another process."""
         self._found = len(self.records)

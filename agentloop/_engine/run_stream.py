@@ -243,17 +243,26 @@ class RunStream(Block, Generic[OutputT]):
         A queued call never starts. One that waits for a verdict settles as cancelled when the run acts on the verdict,
         approved or not, also in a later run segment. The tool's failure policy decides which output the model gets.
 
+        A run that has paused can't cancel a call, because nothing of it runs any more: reject the call instead.
+
         Args:
             call: The id of a call, the call, or an event of it.
             reason: What the output says.
             path: Of an id or a `ToolCall`, the path of its run: the ids of the agent-tool calls around it. An event has
                 its own.
+
+        Raises:
+            StateError: the run has paused, and the call waits for a verdict.
         """
         from agentloop._engine.runtime.event_buffer import call_id_of
 
         where, call_id = call_id_of(call, path)
-        is_under_way = self._nursery is not None and not self._is_over
-        return is_under_way and self._live.cancel_call(where, call_id, reason)
+        if self._nursery is None:
+            return False
+        if self._is_over:
+            self.state._refuse_cancel(where, call_id)
+            return False
+        return self._live.cancel_call(where, call_id, reason)
 
     def approve(
         self,

@@ -14,6 +14,7 @@ import anyio
 import attrs
 
 from agentloop._common.error_text import error_summary
+from agentloop._engine.run_stream import RunStream
 from agentloop._serving.states import StateStore, new_name
 from agentloop.abc import Journal
 from agentloop.agents import Agent
@@ -218,10 +219,10 @@ class Handlers:
         await self._let_in(WebRequest(action="cancel", scope=client.scope, run=run))
         live = self.host.find(run)
         if live is None:
-            raise HTTPRefusal(404, "No such run is under way.")
+            raise HTTPRefusal(404, "No such run is under way. The calls of one that waits are rejected by /verdicts.")
         if body.call_id is None:
             live.cancel()
-        elif live.stream is None or not live.stream.cancel_call(body.call_id, path=body.path):
+        elif not _cancel_call(live.stream, body.call_id, body.path):
             raise HTTPRefusal(409, "No such call is under way.")
         await answer_json(client.send, 202, {"run": run})
 
@@ -282,6 +283,13 @@ class Handlers:
             await self._respond(asked.items, grant, client, form)
         else:
             await self._resume_state(asked.handle, lambda state: asked.decide(state, grant.by), grant, client, form)
+
+
+def _cancel_call(stream: RunStream[Any] | None, call_id: str, path: tuple[str, ...]) -> bool:
+    try:
+        return stream is not None and stream.cancel_call(call_id, path=path)
+    except StateError:
+        raise HTTPRefusal(409, "The run has paused, and the call waits: it is rejected by /verdicts.") from None
 
 
 async def _end(writer: EventWriter, final: Iterable[dict[str, Any]]) -> None:

@@ -177,9 +177,7 @@ class AgentRunHandle:
         try:
             await _update(self.workflow, "give_verdict", [verdict], timeout=timeout)
         except WorkflowUpdateFailedError as error:
-            if not isinstance(cause := error.cause, ApplicationError):
-                raise
-            raise _REFUSALS.get(cause.type or "", StateError)(cause.message) from error
+            raise _read_refusal(error) from error
 
     async def cancel_call(
         self, call_id: str, reason: str | None = None, *, path: Sequence[str] = (), timeout: float | None = 30.0
@@ -193,6 +191,7 @@ class AgentRunHandle:
             timeout: The seconds to wait for a worker.
 
         Raises:
+            StateError: the run has paused, and the call waits for a verdict: `reject` it.
             UserTypeError: *call_id* isn't text, or *path* no sequence of texts.
             WorkerUnavailable: no worker has answered in time.
         """
@@ -200,7 +199,10 @@ class AgentRunHandle:
         check("path", _CALL_PATH, path)
         # Without a path as handles sent it before there were paths: workers of that time take two arguments.
         given = [call_id, reason, list(path)] if path else [call_id, reason]
-        found: bool = await _update(self.workflow, "cancel_call", given, timeout=timeout)
+        try:
+            found: bool = await _update(self.workflow, "cancel_call", given, timeout=timeout)
+        except WorkflowUpdateFailedError as error:
+            raise _read_refusal(error) from error
         return found
 
     async def add_input(self, text: str) -> None:
@@ -343,6 +345,13 @@ async def _update(handle: WorkflowHandle[Any, Any], name: str, given: list[Any],
     return await _repeat(
         handle, f"the update {name!r}", lambda: handle.execute_update(name, args=given, id=own), timeout=timeout
     )
+
+
+def _read_refusal(error: WorkflowUpdateFailedError) -> Exception:
+    """Return the error with which the workflow has refused an update; *error* itself if it isn't one of ours."""
+    if not isinstance(cause := error.cause, ApplicationError):
+        return error
+    return _REFUSALS.get(cause.type or "", StateError)(cause.message)
 
 
 class _Look:

@@ -341,6 +341,11 @@ class AgentWorkflow:
         """Cancel one call, of the run at *path*, while the run continues. False if it has ended or is unknown."""
         return self._stream is not None and self._stream.cancel_call(call_id, reason, path=path)
 
+    @cancel_call.validator
+    def _check_cancel(self, call_id: str, reason: str | None, path: tuple[str, ...] = ()) -> None:
+        if self._stream is None and self._state is not None:
+            self._state._refuse_cancel(tuple(path), call_id)
+
     @workflow.signal
     def add_input(self, text: str) -> None:
         """Show the model a message of the user at the end of the turn that runs."""

@@ -169,6 +169,23 @@ async def test_a_call_that_was_cancelled_while_it_waited_never_runs(address: str
         await replay_history(handle, plugin)
 
 
+async def test_a_paused_run_says_that_its_calls_are_rejected_instead(address: str) -> None:
+    """Nothing of it can be cancelled. The call still waits, and an unknown one is `False` as ever."""
+    plugin = AgentPlugin(agents())
+    async with worker(address, plugin) as (client, queue):
+        handle = await start(client, queue, "payer")
+        await waiting(handle)
+        await started(handle, "RunEnded")
+        with pytest.raises(StateError, match=r"^cancel_call: call 'p1' waits for a verdict.*reject the call"):
+            await handle.cancel_call("p1", "enough")
+        assert await handle.cancel_call("p9") is False
+        await handle.reject("p1", message="enough")
+        with anyio.fail_after(30):
+            result = await handle.result()
+        assert {one["call"]["call_id"]: one["outcome"]["status"] for one in result.data["calls"]}["p1"] == "rejected"
+        await replay_history(handle, plugin)
+
+
 @pytest.mark.parametrize("agent", ["payer", "hasty"])
 async def test_a_verdict_that_does_not_fit_leaves_the_call_waiting(address: str, agent: str) -> None:
     """It is refused to who gives it, between two turns and within one; one by signal is ignored. The run goes on."""

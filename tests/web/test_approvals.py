@@ -257,6 +257,9 @@ async def test_a_call_that_was_cancelled_while_it_waited_never_runs() -> None:
             watched.free.set()
             await response.end()
         assert response.frames[-1].kind == "interrupted"
+        paused = await ask(app, "POST", f"/runs/{run}/cancel", {"call_id": "call_1"})
+        assert paused.status in (404, 409)
+        assert "rejected by /verdicts" in paused.json["error"]
         after = await decide(app, run, YES)
         assert after.frames[-1].data["status"] == "completed"
     assert watched.deleted == []

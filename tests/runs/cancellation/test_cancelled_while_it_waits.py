@@ -10,7 +10,7 @@ from kit.resuming import copy_state
 from agentloop import Agent, Runner, RunState, ToolContext, tool
 from agentloop import events as ev
 from agentloop import records as r
-from agentloop.exceptions import UserTypeError
+from agentloop.exceptions import StateError, UserTypeError
 from agentloop.journal import MemoryJournal
 from agentloop.model_events import ModelRequest
 from agentloop.testing import FunctionModel, call, say
@@ -169,3 +169,26 @@ async def test_the_reason_of_a_call_with_secrets_is_not_stored() -> None:
             if isinstance(event, ev.ApprovalRequested):
                 assert stream.cancel_call("c1", "not with hunter2")
     assert "hunter2" not in stream.result.to_state().to_string()
+
+
+async def test_a_paused_run_says_that_its_calls_are_rejected_instead() -> None:
+    """Nothing of it runs any more, so `False` ("it has ended or is unknown") would be untrue of a call that waits."""
+    ran: list[Any] = []
+    inner = make_agent([make_gated_tool(ran)], [GATED])
+    outer = make_agent(
+        [make_agent([make_gated_tool(ran)], [GATED]).as_tool(tool_name="ask")], [call("ask", {"input": "x"}, "c0")]
+    )
+    for agent, path in ((inner, ()), (outer, ("c0",))):
+        async with Runner.run_streamed(agent, "go") as stream:
+            async for _ in stream:
+                pass
+        assert stream.result.status == "interrupted"
+        with pytest.raises(StateError, match=r"'c1' waits for a verdict, and the run has paused.*reject the call"):
+            stream.cancel_call("c1", "enough", path=path)
+        assert stream.cancel_call("c9") is False
+        state = stream.result.to_state()
+        state.reject("c1", message="enough")
+        assert state.interruptions == ()
+        with pytest.raises(AttributeError, match=r"use to_state\(\)\.reject"):
+            stream.result.cancel_call("c1")  # type: ignore[attr-defined]
+    assert ran == []
