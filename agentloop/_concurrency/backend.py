@@ -221,6 +221,19 @@ async def raise_native_cancel(cancelled: BaseException) -> None:
         await checkpoint_if_cancelled()
 
 
+def raised_while_cancelled(error: BaseException) -> bool:
+    """Tell whether *error* was raised while a cancellation was passing through its code: an error in cleanup."""
+    cancelled = cancelled_types()
+    seen: set[int] = set()
+    context: BaseException | None = error
+    while context is not None and id(context) not in seen:
+        seen.add(id(context))
+        if context is not error and isinstance(context, cancelled):
+            return True
+        context = context.__context__
+    return False
+
+
 class Captured(msgspec.Struct, eq=False):
     """How awaited code ended: with `value`, or with `error`, an `Exception` or a graver one.
 

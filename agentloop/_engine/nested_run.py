@@ -11,16 +11,13 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
-import anyio
-
 from agentloop._common.error_text import error_summary, is_fatal
 from agentloop._concurrency.backend import (
     Captured,
     cancelled_types,
     capture,
-    checkpoint_if_cancelled,
-    starter,
 )
+from agentloop._concurrency.beside import beside
 from agentloop._concurrency.interrupts import uninterrupted
 from agentloop._core.plan import Arguments
 from agentloop._core.run_fold import RunFold
@@ -123,40 +120,31 @@ async def _run_streamed(run: LiveRun, on_stream: Callback, work: Callable[[], Aw
     log = run.tree.log
     buffer = EventBuffer(log.state, None, run.agent_at, run.path)
     log.listen(buffer)
-    failures: list[BaseException] = []
-    captured = Captured()
-    try:
-        async with anyio.create_task_group() as group:
+    ended = Captured()
 
-            def give_up(error: BaseException) -> None:
-                failures.append(error)
-                group.cancel_scope.cancel()
-
-            starter(group)(partial(_deliver_events, run, buffer, give_up), on_stream, "agentloop on_stream")
-            try:
-                captured = await capture(work)
-                if captured.error is not None:
-                    failures.append(captured.error)
-            except cancelled_types():
-                buffer.discard()
-                raise
-            finally:
-                log.forget(buffer)
-                buffer.close()
-        await checkpoint_if_cancelled()
-    except cancelled_types():
-        failures = [error for error in failures if is_fatal(error)]
-        if not failures:
+    async def do_work() -> None:
+        nonlocal ended
+        try:
+            ended = await capture(work)  # an error is raised below, once every event is delivered
+        except cancelled_types():
+            buffer.discard()
             raise
-    if failures:
-        raise min(failures, key=lambda error: not is_fatal(error))
-    return captured.value
+        finally:
+            log.forget(buffer)
+            buffer.close()
+
+    try:
+        await beside([partial(_deliver_events, run, buffer, on_stream)], "agentloop on_stream", here=do_work)
+    except BaseException:
+        if ended.error is None or not is_fatal(ended.error):
+            raise
+    if ended.error is not None:
+        raise ended.error
+    return ended.value
 
 
 @uninterrupted
-async def _deliver_events(
-    run: LiveRun, buffer: EventBuffer, give_up: Callable[[BaseException], None], on_stream: Callback
-) -> None:
+async def _deliver_events(run: LiveRun, buffer: EventBuffer, on_stream: Callback) -> None:
     """Pass every event to *on_stream*; its Exceptions are logged, any other BaseException ends the nested run."""
     while (event := await buffer.take()) is not None:
         captured = await capture(partial(call_user, on_stream, event))
@@ -164,8 +152,7 @@ async def _deliver_events(
         if error is None:
             continue
         if not isinstance(error, Exception):
-            give_up(error)
-            return
+            raise error
         own_cancel = captured.own_cancel
         run.redact_error(own_cancel or error)
         if own_cancel is not None:

@@ -17,10 +17,11 @@ from agentloop._common.checks import is_texts
 from agentloop._common.digests import digestible
 from agentloop._common.naming import takes
 from agentloop._concurrency.backend import checkpoint_if_cancelled
+from agentloop._concurrency.beside import beside
 from agentloop._core.call_identity import find_called_tool
 from agentloop._core.history import HistoryView
 from agentloop._core.turn_view import Definitions, TurnView
-from agentloop._engine.runtime.callbacks import call_user, gather
+from agentloop._engine.runtime.callbacks import call_user
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.abc import Model
 from agentloop.agents import settings_for
@@ -321,7 +322,8 @@ async def ask_enabled(run: LiveRun, tools: Sequence[FunctionTool | Handoff]) -> 
         return lambda: run.call_callback("is_enabled", key, lambda: call_user(enabled, run.context, run.agent))
 
     with_callable = [(tool, tool.is_enabled) for tool in tools if not isinstance(tool.is_enabled, bool)]
-    answers = await gather([make_question(tool, enabled) for tool, enabled in with_callable])
+    questions = [make_question(tool, enabled) for tool, enabled in with_callable]
+    answers = await beside(questions, "agentloop is_enabled")
     by_id = {id(tool): bool(answer) for (tool, _), answer in zip(with_callable, answers, strict=True)}
     return [by_id.get(id(tool), tool.is_enabled is True) for tool in tools]
 

@@ -6,7 +6,8 @@ Appends verdicts and raises tripwires; does not know about the consequences for 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import anyio
 
@@ -14,16 +15,9 @@ from agentloop import effects as e
 from agentloop._common.error_text import error_summary
 from agentloop._common.naming import number_names
 from agentloop._common.values import Value
-from agentloop._concurrency.backend import (
-    cancelled_types,
-    capture,
-    checkpoint_if_cancelled,
-    starter,
-    unexpected_cancellation,
-)
+from agentloop._concurrency.beside import beside
 from agentloop._concurrency.interrupts import uninterrupted
-from agentloop._engine.runtime.body_result import raised_while_cancelled
-from agentloop._engine.runtime.callbacks import call_user, gather, raise_fatal
+from agentloop._engine.runtime.callbacks import call_user
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.exceptions import (
     InputGuardrailTripwireTriggered,
@@ -39,9 +33,6 @@ from agentloop.guardrails import (
 )
 from agentloop.items import Item
 from agentloop.records import GuardrailSettled
-
-if TYPE_CHECKING:
-    from anyio.abc import TaskGroup
 
 
 async def _run_guardrail(run: LiveRun, stage: Any, guardrail: Any, *args: Any) -> tuple[Any, float]:
@@ -134,55 +125,31 @@ async def guard_model_call(run: LiveRun, call_model: Callable[[], Awaitable[None
     """
     given, none_beside = run.state.unchecked_input, run.state.input_added_later
     blocking: list[Callable[[], Awaitable[None]]] = []
-    beside: list[Callable[[], Awaitable[None]]] = []
+    watching: list[Callable[[], Awaitable[None]]] = []
     for judge in guards_missing(run):
         held = none_beside or not judge.guardrail.run_in_parallel
-        (blocking if held else beside).append(_make_input_judge(run, judge, given))
-    await gather(blocking)
-    if not beside:
-        await call_model()
-        return
-    errors: dict[int, BaseException] = {}
+        (blocking if held else watching).append(_make_input_judge(run, judge, given))
+    await beside(blocking, "agentloop guardrail")
     passed = 0
-    settled = run.turn.guards_settled = anyio.Event()
+    settled = anyio.Event()
+    if watching:
+        run.turn.guards_settled = settled
 
-    async def guard(position: int) -> None:
+    async def guard(judge: Callable[[], Awaitable[None]]) -> None:
         nonlocal passed
-        await run_one(position, beside[position], group)
+        await judge()
         passed += 1
-        if passed == len(beside) and not errors:
+        if passed == len(watching):
             settled.set()
 
-    async def run_one(position: int, work: Callable[[], Awaitable[None]], group: TaskGroup) -> None:
-        """Do *work*; keep its error at *position* and cancel the others, or note it on the first error."""
-        captured = await capture(work)
-        error = captured.error
-        if error is None:
-            return
-        if captured.own_cancel is None:
-            run.redact_error(error)
-            if errors and isinstance(error, Exception) and raised_while_cancelled(error):
-                next(iter(errors.values())).add_note(f"also failed: {error_summary(error)}")
-                return
-        errors[position] = error
-        group.cancel_scope.cancel()
+    def note(error: BaseException, first: BaseException | None) -> None:
+        run.redact_error(error)
+        if first is not None:
+            first.add_note(f"also failed: {error_summary(error)}")
 
-    try:
-        async with anyio.create_task_group() as group:
-            start = starter(group)
-            for position in range(len(beside)):
-                start(guard, position, f"agentloop guardrail {position}")
-            await run_one(len(beside), call_model, group)
-    except cancelled_types():
-        raise_fatal(errors)
-        raise
-    raise_fatal(errors)
-    await checkpoint_if_cancelled()
-    if errors:
-        # In one scheduler pass a verdict has precedence: it says more than the model's own failure.
-        raise errors[min(errors)]
-    if passed < len(beside):
-        raise unexpected_cancellation()
+    # The model is last: in one scheduler pass a verdict says more than the model's own failure.
+    judges = [partial(guard, judge) for judge in watching]
+    await beside(judges, "agentloop guardrail", here=call_model, on_error=note)
 
 
 async def guard_answered_turn(run: LiveRun) -> None:
@@ -226,7 +193,7 @@ async def judge_final_output(run: LiveRun, output: Any, *, withheld: str | None 
         return judge
 
     try:
-        await gather([make_judge(index, guardrail) for index, guardrail in enumerate(guards)])
+        await beside([make_judge(index, guardrail) for index, guardrail in enumerate(guards)], "agentloop guardrail")
     except OutputGuardrailTripwireTriggered as error:
         if withheld is not None:
             for index, result in held.items():

@@ -11,8 +11,9 @@ from typing import Any
 
 from agentloop._common.error_text import message_of
 from agentloop._concurrency.backend import checkpoint_if_cancelled
+from agentloop._concurrency.beside import beside
 from agentloop._core.sourced_tools import SourcedTools
-from agentloop._engine.runtime.callbacks import call_user, gather
+from agentloop._engine.runtime.callbacks import call_user
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.exceptions import AgentLoopError, ToolSourceError
 from agentloop.records import CallbackReturned
@@ -29,7 +30,8 @@ async def ask_toolsets(run: LiveRun) -> list[SourcedTools]:
     await checkpoint_if_cancelled()  # the application isn't asked any more in a run that has been cancelled
     sources = (*run.agent.toolsets, *run.settings.config.toolsets)
     try:
-        return await gather([partial(_ask, run, index, source) for index, source in enumerate(sources)])
+        questions = [partial(_ask, run, index, source) for index, source in enumerate(sources)]
+        return await beside(questions, "agentloop toolset")
     except ToolSourceError as error:
         run.stopped_by = error
         raise

@@ -15,10 +15,11 @@ import msgspec
 
 from agentloop._common.error_text import REDACTED, redact_message
 from agentloop._common.values import Value
+from agentloop._concurrency.beside import beside
 from agentloop._core.call_identity import arguments_digest
 from agentloop._core.call_state import CallState
 from agentloop._core.plan import Answer, Arguments, AwaitVerdict, Disposition, Execute, Plan, PlanEntry, read_arguments
-from agentloop._engine.runtime.callbacks import call_user, gather, log_error
+from agentloop._engine.runtime.callbacks import call_user, log_error
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop._schema.json_text import quote
 from agentloop._storage.withholding import WithheldText
@@ -67,7 +68,7 @@ async def decide(run: LiveRun, plan: Plan) -> Plan:
     ]
     if not undecided:
         return plan
-    answers = await gather([decide_call for _, decide_call in undecided])
+    answers = await beside([decide_call for _, decide_call in undecided], "agentloop approval")
     entries = list(plan)
     for (position, _), disposition in zip(undecided, answers, strict=True):
         entries[position] = entries[position].replace(disposition=disposition)

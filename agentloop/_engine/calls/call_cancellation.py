@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 
+from agentloop._concurrency.backend import raised_while_cancelled
 from agentloop._engine.calls.live_call import LiveCall
 from agentloop._engine.runtime import body_result as end
 
@@ -45,7 +46,7 @@ def decide_end(live: LiveCall, result: end.Ending | None, *, late: bool) -> end.
 
 def _is_cleanup_error(result: end.Raised) -> bool:
     """Tell whether *result* is an ordinary error raised while a cancellation was passing through the body."""
-    return isinstance(result.error, Exception) and end.raised_while_cancelled(result.error)
+    return isinstance(result.error, Exception) and raised_while_cancelled(result.error)
 
 
 def classify_cancel(live: LiveCall, error: BaseException | None = None) -> end.Ending:

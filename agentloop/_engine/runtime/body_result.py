@@ -120,16 +120,3 @@ def own_reason(error: BaseException) -> str:
     """Return the message with which a body cancelled itself, or a default one."""
     words = [str(leaf) for leaf in leaves(error) if str(leaf)]
     return words[0] if words and "cancel scope" not in words[0].lower() else "the tool cancelled itself"
-
-
-def raised_while_cancelled(error: BaseException) -> bool:
-    """Tell whether *error* was raised while a cancellation was passing through the body (an error in cleanup)."""
-    cancelled = cancelled_types()
-    seen: set[int] = set()
-    context: BaseException | None = error
-    while context is not None and id(context) not in seen:
-        seen.add(id(context))
-        if context is not error and isinstance(context, cancelled):
-            return True
-        context = context.__context__
-    return False

@@ -1,0 +1,122 @@
+"""Several pieces of work at once: the first error by position leaves, bare, and a fatal one outranks everything.
+
+A backend's nursery raises the errors of its tasks in a group, in the order in which the tasks happened to end. You want
+one error, and the same one on both backends and in every run. So:
+
+* An error cancels the other pieces. Pieces that fail in the same scheduler pass have all failed, and we raise the error
+  of the first one by position. For example, put a judge before the work that it judges: its verdict then says more.
+* A piece that fails while it is being cancelled has failed because of the first error, which is the one to raise.
+* A fatal error (not an `Exception`, such as `SystemExit`) may come from such a cleanup, too. It outranks the other
+  errors, and also a cancellation that is on its way.
+* A piece may never begin, because other code of the event loop can cancel its task before the first step. anyio then
+  ends the group as if it had cancelled itself. We count the answers, so this is an error and not a silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, final
+
+import anyio
+
+from agentloop._common.error_text import is_fatal
+from agentloop._concurrency.backend import (
+    cancelled_types,
+    capture,
+    checkpoint_if_cancelled,
+    raised_while_cancelled,
+    starter,
+    unexpected_cancellation,
+)
+from agentloop._concurrency.interrupts import uninterrupted
+
+Piece = Callable[[], Awaitable[Any]]
+OnError = Callable[[BaseException, BaseException | None], None]
+
+
+async def beside(
+    pieces: Sequence[Piece], name: str, *, here: Piece | None = None, on_error: OnError | None = None
+) -> list[Any]:
+    """Do all *pieces* at once, each in a task of its own, and return their answers in order.
+
+    For example, judge an answer while it is being made:
+
+        *verdicts, answer = await beside([is_polite, is_short], "judge", here=make_answer)
+
+    Args:
+        pieces: Async functions without arguments.
+        name: The name of the tasks; a task has the position of its piece behind it.
+        here: A piece that is done in the current task, so that its context variables stay set. It is the last one.
+        on_error: Called at once with each error, and with the first error if this one comes from the cleanup that the
+            first one caused, else None. Not called if a piece has cancelled itself.
+
+    Cancellation: all pieces are cancelled and awaited, then it continues. A checkpoint where there are several pieces.
+
+    Raises:
+        BaseException: the error of one piece, bare, chosen as the module says.
+        UserError: a piece has cancelled itself, or was cancelled by other code before it began.
+    """
+    alone = here if not pieces else pieces[0] if len(pieces) == 1 and here is None else None
+    if alone is not None:  # a group with one task would take 25 µs, and most callers have one piece
+        return [await _do_alone(alone)]
+    if not pieces:
+        return []
+    several = _Several(on_error)
+    try:
+        async with anyio.create_task_group() as several.group:
+            start = starter(several.group)
+            for position, piece in enumerate(pieces):
+                start(several.do, (position, piece), f"{name} {position}")
+            if here is not None:
+                await several.do((len(pieces), here))
+    except cancelled_types():
+        several.raise_fatal()
+        raise
+    several.raise_fatal()
+    await checkpoint_if_cancelled()
+    if several.errors:
+        raise several.errors[min(several.errors)]
+    if len(several.answers) < len(pieces) + (here is not None):
+        raise unexpected_cancellation()
+    return [several.answers[position] for position in sorted(several.answers)]
+
+
+async def _do_alone(piece: Piece) -> Any:
+    try:
+        return await piece()
+    except Exception:
+        await checkpoint_if_cancelled()  # noqa: ASYNC120 - a cancellation outranks it, as among several
+        raise
+
+
+@final
+class _Several:
+    """The pieces of one call of `beside`, with what they have come to. Owned by the call, changed by its tasks."""
+
+    def __init__(self, on_error: OnError | None) -> None:
+        self.group: anyio.abc.TaskGroup
+        self.answers: dict[int, Any] = {}
+        self.errors: dict[int, BaseException] = {}
+        self._on_error = on_error
+
+    @uninterrupted
+    async def do(self, placed: tuple[int, Piece]) -> None:
+        """Do one piece; keep its answer, or its error, which cancels the others."""
+        position, piece = placed
+        captured = await capture(piece)
+        error = captured.error
+        if error is None:
+            self.answers[position] = captured.value
+            return
+        is_late = bool(self.errors) and isinstance(error, Exception) and raised_while_cancelled(error)
+        if self._on_error is not None and captured.own_cancel is None:
+            self._on_error(error, next(iter(self.errors.values())) if is_late else None)
+        if not is_late:
+            self.errors[position] = error
+            self.group.cancel_scope.cancel()
+
+    def raise_fatal(self) -> None:
+        """Raise the first fatal error by position, if there is one."""
+        for position in sorted(self.errors):
+            if is_fatal(self.errors[position]):
+                raise self.errors[position]
