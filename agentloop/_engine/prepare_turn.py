@@ -17,7 +17,6 @@ from agentloop._common.checks import is_texts
 from agentloop._common.digests import digestible
 from agentloop._common.naming import takes
 from agentloop._concurrency.backend import checkpoint_if_cancelled
-from agentloop._concurrency.beside import beside
 from agentloop._core.call_identity import find_called_tool
 from agentloop._core.history import HistoryView
 from agentloop._core.turn_view import Definitions, TurnView
@@ -320,6 +319,8 @@ async def ask_enabled(run: LiveRun, tools: Sequence[FunctionTool | Handoff]) -> 
     def make_question(tool: FunctionTool | Handoff, enabled: Callable[..., Any]) -> Callable[[], Awaitable[Any]]:
         key = f"{run.state.turn}:{tool.lookup_key if isinstance(tool, FunctionTool) else tool.name}"
         return lambda: run.call_callback("is_enabled", key, lambda: call_user(enabled, run.context, run.agent))
+
+    from agentloop._concurrency.beside import beside  # most runs have fixed tools
 
     with_callable = [(tool, tool.is_enabled) for tool in tools if not isinstance(tool.is_enabled, bool)]
     questions = [make_question(tool, enabled) for tool, enabled in with_callable]
