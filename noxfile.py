@@ -630,7 +630,6 @@ LONG = {
     "mcp": ["--backends", "asyncio,trio", "tests/mcp_servers/test_kill_points.py"],
     "postgres": ["--backends", "asyncio", "tests/postgres_store/test_fleet.py"],
     "web": ["--backends", "asyncio", "tests/web/test_servers.py", "-k", "many_clients"],
-    "steps": ["--backends", "asyncio,trio-virtual", "--no-plain-calls", "tests/runs", "tests/sweeps"],
 }
 """The passes of pytest of the session `long`: the sweeps are run whole there."""
 LONG_TEMPORAL = [f"tests/temporal_engine/test_{name}.py" for name in ("lost_workers", "many_runs")]
@@ -640,8 +639,8 @@ LONG_TEMPORAL = [f"tests/temporal_engine/test_{name}.py" for name in ("lost_work
 @nox.session(python=False)
 def long(session: nox.Session) -> None:
     """Run what takes too long for every change, about an hour on two cores: the sweeps at every step, record and line,
-    the tests of runs five times in other orders of tasks, on uvloop, with eager tasks, in anyio's own nurseries and
-    with all steps of every call, ten minutes of exploration, what `scale` measures, workers of Temporal that are killed
+    the tests of runs five times in other orders of tasks, on uvloop, with eager tasks, in anyio's own nurseries, ten
+    minutes of exploration, what `scale` measures, workers of Temporal that are killed
     at each activity, and `busy`. All of it runs, whatever fails. `nox -s long -- uvloop scale` takes these parts.
     """
     passes = {name: ["-m", "pytest", "-q", "-p", "no:cacheprovider", *given] for name, given in LONG.items()}

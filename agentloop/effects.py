@@ -46,12 +46,21 @@ class CallTool(Value, frozen=True):
     """The tool's name."""
     arguments: str
     """The JSON text with which the body is called."""
-    idempotency_key: str
-    """The same for every attempt of this call, after a crash, too."""
-    context: Any
-    """The call's `ToolContext`."""
     nested: bool
     """True if the body is a nested run of an agent tool. Its records go to the same log, so *do* has to run them."""
+    find_context: Callable[[], Any]
+    """Returns `context`."""
+
+    @property
+    def context(self) -> Any:
+        """The call's `ToolContext`, made at its first use: few bodies take one."""
+        return self.find_context()
+
+    @property
+    def idempotency_key(self) -> str:
+        """The same for every attempt of this call, after a crash, too."""
+        key: str = self.context.idempotency_key
+        return key
 
 
 class Guard(Value, frozen=True):

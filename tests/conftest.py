@@ -21,7 +21,6 @@ from hypothesis import HealthCheck, settings
 import agentloop
 from agentloop._concurrency import nursery as nursery_module
 from agentloop._core.gate import admit
-from agentloop._engine.calls import scheduler
 from agentloop._engine.runtime.log import Log
 from agentloop.exceptions import StateError
 from agentloop.records import Record
@@ -98,7 +97,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     names = ", ".join((*BACKENDS, TRIO_ONCE))
     parser.addoption("--backends", default=",".join(BACKENDS), help=f"backends to test on, of {names}")
     parser.addoption("--anyio-nursery", action="store_true", help="run calls in anyio's own task group on asyncio")
-    parser.addoption("--no-plain-calls", action="store_true", help="take every call through all steps")
 
 
 def _chosen_backends(definition: pytest.Function) -> list[str]:
@@ -234,8 +232,6 @@ def _ways_are_chosen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
     """
     if request.config.getoption("--anyio-nursery"):
         monkeypatch.setattr(nursery_module, "find_scope_class", lambda: None)
-    if request.config.getoption("--no-plain-calls"):
-        monkeypatch.setattr(scheduler, "is_plain_tool", lambda tool: False)
 
 
 @pytest.fixture(autouse=True)

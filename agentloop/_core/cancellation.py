@@ -3,7 +3,7 @@
 Pure: the scheduler and the call's own task look a cell up, and make the outcome of it. Does not know how a cause is
 noticed: a body's own cancellation is in `runtime/body_result.py` (`classify`), `cancel_call` and siblings in
 `calls/live_call.py` (`LiveCall.cancel`), the deadline or another end of the run in `runtime/cancel_source.py`. Where
-several causes meet once the body has ended, `calls/call_cancellation.py` chooses by the order of `CAUSES`.
+several causes meet once the body has ended, `calls/call.py` (`_decide_end`) chooses by the order of `CAUSES`.
 
 A cell without a cut means that the cause doesn't end a call then. After the body its effect has happened: only what
 cuts the settling short can still end the call.
@@ -23,6 +23,8 @@ CAUSES: tuple[Cause, ...] = ("tool", "timeout", "caller", "sibling", "deadline",
 another call, the run's deadline, any other end of the run. Of two that meet, the graver one ends the call."""
 Stage: TypeAlias = Literal["before", "body", "after"]
 """The part of a call: up to the start hooks, the body, and from its end to the outcome."""
+STAGES: Mapping[str, Stage] = {"waiting": "before", "starting": "before", "body": "body", "post": "after"}
+"""The stage of a call by its phase (`call_steps.PHASES`). A call that is paused or settled is in none."""
 
 
 class Cut(Value, frozen=True):

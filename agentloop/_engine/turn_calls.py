@@ -1,6 +1,6 @@
 """The calls of one response: planned, run in a turn nursery, accepted.
 
-Joins the plan, the approvals and the scheduler; does not know about single bodies or outcomes.
+Joins the plan, the approvals and the batch; does not know about single bodies or outcomes.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from agentloop._core.call_identity import find_called_tool
 from agentloop._core.plan import Answer, Plan, PlanEntry, PlanRules, read_arguments
 from agentloop._core.planner import check_secrets, plan_response
 from agentloop._core.turn_view import TurnView
-from agentloop._engine.calls.call import run_call
-from agentloop._engine.calls.scheduler import Batch
+from agentloop._engine.calls.batch import Batch
 from agentloop._engine.prepare_turn import ask_enabled
 from agentloop._engine.runtime.callbacks import call_user, log_error
 from agentloop._engine.runtime.live_run import LiveRun
@@ -93,7 +92,7 @@ async def settle(run: LiveRun, view: TurnView, plan: Plan) -> None:
     """
     sequential = (run.settings.config.tool_execution.mode or run.agent.tool_execution) == "sequential"
     run.tree.join_loop()  # from here on code of another thread may ask for a call of this run
-    batch = Batch(run, plan, run_call, sequential=sequential, context=copy_context())
+    batch = Batch(run, plan, sequential=sequential, context=copy_context())
     del plan  # two objects for each call, which the collector would count while the bodies run
     events = run.tree.log.events
     if events is not None:

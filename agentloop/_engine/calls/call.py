@@ -1,36 +1,32 @@
-"""One call, from its permit to its outcome: steps 8 to 17 of a call, in the call's own task.
+"""One call, from its permit to its outcome: its steps 8 to 17, in the call's own task.
 
-Does not decide which call starts, in which order outputs are released, or which failure the run raises: the batch does.
+Which steps a call has is `LiveCall.steps` (`_core/call_steps.py`); this is the one text that walks them, for every
+call. It doesn't decide which call starts, in which order outputs are released, or which failure the run raises: the
+batch does.
 
-Steps, in this order:
-
-    prepare_body    8 tool enabled and looked up again, 9 input guardrails, a thread slot
-    run_body        10 CallStarted (durable before 12), 11 start hooks, 12 the body
-    _settle         the permit is given back, then 13 conversion of a failure or timeout, 14 and 15 output guardrails
-                    and the bound on the output's length
-    _finish         16 end hooks, 17 CallSettled
-
-Steps 8 to 12 run in the call's own scope, which the tool's timeouts, `cancel_call` and a sibling's failure cancel.
-They end in a body result (`body_result`): `run_call` classifies each exception at this one boundary, and
-`call_cancellation.decide_end` then lets the call's own scope overrule the body. Steps 13 to 17 are out of that scope,
-because the body's effect has happened: a sibling's failure only sets a deadline for 13 to 15, and 16 is cut by the
-cleanup deadline alone.
+* Steps 8 to 12 (up to the end of the body) run in the call's own scope, which the tool's timeouts, `cancel_call` and a
+  sibling's failure cancel. They end in a body result (`body_result`). `_reach_end` is the one boundary at which every
+  exception becomes a result, and `_decide_end` then lets the call's own scope overrule the body.
+* Steps 13 to 17 run outside of that scope, because the body's effect has happened. A sibling's failure only sets a
+  deadline for 13 to 15, and only the cleanup deadline cuts 16. A call without such steps, and without end hooks,
+  settles in the very step in which its body ended: its `CallSettled` tells that the body has ended, too. Any other call
+  records `BodyEnded` before it waits.
 
 Invariants: the call settles exactly once, in a synchronous step. The task itself ends normally, except for a
 cancellation of a scope around the call, which continues after the call has settled as `cancelled`; on asyncio a task
 group takes a child that ends cancelled for a reason to cancel all its siblings. Until the task's first step the call
-belongs to the batch's owner, which settles it if the task never begins; after that step the call settles no matter how
+belongs to the batch's owner, which settles it if the task never begins. After that step the call settles no matter how
 the task ends. (A task that asyncio cancels before its first step never runs, not even its `finally`.)
 
-Facts are in `LiveCall`: `phase` is the step, `begun` says who settles the call, `live.scope` is its own cancellation.
+A call is cancelled by `LiveCall.cancel` (`cancel_call`, a sibling's failure), by its timeout, which is its scope's
+deadline, or by a scope around it (`runtime/cancel_source.py`). The graver cause ends the call: `_core/cancellation.py`
+has the order, and what becomes of the call by each. But a body that returned a value in time keeps it, also if a
+cancellation was requested in the same step.
 """
 
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
-
-import anyio
 
 from agentloop._common.error_text import is_fatal, summary_parts
 from agentloop._concurrency.backend import (
@@ -40,38 +36,32 @@ from agentloop._concurrency.backend import (
     is_closing,
     own_task,
     raise_native_cancel,
+    raised_while_cancelled,
     run_is_cancelled,
-    self_cancelled,
     uncancel_to,
 )
 from agentloop._concurrency.interrupts import uninterrupted
 from agentloop._core.failure_choice import Failure
-from agentloop._engine.calls.call_cancellation import decide_end
-from agentloop._engine.calls.live_call import BodyState, LiveCall
-from agentloop._engine.calls.outcome import Converted, convert, is_in_doubt, raisable, record_body_end
-from agentloop._engine.calls.run_body import prepare_body, run_body, start_plain
+from agentloop._engine.calls.live_call import BodyClock, BodyState, LiveCall
+from agentloop._engine.calls.outcome import Draft, draft_outcome, make_failure, record_body_end
+from agentloop._engine.calls.steps import call_body, record_start
 from agentloop._engine.calls.tool_context import call_context
 from agentloop._engine.runtime import body_result as end
-from agentloop._engine.runtime.callbacks import call_at_once, resolve
+from agentloop._engine.runtime.callbacks import resolve
 from agentloop._engine.runtime.cancel_source import find_cancel_source, record_end
 from agentloop.exceptions import EarlierFailure, OutcomeUnknown
 from agentloop.outcomes import CallOutcome
 from agentloop.records import BodyEnded
 from agentloop.tools import PythonBody, ToolSearch
 
-if TYPE_CHECKING:
-    pass
-
-_UNSETTLED = ("starting", "body", "post")
-# The types of body results are compared, since `isinstance` takes 0.17 µs for each class of a Struct that doesn't fit,
-# and 0.02 for one that does.
-_WITHOUT_RESULT = frozenset({end.Deferred, end.Paused, end.RunEnding})
-_UNCANCELLED = (end.Returned, end.Raised)
+# We compare classes of body results: `isinstance` takes 0.17 µs for each class of a Struct that doesn't fit.
+_OWN_ENDS = frozenset({end.Returned, end.Raised, end.Cancelled})
+"""The body results of a body that came to its own end."""
+_WITHOUT_BODY_END = frozenset({end.RunEnding, end.Paused, end.Deferred})
+_ASKS_AGAIN = "run_llm_again"
+"""The `tool_use_behavior` with which a tool's output never ends the run."""
 
 
-# One coroutine with four handlers in each other, where another one around the body would be half a KiB, and an object
-# for the collector, more for each call in flight. From inside: the body's errors, within the call's scope; what passes
-# that scope; errors of steps 13 to 17 and around; faults of the settling itself.
 @uninterrupted
 async def run_call(live: LiveCall) -> None:
     """Run one admitted call to its outcome. Does nothing if another task of the call has begun before.
@@ -83,92 +73,100 @@ async def run_call(live: LiveCall) -> None:
     live.begun = True
     nursery = live.batch.nursery
     task = None if nursery.on_trio else own_task()
-    result: end.Ending | None = None
     failure: Failure | None = None
     try:
         try:
-            if live.earlier.body is not None:
-                result = _restore_result(live, live.earlier.body)
-            else:
-                try:
-                    # No `with`, which keeps a bound method: an object more for the collector in each call in flight.
-                    live.scope.__enter__()
-                    try:
-                        try:
-                            if (check := nursery.check_in_time()) is not None:
-                                await check
-                                del check  # the collector would count it as long as the body runs
-                            if live.plain and live.cause is None:
-                                result = end.Returned(await start_plain(live, task))
-                            else:
-                                result = await prepare_body(live) or await run_body(live)
-                        except BaseException as error:  # noqa: ASYNC103 - the call boundary: it classifies every error
-                            result = _classify(live, error)
-                            if result is None or is_closing(task):
-                                raise
-                    except BaseException as error:  # noqa: ASYNC103 - as `with` does
-                        if not live.scope.__exit__(type(error), error, error.__traceback__):
-                            raise
-                    else:
-                        live.scope.__exit__(None, None, None)
-                except cancelled_types():  # noqa: ASYNC103 - of the run, which settles the call below
-                    result = _end_past_scope(live, result)
-                except Exception as error:  # beside a cancellation that the scope took, or of a body's broken scopes
-                    result = end.Raised(error)
-                result = _end_body(live, result)
-            done = _settle_at_once(live, result)
-        except BaseException as error:  # noqa: ASYNC103 - no cancellation: those are results
+            await _settle(live, await _reach_end(live, task))
+        except cancelled_types() as cancelled:
+            if await _outlast(live, cancelled):
+                raise
+        except BaseException as error:  # noqa: ASYNC103 - carried as a failure; cancellations are above
             if is_closing(task):
                 raise
-            result, done = end.Unconverted(error), False
-        if not done and isinstance(result, end.RunEnding):
-            nursery.uncancel()
-            await _settle_cancelled(live, result.error)  # shielded inside: a scope would be cancelled anyway
-        elif not done:
-            with nursery.settling(live):
-                await _settle_by(live, result, task)
+            await _settle(live, end.Unconverted(error))  # noqa: ASYNC102 - nothing is being cancelled here
     except cancelled_types():
         raise
     except BaseException as error:  # noqa: ASYNC103 - carried as a failure: the settling code itself broke
         if is_closing(task):
             live.batch.close()
             raise
-        failure = _make_failure(live, error, "post")
+        failure = make_failure(live, error, "post")
     finally:
         if not live.batch.closed:
-            if live.begun and live.phase in _UNSETTLED:  # else another task of the call continues it
-                live.batch.settle_abandoned(live, failure)
-            elif failure is not None:
-                live.batch.fail(failure)
-            if live.holds_permit or not live.plain:
-                live.release_all()
+            _leave(live, failure)
     # Also where its body left a native cancellation behind, by which the task ends as cancelled: the call has settled.
     nursery.leave(task)
 
 
-async def _settle_by(live: LiveCall, result: end.Ending, task: object) -> None:
-    """Settle the call by its body result or by an error around the body, or by the run's cancellation meanwhile."""
+def _leave(live: LiveCall, failure: Failure | None) -> None:
+    """See to it that the call has settled, as its task ends; *failure* is the error of the settling itself."""
+    if live.begun and live.phase in ("starting", "body", "post"):  # else another task of the call continues it
+        live.batch.settle_abandoned(live, failure)
+    elif failure is not None:
+        live.batch.fail(failure)
+    live.release_all()
+
+
+# -- steps 8 to 12
+
+
+async def _reach_end(live: LiveCall, task: object) -> end.Ending:
+    """Take the call up to the end of its body, within its own scope. No error of the call leaves this."""
+    if live.earlier.body is not None:
+        return _restore_end(live, live.earlier.body)
+    result: end.Ending | None = None
     try:
-        if isinstance(result, end.Unconverted):
-            await _settle_failed(live, result.error)
-        else:
-            await _settle(live, result)
-    except cancelled_types() as cancelled:
-        if run_is_cancelled():
-            await _settle_cancelled(live)  # noqa: ASYNC120 - shielded inside, and the cancellation continues
-            await raise_native_cancel(cancelled)  # noqa: ASYNC120 - does not wait: a cancellation is pending
-            raise
-        # A cancellation of this task alone, after the body: the body left it behind (a timer, another task).
-        uncancel_to(0)
-        own = end.Cancelled("tool", end.own_reason(cancelled))
-        await in_own_task(partial(_settle, live, own))  # noqa: ASYNC120 - and it may have left more of them
-    except BaseException as error:  # noqa: ASYNC103 - carried as a failure; cancellations were dealt with above
-        if is_closing(task):
-            raise
-        await _settle_failed(live, error)  # noqa: ASYNC102 - nothing is being cancelled here
+        with live.scope:
+            try:
+                if (check := live.batch.nursery.check_in_time()) is not None:
+                    await check
+                result = await _take_steps(live)
+            except BaseException as error:  # noqa: ASYNC103 - the call boundary: it classifies every error
+                result = _classify(live, error)
+                if result is None or is_closing(task):
+                    raise
+    except cancelled_types():  # noqa: ASYNC103 - of the run, by which the call settles
+        result = _end_past_scope(live, result)
+    except Exception as error:  # beside a cancellation that the scope took, or of a body's broken scopes
+        result = end.Raised(error)
+    ended = _end_body(live, result)
+    if type(ended) is end.RunEnding:
+        live.batch.nursery.uncancel()
+    return ended
 
 
-def _restore_result(live: LiveCall, body: BodyEnded) -> end.Ending:
+async def _take_steps(live: LiveCall) -> end.Ending:
+    """Do steps 8 to 12: what is asked before the start, the start, the start hooks, the body."""
+    if live.cancelled is not None:
+        return _end_cancelled(live)
+    if live.earlier.announced:
+        live.body = BodyState(live.run.tree.log.wall())
+        live.clock = live.batch.nursery.now()
+    else:
+        for step in live.steps.before:
+            if (ended := await step(live)) is not None:
+                return ended  # type: ignore[no-any-return]  # a step before the body
+        record_start(live)
+        for step in live.steps.starts:
+            await step(live)
+    live.to("body")
+    if live.steps.limits is not None:
+        _start_timer(live)
+    value = await call_body(live)
+    return value if type(value) is end.Paused else end.Returned(value)
+
+
+def _start_timer(live: LiveCall) -> None:
+    """Start the clocks of `timeout` and `idle_timeout`; not before the start hooks have run."""
+    assert live.steps.limits is not None
+    assert live.body is not None
+    now = live.batch.nursery.now()
+    # Not read back from the scope, which shows the run's deadline if that is earlier.
+    ends_at = live.scope.deadline = live.steps.limits.end(now, now)
+    live.body.timer = BodyClock(now, now, ends_at)
+
+
+def _restore_end(live: LiveCall, body: BodyEnded) -> end.Ending:
     """Return the body result that an earlier run segment recorded; it ended before the call had settled."""
     live.body = BodyState(None, finished=True)
     if body.failed:
@@ -183,9 +181,6 @@ def _restore_result(live: LiveCall, body: BodyEnded) -> end.Ending:
     if converter is not None and isinstance(tool, PythonBody):
         return end.Returned(tool.schema.restore(body.value, converter))
     return end.Returned(body.value)
-
-
-# -- steps 8 to 12
 
 
 def _classify(live: LiveCall, error: BaseException) -> end.Ending | None:
@@ -208,156 +203,155 @@ def _end_past_scope(live: LiveCall, result: end.Ending | None) -> end.Ending | N
     return result
 
 
-_ASKS_AGAIN = "run_llm_again"
-"""The `tool_use_behavior` with which no call ends a run."""
-
-
 def _end_body(live: LiveCall, result: end.Ending | None) -> end.Ending:
     """Return the final body result, once the call's scope has been left.
 
-    An end by itself, with a value or an error, is recorded as `BodyEnded` in the same step, unless the call settles in
-    this very step: then `CallSettled` tells both, except for a value that is no text and may end the run.
+    An error, and a value that `CallSettled` can't tell, are recorded in the same step.
     """
-    if type(result) is end.Returned:  # the most frequent, first
-        if live.tool.secret_output:
-            live.gave_secret = True
-    elif result is None:
-        if live.batch.nursery.is_ending():
-            return end.RunEnding()  # on asyncio our scope caught it
-    elif type(result) in _WITHOUT_RESULT:
+    body, late = live.body, False
+    if type(result) in _WITHOUT_BODY_END:
+        assert result is not None
         return result
-    elif type(result) is end.Raised:
+    if result is None and live.batch.nursery.is_ending():
+        return end.RunEnding()  # on asyncio our scope caught it
+    if type(result) is end.Raised:
         live.redact_error(result.error)
         if live.batch.nursery.is_ending():
             record_end(live.run)
-    body, late = live.body, False
     if body is not None and live.phase == "body":
-        late = body.timer is not None and anyio.current_time() >= body.timer.ends_at
+        late = body.timer is not None and live.batch.nursery.now() >= body.timer.ends_at
         body.ended_at = live.run.tree.log.wall()
-        if type(result) is end.Returned and not late and (live.plain or _settles_with_body(live)):
-            # `CallSettled` has the value as text. One that may end the run as it is must be in the log, too.
-            if not isinstance(result.value, str) and live.run.agent.tool_use_behavior != _ASKS_AGAIN:
-                record_body_end(live, result)
-        elif isinstance(result, _UNCANCELLED):
+        body.gave_secret = type(result) is end.Returned and live.tool.secret_output
+        if type(result) is end.Raised or (type(result) is end.Returned and (late or _is_kept(live, result))):
             record_body_end(live, result)
-        if type(result) is end.Returned and body.timer is None and not live.scope.cancel_called:
-            body.finished = True  # as `decide_end` would find: nothing overrules the value
-            return result
-    return decide_end(live, result, late=late)
+    return _decide_end(live, result, late=late)
+
+
+def _is_kept(live: LiveCall, result: end.Returned) -> bool:
+    """Tell whether the value must be in the log as it is: it is no text, and it may become the run's final output."""
+    return not isinstance(result.value, str) and live.run.agent.tool_use_behavior != _ASKS_AGAIN
+
+
+def _decide_end(live: LiveCall, result: end.Ending | None, *, late: bool) -> end.Ending:
+    """Return the final body result: *result*, unless the call's own scope, its timeout or the run's end overrules it.
+
+    *late* says whether the timeout had passed when the body ended. A late value or error is reported to instruments.
+    """
+    ours = live.scope.cancel_called or late  # read before the question below, which may cancel the scope
+    ending = (ours or not isinstance(result, end.Returned)) and live.batch.nursery.is_ending()
+    error: BaseException | None = None
+    if (ours or ending) and isinstance(result, end.Raised) and _is_cleanup_error(result):
+        error, result = result.error, None
+        live.report_late(error=error)
+    if live.body is not None and live.phase == "body":
+        live.body.finished = type(result) in _OWN_ENDS
+    if result is None and ending:
+        return end.RunEnding(error)
+    if result is None or (ours and isinstance(result, end.Cancelled)):
+        return _end_cancelled(live, error)
+    if late and isinstance(result, end.Returned):
+        live.report_late(value=result.value)
+        return _end_cancelled(live)
+    return result
+
+
+def _is_cleanup_error(result: end.Raised) -> bool:
+    """Tell whether *result* is an ordinary error raised while a cancellation was passing through the body."""
+    return isinstance(result.error, Exception) and raised_while_cancelled(result.error)
+
+
+def _end_cancelled(live: LiveCall, error: BaseException | None = None) -> end.Ending:
+    """Return the body result of a call whose own scope was cancelled: by a request, or by a timeout without one.
+
+    *error* is the error of the body's cleanup, if it had one.
+    """
+    request, body, limits = live.cancelled, live.body, live.steps.limits
+    if request is not None and request.cause == "sibling":
+        return end.Cancelled("sibling", "another call failed", error)
+    if request is not None:
+        return end.Cancelled("caller", request.reason or "cancelled by the application")
+    timer = None if body is None else body.timer
+    if body is None or timer is None or limits is None:
+        return end.TimedOut(live.tool.timeout or 0.0)
+    if body.started_at is not None:
+        live.note_cancelled(body.started_at + timer.ends_at - live.clock)
+    is_idle = limits.idle is not None and timer.ends_at >= timer.idle_since + limits.idle
+    return end.TimedOut((limits.idle if is_idle else limits.whole) or 0.0)
 
 
 # -- steps 13 to 17
 
 
-def _settle_at_once(live: LiveCall, result: end.Ending) -> bool:
-    """Settle the call if nothing may wait for that; return True if the task has nothing more to do.
-
-    A text that no code judges, cuts or stores is the output as it is: most calls settle here, in the step in which
-    their body returned, without a scope.
-    """
-    if isinstance(result, end.Returned):
-        output, limit = result.value, live.run.settings.config.tool_execution.max_output_chars
-        if type(output) is not str or (limit is not None and len(output) > limit):
-            return False
-        if not live.plain and not _settles_with_body(live):
-            return False
-        body = live.body
-        assert body is not None
-        live.phase = "post"
-        hooked = live.hooked
-        outcome = CallOutcome(
-            status="succeeded",
-            output=output,
-            value=output,
-            body_finished=True,
-            abandoned=body.abandoned,
-            cleanup=live.cleanup,
-            started_at=body.started_at,
-            ended_at=live.run.tree.log.wall(),
-            cancelled_at=live.cancelled_at,
-            secret=bool(hooked) and live.run.state.gives_secret(live.call),  # else the fold marks it
-        )
-        error = _call_end_hooks_at_once(live, outcome) if hooked else None
-        live.batch.settle(live, outcome, None if error is None else _make_failure(live, error, "post"))
-        return True
-    if isinstance(result, end.Paused):
+async def _settle(live: LiveCall, ended: end.Ending) -> None:
+    """Do steps 13 to 17: make the outcome of *ended* by the tool's policies, call the end hooks, settle."""
+    if type(ended) is end.Deferred:
+        return  # the call waits again, or an equal one has answered it
+    if type(ended) is end.Paused:
         live.batch.pause(live)
-    return isinstance(result, (end.Paused, end.Deferred))
-
-
-async def _settle(live: LiveCall, result: end.Ending) -> None:
-    """Do steps 13 to 17: give the permit back, convert *result* to an outcome, call the end hooks, settle."""
-    live.phase = "post"
-    if not isinstance(result, end.Returned) and _surely_raises(live, result):
-        live.batch.halt()  # before the permit is given back: the calls that wait for it must not start any more
-    live.release_permit()
-    if isinstance(result, end.Returned) and _converts_without_waiting(live):
-        await _finish(live, await convert(live, result))
         return
-    # A sibling's failure gives this a deadline; a cancelled parent ends it at once.
-    converted = cut = Converted(live.cut("sibling"))
-    with live.run.cleanup.section(shield=False, on_cut=lambda: live.run.cut("post-invoke", live.call_id)):
-        converted = await convert(live, result)
-    if converted is cut:
-        live.cleanup = "cut"
-    await _finish(live, converted)
-
-
-def _surely_raises(live: LiveCall, result: end.Ending) -> bool:
-    """Tell whether *result* will certainly be raised: no function of the tool's policy could answer it."""
-    match result:
-        case end.Raised(error, where):
-            fatal = where == "around" or not isinstance(error, Exception)
-            if is_in_doubt(live, result):
-                return live.tool.in_doubt == "raise"
-            return fatal or live.tool.failure_error_function is None
-        case end.Faulty() | end.Cancelled("tool" | "caller"):
-            return live.tool.failure_error_function is None
-        case end.TimedOut():
-            return live.tool.timeout_behavior == "raise"
-        case _:
-            return False
-
-
-def _settles_with_body(live: LiveCall) -> bool:
-    """Tell whether a call whose body has returned settles in the same step: nothing that may wait is called before."""
-    return not (live.hooked and _hooks_wait(live)) and _converts_without_waiting(live)
-
-
-def _hooks_wait(live: LiveCall) -> bool:
-    return live.batch.hooks is None or live.batch.hooks.wait
-
-
-def _converts_without_waiting(live: LiveCall) -> bool:
-    """Tell whether conversion of a value runs no application code, so that it never waits and needs no scope."""
-    return (
-        not live.tool.tool_output_guardrails
-        and live.tool.custom_data_extractor is None
-        and live.run.settings.config.output_store is None
-    )
-
-
-async def _finish(live: LiveCall, converted: Converted) -> None:
-    """Do steps 16 and 17: call the end hooks, settle. Only the cleanup deadline cuts the hooks."""
-    outcome, failure = live.complete(converted.outcome), converted.failure
-    if isinstance(live.tool.body, ToolSearch):
+    if live.phase == "settled":  # an error of the very step that settled it
+        if type(ended) is end.Unconverted:
+            live.batch.fail(make_failure(live, ended.error, "post"))
+        return
+    if type(ended) is end.RunEnding:
+        draft = await _draft_of_run(live, ended)
+    else:
+        draft = draft_outcome(live, ended)
+        _give_way(live, ended, draft)
+        if draft.steps:
+            draft = await _take_last_steps(live, draft)
+    outcome, failure = live.complete(draft.outcome), draft.failure
+    if type(live.tool.body) is ToolSearch:
         from agentloop._core.tool_search import list_found  # few agents search
 
         outcome = outcome.replace(found=list_found(outcome.value))
-    hook_error = await _call_end_hooks(live, outcome) if live.hooked else None
-    if hook_error is not None:
-        failed = _make_failure(live, hook_error, "post")
+    if live.hooked and (error := await _call_end_hooks(live, outcome)) is not None:
+        failed = make_failure(live, error, "post")
         failure = failed if failure is None or isinstance(failure.error, Exception) else failure
     live.batch.settle(live, outcome, failure)
+
+
+def _give_way(live: LiveCall, ended: end.Ending, draft: Draft) -> None:
+    """Give the permit back, as the body has ended. What this call may wait for now is durable first."""
+    if live.phase != "post":  # else the settling begins once more
+        live.to("post")
+    if draft.failure is not None:
+        live.batch.halt()  # before the permit is given back: the calls that wait for it must not start any more
+    settles_now = not draft.steps and not live.hooked and draft.outcome.status == "succeeded"
+    if type(ended) is end.Returned and not settles_now and live.run.state.calls[live.call_id].body is None:
+        record_body_end(live, ended)
+    live.release_all()
+
+
+async def _take_last_steps(live: LiveCall, draft: Draft) -> Draft:
+    """Do steps 13 to 15. A sibling's failure gives them a deadline; a cancelled parent ends them at once."""
+    run = live.run
+    done: list[Draft] = []
+    with live.batch.nursery.settling(live):
+        with run.cleanup.section(shield=False, on_cut=lambda: run.cut("post-invoke", live.call_id)):
+            for step in draft.steps:
+                draft = await step(live, draft)
+                if draft.failure is not None:
+                    break
+            done.append(draft)
+        if not done:
+            live.cleanup = "cut"
+            done.append(Draft(live.cut("sibling")))
+    return done[0] if done else await _draft_of_run(live, end.RunEnding())
+
+
+async def _draft_of_run(live: LiveCall, ended: end.RunEnding) -> Draft:
+    """Return the draft of a call that its parent or the deadline has cancelled: the run around it is ending."""
+    live.run.cleanup.begin()
+    return Draft(live.cut(await find_cancel_source(live.run), ended.error))  # shielded inside
 
 
 async def _call_end_hooks(live: LiveCall, outcome: CallOutcome) -> BaseException | None:
     """Call the end hook of each object whose start hook was called, in reverse order; return the first error.
 
-    In a task of its own if one may wait, since a body may have left a native cancellation of this one behind.
+    Only the cleanup deadline cuts them. In a task of their own, since a body may have left a native cancellation of
+    this one behind.
     """
-    if not _hooks_wait(live):
-        return _call_end_hooks_at_once(live, outcome)
     hooked, live.hooked = live.hooked, ()
     context = call_context(live)
 
@@ -371,50 +365,16 @@ async def _call_end_hooks(live: LiveCall, outcome: CallOutcome) -> BaseException
     return error
 
 
-def _call_end_hooks_at_once(live: LiveCall, outcome: CallOutcome) -> BaseException | None:
-    """Do the same where no hook waits: in this step, so that a cancellation that is pending reaches none of them."""
-    hooked, live.hooked = live.hooked, ()
-    context = call_context(live)
-    error: BaseException | None = None
-    try:
-        for hook in reversed(hooked):
-            call_at_once(hook, context, live.run.agent, live.tool, outcome)
-    except BaseException as raised:  # noqa: ASYNC103 - the call settles with it; a cancellation can't strike here
-        error = self_cancelled(raised) if isinstance(raised, cancelled_types()) else raised
-    if error is not None and outcome.status == "succeeded" and live.run.state.calls[live.call_id].body is None:
-        record_body_end(live, end.Returned(outcome.value))  # that of the call tells of the hook
-    return error
+async def _outlast(live: LiveCall, cancelled: BaseException) -> bool:
+    """Settle the call although *cancelled* has interrupted its settling; return True if the cancellation is the run's.
 
-
-async def _settle_cancelled(live: LiveCall, error: BaseException | None = None) -> None:
-    """Settle the call as cancelled by its parent or the deadline, if it hasn't settled: the run around it is ending.
-
-    *error* is that of the body's cleanup, if it had one.
+    Else it is a cancellation of this task alone, which the body left behind (by a timer, or in another task).
     """
-    run = live.run
-    run.cleanup.begin()
-    if live.phase == "settled":
-        return
-    outcome = live.cut(await find_cancel_source(run), error)
-    failed: BaseException | None = None
-    try:
-        failed = await _call_end_hooks(live, outcome) if live.hooked else None
-    finally:  # also when the hooks are cut: the owner waits until the call has settled
-        if not live.batch.closed:
-            live.batch.settle(live, outcome, None if failed is None else _make_failure(live, failed, "post"))
-
-
-async def _settle_failed(live: LiveCall, error: BaseException) -> None:
-    """Settle the call as failed by *error* of a hook, a guardrail or an error function."""
-    live.redact_error(error)
-    if live.phase == "settled":
-        live.batch.fail(_make_failure(live, error, "post"))
-        return
-    phase = "post" if live.phase == "post" else "body"
-    outcome = CallOutcome(status="failed", error=error)
-    await _finish(live, Converted(outcome, _make_failure(live, error, phase)))
-
-
-def _make_failure(live: LiveCall, error: BaseException, phase: Any) -> Failure:
-    live.redact_error(error)
-    return Failure(index=live.index, call_id=live.call_id, error=raisable(live, error), phase=phase)
+    if run_is_cancelled():
+        await _settle(live, end.RunEnding())  # shielded inside
+        await raise_native_cancel(cancelled)  # does not wait: a cancellation is pending
+        return True
+    uncancel_to(0)
+    own = end.Cancelled("tool", end.own_reason(cancelled))
+    await in_own_task(partial(_settle, live, own))  # and it may have left more of them
+    return False

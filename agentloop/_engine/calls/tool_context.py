@@ -44,11 +44,10 @@ class ToolContextServices(Value, frozen=True, eq=False):
         live = self.live
         if live.phase != "body" or live.body is None:
             return  # an abandoned thread: its call has an outcome already
-        idle, timer = live.tool.idle_timeout, live.body.timer
-        if idle is not None and timer is not None:
+        limits, timer = live.steps.limits, live.body.timer
+        if limits is not None and timer is not None:
             timer.idle_since = anyio.current_time()
-            whole = timer.began + live.tool.timeout if live.tool.timeout is not None else math.inf
-            timer.ends_at = live.scope.deadline = min(whole, timer.idle_since + idle)
+            timer.ends_at = live.scope.deadline = limits.end(timer.began, timer.idle_since)
         run = live.run
         for buffer in run.tree.log.buffers():
             event = CallProgress(live.call, progress, total, message, path=run.path, turn=run.state.turn)
@@ -98,7 +97,7 @@ def call_context(live: LiveCall) -> ToolContext[Any]:
     """Return the context of a running call, with its services; it is made at first use, as few bodies take one."""
     if live.context is None:
         live.context = tool_context(
-            live.run, live.call, live.tool, live.text, live.batch.conversation, ToolContextServices(live)
+            live.run, live.call, live.tool, live.arguments.text, live.batch.conversation, ToolContextServices(live)
         )
     return live.context
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import logging
 from collections.abc import Callable
-from opcode import opmap
-from types import CodeType, CoroutineType
-from typing import Any, Literal, TypeVar
+from types import CoroutineType
+from typing import Any, Literal, TypeAlias
 
 from agentloop._common.error_text import error_summary, redact_message
-from agentloop._common.values import Value
 from agentloop._concurrency.interrupts import interruptible
 from agentloop.context import Callback
 from agentloop.hooks import AgentHooks, RunHooks
@@ -83,59 +80,12 @@ def find_hooks(event: Event, of_run: RunHooks | None, of_agent: AgentHooks | Non
     return [hook for hook in found if hook is not None]
 
 
-class ToolHooks(Value, frozen=True):
-    """The hooks of the calls of one batch: pairs of a start hook and an end hook, the run's own before the agent's."""
-
-    pairs: tuple[tuple[Callback | None, Callback | None], ...]
-    ends: tuple[Callback, ...]
-    """The end hooks of the pairs."""
-    has_starts: bool
-    """True if a pair has a start hook."""
-    wait: bool
-    """False if none of them ever waits. A call then needs no task to shield them: they run in the step they are due."""
+HookPair: TypeAlias = tuple[Callback | None, Callback | None]
+"""The start hook and the end hook of one object; None where it has none."""
 
 
-def find_tool_hooks(hooks: RunHooks | None, agent_hooks: AgentHooks | None) -> ToolHooks | None:
-    """Return the hooks of tool calls, or None if there are none."""
+def find_tool_hooks(hooks: RunHooks | None, agent_hooks: AgentHooks | None) -> tuple[HookPair, ...]:
+    """Return the hooks of tool calls: a pair for each object that has one, the run's own before the agent's."""
     given = [one for one in (hooks, agent_hooks) if one is not None]
     found = [(find_hook(one, "on_tool_start"), find_hook(one, "on_tool_end")) for one in given]
-    pairs = tuple([pair for pair in found if pair != (None, None)])
-    if not pairs:
-        return None
-    ends = tuple([end for _, end in pairs if end is not None])
-    starts = [start for start, _ in pairs if start is not None]
-    return ToolHooks(pairs, ends, bool(starts), bool([hook for hook in (*ends, *starts) if not never_waits(hook)]))
-
-
-def never_waits(function: Callable[..., Any]) -> bool:
-    """Tell whether *function* is an async function, or a method that is one, without an `await` in its code.
-
-    Its coroutine ends in its first step: nothing can be cancelled in it, and no other task runs meanwhile. So an end
-    hook that counts or logs needs no task of its own, which takes 40 µs with its group and its scope. No way to ask for
-    that is public but the code itself: a coroutine that has begun can't move to another task, if it waits after all.
-    """
-    code = getattr(getattr(function, "__func__", function), "__code__", None)
-    return isinstance(code, CodeType) and _never_suspends(code)
-
-
-@functools.lru_cache(256)
-def _never_suspends(code: CodeType) -> bool:
-    return bool(code.co_flags & inspect.CO_COROUTINE) and _SUSPENDING.isdisjoint(code.co_code[::2])
-
-
-_SUSPENDING = frozenset(opmap[name] for name in ("SEND", "YIELD_VALUE", "GET_AWAITABLE", "GET_ANEXT") if name in opmap)
-"""The instructions of which every `await`, `async for` and `async with` has one."""
-
-
-def call_at_once(hook: Callback, *args: Any) -> None:
-    """Call *hook*, which never waits, to its end.
-
-    Raises:
-        BaseException: its error.
-    """
-    coroutine: Any = hook(*args)
-    if next(coroutine.__await__(), _RETURNED) is not _RETURNED:  # unlike `send`, without an exception at the end
-        raise AssertionError(f"{hook!r} waits")  # pragma: no cover - `never_waits` has read its code
-
-
-_RETURNED = object()
+    return tuple([pair for pair in found if pair != (None, None)])

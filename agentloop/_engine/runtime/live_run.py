@@ -26,11 +26,12 @@ from agentloop._common.values import Value
 from agentloop._concurrency.backend import checkpoint_if_cancelled, liveness, running_loop, token_again
 from agentloop._concurrency.interrupts import interruptible
 from agentloop._core.agent_graph import AgentGraph
+from agentloop._core.empty_containers import NO_DICT
 from agentloop._core.history import HistoryView
 from agentloop._core.plan import Arguments
 from agentloop._core.run_fold import RunFold
 from agentloop._core.turn_view import TurnView
-from agentloop._engine.runtime.callbacks import Event, ToolHooks, find_hooks, find_tool_hooks, resolve
+from agentloop._engine.runtime.callbacks import Event, HookPair, find_hooks, find_tool_hooks, resolve
 from agentloop._engine.runtime.dispatcher import Dispatcher
 from agentloop._engine.runtime.log import Log
 from agentloop._engine.runtime.resources import Resources
@@ -347,8 +348,10 @@ class LiveRun(msgspec.Struct, eq=False, kw_only=True):
     sandbox: Sandbox | None = None
     """The sandbox that this run has to give back; of the outermost run alone."""
     _cleanup: Cleanup | None = None
-    _tool_hooks: tuple[AgentHooks | None, ToolHooks | None] | None = None
+    _tool_hooks: tuple[AgentHooks | None, tuple[HookPair, ...]] | None = None
     """The hooks of tool calls, with those of the agent for which they were found."""
+    call_steps: dict[Any, Any] = NO_DICT
+    """The steps of the calls of each tool (`Steps`), by tool and needs, once it has been called."""
     has_begun: bool = False
     """True once the log has the first record of this run segment."""
     stop_after_turn: bool = False
@@ -403,8 +406,8 @@ class LiveRun(msgspec.Struct, eq=False, kw_only=True):
         """Return the first fields of every record: path, turn and wall-clock time."""
         return self.state.path, self.state.turn, self.tree.log.wall()
 
-    def find_tool_hooks(self) -> ToolHooks | None:
-        """Return the hooks of tool calls, or None if there are none. They are found once for each agent at work."""
+    def find_tool_hooks(self) -> tuple[HookPair, ...]:
+        """Return the hooks of tool calls. They are found once for each agent at work."""
         agent_hooks, found = self.agent.hooks, self._tool_hooks
         if found is None or found[0] is not agent_hooks:
             found = self._tool_hooks = (agent_hooks, find_tool_hooks(self.settings.hooks, agent_hooks))

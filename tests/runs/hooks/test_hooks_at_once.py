@@ -1,8 +1,6 @@
-"""Tool hooks without an `await` run in the step in which they are due; a hook of the base class is no step at all."""
+"""Tool hooks that never wait are called as all hooks are; a hook of the base class is no step at all."""
 
 import asyncio
-import functools
-from collections.abc import AsyncIterator
 from typing import Any
 
 import anyio
@@ -15,7 +13,7 @@ from kit.watching import ToolHookLog, Watch
 
 from agentloop import AgentHooks, RunHooks, ToolContext, UserError, tool
 from agentloop import records as r
-from agentloop._engine.runtime.callbacks import find_tool_hooks, never_waits
+from agentloop._engine.runtime.callbacks import find_tool_hooks
 
 
 class Quick(RunHooks):
@@ -57,79 +55,6 @@ class OnlyEnds(AgentHooks):
         self.ended.append(ctx.tool_call_id)
 
 
-async def quick(*_: Any) -> None:
-    """Return."""
-
-
-async def waits(*_: Any) -> None:
-    """Wait."""
-    await anyio.lowlevel.checkpoint()
-
-
-async def makes_one() -> Any:
-    """Return an async function that waits, without waiting for it."""
-
-    async def inner() -> None:
-        await anyio.lowlevel.checkpoint()
-
-    return inner
-
-
-async def iterates(values: AsyncIterator[int]) -> None:
-    """Wait for each value."""
-    async for _ in values:
-        pass
-
-
-async def enters(block: Any) -> None:
-    """Wait for a block."""
-    async with block:
-        pass
-
-
-async def collects(values: AsyncIterator[int]) -> list[int]:
-    """Wait within a comprehension."""
-    return [value async for value in values]
-
-
-async def generates() -> AsyncIterator[int]:
-    """Be an async generator."""
-    yield 1
-
-
-def plain() -> None:
-    """Be a function that may return anything."""
-
-
-@functools.wraps(quick)
-async def wraps(*args: Any) -> None:
-    """Call another function."""
-    await quick(*args)
-
-
-@pytest.mark.parametrize(
-    ("function", "verdict"),
-    [
-        (quick, True),
-        (makes_one, True),
-        (Quick([]).on_tool_end, True),
-        (waits, False),
-        (wraps, False),
-        (iterates, False),
-        (enters, False),
-        (collects, False),
-        (generates, False),
-        (plain, False),
-        (functools.partial(quick, 1), False),
-        (ToolHookLog().on_tool_end, False),
-        (len, False),
-    ],
-)
-def test_async_function_without_await_never_waits(function: Any, verdict: bool) -> None:
-    """Its code has no instruction that may suspend; what can't be told that way may wait."""
-    assert never_waits(function) is verdict
-
-
 def test_method_of_the_base_class_is_no_hook() -> None:
     """It does nothing, so it isn't called."""
 
@@ -138,15 +63,11 @@ def test_method_of_the_base_class_is_no_hook() -> None:
 
     only = OnlyEnds()
 
-    assert find_tool_hooks(None, None) is None
-    assert find_tool_hooks(OfModels(), AgentHooks()) is None
-    found = find_tool_hooks(OfModels(), only)
-    assert found is not None
-    assert found.pairs == ((None, only.on_tool_end),)
-    assert not found.wait
-    both = find_tool_hooks(ToolHookLog(), only)
-    assert both is not None
-    assert both.wait
+    assert find_tool_hooks(None, None) == ()
+    assert find_tool_hooks(OfModels(), AgentHooks()) == ()
+    assert find_tool_hooks(OfModels(), only) == ((None, only.on_tool_end),)
+    log = ToolHookLog()
+    assert find_tool_hooks(log, only) == ((log.on_tool_start, log.on_tool_end), (None, only.on_tool_end))
 
 
 def in_a_timeout() -> Any:
@@ -170,7 +91,7 @@ async def gives_a_number() -> int:
 
 @pytest.mark.parametrize("make", [lambda: fine, in_a_timeout, lambda: gives_a_number])
 async def test_hooks_that_never_wait_are_called_in_order(run_mode: Run, make: Any) -> None:
-    """Start hooks of the run come first, end hooks in reverse order; the end of the body is no record of its own."""
+    """Start hooks of the run come first, end hooks in reverse order; the end of the body is recorded before them."""
     lines: list[str] = []
     watch = Watch()
     agent = make_agent([make()], call_each("fine"), hooks=QuickAgentHooks(lines))
@@ -179,7 +100,7 @@ async def test_hooks_that_never_wait_are_called_in_order(run_mode: Run, make: An
 
     assert lines == ["run start c1", "agent start c1", "agent end c1 succeeded", "run end c1 succeeded"]
     assert read_endings(result.calls) == [("c1", "succeeded", None)]
-    assert not watch.of(r.BodyEnded)
+    assert len(watch.of(r.BodyEnded)) == 1
 
 
 async def test_hook_that_never_waits_knows_that_an_output_is_secret(run_mode: Run) -> None:
@@ -200,19 +121,6 @@ async def test_hook_that_never_waits_knows_that_an_output_is_secret(run_mode: Ru
 
     assert len(shown) == 1
     assert "hush" not in shown[0]
-
-
-async def test_a_hook_that_waits_makes_all_of_them_wait(run_mode: Run) -> None:
-    """The end of the body is recorded before hooks that may take time."""
-    lines: list[str] = []
-    watch, log = Watch(), ToolHookLog()
-    agent = make_agent([fine], call_each("fine"), hooks=QuickAgentHooks(lines))
-
-    await run_mode(agent, "go", hooks=log, run_config=configure_run(watch))
-
-    assert lines == ["agent start c1", "agent end c1 succeeded"]
-    assert log.seen == ["start:c1", "end:c1:succeeded"]
-    assert len(watch.of(r.BodyEnded)) == 1
 
 
 @pytest.mark.parametrize("make", [lambda: fine, in_a_timeout, lambda: gives_a_number])

@@ -1,8 +1,6 @@
-"""The scheduler of one turn's calls: queues them, starts their tasks, and appends their outcomes.
+"""The calls of one turn: queues them, starts their tasks, and appends their outcomes.
 
 Does not run bodies, guardrails or end hooks: `run_call` does, in the call's own task, and reports back to the batch.
-
-A call (`live_call`) is waiting, has a task, is settled, or is paused.
 
 Order of calls: the *owner* is the task that settles the batch. It makes the `Batch`, settles the answered calls by
 `answer`, enters the turn nursery, calls `open`, and then `wait` and `step` in turns until all have settled; when the
@@ -26,24 +24,27 @@ sibling can no longer cancel the call, because its effect has happened; a cancel
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from contextvars import Context
 from functools import cached_property
-from typing import Any
 
 import anyio
 
 from agentloop._common.error_text import error_summary, is_fatal
 from agentloop._concurrency.backend import run_is_cancelled, unexpected_cancellation
 from agentloop._concurrency.nursery import new_nursery
+from agentloop._core.call_steps import CallNeeds, Steps, choose
 from agentloop._core.cancellation import Cause
 from agentloop._core.empty_containers import append_to
-from agentloop._core.failure_choice import Failure, choose, choose_failure
+from agentloop._core.failure_choice import Failure, choose_failure
+from agentloop._core.failure_choice import choose as choose_error
 from agentloop._core.plan import Answer, Arguments, AwaitVerdict, Deliver, Execute, Plan, PlanEntry, Replay
-from agentloop._engine.calls.live_call import FIRST, Earlier, LiveCall, is_plain_run, is_plain_tool
+from agentloop._engine.calls.call import run_call
+from agentloop._engine.calls.live_call import FIRST, CancelRequest, Earlier, LiveCall, Step
 from agentloop._engine.calls.output_text import cut_output
+from agentloop._engine.calls.steps import STEPS
 from agentloop._engine.runtime.cancel_source import cancel_source, find_cancel_source
-from agentloop._engine.runtime.dispatcher import CapQueue, Dispatcher
+from agentloop._engine.runtime.dispatcher import NO_QUEUE, CapQueue, Dispatcher, Queue
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.abc import StillRunning
 from agentloop.items import Item, ToolCall
@@ -55,8 +56,6 @@ from agentloop.tools import FunctionTool
 CLOCK_SLACK = 1e-9
 """Seconds added to each wake-up time: by the rounding error of a sum, a clock may read less than the requested time."""
 
-_RUNNING = (Execute, Deliver, Replay)
-
 
 class Batch:
     """The scheduler of one turn's calls. Owned by the task that settles it; the calls' tasks mutate it as they settle.
@@ -64,17 +63,8 @@ class Batch:
     All methods but `end_cancelled` are synchronous: no other task sees a half-done step.
     """
 
-    def __init__(
-        self,
-        run: LiveRun,
-        plan: Plan,
-        run_call: Callable[[LiveCall], Coroutine[Any, Any, None]],
-        *,
-        sequential: bool,
-        context: Context,
-    ) -> None:
+    def __init__(self, run: LiveRun, plan: Plan, *, sequential: bool, context: Context) -> None:
         self.run = run
-        self._run_call = run_call
         self.execution = run.settings.config.tool_execution
         self.calls: dict[str, LiveCall] = {}
         """The calls without an outcome, by id, in model order."""
@@ -97,13 +87,20 @@ class Batch:
         self._equal: dict[str, list[LiveCall]] | None = None
         self._opened_at = 0.0 if self.execution.queue_timeout is None else self.nursery.now()
         self.queued_at = run.tree.log.wall()
-        has_hooks = run.settings.hooks is not None or run.agent.hooks is not None
-        self.hooks = run.find_tool_hooks() if has_hooks else None
+        self.hooks = run.find_tool_hooks()
         self._gate = run.tree.log.events.new_gate() if run.tree.log.events is not None else None
-        self.pump: CapQueue | Dispatcher | None = None
-        """The queue of calls that wait for room; None if none has to."""
+        self.waiting: Queue = NO_QUEUE
+        """The calls that wait for room."""
         self._dispatcher: Dispatcher | None = None
-        """The same, if calls wait for more than the batch's own cap."""
+        """The same, if calls wait for more than the batch's own cap: then time alone may give them room."""
+        self._needs = CallNeeds(
+            budget=run.settings.budget is not None,
+            spans=run.tree.log.spans is not None,
+            journal=run.tree.log.journal is not None,
+            hooks=bool(self.hooks),
+            output_store=run.settings.config.output_store is not None,
+            replayed=run.tree.log.expect is not None,
+        )
         self._sleeps_until = math.inf
         self._report_next = -math.inf
         """The time, on the loop's clock, at which bodies that still run are reported again."""
@@ -118,8 +115,7 @@ class Batch:
         """Admit the calls that waited for the stream's consumer, which has caught up."""
         if self._gate is not None:
             self._gate.report_room()
-        if self.pump is not None:
-            self.pump.pump()
+        self.waiting.pump()
 
     # -- building
 
@@ -137,79 +133,59 @@ class Batch:
         if self._gate is not None:
             base = (*base, self._gate)
         groups: dict[str, Limit] = {}
-        tools: dict[FunctionTool, tuple[bool, tuple[Limit, ...]]] = {}
+        tools: dict[FunctionTool, tuple[Steps[Step], tuple[Limit, ...]]] = {}
         answers: list[PlanEntry] = []
         segments: list[list[LiveCall]] = []
-        segment: list[LiveCall] = []
-        has_limits = self._gate is not None
+        ends_segment = True
         for entry in plan:
-            kind = type(entry.disposition)
-            if kind is AwaitVerdict:
+            tool, disposition = entry.tool, entry.disposition
+            if isinstance(disposition, AwaitVerdict):
                 continue
-            if kind is Answer or entry.tool is None:
+            if tool is None or isinstance(disposition, Answer):
                 answers.append(entry)
                 continue
-            known = tools.get(entry.tool)
-            if known is None:
-                known = tools[entry.tool] = self._prepare_tool(entry.tool, base, groups)
-            plain, limits = known
-            has_limits = has_limits or limits is not base
-            live = self._add_call(entry, entry.tool, plain, limits)
-            alone = sequential or entry.tool.exclusive
-            if alone and segment:
-                segments.append(segment)
-                segment = []
-            segment.append(live)
-            if alone:
-                segments.append(segment)
-                segment = []
-        if segment:
-            segments.append(segment)
+            if (known := tools.get(tool)) is None:
+                known = tools[tool] = self._find_steps(tool, self._needs), _limits_of(tool, base, groups)
+            alone = sequential or tool.exclusive
+            if alone or ends_segment:
+                segments.append([])
+            segments[-1].append(self._add_call(entry, tool, disposition, *known))
+            ends_segment = alone
         segments.reverse()
         self._segments = segments
         self.answers = answers or ()
         self.unsettled = len(self.calls) + len(self.answers)
         self.run.tree.calls[self.run.state.path] = self.calls
-        if has_limits:
-            self.pump = self._dispatcher = self._choose_dispatcher()
+        if self._gate is not None or [found for _, found in tools.values() if found is not base]:
+            self.waiting = self._dispatcher = self._choose_dispatcher()
         elif cap is not None and base:
-            self.pump = CapQueue(cap, base[0].name_shown)
+            self.waiting = CapQueue(cap, base[0].name_shown)
 
-    def _prepare_tool(
-        self, tool: FunctionTool, base: tuple[Limit, ...], groups: dict[str, Limit]
-    ) -> tuple[bool, tuple[Limit, ...]]:
-        """Return whether calls of *tool* may be plain, and their limits: *base* itself if it has none of its own.
-
-        *groups* holds the limits of serial groups by name; a new group's is added.
-        """
-        limits = (*base, *tool.capacity) if tool.capacity else base
-        if tool.serial is not None:
-            group = groups.setdefault(tool.serial, OrderedCapacity(1, f"serial:{tool.serial}"))
-            limits = (*limits, group)
-        if len(limits) > 1:
-            limits = tuple(dict.fromkeys(limits))
-        hooks_wait = self.hooks is not None and self.hooks.wait
-        return not hooks_wait and is_plain_run(self.run) and is_plain_tool(tool), limits
-
-    def _add_call(self, entry: PlanEntry, tool: FunctionTool, plain: bool, limits: tuple[Limit, ...]) -> LiveCall:
-        call, disposition = entry.call, entry.disposition
-        assert isinstance(disposition, _RUNNING)
-        if plain:  # it starts for the first time, with arguments that fit
-            plain = (
-                type(disposition) is Execute
-                and disposition.attempt == 1
-                and not disposition.resumed
-                and disposition.arguments.bound is not None
-            )
-        given = disposition.arguments
-        text, bound, receipt, read = given.text, given.bound, given.receipt, None if plain else given
-        live = LiveCall(
-            self.run, self, entry.index, call, call.call_id, tool, read, text, bound, receipt, limits, plain
-        )
-        if not plain:
+    def _add_call(
+        self,
+        entry: PlanEntry,
+        tool: FunctionTool,
+        disposition: Execute | Deliver | Replay,
+        steps: Steps[Step],
+        limits: tuple[Limit, ...],
+    ) -> LiveCall:
+        call, given = entry.call, disposition.arguments
+        if given.fault is not None:
+            steps = self._find_steps(tool, self._needs.replace(fits=False))
+        live = LiveCall(self.run, self, entry.index, call, tool, steps, given, limits)
+        if type(disposition) is not Execute or disposition.attempt > 1 or disposition.resumed:
             self._restore_earlier(live, disposition)
         self.calls[call.call_id] = live
         return live
+
+    def _find_steps(self, tool: FunctionTool, needs: CallNeeds) -> Steps[Step]:
+        """Return the steps of a call of *tool* with these *needs*, chosen at the first such call of the run."""
+        known = self.run.call_steps
+        if (steps := known.get((tool, needs))) is None:
+            if not known:
+                known = self.run.call_steps = {}
+            steps = known[tool, needs] = choose(tool, needs, STEPS)
+        return steps
 
     def _restore_earlier(self, live: LiveCall, disposition: Execute | Deliver | Replay) -> None:
         """Restore into *live* the state that earlier run segments left of the call."""
@@ -222,7 +198,7 @@ class Batch:
         elif attempt > 1 or disposition.resumed:
             live.earlier = Earlier(attempt, disposition.resumed and state.attempt == attempt)
         if live.earlier.announced:
-            live.hooked = self.hooks.ends if self.hooks is not None else ()
+            live.hooked = [end for _, end in self.hooks if end is not None]
 
     def _choose_dispatcher(self) -> Dispatcher:
         """Return the loop's shared dispatcher if a tool has a shareable limit, else one for this batch alone."""
@@ -254,14 +230,13 @@ class Batch:
         """Start the task of *live*, in a copy of the turn's context, whichever task calls this."""
         live.begun = False
         live.scope = self.nursery.new_scope()
-        if not live.plain:
-            live.clock = self.nursery.now()
-            if live.tool.runs_in_thread:
-                self.run.settings.threads.join(live)
+        live.clock = self.nursery.now()
+        if live.steps.before and live.tool.runs_in_thread:
+            self.run.settings.threads.join(live)
         path = self.run.state.path
         place = "/".join((*path, live.call_id)) if path else live.call_id
         name = f"agentloop call {live.tool.name} {place}"
-        self.nursery.start(self._run_call, live, name)
+        self.nursery.start(run_call, live, name)
 
     def _next_segment(self) -> None:
         while self._segments and not self._current and not self.halted:
@@ -272,19 +247,13 @@ class Batch:
                 self._segments = None
             waiting = [live for live in segment if live.phase == "waiting"]
             for live in waiting:
-                if live.cause is not None:
+                if live.cancelled is not None:
                     self.cancel_waiting(live)
-            self.queue(
-                [
-                    live
-                    for live in waiting
-                    if live.cause is None and (live.receipt is None or not self._join_equal_call(live))
-                ]
-            )
+            self.waiting.enter([live for live in waiting if live.cancelled is None and not self._join_equal_call(live)])
 
     def _join_equal_call(self, live: LiveCall) -> bool:
         """Let *live* wait for an equal call, or settle it with that call's output; False if *live* leads its key."""
-        key = live.receipt
+        key = live.arguments.receipt
         if key is None:
             return False
         source = self.run.state.receipts.get(key)
@@ -297,33 +266,12 @@ class Batch:
         equal.append(live)
         return equal[0] is not live
 
-    def queue(self, calls: Iterable[LiveCall]) -> None:
-        """Add *calls* to the dispatcher's queue, in this order; those with room start at once."""
-        if self.pump is None:  # no limit to wait for: no ticket, and nothing to dispatch
-            has_budget = self.run.settings.budget is not None
-            for live in calls:
-                if has_budget:
-                    live.start()
-                else:  # no permit to hold, either
-                    live.phase = "starting"
-                    self.spawn(live)
-            return
-        from agentloop._core.admission import Ticket  # few runs have limits
-
-        tickets = []
-        for live in calls:
-            live.phase = "waiting"
-            live.ticket = Ticket(live.limits, live)
-            tickets.append(live.ticket)
-        self.pump.add(tickets)
-
     def rekey(self, live: LiveCall, arguments: Arguments) -> bool:
         """Give *live* rewritten *arguments*; return False if it no longer runs in its task, True if it continues.
 
         It does not continue where an equal call answers it, or where it now waits for one.
         """
-        old = live.receipt
-        live.read, live.text, live.bound, live.receipt = arguments, arguments.text, arguments.bound, arguments.receipt
+        old, live.arguments = live.arguments.receipt, arguments
         if old is not None and old != arguments.receipt:
             self._promote_follower(old, live)
         if arguments.receipt is None or arguments.receipt == old:
@@ -331,7 +279,7 @@ class Batch:
         if not self._join_equal_call(live):
             return True
         if live.phase != "settled":
-            live.phase = "waiting"
+            live.to("waiting")
         return False
 
     def _promote_follower(self, key: str, leader: LiveCall) -> None:
@@ -340,10 +288,10 @@ class Batch:
         if self._equal is None or equal is None or equal[0] is not leader:
             return
         del self._equal[key]
-        waiting = [live for live in equal if live.phase == "waiting" and live.cause is None]
+        waiting = [live for live in equal if live.phase == "waiting" and live.cancelled is None]
         if waiting and not self.halted:
             self._equal[key] = waiting
-            self.queue(waiting[:1])
+            self.waiting.enter(waiting[:1])
             if self.execution.queue_timeout is not None and self._can_expire(waiting[0]):
                 # The owner may have had no call to skip when it fell asleep, so that it would sleep past this time.
                 self._wake_for(self._opened_at + self.execution.queue_timeout)
@@ -351,7 +299,6 @@ class Batch:
     def _settle_replayed(self, live: LiveCall, source: str) -> None:
         outcome = self.run.state.calls[source].outcome
         assert outcome is not None
-        now = self.run.tree.log.wall()
         self.settle(
             live,
             CallOutcome(
@@ -360,8 +307,7 @@ class Batch:
                 value=outcome.value,
                 custom_data=outcome.custom_data,
                 found=outcome.found,
-                started_at=None,
-                ended_at=now,
+                ended_at=self.run.tree.log.wall(),
             ),
         )
 
@@ -372,8 +318,8 @@ class Batch:
 
         Synchronous, so that a finished effect is never lost to a cancellation.
         """
-        body = live.body
-        rewritten = live.text != live.call.arguments
+        body, given = live.body, live.arguments
+        unstarted = body is None or body.started_at is None
         # Made before anything changes: if it fails, the call is still unsettled and its task settles it as failed.
         record = self._make_record(
             live.call,
@@ -381,32 +327,28 @@ class Batch:
             outcome,
             live.earlier.attempt,
             None if body is None else body.ended_at,
-            live.receipt,
-            live.text if rewritten and (body is None or body.started_at is None) else None,
+            given.receipt,
+            given.text if unstarted and given.text != live.call.arguments else None,
         )
-        live.phase = "settled"
+        live.to("settled")
         self.run.tree.log.append(record)
         self.unsettled -= 1
         if failure is not None:
             self.fail(failure)
-        if live.holds_permit:
-            live.release_permit()
+        live.release_permit()
         live.context = live.ticket = None  # both hold the call
         del self.calls[live.call_id]
-        if live.receipt is not None:
-            self._share_outcome(live.receipt, live, outcome)
-        if self._segments:
-            self._leave_segment(live)
-        elif not self.unsettled:
-            self.nursery.ring_when_empty()
+        if given.receipt is not None:
+            self._share_outcome(given.receipt, live, outcome)
+        self._leave_segment(live)
 
     def _leave_segment(self, live: LiveCall) -> None:
         """Start the next segment if *live*, which is over for this run segment, was the last of its own."""
-        if self._segments:
-            if self._current is not None:
-                self._current.discard(live)
+        if self._current:
+            self._current.discard(live)
+        if self._segments and not self._current:
             self._next_segment()
-        if self.unsettled == 0:
+        if not self.unsettled:
             self.nursery.ring_when_empty()
 
     def fail(self, failure: Failure) -> None:
@@ -442,7 +384,7 @@ class Batch:
 
     def pause(self, live: LiveCall) -> None:
         """Pause *live*, whose nested run needs a verdict: the call is over for this run segment, without an outcome."""
-        live.phase = "paused"
+        live.to("paused")
         live.release_permit()
         self.unsettled -= 1
         if self.stopped is not None or self.failures:
@@ -452,8 +394,8 @@ class Batch:
     def _end_paused(self, live: LiveCall) -> None:
         """Start a task that settles a paused call, which this run will not resume, and calls its end hooks."""
         self.unsettled += 1
-        live.phase = "starting"
-        live.cause = live.cause or "sibling"
+        live.to("starting")
+        live.cancelled = live.cancelled or CancelRequest("sibling")
         self.spawn(live)
 
     def _share_outcome(self, key: str, live: LiveCall, outcome: CallOutcome) -> None:
@@ -464,7 +406,7 @@ class Batch:
             self._promote_follower(key, live)
             return
         for follower in equal[1:]:
-            if follower.phase == "waiting" and follower.cause is None and not self.halted:
+            if follower.phase == "waiting" and follower.cancelled is None and not self.halted:
                 self._settle_replayed(follower, live.call_id)
 
     # -- early ends
@@ -473,18 +415,16 @@ class Batch:
         """Admit nothing more, from this step on."""
         if not self.halted:
             self.halted = True
-            if self.pump is not None:
-                self._withdraw([live for live in self.calls.values() if live.phase == "waiting"])
+            self._withdraw(live for live in self.calls.values() if live.phase == "waiting")
 
     def _withdraw(self, calls: Iterable[LiveCall]) -> None:
-        if self.pump is not None:
-            self.pump.withdraw(live.ticket for live in calls if live.ticket is not None)
+        self.waiting.withdraw([live.ticket for live in calls if live.ticket is not None])
 
     def cancel_waiting(self, live: LiveCall) -> None:
         """Take the cancelled, waiting call *live* out of the queue; a task of its own makes the outcome."""
         self._withdraw([live])
         if self._opened and not self.halted:
-            live.phase = "starting"
+            live.to("starting")
             self.spawn(live)
 
     def stop(self, by: Cause) -> None:
@@ -522,8 +462,8 @@ class Batch:
             return
         late = [live for live in self.calls.values() if self._can_expire(live)]
         self._withdraw(late)
-        for live in late:
-            live.phase = "settled"  # all of them first: settling one must not start another
+        for segment in self._segments or ():  # settling one of them must not start another
+            segment[:] = [live for live in segment if live not in late]
         for live in late:
             text = f"Tool '{live.tool.name}' was not started: no capacity within {limit:g} seconds."
             self.settle(live, CallOutcome(status="skipped", output=text, ended_at=self.run.tree.log.wall()))
@@ -535,7 +475,7 @@ class Batch:
         """
         if live.phase != "waiting" or live.earlier is not FIRST:
             return False
-        return self._equal is None or live not in self._equal.get(live.receipt or "", ())[1:]
+        return self._equal is None or live not in self._equal.get(live.arguments.receipt or "", ())[1:]
 
     def settle_abandoned(self, live: LiveCall, failure: Failure | None = None) -> None:
         """Settle a call whose task has ended without settling it, or will never begin; *failure* ended the task.
@@ -556,7 +496,7 @@ class Batch:
             self.settle(live, outcome, failure)
         except BaseException as error:  # noqa: ASYNC103 - the outcome can't be recorded: the owner must not wait for it
             if live.phase != "settled":
-                live.phase = "settled"
+                live.to("settled")
                 self.unsettled -= 1
                 del self.calls[live.call_id]
             self.fail(failure or Failure(index=live.index, call_id=live.call_id, error=error, phase="post"))
@@ -589,7 +529,8 @@ class Batch:
         run.tree.log.leave_loop()
         for live in self.calls.values():
             if live.phase not in ("settled", "paused"):
-                outcome, live.phase = live.cut("parent"), "settled"
+                outcome = live.cut("parent")
+                live.to("settled")
                 run.tree.log.append(
                     CallSettled(*run.here(), live.call_id, live.tool.name, outcome, attempt=live.earlier.attempt)
                 )
@@ -683,11 +624,8 @@ class Batch:
         """
         if self.closed:
             return
-        if self._dispatcher is not None:
-            self._leave_dispatcher()
-        if self.pump is not None:
-            self.halt()
-        self.halted = True
+        self._leave_dispatcher()
+        self.halt()
         for entry in self.answers:
             if self.run.state.calls[entry.call.call_id].outcome is None:
                 assert isinstance(entry.disposition, Answer)
@@ -706,10 +644,22 @@ class Batch:
     def raise_failure(self) -> None:
         """Raise the chosen failure of the batch, if it has one."""
         if self.failures:
-            raise choose(self.failures)
+            raise choose_error(self.failures)
 
     def raise_fatal(self) -> None:
         """Raise the failure that outranks even the cancellation under way, if there is one: it is no Exception."""
         fatal = [failure for failure in self.failures if is_fatal(failure.error)]
         if fatal:
-            raise choose(fatal)
+            raise choose_error(fatal)
+
+
+def _limits_of(tool: FunctionTool, base: tuple[Limit, ...], groups: dict[str, Limit]) -> tuple[Limit, ...]:
+    """Return the limits of the calls of *tool*: *base* itself if the tool has none of its own.
+
+    *groups* holds the limits of serial groups by name; a new group's is added.
+    """
+    limits = (*base, *tool.capacity) if tool.capacity else base
+    if tool.serial is not None:
+        group = groups.setdefault(tool.serial, OrderedCapacity(1, f"serial:{tool.serial}"))
+        limits = (*limits, group)
+    return limits if limits is base else tuple(dict.fromkeys(limits))

@@ -1,17 +1,17 @@
-"""A plain call skips steps that it doesn't have: its log is the one that the general way makes."""
+"""Steps that change nothing leave a call as it is: with them or without, a turn has one log and one set of outcomes."""
 
 import asyncio
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import anyio
 import anyio.lowlevel
+import attrs
 import pytest
 
-from agentloop import Agent, Capacity, RunConfig, RunHooks, Runner, ToolContext, ToolExecution, tool
+from agentloop import Agent, Capacity, FunctionTool, RunConfig, RunHooks, Runner, ToolContext, ToolExecution, tool
 from agentloop import records as r
-from agentloop._engine.calls import scheduler
-from agentloop.journal import MemoryJournal
+from agentloop.abc import Instrument
+from agentloop.guardrails import Allow, tool_input_guardrail, tool_output_guardrail
 from agentloop.testing import ScriptedModel, call, say
 from agentloop.testing.simulation.normal_form import normal
 
@@ -38,8 +38,8 @@ async def number(n: int) -> int:
 @tool
 async def takes_context(ctx: ToolContext[Any], n: int) -> str:
     """Return what the context knows."""
-    await ctx.report_progress(0.5)
-    return f"{ctx.tool_call_id} {ctx.tool_arguments} {len(ctx.conversation_history)} {ctx.idempotency_key[:4]}"
+    await ctx.report(0.5)
+    return f"{ctx.tool_call_id} {ctx.tool_arguments} {len(ctx.conversation_history)} {len(ctx.idempotency_key)}"
 
 
 @tool
@@ -101,7 +101,37 @@ TURNS: dict[str, list[tuple[str, int]]] = {
 }
 
 
-async def log_of(turn: list[tuple[str, int]], cap: int | None) -> tuple[list[dict[str, Any]], list[Any]]:
+async def passes(*_: Any) -> Allow:
+    """Judge anything, after a pass of the loop, and let it pass."""
+    await anyio.lowlevel.checkpoint()
+    return Allow()
+
+
+class Waiting(RunHooks):
+    """Hooks that wait for a pass of the loop."""
+
+    async def on_tool_start(self, *_: Any) -> None:
+        await anyio.lowlevel.checkpoint()
+
+    async def on_tool_end(self, *_: Any) -> None:
+        await anyio.lowlevel.checkpoint()
+
+
+STEPS: dict[str, dict[str, Any]] = {
+    "timeouts": {"timeout": 60.0, "idle_timeout": 50.0},
+    "an enabling function": {"is_enabled": lambda ctx, agent: True},
+    "input guardrails": {"tool_input_guardrails": (tool_input_guardrail(passes),)},
+    "output guardrails": {"tool_output_guardrails": (tool_output_guardrail(passes),)},
+    "custom data": {"custom_data_extractor": lambda ctx, value: None},
+    "hooks": {},
+}
+OF_STEPS = ("BodyEnded", "GuardrailSettled", "CallbackReturned")
+"""The records that only steps make; a call without a step after its body has no `BodyEnded` either."""
+
+
+async def log_of(
+    turn: list[tuple[str, int]], cap: int | None, tools: list[FunctionTool[Any]], hooks: RunHooks | None
+) -> tuple[list[dict[str, Any]], list[Any]]:
     """Return the normal form of the log of a run whose model makes the calls of *turn*, and the outcomes."""
     calls = [
         call(name, {"n": n}, f"c{i}") if name != "unknown" else call("text", {"m": n}, f"c{i}")
@@ -111,17 +141,16 @@ async def log_of(turn: list[tuple[str, int]], cap: int | None) -> tuple[list[dic
     config = RunConfig(
         instruments=(kept,), tool_execution=ToolExecution(max_function_tool_concurrency=cap), tracing_disabled=True
     )
+    agent = Agent("a", model=ScriptedModel([calls, say("done")]), tools=tools)
     with anyio.move_on_after(0.05):
         try:
-            await Runner.run(
-                Agent("a", model=ScriptedModel([calls, say("done")]), tools=TOOLS), "go", run_config=config
-            )
+            await Runner.run(agent, "go", hooks=hooks, run_config=config)
         except Exception as error:
             kept.raised = str(error)
-    return normal(kept.records), [kept.raised, *kept.outcomes()]
+    return [one for one in normal(kept.records) if one["kind"] not in OF_STEPS], [kept.raised, *kept.outcomes()]
 
 
-class Kept:
+class Kept(Instrument):
     """An instrument that keeps the records."""
 
     def __init__(self) -> None:
@@ -145,46 +174,9 @@ class Kept:
 @pytest.mark.backends("asyncio-virtual", "trio-virtual")
 @pytest.mark.parametrize("cap", [None, 2])
 @pytest.mark.parametrize("turn", TURNS)
-async def test_log_is_the_same_with_all_steps(
-    turn: str, cap: int | None, monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config
-) -> None:
-    """Each turn runs twice: with plain calls, and with every call taken through all steps."""
-    if pytestconfig.getoption("--no-plain-calls"):
-        pytest.skip("no call is plain, so there is nothing to compare")
-    plain = 0
-    is_plain_tool: Callable[[Any], bool] = scheduler.is_plain_tool
-
-    def count(tool: Any) -> bool:
-        nonlocal plain
-        plain += is_plain_tool(tool)
-        return is_plain_tool(tool)
-
-    monkeypatch.setattr(scheduler, "is_plain_tool", count)
-    with_plain = await log_of(TURNS[turn], cap)
-    monkeypatch.setattr(scheduler, "is_plain_tool", lambda tool: False)
-    without = await log_of(TURNS[turn], cap)
-
-    assert plain
-    assert with_plain == without
-
-
-async def test_calls_of_a_run_that_is_watched_are_not_plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hooks that may wait, and a journal that may, have to be waited for at the start of each call."""
-
-    class WaitingHooks(RunHooks):
-        async def on_tool_start(self, *_: Any) -> None:
-            await anyio.lowlevel.checkpoint()
-
-    class WaitingJournal(MemoryJournal):
-        async def append(self, records: Sequence[bytes]) -> None:
-            await super().append(records)
-
-    asked: list[Any] = []
-    monkeypatch.setattr(scheduler, "is_plain_tool", lambda tool: asked.append(tool) or True)
-    model = [[call("text", {"n": 1}, "c0")], say("done")]
-    waiting: list[dict[str, Any]] = [{"hooks": WaitingHooks()}, {"journal": WaitingJournal()}]
-    plain: list[dict[str, Any]] = [{"hooks": RunHooks()}, {}]
-    for options in (*waiting, *plain):
-        asked.clear()
-        await Runner.run(Agent("a", model=ScriptedModel(list(model)), tools=TOOLS), "go", **options)
-        assert bool(asked) is (options in plain)
+@pytest.mark.parametrize("steps", STEPS)
+async def test_log_is_the_same_with_steps_that_change_nothing(turn: str, cap: int | None, steps: str) -> None:
+    """Each turn runs with bare tools, and with tools that have the step."""
+    bare = await log_of(TURNS[turn], cap, TOOLS, None)
+    changed = [attrs.evolve(one, **STEPS[steps]) for one in TOOLS]
+    assert await log_of(TURNS[turn], cap, changed, Waiting() if steps == "hooks" else None) == bare

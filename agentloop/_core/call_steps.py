@@ -1,0 +1,176 @@
+"""The steps of a call as a value, and the phases that a call passes through.
+
+Most tools need few of the steps that a call can have: a tool without guardrails has no step for them. So we choose the
+steps once for each tool and run (`choose`), and the engine walks them with one text (`calls/call.py`). A bare tool has
+empty tuples. That is the short way, and no code asks for it.
+
+    before   8 the budget, is the tool still there, 9 its input guardrails, do the arguments fit, a thread
+             10 the call's start is recorded (every call has this one)
+    starts   11 the current span, the journal has the start, the start hooks
+    limits   12 the body runs within its timeouts
+    value    13 the application's own data about the body's value
+    failure  13 the application's own text about an error
+    timeout  13 the application's own text about a timeout
+    judges   14 the output guardrails
+    stores   15 the store for an output that is too long
+             16 the end hooks of the objects whose start hook was called
+             17 the outcome is recorded (every call has this one, too)
+
+A new field of a tool is one `Rule` here and one function in `calls/steps.py`, or one entry in `WITHOUT_STEP`. A test
+takes every field of `FunctionTool` and fails where a field has neither.
+
+Pure: knows which steps there are and when a call needs them, not what they do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Generic, Literal, TypeAlias, TypeVar
+
+from agentloop._common.values import Value
+from agentloop.tools import FunctionTool, default_tool_error_function
+
+StepT = TypeVar("StepT")
+
+CallPhase: TypeAlias = Literal["waiting", "starting", "body", "post", "paused", "settled"]
+PHASES: Mapping[CallPhase, frozenset[CallPhase]] = {
+    "waiting": frozenset({"starting", "settled"}),
+    "starting": frozenset({"waiting", "body", "post", "settled"}),
+    "body": frozenset({"post", "paused", "settled"}),
+    "post": frozenset({"settled"}),
+    "paused": frozenset({"starting"}),
+    "settled": frozenset(),
+}
+"""The phases of a call, each with those that may follow it:
+
+    waiting   no task yet: in a later segment, in a queue, or behind an equal call
+    starting  has a task: its limits are taken, or the task only writes the outcome of a call that was cancelled
+    body      the body runs
+    post      the body has ended and the permit is given back; output guardrails and end hooks run
+    settled   the outcome is in the log
+    paused    the run nested in the call needs a verdict: no outcome in this run segment
+
+The usual order is waiting, starting, body, post, settled. For example, a call that an input guardrail rewrites so that
+it equals another call returns from starting to waiting. A paused call returns to starting when its batch ends early,
+because its end hooks have to run.
+"""
+
+
+class CallNeeds(Value, frozen=True):
+    """What gives steps to a call besides its tool: what its run has, and whether its arguments fit."""
+
+    fits: bool = True
+    budget: bool = False
+    spans: bool = False
+    journal: bool = False
+    hooks: bool = False
+    output_store: bool = False
+    replayed: bool = False
+
+
+class Limits(Value, frozen=True):
+    """The timeouts of a body in seconds: `whole` from its start, `idle` from its last report of progress."""
+
+    whole: float | None
+    idle: float | None
+
+    def end(self, began: float, idle_since: float) -> float:
+        """Return the time at which the body has to end, which began and last reported progress at these times."""
+        ends = [
+            since + seconds for since, seconds in ((began, self.whole), (idle_since, self.idle)) if seconds is not None
+        ]
+        return min(ends)
+
+
+class Steps(Value, Generic[StepT], frozen=True):
+    """The steps of a call. Empty tuples for a bare tool, whose calls are their bodies and nothing else."""
+
+    before: tuple[StepT, ...] = ()
+    starts: tuple[StepT, ...] = ()
+    limits: Limits | None = None
+    value: tuple[StepT, ...] = ()
+    failure: tuple[StepT, ...] = ()
+    timeout: tuple[StepT, ...] = ()
+    judges: tuple[StepT, ...] = ()
+    stores: tuple[StepT, ...] = ()
+
+
+class Rule(Value, frozen=True):
+    """One step: its name, the fields of `FunctionTool` that it reads, and which calls have it."""
+
+    name: str
+    fields: tuple[str, ...]
+    applies: Callable[[FunctionTool, CallNeeds], object]
+
+
+BEFORE = (
+    Rule("check_budget", ("cost",), lambda tool, needs: needs.budget),
+    Rule("check_enabled", ("is_enabled",), lambda tool, needs: tool.is_enabled is not True),
+    Rule("judge_input", ("tool_input_guardrails",), lambda tool, needs: tool.tool_input_guardrails),
+    # An input guardrail may write arguments that don't fit.
+    Rule("check_arguments", (), lambda tool, needs: tool.tool_input_guardrails or not needs.fits),
+    Rule("take_thread", ("body",), lambda tool, needs: tool.runs_in_thread),
+)
+STARTS = (
+    Rule("enter_span", (), lambda tool, needs: needs.spans),
+    Rule("wait_for_journal", (), lambda tool, needs: needs.journal),
+    Rule("call_start_hooks", (), lambda tool, needs: needs.hooks),
+)
+VALUE = (
+    Rule("extract_custom_data", ("custom_data_extractor",), lambda tool, needs: tool.custom_data_extractor is not None),
+)
+FAILURE = (
+    # Our own function never waits. But a replay takes its text from the log.
+    Rule("write_failure", ("failure_error_function",), lambda tool, needs: needs.replayed or _has_own_words(tool)),
+)
+TIMEOUT = (
+    Rule("write_timeout", ("timeout_error_function",), lambda tool, needs: tool.timeout_error_function is not None),
+)
+JUDGES = (Rule("judge_output", ("tool_output_guardrails",), lambda tool, needs: tool.tool_output_guardrails),)
+STORES = (Rule("store_output", (), lambda tool, needs: needs.output_store),)
+RULES = (*BEFORE, *STARTS, *VALUE, *FAILURE, *TIMEOUT, *JUDGES, *STORES)
+LIMITS = ("timeout", "idle_timeout")
+"""The fields of a tool that give `Steps.limits`."""
+
+WITHOUT_STEP: Mapping[str, str] = {
+    "name": "names the tool",
+    "description": "for the model",
+    "params_json_schema": "for the model",
+    "on_invoke_tool": "is the body, where no other is given",
+    "strict_mode": "for the model",
+    "needs_approval": "decided in the plan, before any call starts",
+    "timeout_behavior": "a policy: what becomes of a timeout",
+    "idempotent": "a policy: equal calls share an outcome, and a body in doubt runs again",
+    "in_doubt": "a policy: what becomes of a body that can't tell whether it took effect",
+    "capacity": "a limit, for which a call waits in its queue",
+    "serial": "a limit, for which a call waits in its queue",
+    "exclusive": "a segment of the batch by itself",
+    "abandon_on_cancel": "how a thread ends, within the body",
+    "namespace": "names the tool",
+    "defer_loading": "for the model",
+    "kind": "how the arguments are read, in the plan",
+    "format": "for the model",
+    "output_schema": "for the model",
+    "allowed_callers": "for the model",
+    "examples": "for the model",
+    "secret": "what no text may show",
+    "secret_output": "what no text may show",
+}
+"""The fields of `FunctionTool` for which a call needs no step, and why."""
+
+
+def choose(tool: FunctionTool, needs: CallNeeds, functions: Mapping[str, StepT]) -> Steps[StepT]:
+    """Return the steps of a call of *tool* with these *needs*; *functions* does each step, by its name."""
+
+    def those(rules: tuple[Rule, ...]) -> tuple[StepT, ...]:
+        return tuple([functions[rule.name] for rule in rules if rule.applies(tool, needs)])
+
+    limits = None
+    if tool.timeout is not None or tool.idle_timeout is not None:
+        limits = Limits(tool.timeout, tool.idle_timeout)
+    after = (VALUE, FAILURE, TIMEOUT, JUDGES, STORES)
+    return Steps(those(BEFORE), those(STARTS), limits, *[those(rules) for rules in after])
+
+
+def _has_own_words(tool: FunctionTool) -> bool:
+    return tool.failure_error_function not in (None, default_tool_error_function)

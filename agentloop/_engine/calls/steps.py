@@ -1,0 +1,327 @@
+"""The steps of a call around its body, each a function: those that may wait, up to the body and after it.
+
+Which calls have which step is the table in `_core/call_steps.py`; `call` walks them. A step *before* the body returns
+how the call ends if it ends there, else None. A step *after* the body takes a draft of the outcome and returns the
+next draft (`outcome`).
+
+All steps are cancellable wherever they wait. They don't know about scopes: `call` bounds them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from types import CoroutineType
+from typing import Any
+
+from agentloop import effects as e
+from agentloop._common.errors import UnwritableValue
+from agentloop._concurrency.backend import checkpoint_if_cancelled
+from agentloop._concurrency.interrupts import uninterrupted
+from agentloop._core.call_identity import find_tool
+from agentloop._core.failure_choice import Failure
+from agentloop._core.plan import read_arguments
+from agentloop._engine.calls.live_call import BodyState, LiveCall, Step
+from agentloop._engine.calls.outcome import Draft, draft_failure, tell
+from agentloop._engine.calls.output_text import bound_output
+from agentloop._engine.calls.tool_context import call_context
+from agentloop._engine.runtime import body_result as end
+from agentloop._engine.runtime.callbacks import call_user, resolve
+from agentloop.context import ToolContext
+from agentloop.exceptions import OutcomeUnknown, UserTypeError
+from agentloop.outcomes import CallOutcome
+from agentloop.records import CallStarted
+from agentloop.spans import set_current_span
+from agentloop.tools import AgentCall, PythonBody, RawBody, default_tool_error_function, may_run_again
+
+# -- 8 and 9: before the start
+
+
+def _refuse(live: LiveCall, text: str) -> end.Refused:
+    return end.Refused(CallOutcome(status="skipped", output=text, ended_at=live.run.tree.log.wall()))
+
+
+async def check_budget(live: LiveCall) -> end.Ending | None:
+    """End the call if the budget is spent. The budget was asked at the call's admission."""
+    charge = live.charge
+    if charge is not None and charge.error is not None:
+        raise charge.error
+    if charge is not None and charge.reservation is None:
+        return _refuse(live, f"Tool '{live.tool.name}' was not started: the run's budget is spent.")
+    return None
+
+
+async def check_enabled(live: LiveCall) -> end.Ending | None:
+    """End the call if its tool was removed or disabled while the call waited."""
+    if not (_is_exposed(live) and await _is_enabled(live)):
+        return _refuse(live, f"Tool '{live.tool.name}' is no longer available.")
+    await checkpoint_if_cancelled()  # a callback that shields itself may have hidden the end of the run
+    return None
+
+
+def _is_exposed(live: LiveCall) -> bool:
+    """Tell whether the turn still has the tool."""
+    view, call = live.run.turn.view, live.call
+    return view is None or find_tool(view.by_key, call.name, call.namespace) is live.tool
+
+
+async def _is_enabled(live: LiveCall) -> bool:
+    run, fn = live.run, live.tool.is_enabled
+    if not callable(fn):
+        return False
+    return bool(await run.call_callback("is_enabled", live.call_id, lambda: call_user(fn, run.context, run.agent)))
+
+
+async def judge_input(live: LiveCall) -> end.Ending | None:
+    """Run the input guardrails in order. One may refuse the call, trip, or write other arguments."""
+    from agentloop._engine.calls.tool_guardrails import judge_input as judge
+
+    judged = await judge(live, call_context(live))
+    if isinstance(judged, CallOutcome):
+        return end.Refused(judged)
+    if isinstance(judged, Exception):
+        return end.Raised(judged, "around")
+    ended = None if judged is None else await _rewrite(live, judged)
+    if ended is None:
+        await checkpoint_if_cancelled()  # as in `check_enabled`
+    return ended
+
+
+async def _rewrite(live: LiveCall, text: str) -> end.Ending | None:
+    """Give the call the arguments in *text*: they pass the policies again, and an equal call may have answered them."""
+    from agentloop._engine.calls.approval import denial
+
+    config = live.run.settings.config
+    rewritten = read_arguments(live.tool, text, config.json_limits, config.converter)
+    if (denied := await denial(live.run, live.call, live.tool, rewritten)) is not None:
+        return end.Refused(denied.replace(ended_at=live.run.tree.log.wall()))
+    await checkpoint_if_cancelled()  # a call that is being cancelled must not return to waiting
+    if not live.batch.rekey(live, rewritten):
+        return end.Deferred()
+    live.context = None  # it had the text of the earlier arguments
+    return None
+
+
+async def check_arguments(live: LiveCall) -> end.Ending | None:
+    """End the call if its arguments don't fit the tool."""
+    fault = live.arguments.fault
+    return None if fault is None else end.Faulty(fault)
+
+
+async def take_thread(live: LiveCall) -> end.Ending | None:
+    """Take a worker thread for a sync body; end the call if it would wait for one for ever."""
+    place = await live.run.settings.threads.place(live, live.tool.name)
+    if isinstance(place, str):
+        return _refuse(live, place)
+    live.place = place
+    return None
+
+
+# -- 10 and 11: the start
+
+
+def record_start(live: LiveCall) -> None:
+    """Append `CallStarted`, and spend the budget that is reserved for the call."""
+    run, reserved = live.run, None if live.charge is None else live.charge.reservation
+    state, at = run.state, run.tree.log.wall()
+    live.body = BodyState(at)
+    live.clock = live.batch.nursery.now()
+    run.tree.log.append(
+        CallStarted(
+            state.path,
+            state.turn,
+            at,
+            live.call_id,
+            live.tool.name,
+            live.arguments.text,
+            attempt=live.earlier.attempt,
+            queued_at=live.batch.queued_at,
+            waited_for=live.ticket.waited_for if live.ticket is not None else (),
+            cost=f"{reserved.cost:f}" if reserved is not None and reserved.cost else None,
+        )
+    )
+    if reserved is not None and run.settings.budget is not None:
+        run.settings.budget.spend(reserved)
+
+
+async def enter_span(live: LiveCall) -> None:
+    """Make the call's span the current one."""
+    spans = live.run.tree.log.spans
+    assert spans is not None
+    set_current_span(spans.call_span(live.run.path, live.call_id))
+
+
+async def wait_for_journal(live: LiveCall) -> None:
+    """Wait until the start is durable: no effect may happen that a crash would forget."""
+    journal = live.run.tree.log.journal
+    assert journal is not None
+    await journal.durable()
+
+
+async def call_start_hooks(live: LiveCall) -> None:
+    """Call the start hooks. An object whose start hook fails hears of the call's end, too."""
+    context = call_context(live)
+    for start, finish in live.batch.hooks:
+        if finish is not None:
+            live.hooked = [*live.hooked, finish]
+        if start is not None:
+            await resolve(start(context, live.run.agent, live.tool))
+
+
+# -- 12: the body
+
+
+def call_body(live: LiveCall) -> Awaitable[Any]:
+    """Return the body under way, done by the run's effects."""
+    run, tool = live.run, live.tool
+    if (journal := run.tree.log.journal) is not None:
+        journal.check()  # a lease may have passed since the start became durable
+    if live.holds_permit:
+        live.spend_starts()
+    live.coro = value = run.tree.effects.perform(
+        e.CallTool(
+            run.path,
+            live.call_id,
+            live.earlier.attempt,
+            _body_function(live),
+            tool.name,
+            live.arguments.text,
+            type(tool.body) is AgentCall,
+            partial(call_context, live),
+        )
+    )
+    return value
+
+
+def _body_function(live: LiveCall) -> Callable[[], Any]:
+    """Return a function that calls the body and returns an awaitable.
+
+    A `partial` and not a closure, of which every call in flight would have its own.
+    """
+    body = live.tool.body
+    do: Callable[[], Awaitable[Any]]
+    if isinstance(body, PythonBody):
+        do = partial(_call_on_loop if body.schema.is_async else _call_in_thread, live, body)
+    elif isinstance(body, AgentCall):
+        return partial(live.run.tree.nest, live.run, live.call, live.arguments, body)
+    else:
+        assert isinstance(body, RawBody)  # a FunctionTool always has a body once it is made
+        do = partial(call_user, body.fn, call_context(live), live.arguments.text)
+    return partial(_call_until_known, do) if may_run_again(live.tool) else do
+
+
+async def _call_until_known(do: Callable[[], Awaitable[Any]]) -> Any:
+    """Call a body that may be run again, once more where it can't tell whether it took effect: one effect for both.
+
+    Within the call's scope and its timeout. Only once: a body that never knows must not keep the run.
+    """
+    try:
+        return await do()
+    except OutcomeUnknown:
+        pass
+    return await do()
+
+
+def _context_for(live: LiveCall, body: PythonBody) -> ToolContext[Any] | None:
+    """Return the context of the call if the function takes one, as few do."""
+    return None if body.schema.context_parameter is None else call_context(live)
+
+
+def _call_on_loop(live: LiveCall, body: PythonBody) -> Awaitable[Any]:
+    bound = live.arguments.bound
+    assert bound is not None
+    value = bound.call(body.fn, _context_for(live, body))
+    return value if isinstance(value, CoroutineType) or inspect.isawaitable(value) else resolve(value)
+
+
+@uninterrupted
+async def _call_in_thread(live: LiveCall, body: PythonBody) -> Any:
+    bound, place, context = live.arguments.bound, live.place, _context_for(live, body)
+    assert bound is not None
+    assert place is not None
+
+    try:
+        value = await live.run.settings.threads.run(
+            place, lambda: bound.call(body.fn, context), abandon=live.tool.abandon_on_cancel, late=live.report_late
+        )
+    finally:
+        if live.body is not None:
+            live.body.abandoned = place.abandoned
+    return await resolve(value)
+
+
+# -- 13 to 15: after the body
+
+
+async def extract_custom_data(live: LiveCall, draft: Draft) -> Draft:
+    """Ask the application for its own data about the body's value."""
+    fn = live.tool.custom_data_extractor
+    assert fn is not None
+    extract = partial(call_user, fn, call_context(live), draft.outcome.value)
+    custom = await live.run.call_callback("custom_data_extractor", live.call_id, extract, record_answer=False)
+    return draft.replace(outcome=draft.outcome.replace(custom_data=custom))
+
+
+async def write_failure(live: LiveCall, draft: Draft) -> Draft:
+    """Ask the application for the text that the model receives of an error; without one the run raises the error."""
+    fn = live.tool.failure_error_function
+    text = await _ask(live, "failure_error_function", fn, draft)
+    # A text of the application's own function may repeat a secret: only the model receives it.
+    return tell(live, draft, text, secret=fn is not default_tool_error_function and live.redacts_errors)
+
+
+async def write_timeout(live: LiveCall, draft: Draft) -> Draft:
+    """Ask the application for the text that the model receives of a timeout; without one our own text stays."""
+    text = await _ask(live, "timeout_error_function", live.tool.timeout_error_function, draft)
+    return tell(live, draft, text, secret=live.redacts_errors) if text else draft
+
+
+async def _ask(live: LiveCall, what: str, fn: Any, draft: Draft) -> str | None:
+    do = partial(call_user, fn, call_context(live), draft.outcome.error)
+    text = await live.run.call_callback(what, live.call_id, do, record_answer=False)
+    if text is not None and not isinstance(text, str):
+        raise UserTypeError(f"tool {live.tool.name!r}: {what} must return text or None, not {text!r}")
+    return text
+
+
+async def judge_output(live: LiveCall, draft: Draft) -> Draft:
+    """Run the output guardrails in order. One may reject the output, replace it, or trip."""
+    from agentloop._engine.calls.tool_guardrails import judge_output as judge
+
+    try:
+        judged = await judge(live, draft.outcome)
+    except UnwritableValue as error:  # the value that a guardrail gave as a replacement
+        live.redact_error(error)
+        draft = draft_failure(live, "failed", error)
+        return await write_failure(live, draft) if live.steps.failure else draft
+    if isinstance(judged, Exception):
+        failure = Failure(index=live.index, call_id=live.call_id, error=judged, phase="post")
+        return Draft(CallOutcome(status="failed", error=judged), failure)
+    return draft.replace(outcome=judged)
+
+
+async def store_output(live: LiveCall, draft: Draft) -> Draft:
+    """Give an output that is too long to the application's store; the model receives a part of it and a reference."""
+    config, output = live.run.settings.config, draft.outcome.output
+    store, limit = config.output_store, config.tool_execution.max_output_chars
+    assert store is not None
+    if output is None or limit is None:
+        return draft
+
+    async def put(text: str) -> Any:
+        do = partial(call_user, store.put, live.call, text)
+        return await live.run.call_callback("output_store", live.call_id, do, record_answer=False)
+
+    return draft.replace(outcome=draft.outcome.replace(output=await bound_output(output, limit, put)))
+
+
+STEPS: Mapping[str, Step] = {
+    step.__name__: step
+    for step in (
+        *(check_budget, check_enabled, judge_input, check_arguments, take_thread),
+        *(enter_span, wait_for_journal, call_start_hooks),
+        *(extract_custom_data, write_failure, write_timeout, judge_output, store_output),
+    )
+}
+"""The steps by the names in `_core/call_steps.py`."""
