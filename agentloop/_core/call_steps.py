@@ -57,7 +57,7 @@ because its end hooks have to run.
 
 
 class CallNeeds(Value, frozen=True):
-    """What gives steps to a call besides its tool: what its run has, and whether its arguments fit."""
+    """The reasons for steps that aren't in the tool: the parts that the run has, and whether the arguments fit."""
 
     fits: bool = True
     budget: bool = False

@@ -1,4 +1,4 @@
-"""What is known of one call of a batch: its phase, the parts of its life, and who cancels it.
+"""The facts of one call of a batch: its phase, the parts of its life, and who cancels it.
 
 The phases of a call and their order are `PHASES` in `_core/call_steps.py`; `LiveCall.to` is the only code that changes
 a phase. `batch` decides when a call starts, and `call` takes it through its steps.

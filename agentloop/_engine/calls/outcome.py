@@ -1,4 +1,4 @@
-"""What becomes of the end of a body by the tool's policies: a draft of the call's outcome, or the run's failure.
+"""The policies of a tool: they make a draft of the call's outcome, or the run's failure, of the end of its body.
 
 Nothing here waits. A policy that the application has to answer (a text for an error, an output guardrail) is a step of
 the draft, which `call` takes afterwards. So where the run will raise an error for certain, we know it in the step in

@@ -15,8 +15,6 @@ from agentloop.hooks import AgentHooks, RunHooks
 
 logger = logging.getLogger("agentloop")
 
-ResultT = TypeVar("ResultT")
-
 
 async def resolve(value: Any) -> Any:
     """Return *value*, awaited if it is awaitable."""

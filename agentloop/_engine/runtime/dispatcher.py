@@ -1,8 +1,8 @@
 """The three queues in which calls wait for room: for nothing, for the cap of their turn, and for any other limits.
 
 A batch has one of them (`Queue`): `NullQueue` where there is nothing to wait for, `CapQueue` where all its calls wait
-only for the cap, else a `Dispatcher`, which has an admission. Calls that wait for shared limits stand in the one
-dispatcher of their event loop.
+only for the cap, else a `Dispatcher`, which has an admission. All calls of an event loop that wait for shared limits
+are in one dispatcher.
 
 Knows tickets and times, not calls or tasks. Nothing is locked: admission, starting and giving back are synchronous, on
 one loop. `ticket.owner.start()` never waits. All tickets that are admitted at once are started before their
@@ -37,7 +37,7 @@ class Caller(Protocol):
 
 
 class Queue(Protocol):
-    """What a batch and its calls ask of their queue."""
+    """The queue of a batch, as the batch and its calls know it."""
 
     def enter(self, calls: Iterable[Caller]) -> None:
         """Queue *calls* in this order, each with a ticket, and start those that have room."""
