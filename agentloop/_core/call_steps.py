@@ -82,7 +82,7 @@ class Limits(Value, frozen=True):
         return min(ends)
 
 
-class Steps(Value, Generic[StepT], frozen=True):
+class CallSteps(Value, Generic[StepT], frozen=True):
     """The steps of a call. Empty tuples for a bare tool, whose calls are their bodies and nothing else."""
 
     before: tuple[StepT, ...] = ()
@@ -130,7 +130,7 @@ JUDGES = (Rule("judge_output", ("tool_output_guardrails",), lambda tool, needs: 
 STORES = (Rule("store_output", (), lambda tool, needs: needs.output_store),)
 RULES = (*BEFORE, *STARTS, *VALUE, *FAILURE, *TIMEOUT, *JUDGES, *STORES)
 LIMITS = ("timeout", "idle_timeout")
-"""The fields of a tool that give `Steps.limits`."""
+"""The fields of a tool that give `CallSteps.limits`."""
 
 WITHOUT_STEP: Mapping[str, str] = {
     "name": "names the tool",
@@ -159,7 +159,7 @@ WITHOUT_STEP: Mapping[str, str] = {
 """The fields of `FunctionTool` for which a call needs no step, and why."""
 
 
-def choose(tool: FunctionTool, needs: CallNeeds, functions: Mapping[str, StepT]) -> Steps[StepT]:
+def choose(tool: FunctionTool, needs: CallNeeds, functions: Mapping[str, StepT]) -> CallSteps[StepT]:
     """Return the steps of a call of *tool* with these *needs*; *functions* does each step, by its name."""
 
     def those(rules: tuple[Rule, ...]) -> tuple[StepT, ...]:
@@ -169,7 +169,7 @@ def choose(tool: FunctionTool, needs: CallNeeds, functions: Mapping[str, StepT])
     if tool.timeout is not None or tool.idle_timeout is not None:
         limits = Limits(tool.timeout, tool.idle_timeout)
     after = (VALUE, FAILURE, TIMEOUT, JUDGES, STORES)
-    return Steps(those(BEFORE), those(STARTS), limits, *[those(rules) for rules in after])
+    return CallSteps(those(BEFORE), those(STARTS), limits, *[those(rules) for rules in after])
 
 
 def _has_own_words(tool: FunctionTool) -> bool:

@@ -6,7 +6,7 @@ import attrs
 import pytest
 
 from agentloop import Agent, FunctionTool, tool
-from agentloop._core.call_steps import LIMITS, PHASES, RULES, WITHOUT_STEP, CallNeeds, Limits, Steps, choose
+from agentloop._core.call_steps import LIMITS, PHASES, RULES, WITHOUT_STEP, CallNeeds, CallSteps, Limits, choose
 from agentloop._core.cancellation import STAGES
 from agentloop._engine.calls.steps import STEPS
 from agentloop.guardrails import Allow, tool_input_guardrail, tool_output_guardrail
@@ -49,7 +49,7 @@ def test_each_step_has_its_function() -> None:
 
 def test_bare_tool_has_no_steps() -> None:
     """Its calls are their bodies."""
-    assert choose(bare, CallNeeds(), NAMES) == Steps()
+    assert choose(bare, CallNeeds(), NAMES) == CallSteps()
 
 
 async def passes(*_: Any) -> Allow:
@@ -85,14 +85,14 @@ async def passes(*_: Any) -> Allow:
 )
 def test_a_field_or_a_need_adds_its_step(changes: dict[str, Any], needs: CallNeeds, found: dict[str, Any]) -> None:
     """It adds nothing else."""
-    assert choose(attrs.evolve(bare, **changes), needs, NAMES) == Steps(**found)
+    assert choose(attrs.evolve(bare, **changes), needs, NAMES) == CallSteps(**found)
 
 
 def test_sync_body_needs_a_thread_after_all_that_may_refuse_the_call() -> None:
     """A call that is refused takes no thread."""
     assert choose(threaded, CallNeeds(), NAMES).before == ("take_thread",)
     assert choose(threaded, FULL, NAMES).before == ("check_budget", "check_arguments", "take_thread")
-    assert choose(Agent("helper").as_tool(), CallNeeds(), NAMES) == Steps()
+    assert choose(Agent("helper").as_tool(), CallNeeds(), NAMES) == CallSteps()
 
 
 @pytest.mark.parametrize(

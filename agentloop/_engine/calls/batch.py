@@ -33,7 +33,7 @@ import anyio
 from agentloop._common.error_text import error_summary, is_fatal
 from agentloop._concurrency.backend import run_is_cancelled, unexpected_cancellation
 from agentloop._concurrency.nursery import new_nursery
-from agentloop._core.call_steps import CallNeeds, Steps, choose
+from agentloop._core.call_steps import CallNeeds, CallSteps, choose
 from agentloop._core.cancellation import Cause
 from agentloop._core.empty_containers import append_to
 from agentloop._core.failure_choice import Failure, choose_failure
@@ -133,7 +133,7 @@ class Batch:
         if self._gate is not None:
             base = (*base, self._gate)
         groups: dict[str, Limit] = {}
-        tools: dict[FunctionTool, tuple[Steps[Step], tuple[Limit, ...]]] = {}
+        tools: dict[FunctionTool, tuple[CallSteps[Step], tuple[Limit, ...]]] = {}
         answers: list[PlanEntry] = []
         segments: list[list[LiveCall]] = []
         ends_segment = True
@@ -166,7 +166,7 @@ class Batch:
         entry: PlanEntry,
         tool: FunctionTool,
         disposition: Execute | Deliver | Replay,
-        steps: Steps[Step],
+        steps: CallSteps[Step],
         limits: tuple[Limit, ...],
     ) -> LiveCall:
         call, given = entry.call, disposition.arguments
@@ -178,7 +178,7 @@ class Batch:
         self.calls[call.call_id] = live
         return live
 
-    def _find_steps(self, tool: FunctionTool, needs: CallNeeds) -> Steps[Step]:
+    def _find_steps(self, tool: FunctionTool, needs: CallNeeds) -> CallSteps[Step]:
         """Return the steps of a call of *tool* with these *needs*, chosen at the first such call of the run."""
         known = self.run.call_steps
         if (steps := known.get((tool, needs))) is None:

@@ -18,7 +18,7 @@ import msgspec
 from agentloop._common.error_text import redact_message
 from agentloop._common.values import Value
 from agentloop._concurrency.nursery import Nursery
-from agentloop._core.call_steps import PHASES, CallPhase, Steps
+from agentloop._core.call_steps import PHASES, CallPhase, CallSteps
 from agentloop._core.cancellation import CUTS, STAGES, Cause, is_graver
 from agentloop._core.failure_choice import Failure
 from agentloop._core.plan import Arguments
@@ -166,7 +166,7 @@ class LiveCall:
     """Position of the call in model order."""
     call: ToolCall
     tool: FunctionTool
-    steps: Steps[Step]
+    steps: CallSteps[Step]
     arguments: Arguments
     limits: tuple[Limit, ...]
     earlier: Earlier = FIRST

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from agentloop._core.admission import Admission, Ticket
 
 
-class Caller(Protocol):
+class QueuedCall(Protocol):
     """A call, as far as its queue knows it."""
 
     limits: tuple[Limit, ...]
@@ -39,7 +39,7 @@ class Caller(Protocol):
 class Queue(Protocol):
     """The queue of a batch, as the batch and its calls know it."""
 
-    def enter(self, calls: Iterable[Caller]) -> None:
+    def enter(self, calls: Iterable[QueuedCall]) -> None:
         """Queue *calls* in this order, each with a ticket, and start those that have room."""
         ...
 
@@ -63,7 +63,7 @@ class Queue(Protocol):
 class NullQueue:
     """The queue of a batch whose calls have nothing to wait for: each starts at once."""
 
-    def enter(self, calls: Iterable[Caller]) -> None:
+    def enter(self, calls: Iterable[QueuedCall]) -> None:
         """Start *calls*. They need no tickets."""
         for call in calls:
             call.start()
@@ -85,7 +85,7 @@ NO_QUEUE = NullQueue()
 """It has no state, so all batches share it."""
 
 
-def _take_tickets(calls: Iterable[Caller]) -> list[Ticket]:
+def _take_tickets(calls: Iterable[QueuedCall]) -> list[Ticket]:
     from agentloop._core.admission import Ticket  # few runs have limits
 
     tickets = []
@@ -113,7 +113,7 @@ class Dispatcher:
         self.sleepers: OrderedDict[Callable[[float], None], None] = OrderedDict()
         """Wake functions of the owners of waiting calls. The first owner wakes when a call may start by time alone."""
 
-    def enter(self, calls: Iterable[Caller]) -> None:
+    def enter(self, calls: Iterable[QueuedCall]) -> None:
         """Queue *calls* in this order, each with a ticket, and start all calls that have room."""
         self.add(_take_tickets(calls))
 
@@ -200,7 +200,7 @@ class CapQueue:
         self._waiting: deque[Ticket] = deque()
         self._busy = False
 
-    def enter(self, calls: Iterable[Caller]) -> None:
+    def enter(self, calls: Iterable[QueuedCall]) -> None:
         """Queue *calls* in this order, each with a ticket, and start all calls that have room."""
         self.add(_take_tickets(calls))
 
