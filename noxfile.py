@@ -61,7 +61,7 @@ TOGETHER = ("trio", "cli", "pydantic", "oci")
 LOWEST_TOOLS = ("pytest", "pytest-timeout", "hypothesis", "jsonschema", "tenacity", "websockets")
 LOWEST = [
     *("-m", "not slow and not local_model"),
-    "tests/core/test_plain_records.py",  # msgspec
+    "tests/core/test_stored_texts.py",  # msgspec
     "tests/core/test_record_codec.py",
     "tests/definitions/test_schema.py",  # pydantic, attrs
     "tests/definitions/test_output_schema.py",

@@ -53,6 +53,9 @@ __all__ = [
 
 JsonObject: TypeAlias = Mapping[str, Any]
 """An object of JSON: text to values of JSON."""
+if not TYPE_CHECKING:
+    # At run time a model of the application's own may give other keys; they are stored, too (`_storage/value_codec`).
+    JsonObject = Mapping[Any, Any]
 ToolKind: TypeAlias = Literal["function", "custom", "shell", "apply_patch", "computer"]
 """The form in which a provider calls a tool: JSON arguments, free text, or an item of its own for an executor."""
 CallKind: TypeAlias = Literal["function", "custom", "approval", "shell", "apply_patch", "computer"]

@@ -185,7 +185,7 @@ class RunResult(RunData, Generic[OutputT]):
 
         A final output that a secret tool has made is hidden as its output is.
         """
-        from agentloop._storage.record_codec import item_to_json_hidden
+        from agentloop._storage.record_codec import part_to_json
         from agentloop._storage.value_codec import value_to_json
         from agentloop._storage.withholding import Secrets
 
@@ -197,7 +197,7 @@ class RunResult(RunData, Generic[OutputT]):
             "stop_reason": self.stop_reason,
             "finish_reason": self.finish_reason,
             "last_response_id": self.last_response_id,
-            "interruptions": [item_to_json_hidden(request, secrets) for request in self.interruptions],
+            "interruptions": [part_to_json(request, secrets) for request in self.interruptions],
             **super().to_json(codec=codec, converter=converter),
         }
 

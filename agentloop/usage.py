@@ -38,7 +38,7 @@ class RequestUsage(NotedValue, frozen=True, kw_only=True, gc=False):
     model: str | None = None
     complete: bool = True
     attempts: int = 1
-    raw: Mapping[str, Any] | None = None
+    raw: Mapping[Any, Any] | None = None
 
     _notes: ClassVar[frozenset[str]] = frozenset({"raw"})
     _unshown: ClassVar[frozenset[str]] = _notes

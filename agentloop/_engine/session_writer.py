@@ -17,7 +17,7 @@ from agentloop._engine.runtime.callbacks import call_user
 from agentloop._engine.runtime.live_run import LiveRun, seconds_to_deadline
 from agentloop._engine.runtime.session_progress import SessionProgress
 from agentloop._storage.incoming import check_items
-from agentloop._storage.record_codec import item_to_json_hidden
+from agentloop._storage.record_codec import part_to_json
 from agentloop._storage.withholding import DIGESTS
 from agentloop.exceptions import UserTypeError
 from agentloop.items import HandoffCall, HandoffOutput, Item, ToolCall, ToolOutput, to_items
@@ -178,5 +178,5 @@ def _select_own(shown: tuple[Item, ...], history: tuple[Item, ...], given: tuple
 
 def _digest_item(item: Item) -> bytes:
     # Not of the repr, in which all secrets look alike. The log of a resumed run may have only digests of them.
-    form = item_to_json_hidden(item, DIGESTS) if getattr(item, "secret", False) else item
+    form = part_to_json(item, DIGESTS) if getattr(item, "secret", False) else item
     return digestible([type(item).__name__, form])

@@ -14,7 +14,7 @@ import msgspec
 
 from agentloop import model_events as m
 from agentloop._storage.item_codec import item_from_json
-from agentloop._storage.record_codec import item_to_json_hidden
+from agentloop._storage.record_codec import part_to_json
 from agentloop._storage.value_codec import value_to_json
 from agentloop._storage.withholding import Secrets
 from agentloop.exceptions import (
@@ -47,7 +47,7 @@ def request_to_json(request: m.ModelRequest, secrets: Secrets | None = None) -> 
         "path": list(request.path),
         "turn": request.turn,
         "system": request.system,
-        "items": [item_to_json_hidden(item, secrets) for item in request.items],
+        "items": [part_to_json(item, secrets) for item in request.items],
         "tools": [_definition_to_json(tool) for tool in request.tools],
         "handoffs": [_definition_to_json(handoff) for handoff in request.handoffs],
         "output_schema": None if schema is None else value_to_json(msgspec.structs.asdict(schema), None),
@@ -84,14 +84,14 @@ def model_event_to_json(event: m.ModelEvent, secrets: Secrets | None = None) -> 
         case m.ArgumentsDelta(call_id, delta):
             return {"kind": "arguments_delta", "call_id": call_id, "delta": delta}
         case m.ItemDone(item):
-            return {"kind": "item_done", "item": item_to_json_hidden(item, secrets)}
+            return {"kind": "item_done", "item": part_to_json(item, secrets)}
         case m.Raw(data):
             return {"kind": "raw", "data": value_to_json(data, None)}
         case m.ResponseDone(items, usage, response_id, request_id):
             more = {name: value for name in _GIVEN_BY_SOME if (value := getattr(event, name)) is not None}
             return {
                 "kind": "response_done",
-                "items": [item_to_json_hidden(item, secrets) for item in items],
+                "items": [part_to_json(item, secrets) for item in items],
                 "usage": None if usage is None else msgspec.structs.asdict(usage),
                 "response_id": response_id,
                 "request_id": request_id,

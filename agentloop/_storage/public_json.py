@@ -17,7 +17,7 @@ from agentloop import items as i
 from agentloop import model_events as m
 from agentloop._common.errors import AgentLoopError, UserTypeError
 from agentloop._storage.model_codec import model_error_to_json, model_event_to_json, request_to_json
-from agentloop._storage.record_codec import KINDS, item_to_json_hidden, record_to_json, reveal_item, value_part_to_json
+from agentloop._storage.record_codec import KINDS, item_from_stored, part_to_json, record_to_json
 from agentloop._storage.record_codec import record_from_json as _read_record
 from agentloop._storage.value_codec import value_to_json
 from agentloop._storage.withholding import Secrets
@@ -68,13 +68,13 @@ def to_json(value: object, *, codec: Codec | None = None, converter: BaseConvert
     if cls in KINDS:
         writer = record_to_json
     elif cls in i.ITEM_TYPES:
-        writer = item_to_json_hidden
+        writer = part_to_json
     elif cls in _EVENTS:
         writer = _event_to_json
     elif cls in _MODEL_EVENTS:
         writer = model_event_to_json
     elif cls in _PARTS:
-        writer = value_part_to_json
+        writer = part_to_json
     elif cls is m.ModelRequest:
         writer = request_to_json
     elif cls is Usage:
@@ -122,12 +122,12 @@ def item_from_json(data: Mapping[str, Any], *, codec: Codec | None = None) -> i.
 
         print(item_from_json(to_json(UserMessage("hi"))) == UserMessage("hi"))  # True
     """
-    return reveal_item(data, Secrets(codec))
+    return item_from_stored(data, Secrets(codec))
 
 
 def _usage_to_json(usage: Usage, secrets: Secrets) -> dict[str, Any]:
     counts = {name: count for name, count in msgspec.structs.asdict(usage).items() if name != "entries"}
-    return {**counts, "entries": [value_part_to_json(entry, secrets) for entry in usage.entries]}
+    return {**counts, "entries": [part_to_json(entry, secrets) for entry in usage.entries]}
 
 
 def _event_to_json(event: ev.Event, secrets: Secrets) -> dict[str, Any]:
@@ -143,9 +143,9 @@ def _event_to_json(event: ev.Event, secrets: Secrets) -> dict[str, Any]:
 
 def _member_to_json(value: Any, secrets: Secrets) -> Any:
     if type(value) in i.ITEM_TYPES:
-        return item_to_json_hidden(value, secrets)
+        return part_to_json(value, secrets)
     if isinstance(value, CallOutcome):
-        return value_part_to_json(value, secrets)
+        return part_to_json(value, secrets)
     if isinstance(value, GuardrailResult):
         return guardrail_result_to_json(value, secrets)
     return value_to_json(value, secrets)
@@ -156,7 +156,7 @@ def guardrail_result_to_json(result: GuardrailResult, secrets: Secrets) -> dict[
     written: dict[str, Any] = {"guardrail": result.guardrail.name, "duration": result.duration}
     output = value_to_json(result.output, secrets)
     if isinstance(result, ToolGuardrailResult):
-        written["call"] = item_to_json_hidden(result.call, secrets)
+        written["call"] = part_to_json(result.call, secrets)
         secret = bool(result.call.secret or result.call.secret_output)
     else:
         secret = isinstance(result, InputGuardrailResult) and result.secret

@@ -20,18 +20,17 @@ from agentloop._common.errors import JournalError, StateError, UserError, UserTy
 from agentloop._common.turns import collect_in_turns
 from agentloop._common.version import __version__
 from agentloop._schema.conversion import each_fault, structure
-from agentloop._storage.plain_records import line_writer, read_plain_line, read_plain_state
 from agentloop._storage.record_codec import (
     SCHEMA_VERSION,
     decode,
     encode,
+    read_plain,
+    read_plain_line,
     record_from_json,
     record_to_json,
     record_to_line,
-    records_from_array,
     records_from_list,
     records_to_array,
-    unusual_line,
     upgrade,
     upgrade_record,
 )
@@ -126,35 +125,34 @@ def _join(parts: Mapping[str, bytes]) -> bytes:
     return b"{%b}" % b",".join([b'"%b":%b' % (name.encode(), parts[name]) for name in sorted(parts)])
 
 
-@attrs.frozen
-class _ReadRecords:
-    """Records in place of their JSON values: no caller's data holds one."""
+class _PlainState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The text of a whole state with its records read, the rest left as it is. Fields are in the order of keys."""
 
+    context: msgspec.Raw = msgspec.Raw()
+    graph: msgspec.Raw
+    library: msgspec.Raw
     records: list[r.Record]
+    schema: str
+
+
+_read_state = msgspec.json.Decoder(_PlainState).decode
 
 
 def text_to_data(text: str) -> Any:
-    """Return the JSON values of a state's text. Its records are read already if all are plain, and left as text if some
-    are, unless the text isn't canonical.
+    """Return the JSON values of a state's text; its records are read already if all are plain (see `record_codec`).
 
-    A text of plain records is read in one pass. Finding where the records lie first costs a fifth of reading them.
+    Raises:
+        StateError: it isn't JSON.
     """
     if not isinstance(text, str):
-        raise UserTypeError(f"text: a state's text is needed, not {type(text).__name__}")
+        raise UserTypeError(f"text: expected a state's text, got {type(text).__name__}")
     whole = text.encode("utf-8", "surrogatepass")
-    state = read_plain_state(whole)
-    if state is not None and state.schema == SCHEMA_VERSION:
-        head = {"graph": state.graph, "library": state.library, "context": state.context}
-        values = {name: decode(bytes(part)) for name, part in head.items() if part}
-        return {**values, "schema": state.schema, "records": _ReadRecords(state.records)}
-    try:
-        parts = {name: bytes(part) for name, part in _split(whole).items()}
-    except (ValueError, RecursionError):
-        return decode(whole)  # which says what is wrong
-    plain = "records" in parts and "seal" not in parts and parts.get("schema") == encode(SCHEMA_VERSION)
-    if not plain or _join(parts) != whole:
+    state = read_plain(whole, _read_state, lambda found: found.records)
+    if state is None or state.schema != SCHEMA_VERSION:
         return decode(whole)
-    return {name: msgspec.Raw(part) if name == "records" else decode(part) for name, part in parts.items()}
+    parts = {"graph": state.graph, "library": state.library, "context": state.context}
+    values = {name: decode(bytes(part)) for name, part in parts.items() if part}
+    return {**values, "schema": state.schema, "records": tuple(state.records)}
 
 
 def state_from_json(
@@ -177,19 +175,13 @@ def state_from_json(
     unknown = sorted(str(name) for name in set(data) - _FIELDS)
     if unknown:
         raise StateError(f"Malformed state: {len(unknown)} unknown fields")
-    read = _read_records(data.get("records"), Secrets(codec))
+    records = data.get("records")
+    if not isinstance(records, tuple):  # else read already, by `text_to_data`
+        records = tuple(records_from_list(records, path="$.records", secrets=Secrets(codec)))
     if context_deserializer is None and context_type is not None:
         context_deserializer = partial(structure_context, context_type=context_type, converter=converter)
     restored = _restore_context(data.get("context"), context, context_deserializer)
-    return Stored(tuple(read), restored, _check_graph(data.get("graph")))
-
-
-def _read_records(records: object, secrets: Secrets) -> list[r.Record]:
-    if isinstance(records, _ReadRecords):
-        return records.records
-    if isinstance(records, msgspec.Raw):
-        return records_from_array(bytes(records), path="$.records", secrets=secrets)
-    return records_from_list(records, path="$.records", secrets=secrets)
+    return Stored(records, restored, _check_graph(data.get("graph")))
 
 
 def _check_bound_to(bound_to: object, key: Keys | None) -> None:
@@ -273,7 +265,7 @@ def header(run_id: str, graph: bytes, *, sealed: bool) -> bytes:
 def line_encoder(codec: Codec | None, converter: BaseConverter | None = None) -> Callable[[r.Record], bytes]:
     """Return a function that writes a record as a line of a journal: it hides secrets by *codec*, and writes the
     application's types by *converter*."""
-    return line_writer(partial(unusual_line, secrets=Secrets(codec, converter)))
+    return partial(record_to_line, secrets=Secrets(codec, converter))
 
 
 def plain_line(record: r.Record, converter: BaseConverter | None = None) -> bytes:

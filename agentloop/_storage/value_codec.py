@@ -27,42 +27,26 @@ import pathlib
 import re
 import reprlib
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from math import isfinite
 from typing import Any
 
 import attrs
+import msgspec
 
 from agentloop import guardrails as g
 from agentloop import items as i
 from agentloop._common.error_text import shorten
 from agentloop._common.errors import StateError
-from agentloop._storage.item_codec import AS_IT_IS, item_forms
-from agentloop._storage.typed_codec import (
-    FLAG,
-    TEXT,
-    CodecError,
-    Context,
-    TypedCodec,
-    fault_text,
-    faults_in,
-    gather_faults,
-    kind_of,
-    maybe,
-    object_of,
-    read_number,
-    read_object,
-    read_whole,
-    union_of,
-    write_number,
-    write_whole,
-)
+from agentloop._storage.faults import CodecError, fault_text, kind_of, read_at
+from agentloop._storage.stored_forms import ITEMS, Context, read_number, read_part, to_object, to_tree
 from agentloop._storage.withholding import DIGESTS, Secrets, Withheld, WithheldText
 from agentloop.config import ErrorHandlerResult, ModelInputData
 from agentloop.handoffs import HandoffInputData
 from agentloop.tools import ToolsToFinalOutput
 
 MAX_DEPTH = 64
-"""Levels of nesting that are kept; deeper values become a repr."""
+"""Levels of nesting that are written; deeper values become a repr."""
 MAX_MEMBERS = 1_000_000
 """Most members of all containers together: a small value may hold one list a billion times."""
 
@@ -75,7 +59,6 @@ _TIMES = (datetime.date, datetime.time)
 _LISTS = (list, tuple, collections.deque)
 _SETS = (set, frozenset)
 _NOT_SIMPLE: Any = object()
-_ITEM: Any = i.Item
 _PART: Any = i.Part
 
 
@@ -125,9 +108,9 @@ class _Writing:
         if kind in _PLAIN:
             return value
         if kind is int:
-            return write_whole(value)
+            return _write_whole(value)
         if kind is float:
-            return write_number(value)
+            return _write_number(value)
         try:
             if self.convert is not None and kind not in _CONTAINERS and not _is_ours(kind):
                 plain = self.convert(value)
@@ -206,15 +189,22 @@ class _Writing:
         """Write a value of the library's own; one that couldn't be read again becomes a repr."""
         if isinstance(value, Withheld):
             return {value.mark: value.text}
-        for mark, form in _own_codecs().items():
-            try:
-                data = form.written(value, self.secrets)
-            except KeyError:
-                continue
-            written = {mark: self._mapping(data, depth)}
-            read_value(written, None, depth - 1)  # fails if a member became a repr where only an object fits
-            return written
-        return _as_repr(value)
+        marked = _own_to_object(value, self.secrets)
+        if marked is None:
+            return _as_repr(value)
+        ((mark, data),) = marked.items()
+        written = {mark: self._mapping(data, depth)}
+        read_value(written, None)  # fails if a member became a repr where only an object fits
+        return written
+
+
+def _write_whole(value: int) -> Any:
+    """Return a whole number as JSON. Beyond 64 bits, where readers disagree, it is marked and in base 16."""
+    return value if -(2**63) <= value < 2**64 else {"$int": hex(value)}
+
+
+def _write_number(value: float) -> Any:
+    return value if isfinite(value) else {"$float": str(value)}
 
 
 def _is_ours(kind: type) -> bool:
@@ -232,9 +222,9 @@ def _write_simple(value: Any) -> Any:
     if isinstance(value, str):
         return str.__str__(value)  # of a subclass: the text itself, not the result of its own `__str__`
     if isinstance(value, int):
-        return write_whole(int.__int__(value))
+        return _write_whole(int.__int__(value))
     if isinstance(value, float):
-        return write_number(float.__float__(value))
+        return _write_number(float.__float__(value))
     if isinstance(value, bytes | bytearray | memoryview):
         return {"$bytes": base64.b64encode(value).decode("ascii")}
     if isinstance(value, _TIMES):
@@ -290,47 +280,28 @@ def _as_repr(value: Any) -> dict[str, str]:
 # -- reading
 
 
-def read_value(data: Any, secrets: Context, depth: int = 0) -> Any:
+def read_value(data: Any, secrets: Context) -> Any:
     """Return the value that was written as *data*; raises `CodecError`."""
     kind = type(data)
     if kind in _PLAIN or kind is int:
         return data
-    if kind is float:
-        return read_number(data)
-    if depth >= MAX_DEPTH and not _is_leaf(data):
-        raise CodecError("it is nested too deeply")
+    if kind is float and isfinite(data):
+        return data
     if kind is list or kind is tuple:
-        return _read_list(data, secrets, depth + 1)
+        return [read_at(f"[{n}]", read_value, member, secrets) for n, member in enumerate(data)]
     if isinstance(data, Mapping):
-        return _read_mapping(dict(data), secrets, depth + 1)
-    raise CodecError(f"a value of JSON is needed, not {kind_of(data)}")
+        return _read_mapping(dict(data), secrets)
+    raise CodecError(f"expected a value of JSON, got {'a number beyond all' if kind is float else kind_of(data)}")
 
 
-def _is_leaf(data: Any) -> bool:
-    return isinstance(data, Mapping) and len(data) == 1 and next(iter(data)) in _MARKS
-
-
-def _read_list(data: Any, secrets: Context, depth: int) -> list[Any]:
-    values = []
-    for index, member in enumerate(data):
-        try:
-            values.append(read_value(member, secrets, depth))
-        except CodecError as fault:
-            raise gather_faults(faults_in(fault, f"[{index}]")) from None
-    return values
-
-
-def _read_mapping(data: dict[Any, Any], secrets: Context, depth: int) -> Any:
+def _read_mapping(data: dict[Any, Any], secrets: Context) -> Any:
     values = {}
     for key, member in data.items():
         if not isinstance(key, str):
-            raise CodecError(f"a key must be text, not {kind_of(key)}")
+            raise CodecError(f"expected text as a key, got {kind_of(key)}")
         if key[:1] == "$":
-            return _read_marked(data, secrets, depth)
-        try:
-            values[key] = read_value(member, secrets, depth)
-        except CodecError as fault:
-            raise gather_faults(faults_in(fault, _path_of_key(key))) from None
+            return _read_marked(data, secrets)
+        values[key] = read_at(_path_of_key(key), read_value, member, secrets)
     return values
 
 
@@ -338,33 +309,23 @@ def _path_of_key(key: str) -> str:
     return f".{key}" if key.isidentifier() and len(key) <= 40 else f"[{shorten(ascii(key), 40)}]"
 
 
-def _read_marked(data: dict[Any, Any], secrets: Context, depth: int) -> Any:
+def _read_marked(data: dict[Any, Any], secrets: Context) -> Any:
     mark = next(iter(data))
     if len(data) != 1:
         raise CodecError("a key that begins with $ must be the only one")
-    inner = data[mark]
-    try:
-        if mark == "$map":
-            return _read_pairs(inner, secrets, depth)
-        if mark in _MARKS:
-            return _MARKS[mark](data)
-        form = _own_codecs().get(mark)
-        if form is None:
-            raise CodecError("unknown: a key that begins with $")
-        return form.read(read_object(_read_mapping(read_object(inner), secrets, depth)), secrets)
-    except CodecError as fault:
-        raise gather_faults(faults_in(fault, f".{mark}" if mark in _KNOWN else "")) from None
+    reader = _MARKS.get(mark)
+    if reader is None:
+        raise CodecError("unknown key that begins with $")
+    return read_at(f".{mark}", reader, mark, data[mark], secrets)
 
 
-def _read_pairs(pairs: Any, secrets: Context, depth: int) -> dict[Any, Any]:
+def _read_pairs(_mark: str, pairs: Any, secrets: Context) -> dict[Any, Any]:
     if not isinstance(pairs, list | tuple) or not all(
         isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs
     ):
-        raise CodecError("pairs of a key and a value are needed")
+        raise CodecError("expected pairs of a key and a value")
     try:
-        found = {
-            _make_hashable(read_value(key, secrets, depth)): read_value(value, secrets, depth) for key, value in pairs
-        }
+        found = {_make_hashable(read_value(key, secrets)): read_value(value, secrets) for key, value in pairs}
     except TypeError:
         raise CodecError("a key can't be an object") from None
     if len(found) != len(pairs):
@@ -376,60 +337,85 @@ def _make_hashable(key: Any) -> Any:
     return tuple(map(_make_hashable, key)) if isinstance(key, list) else key
 
 
-def _read_bytes(data: Mapping[str, Any]) -> bytes:
+def _read_text(_mark: str, data: Any, _secrets: Context) -> str:
+    if not isinstance(data, str):
+        raise CodecError(f"expected str, got {kind_of(data)}")
+    return data
+
+
+def _read_bytes(mark: str, data: Any, secrets: Context) -> bytes:
     try:
-        return base64.b64decode(TEXT.read(data["$bytes"], None), validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise error if isinstance(error, CodecError) else CodecError("base64 is needed") from None
+        return base64.b64decode(_read_text(mark, data, secrets), validate=True)
+    except binascii.Error:
+        raise CodecError("expected base64") from None
 
 
-def _read_withheld(data: Mapping[str, Any]) -> Withheld:
-    mark: Any
-    ((mark, text),) = data.items()
-    return Withheld(mark, TEXT.read(text, None))
+def _read_number(mark: str, data: Any, _secrets: Context) -> Any:
+    number = read_number({mark: data})
+    if isinstance(number, dict):
+        raise CodecError(f"expected a number, got {kind_of(data)}")
+    return number
 
 
-_MARKS: dict[str, Any] = {
+def _read_own(mark: str, data: Any, secrets: Context) -> Any:
+    members = _read_mapping(dict(data), secrets) if isinstance(data, Mapping) else data
+    return _own_from_object(mark, members, secrets)
+
+
+_MARKS: Mapping[str, Callable[[str, Any, Context], Any]] = {
     "$bytes": _read_bytes,
-    "$float": read_number,
-    "$int": read_whole,
-    "$repr": lambda data: Shown(TEXT.read(data["$repr"], None)),
-    "$digest": _read_withheld,
-    "$sealed": _read_withheld,
+    "$float": _read_number,
+    "$int": _read_number,
+    "$map": _read_pairs,
+    "$repr": lambda mark, data, secrets: Shown(_read_text(mark, data, secrets)),
+    "$digest": lambda mark, data, secrets: Withheld("$digest", _read_text(mark, data, secrets)),
+    "$sealed": lambda mark, data, secrets: Withheld("$sealed", _read_text(mark, data, secrets)),
+    "$item": _read_own,
+    "$part": _read_own,
+    "$value": _read_own,
 }
-_KNOWN = frozenset({*_MARKS, "$map", "$item", "$part", "$value"})
 
 
 # -- the library's own values
 
+_OWN: Mapping[type, str] = {
+    g.Allow: "allow",
+    g.RejectContent: "reject_content",
+    g.RaiseException: "raise_exception",
+    g.Rewrite: "rewrite",
+    g.ReplaceOutput: "replace_output",
+    g.GuardrailFunctionOutput: "guardrail_output",
+    ToolsToFinalOutput: "tools_to_final_output",
+    ErrorHandlerResult: "error_handler_result",
+    ModelInputData: "model_input",
+    HandoffInputData: "handoff_input",
+}
+_BY_NAME = {name: cls for cls, name in _OWN.items()}
+_LIVE = frozenset({"agent", "context"})
+"""The fields of them that exist in this process only."""
 
-def _read_items(value: Any, _context: Context) -> tuple[i.Item, ...]:
-    if not isinstance(value, list) or not all(isinstance(item, i.ITEM_TYPES) for item in value):
-        raise CodecError("items are needed")
-    return tuple(value)
+
+def _own_to_object(value: Any, secrets: Context) -> dict[str, Any] | None:
+    """Return a value of the library's own under its mark; the members in it are still values. None of any other."""
+    kind = type(value)
+    if kind in i.ITEM_TYPES:
+        return {"$item": to_object(value, secrets)}
+    if isinstance(value, i.Part):
+        return {"$part": to_tree(value)}
+    if kind not in _OWN:
+        return None
+    fields = {field.name: field.default for field in msgspec.structs.fields(kind) if field.name not in _LIVE}
+    members = {name: getattr(value, name) for name, default in fields.items() if getattr(value, name) is not default}
+    return {"$value": {"type": _OWN[kind], **members}}
 
 
-@functools.cache
-def _own_codecs() -> Mapping[str, TypedCodec]:
-    """Return the codecs, by mark, of the library's own values. They convert one level; the members stay values."""
-    anything = TypedCodec(lambda value, _context: value)
-    items = TypedCodec(_read_items)
-    kinds: Mapping[type, tuple[str, Mapping[str, TypedCodec]]] = {
-        g.Allow: ("allow", {"output_info": anything}),
-        g.RejectContent: ("reject_content", {"message": TEXT, "output_info": anything}),
-        g.RaiseException: ("raise_exception", {"output_info": anything}),
-        g.Rewrite: ("rewrite", {"arguments": TypedCodec(read_object), "output_info": anything}),
-        g.ReplaceOutput: ("replace_output", {"value": anything, "output_info": anything}),
-        g.GuardrailFunctionOutput: ("guardrail_output", {"output_info": anything, "tripwire_triggered": FLAG}),
-        ToolsToFinalOutput: ("tools_to_final_output", {"is_final": FLAG, "output": anything}),
-        ErrorHandlerResult: ("error_handler_result", {"final_output": anything, "include_in_history": FLAG}),
-        ModelInputData: ("model_input", {"input": items, "instructions": maybe(TEXT)}),
-        HandoffInputData: (
-            "handoff_input",
-            {"input_history": items, "pre_handoff_items": items, "new_items": items, "input_items": maybe(items)},
-        ),
-    }
-    plain = item_forms(TypedCodec(read_object, lambda value, _context: dict(value)), AS_IT_IS)
-    own = {cls: (name, object_of(cls, forms)) for cls, (name, forms) in kinds.items()}
-    values = union_of(own, "type", "an object of a known type is needed")
-    return {"$item": plain[_ITEM], "$part": plain[_PART], "$value": values}
+def _own_from_object(mark: str, data: Any, secrets: Context) -> Any:
+    """Return the value whose members, already read, are *data*."""
+    if mark == "$item":
+        return read_part(ITEMS, data, secrets, lambda value, _secrets: value)
+    if mark == "$part":
+        return msgspec.convert(data, _PART)
+    cls = _BY_NAME.get(data.pop("type", None)) if isinstance(data, dict) else None
+    if cls is None or not _LIVE.isdisjoint(data):
+        raise CodecError("expected an object of a known type")
+    return msgspec.convert(data, cls)

@@ -2,6 +2,7 @@
 
 import types
 import typing
+from collections import abc
 from collections.abc import Mapping
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -67,7 +68,6 @@ _FIXED: Mapping[Any, st.SearchStrategy[Any]] = {
     bool: st.booleans(),
     i.Item: ITEMS,
     i.Content: TEXT | st.lists(PARTS, max_size=2).map(tuple),
-    i.JsonObject: st.dictionaries(TRICKY_TEXT, JSON_VALUES, max_size=3),
     **ITEM_STRATEGIES,
 }
 
@@ -79,6 +79,8 @@ def of_hint(hint: Any, *, compared: bool = True) -> st.SearchStrategy[Any]:
     if hint is Any:
         return _COMPARED if compared else VALUES
     origin, arguments = get_origin(hint), get_args(hint)
+    if origin is abc.Mapping:
+        return st.dictionaries(TRICKY_TEXT if arguments[0] is str else KEYS, JSON_VALUES, max_size=3)
     if origin in (Union, types.UnionType):
         inner: Any = Union[tuple(each for each in arguments if each is not type(None))]  # noqa: UP007 - at run time
         return st.none() | of_hint(inner)

@@ -327,29 +327,29 @@ def test_an_item_with_content_that_is_none_is_a_repr() -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ({"$pickle": "x"}, "unknown: a key that begins with $ @ $"),
+        ({"$pickle": "x"}, "unknown key that begins with $ @ $"),
         ({"$repr": "x", "a": 1}, "must be the only one @ $"),
-        ({"a": [{"$bytes": "hush!"}]}, "base64 is needed @ $.a[0].$bytes"),
-        ({"$bytes": 5}, "text is needed, not int @ $.$bytes"),
-        ({"$float": "hush"}, "a number is needed, not dict @ $.$float"),
-        ({"$int": "0xhush"}, "a whole number is needed, not dict @ $.$int"),
-        ({"$int": "7"}, "a whole number is needed, not dict @ $.$int"),
-        ({"$map": {"a": 1}}, "pairs of a key and a value are needed @ $.$map"),
-        ({"$map": [[1]]}, "pairs of a key and a value are needed @ $.$map"),
+        ({"a": [{"$bytes": "hush!"}]}, "expected base64 @ $.a[0].$bytes"),
+        ({"$bytes": 5}, "expected str, got int @ $.$bytes"),
+        ({"$float": "hush"}, "expected a number, got str @ $.$float"),
+        ({"$int": "0xhush"}, "expected a number, got str @ $.$int"),
+        ({"$int": "7"}, "expected a number, got str @ $.$int"),
+        ({"$map": {"a": 1}}, "expected pairs of a key and a value @ $.$map"),
+        ({"$map": [[1]]}, "expected pairs of a key and a value @ $.$map"),
         ({"$map": [[{"a": 1}, 1]]}, "a key can't be an object @ $.$map"),
         ({"$map": [[1, 1], [1, 2]]}, "a key stands twice @ $.$map"),
-        ({"$item": {"type": "tool_call", "call_id": 5, "name": "f"}}, "text is needed, not int @ $.$item.call_id"),
-        ({"$part": {"type": "tool_call"}}, "text, image, audio, file or refusal @ $.$part"),
-        ({"$value": {"type": "object"}}, "an object of a known type is needed @ $.$value"),
+        ({"$item": {"type": "tool_call", "call_id": 5, "name": "f"}}, "expected str, got int @ $.$item.call_id"),
+        ({"$part": {"type": "tool_call"}}, "this one isn't known here @ $.$part.type"),
+        ({"$value": {"type": "object"}}, "expected an object of a known type @ $.$value"),
         (
             {"$value": {"type": "model_input", "input": ["hush"], "instructions": None}},
-            "items are needed @ $.$value.input",
+            "expected object, got str @ $.$value.input[0]",
         ),
-        ({"$item": []}, "an object is needed, not list @ $.$item"),
-        ({"$digest": None}, "text is needed, not null @ $.$digest"),
-        ({"a b": {"x": {1: 2}}}, "a key must be text, not int @ $['a b'].x"),
+        ({"$item": []}, "expected object, got list @ $.$item"),
+        ({"$digest": None}, "expected str, got null @ $.$digest"),
+        ({"a b": {"x": {1: 2}}}, "expected text as a key, got int @ $['a b'].x"),
         ([math.nan], "@ $[0]"),
-        ([{1}], "a value of JSON is needed, not set @ $[0]"),
+        ([{1}], "expected a value of JSON, got set @ $[0]"),
     ],
 )
 def test_what_does_not_fit_is_named_with_its_place(data: Any, message: str) -> None:
@@ -359,12 +359,11 @@ def test_what_does_not_fit_is_named_with_its_place(data: Any, message: str) -> N
 
 
 def test_hostile_depth_is_refused() -> None:
-    """A value may be read as deep as it may be written, and no deeper."""
+    """A value may be read as deep as it may be written, and no depth uses up the stack."""
     deep: Any = 1
     for _ in range(MAX_DEPTH):
         deep = {"$map": [[1, deep]]}
     assert value_from_json(deep)
-    assert "nested too deeply" in refusal([deep])
     for _ in range(100_000):
         deep = {"a": deep}
     assert "nested too deeply" in refusal(deep)

@@ -1,9 +1,9 @@
-"""Records that msgspec stores alone: the same bytes and equal records as by `record_codec`, or left to it."""
+"""The texts of records: canonical, the same alone and in an array, read in one pass or opened, never written twice."""
 
 import copy
 import json
 import math
-from typing import Any, get_args
+from typing import Any, get_args, get_type_hints
 
 import pytest
 from core.record_strategies import RECORDS
@@ -12,19 +12,19 @@ from hypothesis import strategies as st
 
 from agentloop import items as i
 from agentloop import records as r
-from agentloop._common.errors import StateError
-from agentloop._storage.plain_records import plain_line, plain_lines, read_plain_line, read_plain_lines
+from agentloop._common.errors import StateError, UserTypeError
 from agentloop._storage.record_codec import (
     decode,
     encode,
+    read_plain_line,
     record_from_json,
     record_from_line,
     record_to_json,
     record_to_line,
-    records_from_array,
     records_to_array,
 )
 from agentloop._storage.state_codec import Stored, state_from_json, state_to_string, text_to_data
+from agentloop._storage.stored_forms import SECRETS, ways_of
 from agentloop._storage.withholding import DIGESTS
 from agentloop.model_events import ModelResponse
 from agentloop.outcomes import CallOutcome
@@ -50,13 +50,13 @@ PLAIN: list[r.Record] = [
     r.CallbackReturned((), 1, 2.0, "now", "1", 2**63 - 1),
     r.RunEnded((), 1, 2.0, "completed", {"total": 3.5}),
     r.BatchEnded((), 1, 2.0),
+    SETTLED.replace(secret=("a",)),
 ]
 UNUSUAL: list[r.Record] = [
-    r.InputAdded((), 1, 2.0, (i.ApprovalRequest(CALL, "a"),)),
+    r.InputAdded((), 1, 2.0, (i.ApprovalRequest(CALL, "a"),)),  # its call has no tag
     STARTED.replace(at=math.nan),
     STARTED.replace(agent="\ud800"),
     STARTED.replace(input=(i.UserMessage("s", secret=True),)),
-    SETTLED.replace(secret=("a",)),
     SETTLED.replace(outcome=SETTLED.outcome.replace(ended_at=math.inf)),
     SETTLED.replace(outcome=SETTLED.outcome.replace(custom_data={1: 2})),
     r.CallbackReturned((), 1, 2.0, "now", "1", 2**64),
@@ -71,39 +71,31 @@ def line_of(record: r.Record) -> bytes:
 
 
 @given(st.lists(RECORDS, max_size=3))
-def test_what_is_stored_plainly_is_what_the_codec_stores(records: list[r.Record]) -> None:
-    """Bytes are the same, whichever way they were made; records read from them are equal."""
+def test_a_line_is_the_canonical_text_of_the_object(records: list[r.Record]) -> None:
+    """One record has the same bytes alone, in an array and by way of its JSON object; it reads as what it was."""
     for record in records:
         line = line_of(record)
-        assert plain_line(record) in (None, line)
         assert record_to_line(record) == line
         assert read_plain_line(line) in (None, record_from_json(decode(line)))
         assert line_of(record_from_line(line)) == line
-    array = b"[%b]" % b",".join([record_to_line(record) for record in records])
-    assert plain_lines(records) in (None, array)
-    assert records_to_array(records, DIGESTS) == array
-    read = records_from_array(array, path="$.records", secrets=DIGESTS)
-    assert records_to_array(read, DIGESTS) == array
+    assert records_to_array(records, DIGESTS) == b"[%b]" % b",".join([record_to_line(record) for record in records])
 
 
 @pytest.mark.parametrize("record", PLAIN, ids=lambda record: type(record).__name__)
-def test_usual_records_are_plain(record: r.Record) -> None:
-    """A record without secrets and values of the application never needs the codec, there and back."""
+def test_usual_records_are_read_in_one_pass(record: r.Record) -> None:
+    """A record without marks is what msgspec reads of its text."""
     line = line_of(record)
-    assert plain_line(record) == line
-    assert read_plain_line(line) == record
-    assert read_plain_lines(b"[%b,%b]" % (line, line)) == [record, record]
+    assert record_to_line(record) == line
+    assert read_plain_line(line) == record == record_from_json(decode(line))
 
 
 @pytest.mark.parametrize("record", UNUSUAL, ids=repr)
-def test_unusual_records_are_left_to_the_codec(record: r.Record) -> None:
-    """Among others that are plain, too."""
+def test_unusual_records_are_opened(record: r.Record) -> None:
+    """Half a surrogate pair and what JSON lacks don't fit into one pass, and come back all the same."""
     line = line_of(record)
-    assert (plain_line(record), read_plain_line(line)) == (None, None)
-    array = records_to_array([STARTED, record], DIGESTS)
-    assert array == b"[%b,%b]" % (record_to_line(STARTED), line)
-    assert read_plain_lines(array) is None
-    assert len(records_from_array(array, path="$", secrets=DIGESTS)) == 2
+    assert record_to_line(record) == line
+    assert read_plain_line(line) is None
+    assert line_of(record_from_line(line)) == line
 
 
 ASKED = r.ApprovalRequested((), 1, 2.0, "c1", "a", "pay", "digest", arguments="{}")
@@ -126,18 +118,97 @@ MARKED: list[r.Record] = [
 ]
 
 
+HUSH = "hush"
+
+
+def hushed(value: Any) -> Any:
+    """Return *value* with `hush` as each text that a mark hides."""
+    if isinstance(value, i.ToolCall):
+        return value.replace(arguments=f'{{"pin": "{HUSH}"}}')
+    if isinstance(value, i.ToolOutput):
+        return value.replace(output=HUSH)
+    return value.replace(content=(i.Text(HUSH),))
+
+
+MARKED_FIELDS: dict[type, tuple[str, Any]] = {
+    r.GuardrailSettled: ("info", HUSH),
+    r.ApprovalRequested: ("arguments", f'{{"pin": "{HUSH}"}}'),
+    r.VerdictGiven: ("arguments", f'{{"pin": "{HUSH}"}}'),
+    r.CallStarted: ("arguments", f'{{"pin": "{HUSH}"}}'),
+    r.BodyEnded: ("value", {"a": HUSH}),
+    r.CallSettled: ("arguments", f'{{"pin": "{HUSH}"}}'),
+    r.CallbackReturned: ("answer", [HUSH]),
+    r.RunEnded: ("final_output", HUSH),
+}
+
+
 @pytest.mark.parametrize("record", MARKED, ids=lambda record: type(record).__name__)
-def test_a_record_with_a_mark_of_a_secret_is_left_to_the_codec(record: r.Record) -> None:
-    """Wherever the mark is: only the codec hides what is secret."""
-    assert (plain_line(record), plain_lines([STARTED, record]), read_plain_line(line_of(record))) == (None, None, None)
+def test_no_text_shows_what_is_marked_secret(record: r.Record) -> None:
+    """Whichever record or item has the mark, alone and among others."""
+    if type(record) in MARKED_FIELDS and getattr(record, "secret", None):
+        name, secret = MARKED_FIELDS[type(record)]
+        record = record.replace(**{name: secret})
+    elif isinstance(record, r.CallSettled):
+        record = record.replace(outcome=record.outcome.replace(output=HUSH, custom_data={"a": HUSH}))
+    elif isinstance(record, r.InputAdded):
+        record = record.replace(items=(HELLO, hushed(record.items[1])))
+    elif isinstance(record, r.ModelResponded) and not isinstance(record.response.items[0], i.ToolCall):
+        record = record.replace(response=record.response.replace(items=(hushed(record.response.items[0]),)))
+    for text in (record_to_line(record), records_to_array([STARTED, record], DIGESTS), encode(record_to_json(record))):
+        assert HUSH.encode() not in text or b'"secret_output":true' in text
+    back = record_from_line(record_to_line(record))
+    assert record_to_line(back) == record_to_line(record)
 
 
 def test_every_kind_that_may_be_secret_is_tried() -> None:
-    """A new kind of record or item with such a mark has to be in the lists above, and where they are looked for."""
+    """A new kind of record or item with such a mark has to be in the lists above."""
     kinds = {kind for kind in get_args(r.Record) if "secret" in kind.__struct_fields__}
     assert kinds <= {type(record) for record in MARKED}
+    assert kinds == set(MARKED_FIELDS)
     marked = {kind for kind in get_args(i.Item) if "secret" in kind.__struct_fields__}
     assert marked == {type(item) for item in MARKED_ITEMS}
+
+
+# -- the table
+
+
+def test_every_class_of_the_log_says_what_is_secret() -> None:
+    """Each record, each item, and each class that a field of these has."""
+    for cls in (*get_args(r.Record), *get_args(i.Item), CallOutcome, ModelResponse, RequestUsage):
+        assert cls in SECRETS
+        flagged = "secret" in cls.__struct_fields__
+        assert flagged == bool(SECRETS[cls].fields or SECRETS[cls].arguments), cls
+        names = {*SECRETS[cls].fields, *SECRETS[cls].live, *(["arguments"] if SECRETS[cls].arguments else [])}
+        assert names <= set(cls.__struct_fields__)
+
+
+def test_a_kind_that_nobody_has_entered_is_refused() -> None:
+    """It isn't written as it is: nobody has said what of it may be secret. So is a class that a record holds."""
+
+    class PinGiven(r.BatchEnded, frozen=True, tag="pin_given", kw_only=True):
+        pin: str
+
+    class Wider(CallOutcome, frozen=True, kw_only=True):
+        pin: str
+
+    unknown: Any = PinGiven((), 1, 2.0, pin=HUSH)
+    for write in (record_to_line, record_to_json, lambda record: records_to_array([STARTED, record], DIGESTS)):
+        with pytest.raises(UserTypeError, match="expected a record of a kind that is stored, got PinGiven"):
+            write(unknown)
+    with pytest.raises(UserTypeError, match="got Wider, which isn't in SECRETS"):
+        record_to_line(SETTLED.replace(outcome=Wider(status="succeeded", pin=HUSH)))
+    written = {"kind": "pin_given", "path": [], "turn": 1, "at": 2.0, "pin": "x"}
+    with pytest.raises(StateError, match=r"this version knows no record of that kind @ \$\.kind"):
+        record_from_json(written)
+
+
+@pytest.mark.parametrize("cls", [*get_args(r.Record), CallOutcome, ModelResponse, RequestUsage, *get_args(i.Item)])
+def test_whatever_the_application_gives_is_written_by_the_codec_of_values(cls: Any) -> None:
+    """Each field that may hold any value, or an object of JSON, is found by its type: a new one can't be forgotten."""
+    hints = get_type_hints(cls)
+    anything = {name for name in cls.__struct_fields__ if "Any" in str(hints[name])}
+    known = {name for name, way in ways_of(cls).items() if way.store is not None and "Any" in str(hints[name])}
+    assert anything - {"error"} == known - {"error"}
 
 
 def _altered(change: Any, record: r.Record = SETTLED) -> bytes:
@@ -161,13 +232,11 @@ def _altered(change: Any, record: r.Record = SETTLED) -> bytes:
     ],
     ids=range(9),
 )
-def test_what_no_record_writes_is_refused_by_the_codec(line: bytes) -> None:
-    """Text that is almost a record's isn't taken: the codec names the fault."""
+def test_what_no_record_writes_is_refused(line: bytes) -> None:
+    """Text that is almost a record's isn't taken in one pass, and then the fault is named."""
     assert read_plain_line(line) is None
     with pytest.raises(StateError, match="Malformed"):
         record_from_line(line)
-    with pytest.raises(StateError, match="Malformed"):
-        records_from_array(b"[%b]" % line, path="$.records", secrets=DIGESTS)
 
 
 def _state_of(records: list[r.Record], context: Any = None) -> str:
@@ -184,7 +253,7 @@ def _read_state(data: Any) -> Stored:
 @pytest.mark.parametrize("records", [PLAIN, [STARTED, UNUSUAL[0]], []], ids=["plain", "one unusual", "none"])
 @pytest.mark.parametrize("context", [None, {"b": 1, "a": [2]}], ids=["without context", "with context"])
 def test_a_state_is_read_alike_from_its_text_and_from_its_values(records: list[r.Record], context: Any) -> None:
-    """In one pass, with its records as text, from values parsed before, and with keys in another order."""
+    """In one pass, from values parsed before, and with keys in another order."""
     text = _state_of(records, context)
     read = _read_state(text_to_data(text))
     assert (read.context, read.graph) == (context, {"agents": {"a": {}}})
