@@ -14,6 +14,26 @@ none). A name with `()` is shown without its parameters. `*` means every name of
 all but this one; the module's own docstring comes first then. A list of `-` has that docstring alone.
 
 `--check` writes nothing, names the pages that are out of date, and fails if there are any.
+
+Decisions:
+
+The pages are read in two places: on a forge, which shows Markdown and nothing else, and on a site made by Sphinx. So
+the pages are plain Markdown, and the site takes what it needs from them: the navigation is made of the lists in the
+index pages.
+
+The reference is Markdown too, written by `docs/generate_reference.py` from signatures and docstrings, and committed;
+a test fails when a page is out of date. Rejected: autodoc beside it, hidden from the forge. Two texts of one
+docstring, in reStructuredText and in Markdown, differ sooner or later, and what a forge shows would be checked by no
+one. Also rejected: a library that reads the sources (griffe). It reads plain classes well, but the fields of
+msgspec's Structs, attrs' factories and the sections of these docstrings need code of our own all the same; `inspect`
+gives the signatures. What is lost is the inventory by which other sites link to Python objects.
+
+An example is read only, by a reader who comes from a search. So each block of a page runs in a fresh namespace, or
+the line above it names the block that it follows; the tests run it so. Rejected: one namespace for a page, which is
+shorter and hides what a block needs; and all imports in each block, which repeats a tool of twenty lines to show one.
+
+Links are checked by a test against files and headings, without the network. Links to other sites aren't: a check that
+fails when another site is down says nothing about a change.
 """
 
 from __future__ import annotations

@@ -2,6 +2,20 @@
 
 Works on any exception; knows only `EarlierFailure` and `AnswerError` of the library's own. `_core/secret_marks` says
 which values are secret, and which other modules hide them.
+
+Decisions:
+
+Error texts are cut before they are searched. The model gets a tool's error with all lines of its message, up to 4,000
+characters and without secrets, and the words of an MCP server about a failed call as an output; records and logs have
+the first line. A validation error says what is wrong below its first line, and so do the errors of many servers. A
+message may be megabytes long, and patterns that look for secrets take time that may grow with the square of it: more
+than a minute for a million characters, in which no other task ran. Text that isn't shown needs no search.
+
+An error of a call with secret arguments shows its type only. A search can't decide which of its words repeat an
+argument, and in which form (quoted, cut, in other cases, a key of a mapping, one digit after the other). So the
+model, records, logs, spans and notes say `TYPE([redacted])`, and of a group this for every leaf. The texts of the
+application's own functions for such a call (a guardrail's refusal, a policy's denial, a failure's text) go to the
+model, and are as secret as a secret output everywhere else.
 """
 
 from __future__ import annotations

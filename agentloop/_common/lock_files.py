@@ -4,6 +4,14 @@ The lock that `flock` takes belongs to the open file, which a forked child share
 to Python 3.13). Without this module a child that outlives its parent would hold the locks of runs that it knows nothing
 of. So right after the fork the child's copies are replaced by an empty file that can't be written: the numbers stay
 taken, and what the child does with an inherited journal fails.
+
+Decisions:
+
+Locks are of a process, not of its children. `flock` locks an open file, which a forked child shares. The child of a
+worker that died would hold the locks of the worker's runs for as long as it lives. So the files of locks are opened
+and closed in one place (`_common/lock_files.py`), and right after a fork the child's copies are replaced by a file
+that can't be written. Rejected: closing them in the child. Their numbers would come to belong to other files, and the
+child's copy of a journal would write into these.
 """
 
 from __future__ import annotations

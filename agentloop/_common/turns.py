@@ -1,6 +1,6 @@
 """Long work in an event loop, cut into short parts between which the other tasks have their turns.
 
-Why not in a worker thread: see "Agents for web clients" in `docs/design.md`.
+Why not in a worker thread: see the head of `asgi/_hosting.py`.
 """
 
 from __future__ import annotations

@@ -6,6 +6,29 @@ the same base; so have other small values that aren't checked, since a class of 
 They are `msgspec.Struct`s: built three to five times faster than frozen attrs classes, imported ten times faster, and
 stored by msgspec itself. Fields at their default are left out of the stored form, and unknown ones are refused. What
 people write (agents, tools, settings, results) stays with attrs. Does not know about any of these values.
+
+Decisions:
+
+There are two kinds of values, each with the library made for it.
+
+What the log is made of (records, items, outcomes, usage, the events of models and runs) are `msgspec.Struct`s with
+the base `Value`: frozen, tagged with their stored kind, defaults left out when stored, unknown fields refused. They
+are made by the hundred in a turn, and stored. On CPython 3.13 a `CallSettled` is built in 0.11 µs and a `CallOutcome`
+in 0.25 µs; frozen attrs classes with the same fields take 1.04 µs and 1.17 µs. Notes on a value (is it secret, what
+lives in this process only) take no part in equality and are not stored. Only classes that can hold an object of the
+application are tracked by the garbage collector: an error that an outcome holds has frames, which may hold the
+result.
+
+Names that two modules share (`events.TextDelta` and `model_events.TextDelta`, `events.CallStarted` and
+`records.CallStarted`) can't be confused silently: a metaclass of these classes (`SharesName`) makes `isinstance` and
+`case` of the wrong one an error. Python asks a metaclass only if the classes differ, so what matches costs what it
+cost; a class that doesn't fit takes 0.1 µs more, and the buffer of events therefore compares types. Rejected: other
+names, as each is the right word in its module; a warning by the stream, which can't see what its reader asks.
+
+What people write (agents, tools, guardrails, handoffs, settings, configuration, results) are attrs classes, with
+attrs' validators and converters. Small values that nothing checks (verdicts, effects, actions, the data of callbacks)
+are Structs too: a class of attrs takes half a millisecond of each import. The engine's mutable state is of attrs or
+plain classes, since assigning a field of a Struct takes nine times as long.
 """
 
 from __future__ import annotations

@@ -3,6 +3,14 @@
 A page of another site reaches a server on this machine in two ways. It sends a request there, which the browser marks
 with the page's `Origin`. Or its own name is made to lead to 127.0.0.1 (DNS rebinding): then the request is of the same
 origin to the browser, and only the `Host`, a name that isn't the server's, shows it.
+
+Decisions:
+
+Host and Origin are looked at by default (`_common/web_names.py`, for the trace server too). A quick start listens at
+127.0.0.1, and every page in the user's browser can send requests there, by itself or by a name that leads there. So
+an application that was reached at a loopback address takes only the names of this machine. One that was reached
+elsewhere has names that nothing here can know; there a foreign origin is refused, and the rest is for `hosts=`.
+Rejected: a token in the page, which each client of another kind would have to get; a warning, which no one reads.
 """
 
 from __future__ import annotations

@@ -39,6 +39,67 @@ their head has changed, as removing from the middle of a heap would cost a scan.
 
 Invariants: a waiting ticket that has arrived is in exactly one lane; the head of a lane waits in one line or is on the
 agenda; a ticket takes all its limits or none.
+
+Decisions:
+
+Overtaking with patience. A ticket without room is passed by later ones 32 times; then one token of each of its limits
+is kept for it. Passes inside one decision count, too. Rejected: strict arrival order. One call that waits for a slow
+connection leaves the cap of 32 empty. Rejected: overtaking without end. A call that needs two scarce things at once
+waits for ever under a stream of calls that need one. Rejected: reserving whole limits. One call that waits stops a
+capacity of a hundred.
+
+Waiting for time delays no other call. While a ticket waits for a `Rate`, or for the stream's consumer, tokens of such
+limits alone are kept for it. An early version kept tokens of all its limits: a rate of one call an hour blocked the
+free calls of its turn and other runs for an hour. When its time comes it is the earliest ticket, and from then on its
+other tokens are kept as well.
+
+Lanes. A decision costs the same for any number of waiting tickets. With a check of every lane, two thousand runs
+under one capacity cost two thousand checks for each call. Rejected: checking every lane in every decision. This is
+the rule in its plain form, and the tests keep it as their model. Rejected: a queue of all tickets at each limit. A
+limit that gets room would check all tickets that another limit still stops.
+
+Ordered limits reserve from the start. A serial group is a capacity of one whose waiting head lets no ticket pass.
+This gives "one at a time, in model order" without its own rule.
+
+Segments. A sequential turn and an exclusive call aren't limits. The batch is cut into segments: an exclusive call, or
+each call of a sequential turn, is one by itself, and a segment is queued when the one before has settled. Rejected: a
+lock in the admission rule, shared by ordinary calls and taken only by exclusive ones. Every call of every turn would
+take part in it, and an exclusive call would have to reserve against all lanes. Also, the permit is given back when
+the body ends, while "earlier calls finish first" means settled, output guardrails included.
+
+One queue per turn, one per event loop for shared limits. Calls of a turn in which no tool has a `Capacity` or `Rate`
+concern no other run. Where one has, all runs of the loop share one arrival order. Nothing is locked: admission,
+starting and giving back are synchronous, on one loop. This is why a limit belongs to one event loop at a time.
+
+Wake-ups for a rate. Giving back a permit starts the calls that it makes possible, in the same step and in the task
+that gives it back. A `Rate` gets room when time passes, so a task must be awake then. Each admission that leaves
+calls waiting gives the time of the next one to one owner of a batch in the queue, and this owner wakes up if it would
+sleep longer. One owner is enough; when its batch is over, the next one replaces it. This message must follow every
+give: without it, a call blocked first by a full capacity and then only by a rate waited for ever.
+
+A rate counts bodies, from the moment at which they begin. A call takes one of the rate's starts when it is admitted,
+and the window of this start begins with the body; a call whose body never begins gives it back. Between the two are
+the journal, guardrails and hooks. An early version counted at admission: eighty runs whose journals stalled together
+began fifty bodies in a second in which ten were allowed. Rejected: taking a second token behind the journal. The call
+would hold its other limits while it waits, and two queues would have to agree about the order.
+
+The stream's buffer is one more limit (`_engine/runtime/event_buffer.py`). It has room while fewer than
+`stream_buffer` events are unread. So a slow consumer delays calls that wait to start and never one that has started,
+and no second mechanism had to agree with the first about order.
+
+The promised order is the order of admission: it is model order, and everything taken at admission (a permit, a thread
+slot, room in a rate) is taken in that order. All calls admitted together are started in one step. The scheduler of
+the backend decides in which order these tasks first run, and trio shuffles it. Rejected: handing the start from task
+to task. A turn of a thousand calls would take a thousand scheduler passes to begin. A tool that needs one call after
+the other has `serial` or `exclusive`.
+
+A failure stops its batch first. A failure that will surely be raised stops admission to its batch before its permit
+is given back. Otherwise the next call would start in between: under a cap of one a second body ran after the first
+had failed.
+
+Budgets are checked at admission. A call reserves its cost in one step before its body, spends it when the body starts
+and gives it back if it does not start. Rejected: checking the use so far. Concurrent calls overdraw it. Rejected:
+cancelling running calls. Their effects may have happened, and their cost is spent.
 """
 
 from __future__ import annotations

@@ -2,6 +2,11 @@
 
 A key is the agent's name. If several agents share a name, it is the name with a digest of the parts that differ, so
 that it doesn't depend on the order in which they are found. Does not know about runs.
+
+Decisions:
+
+Agents have keys. A log names agents by name, and where several share a name, by name and a digest of their
+definition, not by their position: an application may reorder its agents between two processes.
 """
 
 from __future__ import annotations

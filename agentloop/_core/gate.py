@@ -4,6 +4,19 @@ A run's own steps append in the order that the transition table allows, with val
 in; the tests check each of them. Others may come at any moment, from any process, with any value. What is appended can
 never be taken back, so a record that the table refuses, or that its own reader doesn't understand, would make the log
 unreadable for good: it is refused here, and nothing is appended.
+
+Decisions:
+
+A verdict holds. Two people see one call, and both decide: if the last one counted, a rejection that was accepted
+would be gone, and no one would know. So a verdict of another party is only replaced on purpose. On one `RunState` the
+last of its own verdicts holds: it is one person who changes their mind. A run reads each verdict once; from then on
+it can't be replaced, because the call may start at any moment.
+
+One gate for what comes from outside (`_core/gate.py`). A run's own steps append in the order of the transition table;
+a verdict, an input or a cancellation may come at any moment, with any value. Each passes the table and the record's
+own reader before it is appended, since what is appended stays. Values of models pass the reader where they enter
+(`_storage/incoming.py`), so the run's own appends cost nothing more. Rejected: a check of every append: it would cost
+each record as much as its journal does, and could only find what these two places find.
 """
 
 from __future__ import annotations

@@ -1,6 +1,11 @@
 """The summary that a handoff's target sees in place of the whole conversation.
 
 Text to text, pure: does not know about agents, runs or models.
+
+Decisions:
+
+A summary of a summary. A nested history opens the summary of an earlier handoff and copies its lines. Lines of a
+message are indented, so that a message can't imitate a line of the summary, or its end.
 """
 
 from __future__ import annotations

@@ -3,6 +3,19 @@
 Does not know about clocks or randomness: the random number and the time left are arguments. A policy can't override
 three rules: a cancellation is never retried, a response of which the caller saw a part is never retried, and
 `max_retries` holds. Without settings a request is retried twice, if its error allows it.
+
+Decisions:
+
+Retrying is a pure function (`_core/retry.py`). `next_delay` gets the settings, the failed attempt, a random number
+and the time left; the engine waits. No policy can repeat a request of whose response the consumer has seen a part: it
+would see two beginnings.
+
+A paused answer is one answer in several requests. The provider interrupts its own tools and waits to be asked again;
+a turn is one logical request, so the rest is asked for in the same turn: same view, no second `TurnStarted`, a record
+of request and response for each part, and usage for each. The fold leaves the turn open, so a run that stops between
+two parts is resumed by the rule for a turn without an answer. The limit of turns can't end such a turn, hence a bound
+of its own. Rejected: reading on within the model's client. The parts would be one request in the log, and a crash
+would lose work that was paid for.
 """
 
 from __future__ import annotations

@@ -29,6 +29,16 @@ output for every call in it; outputs enter the history in model order, not in th
 
 A nested run is a subtree of the same log: records with a longer `path` than this state's are folded by a nested
 `RunFold`, found by the call id that started it. Does not know about clocks, tasks, agents' objects or stores.
+
+Decisions:
+
+The fold decides which calls wait. A call waits if its approval was requested and not answered, or if the run nested
+in it waits. The machine pauses where all due work waits. A waiting call doesn't delay the outputs behind it: these
+are released at once, and the history has them in the calls' order when the turn is accepted.
+
+A cancelled call keeps its question. The fold keeps the request to cancel a call, and the next batch that would run
+the call settles it as cancelled. One that waits for a verdict continues waiting until the run continues: the pause,
+its requests and the people who were asked stay as they are, and no answer can start the call.
 """
 
 from __future__ import annotations

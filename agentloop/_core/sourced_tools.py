@@ -3,6 +3,30 @@
 The log has names, digests and policies, not schemas: those are the server's, may be long, and are the same in most
 turns. It is enough for a replay, which needs the policies to decide as the run did, and the digests to compare the
 requests. Does not ask a source: the engine does.
+
+Decisions:
+
+A source of tools is asked like any callback: once per turn, before the turn begins, through the door of effects. Its
+answer is a record, `CallbackReturned("toolset", …)`, and a source that gives the same as before costs a record
+without content. The record holds what a replay needs to decide as the run did: the name of each tool, its options as
+far as they are plain data (of callables and guardrails that they are there; the log has their answers anyway), and a
+digest of its description and schema. The digest of a request is made of these digests for such tools. So a strict
+replay has substitutes for the tools, and neither connects to a server nor holds a copy of its schemas. Faults of
+arguments, which only the schema could find again, are read back from the outcomes.
+
+What a source says its tools are called is the word of another party. So a name gives a source nothing: its tool never
+takes the place of one of the agent's own, no matter what the policy about names, also where the own one is disabled
+or deferred; and two sources with one name are an error. A verdict holds for a definition, the digest of the source's
+name and of what the model is shown, which is in the request and in the verdict. So a verdict for good that was given
+to one tool is none on another that has taken its name, or on the same one once the server describes it otherwise.
+
+Rejected: schemas in the log (those of one public server have 60 kB, in each run); asking only when the source says
+that something has changed (one protocol more for every source; the question costs a function call where nothing
+changed); agents as tools from a source (their keys in the log come from the graph of agents, which is known when a
+run begins).
+
+A source that fails ends the run, as a model does that can't be reached, and as there the run can be resumed. Leaving
+its tools out of the turn instead would make the model act without them, and the application would not know.
 """
 
 from __future__ import annotations

@@ -1,6 +1,15 @@
 """A candidate for the final output: parsed, passed to hooks, judged by guardrails, then accepted or withheld.
 
 Does not decide that a candidate is due: the machine does.
+
+Decisions:
+
+A final output that doesn't fit is corrected by the loop, not by the model's client. The answer and the list of its
+faults are items, the correction is a turn, and the record that appends the list (`HistoryReplaced`, for the reason
+`invalid_final_output`) is the count: a resumed run reads it like everything else. The count continues over turns with
+calls, as a model could otherwise alternate calls and wrong answers until no turn is left. Cut answers aren't
+corrected: the next one would be cut at the same place. Rejected: asking again within the turn. The answers were
+shown, so the stream's reader, the session and the limits must know about each.
 """
 
 from __future__ import annotations

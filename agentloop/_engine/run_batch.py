@@ -16,6 +16,16 @@ Facts: those of the block, `_ready` (ended runs that were not taken, by index, i
 
 Invariants: `_room` permits taken = runs under way + length of `_ready`. The next run to take in order is always
 started, since runs start in order: so an ordered consumer never waits for a run that waits for room.
+
+Decisions:
+
+Many runs are a context manager of ended runs (`_engine/run_batch.py`). A generator that yields inside a nursery would
+be closed by another task, so the block holds the nursery and the consumer takes values; a short form awaits it for a
+list. One run's failure is its own by default: runs cost time and money, and a list of outcomes loses none of them.
+Rejected: cancelling siblings always, as a nursery does; `fail_fast` asks for it. Rejected: a queue of results without
+a bound, with which a slow consumer, or a slow first run where the order matters, would hold all of them. The command
+line's requests are such a batch too, with its own work for each line, so the cap, the order and the end of a
+cancelled batch exist once.
 """
 
 from __future__ import annotations

@@ -1,6 +1,17 @@
 """Guardrails of a run: input guardrails before and beside the first model call, output guardrails on the candidate.
 
 Appends verdicts and raises tripwires; does not know about the consequences for history or session.
+
+Decisions:
+
+The first response waits for the verdicts. Input guardrails run beside the first model call, in one nursery, and the
+machine continues when all of it has settled. So a request to the model may be made in vain, and no tool can start
+before a verdict. A guardrail's verdict comes before an error of the model: it says more.
+
+A pass belongs to the guardrail. A turn's record names the guardrails that judge its input. Once all of them have
+passed, the input is accepted, and it stays accepted in every later run segment, with any list of guardrails. The
+class of an error doesn't decide whether a later run segment may continue after it either: the loop notes the very
+error that stopped it.
 """
 
 from __future__ import annotations

@@ -10,6 +10,29 @@ The log names it (`SandboxOpened`), so the storage stays as long as the log can 
               between the two leaves storage whose run is over.
 
 What a dead process leaves is the provider's to find: it has the name and the run's id.
+
+Decisions:
+
+A sandbox belongs to a log (`_engine/sandbox.py`). A resource ends with its run segment; the files that a model has
+made must not. So the storage has a name, the log holds it (`SandboxOpened`), and one rule follows: while a log can be
+resumed, its storage is there. It is found before `RunResumed`, so that a sandbox that is gone starts nothing, and
+removed after `RunEnded` is durable, so that a crash between the two leaves too much and never too little. What is
+left over is found by its name: a local sandbox is renamed from each of its states to the next, and locked by the run
+that has it (`executors/_storage.py`), so that two runs never share one and a prune never takes one that is in use.
+What a prune can't know, whether a run without a journal at hand will be resumed, it doesn't guess: the user gives
+journals, or an age.
+
+What the isolation is: on Linux the commands run in their own namespaces (`executors/_namespaces.py`), as a user
+without capabilities, on a file system that is read-only but for their folders, with a `/dev` and a `/proc` of their
+own. A process that is root becomes another user first: a namespace takes the capabilities from root, but not what the
+kernel and other programs give to its number (settings in `/proc/sys`, devices, sockets of services). It keeps a
+model's mistakes away from the machine. It does not hide files that the process can read, nor sockets that are files
+(outside `/run`), it sets no limits of memory, disk or processes, and the kernel is shared; so it isn't a border for
+code that attacks. The editor is no process: it opens paths below a directory handle and follows no link.
+
+Rejected: a process that lives as long as the segment and takes commands (a protocol more, and state between commands
+that no log has); falling back to a plain process when a command can't be set apart (the caller was promised more);
+`unshare(1)` and `bwrap` (not everywhere installed, and other versions have other options).
 """
 
 from __future__ import annotations

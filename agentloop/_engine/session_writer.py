@@ -2,6 +2,13 @@
 
 Turn by turn, since writing at the end would lose an hour's conversation to a crash in its last minute. Does not decide
 when a turn is saved: the loop and the end of a run segment do.
+
+Decisions:
+
+A session is written turn by turn, when a turn's outputs are accepted, in a shielded section. Rejected: writing at the
+end, which loses an hour's conversation to a crash in its last minute. Of the items that a `session_input_callback`
+returns, the run's own are those from its input, matched by identity first and by equality second; otherwise a copy of
+an old item would be saved twice.
 """
 
 from __future__ import annotations

@@ -1,6 +1,16 @@
 """Seals on stored states: with the key, a reader can verify that a state is unchanged and not too old.
 
 A seal hides nothing; `_storage/withholding` does that. Does not know what a state holds.
+
+Decisions:
+
+Seals prove, they don't hide. A sealed state can't be changed unnoticed, nor can a sealed journal be put into the
+place of another run's: the key of its lines is derived from the user's key, the kind of store and the run's name
+there. Rejected: comparing the name with the run id in the journal's header, since the id of a row or a file is the
+application's, and the run's is drawn. Rejected: the path, or the database, in the seal: folders are moved, and
+databases restored. A handle of a paused web run holds a digest of its state, which needs no key. Secrets are hidden
+by a codec of the application, or stored as digests, from which short secrets can be guessed. A session holds the
+conversation as it is.
 """
 
 from __future__ import annotations

@@ -11,6 +11,70 @@ gone; later readers use the journal).
 
 Invariants: the task of a run raises nothing but a BaseException of the application. Leaving the host's block cancels
 every run and waits for it, which its cleanup deadline bounds.
+
+Decisions:
+
+`agentloop.asgi` speaks ASGI and nothing else, so one code serves every framework and both event loops; the price is
+some 150 lines for a bounded body, a JSON answer and the client's end. Rejected: an extra for each framework, which
+would be the same code in four forms; and a library of server-sent events, since the format is three fields, and what
+is hard is whose task holds the run.
+
+The ASGI callable holds the run's block, and a second task waits for `http.disconnect`. Rejected: an async generator
+around the block, the usual form of a streaming response. The generator is closed by another task, or by the garbage
+collector, and its nursery with it: on trio that corrupts the nursery, on asyncio the run is not joined.
+
+A run that continues without its client belongs to the nursery of the application, never to the request that began it,
+and has a journal. Its events are one list, and a client is a position in that list; so a client that is slow, late or
+back again is the same case, and the run waits for none of them. Only signals have a queue for each client, bounded,
+and the first thing to be dropped. Rejected: a queue of all events for each client, whose bound would have to slow the
+run or lose what is recorded.
+
+Events that follow from records have ids, `RECORD.INDEX`, and one pure function makes them, for a run under way and
+for a log that is read (`_core/record_events.py`). A record may make several events, so its number alone would not be
+enough. Rejected: a counter of sent events, which a second process couldn't know, and events stored beside the log,
+which would be a second log. A client is shown an event when its record is appended, which may be a moment before it
+is durable; bodies still start after that. If the process dies in that moment, the client's last id is refused, and it
+reads the run from the beginning. To wait for the disk before each event would delay every one by a sync.
+
+A log of ten thousand records takes a tenth of a second to decode, fold, and turn into events. That is done on the
+event loop, a hundred records at a time (`_common/turns.py`), with the turns of other tasks between: no one waited
+longer than 2 ms for a log that kept all clients waiting for 50, and a client that leaves stops it. Resuming its run
+folds it once more, in one step: about 16 ms for ten thousand records. Rejected: a worker thread, which can't be
+cancelled, would call an application's codec outside its loop, and holds the interpreter's lock for 5 ms at a time.
+
+A paused run has one taker. With a journal the journal decides, since its first append needs the lock and an unchanged
+end; otherwise a store gives each state to one caller. A state in the client's hands is sealed, but a seal alone can
+be used twice, so the server keeps a ticket for each. Two runs of one process that hold the same journal object share
+its lock, so a run claims the object first, from before it reads until its last record: reading takes turns with other
+tasks, and both would do what is due. Rejected: remembering the states that were used, which a restart would forget:
+then a call would be approved twice.
+
+The verdicts of one request count together or not at all, and they become durable as the last thing before the run is
+resumed: when they fit its calls, the agents fit the log, and the options are right. A verdict in the log of a run
+that nothing resumes would leave the run neither waiting nor under way. On a run under way they are tried on a copy of
+its state first; there is no wait between that and the run itself. Rejected: an answer that names the verdicts that
+were given, since a client can't take one back.
+
+A journal has as long to close as the run had to clean up. Rejected: to wait for it without a limit, as a store whose
+server is gone would then keep the whole application from ending.
+
+The error that a client sees has a type and a fixed sentence, but for errors about the library's own limits: messages
+of exceptions quote addresses, paths and credentials, and no pattern finds all of them.
+
+AG-UI is offered as a second form of the stream, since its library is well kept: types generated from the protocol's
+own schema, one dependency (pydantic), and since 1.0 interrupts with answers, which carry approvals. What it lacks is
+what the library's own form is for: ids to read on by, calls that settle at once rather than in order, secrets that
+are marked. So it isn't a replacement. Rejected: believing a client's instructions, its state, or its tools: then the
+page would decide what the agent does.
+
+Servers end differently. uvicorn cancels open requests after a timeout that is off by default; hypercorn on asyncio
+waits for them without a limit from Python 3.12 on. So `AgentApp.stop` ends all streams when the server begins to end,
+instead of relying on the lifespan, which comes too late there.
+
+`AgentApp.resume_all` resumes only runs whose journal has no end, or a pause that has its verdicts. A run that was
+cancelled is left, unless the application asks for those too: the end of the application and a client's request write
+the same record, and a run that its user has stopped must not begin again by itself. Rejected: that the entered
+application resumes by itself, since the context and the options of the runs are the caller's to give.
 """
 
 from __future__ import annotations

@@ -2,6 +2,14 @@
 
 Reads messages and runs the agent on each, one after the other. A signal ends the answer under way, not the
 conversation. How a run is shown, and how calls are asked about, is that of `agentloop run`.
+
+Decisions:
+
+A signal ends an answer, not the conversation. Each reading of a message and each run of `agentloop chat` is
+supervised for signals by itself, so the first Ctrl-C is a cancellation like any other, joined before the prompt comes
+back, and the handlers that end the process at the second one are those of `agentloop run`. Rejected: `input()` in a
+thread, which no cancellation ends, and a line editor as a dependency: a terminal's own line editing and a shell's
+history tools (`rlwrap`) are enough.
 """
 
 from __future__ import annotations

@@ -5,6 +5,15 @@ gap below its card and crosses no card. Every other arrow (to the same row, upwa
 the gap below its card, climbs at the right of all cards, and comes in by the gap above its target; each has a line of
 its own in the gaps and at the right. So in no graph does an arrow cross a card. Names of handoffs and of agents
 as tools are in the cards, where they can't collide; arrows have them as titles.
+
+Decisions:
+
+`agentloop graph` draws its SVG itself. An agent is a card with its parts as lines, so only agents need a place, and a
+row is the length of the shortest way from the first agent. Then an arrow goes one row down at most, or is part of a
+cycle and takes its own line around all cards: none crosses a card, which a test checks on complete graphs. Rejected:
+graphviz's `dot`. It isn't installed where most people run this, so they and the tests would see another drawing, and
+its labels on arrows collide as soon as agents hand over to each other. Mermaid is the form for forges, which draw it
+themselves.
 """
 
 from __future__ import annotations

@@ -12,6 +12,17 @@ hides the region until the line is complete: both can't have the cursor.
 States: closed (no region); shown (`_region`: the cursor is hidden and below text that is not final); left for good
 (`_is_over`: after a signal). Invariant: the region is erased before anything else is written, and whenever a
 segment is left, in any way, the region is erased and the cursor shown.
+
+Decisions:
+
+Nothing that a model has written reaches a terminal as an order. Names, arguments, answers and errors are shown with
+control characters written out, and with those that change the direction of text; JSON lines have them as escapes.
+
+The live display writes by itself. rich's `Live` draws the lanes, but into a buffer: its own writes, from a thread or
+not, would block the event loop, or race with the answer's text. One task writes, from a queue that the reader of
+events never waits for, to a description of the terminal of its own that is non-blocking: a terminal with room for one
+byte counts as writable, and a write of two would stop every run of the process. Rejected: a full-screen program
+(textual): finished lines belong to the scroll-back, and to a pipe.
 """
 
 from __future__ import annotations

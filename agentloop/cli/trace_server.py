@@ -12,6 +12,13 @@ own address as its host.
 A connection ends with its answer, with its client, or after ten seconds without a whole request; earlier if there are
 too many and it is the oldest of these. All of it ends with
 the scope around `serve_timeline`.
+
+Decisions:
+
+`trace --follow` reads the journal again at each change, verifies all of its lines, decodes and folds the new ones,
+and sends the rows that differ. Rejected: reading only what was appended: a journal that was damaged or replaced
+meanwhile would go unseen, and the check of ten thousand lines takes 50 ms. Its server is h11, which httpx brings
+along: an ASGI server would be a dependency for two addresses.
 """
 
 from __future__ import annotations

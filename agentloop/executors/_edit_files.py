@@ -23,6 +23,17 @@ folder, so the journal of a process that died is read as a stranger's: a regular
 Every path is opened part by part below the root's descriptor without following symbolic links (`O_NOFOLLOW`), and all
 further calls go to the descriptor of the folder. So neither `..` nor a link, nor one that is put in place meanwhile,
 leads out of the root.
+
+Decisions:
+
+Undo, and not redo. An edit that was cut short by the death of its process is undone by the next use of its root. The
+call is in doubt, and the model learns so; a tree as it was before is what it can continue from. Rejected: completing
+it. The content might be complete, but other changes may have been made since for a reason the edit didn't know.
+
+The decision about an edit is one step on the event loop. Files are written and renamed in a thread. Then the loop is
+asked whether the call was cancelled, and in the same synchronous step the edit is made permanent by one `unlink`, or
+undone. A thread that decides could be overtaken by a cancellation before its answer arrives: the log would say
+cancelled of an edit that happened.
 """
 
 from __future__ import annotations

@@ -17,6 +17,21 @@ Its arguments are a descriptor and the application's process id. It reports to t
 `{"pid": N}` before the command runs, `{"error": TEXT}` if it can't, and at the end `{"exit": STATUS, "left": [TEXT, …],
 "over": true}`, where `left` describes processes that could not be ended: those of another user, or those stuck in the
 kernel. Where there are no subreapers (macOS) it ends the process group, and a process that left the group is not found.
+
+Decisions:
+
+A process between. Every process that came of a command can be found only by a parent that the kernel gives orphans to
+(a subreaper), and this property belongs to a whole process. So each command has a small supervisor: 25 ms to start,
+and the death of the application ends the command as well, by the end of a pipe. Rejected: the application as the
+subreaper. It would get the orphans of every other library in it, and have to reap them. Rejected: the process group
+alone. `setsid` leaves it. Rejected: finding processes by a mark in their environment. A process may clear it.
+
+No shell that lives on. Each command starts in the same folder with the same variables. Rejected: one shell for all
+commands of a run. After a time limit or a cancellation nothing is known of its state, and a resumed run has lost it
+without a word in the log. So Anthropic models, which know their own shell (`bash`) as a session, aren't shown it for
+a `LocalShell`: they get the function, whose description says how commands start. A `Shell` of an application that is
+a session says so (`shell_tool(session=True)`), and is shown as theirs. Their text editor is always shown; their
+computer where `AnthropicModel(betas=…)` names its version, since the vendor refuses the tool without that header.
 """
 
 from __future__ import annotations

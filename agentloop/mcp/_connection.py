@@ -19,6 +19,41 @@ call that finds no connection, and can't open one, has sent nothing and fails wi
 
 Invariants: only `_own` enters and leaves the client. A call ends within its own cancellation or that of its scope,
 never with that of the client's groups. Nothing waits without a bound but the calls themselves, whose tools have limits.
+
+Decisions:
+
+The protocol is the official SDK's. It speaks two eras (a handshake, and since 2026 requests without one), negotiates
+between them, and follows the servers there are; a codec of our own would have to be kept up with each of them, and
+the errors of servers would be distinguished from ours by no one. What it costs is an extra with its own HTTP client,
+imported when the first connection opens.
+
+Its traps, and how they are met (`mcp/_connection.py` has the theory):
+
+Its client is a stack of task groups. A dead HTTP server breaks them in the task that entered it, and cancels anything
+that else runs there. So its own task holds each connection. No nursery holds that task: one would bind the server to
+the task that opened it, and fixtures, lifespans and exit stacks close in another. Leaving the server waits for it. A
+request in flight over a lost connection fails as any other. Here it is in doubt: `OutcomeUnknown`. A request that
+can't be sent is a failure that took no effect. Its transport by stdio keeps a line of any length and passes on
+stderr. Ours is bounded, logs, and ends the process group: closing stdin, then SIGTERM, then SIGKILL. Its transport by
+HTTP reads plain answers whole, and unpacks them: a client of ours bounds both. It follows no reference of a schema
+but trusts the server with the arguments: they are checked before any approval. It checks answers by the server's
+schema, and a schema is a program: `allOf` that doubles with each reference, or a pattern that backtracks, stops the
+process. Its check is taken out. Ours counts steps (`mcp/_schemas.py`), leaves what isn't linear to the server, and
+looks through new schemas in a thread. Rejected: the check in a thread or a child with a time limit: a pattern that
+backtracks holds the interpreter's lock, a thread can't be ended, and a process for each call costs more than the
+call. One tool with a schema that isn't an object's makes it refuse the whole list. The server then can't be used; the
+error names it. On trio, generators of its HTTP client are left to the garbage collector, which warns
+(`ResourceWarning`).
+
+Who holds a connection: the application's `async with`, else the open runtime, else the outermost run
+(`RunContext.shared_resource`). A connection that was lost is opened by the next call; the question for tools, which
+every turn asks, answers with what was listed last. So a server that is gone doesn't end the run: the model learns the
+truth when it calls.
+
+An agent as a server: where the era has no sessions, the question ends the request, and the client carries the run's
+state. The SDK's seal keeps it from being read and changed, but not from being sent twice; so the server has a ticket
+for each state, by the means of the web application. Both describe errors by the same sentences, so `mcp` imports
+these from `asgi`.
 """
 
 from __future__ import annotations

@@ -17,6 +17,25 @@ Invariants: a request is sent a second time only if a reused connection died bef
 once; every answer is closed, also when cancelled, within `CLOSE_TIMEOUT`; no message, and no line of the client's log,
 holds the value of a secret header or query field; redirects are not followed, since they would get the key; no answer
 is longer than `MOST_BYTES`, neither as it came nor unpacked.
+
+Decisions:
+
+A provider is a codec: four pure parts (path, headers, `encode`, `decoder`) that know no transport. One driver speaks
+HTTP for all of them, and one module imports the client. So what is hard is written and tested once: when a request is
+sent again, that an answer is closed when its call is cancelled, how long a silence may be, that no message holds a
+key, and that a body stays bounded, as it comes and after unpacking. A new provider is under eighty lines, which a
+test holds. Rejected: the vendors' own clients. Each has its own retries, timeouts and connections under ours, they
+run on one backend well and leave generators behind on the other, and three of them make three sets of errors. They
+serve as judges instead: their types say whether a request is valid, and the same bytes have to mean the same to them
+and to us.
+
+A server's answer is work of a known size. An answer may have 64 MB, so what is quadratic in its parts takes hours,
+and what is read in one call keeps every other task from running, a deadline's own included. So a decoder finds what a
+piece belongs to in dictionaries, and reads nothing twice; parts, fragments and levels of nesting have bounds; reading
+is a checkpoint after so many events. A long JSON text with many values is read value by value (`_long_json`), with a
+checkpoint after each two thousand. Rejected: the standard reader in a thread, since it keeps the interpreter for its
+whole call, and the loop waits as it would without a thread. Rejected: refusing such texts. The probabilities of a
+long answer's tokens are one. The tests count steps of the interpreter, not seconds.
 """
 
 from __future__ import annotations

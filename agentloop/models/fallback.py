@@ -10,6 +10,14 @@ breaker must not cause an outage of its own.
 
 Does not know about runs. The usage of an answer counts the members that failed before it as attempts; if all fail, or
 the answer tells no usage, a run counts one request. Its own retries ask all members again.
+
+Decisions:
+
+`FallbackModel` is one request for the run. The failed members are in the response's `provider_data` and in the
+process's log. Rejected: members as the run's own attempts. The retry settings would then count members and retries
+together, and a run with `max_retries=0` could not fall back. One cancel scope encloses a member's whole answer and
+loses its deadline with the first output: a scope that ended with the first output would end inside of those that the
+member holds open, which trio refuses.
 """
 
 from __future__ import annotations

@@ -12,6 +12,38 @@ becomes current again, if the same task ends it; another task has a context in w
 Facts: `_live`, the exported span of each span under way; it refers to them weakly, as a run whose event loop is closed
 never ends its spans. `_opened`: spans of run segments whose first record is about to be appended. `_defined`: what each
 run segment was started with, by its outermost span, as long as this span lives.
+
+Decisions:
+
+`agentloop.otel` is an instrument over the API of OpenTelemetry, as an extra: a run's tree is what tracing backends
+are made for, and its context is what joins a run with the request around it and the queries within its tools. The
+extra brings the API only, as the project asks of libraries: the application has chosen an SDK, a sampler and
+exporters, and a library that brings its own overrules it. Queue, thread, retries, drops and shutdown are the SDK's
+(`BatchSpanProcessor`); nothing of them is written here.
+
+Its spans are those of `SpanFold`, folded from records. Rejected: spans made by calls in the engine, or by wrapped
+models and tools. The engine would then have two accounts of a run that could differ; a resumed run, a nested one and
+a streamed one would each need calls of their own; and a wrapper doesn't know why a call was cancelled. The fold had
+to learn what the conventions want (ids, attempts, the answer's facts), which other instruments now have too.
+
+A span is current while its work is done, because the record that opens it is appended in the task that does the work:
+`CallStarted` in the call's own task, `ModelRequested` in the one that asks. The instrument sets the context variable
+there. Rejected: a wrapper around each body (a frame and a context manager in every call, for users without tracing
+too), and a second context variable to translate from, which other libraries don't read.
+
+A resumed run is in a new trace, or in that of the request that resumes it, and links to the segment before. Rejected:
+one trace for all segments. A pause may take weeks; backends close a trace after minutes, and a sampler decided on it
+long ago. The link needs ids that another process made. They are in the log (`RunStarted.traceparent`), told by the
+instrument right before the first record. Rejected: ids derived from the run's id. The SDK lets an application only
+choose how ids are made, so the links would be wrong for all that don't; and within a request the trace's id is the
+request's.
+
+Turns and nested runs have no exported spans: they hold nothing that the spans around or below them don't, and each
+span has a price. Content is off by default, messages of errors included, as an error repeats what it was about. A
+request's history isn't exported even with content: it would grow with the square of the turns.
+
+The names of the conventions are written out. Their package marks every one as deprecated: they have moved to a
+repository that has no package yet. A test compares ours with it.
 """
 
 from __future__ import annotations

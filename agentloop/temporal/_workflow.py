@@ -1,4 +1,43 @@
-"""`AgentWorkflow`, a workflow that runs one agent, and `run_agent` for workflows of the application's own."""
+"""`AgentWorkflow`, a workflow that runs one agent, and `run_agent` for workflows of the application's own.
+
+Decisions:
+
+Errors of models and bodies are results of activities. Retries, error texts and `in_doubt` are the run's, as
+everywhere; the engine repeats an activity only where the tool says that it may, and a model call always. A wait for
+an activity is a wait for an event. The engine shields an awaited activity from a cancellation, and anyio repeats a
+cancellation in each pass of the loop; a pass takes no time there, so both together never end. Not sandboxed. The
+sandbox imports the application's modules anew for each workflow; the agents' objects would be others in the workflow
+than in the activities. What the library itself needs of clocks and chance passes the door. A query moves no workflow
+(`temporal/_runner.py`). The worker that answers one may have to replay the run first, and the engine's core gives it
+the events after the last workflow task, too: a timer that has fired, with the time of the task before. The code would
+set the timer again, and the run could never be replayed. So the plugin wraps the runner of workflows, and such a step
+is left out: the query fails, `AgentRunHandle` asks again, and the task that comes replays the run. Where none will
+come, since the run is over, the handle asks by another name, and the answer is that of the last task. Rejected: to
+keep the events until that task, since the core doesn't give a task without its own events. A step that this worker
+can't take fails as a whole (`refuse_step`). An error raised in the middle of a run would be an output for the model,
+or would cancel the calls beside it, and the commands of that would be in the history. The wrapped runner drops all
+commands of the step instead, and the engine gives the task to another worker. It is used where the model called a
+tool that it was shown and that is gone here, or has another schema; the activity's result says what was shown, since
+the workflow's own records are made anew by each replay. An approval is a marker in the history (`workflow.patched`):
+of these the code learns before it comes to the place where it would set them. Rejected: a local activity or a memo,
+which fail the replay of code that doesn't ask any more. Bounds are measured before a command is given. The engine
+refuses a payload above 2 MB by failing the task, which it then tries for ever; so each input, result and stored run
+is measured where it arises, and what is too large is an error of the run or of the call. A body that may be called
+only once has one attempt, and the workflow makes another activity where a worker says that it hasn't begun it. The
+engine's retries can't tell that apart from a worker that was lost in the body. A long history ends a turn with
+`cancel("after_turn")`, and the log continues without that end, as after a crash. Records are read by queries, since
+an update or a signal for each would grow the history that they tell of. What is under way (text, progress) is read
+from the details of heartbeats, which the engine keeps beside the history and gives without a worker. Rejected: a
+subscriber's workflow that is signalled, which has two histories for each record; and updates that wait for the next
+record, of which the engine takes 2,000 a run.
+* Sessions, tool sources and output stores are refused in workflows. A save can't be repeated, so each would be in
+  doubt after a crash; a source would answer a replay otherwise; and an output is in the history before it could be
+  stored.
+
+Rejected: DBOS. Under a limit on concurrency its recovery starts the calls of a turn in another order than before, and
+tells the model that effects failed which happened: step results are kept by the order in which steps start, and a
+scheduler with limits has none that is stable over a crash.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,12 @@
 
 It reads records only, so a streamed run, a resumed one and a replayed log give the same tree. Does not know about
 states, tasks or clocks: all times are those of the records.
+
+Decisions:
+
+Spans are a fold of records (`tracing/fold.py`). The fold reads records only, so a streamed run and a plain one give
+the same tree. Of the loop only the call of a body knows about spans, for `current_span`. Spans are made only where an
+instrument asks for them.
 """
 
 from __future__ import annotations

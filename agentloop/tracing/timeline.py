@@ -13,6 +13,14 @@ calls wait for verdicts, or the process had died; it may last for days.
 
 All times are the records' own, in wall-clock seconds. They may go backwards, where a run was resumed on another
 machine: no phase ends before it starts. Made by `read_timeline`, drawn by `render_html` and `render_text`.
+
+Decisions:
+
+A timeline is its own fold, beside that of spans. A span belongs to one run segment and begins when a body does. The
+picture of a run needs what came before and between: the wait for a limit or for a verdict, the days between two
+segments, the try that a crash cut off, all in the one row of the call. Rejected: making it from spans. They would
+have to carry each of these facts to every exporter, and rows would have to be put together again from spans of
+several segments. What both folds share (hosted calls, masks) is shared.
 """
 
 from __future__ import annotations

@@ -3,6 +3,17 @@
 A task of its own, because the scopes and nurseries of a context manager must be left by the task that entered them, and
 the call that needs a resource first ends before the last. (Rejected: an exit stack in the run's task, which would enter
 in one task and leave in another.) Does not know what a resource is.
+
+Decisions:
+
+Resources have their own tasks (`_engine/runtime/resources.py`). `ctx.resource`, a model that the application has not
+entered, a provider of the run: each is entered and left in a task made for it, because the scopes and nurseries in a
+context manager must be left by the task that entered them, and the first call to need a resource ends before the
+last. The task is shielded, since bodies still use the resource while they end. The run ends it after them, in reverse
+order, under the cleanup deadline.
+
+Rejected: an exit stack in the run's own task. A resource would be entered in the task of the call that needs it, and
+left in another; or every call that needs one would wait until the run's task has time for it.
 """
 
 from __future__ import annotations

@@ -21,6 +21,48 @@ not sent, and `take_events` gives them all, once. A server that continues the se
 it has not acknowledged is given.
 
 Invariants: an item is sent at most once in a session; nothing changes if `adopt` raises.
+
+Decisions:
+
+No voice pipeline. There is no `agentloop.voice`, and a realtime session is a model (`agentloop.models.realtime`), no
+runtime of its own. Recognition before a run and speech after it are steps of the application around a run, with
+libraries and its own devices; `Audio` is a part of an item, so a model that hears takes it as it is. Rejected: a
+pipeline of the three in the library. It would own microphones and codecs of sound, which say nothing of an agent
+loop, and a run inside it would end, resume and replay no otherwise.
+
+A realtime server keeps the conversation, so there are two memories of it: the server's and the run's. The run's is
+the one that counts, since the log is the run. `RealtimeModel` gets the whole history with each request, like every
+model, and makes the server's conversation equal to it with as few events as it can. So nothing of a session is in a
+log, a resumed run needs no session, and one connection may serve any run with an equal history. Rejected: a session
+as an object that the application passes to its runs. It would be a second source of truth, and a third way, beside
+sessions and response ids, to continue a conversation. Also rejected: to keep an answer that was interrupted in the
+server's memory in every case, as a voice agent would. Two runs with equal histories, for two users, would then share
+what one of them had heard. It stays only where a request names a response, whose id no other run has.
+
+One answer at a time per connection. The interface allows no second one, and a second run is another conversation. It
+doesn't wait for the first, but gets its own connection: an application bounds the number of its runs already, and a
+run that waits for a connection that its own consumer holds would wait for ever. Idle connections are bounded, since
+each is a session that is paid for on the other side.
+
+No task. A connection is read by the request that uses it. A task beside it would answer pings while no request is
+made, but it needs a nursery to live in. That of the model's block can't be it: several runs enter one model, the
+first that enters isn't the last that leaves, and the scope of a nursery around the application's block would be one
+more way for a dead server to cancel it. Without a task a server that dies is noticed by the next request, which
+replaces the connection before anything of an answer was seen; after 20 idle seconds a ping finds out first. The price
+is that a server that ends connections without pongs makes the next request send the conversation again. Likewise
+leaving an answer sends `response.cancel` and does not wait: the rest of the answer is read by the next request, in at
+most two seconds, or its connection is replaced.
+
+`websockets`, without its I/O. Its protocol is a class that takes bytes and gives bytes, so one module of ours runs it
+on anyio's streams for both backends, and cancellation is anyio's. It is released monthly (17.4 in October 2026),
+bounds messages before they are put together, and needs no further package. httpx-ws (0.9) runs on both backends, but
+its connection is a task group in the caller's task, which cancels the caller's block when the connection dies, and
+hangs on leaving a cancelled one. trio-websocket is for trio only. wsproto, on which both are built, bounds no
+message. `websockets` logs the headers of its handshake at level DEBUG, the key among them, so it gets a logger that
+is silent.
+
+Not built: audio, proxies, and a method of `Model` for sending while an answer comes. In text, leaving an answer and
+asking again says everything that such a method could.
 """
 
 from __future__ import annotations

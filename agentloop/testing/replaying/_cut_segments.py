@@ -3,6 +3,15 @@
 A replay looks ahead in the log for how a run ends, and holds back what the run didn't do any more. If the process died
 between a cancellation and the end of the run, the log has no such end. So it is imagined: the calls that were under way
 are cancelled, and the runs around them end. What is imagined is never compared. Pure: knows records only.
+
+Decisions:
+
+A log tells by itself where a process died. A segment without an end was cut off, and the next one begins behind the
+cut. So `check` needs no word about it, and judges each segment by itself: a turn that was cut before its answer
+begins again under its number, and a call that was cancelled from above comes later than those behind it, since their
+outputs were released in the segment before. A replay looks ahead for how a run ends, to know what the run didn't do
+any more. In a segment that was cut while its run was being cancelled there is no such end, so the replay imagines it
+(`testing/replaying/_cut_segments.py`); what is imagined is never compared.
 """
 
 from __future__ import annotations

@@ -24,6 +24,15 @@ outcome of the last segment, and `_jumps` counts the jumps of time since the rec
 Invariants: no code of the application runs. `_advance` takes one step at a time, since each step may make tasks ready,
 and their records must come before the next step. A replay ends: every step releases an effect, appends a record, ends a
 call or lets time pass, and `_MOST_JUMPS` bounds the jumps at one record.
+
+Decisions:
+
+Answers are records. The values that an application's callbacks returned are in the log (`CallbackReturned`) where no
+other record has them, so that a log can be replayed without the application. The items that a session got are in it
+too (`SessionSaved`); after a crash between the two, the end of the session is compared with the items that are due.
+Ends from outside are in it as well: `CancelRequested` where a cancellation of a call is accepted, or a part of the
+run first notices that of the whole run, and `DeadlinePassed`. How a replay reads such a log is at the heads of
+`testing/replaying/_driver.py` and `testing/replaying/_comparison.py`.
 """
 
 from __future__ import annotations
