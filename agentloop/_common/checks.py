@@ -218,7 +218,7 @@ class Fields(Value, frozen=True):
 FIELDS = Fields()
 """Validators that name class and field."""
 NAMES = Fields(by_name)
-"""Validators that name the field or the argument alone."""
+"""Validators that name the field or the argument only."""
 
 
 def check(name: str, validator: Validator, value: object) -> None:

@@ -73,7 +73,7 @@ def first_line(text: str) -> str:
 
 
 def leaves(error: BaseException) -> Iterator[BaseException]:
-    """Yield the errors of a group and of its nested groups; for an error that is no group, yield that error."""
+    """Yield the errors of a group and of its nested groups; for an error that isn't a group, yield that error."""
     left = [error]
     while left:  # no recursion: groups may be nested deeper than the interpreter's limit
         each = left.pop()
@@ -133,7 +133,7 @@ class _Form(NamedTuple):
         return redact(shorten(self.take(message), self.most))
 
     def show_error(self, error: BaseException) -> str:
-        """Return `TYPE(MESSAGE)`; *error* is no group."""
+        """Return `TYPE(MESSAGE)`; *error* isn't a group."""
         return f"{type(error).__name__}({self.show(message_of(error))})"
 
     def describe(self, error: BaseException) -> str:
@@ -217,7 +217,7 @@ def leads_to_redacted(error: BaseException) -> bool:
 def traceback_of(error: BaseException) -> str:
     """Return the frames of *error* and of the errors that led to it, the first cause first, each with its summary.
 
-    A redacted error and all that led to it are shown by type alone, since each of them may repeat the secret.
+    A redacted error and all that led to it are shown by type only, since each of them may repeat the secret.
     """
     blocks: list[str] = []
     types_alone = False

@@ -81,7 +81,7 @@ def replace_spans(text: str, spans: Iterable[TextSpan], new: Callable[[str], str
 def replace_arguments(text: str, names: Collection[str], new: Callable[[str], str], whole: Callable[[str], str]) -> str:
     """Return a call's JSON text with the text of the arguments *names* replaced by the result of *new* for it.
 
-    If all of them are named, or the text is no object, the result is that of *whole* for the text.
+    If all of them are named, or the text isn't an object, the result is that of *whole* for the text.
     """
     if not names or not text.strip():
         return text
@@ -95,7 +95,7 @@ def select_spans(spans: Iterable[TextSpan], names: Collection[str]) -> list[Text
 
 
 def mask_arguments(text: str, names: Collection[str]) -> str:
-    """Return a call's JSON text with the values of the arguments *names* masked; the mask alone if it doesn't parse."""
+    """Return a call's JSON text with the values of the arguments *names* masked; the mask only if it doesn't parse."""
     return replace_arguments(text, names, lambda _: f'"{MASK}"', lambda _: MASK)
 
 

@@ -105,7 +105,7 @@ def function_takes_options(
 ) -> Callable[[FunctionT], FunctionT]:
     """Have a function that the application knows as *name* do the same; without *written* no error points to it.
 
-    *options* is the `TypedDict` of its `**options`, if it has them: to the application each is a parameter of its own.
+    *options* is the `TypedDict` of its `**options`, if it has them: to the application each is its own parameter.
     """
     return lambda function: _explain_misplaced(function, name, written, options)
 
@@ -197,7 +197,7 @@ def _find_near(option: str, known: Collection[str]) -> str | None:
     """Return the name among *known* that *option* probably means, or None."""
     if (usual := _find_usual(option, known)) is not None:
         return usual
-    import difflib  # for the text of an error alone
+    import difflib  # for the text of an error only
 
     near = difflib.get_close_matches(option, [each for each in known if each != "self"], n=1)
     return near[0] if near else None

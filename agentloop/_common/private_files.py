@@ -17,7 +17,7 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
     """Open a regular file for reading. A pipe isn't waited for, and a device isn't read.
 
     Raises:
-        OSError: there is none, or it is no regular file.
+        OSError: there is none, or it isn't a regular file.
     """
     # O_NONBLOCK: without it, opening a pipe waits for a writer.
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))

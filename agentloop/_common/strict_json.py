@@ -123,7 +123,7 @@ _OTHER_CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")
 
 
 def write_text(value: Any) -> str:
-    """Return *value* as JSON text, of ASCII alone, without blanks; any `Mapping` in it as an object.
+    """Return *value* as JSON text, of ASCII only, without blanks; any `Mapping` in it as an object.
 
     Raises:
         TypeError, ValueError, RecursionError: it has no JSON form.

@@ -1,6 +1,6 @@
 """Type parameters that have defaults for type checkers: a bare `Agent`, `FunctionTool` or `ToolContext` is one of any.
 
-`typing` has defaults from Python 3.13 on. `typing_extensions`, which has them for all, is read by type checkers alone:
+`typing` has defaults from Python 3.13 on. `typing_extensions`, which has them for all, is read by type checkers only:
 they bring its types along, so that nothing has to be installed.
 
 Decisions:

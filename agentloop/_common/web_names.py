@@ -40,7 +40,7 @@ def host_of(netloc: str) -> str | None:
     """Return the host of *netloc*, `NAME`, `NAME:PORT` or `[IPV6]:PORT`, in lower case; None if it is no such text."""
     try:
         parts = urlsplit(f"//{netloc}")
-        parts.port  # noqa: B018 - raises for what is no port
+        parts.port  # noqa: B018 - raises for what isn't a port
     except ValueError:
         return None
     is_whole = parts.netloc == netloc and parts.username is None
@@ -81,7 +81,7 @@ class WebNames:
         return name is not None and is_loopback(name)
 
     def takes_origin(self, origin: str | None, host: str | None) -> bool:
-        """Tell whether a page of *origin* may send the request; None: it is no page of a browser, or its own.
+        """Tell whether a page of *origin* may send the request; None: it isn't a page of a browser, or its own.
 
         The scheme isn't compared: a proxy in front may have taken it off.
         """

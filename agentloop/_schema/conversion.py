@@ -5,7 +5,7 @@ annotations go through a copy of that converter, in which the hooks that cattrs 
 cattrs takes `"5"` for an int, and a text for a list of texts. Hooks of the application's decide alone. The same hooks
 on a bare converter say what is wrong with a value that msgspec has refused: msgspec names the first fault only.
 
-cattrs is imported here alone, at first use. Does not know about tools, schemas and runs.
+cattrs is imported here only, at first use. Does not know about tools, schemas and runs.
 
 Decisions:
 
@@ -334,7 +334,7 @@ def _structure_each(
 
 
 def _make_key_hook(hint: Any, converter: BaseConverter) -> Hook:
-    """Return the hook for keys, which JSON has as text alone: msgspec reads numbers and the like from it."""
+    """Return the hook for keys, which JSON has as text only: msgspec reads numbers and the like from it."""
     hook = converter.get_structure_hook(hint)
     if hint is Any or getattr(hook, "__module__", "") != __name__:
         return hook
@@ -359,7 +359,7 @@ def _make_union_hook(hint: Any, converter: BaseConverter) -> Hook:
             except Exception as error:
                 errors.append(error)
         inside = [error for error in errors if hasattr(error, "group_exceptions")]
-        if len(inside) == 1:  # the value has the shape of that member alone
+        if len(inside) == 1:  # the value has the shape of that member only
             raise inside[0]
         names = " | ".join("null" if kind is type(None) else _format_type(kind) for kind, _ in hooks)
         raise msgspec.ValidationError(f"Expected `{names}`, got `{'null' if value is None else type(value).__name__}`")

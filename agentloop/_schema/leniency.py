@@ -57,7 +57,7 @@ def _admits(text: str, choice: Any) -> bool:
         return True
     if "enum" in choice or "const" in choice:
         return text in choice.get("enum", (choice.get("const"),))
-    # A text with a format is no word for nothing, in any format.
+    # A text with a format isn't a word for nothing, in any format.
     return "string" in choice.get("type", _ANYTHING) and ("format" not in choice or _word(text) is not None)
 
 

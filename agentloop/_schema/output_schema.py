@@ -117,7 +117,7 @@ class TypedOutput:
         """Return this output with values converted by *converter*, the application's own, if it decides on the type.
 
         Raises:
-            UserTypeError: if a part of the type is known to such a converter alone, and this one doesn't know it.
+            UserTypeError: if a part of the type is known to such a converter only, and this one doesn't know it.
         """
         if converter is None and not self._unknown:
             return self

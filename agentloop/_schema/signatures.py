@@ -105,7 +105,7 @@ def _layers(fn: Any) -> Iterator[Any]:
 
 
 def _find_name(layers: Sequence[Any]) -> str:
-    # A callable object without a name of its own gets the name of the layer that it wraps, or else of its class.
+    # A callable object without its own name gets the name of the layer that it wraps, or else of its class.
     named = next(layer for layer in layers if hasattr(layer, "__name__") or not _wraps(layer))
     name = getattr(named, "__name__", type(named).__name__)
     if not name.isidentifier():
@@ -203,7 +203,7 @@ class _Scope:
             return None
         try:
             return self._evaluate(annotation, {**self._enclosing_locals(), **self._closure})
-        except Exception:  # it serves stored results alone, so that a tool with another one works
+        except Exception:  # it serves stored results only, so that a tool with another one works
             return None
 
     @staticmethod

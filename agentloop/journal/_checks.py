@@ -43,7 +43,7 @@ def check_path(path: str | os.PathLike[str]) -> str:
     """Return *path* as text.
 
     Raises:
-        UserTypeError, UserValueError: if it is no path.
+        UserTypeError, UserValueError: if it isn't a path.
     """
     try:
         text = os.fsdecode(path)

@@ -168,7 +168,7 @@ def scan(data: bytes, seal: Seal, name: str) -> Scan:
 
 
 def _read_line(line: bytes, seal: Seal) -> _Envelope | None:
-    """Return the fields of *line*, or None if it is no line of a journal or has a wrong digest."""
+    """Return the fields of *line*, or None if it isn't a line of a journal or has a wrong digest."""
     found = _line.fullmatch(line)
     if found is None:
         return None

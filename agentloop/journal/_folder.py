@@ -1,4 +1,4 @@
-"""A folder of journals, one in a file of its own for each run of a batch, by the position of the run's input."""
+"""A folder of journals, one in its own file for each run of a batch, by the position of the run's input."""
 
 from __future__ import annotations
 

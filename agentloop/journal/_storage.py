@@ -18,7 +18,7 @@ _MOST_ZEROS = 64
 
 
 def _read_text(file: BinaryIO) -> bytes:
-    """Return the bytes of *file*, a part of them if it is no text of lines, or is one with a hole of any size.
+    """Return the bytes of *file*, a part of them if it isn't text of lines, or is one with a hole of any size.
 
     The text of a journal begins with an object, or with the zeros of a block that a crash has lost.
     """
@@ -40,7 +40,7 @@ class Storage(Protocol):
     def read(self) -> bytes:
         """Return all bytes of the file, none if there is no file. Needs no `open`.
 
-        Of a file that is no text of lines a part is enough.
+        Of a file that isn't text of lines a part is enough.
         """
         ...
 

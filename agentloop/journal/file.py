@@ -134,7 +134,7 @@ class FileJournal:
             native cancellation on asyncio raises at once, and the write continues.
 
         Raises:
-            UserTypeError, UserValueError: naming the position of the first value that is no record; nothing is
+            UserTypeError, UserValueError: naming the position of the first value that isn't a record; nothing is
                 appended.
             JournalError: if the disk refuses, another writer is active or was, or the file is damaged. The journal then
                 takes no more records: a failed sync may or may not have written, and the success of a second one would
@@ -241,7 +241,7 @@ class FileJournal:
         if found.torn:
             logger.warning("%r: %d bytes of a batch that a crash cut off are dropped", self, found.torn)
             self._storage.truncate(found.size)
-        # The bytes of a process that died may be in the system's memory alone. The cut must be on the disk before new
+        # The bytes of a process that died may be in the system's memory only. The cut must be on the disk before new
         # lines follow it, or a crash could leave the new end in the middle of the old one.
         if found.torn or (self._fsync != "never" and found.size):
             self._sync()

@@ -44,7 +44,7 @@ class MemoryJournal(ImmediateJournal):  # by inheritance: `isinstance` with a pr
         """Append *records*. A checkpoint; a cancelled call has appended nothing.
 
         Raises:
-            UserTypeError, UserValueError: naming the position of the first value that is no record; nothing is
+            UserTypeError, UserValueError: naming the position of the first value that isn't a record; nothing is
                 appended.
             JournalError: if the journal is closed.
         """

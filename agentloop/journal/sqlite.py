@@ -103,7 +103,7 @@ class SQLiteJournal:
             completes. A native cancellation on asyncio raises at once, and the transaction continues.
 
         Raises:
-            UserTypeError, UserValueError: naming the position of the first value that is no record; nothing is
+            UserTypeError, UserValueError: naming the position of the first value that isn't a record; nothing is
                 appended.
             JournalError: if the database refuses or stays locked, another writer has appended, or the rows are damaged.
                 The journal then takes no more records: read the database by a new one.

@@ -238,7 +238,7 @@ def split_url(url: str) -> tuple[str, dict[str, str]]:
     """Return *url* without its query and trailing slash, and the query, which every request repeats.
 
     Raises:
-        UserValueError: if it is no HTTP URL, or holds credentials; then it isn't quoted.
+        UserValueError: if it isn't an HTTP URL, or holds credentials; then it isn't quoted.
     """
     if "@" in url:  # the part before it may be a password
         raise UserValueError("base_url: credentials don't belong in the URL; give `api_key`")
@@ -326,7 +326,7 @@ def parse_object(text: str, what: str) -> JsonDict:
     """Return the JSON object in *text*.
 
     Raises:
-        ModelBehaviorError: if *text* is no JSON object; quotes its beginning.
+        ModelBehaviorError: if *text* isn't a JSON object; quotes its beginning.
     """
     data = _decode(text)
     if not isinstance(data, dict):
@@ -335,7 +335,7 @@ def parse_object(text: str, what: str) -> JsonDict:
 
 
 def parse_json(text: str) -> Any:
-    """Return the value of *text*; `NOT_JSON` if it is no JSON, or can't be read in one step and sent again.
+    """Return the value of *text*; `NOT_JSON` if it isn't JSON, or can't be read in one step and sent again.
 
     That is so for a text that is too long or too deep, or has a number that is too large.
     """
@@ -403,7 +403,7 @@ def read_text(value: object, what: str) -> str:
 
 
 def optional_text(value: object) -> str | None:
-    """Return *value* if it is text, else None: for facts beside an answer's content, where nonsense is no fault."""
+    """Return *value* if it is text, else None: for facts beside an answer's content, where nonsense isn't a fault."""
     return value if isinstance(value, str) else None
 
 
@@ -413,7 +413,7 @@ def optional_whole(value: object) -> int | None:
 
 
 def read_count(data: object, name: str) -> int:
-    """Return the count called *name*; 0 if *data* is no object, or the count is missing or nonsense."""
+    """Return the count called *name*; 0 if *data* isn't an object, or the count is missing or nonsense."""
     value = optional_whole(data.get(name)) if isinstance(data, Mapping) else None
     return value if value is not None and value > 0 else 0
 

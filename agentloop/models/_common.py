@@ -133,7 +133,7 @@ _NO_NAME = re.compile(r"[^a-zA-Z0-9_-]")
 def argument_object(arguments: str) -> JsonDict:
     """Return the arguments of an earlier call as the object that they have to be, as many servers read the history.
 
-    What is no JSON object was refused by the run, and the model sees the error in the call's output. It goes back as
+    What isn't a JSON object was refused by the run, and the model sees the error in the call's output. It goes back as
     the one member `arguments`, so that the model also sees what it wrote.
     """
     if not arguments.strip():
@@ -164,7 +164,7 @@ _TEXTS = ("application/json", "application/xml", "application/yaml", "applicatio
 
 
 def _file_text(part: File) -> str | None:
-    """Return the text in a file that holds its data; None if it is no text."""
+    """Return the text in a file that holds its data; None if it isn't text."""
     kind = media_type(part).partition(";")[0].strip().lower()
     if part.data is None or not (kind.startswith("text/") or kind in _TEXTS or kind.endswith(("+json", "+xml"))):
         return None

@@ -415,7 +415,7 @@ class HttpDriver:
             return await self._client.send(request, stream=True, follow_redirects=False, **signed)
 
     def _names_itself(self) -> bool:
-        """Tell whether the application's client has a name of its own, which vendors and gateways are to see."""
+        """Tell whether the application's client has its own name, which vendors and gateways are to see."""
         named = self._client.headers.get("user-agent", "") if self._given else ""
         return bool(named) and not named.startswith("python-httpx")
 

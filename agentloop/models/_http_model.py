@@ -52,7 +52,7 @@ class HttpModel(Model):
 
     Entering opens a connection pool. Several runs may enter one model at once; the last to leave closes the pool.
 
-    `timeouts` says how long it waits for its server: `ModelTimeouts`. An `http_client` with timeouts of its own keeps
+    `timeouts` says how long it waits for its server: `ModelTimeouts`. An `http_client` with its own timeouts keeps
     those; `ModelTimeouts.total` holds for it, too. An answer has at most 64 MB.
     """
 

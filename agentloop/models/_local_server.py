@@ -1,7 +1,7 @@
 """The local model's child process: the engine's own HTTP server on the loopback interface.
 
 The parent starts it by file, not by module name, so that no module in the user's current folder can replace it. So it
-imports the standard library and the engine alone, and knows nothing of agentloop. It writes one line of JSON to
+imports the standard library and the engine only, and knows nothing of agentloop. It writes one line of JSON to
 standard output: its URL, or the error. It ends when its standard input ends, so that it can't outlive its parent,
 however that one dies.
 """
@@ -67,7 +67,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     threading.Thread(target=_end_with_input, daemon=True).start()
     options = _parse_options(arguments)
     report = os.dup(1)
-    os.dup2(2, 1)  # the engine prints to standard output too, and the parent's pipe is for the report alone
+    os.dup2(2, 1)  # the engine prints to standard output too, and the parent's pipe is for the report only
     try:
         server = _start(options)
         said = {"url": server.listening_address, "supports_tools": _supports_tools(server.listening_address)}

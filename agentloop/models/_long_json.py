@@ -1,6 +1,6 @@
 """A reader of long JSON texts in short steps, so that no text of a server keeps the event loop from other tasks.
 
-The standard decoder reads a text in one call, during which nothing else runs, in a thread of its own neither: it keeps
+The standard decoder reads a text in one call, during which nothing else runs, in its own thread neither: it keeps
 the interpreter. That is fine for a text with few values, however long: a picture is one. `is_long` finds the others,
 and `read_in_steps` reads them value by value, some twenty times slower. Both readers take the same texts, up to a
 bound: a text of a megabyte can have half a million values, each of which takes fifty times its size in memory.

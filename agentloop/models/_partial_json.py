@@ -55,7 +55,7 @@ class PartialJson:
     """A JSON text that comes in pieces, and whether it is whole so far.
 
     A text becomes whole at one moment: when its outermost bracket or quote closes. Then it is read, once; if more
-    than blanks follow, it is no JSON for good. A number or a word may be whole at any time, and is read as long as it
+    than blanks follow, it isn't JSON for good. A number or a word may be whole at any time, and is read as long as it
     is short. `whole` does all of this, for the pieces that are new to it.
     """
 

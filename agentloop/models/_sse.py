@@ -30,7 +30,7 @@ class SSEDecoder:
     """Turns the bytes of one response into its events. Owned by the reader of that response.
 
     Units: `max_line` is bytes of one line, `max_event` bytes of one event's data, `max_total` bytes of the response.
-    Without a bound of their own lines and events may be as long as the response: one event holds an image whole, and
+    Without their own bound lines and events may be as long as the response: one event holds an image whole, and
     the last event of an answer all of its images. The decoder holds what has come of a line and of an event as bytes,
     so its memory is a small multiple of the bound, however many lines there are.
     """

@@ -6,7 +6,7 @@ output on the answer is this member's: a later failure is raised, since the cons
 
 A breaker for each member remembers failures, in three states: closed (the member is asked), open (it isn't, until its
 time is over), half-open (one request tries it, others don't). If no member may be asked, all are, in their order: a
-breaker must not cause an outage of its own.
+breaker must not cause its own outage.
 
 Does not know about runs. The usage of an answer counts the members that failed before it as attempts; if all fail, or
 the answer tells no usage, a run counts one request. Its own retries ask all members again.

@@ -177,7 +177,7 @@ class LocalModel(Model):
         log = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the child
         process: Process | None = None
         try:
-            # Its own session, so that a Ctrl-C in the terminal reaches this process alone, which then ends the child.
+            # Its own session, so that a Ctrl-C in the terminal reaches this process only, which then ends the child.
             process = await anyio.open_process(
                 self._command(file),
                 stdin=PIPE,
@@ -268,5 +268,5 @@ async def _end(process: Process) -> None:
 
 
 def model_by_name(name: str, *, http_client: Any = None) -> LocalModel:
-    """Return the model for `local:NAME`; an empty name is the embedded one. It opens a connection pool of its own."""
+    """Return the model for `local:NAME`; an empty name is the embedded one. It opens its own connection pool."""
     return LocalModel(name or DEFAULT_NAME)

@@ -57,7 +57,7 @@ class OpenAIChatModel(HttpModel):
     `base_url` is the argument, else OPENAI_BASE_URL, else the vendor's. Without `api_key` the key in OPENAI_API_KEY is
     used, but only for the vendor or the server that OPENAI_BASE_URL names; other servers get no key. `constrained=True`
     lets small models call tools: one call per turn, forced into a schema (the tool choice `"none"` gives a text
-    answer). Tools of free text are known to the vendor alone, and refused for others. `replay_reasoning=True` sends
+    answer). Tools of free text are known to the vendor only, and refused for others. `replay_reasoning=True` sends
     earlier reasoning back as `reasoning_content`, and the `reasoning_details` that it came with, for servers that want
     them. Streams are asked for their use of tokens (`stream_options`), which limits and prices need. A server that
     refuses this field by name is asked without it from then on; `stream_usage=False` never sends it. Everything else is

@@ -48,7 +48,7 @@ class RealtimeModel(Model):
     the conversation of a connection gets a new connection, and so does a request whose conversation is in use: a
     connection gives one answer at a time. `idle_connections` of them are kept for later requests, the latest used.
 
-    Leaving an answer cancels it on the server (`response.cancel`). With a history of its own (the usual case), the
+    Leaving an answer cancels it on the server (`response.cancel`). With its own history (the usual case), the
     next request deletes on the server what the history lacks. A request with `previous_response_id` leaves the memory
     to the server: what the answer had said stays there, and calls in it get an output that says that they weren't run.
     Such a request needs the model to be entered since that response.
@@ -112,7 +112,7 @@ class RealtimeModel(Model):
 
     @property
     def features(self) -> frozenset[ModelFeature]:
-        """Conversations, continued by `previous_response_id` alone, and stored prompts."""
+        """Conversations, continued by `previous_response_id` only, and stored prompts."""
         return frozenset({"conversations", "prompts"})
 
     @property

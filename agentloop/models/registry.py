@@ -78,7 +78,7 @@ def _find_maker(prefix: str) -> Callable[..., Model] | None:
         module, _, function = place.partition(":")
         make: Callable[..., Model] = getattr(import_module(module), function)
         return make
-    from importlib.metadata import entry_points  # reads the disk, for prefixes from elsewhere alone
+    from importlib.metadata import entry_points  # reads the disk, for prefixes from elsewhere only
 
     for point in entry_points(group=ENTRY_POINTS, name=prefix):
         make = point.load()
@@ -98,7 +98,7 @@ def _format_unknown(name: str, prefix: str) -> str:
 
     prefixes = [*_PREFIXES, *sorted(entry_points(group=ENTRY_POINTS).names)]
     known = ", ".join(f"{known}:NAME" for known in prefixes)
-    import difflib  # for this text alone
+    import difflib  # for this text only
 
     near = difflib.get_close_matches(prefix, prefixes, n=1)
     advice = f" Did you mean {near[0] + ':'!r}?" if near else ""

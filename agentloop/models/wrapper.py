@@ -25,7 +25,7 @@ class WrapperModel(Model):
     Cancellation: as that of *wrapped*.
 
     Raises:
-        UserTypeError: if *wrapped* is no model, as the name of one.
+        UserTypeError: if *wrapped* isn't a model, as the name of one.
     """
 
     def __init__(self, wrapped: Model) -> None:

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from agentloop.testing.simulation.schedules import Exhaustive, Priorities, Tape, tape_of
     from agentloop.testing.simulation.world import WorldOptions
 
-# Names that need an event loop of their own, or the backends' private names, are imported at first use. No module has
+# Names that need their own event loop, or the backends' private names, are imported at first use. No module has
 # the name of a function in it: the import of the module would replace the function here.
 _FROM = {
     "simulation.event_loop": ("Deadlock", "run_deterministic"),

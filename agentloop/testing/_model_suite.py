@@ -130,7 +130,7 @@ class ModelConformance:
         assert not strange, f"arguments of calls that aren't in the answer: {sorted(strange)}"
 
     async def test_calls_of_an_answer_have_ids_of_their_own(self) -> None:
-        """Each call of an answer has an id of its own: outputs of two calls with one id are ambiguous."""
+        """Each call of an answer has its own id: outputs of two calls with one id are ambiguous."""
         async with self.entered(self.make_model()) as model:
             done = self._check_whole(await self._read_answer(model))
         ids = [item.call_id for item in done.items if isinstance(item, ToolCall | HandoffCall)]

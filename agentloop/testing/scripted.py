@@ -161,7 +161,7 @@ def respond(
     """Return a step in which the model answers with *items*, unchanged.
 
     Raises:
-        UserTypeError: if one of them is no item.
+        UserTypeError: if one of them isn't an item.
 
     Example:
         from agentloop import Agent, RequestUsage, Runner

@@ -100,7 +100,7 @@ def _hoist_definitions(key: str, schema: Mapping[str, Any], definitions: JsonDic
     return moved
 
 
-_DATA = frozenset({"const", "enum", "default", "examples"})  # keywords with values, in which "$ref" is no keyword
+_DATA = frozenset({"const", "enum", "default", "examples"})  # keywords with values, in which "$ref" isn't a keyword
 
 
 def _rewrite_refs(value: Any, key: str, refs: set[str]) -> Any:
@@ -251,7 +251,7 @@ class CallText:
         """Return the name and the arguments' text of the call, read from the whole answer.
 
         Raises:
-            ModelBehaviorError: if the answer is no call.
+            ModelBehaviorError: if the answer isn't a call.
         """
         answer = "".join(self._all)
         data = parse_json(answer)

@@ -122,7 +122,7 @@ def _add_fields(message: bytes, fields: bytes | None) -> bytes:
 
 
 def _message(item: Item, call: ToolCall | HandoffCall | None, place: str) -> JsonDict:
-    """Return the message of an item that is no call; an output answers *call*."""
+    """Return the message of an item that isn't a call; an output answers *call*."""
     match item:
         case SystemMessage():
             return {"role": "system", "content": plain_text(item.content, place)}

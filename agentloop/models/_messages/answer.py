@@ -298,7 +298,7 @@ class MessagesDecoder(EventDecoder):
                     continue
                 if block.kind == "text":
                     said.append(block)
-                else:  # a message of its own: words before the output are no part of it
+                else:  # its own message: words before the output aren't part of it
                     items += [*_message(said), *_message([block])]
                     said = []
                 continue
@@ -392,7 +392,7 @@ def _add_result(items: list[Item], hosted: Mapping[str, int], block: _BlockRead)
 
 
 def _status(result: Mapping[str, Any]) -> str:
-    """Return how the call of a hosted tool ended: an error has a type of its own, or the mark of MCP."""
+    """Return how the call of a hosted tool ended: an error has its own type, or the mark of MCP."""
     content = result.get("content")
     failed = isinstance(content, Mapping) and str(content.get("type")).endswith("_error")
     return "failed" if failed or result.get("is_error") is True else "completed"

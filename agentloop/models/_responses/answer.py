@@ -218,7 +218,7 @@ class ResponsesDecoder(EventDecoder):
         cut = kind == "response.incomplete"
         for place, data in enumerate(read_objects(response.get("output"), "output")):
             if cut and place not in self._items and self._is_call(data) and data.get("status") != "completed":
-                continue  # the item that the limit cut: half a call is no call
+                continue  # the item that the limit cut: half a call isn't a call
             if self._came.get(place) != data:
                 known = place in self._items
                 events = list(self._end_item(place, data))

@@ -132,7 +132,7 @@ def counterpart_of(run: WorldRun, relation: Relation) -> Counterpart:
 
 
 def check_counterparts(run: WorldRun, counterpart: Counterpart, tally: CoverageCounter | None = None) -> None:
-    """Compare *run* with its *counterpart* by the invariants between runs alone, and count them in *tally*.
+    """Compare *run* with its *counterpart* by the invariants between runs only, and count them in *tally*.
 
     Raises:
         InvariantError: as `check` does.

@@ -180,7 +180,7 @@ class ObservedCall:
     outcome: r.CallSettled | None = None
     """The settlement that counts: one that the end of a run segment caused doesn't count in the next segment."""
     released: list[int] = attrs.field(factory=list)
-    """Numbers of the records that released the output, by a reading of its own and not by the library's fold."""
+    """Numbers of the records that released the output, by its own reading and not by the library's fold."""
     guards: list[tuple[int, r.GuardrailSettled]] = attrs.field(factory=list)
     requested: list[tuple[int, r.ApprovalRequested]] = attrs.field(factory=list)
     verdicts: list[tuple[int, r.VerdictGiven]] = attrs.field(factory=list)

@@ -1,6 +1,6 @@
 """Answers of callbacks, taken from the log: from the record of the answer, or from the records that followed from it.
 
-Calls no code of the application. Knows the effects of a replay by the protocol `Answering` alone.
+Calls no code of the application. Knows the effects of a replay by the protocol `Answering` only.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _REFERENCE = re.compile(r"characters cut, all of it at (.*?) …\]\n", re.DOTALL
 
 
 class RecordedSandbox(Value, frozen=True):
-    """The sandbox of a replayed run: its name alone. Nothing is run in it, and it has no storage."""
+    """The sandbox of a replayed run: its name only. Nothing is run in it, and it has no storage."""
 
     name: str
     isolation: str = "none"

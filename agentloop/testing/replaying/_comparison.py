@@ -80,7 +80,7 @@ CUT_OFF = (*FROM_ABOVE, "sibling")
 
 @attrs.define(eq=False)
 class Pending:
-    """An effect without a record of its own: it was cut off, or raised. Owned by `ReplayLog.cut_off`.
+    """An effect without its own record: it was cut off, or raised. Owned by `ReplayLog.cut_off`.
 
     `cancelled` is True if the log shows that it was cut off: such an effect never raises.
     """
@@ -324,7 +324,7 @@ class ReplayLog:
     def cause_end_at_once(self) -> None:
         """Cause the due cancellation right after the record before it, if it came soon after that."""
         # The step that appended the last record may still change the calls of its own batch: another equal call leads,
-        # or the next segment is queued. The owner skips calls in a step of its own, so `before_step` does that here.
+        # or the next segment is queued. The owner skips calls in its own step, so `before_step` does that here.
         if self.due is not None and self.due.path != self.records[self.cursor - 1].path:
             self._expire_at_once()
         while not self.over and self.is_end_due() and self.cursor not in self.waiting and not self._has_calls_to_see():
@@ -826,7 +826,7 @@ class ReplayLog:
                 for index, task in enumerate(tasks):
                     if task is not None and self._is_cut_before_first_step(task):
                         return index
-            # The end hooks of a call run in a task of their own.
+            # The end hooks of a call run in their own task.
             own = [] if call is None else ["/".join((*call[0], call[1])), None]
             for one in (*own, "/".join(wanted.path)):
                 if one in tasks and not self._is_before_stop(one):

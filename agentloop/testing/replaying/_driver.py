@@ -184,7 +184,7 @@ class _SegmentReplay:
         self.stream = stream
         assert stream._entry is not None  # it has not begun
         stream._entry = stream._entry.replace(open_trace=self._find_trace())
-        # Each segment has a loop of its own, but the rates of tools count starts over all segments: the clock of this
+        # Each segment has its own loop, but the rates of tools count starts over all segments: the clock of this
         # loop must begin at the recorded distance.
         records = effects.whole.records
         await anyio.sleep(max(0.0, records[self.entry.start].at - records[0].at))
@@ -447,7 +447,7 @@ class _SegmentReplay:
     def _insert_late_end(self) -> None:
         """Append the due cancellation as it was recorded, and cause the deadline that had passed before it.
 
-        A busy loop may notice both at once. Then the log has the cancellation alone, and the run ends by its deadline.
+        A busy loop may notice both at once. Then the log has the cancellation only, and the run ends by its deadline.
         """
         live, timed_out = self.stream._live, self.effects.ends_by_timeout()
         live.cancel_recorded = True

@@ -246,7 +246,7 @@ def _check_same_end(run: CrashRun) -> None:
 def _find_raced_calls(run: CrashRun) -> set[Name]:
     """Return the calls that failed in one of the two runs and were cancelled by a sibling's failure in the other.
 
-    The schedule decides which of several failures comes first, and the process after a crash has a schedule of its own.
+    The schedule decides which of several failures comes first, and the process after a crash has its own schedule.
     """
     return (_find_cut_calls(run) & _find_settled_as(run.whole, "failed")) | (
         _find_cut_calls(run.whole) & _find_settled_as(run, "failed")
@@ -279,7 +279,7 @@ def _assert_equal(what: str, got: Any, wanted: Any) -> None:
 
 
 def _hide_output(item: Item, hidden: set[str]) -> Any:
-    """Return *item* for comparison: for an output of a *hidden* call its id alone."""
+    """Return *item* for comparison: for an output of a *hidden* call its id only."""
     if isinstance(item, ToolOutput) and item.call_id in hidden:
         return item.call_id
     return item

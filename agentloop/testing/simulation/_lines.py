@@ -1,4 +1,4 @@
-"""Sync functions in threads of their own that run line by line, each line when the schedule chooses their task.
+"""Sync functions in their own threads that run line by line, each line when the schedule chooses their task.
 
 A *switching* belongs to one run of a world. Its functions run in threads. At most one of them runs at a time, while the
 event loop waits for it, up to the next line of the program (`sys.monitoring`, Python 3.12 and later). There the thread

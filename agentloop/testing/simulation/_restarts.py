@@ -46,7 +46,7 @@ class CrashRun(WorldRun):
 
     Attributes:
         crashes: The crash of each process but the last one.
-        processes: Each process as a run of its own; `processes[n].records` are the records that it found, then those
+        processes: Each process as its own run; `processes[n].records` are the records that it found, then those
             that it appended.
         kept: The number of records that each process found; 0 for the first one.
         whole: The run without a crash.

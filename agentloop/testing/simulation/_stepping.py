@@ -25,7 +25,7 @@ if importlib.util.find_spec("trio") is not None:
 Kind: TypeAlias = Literal["scope", "native", "shutdown"]
 Program: TypeAlias = Callable[[], Awaitable[Any]]
 COMBINATIONS: tuple[tuple[Backend, Kind], ...] = (("asyncio", "scope"), ("asyncio", "native"), ("trio", "scope"))
-"""The backends and kinds of a caller's cancellation: trio has scopes alone."""
+"""The backends and kinds of a caller's cancellation: trio has scopes only."""
 SHUTDOWN: tuple[Backend, Kind] = ("asyncio", "shutdown")
 """Every task of the loop is cancelled natively at once, as `asyncio.run` does after its main task has returned."""
 
@@ -77,7 +77,7 @@ def run_stepped(
         program: An async function.
         backend: The kind of loop.
         at: Steps are counted from 0, while the program runs. A program that is over before is not cancelled.
-        kind: Cancel the scope around it, or (on asyncio alone) its task, or every task of the loop.
+        kind: Cancel the scope around it, or (on asyncio only) its task, or every task of the loop.
         scheduler, order: The choice of the next task, as for `run_deterministic`.
         mark: Called at the moment of the cancellation.
         gate: Entered around the program, outside of the cancelled scope.

@@ -80,7 +80,7 @@ def crash_sweep(
         agent: The agent, or a function that makes it anew for each process: give one if tools hold a state that dies
             with the process.
         script: The model's responses; the resumed run continues in it behind the journal's last response. None uses the
-            agents' own models: they must answer by their requests alone, or be a `ScriptedModel` that *agent* makes
+            agents' own models: they must answer by their requests only, or be a `ScriptedModel` that *agent* makes
             anew.
         check: Called with each `CrashRun`; an error that it raises is the finding.
         streamed, allow: As for `explore`.
@@ -163,7 +163,7 @@ def crash_world(
 
 @attrs.frozen
 class _CrashSweep:
-    """The runs of a world that crash once each: at every write in every mode, or *at* one point alone."""
+    """The runs of a world that crash once each: at every write in every mode, or *at* one point only."""
 
     judges: Judges
     backends: tuple[Backend, Backend]

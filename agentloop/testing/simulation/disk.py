@@ -1,4 +1,4 @@
-"""A disk for `FileJournal` that crashes at a chosen operation: the process alone, or the whole machine.
+"""A disk for `FileJournal` that crashes at a chosen operation: the process only, or the whole machine.
 
 It has three depths: durable data, data that the operating system holds since the last sync, and data that the process
 is about to write. A process that dies loses the last. A power failure loses the second too, and not in order: each

@@ -98,7 +98,7 @@ def run_deterministic(
     order: Order = "passes",
     before_step: Callable[[object], None] | None = None,
 ) -> ResultT:
-    """Run *fn* on a loop of its own, with virtual time, and return its result.
+    """Run *fn* on its own loop, with virtual time, and return its result.
 
     Args:
         fn: An async function of *args*.

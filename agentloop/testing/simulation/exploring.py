@@ -120,7 +120,7 @@ def explore(
         streamed: True to run streamed and read the runs' events.
         allow: Errors that a run may raise.
         seed: The seed of all random choices.
-        tape: Run this one schedule alone, on each of *backends*.
+        tape: Run this one schedule only, on each of *backends*.
         **world: `WorldOptions`, by keyword.
 
     Raises:
@@ -396,7 +396,7 @@ def kill_sweep(
         combinations: Pairs of a backend and a kind of cancellation on it.
         tape: The order of tasks that are ready together, as in a `World`.
         waiting: Cancel at each moment at which everything waits, in place of steps; needs `order="gate"`.
-        at: Cancel before this step, or at this moment, alone; counted from 0.
+        at: Cancel before this step, or at this moment, only; counted from 0.
         **world: `WorldOptions`, by keyword.
 
     Raises:

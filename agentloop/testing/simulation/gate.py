@@ -3,7 +3,7 @@
 The parts that a world simulates (answers of the model, tool bodies, guardrails, session I/O) wait at the gate. When
 everything waits, the gate lets one part through, or lets time pass up to the next timer: a scheduler chooses. Trio and
 asyncio do the same between two such choices, so one tape is one schedule on both. The gate does not know about runs
-or agents: it sees labels and the loop alone.
+or agents: it sees labels and the loop only.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 FAULTY_ARGUMENTS = ('{"n": ', "[1]", '{"n": NaN}', '{"m": 1}', '{"n": "x", "n": 2}', "", '{"n": 1, "extra": true}')
 AIMED = 40
-"""Number of worlds that call one tool alone, if no world has run its body before."""
+"""Number of worlds that call one tool only, if no world has run its body before."""
 
 ValueT = TypeVar("ValueT")
 Made = Agent[Any, Any] | Callable[[], Agent[Any, Any]]
@@ -268,7 +268,7 @@ class _Writer:
             pieces.append(call(taken.name, chance.arguments(taken), call_id=f"h{len(self.asked) + 1}"))
             found: Agent[Any, Any] = taken.agent
             return pieces, found
-        if not tools and agent._typed_output() is not None:  # which isn't done with reasoning alone
+        if not tools and agent._typed_output() is not None:  # which isn't done with reasoning only
             pieces += self.answers(agent)[:1]
         return pieces or [say("done")], None
 
@@ -358,7 +358,7 @@ def worlds(
 
     A world that fails the test shrinks to a small one: few calls, a short tape, no cancellation. The tools' schemas
     allow all arguments; bounds, large values and long text are among them. If *models* are generated and no world of a
-    passing test has run the body of some tool, further worlds call that tool alone. If none of them runs its body, the
+    passing test has run the body of some tool, further worlds call that tool only. If none of them runs its body, the
     test fails with the outcomes of the calls.
 
     Args:

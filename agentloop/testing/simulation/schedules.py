@@ -45,7 +45,7 @@ class Tape:
     """A scheduler that plays numbers: the n-th choice among k takes number n modulo k.
 
     Smaller numbers and a shorter tape are closer to the natural order, so a tape shrinks well. Past the tape's end the
-    first candidate is chosen; with *seed*, a random one that depends on the seed alone. One tape serves one run: it
+    first candidate is chosen; with *seed*, a random one that depends on the seed only. One tape serves one run: it
     counts its own calls.
     """
 
