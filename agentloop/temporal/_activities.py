@@ -60,7 +60,7 @@ async def call_model(asked: dict[str, Any]) -> dict[str, Any]:
         except Exception as error:
             raise _unfit(error) from error
         try:
-            done = await _read_response(model, request, asked, beats)
+            done = await _read_response(model, request, asked, setup, beats)
         except UserError as error:  # the request couldn't be made here, for example without a key
             raise _unfit(error) from error
         except Exception as error:
@@ -119,10 +119,12 @@ async def _open_model(setup: AgentSetup, agent: Agent[Any, Any], stack: AsyncExi
     return given
 
 
-async def _read_response(model: Model, request: ModelRequest, asked: dict[str, Any], beats: _Beats) -> ResponseDone:
+async def _read_response(
+    model: Model, request: ModelRequest, asked: dict[str, Any], setup: AgentSetup, beats: _Beats
+) -> ResponseDone:
     done: ResponseDone | None = None
     items = []
-    shown = ShownText(asked["path"], asked["turn"], activity.info().attempt)
+    shown = ShownText(asked["path"], asked["turn"], activity.info().attempt, is_held=setup.holds_text)
     async with model.stream(request) as events:
         async for event in events:
             if done is not None:

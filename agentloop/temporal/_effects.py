@@ -118,7 +118,7 @@ class WorkflowEffects:
         for call_id, (name, *schema) in offered.items():
             if name not in (schemas if schema else handoffs):
                 kind = "tool" if schema else "handoff"
-                await _leave(
+                await leave(
                     f"call {call_id!r} waits for {kind} {name!r}, which agent {effect.agent!r} here doesn't have"
                 )
             if schema and describe_tool(schemas[name])["schema"] != schema[0]:
@@ -129,7 +129,7 @@ class WorkflowEffects:
         try:
             return unseal(sealed, self._setup.codec)
         except StateError as error:
-            await _leave(str(error))
+            await leave(str(error))
 
     def was_asked(self, path: tuple[str, ...], call: ToolCall) -> bool:
         """Tell whether the history says that *call* has waited for an approval; see `ApprovalEffects`."""
@@ -150,7 +150,7 @@ class WorkflowEffects:
         tool = next(one for one in context.agent.functions if one.qualified_name == name)
         reason = self._unfit.get((effect.path, effect.call_id))
         if reason is not None and not workflow.unsafe.is_replaying():
-            await _leave(reason)
+            await leave(reason)
         if effect.nested or options.in_workflow or isinstance(tool.body, ToolSearch):
             return await effect.do()
         asked = {
@@ -247,7 +247,7 @@ class WorkflowEffects:
             del cancelled
 
 
-async def _leave(reason: str) -> NoReturn:
+async def leave(reason: str) -> NoReturn:
     """Leave this step, and with it the workflow task, to another worker."""
     refuse_step(reason)
     await anyio.sleep_forever()

@@ -6,6 +6,9 @@ in steps.
 
 A model call whose worker is lost is made anew, and its text may be another one. So of each call only the first attempt
 that showed something is followed: what was shown is never contradicted before the response itself is there.
+
+Where `RunConfig.hold_text_until_guarded` holds text back, its heartbeat says so. A reader knows from the records which
+input guardrails of a turn have to pass yet, and shows such a text only when all have.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import attrs
 
 from agentloop.events import CallProgress, TextDelta
 from agentloop.items import ToolCall
-from agentloop.records import CallSettled, ModelFailed, ModelResponded, Record
+from agentloop.records import CallSettled, GuardrailSettled, ModelFailed, ModelResponded, Record, TurnStarted
 
 _MOST = 16_000
 """Characters of a text that a heartbeat carries: the last ones."""
@@ -27,8 +30,10 @@ LiveEvent: TypeAlias = TextDelta | CallProgress
 class ShownText:
     """The text of one model call so far."""
 
-    def __init__(self, path: Sequence[str], turn: int, attempt: int) -> None:
-        self._place = {"path": list(path), "turn": turn, "attempt": attempt}
+    def __init__(self, path: Sequence[str], turn: int, attempt: int, *, is_held: bool = False) -> None:
+        self._place: dict[str, Any] = {"path": list(path), "turn": turn, "attempt": attempt}
+        if is_held:
+            self._place["held"] = True
         self._length, self._end = 0, ""
 
     def add(self, text: str) -> None:
@@ -71,10 +76,18 @@ class LiveView:
         self._progress: dict[str, dict[str, Any]] = {}
         self._failed: set[tuple[tuple[str, ...], int]] = set()
         """The places of attempts that failed since the last `read`."""
+        self._unguarded: dict[tuple[tuple[str, ...], int], list[str]] = {}
+        """The input guardrails of each turn that haven't passed. It lacks turns whose beginning wasn't read."""
 
     def note(self, record: Record) -> None:
         """Take a record: what is in the log isn't shown any more."""
         match record:
+            case TurnStarted():
+                self._unguarded[record.path, record.turn] = list(record.guardrails)
+            case GuardrailSettled(stage="input", verdict="passed"):
+                waiting = self._unguarded.get((record.path, record.turn), [])
+                if record.guardrail in waiting:
+                    waiting.remove(record.guardrail)
             case ModelResponded(response=response):
                 self._over.add((record.path, record.turn))
                 for item in response.items:
@@ -101,6 +114,8 @@ class LiveView:
     def _read_text(self, beat: Beat) -> TextDelta | None:
         details = beat.details
         place = tuple(details["path"]), details["turn"]
+        if details.get("held") and self._unguarded.get(place, [""]):
+            return None
         attempt = beat.activity, details["attempt"]  # the engine keeps the details of a lost attempt
         if place in self._over or place in self._failed or self._followed.setdefault(place, attempt) != attempt:
             return None

@@ -64,8 +64,19 @@ class AgentSetup:
     codec: Codec | None
     max_history: int
     max_payload: int
+    older_seals: bool = False
     providers: Providers | None = None
     """The models of model strings; set while a worker runs."""
+
+    @property
+    def holds_text(self) -> bool:
+        """True if text of a model waits for the input guardrails: in the run, or in one of an agent called as a tool.
+
+        An activity doesn't know which of the two it works for, so all text waits then.
+        """
+        tools = (tool for agent in self.graph.agents() for tool in agent.functions)
+        nested = (tool.body.run_config for tool in tools if isinstance(tool.body, AgentCall))
+        return any(config is not None and config.hold_text_until_guarded for config in (self.config, *nested))
 
     def activity_of(self, tool: str) -> ToolActivity:
         """Return the options of the tool *tool*."""

@@ -56,12 +56,16 @@ class AgentPlugin(SimplePlugin):
         model: How model calls run.
         read_context: A callable that makes the application's object of the JSON value given to the run. Each activity
             gets its own object: what a body changes in it is lost.
-        key: The key that signs stored runs which leave the workflow's memory (`SealKey`).
+        key: The key that signs stored runs which leave the workflow's memory (`SealKey`). The state with which a run
+            continues as a new workflow is signed for the workflow's id, so it is refused in another one.
         codec: The codec that seals secret values: in stored runs, and in all that the engine's history holds. Needed
             for tools with secret arguments or outputs; the same on all workers.
         max_history: The number of events in a workflow's history from which the run continues as a new workflow.
         max_payload: The number of bytes that one payload of the engine takes, as JSON. The engine's own limit is 2 MiB,
             if its server isn't configured otherwise. What is larger is one error (`PayloadTooLarge`).
+        older_seals: True to continue also runs that a worker of an older version has continued as a new workflow: their
+            states are signed for no workflow. Without it their workflow tasks fail, and are tried again until a worker
+            takes them. Set it while such runs are under way.
 
     Raises:
         UserError: an agent can't run in a workflow; names the agent and the tool.
@@ -79,6 +83,7 @@ class AgentPlugin(SimplePlugin):
         codec: Codec | None = None,
         max_history: int = 10_000,
         max_payload: int = 2_000_000,
+        older_seals: bool = False,
     ) -> None:
         check("agents", NAMES.needs("expected a mapping of agents by name", is_a(Mapping)), agents)
         check_count("max_history", max_history)
@@ -88,7 +93,9 @@ class AgentPlugin(SimplePlugin):
         for name, agent in agents.items():
             check(f"agents[{name!r}]", NAMES.needs("expected an Agent", is_a(Agent)), agent)
             graph = AgentGraph(agent)
-            setup = AgentSetup(graph, config, tools or {}, model, read_context, key, codec, max_history, max_payload)
+            setup = AgentSetup(
+                graph, config, tools or {}, model, read_context, key, codec, max_history, max_payload, older_seals
+            )
             self._setups.append((name, setup))
         check_setups((setup for _, setup in self._setups), tools or {})
         for name, setup in self._setups:

@@ -41,7 +41,8 @@ scheduler with limits has none that is stable over a crash.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any, Unpack
@@ -60,7 +61,7 @@ from agentloop.records import CancelRequested, Record, RunEnded
 from agentloop.results import RunResult
 from agentloop.run import ResumeOptions, Runner
 from agentloop.state import RunState
-from agentloop.temporal._effects import WorkflowEffects
+from agentloop.temporal._effects import WorkflowEffects, leave
 from agentloop.temporal._options import AgentSetup, find_setup
 from agentloop.temporal._payloads import check_size, measure, pack, unpack
 from agentloop.temporal._runner import ENDED, refuse_step
@@ -235,7 +236,14 @@ class AgentWorkflow:
         work: str | RunState = given.input
         if given.state is not None:
             text = unpack(given.state)
-            work = RunState.from_string(root, text, key=setup.key, codec=setup.codec, converter=config.converter)
+            work = RunState.from_string(
+                root,
+                text,
+                key=setup.key,
+                codec=setup.codec,
+                converter=config.converter,
+                bound_to=await self._find_bond(text),
+            )
             self._records.extend(work.records)
         options: dict[str, Any] = {"context": setup.restore_context(given.context), "run_config": config}
         if given.state is None:
@@ -260,6 +268,23 @@ class AgentWorkflow:
             if self._is_long():
                 await self._continue_as_new(state)
             work = state
+
+    async def _find_bond(self, text: str) -> str | None:
+        """Return the name for which the state *text*, with which this workflow continues, has to be sealed."""
+        if self._setup.key is None:
+            return None
+        try:
+            seal = json.loads(text)["seal"]
+        except (ValueError, LookupError, TypeError):  # no state, or none that was sealed: reading it tells
+            seal = None
+        if not isinstance(seal, Mapping) or "bound" in seal:
+            return workflow.info().workflow_id
+        if not self._setup.older_seals:
+            await leave(
+                "the state with which the run continues was sealed by an older version, for no workflow: give the "
+                "worker AgentPlugin(older_seals=True) while such runs are under way"
+            )
+        return None
 
     def _write_result(self, result: RunResult[Any]) -> dict[str, Any]:
         """Return *result* as JSON; without its items, calls and responses if the engine doesn't take it whole.
@@ -311,7 +336,7 @@ class AgentWorkflow:
     async def _continue_as_new(self, state: RunState) -> None:
         given = self._given
         await workflow.wait_condition(workflow.all_handlers_finished)
-        text = pack(self._store(state))
+        text = pack(self._store(state, None if self._setup.key is None else workflow.info().workflow_id))
         # The input is in the stored run.
         more = AgentRunInput(given.agent, "", given.context, given.max_turns, text, list(self._inputs))
         check_size("the run, stored and compressed,", asdict(more), self._setup.max_payload)
@@ -437,11 +462,15 @@ class AgentWorkflow:
     def _state_of_ended(self) -> str:
         return self.stored_state()
 
-    def _store(self, state: RunState) -> str:
+    def _store(self, state: RunState, bound_to: str | None = None) -> str:
         setup = self._setup
         # The context is made of the workflow's input again, so it isn't stored.
         return state.to_string(
-            key=setup.key, codec=setup.codec, converter=setup.config.converter, context_serializer=lambda _: None
+            key=setup.key,
+            codec=setup.codec,
+            converter=setup.config.converter,
+            context_serializer=lambda _: None,
+            bound_to=bound_to,
         )
 
     def _waiting(self) -> tuple[ApprovalRequest, ...]:

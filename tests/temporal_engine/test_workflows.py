@@ -19,7 +19,9 @@ from temporalio.worker import Replayer, Worker
 from agentloop import Agent, Capacity, RunConfig, Runner, RunState, SealKey, UserError, tool
 from agentloop.exceptions import StateError, UserTypeError
 from agentloop.records import CallSettled
-from agentloop.temporal import AgentPlugin, AgentRunHandle, ToolActivity, start_run
+from agentloop.temporal import AgentPlugin, AgentRunHandle, AgentWorkflow, ToolActivity, WorkerUnavailable, start_run
+from agentloop.temporal._payloads import pack
+from agentloop.temporal._workflow import AgentRunInput
 from agentloop.testing import normal
 
 pytestmark = [
@@ -31,10 +33,10 @@ pytestmark = [
 
 
 @asynccontextmanager
-async def worker(address: str, plugin: AgentPlugin) -> AsyncIterator[tuple[Client, str]]:
-    """Run a worker, on a queue of its own; give a client and the queue."""
+async def worker(address: str, plugin: AgentPlugin, *, queue: str | None = None) -> AsyncIterator[tuple[Client, str]]:
+    """Run a worker, on a queue of its own if no other is given; give a client and the queue."""
     client = await Client.connect(address, plugins=[plugin])
-    queue = f"queue-{uuid4().hex}"
+    queue = queue or f"queue-{uuid4().hex}"
     async with Worker(client, task_queue=queue, graceful_shutdown_timeout=timedelta(seconds=5)):
         yield client, queue
 
@@ -460,6 +462,41 @@ async def test_a_signed_run_continues_as_a_new_workflow(address: str) -> None:
     assert RunState.from_string(agents()["talkative"], text, key=key).status == "completed"
     with pytest.raises(StateError):
         RunState.from_string(agents()["talkative"], text, key=SealKey(secret=b"o" * 32))
+
+
+async def continue_with(client: Client, queue: str, text: str, workflow_id: str) -> AgentRunHandle:
+    """Start a workflow with a stored state, as a workflow does that continues as a new one."""
+    given = AgentRunInput("payer", "", None, 10, pack(text), [])
+    started = await client.start_workflow(AgentWorkflow.run, given, id=workflow_id, task_queue=queue)
+    return AgentRunHandle(started)
+
+
+async def test_a_signed_state_continues_only_the_workflow_that_it_was_signed_for(address: str) -> None:
+    """Others fail the workflow task, with the reason. One of an older version is left to a worker that takes it."""
+    key = SealKey(secret=b"k" * 32)
+    own, older = f"own-{uuid4().hex}", f"older-{uuid4().hex}"
+    async with worker(address, AgentPlugin(agents(), key=key)) as (client, queue):
+        handle = await start(client, queue, "payer")
+        await waiting(handle)
+        text = await handle.stored_state()
+        state = RunState.from_string(agents()["payer"], text, key=key)
+        stolen = state.to_string(key=key, bound_to=handle.id)
+        for wrong, why in ((stolen, "for another name"), (state.to_string(), "not sealed"), ("no state", "Malformed")):
+            refused = await continue_with(client, queue, wrong, f"other-{uuid4().hex}")
+            with pytest.raises(WorkerUnavailable, match=why):
+                await refused.interruptions(timeout=2.0)
+            await refused.workflow.terminate()
+        right = await continue_with(client, queue, state.to_string(key=key, bound_to=own), own)
+        await waiting(right)
+        unbound = await continue_with(client, queue, text, older)
+        with pytest.raises(WorkerUnavailable, match="older_seals=True"):
+            await unbound.interruptions(timeout=2.0)
+    async with worker(address, AgentPlugin(agents(), key=key, older_seals=True), queue=queue) as (client, _):
+        for run in (right, unbound):
+            await waiting(run)
+            await run.approve("p1")
+            with anyio.fail_after(30):
+                assert (await run.result()).status == "completed"
 
 
 async def test_errors_of_runs_are_failures_of_the_workflow(address: str) -> None:
