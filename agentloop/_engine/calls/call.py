@@ -31,7 +31,6 @@ from functools import partial
 from agentloop._common.error_text import is_fatal, summary_parts
 from agentloop._concurrency.backend import (
     cancelled_types,
-    capture,
     in_own_task,
     is_closing,
     own_task,
@@ -361,7 +360,7 @@ async def _call_end_hooks(live: LiveCall, outcome: CallOutcome) -> BaseException
 
     error: BaseException | None = None
     with live.run.cleanup.section(on_cut=lambda: live.run.cut("end hooks", live.call_id)):
-        error = (await capture(partial(in_own_task, deliver))).error
+        error = (await in_own_task(deliver)).error
     return error
 
 
@@ -376,5 +375,7 @@ async def _outlast(live: LiveCall, cancelled: BaseException) -> bool:
         return True
     uncancel_to(0)
     own = end.Cancelled("tool", end.own_reason(cancelled))
-    await in_own_task(partial(_settle, live, own))  # and it may have left more of them
+    again = await in_own_task(partial(_settle, live, own))  # the body may have left more of them
+    if again.error is not None:
+        raise again.error
     return False
