@@ -142,24 +142,12 @@ def _model_responded(fold: RunFacts, record: r.ModelResponded) -> None:
     fold.meter.add(response.usage)
     fold.responses.append(response)
     kept, fold.conflict = drop_repeats(response.items, fold.calls, fold.handoffs, fold.limits)
-    batch = list(fold.batch)
     for item in kept:
-        if not isinstance(item, _CALLS):
-            continue
-        call_id = item.call_id
-        if not call_id:
-            fold.call_without_id = fold.call_without_id or item
-        elif isinstance(item, ToolCall):
-            state = fold.calls[call_id] = CallState(item, record.turn, len(batch))
-            batch.append(state)
-        else:
-            if fold.handoffs is NO_DICT:
-                fold.handoffs = {}
-            fold.handoffs[call_id] = item
-            fold.handoffs_due = append_to(fold.handoffs_due, item)
+        if isinstance(item, _CALLS):
+            _add_call(fold, item)
     fold.response = kept if len(kept) < len(response.items) else response.items
-    fold.batch, fold.batch_open = batch or (), bool(batch)
-    if batch or fold.handoffs_due:
+    fold.batch_open = bool(fold.batch)
+    if fold.batch or fold.handoffs_due:
         fold.only_repeats = 0
     elif response.finish_reason is not None and response.paused:
         fold.only_repeats = 0
@@ -170,6 +158,20 @@ def _model_responded(fold: RunFacts, record: r.ModelResponded) -> None:
     fold.new_items.extend(kept)
     if response.response_id is not None or (fold.started is not None and fold.started.conversation_id is not None):
         fold.sent = len(fold.history)  # else nothing names what the provider has: it is sent again
+
+
+def _add_call(fold: RunFacts, item: ToolCall | HandoffCall) -> None:
+    """Make a call of the turn's response due."""
+    if not item.call_id:
+        fold.call_without_id = fold.call_without_id or item
+    elif isinstance(item, ToolCall):
+        state = fold.calls[item.call_id] = CallState(item, fold.turn, len(fold.batch))
+        fold.batch = append_to(fold.batch, state)
+    else:
+        if fold.handoffs is NO_DICT:
+            fold.handoffs = {}
+        fold.handoffs[item.call_id] = item
+        fold.handoffs_due = append_to(fold.handoffs_due, item)
 
 
 def _check_pause(fold: RunFacts) -> None:
@@ -189,12 +191,8 @@ def _check_progress(fold: RunFacts, items: Iterable[Item], kept: list[Item]) -> 
     telling = [item for item in kept if not says_nothing(item)]
     if telling:
         fold.only_repeats = 0
-        said = [item for item in telling if isinstance(item, AssistantMessage)]
-        demand = None if said else find_unanswered(kept)
-        if demand is not None:
-            fold.unusable_reason = (
-                f"The model's response demands what nobody here gives: the answer to {describe_item(demand)}"
-            )
+        if not any(isinstance(item, AssistantMessage) for item in telling):
+            _check_demand(fold, kept)
         return
     again = next((item for item in items if isinstance(item, _CALLS) and item.call_id), None)
     fold.only_repeats = 0 if again is None else fold.only_repeats + 1
@@ -202,6 +200,15 @@ def _check_progress(fold: RunFacts, items: Iterable[Item], kept: list[Item]) -> 
         fold.unusable_reason = (
             "The model has asked twice in a row for nothing but calls that are answered already (call id "
             f"{shorten(again.call_id, 80)!r}, tool {shorten(again.name, 80)!r}): it makes no progress"
+        )
+
+
+def _check_demand(fold: RunFacts, kept: list[Item]) -> None:
+    """Set `unusable_reason` for a response that only asks for something."""
+    demand = find_unanswered(kept)
+    if demand is not None:
+        fold.unusable_reason = (
+            f"The model's response demands what nobody here gives: the answer to {describe_item(demand)}"
         )
 
 
@@ -315,24 +322,27 @@ def _call_settled(fold: RunFacts, record: r.CallSettled) -> None:
         _accept(fold)
     call, tool, outcome = fold.calls[record.call_id], record.tool, record.outcome
     made, output = call.call, outcome.output
-    call.tool, call.outcome = tool, outcome
-    if call.cut is not None:
-        call.cut = None
+    call.tool, call.outcome, call.cut = tool, outcome, None
     if call.index < fold.released and not call.released:
         fold.released_late = fold.released_late or deque()
         fold.released_late.append(call)
     if outcome.found is not None:
         fold.searches = True
-    cut = outcome.cancelled_by is not None and outcome.cancelled_by in FROM_ABOVE
-    if record.error is not None and output is None and not cut:
+    if record.error is not None and output is None and outcome.cancelled_by not in FROM_ABOVE:
         fold.failures = append_to(fold.failures, record)
-    if record.receipt is not None and outcome.status == "succeeded" and not isinstance(output, WithheldText):
-        if fold.receipts is NO_DICT:
-            fold.receipts = {}
-        fold.receipts.setdefault(record.receipt, record.call_id)  # one stored as a digest can't be an answer
+    if record.receipt is not None and outcome.status == "succeeded":
+        _note_receipt(fold, record, record.receipt)
     if made.name not in fold.settled_tools and made.kind != "approval":
         fold.settled_tools = _add_name(fold.settled_tools, made.name)
     _release(fold)
+
+
+def _note_receipt(fold: RunFacts, record: r.CallSettled, receipt: str) -> None:
+    """Note that equal calls get the output of this call, unless it was stored as a digest."""
+    if not isinstance(record.outcome.output, WithheldText):
+        if fold.receipts is NO_DICT:
+            fold.receipts = {}
+        fold.receipts.setdefault(receipt, record.call_id)
 
 
 def _release(fold: RunFacts) -> None:

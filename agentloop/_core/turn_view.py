@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import is_
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -85,3 +86,21 @@ class TurnView(Definitions, eq=False, kw_only=True, frozen=True):
             if known.name == name:
                 return known
         raise ModelBehaviorError(f"Handoff {name!r} not found: agent {self.agent.name!r} has no such handoff")
+
+
+def find_prepared(agent: Agent[Any, Any], parts: Sequence[object]) -> Definitions | None:
+    """Return the definitions that were kept for *agent*, if they were made of the very same *parts*."""
+    kept = agent._prepared
+    if kept is not None and len(kept[0]) == len(parts) and all(map(is_, kept[0], parts)):
+        made: Definitions = kept[1]
+        return made
+    return None
+
+
+def keep_prepared(agent: Agent[Any, Any], parts: Sequence[object], made: Definitions) -> None:
+    """Keep *made*, the definitions of *agent* that were made of *parts*, for the agent's later turns and runs.
+
+    In the agent itself, because they may lead back to it, for example where two agents hand over to each other. A
+    `WeakKeyDictionary` would hold its values, and so these agents, for ever; here they go together.
+    """
+    agent._prepared = (tuple(parts), made)

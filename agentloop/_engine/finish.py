@@ -183,7 +183,7 @@ async def _close_resources(run: LiveRun, end: SegmentEnd) -> None:
 
 
 async def _call_end_hooks(run: LiveRun, end: SegmentEnd) -> None:
-    if not run.find_hooks("run_end"):
+    if run.parent is not None or not run.find_hooks("run_end"):
         return
     ended = end.ended
     error = None if ended.status == "cancelled" else ended.error
@@ -196,16 +196,21 @@ async def _call_end_hooks(run: LiveRun, end: SegmentEnd) -> None:
     await end.attempt(call)
 
 
-async def _append_end(run: LiveRun, end: SegmentEnd) -> None:
-    """Append `RunEnded`, if the segment has begun, and note which error is to be raised."""
+def _choose_end(run: LiveRun, end: SegmentEnd) -> FinishedRun:
+    """Return how the segment ends, with all errors known; note which one is to be raised."""
     if run.parent is None and (broken := run.tree.log.instrument_error) is not None:
         end.errors.append(broken)
     ended = _prefer_fatal(end.ended, end.errors) if end.errors else end.given
-    failed = end.failed = ended.error if ended.status == "failed" else None
-    for error in (*end.errors, failed):
-        if error is not None:
-            run.redact_error(error)
-    end.others = [error_summary(error) for error in end.errors if error is not failed]
+    end.failed = ended.error if ended.status == "failed" else None
+    for error in (*end.errors, *([] if end.failed is None else [end.failed])):
+        run.redact_error(error)
+    end.others = [error_summary(error) for error in end.errors if error is not end.failed]
+    return ended
+
+
+async def _append_end(run: LiveRun, end: SegmentEnd) -> None:
+    """Append `RunEnded`, if the segment has begun."""
+    ended, failed = _choose_end(run, end), end.failed
     if run.has_begun:
         record = RunEnded(
             *run.here(),

@@ -5,9 +5,8 @@ Calls the application's callables (instructions, `is_enabled`); does not request
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
-from operator import is_
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
@@ -19,7 +18,7 @@ from agentloop._common.naming import takes
 from agentloop._concurrency.backend import checkpoint_if_cancelled
 from agentloop._core.call_identity import find_called_tool
 from agentloop._core.history import HistoryView
-from agentloop._core.turn_view import Definitions, TurnView
+from agentloop._core.turn_view import Definitions, TurnView, find_prepared, keep_prepared
 from agentloop._engine.runtime.callbacks import call_user
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.abc import Model
@@ -52,39 +51,25 @@ async def prepare_turn(run: LiveRun, *, answered: bool = False) -> TurnView:
             instructions that aren't text, types that the run's converter doesn't know.
         Exception: the error of an application's callable.
     """
-    agent = run.agent
-    sourced: list[SourcedTools] = []
-    if agent.toolsets or run.settings.config.toolsets:
-        from agentloop._engine.toolsets import ask_toolsets
-
-        sourced = await ask_toolsets(run)
-    parts, prepared, given, prompt = _list_parts(run, sourced), agent._prepared, agent.instructions, agent.prompt
-    if prepared is not None and len(prepared[0]) == len(parts) and all(map(is_, prepared[0], parts)):
-        common: Definitions = prepared[1]
-    else:
-        common = await _resolve_definitions(run, parts, sourced)
-    model: Any = None
+    agent, given, prompt, history = run.agent, run.agent.instructions, run.agent.prompt, run.state.history
+    common = await _find_definitions(run)
+    model = _find_open_model(run) or await _open_model(run)
     if common.searches:
-        model = _find_open_model(run) or await _open_model(run)
         common = _limit_to_found(run, common, model)
-    settings, shown = common.settings, common.shown or None
-    if settings.tool_choice is not None and agent.reset_tool_choice and _has_obeyed(run, common):
-        settings = attrs.evolve(settings, tool_choice=None)
-        shown = None
+    settings, shown = common.settings, common.shown
+    if settings.tool_choice is not None and _has_obeyed(run, common):
+        settings, shown = attrs.evolve(settings, tool_choice=None), b""
     if callable(prompt):
-        prompt = await _call_prompt(run, prompt)
-        shown = None
+        prompt, shown = await _call_prompt(run, prompt), b""
     if callable(given):
         given = await _call_instructions(run, given)
-    several = given is not None and not isinstance(given, str)
-    model = model or _find_open_model(run) or await _open_model(run)
-    if (run.state.kept_by_provider or common.hosted or prompt is not None) and not answered:
+    system, instructions = _join_instructions(given)
+    if not answered:
         _check_features(run, model, common.hosted, prompt)
-    history = run.state.history
     return TurnView(
         agent=agent,
-        system="\n\n".join(given) if several else given,  # type: ignore[arg-type]  # as `several` says
-        instructions=tuple(given) if several else (),  # type: ignore[arg-type]
+        system=system,
+        instructions=instructions,
         tools=common.tools,
         hosted=common.hosted,
         by_key=common.by_key,
@@ -98,11 +83,27 @@ async def prepare_turn(run: LiveRun, *, answered: bool = False) -> TurnView:
         searches=common.searches,
         searchable=common.searchable,
         offered=common.offered,
-        shown=_format_shown(common, settings, prompt) if shown is None else shown,
+        shown=shown or _format_shown(common, settings, prompt),
         prompt=prompt,
         model=model,
         input=HistoryView(history, len(history) - len(run.state.response or ()) if answered else None),
     )
+
+
+def _join_instructions(given: str | Sequence[str] | None) -> tuple[str | None, tuple[str, ...]]:
+    """Return instructions as one text, and their parts if they come in several."""
+    return (given, ()) if given is None or isinstance(given, str) else ("\n\n".join(given), tuple(given))
+
+
+async def _find_definitions(run: LiveRun) -> Definitions:
+    """Return the definitions of the agent at work: those of an earlier turn, unless their parts have changed."""
+    sourced: list[SourcedTools] = []
+    if run.agent.toolsets or run.settings.config.toolsets:
+        from agentloop._engine.toolsets import ask_toolsets
+
+        sourced = await ask_toolsets(run)
+    parts = _list_parts(run, sourced)
+    return find_prepared(run.agent, parts) or await _resolve_definitions(run, parts, sourced)
 
 
 def _list_parts(run: LiveRun, sourced: Sequence[SourcedTools]) -> tuple[object, ...]:
@@ -137,52 +138,66 @@ async def _resolve_definitions(run: LiveRun, parts: tuple[object, ...], sourced:
     Not kept where the application is asked about a tool or handoff, and where it is warned about a name: every turn
     does so anew.
     """
-    await checkpoint_if_cancelled()  # the application isn't asked any more in a run that has been cancelled
-    agent = run.agent
-    digests: dict[FunctionTool, str] = {}
-    for each in sourced:
-        digests.update(each.digests())
+    await run.checkpoint()  # the application isn't asked any more in a run that has been cancelled
+    agent, converter = run.agent, run.settings.config.converter
     declared = _list_declared(run, sourced)
     targets = [target_of(entry) for entry in agent.handoffs]
     enabled = await _filter_enabled(run, declared)
     _check_sources(run, sourced, enabled)
     handoffs = tuple(await _filter_enabled(run, targets))
-    by_key = _index_tools(run, enabled)
-    taken = _find_shadowed_tools(run, handoffs, by_key)
-    by_key = {key: tool for key, tool in by_key.items() if key not in taken}
+    by_key = _index_tools(run, enabled, handoffs)
     tools = tuple([tool for tool in enabled if by_key.get(tool.lookup_key) is tool])
-    config = run.settings.config
-    output, converter = agent._typed_output(), config.converter
-    own = agent.model_settings if config.model is None else settings_for(agent, config.model)
-    settings = own.resolve(config.model_settings)
-    if output is not None:
-        output = output.using(converter)
-    for tool in tools:
-        if isinstance(tool.body, PythonBody):
-            tool.body.schema.check_converter(converter)
+    for body in [tool.body for tool in tools if isinstance(tool.body, PythonBody)]:
+        body.schema.check_converter(converter)
     on = set(enabled)
-    made = Definitions(
-        tools=tools,
-        hosted=tuple([tool for tool in agent.tools if isinstance(tool, HostedTool)]),
+    made = msgspec.structs.replace(
+        _make_definitions(run, tools, handoffs),
         by_key=by_key,
         disabled={tool.lookup_key: tool for tool in declared if tool not in on},
-        handoffs=handoffs,
-        settings=settings,
-        output=output,
-        tool_names=tuple([tool.qualified_name for tool in tools]),
-        handoff_names=tuple([handoff.name for handoff in handoffs]),
-        sourced={key: digests[tool] for key, tool in by_key.items() if tool in digests},
-        searches=tuple([tool for tool in tools if isinstance(tool.body, ToolSearch)]),
+        sourced=_digest_sourced(sourced, by_key),
     )
     if not callable(agent.prompt):
-        made = msgspec.structs.replace(made, shown=_format_shown(made, settings, agent.prompt))
-    lasts = len(tools) == len(declared) and all(map(_is_fixed, declared)) and all(map(_is_fixed, targets))
-    agent._prepared = (parts, made) if lasts else None
+        made = msgspec.structs.replace(made, shown=_format_shown(made, made.settings, agent.prompt))
+    if len(tools) == len(declared) and all(map(_is_fixed, declared)) and all(map(_is_fixed, targets)):
+        keep_prepared(agent, parts, made)
     return made
 
 
+def _make_definitions(run: LiveRun, tools: tuple[FunctionTool, ...], handoffs: tuple[Handoff, ...]) -> Definitions:
+    """Return the definitions of the agent at work with *tools* and *handoffs*, those that are enabled."""
+    output = run.agent._typed_output()
+    return Definitions(
+        tools=tools,
+        hosted=tuple([tool for tool in run.agent.tools if isinstance(tool, HostedTool)]),
+        by_key={},
+        handoffs=handoffs,
+        settings=_resolve_settings(run),
+        output=None if output is None else output.using(run.settings.config.converter),
+        tool_names=tuple([tool.qualified_name for tool in tools]),
+        handoff_names=tuple([handoff.name for handoff in handoffs]),
+        searches=tuple([tool for tool in tools if isinstance(tool.body, ToolSearch)]),
+    )
+
+
+def _resolve_settings(run: LiveRun) -> ModelSettings:
+    """Return the model settings of the agent at work, with those of the run's configuration over them."""
+    agent, config = run.agent, run.settings.config
+    own = agent.model_settings if config.model is None else settings_for(agent, config.model)
+    return own.resolve(config.model_settings)
+
+
+def _digest_sourced(sourced: Sequence[SourcedTools], by_key: Mapping[str, FunctionTool]) -> dict[str, str]:
+    """Return the digests of those of *by_key* that came from a source, by the same keys."""
+    digests: dict[FunctionTool, str] = {}
+    for each in sourced:
+        digests.update(each.digests())
+    return {key: digests[tool] for key, tool in by_key.items() if tool in digests}
+
+
 def _has_obeyed(run: LiveRun, common: Definitions) -> bool:
-    """Tell whether the agent at work has called what its tool choice demands: a tool, or the search that it names."""
+    """Tell whether the tool choice is done with: the agent at work has called the tool, or the search that it names."""
+    if not run.agent.reset_tool_choice:
+        return False
     if run.agent_key in run.state.tool_users:
         return True
     return run.agent_key in run.state.found_tools and common.settings.tool_choice in [
@@ -196,26 +211,46 @@ def _limit_to_found(run: LiveRun, made: Definitions, model: Model) -> Definition
     Where the model's provider searches, its codec shows the deferred tools as such, and no search of ours.
 
     Raises:
-        UserError: a deferred tool has the name of another tool or of a handoff, and the policy is "error".
+        UserError: a deferred tool has the name of another tool or of a handoff, and the policy is "raise".
     """
     from agentloop._core.tool_search import choose_shown
 
-    native = [tool for tool in made.searches if isinstance(tool.body, ToolSearch) and tool.body.native]
-    if "tool_search" in model.features and len(native) == len(made.searches):
+    if "tool_search" in model.features and all(map(_is_native_search, made.searches)):
         tools = tuple([tool for tool in made.tools if tool not in made.searches])
         return _show_tools(made, tools, searchable=(), offered=())
-    taken = {tool.qualified_name for tool in made.tools if not tool.defer_loading} | set(made.handoff_names)
-    for tool in made.tools:
-        if tool.defer_loading and tool.qualified_name in taken:
-            text = f"agent {run.agent.name!r} has a deferred tool and another named {tool.qualified_name!r}"
-            if run.settings.config.tool_name_collision_policy == "raise":
-                raise UserError(text)
-            run.tree.warn_once(tool.lookup_key, f"{text}; the other is used")
-    free = [tool for tool in made.tools if not (tool.defer_loading and tool.qualified_name in taken)]
     chosen = made.settings.tool_choice
     found = run.state.found_tools.get(run.agent_key, ())
-    shown = choose_shown(free, (*found, chosen) if isinstance(chosen, str) else found)
+    shown = choose_shown(_drop_shadowed(run, made), (*found, chosen) if isinstance(chosen, str) else found)
     return _show_tools(made, shown.tools, searchable=shown.deferred, offered=shown.offered())
+
+
+def _is_native_search(tool: FunctionTool) -> bool:
+    return isinstance(tool.body, ToolSearch) and tool.body.native
+
+
+def _drop_shadowed(run: LiveRun, made: Definitions) -> list[FunctionTool]:
+    """Return the tools of *made* without the deferred tools that share a name with another tool or with a handoff.
+
+    Raises:
+        UserError: there is one, and the policy is "raise".
+    """
+    taken = {tool.qualified_name for tool in made.tools if not tool.defer_loading} | set(made.handoff_names)
+    shadowed = [tool for tool in made.tools if tool.defer_loading and tool.qualified_name in taken]
+    for tool in shadowed:
+        text = f"agent {run.agent.name!r} has a deferred tool and another named {tool.qualified_name!r}"
+        _report_collision(run, tool.lookup_key, text, "the other is used")
+    return [tool for tool in made.tools if tool not in shadowed]
+
+
+def _report_collision(run: LiveRun, key: str, text: str, used: str) -> None:
+    """Warn of *text*, two definitions of one name, and of which is *used*.
+
+    Raises:
+        UserError: the policy is "raise".
+    """
+    if run.settings.config.tool_name_collision_policy == "raise":
+        raise UserError(text)
+    run.tree.warn_once(key, f"{text}; {used}")
 
 
 def _show_tools(
@@ -264,22 +299,6 @@ def _format_shown(made: Definitions, settings: ModelSettings, prompt: Prompt | N
 
 
 _SHOWN = tuple(field.name for field in attrs.fields(ModelSettings) if field.name != "retry")
-
-
-def _find_shadowed_tools(run: LiveRun, handoffs: Sequence[Handoff], by_key: dict[str, FunctionTool]) -> set[str]:
-    """Return the names that handoffs share with bare tools, and warn of them: the handoff wins over the tool.
-
-    Raises:
-        UserError: there is one, and the policy is "error".
-    """
-    names = {handoff.name for handoff in handoffs}
-    clashing = names & by_key.keys()
-    for name in sorted(clashing):
-        text = f"agent {run.agent.name!r} has a tool and a handoff named {name!r}"
-        if run.settings.config.tool_name_collision_policy == "raise":
-            raise UserError(text)
-        run.tree.warn_once(name, f"{text}; the handoff is used")
-    return clashing
 
 
 async def _call_instructions(run: LiveRun, instructions: Callback) -> Any:
@@ -342,7 +361,7 @@ def _list_declared(run: LiveRun, sourced: Sequence[SourcedTools]) -> list[Functi
     name, and what a person approves, is what the application has written. What is left out is warned of.
 
     Raises:
-        UserError: there is such a tool, and the policy is "error".
+        UserError: there is such a tool, and the policy is "raise".
     """
     own = {tool.qualified_name: tool for tool in run.agent.functions}
     declared = dict.fromkeys(run.agent.functions)  # two sources may give one tool, which is shown once
@@ -387,18 +406,22 @@ def _check_sources(run: LiveRun, sourced: Sequence[SourcedTools], enabled: Seque
                 )
 
 
-def _index_tools(run: LiveRun, tools: list[FunctionTool]) -> dict[str, FunctionTool]:
+def _index_tools(run: LiveRun, tools: list[FunctionTool], handoffs: Sequence[Handoff]) -> dict[str, FunctionTool]:
+    """Return *tools* by key. Of two with one name the last is used, and a handoff in place of a bare tool.
+
+    Raises:
+        UserError: two have one name, and the policy is "raise".
+    """
     by_key: dict[str, FunctionTool] = {}
     for tool in tools:
-        earlier = by_key.get(tool.lookup_key)
-        if earlier is not None and earlier is not tool:
-            text = (
-                f"agent {run.agent.name!r} has two enabled tools named {tool.qualified_name!r}: {earlier!r}, {tool!r}"
-            )
-            if run.settings.config.tool_name_collision_policy == "raise":
-                raise UserError(text)
-            run.tree.warn_once(tool.lookup_key, f"{text}; the last is used")
-        by_key[tool.lookup_key] = tool
+        if (earlier := by_key.setdefault(tool.lookup_key, tool)) is not tool:
+            name = f"agent {run.agent.name!r} has two enabled tools named {tool.qualified_name!r}"
+            _report_collision(run, tool.lookup_key, f"{name}: {earlier!r}, {tool!r}", "the last is used")
+            by_key[tool.lookup_key] = tool
+    for name in sorted({handoff.name for handoff in handoffs} & by_key.keys()):
+        text = f"agent {run.agent.name!r} has a tool and a handoff named {name!r}"
+        _report_collision(run, name, text, "the handoff is used")
+        del by_key[name]
     return by_key
 
 

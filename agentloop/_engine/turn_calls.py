@@ -38,26 +38,12 @@ async def plan_turn(run: LiveRun, view: TurnView) -> Plan:
         StateError: likewise; the run can be resumed.
     """
     config = run.settings.config
-    rules = PlanRules(
-        not_found=config.tool_not_found_behavior,
-        max_calls=config.tool_execution.max_calls_per_turn,
-        limits=config.json_limits,
-        read=read_arguments if config.converter is None else partial(read_arguments, converter=config.converter),
-    )
-    if (
-        run.state.conflict is None
-        and not run.state.turn_has_effects
-        and [tool for tool in view.by_key.values() if not isinstance(tool.is_enabled, bool)]
-    ):
-        rules = rules.replace(disabled=await _find_disabled(run, view))
     try:
-        plan = plan_response(view, run.state, rules)
+        plan = plan_response(view, run.state, await _make_rules(run, view))
         for call in run.state.handoffs_due[:1]:
             # The handoff is taken after the calls, but its errors must show before any of them starts.
             view.handoff(call.name).read(call.arguments, config.json_limits, config.converter)
-        guarded = [entry for entry in plan if entry.tool is not None and entry.tool.needs_approval is not False]
-        # A call may have been asked about before: in an earlier run segment, or in the history of an engine.
-        if guarded or config.policies or run.state.turn_has_effects or run.tree.approvals is not None:
+        if _has_to_ask(run, plan):
             from agentloop._engine.calls.approval import decide
 
             plan = await decide(run, plan)
@@ -67,6 +53,32 @@ async def plan_turn(run: LiveRun, view: TurnView) -> Plan:
         run.stopped_by = error  # the definitions here don't fit: the run isn't over, and continues where they do
         raise
     return plan
+
+
+async def _make_rules(run: LiveRun, view: TurnView) -> PlanRules:
+    """Return what the configuration says about a plan, and which of the called tools are disabled by now."""
+    config = run.settings.config
+    rules = PlanRules(
+        not_found=config.tool_not_found_behavior,
+        max_calls=config.tool_execution.max_calls_per_turn,
+        limits=config.json_limits,
+        read=read_arguments if config.converter is None else partial(read_arguments, converter=config.converter),
+    )
+    if run.state.conflict is not None or run.state.turn_has_effects:
+        return rules
+    if [tool for tool in view.by_key.values() if not isinstance(tool.is_enabled, bool)]:
+        rules = rules.replace(disabled=await _find_disabled(run, view))
+    return rules
+
+
+def _has_to_ask(run: LiveRun, plan: Plan) -> bool:
+    """Tell whether a call of *plan* may need a verdict.
+
+    A call may have been asked about before: in an earlier run segment, or in the history of an engine.
+    """
+    if run.settings.config.policies or run.state.turn_has_effects or run.tree.approvals is not None:
+        return True
+    return bool([entry for entry in plan if entry.tool is not None and entry.tool.needs_approval is not False])
 
 
 async def _find_disabled(run: LiveRun, view: TurnView) -> frozenset[str]:
@@ -121,6 +133,15 @@ async def settle(run: LiveRun, view: TurnView, plan: Plan) -> None:
             events.on_room.pop(batch.room, None)
         batch.forget()
     await run.checkpoint()
+    _accept(run, batch)
+
+
+def _accept(run: LiveRun, batch: Batch) -> None:
+    """Append `BatchEnded`, which accepts the outputs, unless a call of *batch* waits for a verdict.
+
+    Raises:
+        BaseException: the batch's failure.
+    """
     if batch.stopped in ("parent", "deadline"):
         # The nursery ended by itself: anyio cancels a nursery if one of its tasks is cancelled natively.
         raise unexpected_cancellation()

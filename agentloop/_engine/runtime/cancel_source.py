@@ -5,13 +5,16 @@ Asked when a scope around the run's code is cancelled; which of its calls that c
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import anyio
 
 from agentloop._concurrency.backend import cancelled_outside, enclosing_cancelled, loop_is_left
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.records import CancelRequested, DeadlinePassed
+
+if TYPE_CHECKING:
+    from agentloop._engine.runtime.journal_writer import JournalWriter
 
 
 def cancel_source(run: LiveRun) -> Literal["parent", "deadline"]:
@@ -22,10 +25,8 @@ def cancel_source(run: LiveRun) -> Literal["parent", "deadline"]:
     record_end(run)
     if run.ended_by is None:
         scope = _find_cancelled_scope(run)
-        journal = run.tree.log.journal
         by_deadline = scope is not None and not _is_cancelled_outside(scope)
-        by_deadline = by_deadline and (journal is None or journal.error is None)
-        run.ended_by = "deadline" if by_deadline else "parent"
+        run.ended_by = "deadline" if by_deadline and not _has_failed(run.tree.log.journal) else "parent"
     return run.ended_by
 
 
@@ -36,18 +37,20 @@ def record_end(run: LiveRun) -> None:
     """
     while run.parent is not None:
         run = run.parent
-    if run.cancel_recorded or run.state.started is None or run.state.ended is not None:
+    if run.end_recorded == "parent" or run.state.started is None or run.state.ended is not None:
         return
-    holder, journal = run.scope, run.tree.log.journal
     enclosing_cancelled()  # a cancellation of the holder reaches the scopes of bare tasks where it is asked for
-    if loop_is_left() or (holder is not None and (holder.cancel_called or cancelled_outside(holder))):
-        run.cancel_recorded = True
+    journal, scope, limit = run.tree.log.journal, run.scope, run.limit_scope
+    if loop_is_left() or (scope is not None and (scope.cancel_called or cancelled_outside(scope))):
+        run.end_recorded = "parent"
         run.tree.log.append(CancelRequested(*run.here()))
-    elif run.deadline_recorded or run.limit_scope is None or not run.limit_scope.cancel_called:
-        return
-    elif journal is None or journal.error is None:
-        run.deadline_recorded = True
+    elif run.end_recorded is None and limit is not None and limit.cancel_called and not _has_failed(journal):
+        run.end_recorded = "deadline"
         run.tree.log.append(DeadlinePassed(*run.here()))
+
+
+def _has_failed(journal: JournalWriter | None) -> bool:
+    return journal is not None and journal.error is not None
 
 
 async def find_cancel_source(run: LiveRun) -> Literal["parent", "deadline"]:

@@ -370,10 +370,9 @@ class LiveRun(msgspec.Struct, eq=False, kw_only=True):
     stop_after_turn: bool = False
     last_stopped_turn: int = 0
     """The last turn after which `stop_when` has stopped a run segment: it doesn't do so twice after one turn."""
-    cancel_recorded: bool = False
-    """True once the log of the tree has the run's cancellation; of the outermost run alone."""
-    deadline_recorded: bool = False
-    """True once the log of the tree says that the run's deadline has passed; of the outermost run alone."""
+    end_recorded: Literal["parent", "deadline"] | None = None
+    """The end from outside that the log of the tree has: a deadline may be followed by a cancellation, which is final.
+    Only of the outermost run."""
     ended_by: Literal["parent", "deadline"] | None = None
     """The source of the run's cancellation, once `cancel_source` has decided it."""
 

@@ -450,9 +450,9 @@ class _SegmentReplay:
         A busy loop may notice both at once. Then the log has the cancellation only, and the run ends by its deadline.
         """
         live, timed_out = self.stream._live, self.effects.ends_by_timeout()
-        live.cancel_recorded = True
+        noted, live.end_recorded = live.end_recorded, "parent"
         self.effects.insert()
-        if timed_out and not live.deadline_recorded:
+        if timed_out and noted is None:
             live.limit_scope.cancel()
 
     def _let_calls_expire(self) -> bool:
