@@ -183,7 +183,7 @@ async def _close_resources(run: LiveRun, end: SegmentEnd) -> None:
 
 
 async def _call_end_hooks(run: LiveRun, end: SegmentEnd) -> None:
-    if run.parent is not None or not run.find_hooks("run_end"):
+    if not run.find_hooks("run_end"):
         return
     ended = end.ended
     error = None if ended.status == "cancelled" else ended.error

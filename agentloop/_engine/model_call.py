@@ -341,13 +341,13 @@ async def _read_response(run: LiveRun, view: TurnView, request: ModelRequest, at
         ModelBehaviorError: events follow its end, it has no end, it was cut before anything usable, or the log couldn't
             be read again with it.
     """
-    answer, log, path, turn = _Answer(attempt, run.tree.log.wall), run.tree.log, run.state.path, run.state.turn
+    reading, log, path, turn = _Reading(attempt, run.tree.log.wall), run.tree.log, run.state.path, run.state.turn
     # Fixed for the whole response: buffers of this run exist before it starts and until it has ended.
     audience = [buffer for buffer in log.buffers() if buffer.hears(path)]
     held = run.turn.guards_settled if run.settings.config.hold_text_until_guarded else None
     async with view.model.stream(request) as stream:
         async for event in stream:
-            answer.add(event)
+            reading.add(event)
             if not audience:
                 continue
             # Most events need no wait, and there are many: a coroutine for each would cost more than this loop.
@@ -358,12 +358,12 @@ async def _read_response(run: LiveRun, view: TurnView, request: ModelRequest, at
                 buffer.signal(event, path, turn)
             if log.events is not None and log.events.full:
                 await _wait_untimed(attempt, log.events.room)
-    response = answer.make_response()
+    response = reading.make_response()
     _check_cut(run, response)
     return response
 
 
-class _Answer(msgspec.Struct):
+class _Reading(msgspec.Struct):
     """A response as far as its events have come. Owned by the reader of the stream."""
 
     attempt: _Attempt
