@@ -36,7 +36,7 @@ from agentloop.budget import Budget
 from agentloop.conditions import as_condition
 from agentloop.config import RunConfig
 from agentloop.context import Callback, RunContext
-from agentloop.exceptions import EarlierFailure, UserError
+from agentloop.exceptions import EarlierFailure, StateError, UserError
 from agentloop.items import Item, ToolCall, to_items
 from agentloop.tools import AgentCall
 
@@ -71,7 +71,15 @@ async def run_nested(outer: LiveRun, call: ToolCall, arguments: Arguments, body:
             body.conversation,
         )
         work = partial(execute, run, segment)
-        over = await (work() if body.on_stream is None else _run_streamed(run, body.on_stream, work))
+        try:
+            over = await (work() if body.on_stream is None else _run_streamed(run, body.on_stream, work))
+        except StateError as error:
+            if not _goes_on_elsewhere(run):
+                raise
+            # The definitions here don't fit, which isn't the model's fault: the call stays open, and once the others of
+            # its batch have settled the outer run stops as the nested one did.
+            outer.stopped_by = error
+            return Paused()
         if over.status == "interrupted":
             return Paused()
     if body.custom_output_extractor is not None:
@@ -80,6 +88,11 @@ async def run_nested(outer: LiveRun, call: ToolCall, arguments: Arguments, body:
     end = run.state.ended
     assert end is not None
     return end.final_output
+
+
+def _goes_on_elsewhere(run: LiveRun) -> bool:
+    """Tell whether *run*, which an error has ended, continues where the definitions fit."""
+    return run.state.ended is not None and run.state.ended.resumable
 
 
 def _find_earlier_failure(state: RunFold) -> EarlierFailure | None:

@@ -147,6 +147,8 @@ def _accept(run: LiveRun, batch: Batch) -> None:
         raise unexpected_cancellation()
     if batch.failures:
         batch.raise_failure()
+    if isinstance(run.stopped_by, StateError):  # a run nested in one of the calls can't continue here
+        raise run.stopped_by
     if not [call for call in run.state.batch if call.outcome is None]:
         run.tree.log.append(BatchEnded(run.state.path, run.state.turn, run.tree.log.wall()))
 

@@ -16,6 +16,7 @@ from agentloop import Agent, FunctionTool, Handoff, RunConfig, Runner, RunState,
 from agentloop import records as r
 from agentloop._storage.state_codec import line_encoder
 from agentloop.abc import Model, ModelProvider
+from agentloop.items import ToolOutput
 from agentloop.journal import MemoryJournal
 from agentloop.policies import Allow, Ask
 from agentloop.testing import FunctionModel, call, say
@@ -179,6 +180,50 @@ async def test_a_source_that_lacks_the_tool_leaves_the_run_to_another_worker(run
         await run_mode(wrong, await RunState.from_journal(wrong, journal), journal=journal)
     result = await run_mode(good, await RunState.from_journal(good, journal), journal=journal)
     assert (result.final_output, sorted(ran)) == ("done", [1, 2])
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+async def test_a_nested_run_that_does_not_fit_is_not_the_outer_models_fault(run_mode: Run, depth: int) -> None:
+    """The outer run stops as resumable with the error, at any depth: its model never sees the error as an output.
+
+    Calls beside it settle, and aren't run again by the worker that fits.
+    """
+    ran: list[Any] = []
+    beside: list[str] = []
+
+    @tool
+    async def note() -> str:
+        """Note something."""
+        beside.append("noted")
+        return "noted"
+
+    def around(inner: Agent[Any, Any]) -> Agent[Any, Any]:
+        for name in ("middle", "outer")[2 - depth :]:
+            inner = _asks(name, inner, note)
+        return inner
+
+    pay = make_pay(ran, needs_approval=True)
+    good, wrong = (around(clerk(toolsets=[_Source(*tools)])) for tools in ([pay], []))
+    journal = await pend("approved", good)
+    for _ in range(2):
+        with pytest.raises(StateError, match="call 'p1' waits for tool 'pay'"):
+            await run_mode(wrong, await RunState.from_journal(wrong, journal), journal=journal)
+    result = await run_mode(good, await RunState.from_journal(good, journal), journal=journal)
+    assert (result.final_output, sorted(ran), len(beside)) == ("all done", [1, 2], depth)
+    outputs = [item for item in result.new_items if isinstance(item, ToolOutput)]
+    assert sorted(item.output for item in outputs) == sorted(["done" if depth == 1 else "all done", "noted"])
+
+
+def _asks(name: str, inner: Agent[Any, Any], beside: FunctionTool) -> Agent[Any, Any]:
+    """Return an agent that asks *inner* and, beside it, calls another tool."""
+
+    def answer(request: Any) -> Any:
+        answered = any(isinstance(item, ToolOutput) for item in request.items)
+        return (
+            say("all done") if answered else [call("ask", {"input": "pay"}, f"{name}1"), call("note", {}, f"{name}2")]
+        )
+
+    return Agent(name, model=FunctionModel(answer), tools=[inner.as_tool("ask", "Ask."), beside])
 
 
 class _Says:
