@@ -9,7 +9,14 @@ from agentloop._engine.run_stream import RunStream
 from agentloop.abc import Instrument
 from agentloop.agents import Agent
 from agentloop.budget import UsageLimits
-from agentloop.config import ErrorHandlerData, ErrorHandlerResult, ModelInputData, RunConfig, ToolErrorArgs
+from agentloop.config import (
+    ErrorHandlerData,
+    ErrorHandlerResult,
+    HistorySettings,
+    ModelInputData,
+    RunConfig,
+    TracingSettings,
+)
 from agentloop.context import RunContext, ToolContext
 from agentloop.exceptions import (
     AgentLoopError,
@@ -63,6 +70,7 @@ from agentloop.settings import (
     RetryAdvice,
     RetryContext,
     SessionSettings,
+    ToolErrorArgs,
     ToolExecution,
 )
 from agentloop.spans import RunOpening, Span, Trace, current_span, trace
@@ -171,6 +179,7 @@ __all__ = [
     "GuardrailFunctionOutput",
     "Handoff",
     "HandoffInputData",
+    "HistorySettings",
     "HostedTool",
     "InputGuardrail",
     "InputGuardrailResult",
@@ -239,6 +248,7 @@ __all__ = [
     "ToolTimeoutError",
     "ToolsToFinalOutput",
     "Trace",
+    "TracingSettings",
     "Usage",
     "UsageLimitExceeded",
     "UsageLimits",

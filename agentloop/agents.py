@@ -344,10 +344,7 @@ class Agent(Generic[ContextT, OutputT]):
         """Return a tool that runs this agent in a nested run of the same log and returns its final output.
 
         The nested run shares the application object, the usage and the budget. It has its own turns and call
-        identities. It never outlives its call. For example, a tool that asks a person first, and gives up after a
-        minute:
-
-            clerk.as_tool("refund", "Refund an order.", needs_approval=True, timeout=60)
+        identities. It never outlives its call.
 
         Args:
             tool_name: The name of the tool for the model; the agent's name in snake case if not given.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import attrs
 
-from agentloop._common.checks import FIELDS, NAMES, fits, has, is_a, optional, read_collision_word, read_not_found_word
+from agentloop._common.checks import FIELDS, NAMES, fits, has, is_a, optional
 from agentloop._common.errors import RunProgress, UserError, UserTypeError
 from agentloop._common.misplaced import takes_options
 from agentloop._common.values import ByFields, Value
@@ -22,7 +22,13 @@ from agentloop.guardrails import InputGuardrail, OutputGuardrail
 from agentloop.handoffs import HandoffInputData, nesting
 from agentloop.items import HostedToolCall, Item
 from agentloop.policies import Policy
-from agentloop.settings import JsonLimits, ModelSettings, SessionSettings, ToolExecution
+from agentloop.settings import (
+    JsonLimits,
+    ModelSettings,
+    SessionSettings,
+    ToolErrorFormatter,
+    ToolExecution,
+)
 from agentloop.usage import RequestUsage
 
 if TYPE_CHECKING:
@@ -30,16 +36,6 @@ if TYPE_CHECKING:
 
     from agentloop.conditions import Condition, PredicateFunction
     from agentloop.tools import ToolSource
-
-
-class ToolErrorArgs(Value, frozen=True, kw_only=True):
-    """The argument of a `tool_error_formatter`: the kind of text, the call, and the text it may replace."""
-
-    kind: Literal["tool_not_found", "approval_rejected"]
-    tool: str
-    call_id: str
-    error: BaseException | None
-    default: str
 
 
 class ModelInputData(Value, frozen=True, kw_only=True):
@@ -101,7 +97,6 @@ class ErrorHandlerResult(Value, frozen=True):
 
 ErrorHandler: TypeAlias = Callable[[ErrorHandlerData], Any]
 """A sync or async callable that returns a final output, an `ErrorHandlerResult` or None."""
-ToolErrorFormatter: TypeAlias = Callable[[ToolErrorArgs], str | Awaitable[str | None] | None]
 HandoffInputFilter: TypeAlias = Callable[[HandoffInputData], HandoffInputData | Awaitable[HandoffInputData]]
 ModelInputFilter: TypeAlias = Callable[[ModelInputData], ModelInputData | Awaitable[ModelInputData]]
 SessionInputCallback: TypeAlias = Callable[[list[Item], list[Item]], Sequence[Item] | Awaitable[Sequence[Item]]]
@@ -125,55 +120,143 @@ def _condition(_config: RunConfig, attribute: attrs.Attribute[Any], value: Any) 
         raise UserTypeError(f"RunConfig.{attribute.name}: {error}") from None
 
 
-@takes_options("Runner.run(…, run_config=RunConfig(OPTION=…))")
+@takes_options("RunConfig(history=HistorySettings(OPTION=…))")
 @attrs.frozen(kw_only=True, eq=False, repr=False)
-class RunConfig(ByFields):
-    """The configuration of one run and of the runs nested in it. A frozen value; the caller makes it.
+class HistorySettings(ByFields):
+    """Settings of the history that models are shown: of a session, of another agent, of the run's own items.
 
     Attributes:
-        model: A model or model string, used in place of the agents' own.
-        model_settings: Settings that override the agents' own, one by one.
-        tool_execution: Settings of the execution of tool calls.
-        timeout: Seconds for each run segment (start or resume); after that the run ends with `RunTimeoutError`.
-        tool_error_formatter: `(ToolErrorArgs) -> str | None`, the text for the model; None keeps the default.
-        tool_not_found_behavior: The model calls a tool that doesn't exist: tell it, with the name that it may have
-            meant (`"tell_model"`), or end the run (`"raise"`).
-        tool_name_collision_policy: Two enabled tools have one name: tell the model of the last one and log a warning
-            (`"tell_model"`), or raise `UserError` (`"raise"`). A tool of a source never wins over a tool of the agent:
-            with `"tell_model"` it is left out. Two sources with tools of one name are a `UserError` either way.
-        output_store: The store for outputs longer than `max_output_chars`: `put(call, data) -> ref`.
-        limits: `UsageLimits` of the run, nested runs included.
-        price: `(model name, RequestUsage) -> Decimal`, the cost of one request.
-        hosted_price: `(model name, HostedToolCall) -> Decimal`, the provider's fee for one call of a tool that it runs
-            itself. The call has been made when it is priced, so a limit refuses the next request and not the call.
-        stop_when: A condition, or a predicate of the run's context, checked after every turn.
-        model_provider: The `ModelProvider` that resolves model strings, in place of the built-in ones.
-        input_guardrails, output_guardrails: Guardrails in addition to the agents' own, before these in order.
-        handoff_input_filter: The filter of every handoff that has no filter of its own.
+        handoff_input_filter: The filter of every handoff that doesn't have one.
         nest_handoff_history: True shows the next agent a summary of the conversation so far; two lines of text are put
             before and after that summary.
         call_model_input_filter: `(ModelInputData) -> ModelInputData`, decides the input of one model call.
         session_input_callback: `(history, new) -> items`, merges a session's items with the run's input.
         session_settings: Settings of the session's use.
+
+    Example:
+        from agentloop import HistorySettings, RunConfig, SessionSettings
+
+        latest = HistorySettings(session_settings=SessionSettings(limit=10))
+        print(RunConfig(history=latest).history.session_settings.limit)  # 10
+    """
+
+    handoff_input_filter: HandoffInputFilter | None = attrs.field(default=None, validator=optional(FIELDS.function()))
+    nest_handoff_history: bool | tuple[str, str] = attrs.field(default=False, validator=nesting(FIELDS))
+    call_model_input_filter: ModelInputFilter | None = attrs.field(default=None, validator=optional(FIELDS.function()))
+    session_input_callback: SessionInputCallback | None = attrs.field(
+        default=None, validator=optional(FIELDS.function())
+    )
+    session_settings: SessionSettings | None = attrs.field(default=None, validator=optional(FIELDS.a(SessionSettings)))
+
+
+@takes_options("RunConfig(tracing=TracingSettings(OPTION=…))")
+@attrs.frozen(kw_only=True, eq=False, repr=False)
+class TracingSettings(ByFields):
+    """Settings of the trace that instruments receive.
+
+    Attributes:
+        workflow_name, group_id, metadata: Fields of the trace.
+        include_sensitive_data: True if spans hold arguments, outputs and error messages.
+        disabled: True if no spans are made.
+
+    Example:
+        from agentloop import RunConfig, TracingSettings
+
+        config = RunConfig(tracing=TracingSettings(group_id="chat-7"))  # the same id for all runs of one chat
+        print(config.tracing.group_id)  # chat-7
+    """
+
+    workflow_name: str = attrs.field(default="Agent workflow", validator=FIELDS.text())
+    group_id: str | None = attrs.field(default=None, validator=optional(FIELDS.text()))
+    metadata: Mapping[str, Any] | None = attrs.field(default=None, validator=optional(FIELDS.mapping()))
+    include_sensitive_data: bool = attrs.field(default=True, validator=FIELDS.flag())
+    disabled: bool = attrs.field(default=False, validator=FIELDS.flag())
+
+
+_GROUPED = {
+    **{
+        name: ("history", name)
+        for name in (
+            *("handoff_input_filter", "nest_handoff_history", "call_model_input_filter"),
+            *("session_input_callback", "session_settings"),
+        )
+    },
+    "workflow_name": ("tracing", "workflow_name"),
+    "group_id": ("tracing", "group_id"),
+    "trace_metadata": ("tracing", "metadata"),
+    "trace_include_sensitive_data": ("tracing", "include_sensitive_data"),
+    "tracing_disabled": ("tracing", "disabled"),
+    "tool_error_formatter": ("tool_execution", "error_formatter"),
+    "tool_not_found_behavior": ("tool_execution", "not_found_behavior"),
+    "tool_name_collision_policy": ("tool_execution", "name_collision_policy"),
+    "loop_detection": ("tool_execution", "loop_detection"),
+}
+"""Options that were fields of `RunConfig` itself, as they are in other libraries: the group and the name there."""
+
+
+def _group_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a `RunConfig` with each one of `_GROUPED` as a part of its group.
+
+    Where the group is given, too, as in `attrs.evolve(config, group_id="chat-7")`, only that part of it changes.
+    """
+    given = {name: value for name, value in options.items() if name not in _GROUPED}
+    parts: dict[str, dict[str, Any]] = {}
+    for name, value in options.items():
+        if name in _GROUPED:
+            group, part = _GROUPED[name]
+            parts.setdefault(group, {})[part] = value
+    for group, changes in parts.items():
+        kind, whole = _GROUPS[group], given.get(group)
+        if whole is None or isinstance(whole, kind):  # else the validator names the group
+            given[group] = kind(**changes) if whole is None else attrs.evolve(whole, **changes)
+    return given
+
+
+_GROUPS: Mapping[str, Any] = {
+    "history": HistorySettings,
+    "tracing": TracingSettings,
+    "tool_execution": ToolExecution,
+}
+
+
+@takes_options("Runner.run(…, run_config=RunConfig(OPTION=…))", read=_group_options, also=_GROUPED)
+@attrs.frozen(kw_only=True, eq=False, repr=False, init=False)
+class RunConfig(ByFields):
+    """The configuration of one run and of the runs nested in it. A frozen value; the caller makes it.
+
+    What belongs together is one value: `tool_execution`, `history` and `tracing`. The parts of these three that other
+    libraries have as options of the configuration itself are accepted here, too (`RunConfig(group_id="chat-7")`), and
+    can be read here.
+
+    Attributes:
+        model: A model or model string, used in place of the agents' own.
+        model_settings: Settings that override the agents' own, one by one.
+        model_provider: The `ModelProvider` that resolves model strings, in place of the built-in ones.
+        tool_execution: Settings of tool calls: how many at once, how long, what becomes of unknown names.
+        toolsets: Sources of tools for every agent of the run, beside the agents' own.
         policies: Policies that decide on every call before it may start; the strictest decision holds.
-        loop_detection: The number of equal calls with equal results, in a row, after which the model receives a
-            warning; the next one ends the run. None = no detection.
+        output_store: The store for outputs longer than `max_output_chars`: `put(call, data) -> ref`.
+        timeout: Seconds for each run segment (start or resume); after that the run ends with `RunTimeoutError`.
+        limits: `UsageLimits` of the run, nested runs included.
+        price: `(model name, RequestUsage) -> Decimal`, the cost of one request.
+        hosted_price: `(model name, HostedToolCall) -> Decimal`, the provider's fee for one call of a tool that it runs
+            itself. The call has been made when it is priced, so a limit refuses the next request and not the call.
+        stop_when: A condition, or a predicate of the run's context, checked after every turn.
+        max_depth: The maximum nesting depth of agent tools.
+        input_guardrails, output_guardrails: Guardrails in addition to the agents' own, before these in order.
         hold_text_until_guarded: True if a streamed run shows nothing of the model's answer until the input guardrails
             have settled: no text, no reasoning, no event of the provider.
+        history: Settings of the history that models are shown, of sessions and handoffs too.
+        tracing: Fields of the trace, and whether there is one.
+        instruments: Instruments that observe the run.
         json_limits: Bounds on JSON that a model writes, and whether JSON in strings is read.
         converter: The application's own cattrs converter. Its hooks hold for arguments, outputs, final outputs, inputs
-            of handoffs and stored values. Register them before the first run; a type that it alone knows takes its
+            of handoffs and stored values. Register them before the first run; a type that only it knows takes its
             schema from `JsonSchema`.
         stream_buffer: The number of unread events above which a streamed run waits for its consumer.
-        max_depth: The maximum nesting depth of agent tools.
-        workflow_name, group_id, trace_metadata: Fields of the trace that instruments receive.
-        trace_include_sensitive_data: True if spans hold arguments, outputs and error messages.
-        tracing_disabled: True if no spans are made.
         effects: The door of side effects; None is the live one.
-        instruments: Instruments that observe the run.
         sandbox: The `SandboxProvider` of the run's sandbox, `RunContext.sandbox`. Runs nested in it share the sandbox.
             Every segment of the run needs it.
-        toolsets: Sources of tools for every agent of the run, beside the agents' own.
 
     Example:
         from agentloop import Agent, RunConfig, Runner
@@ -188,60 +271,45 @@ class RunConfig(ByFields):
         default=None, validator=optional(FIELDS.needs("expected a Model or a model string", is_a(str, Model)))
     )
     model_settings: ModelSettings | None = attrs.field(default=None, validator=optional(FIELDS.a(ModelSettings)))
-    tool_execution: ToolExecution = attrs.field(factory=ToolExecution, validator=FIELDS.a(ToolExecution))
-    timeout: float | None = attrs.field(default=None, validator=optional(NAMES.seconds()))
-    tool_error_formatter: ToolErrorFormatter | None = attrs.field(default=None, validator=optional(FIELDS.function()))
-    tool_not_found_behavior: Literal["tell_model", "raise"] = attrs.field(
-        default="tell_model", converter=read_not_found_word, validator=FIELDS.one_of("tell_model", "raise")
+    model_provider: ModelProvider | None = attrs.field(
+        default=None, validator=optional(FIELDS.needs("expected a ModelProvider (with `get_model`)", has("get_model")))
     )
-    tool_name_collision_policy: Literal["tell_model", "raise"] = attrs.field(
-        default="tell_model", converter=read_collision_word, validator=FIELDS.one_of("tell_model", "raise")
+    tool_execution: ToolExecution = attrs.field(factory=ToolExecution, validator=FIELDS.a(ToolExecution))
+    toolsets: Sequence[ToolSource] = attrs.field(
+        default=(), validator=FIELDS.each("a ToolSource (with `tools`)", has("tools"))
+    )
+    policies: Sequence[Policy] = attrs.field(
+        default=(), validator=FIELDS.each("a Policy (with `decide`)", is_a(Policy))
     )
     output_store: OutputStore | None = attrs.field(
         default=None, validator=optional(FIELDS.needs("expected a store (with `put`)", has("put")))
     )
+    timeout: float | None = attrs.field(default=None, validator=optional(NAMES.seconds()))
     limits: UsageLimits | None = attrs.field(default=None, validator=optional(FIELDS.a(UsageLimits)))
     price: Price | None = attrs.field(default=None, validator=optional(FIELDS.function()))
     hosted_price: HostedPrice | None = attrs.field(default=None, validator=optional(FIELDS.function()))
     stop_when: Condition | PredicateFunction | None = attrs.field(default=None, validator=optional(_condition))
-    model_provider: ModelProvider | None = attrs.field(
-        default=None, validator=optional(FIELDS.needs("expected a ModelProvider (with `get_model`)", has("get_model")))
-    )
+    max_depth: int = attrs.field(default=16, validator=NAMES.count())
     input_guardrails: Sequence[InputGuardrail] = attrs.field(
         default=(), validator=FIELDS.each("an InputGuardrail", is_a(InputGuardrail))
     )
     output_guardrails: Sequence[OutputGuardrail] = attrs.field(
         default=(), validator=FIELDS.each("an OutputGuardrail", is_a(OutputGuardrail))
     )
-    handoff_input_filter: HandoffInputFilter | None = attrs.field(default=None, validator=optional(FIELDS.function()))
-    nest_handoff_history: bool | tuple[str, str] = attrs.field(default=False, validator=nesting(FIELDS))
-    call_model_input_filter: ModelInputFilter | None = attrs.field(default=None, validator=optional(FIELDS.function()))
-    session_input_callback: SessionInputCallback | None = attrs.field(
-        default=None, validator=optional(FIELDS.function())
-    )
-    session_settings: SessionSettings | None = attrs.field(default=None, validator=optional(FIELDS.a(SessionSettings)))
-    loop_detection: int | None = attrs.field(default=None, validator=optional(NAMES.count(2)))
-    policies: Sequence[Policy] = attrs.field(
-        default=(), validator=FIELDS.each("a Policy (with `decide`)", is_a(Policy))
-    )
     hold_text_until_guarded: bool = attrs.field(default=False, validator=FIELDS.flag())
+    history: HistorySettings = attrs.field(factory=HistorySettings, validator=FIELDS.a(HistorySettings))
+    tracing: TracingSettings = attrs.field(factory=TracingSettings, validator=FIELDS.a(TracingSettings))
+    instruments: Sequence[Instrument] = attrs.field(
+        default=(), validator=FIELDS.each("an Instrument", fits(_is_instrument))
+    )
     json_limits: JsonLimits = attrs.field(factory=JsonLimits, validator=FIELDS.a(JsonLimits))
     converter: BaseConverter | None = attrs.field(
         default=None,
         validator=optional(FIELDS.needs("expected a cattrs converter", has("structure", "unstructure", "copy"))),
     )
     stream_buffer: int = attrs.field(default=256, validator=optional(NAMES.count()))
-    max_depth: int = attrs.field(default=16, validator=NAMES.count())
-    workflow_name: str = attrs.field(default="Agent workflow", validator=FIELDS.text())
-    group_id: str | None = attrs.field(default=None, validator=optional(FIELDS.text()))
-    trace_metadata: Mapping[str, Any] | None = attrs.field(default=None, validator=optional(FIELDS.mapping()))
-    trace_include_sensitive_data: bool = attrs.field(default=True, validator=FIELDS.flag())
-    tracing_disabled: bool = attrs.field(default=False, validator=FIELDS.flag())
     effects: Effects | None = attrs.field(
         default=None, validator=optional(FIELDS.needs("expected Effects (with `perform`)", has("perform")))
-    )
-    instruments: Sequence[Instrument] = attrs.field(
-        default=(), validator=FIELDS.each("an Instrument", fits(_is_instrument))
     )
     sandbox: SandboxProvider | None = attrs.field(
         default=None,
@@ -249,9 +317,61 @@ class RunConfig(ByFields):
             FIELDS.needs("expected a SandboxProvider (with `create` and `find`)", has("create", "find"))
         ),
     )
-    toolsets: Sequence[ToolSource] = attrs.field(
-        default=(), validator=FIELDS.each("a ToolSource (with `tools`)", has("tools"))
-    )
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            *,
+            model: str | Model | None = ...,
+            model_settings: ModelSettings | None = ...,
+            model_provider: ModelProvider | None = ...,
+            tool_execution: ToolExecution = ...,
+            toolsets: Sequence[ToolSource] = ...,
+            policies: Sequence[Policy] = ...,
+            output_store: OutputStore | None = ...,
+            timeout: float | None = ...,
+            limits: UsageLimits | None = ...,
+            price: Price | None = ...,
+            hosted_price: HostedPrice | None = ...,
+            stop_when: Condition | PredicateFunction | None = ...,
+            max_depth: int = ...,
+            input_guardrails: Sequence[InputGuardrail] = ...,
+            output_guardrails: Sequence[OutputGuardrail] = ...,
+            hold_text_until_guarded: bool = ...,
+            history: HistorySettings = ...,
+            tracing: TracingSettings = ...,
+            instruments: Sequence[Instrument] = ...,
+            json_limits: JsonLimits = ...,
+            converter: BaseConverter | None = ...,
+            stream_buffer: int = ...,
+            effects: Effects | None = ...,
+            sandbox: SandboxProvider | None = ...,
+            # the parts of groups that are accepted here, too
+            handoff_input_filter: HandoffInputFilter | None = ...,
+            nest_handoff_history: bool | tuple[str, str] = ...,
+            call_model_input_filter: ModelInputFilter | None = ...,
+            session_input_callback: SessionInputCallback | None = ...,
+            session_settings: SessionSettings | None = ...,
+            workflow_name: str = ...,
+            group_id: str | None = ...,
+            trace_metadata: Mapping[str, Any] | None = ...,
+            trace_include_sensitive_data: bool = ...,
+            tracing_disabled: bool = ...,
+            tool_error_formatter: ToolErrorFormatter | None = ...,
+            tool_not_found_behavior: Literal["tell_model", "raise", "return_error_to_model", "raise_error"] = ...,
+            tool_name_collision_policy: Literal["tell_model", "raise", "warn", "error"] = ...,
+            loop_detection: int | None = ...,
+        ) -> None: ...
+
+    else:
+
+        def __getattr__(self, name: str) -> Any:
+            """Return a part of a group by the name that it has as an option."""
+            if name not in _GROUPED:
+                raise AttributeError(f"'RunConfig' object has no attribute {name!r}")
+            group, part = _GROUPED[name]
+            return getattr(getattr(self, group), part)
 
     @property
     def is_priced(self) -> bool:

@@ -142,6 +142,18 @@ class Image(_Media, frozen=True, tag="image"):
     detail: str | None = None
     data: str | None = None
 
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            url: str | None = None,
+            detail: str | None = None,
+            data: str | bytes | bytearray | memoryview | None = None,
+            *,
+            file_id: str | None = None,
+            media_type: str | None = None,
+        ) -> None: ...
+
 
 class Audio(_Media, frozen=True, tag="audio"):
     """A recording by `data`, by URL, or by the id of a file that the provider holds.
@@ -154,6 +166,17 @@ class Audio(_Media, frozen=True, tag="audio"):
 
     data: str | None = None
     url: str | None = None
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            data: str | bytes | bytearray | memoryview | None = None,
+            url: str | None = None,
+            *,
+            file_id: str | None = None,
+            media_type: str | None = None,
+        ) -> None: ...
 
 
 class File(_Media, frozen=True, tag="file"):
@@ -169,6 +192,18 @@ class File(_Media, frozen=True, tag="file"):
     data: str | None = None
     url: str | None = None
     filename: str | None = None
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            data: str | bytes | bytearray | memoryview | None = None,
+            url: str | None = None,
+            filename: str | None = None,
+            *,
+            file_id: str | None = None,
+            media_type: str | None = None,
+        ) -> None: ...
 
 
 class Refusal(_ContentPart, frozen=True, tag="refusal"):

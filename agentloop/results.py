@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar
 
 import attrs
 
@@ -156,6 +157,28 @@ class RunResult(RunData, Generic[OutputT]):
 
     def __repr__(self) -> str:
         return make_masked_repr(self, {"final_output": repr(MASK)} if self._is_secret else {})
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled, with what to send in place of it.
+
+        Raises:
+            UserTypeError: always.
+        """
+        raise UserTypeError(
+            "a RunResult can't be pickled, because it holds agents, models and open objects. Send result.final_output "
+            "or result.to_json(); to resume the run elsewhere, send result.to_state().to_string() and read it there "
+            "with RunState.from_string(agent, text)"
+        )
+
+    def __copy__(self) -> RunResult[OutputT]:
+        return self  # it is frozen
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> RunResult[OutputT]:
+        copied: RunResult[OutputT] = type(self).__new__(type(self))
+        self._complete()
+        for field in attrs.fields(type(self)):
+            object.__setattr__(copied, field.name, copy.deepcopy(getattr(self, field.name), memo))
+        return copied
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows: the answer, and a row for each call. It hides what the repr hides."""

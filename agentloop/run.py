@@ -649,7 +649,7 @@ def _trace_opener(config: RunConfig) -> Callable[[LiveRun], Awaitable[Trace]] | 
 
     Without one no span is made at all, so that a run pays nothing for them.
     """
-    if config.tracing_disabled:
+    if config.tracing.disabled:
         return None
     watched = ("on_run_open", "on_span_start", "on_span_end", "on_trace_start", "on_trace_end")
     wanted = any(
@@ -663,12 +663,12 @@ def _trace_opener(config: RunConfig) -> Callable[[LiveRun], Awaitable[Trace]] | 
     async def open_trace(run: LiveRun) -> Trace:
         outer, earlier = current_trace(), run.state.resumed or run.state.started
         # A resumed run continues the trace it began in, which has started already, unless its workflow has changed.
-        known = earlier.trace_id if earlier is not None and earlier.workflow == config.workflow_name else None
+        known = earlier.trace_id if earlier is not None and earlier.workflow == config.tracing.workflow_name else None
         trace = outer or Trace(
-            workflow_name=config.workflow_name,
+            workflow_name=config.tracing.workflow_name,
             trace_id=known or await run.tree.effects.perform(NewId()),
-            group_id=config.group_id,
-            metadata=dict(config.trace_metadata or {}),
+            group_id=config.tracing.group_id,
+            metadata=dict(config.tracing.metadata or {}),
         )
         run.tree.log.follow(spans=_spans(run, trace, config, own=outer is None, begun=known is not None))
         return trace
@@ -699,7 +699,7 @@ def _spans(run: LiveRun, trace: Trace, config: RunConfig, *, own: bool, begun: b
         trace,
         started,
         ended,
-        sensitive=config.trace_include_sensitive_data,
+        sensitive=config.tracing.include_sensitive_data,
         run_id=run.context.run_id or None,  # of a new run `RunStarted` tells it
         find_model=find_model,
     )

@@ -11,7 +11,18 @@ from typing import Any, Literal, TypeAlias
 import attrs
 from attrs.validators import and_, ge
 
-from agentloop._common.checks import FIELDS, NAMES, check, either, fits, is_a, is_finite, optional
+from agentloop._common.checks import (
+    FIELDS,
+    NAMES,
+    check,
+    either,
+    fits,
+    is_a,
+    is_finite,
+    optional,
+    read_collision_word,
+    read_not_found_word,
+)
 from agentloop._common.errors import UserValueError
 from agentloop._common.misplaced import takes_options
 from agentloop._common.values import ByFields, Value
@@ -27,6 +38,7 @@ __all__ = [
     "RetryContext",
     "RetryPolicy",
     "SessionSettings",
+    "ToolErrorArgs",
     "ToolExecution",
 ]
 
@@ -234,9 +246,7 @@ class ModelSettings(ByFields):
 class Conversation(Value, frozen=True):
     """A conversation that the model's provider keeps, and how a run continues it: by its id, or after a response.
 
-    The run then sends only the items that the provider doesn't have yet. Give one of the three:
-
-        Runner.run(agent, "And in May?", conversation=Conversation(after=result.last_response_id))
+    The run then sends only the items that the provider doesn't have yet. Give one of the three.
 
     Attributes:
         id: The id of a conversation of the provider, which has been made there before.
@@ -276,6 +286,19 @@ class Conversation(Value, frozen=True):
             raise UserValueError(f"Conversation: {given}: write Conversation(id=…), (after=…) or (auto=True)")
 
 
+class ToolErrorArgs(Value, frozen=True, kw_only=True):
+    """The argument of a `tool_error_formatter`: the kind of text, the call, and the text it may replace."""
+
+    kind: Literal["tool_not_found", "approval_rejected"]
+    tool: str
+    call_id: str
+    error: BaseException | None
+    default: str
+
+
+ToolErrorFormatter: TypeAlias = Callable[[ToolErrorArgs], str | Awaitable[str | None] | None]
+
+
 @takes_options("RunConfig(tool_execution=ToolExecution(OPTION=…))")
 @attrs.frozen(kw_only=True, eq=False, repr=False)
 class ToolExecution(ByFields):
@@ -303,6 +326,22 @@ class ToolExecution(ByFields):
         default=None, validator=FIELDS.one_of(None, "concurrent", "sequential")
     )
     """None: the agent's `tool_execution`."""
+    not_found_behavior: Literal["tell_model", "raise"] = attrs.field(
+        default="tell_model", converter=read_not_found_word, validator=FIELDS.one_of("tell_model", "raise")
+    )
+    """The model calls a tool that doesn't exist: tell it, with the name that it may have meant, or end the run."""
+    name_collision_policy: Literal["tell_model", "raise"] = attrs.field(
+        default="tell_model", converter=read_collision_word, validator=FIELDS.one_of("tell_model", "raise")
+    )
+    """Two enabled tools have one name: tell the model of the last one and log a warning, or raise `UserError`. A tool
+    of a source never wins over a tool of the agent: with `"tell_model"` it is left out. Two sources with tools of one
+    name are a `UserError` either way."""
+    error_formatter: ToolErrorFormatter | None = attrs.field(default=None, validator=optional(FIELDS.function()))
+    """`(ToolErrorArgs) -> str | None`, the text for the model of a call that is answered without running; None keeps
+    the default."""
+    loop_detection: int | None = attrs.field(default=None, validator=optional(NAMES.count(2)))
+    """The number of equal calls with equal results, in a row, after which the model receives a warning; the next one
+    ends the run. None = no detection."""
 
 
 @attrs.frozen(kw_only=True, eq=False, repr=False)

@@ -10,7 +10,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from agentloop import Agent, RunConfig, Runner, ToolExecution, tool
+from agentloop import Agent, RunConfig, Runner, ToolExecution, TracingSettings, tool
 from agentloop.otel import OTelInstrument
 from agentloop.testing import ScriptedModel, call, say
 from agentloop.usage import RequestUsage
@@ -70,7 +70,11 @@ def print_tree(found: list[ReadableSpan]) -> None:
 async def main() -> None:
     """Answer one request, then print what was exported."""
     instrument = OTelInstrument(tracers, MeterProvider())
-    config = RunConfig(instruments=[instrument], workflow_name="trips", tool_execution=ToolExecution(mode="sequential"))
+    config = RunConfig(
+        instruments=[instrument],
+        tracing=TracingSettings(workflow_name="trips"),
+        tool_execution=ToolExecution(mode="sequential"),
+    )
     with application.start_as_current_span("GET /trips"):
         result = await Runner.run(planner(), "How do I get to Bern?", run_config=config)
     await anyio.to_thread.run_sync(tracers.force_flush)

@@ -100,7 +100,7 @@ def test_importing_the_package_compiles_few_classes() -> None:
     )
     compiled = _in_fresh_python(program)
     assert isinstance(compiled, list)
-    assert len(compiled) <= 23, compiled
+    assert len(compiled) <= 25, compiled
 
 
 def test_every_name_loads_in_a_fresh_interpreter() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NoReturn, TypeVar
 
 from agentloop._common.errors import UserTypeError
@@ -82,19 +82,20 @@ _WRITTEN_ELSEWHERE = {
 """Options of other libraries that are something else here, with what to write. The migration pages have the same."""
 
 
-def takes_options(written: str) -> Callable[[ClassT], ClassT]:
+def takes_options(
+    written: str, *, read: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None, also: Collection[str] = ()
+) -> Callable[[ClassT], ClassT]:
     """Have the constructor of a class tell where an option goes that isn't its own.
 
-    *written* is how an option is given to the class in full, with `OPTION` in its place.
+    *written* is how an option is given to the class in full, with `OPTION` in its place. *read* returns the options
+    that the constructor takes for those that were given, of which some may have the names in *also*.
     """
 
     def decorate(cls: ClassT) -> ClassT:
-        made_by_attrs: Any = vars(cls).get("__attrs_init__")
-        if made_by_attrs is None:
-            cls.__init__ = _explain_misplaced(cls.__init__, cls.__name__, written)  # type: ignore[misc]
-        else:  # the class has none of its own but for type checkers
-            made_by_attrs.__qualname__ = f"{cls.__qualname__}.__init__"
-            cls.__init__ = _explain_misplaced(made_by_attrs, cls.__name__, written)  # type: ignore[misc]
+        # attrs calls it so where the class has an `__init__` for type checkers
+        made: Any = vars(cls).get("__attrs_init__") or vars(cls)["__init__"]
+        made.__qualname__ = f"{cls.__qualname__}.__init__"
+        cls.__init__ = _explain_misplaced(made, cls.__name__, written, read=read, also=also)  # type: ignore[misc]
         return cls
 
     return decorate
@@ -110,12 +111,19 @@ def function_takes_options(
     return lambda function: _explain_misplaced(function, name, written, options)
 
 
-def _explain_misplaced(function: FunctionT, name: str, written: str | None, unpacked: type | None = None) -> FunctionT:
+def _explain_misplaced(
+    function: FunctionT,
+    name: str,
+    written: str | None,
+    unpacked: type | None = None,
+    read: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None,
+    also: Collection[str] = (),
+) -> FunctionT:
     unpacked_signature = None if unpacked is None else _unpack(inspect.signature(function), unpacked)
     known = None if unpacked_signature is None else frozenset(unpacked_signature.parameters)
 
     def signature() -> inspect.Signature:
-        return unpacked_signature or inspect.signature(function)
+        return unpacked_signature or _add(inspect.signature(function), also)
 
     if written is not None:
         _places[name] = (signature, written)
@@ -123,6 +131,7 @@ def _explain_misplaced(function: FunctionT, name: str, written: str | None, unpa
     @functools.wraps(function)
     def tell(*args: Any, **options: Any) -> Any:
         __tracebackhide__ = True
+        options = options if read is None else read(options)
         if known is not None and not known.issuperset(options):
             _check(signature(), name, args, options)  # the function itself would take it
         try:
@@ -139,6 +148,12 @@ def _explain_misplaced(function: FunctionT, name: str, written: str | None, unpa
     if mark is not None and inspect.iscoroutinefunction(function):
         mark(tell)
     return tell  # type: ignore[return-value]
+
+
+def _add(signature: inspect.Signature, options: Collection[str]) -> inspect.Signature:
+    """Return *signature* with *options*, which are taken beside the parameters."""
+    more = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=...) for name in options]
+    return signature.replace(parameters=[*signature.parameters.values(), *more]) if more else signature
 
 
 def _unpack(signature: inspect.Signature, options: type) -> inspect.Signature:

@@ -194,7 +194,7 @@ def _answer_unknown_tool(view: TurnView, rules: PlanRules, near: NearNames, call
     if rules.not_found == "raise":
         raise ModelBehaviorError(
             f"Tool {quote(name)} not found: agent {view.agent.name!r} has no such tool.{hint} To tell the model "
-            'and go on, give RunConfig(tool_not_found_behavior="tell_model")'
+            'and go on, give ToolExecution(not_found_behavior="tell_model")'
         )
     text = f"Tool {quote(name)} not found.{hint}"
     return Answer(CallOutcome(status="failed", output=text, error=ModelBehaviorError(text)), kind="tool_not_found")

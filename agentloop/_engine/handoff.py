@@ -70,7 +70,8 @@ async def _call_on_handoff(run: LiveRun, handoff: Handoff, arguments: str, call_
 async def _choose_shown(run: LiveRun, handoff: Handoff, handed: HandedOff) -> tuple[str, tuple[Item, ...]] | None:
     """Return the items to show to the target, with the reason: a filter's choice or a nested history; None for all."""
     answers = handoff_outputs(handed)
-    chosen = handoff.input_filter if handoff.input_filter is not None else run.settings.config.handoff_input_filter
+    usual = run.settings.config.history.handoff_input_filter
+    chosen = handoff.input_filter if handoff.input_filter is not None else usual
     if chosen is not None and run.state.kept_by_provider:
         raise UserError(f"handoff {handoff.name!r}: the provider keeps the conversation, so no filter can change it")
     if chosen is not None:
@@ -85,7 +86,7 @@ async def _choose_shown(run: LiveRun, handoff: Handoff, handed: HandedOff) -> tu
         return "handoff_filter", (*filtered.input_history, *filtered.pre_handoff_items, *filtered.new_items)
     nest = handoff.nest_handoff_history
     if nest is None:
-        nest = run.settings.config.nest_handoff_history
+        nest = run.settings.config.history.nest_handoff_history
     if nest is False:
         return None
     if run.state.kept_by_provider:

@@ -225,7 +225,7 @@ async def _ensure_view(run: LiveRun) -> TurnView:
 async def _check_turn_end(run: LiveRun) -> FinishedRun | None:
     """Return the end of the run if it stops between two turns, else None. Waits for a slow consumer of the stream."""
     if not (run.stop_after_turn or run.state.turn_open):  # an open turn's end was checked in an earlier run segment
-        condition, limit = run.settings.stop_when, run.settings.config.loop_detection
+        condition, limit = run.settings.stop_when, run.settings.config.tool_execution.loop_detection
         if condition is not None and run.state.turn > run.last_stopped_turn:
             from agentloop._engine.turn_end import find_stop_condition
 

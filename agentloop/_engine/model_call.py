@@ -67,8 +67,8 @@ async def call_model(run: LiveRun, view: TurnView) -> None:
         ModelBehaviorError, ModelTransportError, ModelTimeoutError: as the model raises them.
     """
     request = _make_request(run, view)
-    if run.settings.config.call_model_input_filter is not None:
-        request = await _filter_request(run, run.settings.config.call_model_input_filter, request)
+    if run.settings.config.history.call_model_input_filter is not None:
+        request = await _filter_request(run, run.settings.config.history.call_model_input_filter, request)
     run.context.turn_input = request.items
     await run.call_hooks("llm_start", run.agent, request.system, request.items)
     await run.checkpoint()  # a request that is never made must not be counted
@@ -316,7 +316,7 @@ def _digest_request(run: LiveRun, view: TurnView, request: ModelRequest) -> str:
 
     The history's part is updated item by item, the definitions' is kept.
     """
-    unfiltered = run.settings.config.call_model_input_filter is None
+    unfiltered = run.settings.config.history.call_model_input_filter is None
     items = b'"%b"' % run.state.history_digest().encode() if unfiltered else digestible(list(request.items))
     system = b"null" if request.system is None else digestible(request.system)
     digest = hashlib.sha256(b"[%b,%b,%b" % (items, system, view.shown)).hexdigest()[:32]

@@ -112,7 +112,7 @@ def _list_parts(run: LiveRun, sourced: Sequence[SourcedTools]) -> tuple[object, 
     parts = (
         config.model,
         config.model_settings,
-        config.tool_name_collision_policy,
+        config.tool_execution.name_collision_policy,
         config.converter,
         agent.model,
         agent.model_settings,
@@ -248,7 +248,7 @@ def _report_collision(run: LiveRun, key: str, text: str, used: str) -> None:
     Raises:
         UserError: the policy is "raise".
     """
-    if run.settings.config.tool_name_collision_policy == "raise":
+    if run.settings.config.tool_execution.name_collision_policy == "raise":
         raise UserError(text)
     run.tree.warn_once(key, f"{text}; {used}")
 
@@ -378,7 +378,7 @@ def _list_declared(run: LiveRun, sourced: Sequence[SourcedTools]) -> list[Functi
 
 def _report_shadow(run: LiveRun, name: str, source: str) -> None:
     text = f"source {source!r} has a tool named {name!r}, as agent {run.agent.name!r} has"
-    if run.settings.config.tool_name_collision_policy == "raise":
+    if run.settings.config.tool_execution.name_collision_policy == "raise":
         raise UserError(f"{text}: give the source a prefix or a namespace, or leave its tool out by a filter")
     run.tree.warn_once(
         f"{source}:{name}", f"{text}: the source's tool is left out. Give the source a prefix to have both"

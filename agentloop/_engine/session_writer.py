@@ -43,11 +43,12 @@ async def load_session(
         UserTypeError: the callback returned no list.
         Exception: the error of the session or the callback.
     """
-    limit = run.settings.config.session_settings.limit if run.settings.config.session_settings is not None else None
+    settings = run.settings.config.history.session_settings
+    limit = settings.limit if settings is not None else None
     session = progress.session
     effect = e.LoadSession(run.path, lambda: session.get_items() if limit is None else session.get_items(limit))
     history = check_items("session", whole_pairs(tuple(await run.tree.effects.perform(effect))))
-    merge = run.settings.config.session_input_callback
+    merge = run.settings.config.history.session_input_callback
     if merge is None:
         return given, (*history, *given)
     merged = await run.call_callback(

@@ -22,10 +22,10 @@ from agentloop._engine.calls.batch import Batch
 from agentloop._engine.prepare_turn import ask_enabled
 from agentloop._engine.runtime.callbacks import call_user, log_error
 from agentloop._engine.runtime.live_run import LiveRun
-from agentloop.config import ToolErrorArgs
 from agentloop.exceptions import StateError
 from agentloop.outcomes import CallOutcome
 from agentloop.records import BatchEnded
+from agentloop.settings import ToolErrorArgs
 
 logger = logging.getLogger("agentloop")
 
@@ -59,7 +59,7 @@ async def _make_rules(run: LiveRun, view: TurnView) -> PlanRules:
     """Return what the configuration says about a plan, and which of the called tools are disabled by now."""
     config = run.settings.config
     rules = PlanRules(
-        not_found=config.tool_not_found_behavior,
+        not_found=config.tool_execution.not_found_behavior,
         max_calls=config.tool_execution.max_calls_per_turn,
         limits=config.json_limits,
         read=read_arguments if config.converter is None else partial(read_arguments, converter=config.converter),
@@ -158,7 +158,7 @@ async def _format_answer(run: LiveRun, entry: PlanEntry) -> CallOutcome:
     answer = entry.disposition
     assert isinstance(answer, Answer)
     outcome = answer.outcome.replace(ended_at=run.tree.log.wall())
-    formatter = run.settings.config.tool_error_formatter
+    formatter = run.settings.config.tool_execution.error_formatter
     if answer.kind is None or formatter is None:
         return outcome
     assert isinstance(outcome.output, str)

@@ -47,7 +47,7 @@ from agentloop._schema.pydantic_types import (
     read_json_value,
     schema_hook,
 )
-from agentloop._schema.signatures import Signature, goes_by_position, read_signature
+from agentloop._schema.signatures import LEFT_OUT, Signature, goes_by_position, read_signature
 from agentloop.settings import JsonLimits
 
 if TYPE_CHECKING:
@@ -85,6 +85,11 @@ class _Parameter(Value, frozen=True, kw_only=True):
     @property
     def required(self) -> bool:
         return self.default is EMPTY
+
+    @property
+    def has_default(self) -> bool:
+        """True if a call without it has a value for it. A key of a TypedDict may be missing and have none."""
+        return not self.required and self.default is not LEFT_OUT
 
     @property
     def native(self) -> bool:
@@ -242,7 +247,7 @@ class BoundArguments(NotedValue, frozen=True):
 
     def _json_value(self, parameter: _Parameter) -> Any:
         if parameter.name not in self._sent:
-            return self._binder.default_keys[parameter.name]
+            return self._binder.default_keys.get(parameter.name)
         return _json_value_or(parameter, self.values[parameter.name], self._sent[parameter.name])
 
 
@@ -365,13 +370,16 @@ def _assemble(
         values |= {
             p.name: p.default if p.make_default is None else p.make_default()
             for p in binder.parameters
-            if values[p.name] is msgspec.UNSET
+            if values[p.name] is msgspec.UNSET and p.default is not LEFT_OUT
         }
+        values = {name: value for name, value in values.items() if value is not msgspec.UNSET}
     if binder.by_keyword:
         return BoundArguments((), values, values, sent, binder)
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     for parameter in binder.parameters:
+        if parameter.name not in values:  # a key of a TypedDict that the model has left out
+            continue
         value = values[parameter.name]
         if parameter.starred:
             values[parameter.name] = tuple(value)
@@ -433,7 +441,7 @@ def function_schema(
         all_native=all(p.native for p in parameters),
         by_keyword=extra is None and not any(p.by_position or p.starred for p in parameters),
         defs=defs,
-        default_keys={p.name: _default_value(tool, p) for p in every if not p.required},
+        default_keys={p.name: _default_value(tool, p) for p in every if p.has_default},
     )
     return FunctionSchema(
         name=tool,
@@ -606,7 +614,7 @@ def _root(binder: _Binder, schemas: Mapping[str, Any], documented: Mapping[str, 
     properties: Schema = {}
     for parameter in binder.parameters:
         member = _add_description(schemas, parameter, documented)
-        if not parameter.required and not parameter.starred:
+        if parameter.has_default and not parameter.starred:
             member["default"] = binder.default_keys[parameter.name]
         properties[parameter.key] = member
     root: Schema = {

@@ -18,6 +18,8 @@ from agentloop._common.errors import UserTypeError
 from agentloop._common.values import Value
 
 _UNIONS = (typing.Union, types.UnionType)
+LEFT_OUT: Any = object()
+"""The default of a parameter that the function is called without if the model doesn't give it."""
 
 
 class Signature(Value, frozen=True):
@@ -67,6 +69,7 @@ def read_signature(fn: Callable[..., Any], name: str | None, context_types: tupl
         parameter.replace(annotation=scope.resolve(name, parameter, parameter.annotation))
         for parameter in open_parameters
     ]
+    resolved = [part for parameter in resolved for part in _unpack(name, parameter, open_parameters)]
     context = _only_context(name, resolved, context_types)
     return Signature(
         name=name,
@@ -79,6 +82,34 @@ def read_signature(fn: Callable[..., Any], name: str | None, context_types: tupl
         | ({context.name} if context else frozenset()),
         returns=scope.find(signature.return_annotation),
     )
+
+
+def _unpack(tool: str, parameter: inspect.Parameter, others: Sequence[inspect.Parameter]) -> list[inspect.Parameter]:
+    """Return *parameter*, or one parameter for each key of `**options: Unpack[Options]`, where that is what it is.
+
+    A key that may be missing has the default LEFT_OUT: without it the call is made without it, too.
+    """
+    if parameter.kind is not parameter.VAR_KEYWORD or typing.get_origin(parameter.annotation) is not typing.Unpack:
+        return [parameter]
+    (given,) = typing.get_args(parameter.annotation)
+    if not typing.is_typeddict(given):
+        raise UserTypeError(f"Tool {tool}: parameter {parameter.name}: expected Unpack of a TypedDict, got {given!r}")
+    hints = {name: _bare(hint) for name, hint in typing.get_type_hints(given, include_extras=True).items()}
+    if taken := hints.keys() & {other.name for other in others}:
+        raise UserTypeError(f"Tool {tool}: {given.__name__} has the name of another parameter: {', '.join(taken)}")
+    defaults = {name: parameter.empty if name in given.__required_keys__ else LEFT_OUT for name in hints}
+    return [
+        inspect.Parameter(name, parameter.KEYWORD_ONLY, default=defaults[name], annotation=hint)
+        for name, hint in hints.items()
+    ]
+
+
+def _bare(hint: Any) -> Any:
+    """Return the type of a key without `Required`, `NotRequired` and `ReadOnly` around it."""
+    around = (typing.Required, typing.NotRequired, getattr(typing, "ReadOnly", typing.Required))
+    while typing.get_origin(hint) in around:
+        (hint,) = typing.get_args(hint)
+    return hint
 
 
 def goes_by_position(parameter: inspect.Parameter, parameters: Sequence[inspect.Parameter]) -> bool:

@@ -29,7 +29,7 @@ class OTelInstrument(Instrument):
         tracer_provider: The provider of spans; the global one if it is None.
         meter_provider: The provider of metrics; the global one if it is None.
         content: True to export what the conversation holds, too: input, answers, arguments, outputs and messages of
-            errors, except for values that a tool marks secret. `RunConfig.trace_include_sensitive_data` has to allow it
+            errors, except for values that a tool marks secret. `TracingSettings.include_sensitive_data` has to allow it
             as well, as it does by default.
 
     Raises:

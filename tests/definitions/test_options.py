@@ -31,6 +31,7 @@ from agentloop import (
 )
 from agentloop._common.misplaced import _USUAL_ELSEWHERE, _WRITTEN_ELSEWHERE, _places
 from agentloop.agents import AgentOptions
+from agentloop.config import _GROUPED
 from agentloop.items import to_items
 from agentloop.journal import MemoryJournal
 from agentloop.sessions import SQLiteSession
@@ -46,7 +47,7 @@ PLACES: dict[str, tuple[Callable[[dict[str, Any]], Any], set[str], str]] = {
     ),
     "RunConfig": (
         lambda options: RunConfig(**options),
-        {field.name for field in attrs.fields(RunConfig)},
+        {field.name for field in attrs.fields(RunConfig)} | _GROUPED.keys(),
         "RunConfig(OPTION=…)",
     ),
     "ToolExecution": (

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import logging
 
-from agentloop._common.error_text import error_summary, traceback_of
+from agentloop._common.error_text import error_summary, message_of, traceback_of
 from agentloop._engine.calls.live_call import LiveCall
+from agentloop.tools import PythonBody
 
 logger = logging.getLogger("agentloop.tools")
+_NO_CONTEXT = "ctx.context is None in this run: was context=… forgotten at Runner.run?"
 
 
 def log_failure(live: LiveCall, error: BaseException) -> None:
@@ -20,9 +22,22 @@ def log_failure(live: LiveCall, error: BaseException) -> None:
     error as the summary that records have, without its own message.
     """
     words = (live.tool.qualified_name, live.call_id, error_summary(error))
-    logger.warning("tool %s failed in call %s: %s", *map(_escape_unprintable, words))
+    logger.warning("tool %s failed in call %s: %s%s", *map(_escape_unprintable, words), hint_at(live, error, "; "))
     if logger.isEnabledFor(logging.DEBUG):
         logger.debug("traceback of call %s:\n%s", _escape_unprintable(live.call_id), traceback_of(error))
+
+
+def hint_at(live: LiveCall, error: BaseException, before: str = "") -> str:
+    """Return what the developer may have forgotten, with *before* in front, if *error* looks like it; else no text.
+
+    A body that uses `ctx.context` in a run that was given none fails with Python's words about None, which don't say
+    what to do. The model isn't told: it can't do anything about it.
+    """
+    body = live.tool.body
+    takes_context = isinstance(body, PythonBody) and body.schema.context_parameter is not None
+    if live.run.context.context is not None or not takes_context or not isinstance(error, AttributeError | TypeError):
+        return ""
+    return f"{before}{_NO_CONTEXT}" if "'NoneType'" in message_of(error) else ""
 
 
 def _escape_unprintable(text: str) -> str:

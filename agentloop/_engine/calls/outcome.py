@@ -175,6 +175,10 @@ def raisable(live: LiveCall, error: BaseException) -> BaseException:
     name = live.tool.name
     failure = ToolCallError(tool_failure(name, kind, message), tool=name, call=live.call)
     failure.__cause__ = error
+    from agentloop._engine.calls.failure_log import hint_at  # only a failing run needs it
+
+    if hint := hint_at(live, error):
+        failure.add_note(hint)
     return failure
 
 

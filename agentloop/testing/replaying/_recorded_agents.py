@@ -224,7 +224,7 @@ class RecordedAgents:
             model_provider=ClosedModels(),
             effects=self._effects,
             instruments=(),
-            tracing_disabled=True,
+            tracing=attrs.evolve(given.tracing, disabled=True),
             sandbox=None,  # the driver says in which segments there is one
             price=None if given.price is None else self._find_recorded_cost,
             hosted_price=None if given.hosted_price is None else self._find_recorded_cost,

@@ -8,6 +8,7 @@ import datetime
 import decimal
 import io
 import itertools
+import pickle
 import re
 import types
 from typing import Any
@@ -17,7 +18,7 @@ import pytest
 from kit.agents import Run, configure_run, make_agent
 from kit.results import find_outcome, read_outputs, read_shown_outputs, read_statuses
 
-from agentloop import Agent, RunConfig, StopAtTools, ToolExecution, UserError, UserValueError, tool
+from agentloop import Agent, RunConfig, StopAtTools, ToolExecution, UserError, UserTypeError, UserValueError, tool
 from agentloop._engine.calls.output_text import cut_text
 from agentloop.items import File, Image, Text, ToolCall, ToolOutput
 from agentloop.testing import ScriptedModel, call, say
@@ -456,3 +457,15 @@ async def test_fields_of_a_result_are_made_at_the_first_use_of_one(run_mode: Run
     assert result.new_items is items is copy.copy(result).new_items
     with pytest.raises(AttributeError, match="nothing"):
         result.nothing  # type: ignore[attr-defined]
+
+
+async def test_a_result_says_what_to_send_in_place_of_it(run_mode: Run) -> None:
+    """It holds agents and open objects, so it can't be pickled; copies work."""
+    result = await run_mode(make_agent([]), "go")
+    with pytest.raises(UserTypeError, match=r"can't be pickled.*to_json\(\).*RunState\.from_string"):
+        pickle.dumps(result)
+    assert copy.copy(result) is result
+    copied = copy.deepcopy(result)
+    assert copied is not result
+    assert (copied.final_output, copied.new_items) == (result.final_output, result.new_items)
+    assert copied.to_state() == result.to_state()
