@@ -228,7 +228,7 @@ async def test_an_unknown_tool_ends_the_run_before_its_siblings_start(run_mode: 
             ended.append(response)
 
     agent = make_agent(f.tools, [call("other", {}), call("nobody", {})])
-    with pytest.raises(ModelBehaviorError, match=r"nobody.*tool_not_found_behavior"):
+    with pytest.raises(ModelBehaviorError, match=r"nobody.*ToolExecution\(not_found_behavior"):
         await run_mode(agent, "go", hooks=Hooks(), run_config=RunConfig(tool_not_found_behavior="raise"))
     assert f.ran == []
     assert len(ended) == 1
