@@ -15,7 +15,7 @@ from attrs.validators import in_
 from agentloop._common.checks import FIELDS, NAMES, check, check_count, either, fits, has, is_a, is_texts, optional
 from agentloop._common.errors import UserError, UserTypeError
 from agentloop._common.misplaced import function_takes_options, takes_options
-from agentloop._common.naming import snake_case
+from agentloop._common.naming import shorten_name, snake_case
 from agentloop._common.type_parameters import ContextT, OutputT
 from agentloop.abc import Model, Session
 from agentloop.config import RunConfig, check_run_config
@@ -400,7 +400,7 @@ class Agent(Generic[ContextT, OutputT]):
                 "as_tool: include_input_schema shows the schema of `parameters` after their JSON. It needs parameters, "
                 "and no input_builder: that one writes the whole input"
             )
-        name = tool_name or snake_case(self.name)
+        name = tool_name or shorten_name(snake_case(self.name), self.name)
         schema = _make_tool_schema(name)
         try:
             typed = None if parameters is None else _read_parameters(parameters, name)

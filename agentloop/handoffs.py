@@ -9,11 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
+from attrs.validators import matches_re
 
 from agentloop._common.checks import FIELDS, Fields, Validator, fits, optional
 from agentloop._common.errors import UserTypeError, UserValueError
 from agentloop._common.misplaced import function_takes_options
-from agentloop._common.naming import snake_case, takes
+from agentloop._common.naming import TOOL_NAME, TOOL_NAME_NEEDS, shorten_name, snake_case, takes
 from agentloop._common.values import NotedValue, ReprByFields
 from agentloop.context import Callback, RunContext
 from agentloop.items import Item
@@ -64,6 +65,7 @@ def nesting(fields: Fields) -> Validator:
 
 
 _HANDOFF = Fields(lambda handoff, name: f"handoff to {handoff.agent!r}: {name}")
+_TOOL_NAME = _HANDOFF.needs(TOOL_NAME_NEEDS, matches_re(TOOL_NAME))
 
 
 @attrs.frozen(eq=False, repr=False)
@@ -76,7 +78,7 @@ class Handoff(ReprByFields):
     agent: Any = attrs.field(
         validator=Fields(lambda _, name: f"handoff: {name}").needs("expected an Agent", fits(_is_agent))
     )
-    tool_name: str | None = attrs.field(default=None, kw_only=True, validator=optional(FIELDS.text()))
+    tool_name: str | None = attrs.field(default=None, kw_only=True, validator=optional(_TOOL_NAME))
     tool_description: str | None = attrs.field(default=None, kw_only=True, validator=optional(FIELDS.text()))
     on_handoff: Callback | None = attrs.field(default=None, kw_only=True, validator=optional(_HANDOFF.function()))
     input_type: Any = attrs.field(default=None, kw_only=True)
@@ -104,7 +106,7 @@ class Handoff(ReprByFields):
     @property
     def name(self) -> str:
         """The name of the handoff for the model, which calls it like a tool."""
-        return self.tool_name or f"transfer_to_{snake_case(self.agent.name)}"
+        return self.tool_name or shorten_name(f"transfer_to_{snake_case(self.agent.name)}", self.agent.name)
 
     @property
     def description(self) -> str:

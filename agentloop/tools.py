@@ -11,7 +11,6 @@ import functools
 import inspect
 import json
 import logging
-import re
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import (
     TYPE_CHECKING,
@@ -39,6 +38,7 @@ from agentloop._common.error_text import error_details, is_redacted
 from agentloop._common.errors import ModelBehaviorError, UserTypeError, UserValueError
 from agentloop._common.masking import ALL_ARGUMENTS, MASK
 from agentloop._common.misplaced import raise_misplaced
+from agentloop._common.naming import TOOL_NAME, TOOL_NAME_NEEDS
 from agentloop._common.type_parameters import BodyP, ContextT, ContextT_contra
 from agentloop._common.values import ByFields, ReprByFields, Value
 from agentloop._schema.json_text import parse_object
@@ -56,7 +56,6 @@ if TYPE_CHECKING:
 
 logger: logging.Logger = logging.getLogger("agentloop")
 
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
 CONTEXT_TYPES = (RunContext, ToolContext)
 
 
@@ -216,7 +215,7 @@ class FunctionTool(ReprByFields, Generic[ContextT_contra]):
         validator=and_(
             Fields(lambda tool, _: "tool name").text(),
             Fields(lambda tool, _: f"tool name {tool.name!r}").needs(
-                "letters, digits, '_' and '-' are allowed, 1 to 128 of them", matches_re(_NAME), quoted=False
+                TOOL_NAME_NEEDS, matches_re(TOOL_NAME), quoted=False
             ),
         )
     )

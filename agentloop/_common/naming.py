@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
+import re
 from collections import Counter
 from collections.abc import Iterable
+
+MOST_NAME = 64
+"""Characters of a tool's name that every provider takes. Some take more, but an agent may change its model."""
+TOOL_NAME = re.compile(rf"[A-Za-z0-9_-]{{1,{MOST_NAME}}}")
+TOOL_NAME_NEEDS = f"expected 1 to {MOST_NAME} letters, digits, '_' and '-'"
 
 
 def snake_case(name: str) -> str:
     """Return *name* as a tool name: letters, digits and underscores, lower case."""
     words = "".join(char if char.isalnum() and char.isascii() else " " for char in name).split()
     return "_".join(words).lower() or "agent"
+
+
+def shorten_name(made: str, name: str, most: int = MOST_NAME) -> str:
+    """Return *made*, which was made of *name*, in at most *most* characters: cut, with a digest of the whole *name*.
+
+    For example, `shorten_name("x" * 70, "x" * 70)` gives 55 times `x`, and `_` with eight digits of the digest.
+    """
+    if len(made) <= most:
+        return made
+    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    return f"{made[: most - 9]}_{digest}"
 
 
 def takes(value: object, arguments: int) -> bool:

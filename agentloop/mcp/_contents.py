@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 import re
 from collections.abc import Sequence
 from typing import Any
 
+from agentloop._common.naming import MOST_NAME, shorten_name
 from agentloop.items import Audio, File, Image, Part, Text
 
 _UNUSABLE = re.compile(r"[^A-Za-z0-9_-]")
-MOST_NAME = 64
-"""Characters of a tool's name, as the strictest interface of a model has it."""
 
 
 def replace_unusable(name: str) -> str:
@@ -28,7 +26,7 @@ def usable_names(names: Sequence[str], most: int = MOST_NAME) -> list[str | None
     ends in a digest of the whole. Of names that are the same then, the one that was so from the beginning stays, and
     the others get numbers.
     """
-    found = [_shorten(replace_unusable(name), name, most) for name in names]
+    found = [shorten_name(replace_unusable(name), name, most) for name in names]
     taken = {name for name, made in zip(names, found, strict=True) if name == made}
     usable: list[str | None] = []
     for name, made in zip(names, found, strict=True):
@@ -39,13 +37,6 @@ def usable_names(names: Sequence[str], most: int = MOST_NAME) -> list[str | None
         taken.add(unique)
         usable.append(unique or None)
     return usable
-
-
-def _shorten(made: str, name: str, most: int) -> str:
-    if len(made) <= most:
-        return made
-    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:8]
-    return f"{made[: most - 9]}_{digest}"
 
 
 def default_options(annotations: Any) -> dict[str, Any]:

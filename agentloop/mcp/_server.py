@@ -18,10 +18,11 @@ import attrs
 from agentloop._common.checks import FIELDS, NAMES, fits, is_texts, optional
 from agentloop._common.errors import UserError, UserTypeError
 from agentloop._common.extras import describe_missing
+from agentloop._common.naming import MOST_NAME
 from agentloop._schema.json_text import parse_object
 from agentloop.context import RunContext, ToolContext
 from agentloop.mcp._connection import Connection, MCPToolError
-from agentloop.mcp._contents import MOST_NAME, default_options, error_text, read_contents, usable_names
+from agentloop.mcp._contents import default_options, error_text, read_contents, usable_names
 from agentloop.mcp._remarks import Remarks
 from agentloop.mcp._schemas import Check, Meter, make_check
 from agentloop.run import current_runtime

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+from agentloop._common.naming import TOOL_NAME, shorten_name
 from agentloop._common.strict_json import read_written, write_text
 from agentloop.exceptions import UserError, UserTypeError
 from agentloop.items import Audio, Content, File, HandoffCall, Image, Part, Refusal, Text, ToolCall, ToolOutput
@@ -123,11 +124,18 @@ def earlier_name(name: str) -> str:
 
     A model may call `functions.look` or nothing at all. The run tells it so, and the server must read that history.
     """
-    return name if _NAME.fullmatch(name) else _NO_NAME.sub("_", name)[:64] or "unnamed"
+    return name if TOOL_NAME.fullmatch(name) else shorten_name(_NO_NAME.sub("_", name), name) or "unnamed"
 
 
-_NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
 _NO_NAME = re.compile(r"[^a-zA-Z0-9_-]")
+
+
+def fit_call_id(call_id: str, most: int) -> str:
+    """Return the id of a call that another server made, in the characters that this one takes: at most *most*.
+
+    The call and its output stand in one request, so both get the same. What this server made goes back as it is.
+    """
+    return shorten_name(call_id, call_id, most)
 
 
 def argument_object(arguments: str) -> JsonDict:

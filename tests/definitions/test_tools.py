@@ -88,7 +88,7 @@ def test_a_tool_isnt_made_of_a_tool() -> None:
     [
         ({"name": 3}, UserTypeError, "name"),
         ({"name": "no spaces"}, UserValueError, r"tool name 'no spaces'"),
-        ({"name": "x" * 129}, UserValueError, "1 to 128"),
+        ({"name": "x" * 65}, UserValueError, "1 to 64"),
         ({"strict_mode": "yes"}, UserTypeError, "strict_mode: expected a bool"),
         ({"is_enabled": "yes"}, UserTypeError, "is_enabled: expected a bool or a callable"),
         ({"needs_approval": None}, UserTypeError, "needs_approval: expected a bool or a callable"),

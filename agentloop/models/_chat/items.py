@@ -32,6 +32,7 @@ from agentloop.models._common import (
     argument_text,
     chat_content,
     earlier_name,
+    fit_call_id,
     no_form,
     output_text,
     plain_text,
@@ -45,6 +46,8 @@ LOGPROBS = "chat_logprobs"
 DETAILS = "chat_reasoning_details"
 """Key in a reasoning item's `provider_data` of the field `reasoning_details` that it came with: a router's signatures
 of the thoughts, which some providers want back unchanged."""
+_MOST_ID = 40
+"""Characters of a call's id that the vendor takes; some servers make longer ones."""
 WIRE_ID = "chat_call_id"
 """Key in a call's `provider_data` of the server's own id, if the run uses another id for the call."""
 
@@ -156,7 +159,7 @@ def _call(item: ToolCall | HandoffCall, extra_content: bool, place: str) -> Json
 def _wire_id(call: ToolCall | HandoffCall) -> str:
     """Return the server's id of *call*: the run's, if the two don't differ."""
     given = call.provider_data.get(WIRE_ID) if isinstance(call.provider_data, Mapping) else None
-    return given if isinstance(given, str) else call.call_id
+    return given if isinstance(given, str) else fit_call_id(call.call_id, _MOST_ID)
 
 
 def _assistant(item: AssistantMessage, place: str) -> JsonDict:

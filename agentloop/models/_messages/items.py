@@ -91,7 +91,18 @@ class BlockList:
                 piece = self._pieces.keep(item, b",".join(map(encode_json, blocks)), call)
             if piece:
                 self._add(item, piece)
+        self._strip_end()
         return system
+
+    def _strip_end(self) -> None:
+        """Take the blanks from the end of a last text of the model: the interface refuses a request that ends so."""
+        if self._done and self._done[-1][0] == "assistant":
+            pieces = self._done[-1][1]
+            blocks: list[JsonDict] = json.loads(b"[%s]" % pieces[-1])
+            text = blocks[-1].get("text")
+            if isinstance(text, str) and text != text.rstrip():
+                blocks[-1]["text"] = text.rstrip()
+                pieces[-1] = b",".join(map(encode_json, blocks))
 
     def _add(self, item: Item, piece: bytes) -> None:
         role = "user" if isinstance(item, _OF_THE_USER) else "assistant"

@@ -24,10 +24,14 @@ from agentloop.models._codec import (
 )
 from agentloop.models._common import (
     argument_text,
+    earlier_name,
+    fit_call_id,
     output_text,
 )
 
 INTERFACE = "a realtime session"
+_MOST_ID = 32
+"""Characters of an id that a session takes."""
 WIRE_ID = "realtime_call_id"
 """Key in a call's `provider_data` of the server's own id, if the run uses another id for the call."""
 
@@ -48,10 +52,12 @@ def encode_item(item: Item, wire_ids: dict[str, str]) -> JsonDict:
         case AssistantMessage():
             return _message("assistant", "output_text", item.content)
         case HandoffCall() | ToolCall(kind="function" | "shell" | "apply_patch" | "computer"):
-            if isinstance(item.provider_data, Mapping) and isinstance(wire_id := item.provider_data.get(WIRE_ID), str):
-                wire_ids[item.call_id] = wire_id
-            call_id, arguments = wire_ids.get(item.call_id, item.call_id), argument_text(item.arguments)
-            return {"type": "function_call", "call_id": call_id, "name": item.name, "arguments": arguments}
+            given = item.provider_data.get(WIRE_ID) if isinstance(item.provider_data, Mapping) else None
+            call_id = given if isinstance(given, str) else fit_call_id(item.call_id, _MOST_ID)
+            if call_id != item.call_id:
+                wire_ids[item.call_id] = call_id
+            name, arguments = earlier_name(item.name), argument_text(item.arguments)
+            return {"type": "function_call", "call_id": call_id, "name": name, "arguments": arguments}
         case HandoffOutput() | ToolOutput(kind="function" | "shell" | "apply_patch" | "computer"):
             return encode_output(wire_ids.get(item.call_id, item.call_id), output_text(item.output))
         case _:

@@ -48,7 +48,7 @@ from agentloop.models._codec import (
     read_text,
     without_none,
 )
-from agentloop.models._common import argument_text, data_url, earlier_name, no_form, output_text
+from agentloop.models._common import argument_text, data_url, earlier_name, fit_call_id, no_form, output_text
 from agentloop.models._pieces import CALL_TYPES, OUTPUT_TYPES, PieceCache
 from agentloop.models._responses import executors
 
@@ -253,8 +253,7 @@ def _annotation(one: UrlCitation | FileCitation | ContainerFileCitation) -> Json
 
 
 def _call(item: ToolCall | HandoffCall) -> JsonDict:
-    wire = _wire(item) or {}
-    call_id = wire.get("call_id", item.call_id)
+    wire, call_id = _wire(item) or {}, _wire_id(item)
     if isinstance(item, ToolCall) and executors.has_item(item):
         caller = _caller(item)
         return executors.write_call(item, call_id, wire) | ({} if caller is None else {"caller": caller})
@@ -272,6 +271,16 @@ def _call(item: ToolCall | HandoffCall) -> JsonDict:
     return sent | {name: value for name, value in wire.items() if name not in sent}
 
 
+def _wire_id(call: ToolCall | HandoffCall) -> object:
+    """Return the id of *call* for the server: its own if it has made the call, else the run's."""
+    wire = _wire(call)
+    return fit_call_id(call.call_id, _MOST_ID) if wire is None else wire.get("call_id", call.call_id)
+
+
+_MOST_ID = 64
+"""Characters of a call's id that the vendor takes."""
+
+
 def _caller(call: ToolCall) -> JsonDict | None:
     if call.caller is None:
         return None
@@ -280,8 +289,9 @@ def _caller(call: ToolCall) -> JsonDict | None:
 
 def _output(item: ToolOutput | HandoffOutput, call: ToolCall | HandoffCall | None) -> JsonDict:
     wire = None if call is None else _wire(call)
+    call_id = item.call_id if call is None else _wire_id(call)
     if isinstance(item, ToolOutput) and item.kind == "approval":
-        return _verdict(item, (wire or {}).get("call_id", item.call_id))
+        return _verdict(item, call_id)
     custom = isinstance(item, ToolOutput) and item.kind == "custom"
     caller = _caller(call) if isinstance(call, ToolCall) else None
     if (
@@ -290,11 +300,11 @@ def _output(item: ToolOutput | HandoffOutput, call: ToolCall | HandoffCall | Non
         and call.kind in EXECUTOR_KINDS
         and executors.has_item(call)
     ):
-        sent = executors.write_output(item, call, (wire or {}).get("call_id", item.call_id), wire or {})
+        sent = executors.write_output(item, call, call_id, wire or {})
         return sent | ({} if caller is None else {"caller": caller})
     return {
         "type": "custom_tool_call_output" if custom else "function_call_output",
-        "call_id": (wire or {}).get("call_id", item.call_id),
+        "call_id": call_id,
         "output": _output_content(item.output),
         **({} if caller is None else {"caller": caller}),
     }
