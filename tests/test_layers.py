@@ -191,6 +191,15 @@ def test_rooms_stay_few_and_the_way_down_short(graph: dict[str, set[str]]) -> No
     assert max(floors.values()) <= MOST_FLOORS, sorted(floors.items(), key=lambda each: each[1])
 
 
+def test_what_is_common_has_several_users(graph: dict[str, set[str]]) -> None:
+    """A module of `_common` that only one room uses belongs into that room."""
+    users: dict[str, set[str]] = {module: set() for module in graph if module.startswith("agentloop._common.")}
+    for module, targets in graph.items():
+        for target in targets & users.keys():
+            users[target].add(folder_of(module, set(graph)))
+    assert {module: rooms for module, rooms in users.items() if len(rooms) < 2} == {}
+
+
 def test_no_import_cycle(graph: dict[str, set[str]]) -> None:
     """No module reaches itself, imports inside functions and those for type checkers included."""
     assert import_cycle(graph) == []

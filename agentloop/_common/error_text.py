@@ -199,7 +199,7 @@ def error_details(error: BaseException) -> str:
 # -- tracebacks
 
 
-def _chain_of(error: BaseException) -> Iterator[BaseException]:
+def chain_of(error: BaseException) -> Iterator[BaseException]:
     """Yield *error*, its cause or else its context, and so on, each once."""
     seen: set[int] = set()
     current: BaseException | None = error
@@ -209,11 +209,6 @@ def _chain_of(error: BaseException) -> Iterator[BaseException]:
         current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
 
 
-def leads_to_redacted(error: BaseException) -> bool:
-    """Tell whether the message of *error*, or of one that led to it, may not be shown."""
-    return any(map(is_redacted, _chain_of(error)))
-
-
 def traceback_of(error: BaseException) -> str:
     """Return the frames of *error* and of the errors that led to it, the first cause first, each with its summary.
 
@@ -221,7 +216,7 @@ def traceback_of(error: BaseException) -> str:
     """
     blocks: list[str] = []
     types_alone = False
-    for each in _chain_of(error):
+    for each in chain_of(error):
         types_alone = types_alone or is_redacted(each)
         words = f"{type(each).__name__}({REDACTED})" if types_alone else error_summary(each)
         blocks.append("\n".join([*map(_format_frame, traceback.extract_tb(each.__traceback__)), words]))

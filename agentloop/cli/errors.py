@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 from agentloop import exceptions
-from agentloop._common.error_text import is_redacted, leads_to_redacted, redact, shorten, traceback_of
+from agentloop._common.error_text import chain_of, is_redacted, redact, shorten, traceback_of
 from agentloop._common.error_text import message_of as whole_message_of
 from agentloop._common.terminal_text import harmless
 from agentloop.exceptions import UserError
@@ -74,7 +74,7 @@ def words_for(error: BaseException, *, with_traceback: bool = False) -> str:
 
 
 def _traceback_for(error: BaseException) -> str:
-    if leads_to_redacted(error):  # Python's own traceback would show the messages of all causes
+    if any(map(is_redacted, chain_of(error))):  # Python's own traceback would show the messages of all causes
         return f"Traceback:\n{traceback_of(error)}\n"
     return redact("".join(traceback.format_exception(error)))
 

@@ -25,7 +25,8 @@ import anyio.to_thread
 import attrs
 
 from agentloop._common.lock_files import close_lock_file, open_lock_file
-from agentloop._common.private_files import open_private, open_regular
+from agentloop._common.regular_files import open_regular
+from agentloop.cli.private_files import open_private
 from agentloop.cli.streams import MAX_LINE, InputLine, Lines
 from agentloop.exceptions import UserError
 

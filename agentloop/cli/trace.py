@@ -13,11 +13,11 @@ import anyio
 import attrs
 import click
 
-from agentloop._common.private_files import open_private
 from agentloop._common.terminal_text import exact
 from agentloop.cli import errors
 from agentloop.cli.help_text import examples
 from agentloop.cli.journal_folder import Folder
+from agentloop.cli.private_files import open_private
 from agentloop.cli.supervision import check_backend, supervise
 from agentloop.cli.trace_server import HOST, files_of, serve_timeline
 from agentloop.exceptions import AgentLoopError, UserError

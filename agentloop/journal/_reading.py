@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from urllib.parse import quote
 
-from agentloop._common.private_files import open_regular
+from agentloop._common.regular_files import open_regular
 from agentloop._storage.sqlite_file import ERRORS, distrust
 from agentloop.abc import Codec
 from agentloop.exceptions import JournalError

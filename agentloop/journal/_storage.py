@@ -10,7 +10,7 @@ import sys
 from typing import BinaryIO, Protocol
 
 from agentloop._common.lock_files import close_lock_file, open_lock_file
-from agentloop._common.private_files import open_regular
+from agentloop._common.regular_files import open_regular
 
 _CHUNK = 1 << 20
 _MOST_ZEROS = 64

@@ -133,7 +133,7 @@ _NO_NAME = re.compile(r"[^a-zA-Z0-9_-]")
 def fit_call_id(call_id: str, most: int) -> str:
     """Return the id of a call that another server made, in the characters that this one takes: at most *most*.
 
-    The call and its output stand in one request, so both get the same. What this server made goes back as it is.
+    The call and its output are in one request, so both get the same. What this server made goes back as it is.
     """
     return shorten_name(call_id, call_id, most)
 

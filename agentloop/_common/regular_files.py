@@ -1,4 +1,4 @@
-"""Files for their owner only, and regular files: what else lies in their place may have no end."""
+"""Opens regular files: another thing in their place may have no end."""
 
 from __future__ import annotations
 
@@ -6,11 +6,6 @@ import errno
 import os
 import stat
 from typing import BinaryIO
-
-
-def open_private(path: str, flags: int) -> int:
-    """Return a descriptor, for `open(..., opener=open_private)`: a file that it makes is readable by its owner only."""
-    return os.open(path, flags | getattr(os, "O_CLOEXEC", 0), 0o600)
 
 
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
