@@ -28,11 +28,7 @@ def _check_first(instance: Any, attribute: Any, value: Any) -> None:
 class ModelTimeouts(ByFields):
     """Timeouts of one answer of a model, in seconds: to connect, between pieces, in total. None is no limit.
 
-    Give one where a server is slower than most, or where you would rather fail early:
-
-        timeouts = ModelTimeouts(connect=2, read=300)
-        model = OpenAIChatModel("big", base_url="http://127.0.0.1:8000/v1", timeouts=timeouts)
-
+    Give one where a server is slower than most, or where you would rather fail early.
     `ModelSettings.timeout` bounds a whole attempt, with any model.
 
     Attributes:
@@ -46,6 +42,13 @@ class ModelTimeouts(ByFields):
 
     Raises:
         UserTypeError, UserValueError: a field is not a positive number of seconds; the message names it.
+
+    Example:
+        from agentloop.models import ModelTimeouts, OpenAIChatModel
+
+        timeouts = ModelTimeouts(connect=2, read=300)
+        model = OpenAIChatModel("big", base_url="http://127.0.0.1:8000/v1", timeouts=timeouts)
+        print(model.timeouts.total)  # 7200.0
     """
 
     connect: float | None = attrs.field(default=10.0, validator=_SECONDS)
