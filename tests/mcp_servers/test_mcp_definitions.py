@@ -113,7 +113,7 @@ async def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """The run ends with the sentence that says what to install."""
     monkeypatch.setitem(sys.modules, "mcp.client", None)
     agent = script_agent("a", say("done"), toolsets=[MCPServer(name="x", command=["x"])])
-    with pytest.raises(UserError, match=r"needs the extra `mcp`: in a clone of agentloop, pip install '\.\[mcp\]'"):
+    with pytest.raises(UserError, match=r"needs the extra `mcp`: pip install 'agentloop-anyio\[mcp\]'"):
         await Runner.run(agent, "go")
     with pytest.raises(UserError, match="extra `mcp`"):
         async with MCPServer(name="x", command=["x"]):
