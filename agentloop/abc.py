@@ -23,7 +23,6 @@ __all__ = [
     "ApprovalEffects",
     "Codec",
     "Effects",
-    "ImmediateJournal",
     "Instrument",
     "Journal",
     "LateResult",
@@ -233,23 +232,6 @@ class SealingJournal(Journal, Protocol):
     @property
     def codec(self) -> Codec | None:
         """The codec for the run's secrets, or None. The run uses it; the journal itself does not."""
-        ...
-
-
-@runtime_checkable
-class ImmediateJournal(Journal, Protocol):
-    """A journal that needs no wait: its records are as safe as they will ever be when the method returns.
-
-    The run then appends each record in the step that makes it, with no task between. A subclass that overrides
-    `append` alone is no such journal: its `append` is called.
-    """
-
-    def append_nowait(self, records: Sequence[bytes]) -> None:
-        """Append *records*, all or none of them.
-
-        Raises:
-            JournalError: as `append`.
-        """
         ...
 
 

@@ -50,7 +50,7 @@ MADE_BY_THE_LIBRARY = {
 """Classes whose objects an application is given: the example is where it gets them."""
 WITHOUT_EXAMPLE = {
     *("RunOptions", "ResumeOptions", "ToolOptions", "default_tool_error_function"),
-    *("Codec", "Computer", "Editor", "ImmediateJournal", "Journal", "LeasedJournal", "ReplaceableSession"),
+    *("Codec", "Computer", "Editor", "Journal", "LeasedJournal", "ReplaceableSession"),
     *("SealingJournal", "Session", "Shell", "Storage"),
 }
 """Options, and protocols that have an implementation here, which has the example."""

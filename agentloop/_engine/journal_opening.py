@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from agentloop._common.turns import collect_in_turns
-from agentloop._engine.runtime.journal_writer import JournalWriter, find_shortcut
+from agentloop._engine.runtime.journal_writer import JournalWriter
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop._engine.start import StartingPoint
 from agentloop._storage import state_codec as stored_state
@@ -43,8 +43,7 @@ async def _open(journal: Journal, start: StartingPoint, run: LiveRun, release: C
         graph = run.tree.graph.describe_as_text()
         return stored_state.header(run.tree.log.state.run_id, graph, sealed=codec is not None)
 
-    read = find_shortcut(journal, "_read_nowait", "read")
-    held: list[bytes] = await stored_state.journal_lines(journal) if read is None else read()
+    held = await stored_state.journal_lines(journal)
     records = start.fold.records
     if held and not records:
         raise JournalError("the journal holds a run already: go on with it by Runner.resume, or give an empty one")
@@ -66,8 +65,7 @@ async def _open(journal: Journal, start: StartingPoint, run: LiveRun, release: C
         for record in missing:
             writer.add(records[record])
     run.tree.log.follow(journal=writer)
-    if not writer.immediate:
-        run.resources.host.host(JournalWriter.run, writer, "agentloop journal")
+    run.resources.host.host(JournalWriter.run, writer, "agentloop journal")
 
 
 _claimed: dict[int, Callable[[], bool]] = {}

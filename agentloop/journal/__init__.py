@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from agentloop._common.lazy_names import import_at_first_use
-from agentloop.abc import Codec, ImmediateJournal, Journal, LeasedJournal, SealingJournal
+from agentloop.abc import Codec, Journal, LeasedJournal, SealingJournal
 
 if TYPE_CHECKING:
     from agentloop.journal._reading import read_journal
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Codec",
     "FileJournal",
-    "ImmediateJournal",
     "Journal",
     "LeasedJournal",
     "MemoryJournal",

@@ -8,12 +8,12 @@ from typing import Self
 
 from anyio.lowlevel import checkpoint
 
-from agentloop.abc import Codec, ImmediateJournal
+from agentloop.abc import Codec, Journal
 from agentloop.exceptions import JournalError
 from agentloop.journal._checks import check_codec, check_records
 
 
-class MemoryJournal(ImmediateJournal):  # by inheritance: `isinstance` with a protocol asks for each method
+class MemoryJournal(Journal):  # by inheritance: `isinstance` with a protocol asks for each method
     """A journal that exists as long as its object. For one event loop at a time; not thread-safe.
 
     Nothing is durable here: the records are lost with the process.
@@ -53,21 +53,6 @@ class MemoryJournal(ImmediateJournal):  # by inheritance: `isinstance` with a pr
         self._check_open()
         self._records += added
 
-    def append_nowait(self, records: Sequence[bytes]) -> None:
-        """Append *records* without a wait. A run uses this in place of `append`, unless a subclass overrides that.
-
-        Raises:
-            UserTypeError, UserValueError, JournalError: as `append`.
-        """
-        self._check_open()
-        self._records += check_records(records)
-
-    def _append_line(self, line: bytes) -> None:
-        """Append one *line* that the library has written, as `append_nowait`: a run uses it for all but its first."""
-        if self._closed:
-            self._check_open()
-        self._records.append(line)
-
     async def read(self) -> list[bytes]:
         """Return every record appended so far.
 
@@ -75,10 +60,6 @@ class MemoryJournal(ImmediateJournal):  # by inheritance: `isinstance` with a pr
             JournalError: if the journal is closed.
         """
         await checkpoint()
-        return self._read_nowait()
-
-    def _read_nowait(self) -> list[bytes]:
-        """Return the same without a wait: a run reads it so when it begins."""
         self._check_open()
         return self._records[:]
 

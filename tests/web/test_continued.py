@@ -251,7 +251,7 @@ async def test_journal_that_fails_is_an_error_of_the_run(caplog: pytest.LogCaptu
     """Whether it fails at the first record or at its closing, the client gets one sentence."""
 
     class Broken(MemoryJournal):
-        def append_nowait(self, records: Any) -> None:
+        async def append(self, records: Any) -> None:
             raise JournalError("disk /srv/x is full")
 
     class Unclosed(MemoryJournal):

@@ -6,13 +6,16 @@ Theory. A record is state in the step that appends it; here it becomes durable. 
 The writer's task takes all records added since its last write as one batch, and a journal keeps a batch whole or not at
 all; so records appended in one step are kept together or lost together. A body waits (`durable`) for the batch with its
 `CallStarted`; the next model call, the session and the return of the run wait for all earlier records; no other code
-waits.
+waits. So a turn with calls has two writes, one before the model call and one before the bodies. Records that nothing
+waits for, such as the outcome of the first of two calls, are written too, as soon as the run has had `_PASSES` passes
+to add what belongs to them: a crash must not lose a finished call because another one takes an hour.
 
 States: not begun (records are collected; the run may start another task, see `begun`); waiting for records; writing;
 failed (`error` is set: no more is written, and every waiting task raises it); ended (closed, and all is written).
 
-Facts: `_due` (records of the next batch), `_added` and `_written` (counts since the start), `error`, `_closed`. `_wake`
-and `_progress` are only signals: each waiting task checks the facts again.
+Facts: `_due` (records of the next batch), `_added` and `_written` (counts since the start), `_awaited` (a task waits
+for the next batch), `error`, `_closed`. `_wake` and `_progress` are only signals: each waiting task checks the facts
+again.
 
 Invariants: `_written` grows only when the journal has accepted a batch. A write that was cut or cancelled natively sets
 `error`, since it is unknown whether it was done, and no write follows it. The task is shielded: its waits end by
@@ -22,14 +25,15 @@ Invariants: `_written` grows only when the journal has accepted a batch. A write
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import anyio
+from anyio.lowlevel import checkpoint
 
 from agentloop._common.error_text import is_fatal
 from agentloop._concurrency.backend import (
     capture,
     checkpoint_if_cancelled,
+    new_wakeup,
     uncancel_to,
     wait_out_cancellations,
 )
@@ -44,6 +48,9 @@ _CARRIED = (CancelRequested, DeadlinePassed)
 """Kinds of records that wait for the next one: a write that begins as the run is cancelled has the grace alone, and a
 body that blocks the loop in its cleanup would use it up."""
 
+_PASSES = 6
+"""The passes of the scheduler for which records that no task waits for are gathered. What belongs to one batch comes
+within three; without any, a turn of two calls was four writes."""
 Encode = Callable[[Record], bytes]
 Header = Callable[[], bytes]
 
@@ -71,23 +78,15 @@ class JournalWriter:
         """The reason why no more is written; None while the journal works."""
         self._encode = encode
         self._header = header
-        self._append_nowait = find_append_nowait(journal)
-        # A journal of the library's own needn't look at a line that the library has made: 0.3 µs of each record.
-        self._append_line: Callable[[bytes], None] | None = find_shortcut(
-            journal, "_append_line", "append_nowait", "append"
-        )
         self._check_lease: Callable[[], None] | None = getattr(journal, "check_lease", None)  # of a `LeasedJournal`
         self._due: list[Record] = []
         self._added = 0
         self._written = 0
-        self.immediate: bool = self._append_nowait is not None
-        """True if the journal never waits: there is no task to start, and after `add` a record is durable or `error` is
-        set."""
-        self.begun: bool = self.immediate
+        self.begun = False
         """True once the task has taken its first step; a task cancelled natively before that never does."""
-        if not self.immediate:  # else no task waits
-            self._wake = anyio.Event()
-            self._progress = anyio.Event()
+        self._wake = new_wakeup()
+        self._progress = anyio.Event()
+        self._awaited = False
         self._closed = False
 
     def check(self) -> None:
@@ -106,29 +105,17 @@ class JournalWriter:
             raise self.error
 
     def add(self, record: Record) -> None:
-        """Add *record* to the next batch, or append it at once. Never waits and never raises: see `error`."""
-        append = self._append_nowait
-        if append is None:
-            self._added += 1
-            self._due.append(record)
-            if type(record) not in _CARRIED:
-                self._wake.set()
-        elif self.error is None:
-            try:
-                if self._append_line is not None and self._header is None:
-                    self._append_line(self._encode(record))
-                else:
-                    append(self._make_lines((record,)))
-            except BaseException as error:  # noqa: ASYNC103 - raised by `durable`: the caller is within a step
-                self.error = _as_journal_error(error)
-                self._failed()
+        """Add *record* to the next batch. Never waits and never raises: see `error`."""
+        self._added += 1
+        self._due.append(record)
+        if type(record) not in _CARRIED:
+            self._wake.ring()
 
     def close(self) -> None:
         """Let the writer's task end once all records are written: no record comes any more."""
         self._closed = True
         self._call_closed()
-        if not self.immediate:
-            self._wake.set()
+        self._wake.ring()
 
     async def durable(self) -> None:
         """Wait until all records added so far are durable. Not a checkpoint if they are already.
@@ -137,13 +124,12 @@ class JournalWriter:
             JournalError: they never will be.
             BaseException: the journal's error, where it is no Exception.
         """
-        if self.immediate and self.error is not None:
-            raise self.error
         wanted = self._added
         while self._written < wanted:
             if self.error is not None:
                 raise self.error
-            self._wake.set()
+            self._awaited = True
+            self._wake.ring()
             await self._progress.wait()
 
     @uninterrupted
@@ -160,9 +146,9 @@ class JournalWriter:
             with anyio.CancelScope(shield=True):  # noqa: ASYNC912 - `close` ends its waits
                 while self.error is None and not (self._closed and not self._due):
                     if not self._due:
-                        self._wake = anyio.Event()
                         await wait_out_cancellations(self._wake.wait)
                         continue
+                    await self._gather()
                     with self._cleanup.section(late=True) as scope:
                         await self._write()
                     if scope.cancelled_caught:
@@ -174,12 +160,19 @@ class JournalWriter:
             if self.error is not None:
                 self._failed()
 
+    async def _gather(self) -> None:
+        """Give the run some passes of the scheduler to add what belongs to the batch, unless a task waits for it."""
+        for _ in range(_PASSES):
+            if self._awaited or self._closed:
+                return
+            await wait_out_cancellations(checkpoint)
+
     async def _write(self) -> None:
         """Append one batch of all records due; on failure set `error`.
 
         Cancellation: raised if by a scope; a native one sets `error`.
         """
-        due, self._due = self._due, []
+        due, self._due, self._awaited = self._due, [], False
         written = await capture(lambda: self.journal.append(self._make_lines(due)), outlast=True)
         if written.own_cancel is not None or written.run_cancel is not None:
             await checkpoint_if_cancelled()  # if a scope's, it continues
@@ -211,28 +204,3 @@ def _as_journal_error(error: BaseException) -> BaseException:
     failed = JournalError(f"the journal failed: {type(error).__name__}: {error}")
     failed.__cause__ = error
     return failed
-
-
-def find_append_nowait(journal: Journal) -> Callable[[Sequence[bytes]], None] | None:
-    """Return the method of *journal* that appends at once; None if it has none, or one that a subclass has outdated.
-
-    A subclass that overrides `append` expects to be asked for every record. So the method counts only if no class
-    nearer to the object's own defines `append` alone.
-    """
-    return find_shortcut(journal, "append_nowait", "append")
-
-
-def find_shortcut(journal: Journal, name: str, *others: str) -> Callable[..., Any] | None:
-    """Return the method *name* of *journal*, which does the same as its methods *others* with less effort.
-
-    None if the journal has no such method, or if a class nearer to its own defines one of the others without it: a
-    subclass that overrides one of those expects to be asked.
-    """
-    for cls in type(journal).__mro__:
-        own = vars(cls)
-        if own.get(name) is not None:
-            found: Callable[..., Any] = getattr(journal, name)
-            return found
-        if not own.keys().isdisjoint(others):
-            return None
-    return None

@@ -324,7 +324,7 @@ async def test_nothing_else_waits_for_the_journal(run_mode: Run) -> None:
         await run_mode(agent, "go", journal=journal, run_config=configure_run(watch))
     place = next(place for place, batch in enumerate(journal.batches) if "call_settled" in kinds(batch))
     gathered = [kind for batch in journal.batches[place : place + 2] for kind in kinds(batch)]
-    assert gathered == ["call_settled", "batch_ended", "turn_started"]
+    assert gathered[:3] == ["call_settled", "batch_ended", "turn_started"]
 
 
 # ---------------------------------------------------------------------------------------------- failing journals
@@ -459,59 +459,36 @@ async def test_the_runs_own_failure_stays_the_one_when_the_journal_fails_too(run
     assert any("gone" in note for note in caught.value.__notes__)
 
 
-# ----------------------------------------------------------------------------------------- journals that never wait
+# ----------------------------------------------------------------------------------------------- batches
 
 
-class Immediate(MemoryJournal):
-    """A journal that never waits and keeps the batches it was given; it has room for *room* records."""
-
-    def __init__(self, room: int = 1000, error: BaseException | None = None) -> None:
-        super().__init__()
-        self.batches: list[list[bytes]] = []
-        self.room = room
-        self.error = error or OSError("no space left on the disk")
-
-    async def append(self, records: Sequence[bytes]) -> None:
-        """Fail: a run has no reason to call it."""
-        raise AssertionError("append was called, although append_nowait is there")
-
-    def append_nowait(self, records: Sequence[bytes]) -> None:
-        """Fail, or keep them."""
-        self.room -= len(records)
-        if self.room < 0:
-            raise self.error
-        super().append_nowait(records)
-        self.batches.append(list(records))
+async def test_a_run_writes_once_for_each_gate(run_mode: Run) -> None:
+    """Something waits before each model call, before the bodies of a turn, and at the end; little else is a write."""
+    journal = BatchJournal()
+    done = await run_mode(make_two_turns([]), "go", journal=journal)
+    assert sum(map(len, journal.batches)) == 1 + len(done.records)
+    # How many passes lie between two records is the backend's to say: now and then one more is written by itself.
+    assert 2 * 2 + 2 <= len(journal.batches) <= 2 * 2 + 4
 
 
-async def test_a_journal_that_never_waits_gets_each_record_in_its_step(run_mode: Run) -> None:
-    """A record is in the journal when an instrument is told of it, and the header is in front of the first."""
-    seen: list[tuple[int, int]] = []
-    journal = Immediate()
-
-    class Counting:
-        def on_record(self, record: Any) -> None:
-            seen.append((len(seen) + 1, sum(map(len, journal.batches)) - 1))
+async def test_a_record_that_nothing_waits_for_is_written_meanwhile(run_mode: Run) -> None:
+    """A call that has settled is in the journal while another call of its turn still runs: a crash can't lose it."""
+    journal = BatchJournal()
 
     @tool
-    async def work() -> str:
-        """Work."""
-        return "worked"
+    async def quick() -> str:
+        """Return at once."""
+        return "quick"
 
-    agent = make_agent([work], [call("work", call_id="w"), call("work", call_id="v")])
-    done = await run_mode(agent, "go", journal=journal, run_config=configure_run(Counting()))
-    assert seen == [(n, n) for n in range(1, 1 + len(done.records))]
-    assert kinds(await journal.read())[0] == "header"
-    assert [len(batch) for batch in journal.batches] == [2] + [1] * (len(done.records) - 1)
-    left = await RunState.from_journal(agent, journal)
-    assert left.status == "completed"
+    @tool
+    async def slow() -> str:
+        """Wait until the journal holds the other call's outcome."""
+        while b"call_settled" not in b"".join(await journal.read()):
+            await anyio.lowlevel.checkpoint()
+        return "slow"
 
-
-async def test_a_subclass_that_overrides_append_is_asked_for_every_record(run_mode: Run) -> None:
-    """A class that knows only of `append` misses no record, however new the class below it is."""
-    journal = BatchJournal()
-    done = await run_mode(make_agent([]), "go", journal=journal)
-    assert sum(map(len, journal.batches)) == 1 + len(done.records)
+    agent = make_agent([quick, slow], [call("quick", call_id="q"), call("slow", call_id="s")])
+    assert (await run_mode(agent, "go", journal=journal)).final_output == "done"
 
 
 async def test_a_subclass_that_overrides_read_is_asked_for_its_records(run_mode: Run) -> None:
@@ -523,39 +500,6 @@ async def test_a_subclass_that_overrides_read_is_asked_for_its_records(run_mode:
 
     with pytest.raises(JournalError, match="holds a run already"):
         await run_mode(make_agent([]), "go", journal=Elsewhere())
-
-
-@pytest.mark.parametrize("kind", [OSError, JournalError, KeyboardInterrupt])
-async def test_whatever_record_an_immediate_journal_refuses_nothing_starts_after_it(
-    run_mode: Run, kind: type[BaseException]
-) -> None:
-    """At each record the run fails with the journal's error, and no body ran whose start it doesn't hold."""
-
-    whole = await run_mode(make_two_turns([]), "go")
-    for room in range(1 + len(whole.records)):
-        started: list[str] = []
-        error = kind("no space left on the disk")
-        journal, agent = Immediate(room, error), make_two_turns(started)
-        with pytest.raises(JournalError if issubclass(kind, Exception) else kind, match="no space left") as caught:
-            await run_mode(agent, "go", journal=journal)
-        assert error is caught.value or caught.value.__cause__ is error
-        written = [json.loads(line) for batch in journal.batches for line in batch]
-        assert set(started) <= {one["call_id"] for one in written if one["kind"] == "call_started"}
-        assert len(read_requests(agent)) <= sum(one["kind"] == "turn_started" for one in written)
-
-
-async def test_a_journal_that_only_looks_immediate_is_appended_to() -> None:
-    """A journal without `append`, or with a broken one, is told from one that never waits."""
-    from agentloop._engine.runtime.journal_writer import find_append_nowait, find_shortcut
-
-    class Bare:
-        append_nowait = None
-
-    assert find_append_nowait(Bare()) is None  # type: ignore[arg-type]
-    assert find_append_nowait(BatchJournal()) is None
-    assert find_append_nowait(MemoryJournal()) is not None
-    for journal, usual in (BatchJournal(), False), (Immediate(), False), (MemoryJournal(), True):
-        assert (find_shortcut(journal, "_append_line", "append_nowait", "append") is not None) is usual
 
 
 # ---------------------------------------------------------------------------------------------- another's journal
