@@ -42,14 +42,14 @@ class ModelInputData(Value, frozen=True, kw_only=True):
     """The argument and the result of a `call_model_input_filter`: items and instructions for this one model call.
 
     Example:
-        from agentloop import Agent, ModelInputData, RunConfig, Runner
+        from agentloop import Agent, HistorySettings, ModelInputData, RunConfig, Runner
         from agentloop.testing import FunctionModel, say
 
         def latest_only(data):
             return ModelInputData(input=data.input[-1:], instructions=data.instructions)
 
         agent = Agent("a", model=FunctionModel(lambda request: say(str(len(request.items)))))
-        config = RunConfig(call_model_input_filter=latest_only)
+        config = RunConfig(history=HistorySettings(call_model_input_filter=latest_only))
         print(Runner.run_sync(agent, "go", run_config=config).final_output)  # 1
     """
 

@@ -349,10 +349,11 @@ class SessionSettings(ByFields):
     """Settings of a session's use. `limit` is the number of its latest items that a run is shown; None = all.
 
     Example:
-        from agentloop import RunConfig, SessionSettings
+        from agentloop import HistorySettings, RunConfig, SessionSettings
 
-        config = RunConfig(session_settings=SessionSettings(limit=20))  # the model sees the latest 20 items
-        print(config.session_settings.limit)  # 20
+        latest = SessionSettings(limit=20)  # the model sees the latest 20 items
+        config = RunConfig(history=HistorySettings(session_settings=latest))
+        print(config.history.session_settings.limit)  # 20
     """
 
     limit: int | None = attrs.field(default=None, validator=optional(NAMES.count(0)))
