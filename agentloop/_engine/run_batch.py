@@ -181,7 +181,7 @@ class RunBatch(Block, Generic[ResultT]):
         if own_task() is None:
             protect()
         nursery = await new_nursery(self, copy_context(), bare=False).__aenter__()
-        self.scope = nursery.new_scope()
+        self.scope: anyio.CancelScope | None = nursery.new_scope()
         self._open(nursery, "agentloop batch of runs")
         return self
 

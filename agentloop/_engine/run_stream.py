@@ -92,7 +92,8 @@ class RunStream(Block, Generic[OutputT]):
         await nursery.__aenter__()
         if not nursery.is_group:
             live.nursery = nursery
-        self.scope = live.scope = nursery.new_scope()
+        live.scope = nursery.new_scope()
+        self.scope: anyio.CancelScope | None = live.scope  # said again for type checkers: it is the base class's
         live.tree.log.begin(self._stop)
         live.resources.host = nursery
         self._open(nursery, f"agentloop run of {live.agent.name}")
