@@ -90,19 +90,22 @@ class _Waiter(msgspec.Struct, eq=False):
     name: str
     inside: tuple[ThreadSlot, ...]
     """The slots of the sync bodies that this call is part of, outermost first."""
-    woken: anyio.Event = msgspec.field(default_factory=lambda: anyio.Event())
+    woken: anyio.Event | None = None
+    """Set with the slot or the refusal, once the call waits; most calls get their slot at once."""
     place: ThreadSlot | None = None
     refusal: str | None = None
 
     def start(self) -> None:
         """Take the slot and wake the call. Called by the dispatcher."""
         self.place = self.threads._take(self.name)
-        self.woken.set()
+        if self.woken is not None:
+            self.woken.set()
 
     def refuse(self, text: str) -> None:
         """Let the call continue without a slot."""
         self.refusal = text
-        self.woken.set()
+        if self.woken is not None:
+            self.woken.set()
 
     def answer(self) -> ThreadSlot | str | None:
         """Return the slot or the refusal; None while there is neither."""
@@ -136,6 +139,8 @@ class Threads:
         self._pump: Dispatcher = Dispatcher() if outer is None else outer._pump
         self._waiters: dict[_Waiter, Ticket] = {} if outer is None else outer._waiters
         """The calls of all levels that wait for room, in the order in which they came."""
+        self._no_limit: anyio.CapacityLimiter | None = None
+        """What anyio asks for instead of its own limit, which would hold our threads back; made at first use."""
 
     def __len__(self) -> int:
         return len(self._live)
@@ -178,13 +183,14 @@ class Threads:
         self._pump.add([ticket])
         try:
             if waiter.answer() is None:
+                waiter.woken = anyio.Event()
                 self._waiters[waiter] = ticket
                 for around in waiter.inside:
                     around.waiters.add(waiter)
                 self._refuse_endless_waits(self)
                 await waiter.woken.wait()
-            # The end of the run may have freed the slot, and the cancellation may not have reached this call yet.
-            await checkpoint_if_cancelled()
+                # The end of the run may have freed the slot, and the cancellation may not have reached this call yet.
+                await checkpoint_if_cancelled()
         except BaseException:
             if isinstance(place := waiter.answer(), ThreadSlot):  # given in the step that cancelled the call
                 self.give_back(place)
@@ -273,12 +279,14 @@ class Threads:
             BaseException: the error of *fn*.
         """
         token = anyio.lowlevel.current_token()
-
-        over = anyio.Event()  # set once an abandoned function has ended
+        if self._no_limit is None:
+            self._no_limit = anyio.CapacityLimiter(math.inf)
+        over: anyio.Event | None = None  # made where an abandoned function is awaited, set once it has ended
 
         def ended(value: Any, error: BaseException | None) -> None:
             self.give_back(place)
-            over.set()
+            if over is not None:
+                over.set()
             late(value, error)
 
         changes: dict[ContextVar[Any], Any] = {}
@@ -307,7 +315,7 @@ class Threads:
             value, error = await anyio.to_thread.run_sync(
                 work,
                 abandon_on_cancel=abandon,
-                limiter=anyio.CapacityLimiter(math.inf),  # ours is the only limit
+                limiter=self._no_limit,  # ours is the only limit
             )
         except BaseException as cut:
             if not place.abandon():
@@ -315,6 +323,7 @@ class Threads:
             elif abandon or not isinstance(cut, cancelled_types()):
                 self._refuse_endless_waits(self)
             else:  # cancelled natively: anyio's shield holds against scopes alone
+                over = anyio.Event()  # `ended` runs on this loop, so it can't have run since `abandon`
                 with anyio.CancelScope(shield=True):
                     await wait_out_cancellations(over.wait)
                 place.abandoned = False
