@@ -140,7 +140,7 @@ class Threads:
         self._waiters: dict[_Waiter, Ticket] = {} if outer is None else outer._waiters
         """The calls of all levels that wait for room, in the order in which they came."""
         self._no_limit: anyio.CapacityLimiter | None = None
-        """What anyio asks for instead of its own limit, which would hold our threads back; made at first use."""
+        """The limiter that anyio gets in place of its own, which would hold our threads back; made at first use."""
 
     def __len__(self) -> int:
         return len(self._live)
