@@ -184,6 +184,12 @@ class Budget(msgspec.Struct, eq=False):
             if limit is not None and used >= limit:
                 yield f"{name} {used:f} of {limit:f}" if isinstance(used, Decimal) else f"{name} {used} of {limit}"
 
+    @property
+    def counts_tokens(self) -> bool:
+        """True if tokens have a limit, so that the budget needs to be told the usage of each request."""
+        limits = self.limits
+        return not limits.input_tokens is limits.output_tokens is limits.total_tokens is None
+
     def refusal(self, cost: Amount = 0) -> str | None:
         """Return the reason, with names and numbers, why a call of *cost* can't be admitted now; None if it can.
 

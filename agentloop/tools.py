@@ -337,7 +337,7 @@ class FunctionTool(ReprByFields, Generic[ContextT_contra]):
             if getattr(self, field) is not None and not self.abandon_on_cancel:
                 raise UserValueError(
                     f"tool {self.name!r}: {field}: a sync function can't be stopped; with abandon_on_cancel=True its "
-                    "thread is left to end by itself"
+                    "thread is left to end by itself. Or write the tool as an `async def`"
                 )
 
     @property

@@ -204,8 +204,11 @@ def _charge(run: LiveRun, budget: Budget, view: TurnView, response: ModelRespons
 
     None if nothing of it has a price: there is no function for it, or the response has no usage.
     """
-    name, costs = _find_priced_name(view.model, response), list[Decimal]()
-    if (price := run.price) is not None and response.usage is not None:
+    name, costs, price = _find_priced_name(view.model, response), list[Decimal](), run.price
+    if response.usage is None:
+        if run.state.turn == 1 and (price is not None or budget.counts_tokens):
+            logger.warning("model %s told no usage, so limits on tokens and cost don't count its requests", name)
+    elif price is not None:
         costs.append(to_amount("price", price(name, response.usage)))
     if (hosted_price := run.hosted_price) is not None:
         costs += [to_amount("hosted_price", hosted_price(name, call)) for call in find_hosted_calls(response.items)]

@@ -319,6 +319,28 @@ async def test_requests_and_calls_share_one_cost(run_mode: Run) -> None:
     assert priced == [("ScriptedModel", 40)]
 
 
+@pytest.mark.parametrize(
+    ("config", "warned"),
+    [
+        (RunConfig(limits=UsageLimits(cost=1), price=lambda name, usage: 1), True),
+        (RunConfig(price=lambda name, usage: 1), True),
+        (RunConfig(limits=UsageLimits(total_tokens=10)), True),
+        (RunConfig(limits=UsageLimits(output_tokens=10)), True),
+        (RunConfig(limits=UsageLimits(requests=10)), False),
+        (RunConfig(), False),
+    ],
+)
+async def test_a_limit_that_nothing_counts_for_gets_a_line(
+    run_mode: Run, caplog: pytest.LogCaptureFixture, config: RunConfig, warned: bool
+) -> None:
+    """A server that tells no usage would never reach a limit on tokens or cost: one line for each run says so."""
+    result = await run_mode(make_agent([fine], call("fine", {"n": 1}), say("done"), done=None), "go", run_config=config)
+    assert result.cost is None
+    assert [text for text in caplog.messages if "told no usage" in text] == (
+        ["model ScriptedModel told no usage, so limits on tokens and cost don't count its requests"] if warned else []
+    )
+
+
 @pytest.mark.scenario("WR-06")
 @pytest.mark.parametrize("told", [make_usage(40), None], ids=["with its usage", "without usage"])
 async def test_the_providers_fees_for_hosted_calls_count_too(run_mode: Run, told: RequestUsage | None) -> None:
