@@ -27,7 +27,7 @@ from agentloop.testing.simulation.generated import draw_tape
 from agentloop.testing.simulation.normal_form import normal
 from agentloop.testing.simulation.runs import CancelAt, World, WorldRun, run_one
 
-from . import alone, answers, crashes, further, rare, surrounded
+from . import alone, answers, crashes, further, rare, segments, surrounded
 from .counts import SLOW, Counts, Violation
 from .fixture_agents import XOR_CODEC
 from .generators import GeneratorConfig, Seeded, draw_world
@@ -137,6 +137,8 @@ class Round:
                 )  # type: ignore[misc]
         if not (stop and self.counts.violations):
             self.judged("answers", self.answers)
+        if self.number % segments.EVERY == 0 and not (stop and self.counts.violations):
+            self.judged("segments", self.segments)
         if self.number % rare.EVERY == 0 and not (stop and self.counts.violations):
             self.judged("rare", self.rare)
         if self.number % crashes.EVERY == 0 and not (stop and self.counts.violations):
@@ -319,6 +321,10 @@ class Round:
             self.counterparts(runs, "mode")
         if number % REPLAYED == 0:
             self.replayed(runs[0])
+
+    def segments(self) -> None:
+        """Run a world that is cancelled, cut and resumed, and judge its log after each segment."""
+        segments.many_segments(Seeded(f"{self.seed}/{self.number}/segments"), self.counts)
 
     def beside(self, one: further.Further) -> WorldRun:
         """Run a world that is independent of the round's own."""

@@ -1,8 +1,8 @@
 """Runs of many segments: a generated run is cancelled, cut at any record, and resumed, several times.
 
 A journal may be cut between any two records, since a crash keeps what was durable. After each segment the log is judged
-as somebody judges it who has only the log: `check` and a replay on each backend must accept it. The choices depend on
-the seed alone.
+as somebody judges it who has only the log: `check` and a replay on each backend must accept it. Some rounds of
+an exploration have one such run. The choices depend on the seed only.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from agentloop.testing.simulation.event_loop import BACKENDS, Backend
 from agentloop.testing.simulation.generated import Chance, draw_tape
 from agentloop.testing.simulation.runs import CancelAt, World
 
-from .counts import SLOW
+from .counts import SLOW, Counts
 from .generators import PLAIN, GeneratorConfig, draw_world
 from .invariants import check
 
@@ -31,6 +31,8 @@ SIZES = (
     attrs.evolve(NESTED, approvals=True, guards=True),
     GeneratorConfig(turns=2, calls=3, secrets=False),
 )
+EVERY = 5
+"""An exploration has such a run every EVERY rounds."""
 MOMENTS = 60
 """A cancellation comes before one of this many steps of a process."""
 
@@ -48,10 +50,11 @@ class Segments(_Restarts):
         self._journal._records = list(self.lines)
         return self._journal
 
-    def run_segment(self, backend: Backend, cancel: CancelAt | None) -> int:
+    def run_segment(self, backend: Backend, cancel: CancelAt | None, counts: Counts) -> int:
         """Run one process, cancelled at *cancel*; return how many records the log has then."""
         self.world = attrs.evolve(self.world, cancel=cancel)
-        self.run_process(backend)
+        counts.note(self.run_process(backend))
+        counts.numbers["segments"] += 1
         self.lines = self._journal._records
         self.cut(len(self.lines))
         return len(self.held)
@@ -63,8 +66,10 @@ class Segments(_Restarts):
         self.read_records(self.lines)
 
 
-def many_segments(chance: Chance) -> int:
+def many_segments(chance: Chance, counts: Counts | None = None) -> int:
     """Run one generated world in several segments, judge the log after each, and return their number.
+
+    Adds them to *counts*, if it is given.
 
     Raises:
         AssertionError: for a broken invariant, or a replay with another log.
@@ -73,11 +78,11 @@ def many_segments(chance: Chance) -> int:
     world = World(
         **draw_world(chance, chance.pick(SIZES)), order=chance.pick(["gate", "passes"]), tape=draw_tape(chance)
     )
-    run = Segments(world, chance.one_in(4))
+    run, counts = Segments(world, chance.one_in(4)), counts or Counts()
     for number in range(chance.whole(2, 5)):
         before = len(run.held)
         cancel = CancelAt(chance.whole(0, MOMENTS), "scope") if chance.one_in(2) else None
-        count = run.run_segment(chance.pick(BACKENDS), cancel)
+        count = run.run_segment(chance.pick(BACKENDS), cancel, counts)
         if chance.one_in(2) and count > max(before, 1):
             run.cut(chance.whole(max(before, 1), count - 1))
         if not run.held:

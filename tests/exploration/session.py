@@ -144,6 +144,7 @@ def report(counts: Counts, wanted: Wanted, seconds: float) -> Iterator[str]:
     yield f"crash points: {numbers['crash points']}, gone on with {numbers['recovered']} times"
     for name in AFTER_CRASHES:
         yield f"  {name}: {numbers[name]}"
+    yield f"segments of runs that were cancelled, cut and resumed: {numbers['segments']}"
     yield f"further and rare worlds: {numbers['worlds beside']}, rounds with parts alone: {numbers['parts alone']}"
     yield f"loop-free worlds: {numbers['core worlds']}"
     yield f"malformed inputs: {malformed}" + "".join(

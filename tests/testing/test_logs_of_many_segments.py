@@ -37,9 +37,12 @@ FOUND: dict[str, tuple[str, ...]] = {
     "a crash before a call's start, of a rate": ("other 3828",),
     "a nested run that waits, and a cancellation": ("segments 2637", "other 2272", "other 5130"),
     "an answer of a guardrail or a callback, and a cancellation": (
-        *("segments 3436", "segments 3481", "segments 4660", "other 2751"),
+        *("segments 3436", "segments 3481", "segments 4660", "other 2751", "new 3036", "new 3088"),
     ),
     "a failure that cancels a nested run's waiting call": ("other 567",),
+    "a crash right after a cancellation, a nested run's turn or its last answer": (
+        *("new 649", "new 2468", "new 2752", "new 3168", "other 4497"),
+    ),
     "a cancellation while a request is to be retried": ("other 502", "other 1670"),
 }
 """What coincided, and the seeds of runs in which a search found a log that wasn't accepted."""

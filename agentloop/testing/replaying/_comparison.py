@@ -395,10 +395,36 @@ class ReplayLog:
         if around is not None and around.outcome.status == "timed_out" and self.next_of_run(path) is None:
             return False
         following = self.next_of_run(path)
-        if following is None or self._ends_from_outside(self.skip_last_steps(following)):
+        if following is None or self._is_end_next(following):
             return True
+        return self._gap() <= SLACK and self._is_cut_behind(last, self.records[following])
+
+    def _is_end_next(self, index: int) -> bool:
+        """Tell whether record *index* is the end of a run from outside, or one of the last steps before it.
+
+        Where a crash has left no end, what a session saved was the run's whole result.
+        """
+        saved = isinstance(self.records[index], r.SessionSaved)
+        return not (saved and self.entry.imagined) and self._ends_from_outside(self.skip_last_steps(index))
+
+    def _is_cut_behind(self, last: r.Record, following: r.Record) -> bool:
+        """Tell whether the end of a run came in the step that appended *last*: a question was answered, or the run was
+        resumed, and what follows in the run is that it was cut.
+        """
+        if isinstance(last, r.RunResumed):
+            return self._has_calls_in_doubt(last.path)  # these would have been settled first
+        if isinstance(last, r.GuardrailSettled) and last.stage == "input" and last.verdict == "passed":
+            return False  # the turn went on, and came to its calls
         answered = isinstance(last, r.GuardrailSettled | r.CallbackReturned | r.ApprovalRequested)
-        return answered and self._gap() <= SLACK and is_cut_from_outside(self.records[following])
+        return answered and is_cut_from_outside(following)
+
+    def _has_calls_in_doubt(self, path: Path) -> bool:
+        """Tell whether the body of a call was under way in the run at *path* when an earlier segment was cut off."""
+        for (of, call_id), places in self.recorded.calls.items():
+            before = places[: bisect_left(places, self.entry.start)] if of == path else ()
+            if before and isinstance(self.records[before[-1]], r.CallStarted):
+                return (*path, call_id) not in self.recorded.paths
+        return False
 
     def skip_last_steps(self, index: int) -> int:
         """Return the number of the first record of its run from *index* on that isn't of the last steps of a run."""
@@ -568,7 +594,9 @@ class ReplayLog:
         """
         index = self.bodies_over.get((path, call_id), self.next_of_call(path, call_id))
         if index is None:
-            return
+            if self.entry.ended:
+                return
+            index = self.entry.stop  # the crash came before
         body = _RecordedBody(index, release_refs=(path, call_id) in self.unheld)
         self.bodies.append(body)
         while not self.over and not body.release_refs and not self._is_body_due(index):
@@ -619,6 +647,8 @@ class ReplayLog:
         self.ends_held.add(path)
         end = self.find(r.RunEnded, path)
         if end is None:
+            if not self.entry.ended:  # the crash came before the end, which may have taken time
+                live.resources.stand_in(_ResourceStandIn(self, self.entry.stop))
             return
         before = [index for index in self.recorded.paths[path] if index < end]
         cut = {index for index in before if index >= self.cursor and _is_cut_exit(self.records[index])}
@@ -761,9 +791,9 @@ class ReplayLog:
     def _is_owner_over(self) -> bool:
         """Tell whether the outermost run comes to its end in the step before which its end from outside is due."""
         following = self.next_of_run(())
-        if following is None or self._gap() > SLACK or self._bodies_to_end():
+        if following is None or self._gap() > SLACK or self._bodies_to_end() or "" in self.stops:
             return False
-        return self._ends_from_outside(self.skip_last_steps(following))
+        return self._is_end_next(following)
 
     def _ends_from_outside(self, index: int) -> bool:
         """Tell whether record *index* is the end of a run that was cancelled or timed out."""

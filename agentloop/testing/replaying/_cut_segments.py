@@ -21,7 +21,7 @@ from typing import Any
 
 from agentloop import records as r
 from agentloop.items import ToolCall
-from agentloop.outcomes import CallOutcome
+from agentloop.outcomes import FROM_ABOVE, CallOutcome
 
 Path = tuple[str, ...]
 
@@ -71,21 +71,30 @@ def _cancel_calls(own: Sequence[Any], cancelled_at: float, at: float) -> Iterato
 
     A call whose body has ended isn't, nor is one that waits for its verdict.
     """
-    asked: list[ToolCall] = []
-    held: set[str] = set()
+    calls: list[ToolCall] = []
+    held: set[str] = set()  # they wait for a verdict, or are over
+    cut: set[str] = set()
     for record in own:
-        if isinstance(record, r.ModelResponded):
-            asked = [item for item in record.response.items if isinstance(item, ToolCall)]
-        elif isinstance(record, r.ApprovalRequested):
-            held.add(record.call_id)
-        elif isinstance(record, r.VerdictGiven):
-            held.discard(record.call_id)
-        elif isinstance(record, r.CallSettled | r.BodyEnded):
-            asked = [call for call in asked if call.call_id != record.call_id]
-        elif isinstance(record, r.BatchEnded):
-            asked = []
+        match record:
+            case r.ModelResponded():
+                calls = [item for item in record.response.items if isinstance(item, ToolCall)]
+            case r.ApprovalRequested(call_id=call_id) | r.BodyEnded(call_id=call_id):
+                held.add(call_id)
+            case r.CallSettled(call_id=call_id, outcome=outcome):
+                held.add(call_id)
+                if outcome.cancelled_by in FROM_ABOVE:
+                    cut.add(call_id)
+            case r.VerdictGiven(call_id=call_id):
+                held.discard(call_id)
+            case r.RunResumed():  # they go on
+                held -= cut
+                cut = set()
+            case r.BatchEnded():
+                calls = []
+            case _:
+                pass
     started = {record.call_id: record.at for record in own if isinstance(record, r.CallStarted)}
-    for call in [call for call in asked if call.call_id not in held]:
+    for call in [call for call in calls if call.call_id not in held]:
         outcome = CallOutcome(
             status="cancelled", cancelled_by="parent", started_at=started.get(call.call_id), cancelled_at=cancelled_at
         )

@@ -201,6 +201,8 @@ class ReplayEffects(ReplayLog):
         """
         index = self.next_of_call(path, call_id, r.BodyEnded | r.CallSettled)
         found: Any = None if index is None else self.records[index]
+        if index is None and not self.entry.ended and not paused:
+            await self.body_over(path, call_id, "on_stream")
         returned = isinstance(found, r.CallSettled) and found.outcome.status == "succeeded"
         if index is None or not (returned or isinstance(found, r.BodyEnded)):
             settled: Any = found if isinstance(found, r.CallSettled) and not found.outcome.body_finished else None
@@ -428,9 +430,9 @@ class ReplayEffects(ReplayLog):
         """Wait until the next turn of the current run is due: its consumer may have been slow to read events."""
         path, _ = self.current_run()
         index = self.find(object, path, lambda record: not _is_input_guardrail(record))
-        if index is None:
+        if index is None and self.entry.ended:
             return
-        if self._cuts_effects(index):
+        if index is None or self._cuts_effects(index):
             await self.cut_off(path, None, "the consumer")
         if isinstance(self.records[index], r.TurnStarted):
             await self.known(index, "the consumer", in_time=False)

@@ -210,6 +210,8 @@ class RecordedRun:
         appended as it was cancelled; else *stop*.
         """
         nested = {(*path, self.records[index].call_id) for index in settled}  # type: ignore[union-attr]
+        if any(self._find_stop_time(index) is not None for index in settled):
+            stop = _earlier(stop, self._find_end(path, start, stop)) or stop  # it would have cut them otherwise
         for index in range(start, stop):
             if self.records[index].path[: len(path) + 1] in nested and is_cut_from_outside(self.records[index]):
                 return index
