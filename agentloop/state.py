@@ -371,14 +371,10 @@ class RunState:
             StateError: if the context can't be stored and *strict_context* is True.
         """
         from agentloop._storage.state_codec import state_to_json
+        from agentloop._storage.withholding import Secrets
 
-        return state_to_json(
-            self._make_stored(),
-            context_serializer=context_serializer,
-            strict_context=strict_context,
-            codec=codec,
-            converter=converter or self.converter,
-        )
+        secrets = Secrets(codec, converter or self.converter)
+        return state_to_json(self._make_stored(), secrets, context_serializer, strict_context)
 
     def to_string(
         self,
@@ -406,17 +402,14 @@ class RunState:
             UserError: if there is a *bound_to* and no *key*.
             StateError: as for `to_json`.
         """
-        from agentloop._storage.state_codec import state_to_string
+        from agentloop._storage.state_codec import check_bound_to, seal_state, state_to_json, state_to_string
+        from agentloop._storage.withholding import Secrets
 
-        return state_to_string(
-            self._make_stored(),
-            context_serializer=context_serializer,
-            strict_context=strict_context,
-            codec=codec,
-            converter=converter or self.converter,
-            key=key,
-            bound_to=bound_to,
-        )
+        check_bound_to(bound_to, key)
+        stored, secrets = self._make_stored(), Secrets(codec, converter or self.converter)
+        if key is None:
+            return state_to_string(stored, secrets, context_serializer, strict_context)
+        return seal_state(state_to_json(stored, secrets, context_serializer, strict_context), key, bound_to)
 
     def _make_stored(self) -> Stored:
         from agentloop._storage.state_codec import Stored

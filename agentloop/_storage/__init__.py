@@ -1,1 +1,1 @@
-"""Stored forms of records, items and values; signatures, seals and digests in them; SQLite files."""
+"""Stored forms of records, items and values; signatures, seals and digests in them."""

@@ -7,7 +7,7 @@ are in the clear, or with secrets hidden, as the caller decides. Does not know a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 import attrs
 import msgspec
@@ -26,7 +26,10 @@ from agentloop.exceptions import (
 )
 from agentloop.usage import RequestUsage
 
-_GIVEN_BY_SOME = ("finish_reason", "model", "service_tier", "provider_data")
+_EVENTS = {cls.__struct_config__.tag: cls for cls in get_args(m.ModelEvent)}
+_GIVEN_BY_SOME = ("item", "kind", "finish_reason", "model", "service_tier", "provider_data")
+"""The fields of events that are left out at their default."""
+_OWN_KEYS: Mapping[type, str] = {m.HostedProgress: "tool", m.ReasoningDelta: "of"}
 _OF_TRANSPORT = ("retry", "extra_headers", "extra_query")
 _TRANSPORT_FIELDS = ("status", "code", "retry_after", "should_retry", "request_id")
 
@@ -72,31 +75,19 @@ def _definition_to_json(tool: m.ToolDefinition) -> dict[str, Any]:
 
 def model_event_to_json(event: m.ModelEvent, secrets: Secrets | None = None) -> dict[str, Any]:
     """Return the JSON form of *event*. *secrets* hides secret values in items; with None they are in the clear."""
-    match event:
-        case m.ResponseStarted(response_id):
-            return {"kind": "response_started", "response_id": response_id}
-        case m.TextDelta(text, item):
-            return {"kind": "text_delta", "text": text, **({"item": item} if item else {})}
-        case m.ReasoningDelta(text, of):
-            return {"kind": "reasoning_delta", "text": text, **({"of": of} if of != "text" else {})}
-        case m.HostedProgress(tool, status, own):
-            return {"kind": "hosted_progress", "tool": tool, "status": status, "id": own}
-        case m.ArgumentsDelta(call_id, delta):
-            return {"kind": "arguments_delta", "call_id": call_id, "delta": delta}
-        case m.ItemDone(item):
-            return {"kind": "item_done", "item": part_to_json(item, secrets)}
-        case m.Raw(data):
-            return {"kind": "raw", "data": value_to_json(data, None)}
-        case m.ResponseDone(items, usage, response_id, request_id):
-            more = {name: value for name in _GIVEN_BY_SOME if (value := getattr(event, name)) is not None}
-            return {
-                "kind": "response_done",
-                "items": [part_to_json(item, secrets) for item in items],
-                "usage": None if usage is None else msgspec.structs.asdict(usage),
-                "response_id": response_id,
-                "request_id": request_id,
-                **more,
-            }
+    written: dict[str, Any] = {"kind": event.__struct_config__.tag}
+    for key, field in _fields_of(type(event)).items():
+        value: Any = getattr(event, field.name)
+        if field.name in _GIVEN_BY_SOME and value == field.default:
+            continue
+        if field.name == "items":
+            value = [part_to_json(item, secrets) for item in value]
+        elif field.name == "item" and isinstance(event, m.ItemDone):
+            value = part_to_json(event.item, secrets)
+        elif isinstance(value, RequestUsage):
+            value = msgspec.structs.asdict(value)
+        written[key] = value_to_json(value, None) if field.name == "data" else value
+    return written
 
 
 def model_event_from_json(data: Mapping[str, Any], *, path: str = "$") -> m.ModelEvent:
@@ -106,40 +97,37 @@ def model_event_from_json(data: Mapping[str, Any], *, path: str = "$") -> m.Mode
         StateError: if an item doesn't fit; names the place below *path*.
         KeyError, TypeError, ValueError: if another part doesn't fit.
     """
-    match data["kind"]:
-        case "response_started":
-            return m.ResponseStarted(data["response_id"])
-        case "text_delta":
-            return m.TextDelta(data["text"], data.get("item", 0))
-        case "reasoning_delta":
-            return m.ReasoningDelta(data["text"], data.get("of", "text"))
-        case "hosted_progress":
-            return m.HostedProgress(data["tool"], data["status"], data["id"])
-        case "arguments_delta":
-            return m.ArgumentsDelta(data["call_id"], data["delta"])
-        case "item_done":
-            return m.ItemDone(item_from_json(data["item"], path=f"{path}.item"))
-        case "raw":
-            return m.Raw(data["data"])
-        case "response_done":
-            items = [item_from_json(one, path=f"{path}.items[{at}]") for at, one in enumerate(data["items"])]
-            usage = None if data["usage"] is None else RequestUsage(**data["usage"])
-            more = [data.get(name) for name in _GIVEN_BY_SOME]
-            return m.ResponseDone(items, usage, data["response_id"], data["request_id"], *more)
-        case other:
-            raise ValueError(f"no event is called {other!r}")
+    cls = _EVENTS.get(data["kind"])
+    if cls is None:
+        raise ValueError(f"no event is called {data['kind']!r}")
+    fields: dict[str, Any] = {}
+    for key, field in _fields_of(cls).items():
+        if key not in data and field.name in _GIVEN_BY_SOME:
+            continue
+        value = fields[field.name] = data[key]
+        if field.name == "items":
+            fields["items"] = [item_from_json(one, path=f"{path}.items[{at}]") for at, one in enumerate(value)]
+        elif cls is m.ItemDone:
+            fields["item"] = item_from_json(value, path=f"{path}.item")
+        elif field.name == "usage" and value is not None:
+            fields["usage"] = RequestUsage(**value)
+    event: m.ModelEvent = cls(**fields)
+    return event
+
+
+def _fields_of(cls: type) -> dict[str, msgspec.structs.FieldInfo]:
+    """Return the fields of a class of events by their keys: a `kind` beside the event's own has another one."""
+    own = _OWN_KEYS.get(cls)
+    return {own if own and one.name == "kind" else one.name: one for one in msgspec.structs.fields(cls)}
 
 
 def model_error_to_json(error: BaseException) -> dict[str, Any]:
     """Return the JSON form of an error of a model: its class, its message, and the fields that a retry depends on."""
     data: dict[str, Any] = {"kind": type(error).__name__, "message": str(error)}
-    match error:
-        case ModelTransportError():
-            data |= {name: getattr(error, name) for name in _TRANSPORT_FIELDS}
-        case ModelTimeoutError():
-            data["timeout"] = error.timeout
-        case _:
-            pass
+    if isinstance(error, ModelTransportError):
+        data |= {name: getattr(error, name) for name in _TRANSPORT_FIELDS}
+    elif isinstance(error, ModelTimeoutError):
+        data["timeout"] = error.timeout
     return data
 
 

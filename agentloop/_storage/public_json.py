@@ -32,10 +32,7 @@ if TYPE_CHECKING:
     from cattrs import BaseConverter
 
 GuardrailResult = InputGuardrailResult | OutputGuardrailResult | ToolGuardrailResult
-_EVENTS = get_args(ev.Event)
-_MODEL_EVENTS = get_args(m.ModelEvent)
 _LEFT_OUT = frozenset({"path", "turn", "delta"})
-_PARTS = (CallOutcome, ModelResponse, RequestUsage)
 
 
 def to_json(value: object, *, codec: Codec | None = None, converter: BaseConverter | None = None) -> dict[str, Any]:
@@ -61,29 +58,13 @@ def to_json(value: object, *, codec: Codec | None = None, converter: BaseConvert
 
         print(to_json(UserMessage("hi"))["type"])  # user_message
     """
-    secrets = Secrets(codec, converter)
-    given: Any = value
-    cls = type(given)
-    writer: Callable[[Any, Secrets], dict[str, Any]]
-    if cls in KINDS:
-        writer = record_to_json
-    elif cls in i.ITEM_TYPES:
-        writer = part_to_json
-    elif cls in _EVENTS:
-        writer = _event_to_json
-    elif cls in _MODEL_EVENTS:
-        writer = model_event_to_json
-    elif cls in _PARTS:
-        writer = part_to_json
-    elif cls is m.ModelRequest:
-        writer = request_to_json
-    elif cls is Usage:
-        writer = _usage_to_json
-    elif isinstance(given, AgentLoopError):
-        return model_error_to_json(given)
-    else:
-        raise UserTypeError(f"to_json: a record, an item, an event or such a value is needed, not {cls.__name__}")
-    return writer(given, secrets)
+    writer = _WRITERS.get(type(value))
+    if writer is not None:
+        return writer(value, Secrets(codec, converter))
+    if isinstance(value, AgentLoopError):
+        return model_error_to_json(value)
+    kind = type(value).__name__
+    raise UserTypeError(f"to_json: expected a record, an item, an event or a part of these, got {kind}")
 
 
 def record_from_json(data: Mapping[str, Any], *, codec: Codec | None = None) -> Record:
@@ -92,7 +73,7 @@ def record_from_json(data: Mapping[str, Any], *, codec: Codec | None = None) -> 
     *codec* opens sealed secrets; without it, and where only a digest was kept, a placeholder is in their place.
 
     Raises:
-        StateError: naming the first places that don't fit: an unknown kind, a value of the wrong type, a field that is
+        StateError: naming the first place that doesn't fit: an unknown kind, a value of the wrong type, a field that is
             missing or unknown, a secret that *codec* can't open. Values aren't quoted.
 
     Example:
@@ -114,7 +95,7 @@ def item_from_json(data: Mapping[str, Any], *, codec: Codec | None = None) -> i.
     where only a digest was kept, a placeholder is in their place.
 
     Raises:
-        StateError: naming the first places that don't fit, as `record_from_json`.
+        StateError: naming the first place that doesn't fit, as `record_from_json`.
 
     Example:
         from agentloop import item_from_json, to_json
@@ -162,3 +143,13 @@ def guardrail_result_to_json(result: GuardrailResult, secrets: Secrets) -> dict[
         secret = isinstance(result, InputGuardrailResult) and result.secret
     written["output"] = secrets.hide_json(output) if secret else output
     return written
+
+
+_WRITERS: Mapping[type, Callable[[Any, Secrets], dict[str, Any]]] = {
+    **dict.fromkeys(KINDS, record_to_json),
+    **dict.fromkeys((*i.ITEM_TYPES, CallOutcome, ModelResponse, RequestUsage), part_to_json),
+    **dict.fromkeys(get_args(ev.Event), _event_to_json),
+    **dict.fromkeys(get_args(m.ModelEvent), model_event_to_json),
+    m.ModelRequest: request_to_json,
+    Usage: _usage_to_json,
+}

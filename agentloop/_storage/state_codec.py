@@ -7,7 +7,7 @@ context and a description of the agents' graph.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("agentloop")
 
-_split = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _FIELDS = {"schema", "library", "graph", "context", "records", "seal"}
 
 
@@ -61,22 +60,31 @@ class Stored:
 
 
 def state_to_json(
-    stored: Stored,
-    *,
-    context_serializer: Callable[[Any], Any] | None,
-    strict_context: bool,
-    codec: Codec | None,
-    converter: BaseConverter | None,
+    stored: Stored, secrets: Secrets, serializer: Callable[[Any], Any] | None, strict: bool
 ) -> dict[str, Any]:
     """See `RunState.to_json`."""
-    secrets = Secrets(codec, converter)
-    head = _head_to_json(stored, _context_to_json(stored.context, context_serializer, strict_context, converter))
+    head = _head_to_json(stored, secrets, serializer, strict)
     return {**head, "records": [record_to_json(record, secrets) for record in stored.records]}
 
 
-def _head_to_json(stored: Stored, context: dict[str, Any] | None) -> dict[str, Any]:
-    data: dict[str, Any] = {"schema": SCHEMA_VERSION, "library": __version__, "graph": stored.graph}
-    return data if context is None else {**data, "context": context}
+def state_to_string(stored: Stored, secrets: Secrets, serializer: Callable[[Any], Any] | None, strict: bool) -> str:
+    """See `RunState.to_string`: the text of a state that isn't sealed."""
+    texts = {name: encode(value) for name, value in _head_to_json(stored, secrets, serializer, strict).items()}
+    texts["records"] = records_to_array(stored.records, secrets)
+    return msgspec.json.encode({name: msgspec.Raw(text) for name, text in texts.items()}, order="sorted").decode()
+
+
+def seal_state(data: dict[str, Any], key: Keys, bound_to: str | None) -> str:
+    """Return the text of a state with its seal; *data* is the result of `state_to_json`."""
+    return encode({**data, "seal": make_seal(encode(data), key, bound_to)}).decode()
+
+
+def _head_to_json(
+    stored: Stored, secrets: Secrets, serializer: Callable[[Any], Any] | None, strict: bool
+) -> dict[str, Any]:
+    head: dict[str, Any] = {"schema": SCHEMA_VERSION, "library": __version__, "graph": stored.graph}
+    context = _context_to_json(stored.context, serializer, strict, secrets.converter)
+    return head if context is None else {**head, "context": context}
 
 
 def _context_to_json(
@@ -90,39 +98,12 @@ def _context_to_json(
         return {"serialized": False, "value": value_to_json(dict(context), Secrets(converter=converter))}
     if converter is not None and type(plain := converter.unstructure(context)) is not type(context):
         return {"serialized": True, "value": value_to_json(plain)}
+    kind = type(context).__name__
     if strict:
-        raise StateError(f"the context, a {type(context).__name__}, can't be stored without a context_serializer")
-    logger.warning(
-        "the context, a %s, is not stored with the state: give a context_serializer, or the context again on resume",
-        type(context).__name__,
-    )
+        raise StateError(f"the context, a {kind}, can't be stored without a context_serializer")
+    hint = "give a context_serializer, or the context again on resume"
+    logger.warning("the context, a %s, is not stored with the state: %s", kind, hint)
     return None
-
-
-def state_to_string(
-    stored: Stored,
-    *,
-    context_serializer: Callable[[Any], Any] | None,
-    strict_context: bool,
-    codec: Codec | None,
-    converter: BaseConverter | None,
-    key: Keys | None,
-    bound_to: str | None = None,
-) -> str:
-    """See `RunState.to_string`."""
-    _check_bound_to(bound_to, key)
-    head = _head_to_json(stored, _context_to_json(stored.context, context_serializer, strict_context, converter))
-    secrets = Secrets(codec, converter)
-    if key is None:
-        parts = {name: encode(value) for name, value in head.items()}
-        return _join({**parts, "records": records_to_array(stored.records, secrets)}).decode()
-    data = {**head, "records": [record_to_json(record, secrets) for record in stored.records]}
-    return encode({**data, "seal": make_seal(encode(data), key, bound_to)}).decode()
-
-
-def _join(parts: Mapping[str, bytes]) -> bytes:
-    """Return the canonical JSON object whose values have the texts *parts*."""
-    return b"{%b}" % b",".join([b'"%b":%b' % (name.encode(), parts[name]) for name in sorted(parts)])
 
 
 class _PlainState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -169,7 +150,7 @@ def state_from_json(
     """See `RunState.from_json`."""
     if not isinstance(data, Mapping):
         raise StateError(f"Malformed state: an object is needed, not {type(data).__name__}")
-    _check_bound_to(bound_to, key)
+    check_bound_to(bound_to, key)
     _check_state_seal(data, key, bound_to)
     data = upgrade(data)
     unknown = sorted(str(name) for name in set(data) - _FIELDS)
@@ -184,7 +165,7 @@ def state_from_json(
     return Stored(records, restored, _check_graph(data.get("graph")))
 
 
-def _check_bound_to(bound_to: object, key: Keys | None) -> None:
+def check_bound_to(bound_to: object, key: Keys | None) -> None:
     if bound_to is None:
         return
     check("bound_to", NAMES.words(), bound_to)
@@ -295,51 +276,42 @@ def read_lines(lines: Iterable[bytes], codec: Codec | None) -> JournalContents:
         JournalError: the first line is no header.
         StateError: a line doesn't fit; names it and the part.
     """
-    reader = _LineReader(codec)
-    return reader.contents(list(reader.records(lines)))
+    heads: list[Mapping[str, Any]] = []
+    return _contents(heads, list(_read_records(lines, Secrets(codec), heads)))
 
 
 async def read_lines_in_turns(lines: Iterable[bytes], codec: Codec | None) -> JournalContents:
     """Return the contents of a journal's *lines* as `read_lines`; other tasks have their turns meanwhile."""
-    reader = _LineReader(codec)
-    return reader.contents(await collect_in_turns(reader.records(lines)))
+    heads: list[Mapping[str, Any]] = []
+    return _contents(heads, await collect_in_turns(_read_records(lines, Secrets(codec), heads)))
 
 
-class _LineReader:
-    """Reads the lines of one journal, once. Owned by one function, which asks for the contents after the records."""
+def _read_records(lines: Iterable[bytes], secrets: Secrets, heads: list[Mapping[str, Any]]) -> Iterator[r.Record]:
+    """Yield the record of each line that has one; add each header to *heads*."""
+    schema = ""
+    for index, line in enumerate(lines):
+        if schema == SCHEMA_VERSION and (record := read_plain_line(line)) is not None:
+            yield record
+            continue
+        data = decode(line)
+        if isinstance(data, dict) and data.get("kind") == "header":
+            upgrade(data)  # refuses an unknown schema
+            heads.append(data)
+            schema = data["schema"]
+            if data.get("run_id") != heads[0].get("run_id"):
+                raise JournalError(f"the header in line {index + 1} of the journal is of another run")
+            continue
+        if not heads:
+            raise JournalError("the journal doesn't begin with a header")
+        if isinstance(data, dict):
+            data = upgrade_record(data, schema)
+        if data is not None:
+            yield record_from_json(data, path=f"$[{index}]", secrets=secrets)
 
-    def __init__(self, codec: Codec | None) -> None:
-        self._secrets = Secrets(codec)
-        self._heads: list[dict[str, Any]] = []
-        self._schema = ""
 
-    def records(self, lines: Iterable[bytes]) -> Iterator[r.Record]:
-        """Yield the record of each line that has one."""
-        for index, line in enumerate(lines):
-            if self._schema == SCHEMA_VERSION and (record := read_plain_line(line)) is not None:
-                yield record
-                continue
-            data = decode(line)
-            if isinstance(data, dict) and data.get("kind") == "header":
-                self._heads.append(upgrade(data))
-                self._schema = data["schema"]
-                if self._heads[-1].get("run_id") != self._heads[0].get("run_id"):
-                    raise JournalError(f"the header in line {index + 1} of the journal is of another run")
-            elif not self._heads:
-                raise JournalError("the journal doesn't begin with a header")
-            elif (
-                self._schema != SCHEMA_VERSION
-                and isinstance(data, dict)
-                and (data := upgrade_record(data, self._schema)) is None
-            ):
-                continue
-            else:
-                yield record_from_json(data, path=f"$[{index}]", secrets=self._secrets)
-
-    def contents(self, records: Iterable[r.Record]) -> JournalContents:
-        """Return what the lines hold, with their *records*."""
-        head, is_current = self._heads[0], self._schema == SCHEMA_VERSION
-        return JournalContents(tuple(records), head.get("run_id"), _check_graph(head.get("graph")), is_current)
+def _contents(heads: Sequence[Mapping[str, Any]], records: Iterable[r.Record]) -> JournalContents:
+    is_current = heads[-1]["schema"] == SCHEMA_VERSION
+    return JournalContents(tuple(records), heads[0].get("run_id"), _check_graph(heads[0].get("graph")), is_current)
 
 
 def codec_of(journal: Journal) -> Codec | None:

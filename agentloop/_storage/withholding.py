@@ -12,7 +12,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeGuard
 
 from agentloop._common.errors import StateError
 from agentloop._common.masking import replace_arguments, replace_spans, select_spans, spans_of
@@ -23,15 +23,10 @@ from agentloop.items import ToolCall
 if TYPE_CHECKING:
     from cattrs import BaseConverter
 
+    from agentloop.abc import Codec
+
 Mark: TypeAlias = Literal["$digest", "$sealed"]
 MARKS = ("$digest", "$sealed")
-
-
-class Sealer(Protocol):
-    """The part of `agentloop.abc.Codec` that this module uses."""
-
-    def seal(self, data: bytes) -> bytes: ...
-    def open(self, sealed: bytes) -> bytes: ...
 
 
 class Withheld(Value, frozen=True):
@@ -71,7 +66,7 @@ class Secrets(Value, frozen=True):
     *converter* writes the application's own types in stored values, secret or not.
     """
 
-    codec: Sealer | None = None
+    codec: Codec | None = None
     converter: BaseConverter | None = None
 
     def hide(self, data: bytes) -> dict[str, str]:

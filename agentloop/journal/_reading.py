@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager
 from urllib.parse import quote
 
 from agentloop._common.regular_files import open_regular
-from agentloop._storage.sqlite_file import ERRORS, distrust
+from agentloop._common.sqlite_file import ERRORS, distrust
 from agentloop.abc import Codec
 from agentloop.exceptions import JournalError
 from agentloop.journal._checks import check_codec, check_path

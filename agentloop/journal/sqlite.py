@@ -17,7 +17,7 @@ from typing import Self
 import anyio
 
 from agentloop._common.checks import check_id, check_seconds
-from agentloop._storage.sqlite_file import ERRORS, connect, transaction
+from agentloop._common.sqlite_file import ERRORS, connect, transaction
 from agentloop.abc import Codec
 from agentloop.exceptions import JournalError
 from agentloop.journal._checks import check_codec, check_path, check_records

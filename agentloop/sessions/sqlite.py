@@ -26,7 +26,7 @@ import attrs
 from anyio.lowlevel import current_token
 
 from agentloop._common.checks import check_id, check_seconds
-from agentloop._storage.sqlite_file import ERRORS, connect, transaction
+from agentloop._common.sqlite_file import ERRORS, connect, transaction
 from agentloop.exceptions import StateError, UserError, UserTypeError
 from agentloop.items import Item
 from agentloop.sessions._checks import check_limit, conflict

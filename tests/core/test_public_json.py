@@ -76,7 +76,7 @@ def test_what_does_not_fit_is_refused_with_its_place() -> None:
         item_from_json({"type": "tool_call", "call_id": 1, "name": "n", "arguments": "{}"})
     with pytest.raises(StateError, match="Malformed record"):
         record_from_json({"kind": "nothing"})
-    with pytest.raises(UserTypeError, match="not int"):
+    with pytest.raises(UserTypeError, match="got int"):
         to_json(1)
 
 

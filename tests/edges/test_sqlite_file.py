@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agentloop._storage.sqlite_file import connect, transaction, use_wal
+from agentloop._common.sqlite_file import connect, transaction, use_wal
 from agentloop.exceptions import JournalError, StateError
 from agentloop.items import UserMessage
 from agentloop.journal import SQLiteJournal, read_journal
