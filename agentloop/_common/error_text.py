@@ -196,6 +196,13 @@ def error_details(error: BaseException) -> str:
     return (_ANSWER_FORM if isinstance(error, AnswerError) else _WHOLE_FORM).describe(error)
 
 
+def summary_and_details(error: BaseException) -> tuple[str, str]:
+    """Return `error_summary(error)` and `error_details(error)`. Most messages have one line, which is both."""
+    details = error_details(error)
+    is_both = "\n" not in details and len(details) < MAX_CHARS and not isinstance(error, EarlierFailure)
+    return (details if is_both else error_summary(error)), details
+
+
 # -- tracebacks
 
 

@@ -360,39 +360,48 @@ async def in_own_task(work: Callable[[], Awaitable[object]]) -> Captured:
     """Do *work* where no native cancellation of the current task reaches it. Return how it ended, as `capture` does.
 
     For work that must run to its end although a body may have left a `Task.cancel()` of its own task behind. On asyncio
-    that takes a task. It is a bare one: a third of what a group takes with its handle and event. On trio there are no
-    native cancellations.
+    it is a bare task, because a group with its handle and its event takes three times as long. On trio, which has no
+    native cancellations, it is a task only so that the work takes as many passes of the loop as on asyncio.
 
     Cancellation: scopes around the current task cancel the work, which is awaited.
     """
-    if own_task() is None:
-        return await capture(work)
-    count, begun, ended, over = cancelling(), False, Captured(), _AsyncioWakeup()
-    scope = anyio.CancelScope(deadline=anyio.current_effective_deadline())
+    ended: Captured | None = None
+    wakeup, scope = new_wakeup(), anyio.CancelScope(deadline=anyio.current_effective_deadline())
 
-    async def run() -> None:
-        nonlocal begun, ended
-        begun = True
+    async def run(_: object) -> None:
+        nonlocal ended
+        ended = Captured()
         with scope:
             ended = await capture(work)
+        wakeup.ring()
+
+    if own_task() is None:
+        async with anyio.create_task_group() as group:
+            starter(group)(run, None, "agentloop own task")
+    while ended is None:  # a task that was cancelled natively before its first step did nothing: start it again
+        await _wait_for_own_task(run, scope, wakeup)
+    return ended
+
+
+async def _wait_for_own_task(work: Work, scope: anyio.CancelScope, wakeup: Wakeup) -> None:
+    """Do *work*, which is in *scope* and rings *wakeup* in its last step, in a task of asyncio."""
+    # Not by the loop's factory of tasks: an eager task would run before we can wait for it.
+    loop = asyncio.get_running_loop()
+    task = asyncio.Task(work(None), loop=loop, name="agentloop own task", context=copy_context())
+    task.add_done_callback(lambda _: wakeup.ring())  # for a task that never begins
+    count = cancelling()
 
     async def wait() -> None:
         while not task.done():
-            await over.wait()
+            await wakeup.wait()
 
-    while not begun:  # a task that was cancelled natively before its first step did nothing: start it again
-        # Not by the loop's factory of tasks: an eager task would run before we can wait for it.
-        loop = asyncio.get_running_loop()
-        task = asyncio.Task(run(), loop=loop, name="agentloop own task", context=copy_context())
-        task.add_done_callback(lambda _: over.ring())
-        try:
+    try:
+        await wait_out_cancellations(wait, count)
+    except asyncio.CancelledError:
+        scope.cancel()
+        with anyio.CancelScope(shield=True):
             await wait_out_cancellations(wait, count)
-        except asyncio.CancelledError:
-            scope.cancel()
-            with anyio.CancelScope(shield=True):
-                await wait_out_cancellations(wait, count)
-            raise
-    return ended
+        raise
 
 
 async def wait_out_cancellations(wait: Callable[[], Awaitable[object]], count: int = 0) -> None:

@@ -180,7 +180,8 @@ def value_to_json(value: Any, converter: BaseConverter | None, limit: int | None
     With *limit*, a value whose text is longer becomes that text, cut as the model would be shown it.
     """
     content = render(value, converter)
-    if limit is not None and (cut := cut_output(content, limit)) != content:
+    cut = cut_output(content, limit)
+    if cut is not None and cut != content:
         return {"content": item_to_json(ToolOutput("", cut))}
     try:
         plain = json.loads(json.dumps(value, allow_nan=False))

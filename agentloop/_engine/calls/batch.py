@@ -313,10 +313,13 @@ class Batch:
 
     # -- settling: synchronous, in the call's own task
 
-    def settle(self, live: LiveCall, outcome: CallOutcome, failure: Failure | None = None) -> None:
+    def settle(
+        self, live: LiveCall, outcome: CallOutcome, failure: Failure | None = None, summary: str | None = None
+    ) -> None:
         """Append the call's one outcome, which releases what is next in model order, and start the calls this allows.
 
-        Synchronous, so that a finished effect is never lost to a cancellation.
+        Synchronous, so that a finished effect is never lost to a cancellation. *summary* is the one of the outcome's
+        error, if the caller knows it.
         """
         body, given = live.body, live.arguments
         unstarted = body is None or body.started_at is None
@@ -329,6 +332,7 @@ class Batch:
             None if body is None else body.ended_at,
             given.receipt,
             given.text if unstarted and given.text != live.call.arguments else None,
+            summary,
         )
         live.to("settled")
         self.run.tree.log.append(record)
@@ -372,12 +376,13 @@ class Batch:
         body_ended_at: float | None = None,
         receipt: str | None = None,
         arguments: str | None = None,
+        summary: str | None = None,
     ) -> CallSettled:
         # Outputs of bodies were cut before. This cuts texts of the library, and the application's own texts.
-        output, limit = outcome.output, self.execution.max_output_chars
-        if output is not None and limit is not None and not (type(output) is str and len(output) <= limit):
-            outcome = outcome.replace(output=cut_output(output, limit))
-        error = None if outcome.error is None else error_summary(outcome.error)
+        output = cut_output(outcome.output, self.execution.max_output_chars)
+        if output is not outcome.output:
+            outcome = outcome.replace(output=output)
+        error = None if outcome.error is None else summary or error_summary(outcome.error)
         state, at = self.run.state, self.run.tree.log.wall()
         path, turn, call_id = state.path, state.turn, call.call_id
         return CallSettled(path, turn, at, call_id, tool, outcome, body_ended_at, receipt, arguments, attempt, error)
@@ -460,7 +465,7 @@ class Batch:
         limit = self.execution.queue_timeout
         if limit is None or self.halted or anyio.current_time() < self._opened_at + limit:
             return
-        late = [live for live in self.calls.values() if self._can_expire(live)]
+        late = dict.fromkeys(live for live in self.calls.values() if self._can_expire(live))
         self._withdraw(late)
         for segment in self._segments or ():  # settling one of them must not start another
             segment[:] = [live for live in segment if live not in late]
@@ -531,9 +536,7 @@ class Batch:
             if live.phase not in ("settled", "paused"):
                 outcome = live.cut("parent")
                 live.to("settled")
-                run.tree.log.append(
-                    CallSettled(*run.here(), live.call_id, live.tool.name, outcome, attempt=live.earlier.attempt)
-                )
+                run.tree.log.append(self._make_record(live.call, live.tool.name, outcome, live.earlier.attempt))
 
     # -- the owner
 

@@ -307,7 +307,7 @@ async def _settle(live: LiveCall, ended: end.Ending) -> None:
     if live.hooked and (error := await _call_end_hooks(live, outcome)) is not None:
         failed = make_failure(live, error, "post")
         failure = failed if failure is None or isinstance(failure.error, Exception) else failure
-    live.batch.settle(live, outcome, failure)
+    live.batch.settle(live, outcome, failure, draft.summary)
 
 
 def _give_way(live: LiveCall, ended: end.Ending, draft: Draft) -> None:

@@ -15,13 +15,13 @@ logger = logging.getLogger("agentloop.tools")
 _NO_CONTEXT = "ctx.context is None in this run: was context=… forgotten at Runner.run?"
 
 
-def log_failure(live: LiveCall, error: BaseException) -> None:
+def log_failure(live: LiveCall, error: BaseException, summary: str | None = None) -> None:
     """Log that the body of *live* failed with *error*, which the tool's policy reports to the model.
 
     A WARNING names tool, call and error; a message at DEBUG has the traceback. Neither shows a secret: both show an
     error as the summary that records have, without its own message.
     """
-    words = (live.tool.qualified_name, live.call_id, error_summary(error))
+    words = (live.tool.qualified_name, live.call_id, summary or error_summary(error))
     logger.warning("tool %s failed in call %s: %s%s", *map(_escape_unprintable, words), hint_at(live, error, "; "))
     if logger.isEnabledFor(logging.DEBUG):
         logger.debug("traceback of call %s:\n%s", _escape_unprintable(live.call_id), traceback_of(error))

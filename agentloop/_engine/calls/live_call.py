@@ -126,7 +126,9 @@ class CallBatch(Protocol):
         """Give *live* rewritten *arguments*; return False if it no longer runs in its task."""
         ...
 
-    def settle(self, live: LiveCall, outcome: CallOutcome, failure: Failure | None = None) -> None:
+    def settle(
+        self, live: LiveCall, outcome: CallOutcome, failure: Failure | None = None, summary: str | None = None
+    ) -> None:
         """Append the call's one outcome."""
         ...
 
@@ -317,15 +319,13 @@ class LiveCall:
 
         An output that is too long is cut.
         """
-        body, by, output = self.body, outcome.cancelled_by, outcome.output
+        body, by = self.body, outcome.cancelled_by
         limit = self.run.settings.config.tool_execution.max_output_chars
-        if output is not None and limit is not None and not (type(output) is str and len(output) <= limit):
-            output = cut_output(output, limit)
         canceller = self.cancelled.by_call if by == "caller" and self.cancelled is not None else None
         # Every field by hand: `replace` looks each of them up by its name, which takes 1 µs of the 20 of a call.
         return CallOutcome(
             status=outcome.status,
-            output=output,
+            output=cut_output(outcome.output, limit),
             value=outcome.value,
             error=outcome.error,
             cancelled_by=by,

@@ -125,8 +125,10 @@ def cut_text(text: str, limit: int | None, reference: str | None = None) -> str:
     return text[:head] + notice + (text[-tail:] if tail else "")
 
 
-def cut_output(output: Content, limit: int) -> Content:
-    """Return *output* with each of its texts within *limit* characters."""
+def cut_output(output: Content | None, limit: int | None) -> Content | None:
+    """Return *output* with each of its texts within *limit* characters; *output* itself where all of them are."""
+    if output is None or limit is None or (type(output) is str and len(output) <= limit):
+        return output
     if isinstance(output, WithheldText):  # in place of a text that was cut already
         return output
     if isinstance(output, str):
