@@ -181,6 +181,10 @@ STORERS = _Storers(SECRETS, "an object of a class")
 RECORD_STORERS = _Storers(KINDS, "a record of a kind")
 
 
+def _drop(_live: Any, _secrets: Context, _write: Convert) -> None:
+    """Store nothing of a member that exists in this process only."""
+
+
 def _make_storer(cls: type) -> Storer | None:
     secret, may_be_secret = SECRETS[cls], "secret" in cls.__struct_fields__  # type: ignore[attr-defined]
     writers = [(name, way.store) for name, way in ways_of(cls).items() if way.store is not None]
@@ -190,7 +194,11 @@ def _make_storer(cls: type) -> Storer | None:
         given = part
         for name, writer in writers:
             member = getattr(given, name)
-            if member is not None and (stored := writer(member, secrets, write)) is not member:
+            storer = STORERS[type(member)] if writer is store and member is not None else writer
+            if member is None or storer is None:
+                continue
+            stored = None if storer is _drop else storer(member, secrets, write)
+            if stored is not member:
                 part = part.__copy__() if part is given else part  # a copy isn't checked: it holds what is stored
                 force_setattr(part, name, stored)
         return hide(part, secret, secrets) if may_be_secret and part.secret else part
@@ -354,7 +362,7 @@ def read_number(data: Any) -> Any:
     return data
 
 
-_LIVE = _Way(lambda _live, _secrets, _write: None, None)
+_LIVE = _Way(_drop, None)
 _VALUE = _Way(lambda value, secrets, write: write(value, secrets), lambda data, secrets, read: read(data, secrets))
 _MANY_ITEMS = _Way(_store_items, _read_items)
 _NUMBER = _Way(None, lambda data, _secrets, _read: read_number(data))
