@@ -5,7 +5,7 @@ from typing import Any
 import attrs
 import pytest
 
-from agentloop import Agent, FunctionTool, RunConfig, UserTypeError, UserValueError, tool
+from agentloop import Agent, FunctionTool, RunConfig, ToolExecution, UserTypeError, UserValueError, tool
 from agentloop._common.checks import COLLISION_WORDS, NOT_FOUND_WORDS, TIMEOUT_WORDS
 from agentloop._core.agent_graph import describe_tool
 from agentloop._core.sourced_tools import describe
@@ -14,9 +14,11 @@ from agentloop.tools import default_tool_error_function
 WORDS = ("tell_model", "raise")
 OLDER = {
     "timeout_behavior": TIMEOUT_WORDS,
-    "tool_not_found_behavior": NOT_FOUND_WORDS,
-    "tool_name_collision_policy": COLLISION_WORDS,
+    "not_found_behavior": NOT_FOUND_WORDS,
+    "name_collision_policy": COLLISION_WORDS,
 }
+
+OF_RUNS = ("not_found_behavior", "name_collision_policy")
 
 
 async def _look() -> str:
@@ -25,8 +27,10 @@ async def _look() -> str:
 
 
 def _made(option: str, word: Any) -> Any:
-    if option.startswith("tool_"):
-        return getattr(RunConfig(**{option: word}), option)
+    if option in OF_RUNS:
+        made = ToolExecution(**{option: word})
+        assert getattr(RunConfig(**{f"tool_{option}": word}), f"tool_{option}") == getattr(made, option)
+        return getattr(made, option)
     return getattr(tool(_look, **{option: word}), option)  # type: ignore[call-overload]
 
 
@@ -34,7 +38,7 @@ def _made(option: str, word: Any) -> Any:
 def test_every_option_takes_both_words(option: str) -> None:
     """What you gave is what you read, and the first word is the default."""
     assert [_made(option, word) for word in WORDS] == list(WORDS)
-    owner = RunConfig if option.startswith("tool_") else FunctionTool
+    owner = ToolExecution if option in OF_RUNS else FunctionTool
     assert attrs.fields_dict(owner)[option].default == "tell_model"
 
 

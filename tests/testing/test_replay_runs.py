@@ -37,6 +37,7 @@ from agentloop import (
     output_guardrail,
     tool,
 )
+from agentloop import records as r
 from agentloop._engine.runtime.live_run import LiveEffects
 from agentloop._storage.record_codec import decode, encode, record_from_json, record_to_json
 from agentloop.abc import Instrument
@@ -700,6 +701,12 @@ def test_runs_that_were_ended_from_outside() -> None:
         comes_out_the_same(agent, run=run)
     replayed = comes_out_the_same(agent, config=RunConfig(timeout=0.02))
     assert type(replayed[0].error).__name__ == "RunTimeoutError"
+    # A log of an earlier version has the error by the name that it had there.
+    *records, end = replayed[0].records
+    assert isinstance(end, r.RunEnded)
+    assert end.error is not None
+    older = end.replace(error=end.error.replace("RunTimeoutError(", "RunTimeout("))
+    assert lines(replay([*records, older], agent, run_config=RunConfig(timeout=0.02)).records) == lines([*records, end])
 
 
 def guarded() -> Agent[Any, Any]:
