@@ -35,7 +35,7 @@ import sys
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextvars import Context, ContextVar, copy_context
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, final
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast, final
 
 import anyio
 import anyio.lowlevel
@@ -78,29 +78,35 @@ def cancelled_types() -> tuple[type[BaseException], ...]:
     return (native, asyncio.CancelledError)
 
 
-class Relay(Protocol):
-    """Passes the cancellation of a task on to the tasks that it waits for, where no scope is around both."""
+class Around(Protocol):
+    """A nursery (`nursery.Nursery`), for code that runs in one of its tasks and asks whether it is cancelled."""
 
     def relay(self) -> None:
-        """Cancel the scopes of the waited-for tasks, if the waiting task is cancelled."""
+        """Cancel the nursery's members if its owner is cancelled, where no scope around them does that."""
+        ...
+
+    def is_leaving(self) -> bool:
+        """Tell whether the task of its owner is cancelled natively; if so, cancel the members in this same step."""
         ...
 
 
-current_relay: ContextVar[Relay | None] = ContextVar("agentloop relay", default=None)
-"""The relay around the current code of a run. See `nursery`."""
+innermost_nursery: ContextVar[Around | None] = ContextVar("agentloop innermost nursery", default=None)
+"""The nursery of bare tasks around the current code; None in a group, whose scope is around its tasks."""
+outermost_nursery: ContextVar[Around | None] = ContextVar("agentloop outermost nursery", default=None)
+"""The nursery whose owner holds the current work; None on trio, which has no native cancellations."""
 
 
 def enclosing_cancelled() -> bool:
     """Tell whether a scope around the current task is cancelled, so that the next checkpoint will raise."""
-    if (relay := current_relay.get()) is not None:
-        relay.relay()
+    if (nursery := innermost_nursery.get()) is not None:
+        nursery.relay()
     return anyio.current_effective_deadline() == -math.inf
 
 
 def checkpoint_if_cancelled() -> Awaitable[None]:
     """Let a cancellation that is pending continue; else do not wait."""
-    if (relay := current_relay.get()) is not None:
-        relay.relay()
+    if (nursery := innermost_nursery.get()) is not None:
+        nursery.relay()
     if asyncio._get_running_loop() is None and (trio := sys.modules.get("trio")) is not None:
         # anyio asks for the backend first, which takes 1 µs, four times a turn.
         checkpoint: Awaitable[None] = trio.lowlevel.checkpoint_if_cancelled()  # noqa: ASYNC105 - returned
@@ -137,13 +143,22 @@ def own_task() -> asyncio.Task[object] | None:
     return asyncio.current_task() if asyncio._get_running_loop() is not None else None
 
 
+def current_time_on(task: Task | None) -> Callable[[], float]:
+    """Return the function that tells the time on the loop of *task*, the current one; None on trio."""
+    if task is not None:
+        return task.get_loop().time
+    import trio  # an extra, and here only where it runs
+
+    return trio.current_time
+
+
 def running_loop() -> object | None:
     """Return the running asyncio loop of this thread; None on trio, and outside of an event loop."""
     return asyncio._get_running_loop()
 
 
 def own_task_and_count() -> tuple[asyncio.Task[object] | None, int]:
-    """Return `own_task()` and `cancelling()`."""
+    """Return `own_task()` and how many native cancellations of it are pending; 0 on trio."""
     task = asyncio.current_task() if asyncio._get_running_loop() is not None else None
     return task, 0 if task is None else task.cancelling()
 
@@ -164,21 +179,6 @@ def is_closing(task: object) -> bool:
     return False
 
 
-class Holder(Protocol):
-    """The task that holds a run: it entered the run's block, and is cancelled natively when the loop is left.
-
-    Read by all code of the run, through a context variable; on trio, which has no native cancellations, there is none.
-    The run's nursery is it (`nursery`).
-    """
-
-    def is_leaving(self) -> bool:
-        """Tell whether the holder is cancelled natively. If so, the run is cancelled in this same step."""
-        ...
-
-
-current_holder: ContextVar[Holder | None] = ContextVar("agentloop holder", default=None)
-
-
 def run_is_cancelled() -> bool:
     """Tell whether the run around the current code is being cancelled: by a scope, or natively with its holder."""
     return enclosing_cancelled() or loop_is_left()
@@ -186,14 +186,8 @@ def run_is_cancelled() -> bool:
 
 def loop_is_left() -> bool:
     """Tell whether the holder of the run around the current code is cancelled natively, as at the end of its loop."""
-    holder = current_holder.get()
-    return holder is not None and holder.is_leaving()
-
-
-def cancelling() -> int:
-    """Return how many native cancellations of the current task are pending; 0 on trio."""
-    task = own_task()
-    return task.cancelling() if task is not None else 0
+    nursery = outermost_nursery.get()
+    return nursery is not None and nursery.is_leaving()
 
 
 def uncancel_to(count: int) -> None:
@@ -280,8 +274,9 @@ async def capture_error(error: BaseException, task: object, count: int, *, outla
     return Captured(error=error)
 
 
+@Coroutine.register
 @final
-class _LazyCoroutine(Coroutine[Any, Any, None]):
+class _LazyCoroutine:
     """`work(on)`, called when its task first runs: a task that never runs leaves no unawaited coroutine."""
 
     __slots__ = ("_on", "_work")
@@ -292,12 +287,6 @@ class _LazyCoroutine(Coroutine[Any, Any, None]):
 
     def __await__(self) -> Generator[Any, Any, None]:
         return self._work(self._on).__await__()
-
-    def send(self, value: Any) -> Any:  # pragma: no cover - a Coroutine has these; it is awaited, never stepped
-        raise RuntimeError("only to be awaited")
-
-    def throw(self, *error: Any) -> Any:  # pragma: no cover - as above
-        raise RuntimeError("only to be awaited")
 
     def close(self) -> None:
         """Do nothing: nothing has begun."""
@@ -314,11 +303,8 @@ def starter(group: TaskGroup) -> Starter:
         eager = asyncio.get_running_loop().get_task_factory() is not None
 
         def start_in_group(work: Work, on: Any, name: str, context: Context | None = None) -> None:
-            group.create_task(
-                _LazyCoroutine(work, on),
-                name=name,
-                context=context.copy() if eager and context is not None else context,
-            )
+            context = context.copy() if eager and context is not None else context
+            group.create_task(cast(Coroutine[Any, Any, None], _LazyCoroutine(work, on)), name=name, context=context)
 
         return start_in_group
     import trio  # an extra, and here only where it runs
@@ -329,7 +315,7 @@ def starter(group: TaskGroup) -> Starter:
         if context is None:
             nursery.start_soon(work, on, name=name)
         else:
-            context.run(lambda: nursery.start_soon(work, on, name=name))
+            context.run(cast(Any, nursery.start_soon), work, on, name=name)
 
     return start_in_nursery
 
@@ -389,7 +375,7 @@ async def _wait_for_own_task(work: Work, scope: anyio.CancelScope, wakeup: Wakeu
     loop = asyncio.get_running_loop()
     task = asyncio.Task(work(None), loop=loop, name="agentloop own task", context=copy_context())
     task.add_done_callback(lambda _: wakeup.ring())  # for a task that never begins
-    count = cancelling()
+    _, count = own_task_and_count()
 
     async def wait() -> None:
         while not task.done():
@@ -492,31 +478,13 @@ def _do_nothing() -> None:
     """Do nothing. trio accepts it only while its loop runs."""
 
 
-class Wakeup(Protocol):
-    """Wakes the one task that waits for it. Owned by that task; any code of its event loop may ring.
-
-    Ringing without a waiting task has no effect, so a task must check its condition before it waits.
-
-    For the hand-over that happens for every delta of a stream, where an `anyio.Event` for each wait would cost more
-    than the delta's event and its passage through the buffer together.
-    """
-
-    @property
-    def awaited(self) -> bool:
-        """Tell whether a task waits and has not been woken."""
-        ...
-
-    def ring(self) -> None:
-        """Wake the waiting task, if there is one. Only in that task's event loop."""
-        ...
-
-    async def wait(self) -> None:
-        """Wait for the next ring. A checkpoint. Only one task may wait at a time."""
-        ...
-
-
 def new_wakeup() -> Wakeup:
-    """Return a wakeup for the running event loop."""
+    """Return a wakeup for the current task, which is the only one that may wait for it.
+
+    Any code of the event loop may ring. Ringing without a waiting task has no effect, so check your condition before
+    you wait. For example, the consumer of a stream waits for each delta, where an `anyio.Event` for each wait would
+    cost more than the delta's whole way to the consumer.
+    """
     return _TrioWakeup() if own_task() is None else _AsyncioWakeup()
 
 
@@ -529,41 +497,6 @@ def wake(future: asyncio.Future[None] | None) -> None:
             future.set_result(None)
 
 
-class Owned(Protocol):
-    """A nursery of bare tasks, as far as the future of its owner knows about it."""
-
-    context: Context
-    """The context that its members start in a copy of."""
-
-    def cancel(self) -> None:
-        """Cancel all members."""
-        ...
-
-
-@final
-class OwnersWakeup(asyncio.Future[None]):
-    """The future that the owner of a nursery of bare tasks waits for. A cancellation of the owner cancels the members.
-
-    Not by a callback of the future, which would be three objects more for the collector in each waiting run.
-    """
-
-    __slots__ = ("nursery",)
-
-    nursery: Owned
-    """Set by the nursery, which makes the future: a method for that would cost as much as the future."""
-
-    def cancel(self, msg: Any = None) -> bool:
-        """Cancel the future, and the members in the pass in which the owner learns of it.
-
-        Not in this step, which is one of the task that cancels: a scope that is cancelled in a task formats that task's
-        repr, which would be a quarter of the cost of cancelling a call.
-        """
-        if not self.done():
-            nursery = self.nursery
-            self.get_loop().call_soon(nursery.cancel, context=nursery.context)
-        return super().cancel(msg)
-
-
 @final
 class _AsyncioWakeup:
     __slots__ = ("_future",)
@@ -573,12 +506,15 @@ class _AsyncioWakeup:
 
     @property
     def awaited(self) -> bool:
+        """Tell whether a task waits and has not been woken."""
         return self._future is not None and not self._future.done()
 
     def ring(self) -> None:
+        """Wake the waiting task, if there is one. Only in that task's event loop."""
         wake(self._future)
 
     async def wait(self) -> None:
+        """Wait for the next ring. A checkpoint."""
         self._future = asyncio.get_running_loop().create_future()
         await self._future
 
@@ -609,3 +545,7 @@ class _TrioWakeup:
     def _forget(self, _: object) -> trio.lowlevel.Abort:
         self._task = None
         return self._lowlevel.Abort.SUCCEEDED
+
+
+Wakeup: TypeAlias = _AsyncioWakeup | _TrioWakeup
+"""Wakes the one task that waits for it. Made by `new_wakeup`."""

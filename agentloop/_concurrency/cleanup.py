@@ -21,11 +21,12 @@ class Cleanup:
     no deadline. A nested run's deadline is never later than the outer run's.
     """
 
-    __slots__ = ("_begun", "_outer", "_own", "_sections", "grace")
+    __slots__ = ("_begun", "_lines", "_own", "_sections", "grace")
 
     def __init__(self, grace: float, outer: Cleanup | None = None) -> None:
         self.grace: float = grace
-        self._outer = outer
+        self._lines: tuple[Cleanup, ...] = () if outer is None else (outer, *outer._lines)
+        """The cleanups around this one. Without itself: a reference to itself would need the garbage collector."""
         self._own: float | None = None
         self._begun = False
         # In opening order, which is the order in which one deadline cuts several of them.
@@ -34,10 +35,7 @@ class Cleanup:
     @property
     def deadline(self) -> float | None:
         """The deadline on the loop's clock, or None while the run is not being cancelled."""
-        outer = self._outer.deadline if self._outer is not None else None
-        if self._own is None or outer is None:
-            return outer if self._own is None else self._own
-        return min(self._own, outer)
+        return min([line._own for line in (self, *self._lines) if line._own is not None], default=None)
 
     def begin(self) -> None:
         """Note that the run's cancellation is under way; the first call sets the deadline, for open sections too."""
@@ -74,12 +72,8 @@ class Cleanup:
         if (end := self.deadline) is not None:
             deadline = min(deadline, end + self.grace if late and end <= now else end)
         scope = anyio.CancelScope(shield=shield, deadline=deadline)
-        lines: list[Cleanup] = []
-        line: Cleanup | None = self
-        while line is not None:  # a nested run's sections end at the outer runs' deadlines too
+        for line in (self, *self._lines):  # an inner section ends at the outer deadlines too
             line._sections[scope] = None
-            lines.append(line)
-            line = line._outer
         torn = False
         try:
             with scope:
@@ -89,7 +83,7 @@ class Cleanup:
                     torn = not enclosing_cancelled() and loop_is_left()
                     raise
         finally:
-            for line in lines:
+            for line in (self, *self._lines):
                 line._sections.pop(scope, None)
             if torn and self.deadline is not None:
                 self.end_by(anyio.current_time())

@@ -180,7 +180,7 @@ class RunBatch(Block, Generic[ResultT]):
             raise UserError("a batch of runs can be entered or awaited once")
         if own_task() is None:
             protect()
-        nursery = await new_nursery(self, copy_context(), bare=False).__aenter__()
+        nursery = await new_nursery(self._lose_task, copy_context(), bare=False).__aenter__()
         self.scope: anyio.CancelScope | None = nursery.new_scope()
         self._open(nursery, "agentloop batch of runs")
         return self

@@ -82,7 +82,7 @@ class RunStream(Block, Generic[OutputT]):
     async def __aenter__(self) -> Self:
         if self._nursery is not None:
             raise UserError("a streamed run can be entered once")
-        live, nursery = self._live, new_nursery(self, copy_context(), holds=True, bare=self._plain)
+        live, nursery = self._live, new_nursery(self._lose_task, copy_context(), holds=True, bare=self._plain)
         if self._subscribe:
             from agentloop._engine.runtime.event_buffer import EventBuffer  # no plain run needs it
 

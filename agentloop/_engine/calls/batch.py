@@ -78,7 +78,7 @@ class Batch:
         """Wall-clock time at which the batch was stopped."""
         self.closed = False
         """True once the event loop is gone, so that nothing can be awaited, woken or started any more."""
-        self.nursery = new_nursery(self, context)
+        self.nursery = new_nursery(self._lose_task, context)
         self._opened = False
         self._segments: list[list[LiveCall]] | None = None  # last first; an empty deque takes 0.7 KiB of each turn
         self._current: set[LiveCall] | None = None

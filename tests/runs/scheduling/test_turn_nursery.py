@@ -15,7 +15,7 @@ from kit.watching import Watch
 from agentloop import Agent, RunConfig, Runner, tool
 from agentloop import records as r
 from agentloop._concurrency import nursery as nursery_module
-from agentloop._concurrency.backend import current_relay, enclosing_cancelled
+from agentloop._concurrency.backend import enclosing_cancelled, innermost_nursery
 from agentloop._concurrency.nursery import Nursery, find_scope_class, new_nursery
 from agentloop.testing import ScriptedModel, call, say
 
@@ -198,7 +198,7 @@ async def test_error_of_a_member_cancels_the_others_and_leaves_bare() -> None:
 
     other = Part(anyio.sleep_forever)
     with pytest.raises(ZeroDivisionError):
-        async with new_nursery(Calls(), copy_context()) as nursery:
+        async with new_nursery(Calls()._lose_task, copy_context()) as nursery:
             start(nursery, other, Part(fails))
     assert other.caught
 
@@ -212,7 +212,7 @@ async def test_error_of_a_member_leaves_trios_nursery_in_a_group() -> None:
 
     other = Part(anyio.sleep_forever)
     with pytest.raises(ExceptionGroup) as raised:
-        async with new_nursery(Calls(), copy_context()) as nursery:
+        async with new_nursery(Calls()._lose_task, copy_context()) as nursery:
             start(nursery, other, Part(fails))
     assert raised.group_contains(ZeroDivisionError)
 
@@ -235,7 +235,7 @@ async def test_error_of_the_owner_cancels_the_members() -> None:
     owner: Any = asyncio.current_task()
     part = Part(cleans_up)
     with pytest.raises(ZeroDivisionError):
-        async with new_nursery(Calls(), copy_context()) as nursery:
+        async with new_nursery(Calls()._lose_task, copy_context()) as nursery:
             start(nursery, part)
             await anyio.lowlevel.checkpoint()
             raise ZeroDivisionError
@@ -250,7 +250,7 @@ async def test_cancellation_at_the_end_of_the_block_reaches_the_members() -> Non
     """The owner is cancelled while it waits for tasks that have nothing more to tell it."""
     part = Part(anyio.sleep_forever)
     with anyio.CancelScope() as scope:
-        async with new_nursery(Calls(), copy_context()) as nursery:
+        async with new_nursery(Calls()._lose_task, copy_context()) as nursery:
             start(nursery, part)
             scope.deadline = anyio.current_time() + 0.01
     assert part.caught
@@ -266,7 +266,7 @@ async def test_cancellation_of_the_owner_is_seen_in_the_same_step_on_every_level
     with anyio.CancelScope() as scope:
 
         async def nests() -> None:
-            async with new_nursery(Calls(), copy_context()) as nursery:
+            async with new_nursery(Calls()._lose_task, copy_context()) as nursery:
                 start(nursery, inner)
                 await nursery.wait(math.inf)
 
@@ -282,7 +282,7 @@ async def test_cancellation_of_the_owner_is_seen_in_the_same_step_on_every_level
                 seen.append(enclosing_cancelled())
 
         outer = Part(nests)
-        async with new_nursery(Calls(), copy_context()) as nursery:
+        async with new_nursery(Calls()._lose_task, copy_context()) as nursery:
             start(nursery, outer, Part(looks))
             await nursery.wait(math.inf)
     assert seen == [True, True, False]
@@ -306,10 +306,10 @@ async def test_member_started_late_or_between_two_scopes_is_cancelled_too() -> N
 
     late = Part(anyio.sleep_forever)
     with anyio.move_on_after(0.01):
-        async with new_nursery(Calls(), copy_context()) as nursery:
+        async with new_nursery(Calls()._lose_task, copy_context()) as nursery:
             start(nursery, Part(starts_another))
     assert late.caught
-    assert not current_relay.get()
+    assert not innermost_nursery.get()
 
 
 @pytest.mark.backends("asyncio")
@@ -318,7 +318,7 @@ async def test_member_cancelled_before_its_first_step_is_reported() -> None:
     """Other code of the loop cancels a task that has not begun: the others are cancelled and the owner is told."""
     told: list[str] = []
     with_first_step, without = Part(anyio.sleep_forever), Part(anyio.sleep_forever)
-    async with new_nursery(Calls(told), copy_context()) as nursery:
+    async with new_nursery(Calls(told)._lose_task, copy_context()) as nursery:
         start(nursery, with_first_step)
         await anyio.lowlevel.checkpoint()
         before = asyncio.all_tasks()
