@@ -3,8 +3,9 @@
 A backend's nursery raises the errors of its tasks in a group, in the order in which the tasks happened to end. You want
 one error, and the same one on both backends and in every run. So:
 
-* An error cancels the other pieces. Pieces that fail in the same scheduler pass have all failed, and we raise the error
-  of the first one by position. For example, put a judge before the work that it judges: its verdict then says more.
+* An error cancels the other pieces, one scheduler pass later, because a backend chooses the order of tasks within a
+  pass. So we know all pieces that have failed in that pass, and raise the error of the first one by position. For
+  example, put a judge before the work that it judges if its verdict says more than a failure of the work.
 * A piece that fails while it is being cancelled has failed because of the first error, which is the one to raise.
 * A fatal error (not an `Exception`, such as `SystemExit`) may come from such a cleanup, too. It outranks the other
   errors, and also a cancellation that is on its way.
@@ -18,6 +19,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, final
 
 import anyio
+import anyio.lowlevel
 
 from agentloop._common.error_text import is_fatal
 from agentloop._concurrency.backend import (
@@ -111,8 +113,12 @@ class _Several:
         is_late = bool(self.errors) and isinstance(error, Exception) and raised_while_cancelled(error)
         if self._on_error is not None and captured.own_cancel is None:
             self._on_error(error, next(iter(self.errors.values())) if is_late else None)
-        if not is_late:
-            self.errors[position] = error
+        if is_late:
+            return
+        self.errors[position] = error
+        try:
+            await anyio.lowlevel.cancel_shielded_checkpoint()  # others that fail in this pass must be known, too
+        finally:
             self.group.cancel_scope.cancel()
 
     def raise_fatal(self) -> None:
