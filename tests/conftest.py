@@ -7,12 +7,14 @@ import os
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import exploration.invariants  # noqa: F401  enters what only the engine can break into the table that `check` judges by
+import msgspec
 import pytest
 import trio
 import trio.testing
@@ -20,7 +22,10 @@ from hypothesis import HealthCheck, settings
 
 import agentloop
 from agentloop._concurrency import nursery as nursery_module
+from agentloop._core.call_state import CallState
 from agentloop._core.gate import admit
+from agentloop._core.run_facts import UsageMeter
+from agentloop._core.run_fold import RunFold
 from agentloop._engine.runtime.log import Log
 from agentloop.exceptions import StateError
 from agentloop.records import Record
@@ -65,6 +70,45 @@ def _check_every_append() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Log, "append", checked)
+        yield
+
+
+def _differ(one: Any, other: Any, place: str) -> list[str]:
+    """Return the places at which two values of a fold differ; caches aren't compared."""
+    if one is other:
+        return []
+    if isinstance(one, msgspec.Struct) and type(one) is type(other) and isinstance(one, RunFold | CallState):
+        names = [name for name in one.__struct_fields__ if name not in CACHES]
+        return [each for name in names for each in _differ(getattr(one, name), getattr(other, name), f"{place}.{name}")]
+    if isinstance(one, UsageMeter):
+        return [] if one.total() == other.total() else [place]
+    if isinstance(one, dict) and one.keys() == other.keys():
+        return [each for key in one for each in _differ(one[key], other[key], f"{place}[{key!r}]")]
+    if isinstance(one, list | tuple | deque) and other is not None and len(one) == len(other):
+        pairs = zip(one, other, strict=True)
+        return [each for index, (a, b) in enumerate(pairs) for each in _differ(a, b, f"{place}[{index}]")]
+    return [] if one == other else [place]
+
+
+CACHES = ("_digest", "_digested", "_found", "_repeats", "_counted", "just_released")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _check_every_detached_fold() -> Iterator[None]:
+    """Check that the fold a resumed run begins with is what folding the log again gives."""
+    detach = RunFold.detached
+
+    def checked(fold: RunFold) -> RunFold:
+        twin = detach(fold)
+        if not fold.path:
+            again = RunFold(limits=fold.limits)
+            for record in fold.records:
+                again.apply(record)
+            ILLEGAL.extend(f"detached {place}" for place in _differ(twin, again, "fold"))
+        return twin
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunFold, "detached", checked)
         yield
 
 

@@ -8,8 +8,11 @@ from __future__ import annotations
 import hashlib
 from collections import Counter, deque
 from collections.abc import Sequence
+from copy import copy
 from itertools import takewhile
 from typing import Any, Self
+
+import msgspec
 
 from agentloop import records as r
 from agentloop._common.digests import digestible
@@ -25,27 +28,25 @@ from agentloop.settings import JsonLimits
 from agentloop.usage import RequestUsage, Usage
 
 _DEFAULT_LIMITS = JsonLimits()
+_SHALLOW = (
+    *("guardrails", "failures", "handoffs_due", "just_released"),
+    *("receipts", "cancel_requests", "sticky", "_repeats", "handoffs", "found_tools"),
+)
+"""The lists and dictionaries of a fold whose entries nobody changes."""
 
 
-class UsageMeter:
+class UsageMeter(msgspec.Struct, eq=False):
     """Sums of usage, owned by one fold and grown in place; `total` returns them as a value."""
 
-    requests: int
-    input_tokens: int
-    output_tokens: int
-    total_tokens: int
-    cached_tokens: int
-    cache_write_tokens: int
-    reasoning_tokens: int
-    audio_tokens: int
-    entries: Sequence[RequestUsage]
-
-    __slots__ = tuple(__annotations__)
-
-    def __init__(self) -> None:
-        self.requests = self.input_tokens = self.output_tokens = self.total_tokens = 0
-        self.cached_tokens = self.cache_write_tokens = self.reasoning_tokens = self.audio_tokens = 0
-        self.entries = ()
+    requests: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    total_tokens: int = 0
+    cached_tokens: int = 0
+    cache_write_tokens: int = 0
+    reasoning_tokens: int = 0
+    audio_tokens: int = 0
+    entries: Sequence[RequestUsage] = ()
 
     def add(self, usage: RequestUsage | None) -> None:
         """Count one request, or the attempts that *usage* tells. Without *usage* only `requests` grows."""
@@ -78,140 +79,177 @@ class UsageMeter:
         )
 
 
-class RunFacts:
-    """The state of one run, as far as its records tell it. `RunFold` is the class of the objects."""
+class RunFacts(msgspec.Struct, eq=False):
+    """The state of one run, as far as its records tell it. `RunFold` is the class of the objects.
 
-    path: tuple[str, ...]
-    limits: JsonLimits
-    records: list[r.Record]
-    nested: dict[str, Self]
-    _found: dict[tuple[str, ...], Self]
+    The attributes stand by what they are about. A container that few runs fill begins as one that all runs share, and
+    is made at its first entry.
+    """
+
+    # -- the run and its log. Of the root's `records` everything else follows; a nested run has none of its own.
+
+    path: tuple[str, ...] = ()
+    limits: JsonLimits = _DEFAULT_LIMITS
+    records: list[r.Record] = []
+    nested: dict[str, Self] = NO_DICT
+    """The nested runs, by the id of the call that began each."""
+    _found: dict[tuple[str, ...], Self] = NO_DICT
     """Cache of nested folds by path, so that a deep one is searched for once."""
-    run_id: str
-    agent: str
-    """Key of the current agent."""
-    max_turns: int | None
-    turn: int
-    input: tuple[Item, ...]
-    holds_secrets: bool
+    run_id: str = ""
+    max_turns: int | None = None
+    started: r.RunStarted | None = None
+    resumed: r.RunResumed | None = None
+    ended: r.RunEnded | None = None
+    """The end of the last run segment; None while one is under way, or its process died."""
+    meter: UsageMeter = msgspec.field(default_factory=UsageMeter)
+    """The usage of the run and of the runs nested in it: each request counts once."""
+    model: ModelInfo | None = None
+    """The model of the last request."""
+    sandbox: str | None = None
+    """The name of the run's sandbox, which its provider finds it by. Only of the outermost run."""
+    saved: int | None = None
+    """Number of the new items that session writes have covered; None before the first write."""
+
+    # -- its secrets. Each flag only rises.
+
+    holds_secrets: bool = False
     """True once some item or outcome in the tree was secret; kept by its root. No record needs a mark before."""
-    secret_input: bool
+    secret_input: bool = False
     """True once some input item is secret."""
-    gaps: bool
+    gaps: bool = False
     """True once some secret input was stored in a form that can't be read back."""
-    # Invariant: history holds an output for every call in it, outside a batch. The list only grows, since views of
-    # it are kept; what replaces a part of the history makes a new list.
-    history: list[Item]
-    kept_length: int
+
+    # -- its input, and the guardrails that judge it. While `input_accepted` is True, nothing is unchecked.
+
+    input: tuple[Item, ...] = ()
+    unchecked_input: tuple[Item, ...] = ()
+    """Input, of the run or added later, that the guardrails have not accepted yet."""
+    input_accepted: bool = False
+    """True once every input item has been accepted; False again when input is added."""
+    input_added_later: bool = False
+    """True once input was added after the run's own input had been accepted."""
+    input_guards_due: tuple[tuple[str, int], ...] = ()
+    """Input guardrails that have to pass `unchecked_input`, as the current turn's start names them; often none."""
+    input_guards_passed: frozenset[tuple[str, int]] = NO_SET
+    """Input guardrails that have passed `unchecked_input`, by name and position among those of that name."""
+    guardrails: Sequence[r.GuardrailSettled] = ()
+    tripped: r.GuardrailSettled | None = None
+    """The input or output guardrail of the run whose tripwire ends this run segment."""
+
+    # -- its history. Outside a batch it holds an output for every call in it, in model order. The list only grows,
+    # because views of it are kept; what replaces a part of the history makes a new list.
+
+    history: list[Item] = []
+    kept_length: int = 0
     """Length of the part of `history` that the run began with, or that a replacement of the history has left."""
-    new_items: list[Item]
-    responses: list[ModelResponse]
-    calls: dict[str, CallState]
-    batch: Sequence[CallState]
-    batch_open: bool
-    released: int
-    """Index into `batch`: every call below it has been released or waits for a verdict."""
-    released_late: deque[CallState] | None
-    """Settled calls below `released` that are not released yet: they waited when the index passed them."""
-    sticky: dict[tuple[str, str, str | None], r.VerdictGiven]
-    """Verdicts on all calls of an agent to a tool, by agent and tool."""
-    cancel_requests: dict[str, r.CancelRequested]
-    """The first request to cancel just one call, by the call's id: it never starts after that, approved or not."""
-    conflict: ToolCall | HandoffCall | None
-    turn_has_effects: bool
+    sent: int = 0
+    """Length of the part of `history` that a provider which keeps the conversation has acknowledged."""
+    new_items: list[Item] = []
+    responses: list[ModelResponse] = []
+    just_released: Sequence[ToolOutput] = ()
+    """The outputs released by the last record that may release some: see `run_fold._release`."""
+    _digest: Any = None
+    """The digest of the first `_digested` items of the history, to be updated; None before the first use."""
+    _digested: int = 0
+
+    # -- the current turn. One of these is due: the model (`turn_open`), calls (`batch_open`), a handoff, or nothing.
+
+    turn: int = 0
+    agent: str = ""
+    """Key of the current agent."""
+    turn_open: bool = False
+    """True from the start of a turn until the model has answered in it; a paused answer leaves the turn open."""
+    turn_began: int = 0
+    """Index into `new_items` of the current turn's first item."""
+    turn_has_effects: bool = False
     """True once a call of the current turn started, an approval was requested for one, or the run was resumed.
 
-    A tool that the application disables after that affects its own calls alone, and no longer the whole response.
+    A tool that the application disables after that affects its own calls only, and no longer the whole response.
     """
-    shown_tools: tuple[str, ...]
+    shown_tools: tuple[str, ...] = ()
     """Names of the tools that the model saw in the current turn."""
-    call_without_id: ToolCall | HandoffCall | None
-    """A call of the current turn's response that has no id."""
-    unusable_reason: str | None
-    """Text that says why the run can't continue from the current turn's response, or None."""
-    only_repeats: int
-    """Number of responses in a row that requested only calls that already have an answer."""
-    invalid_outputs: int
-    """Number of answers of the current agent that didn't fit its output type, and that the model has to correct."""
-    pauses: int
-    """Number of times that the provider has paused its answer in the current turn, to continue in the same turn."""
-    handoffs: dict[str, HandoffCall]
-    handoffs_due: Sequence[HandoffCall]
-    tool_users: frozenset[str]
-    """Agents that have used a tool in this run, by key."""
-    found_tools: dict[str, tuple[str, ...]]
-    """Names of the tools that searches have found in earlier turns, by key of the agent that searched."""
-    settled_tools: frozenset[str]
-    """Names of the tools with at least one settled call."""
-    searches: bool
-    """True while the current batch has a settled search for deferred tools."""
-    warned_in: int
+    warned_in: int = 0
     """The last turn after which the history got a warning that the model repeats itself."""
-    turn_began: int
-    """Index into `new_items` of the current turn's first item."""
-    response: Sequence[Item] | None
+
+    # -- the turn's response, and what is wrong with it. A turn with one of the three faults is never planned.
+
+    response: Sequence[Item] | None = None
     """Items of the current turn's last response, without repeated calls; None before it, and once a handoff or a
     request to correct it has followed.
     """
-    receipts: dict[str, str]
-    guardrails: Sequence[r.GuardrailSettled]
-    tripped: r.GuardrailSettled | None
-    """The input or output guardrail of the run whose tripwire ends this run segment."""
-    input_guards_due: tuple[tuple[str, int], ...]
-    """Input guardrails that have to pass `unchecked_input`, as the current turn's start names them; often none."""
-    input_guards_passed: frozenset[tuple[str, int]]
-    """Input guardrails that have passed `unchecked_input`, by name and position among those of that name."""
-    input_accepted: bool
-    """True once every input item has been accepted; False again when input is added."""
-    input_added_later: bool
-    """True once input was added after the run's own input had been accepted."""
-    model: ModelInfo | None
-    """The model of the last request."""
-    meter: UsageMeter
-    turn_open: bool
-    """True from the start of a turn until the model has answered in it; a paused answer leaves the turn open."""
-    unchecked_input: tuple[Item, ...]
-    """Input, of the run or added later, that the guardrails have not accepted yet."""
-    saved: int | None
-    """Number of the new items that session writes have covered; None before the first write."""
-    sandbox: str | None
-    """The name of the run's sandbox, which its provider finds it by; of the outermost run alone."""
-    sent: int
-    """Length of the part of `history` that a provider which keeps the conversation has acknowledged."""
-    started: r.RunStarted | None
-    resumed: r.RunResumed | None
-    ended: r.RunEnded | None
-    failures: Sequence[r.CallSettled]
+    conflict: ToolCall | HandoffCall | None = None
+    """A call that uses the id of an earlier call for another invocation."""
+    call_without_id: ToolCall | HandoffCall | None = None
+    """A call of the current turn's response that has no id."""
+    unusable_reason: str | None = None
+    """Text that says why the run can't continue from the current turn's response, or None."""
+    only_repeats: int = 0
+    """Number of responses in a row that requested only calls that already have an answer."""
+    invalid_outputs: int = 0
+    """Number of answers of the current agent that didn't fit its output type, and that the model has to correct."""
+    pauses: int = 0
+    """Number of times that the provider has paused its answer in the current turn, to continue in the same turn."""
+
+    # -- its calls. An id means one tool with one set of arguments for the whole run.
+
+    calls: dict[str, CallState] = {}
+    batch: Sequence[CallState] = ()
+    """The calls of the current turn, in model order: the very objects of `calls`."""
+    batch_open: bool = False
+    released: int = 0
+    """Index into `batch`: every call below it has been released or waits for a verdict."""
+    released_late: deque[CallState] | None = None
+    """Settled calls below `released` that are not released yet: they waited when the index passed them."""
+    receipts: dict[str, str] = NO_DICT
+    """By receipt: the id of the first call that succeeded, whose output equal calls get."""
+    cancel_requests: dict[str, r.CancelRequested] = NO_DICT
+    """The first request to cancel just one call, by the call's id: it never starts after that, approved or not."""
+    failures: Sequence[r.CallSettled] = ()
     """Settled calls whose error was not converted to an output."""
-    just_released: Sequence[ToolOutput]
-    """The outputs released by the last record that may release some: see `run_fold._release`."""
-    _digest: Any
-    """The digest of the first `_digested` items of the history, to be updated; None before the first use."""
-    _digested: int
-    _repeats: dict[tuple[str, str], tuple[object, int]]
+    sticky: dict[tuple[str, str, str | None], r.VerdictGiven] = NO_DICT
+    """Verdicts on all calls of an agent to a tool, by agent and tool."""
+    _repeats: dict[tuple[str, str], tuple[object, int]] = NO_DICT
     """Last output by tool and digest of the arguments, and how many times in a row the tool gave it."""
-    _counted: int
+    _counted: int = 0
     """The last turn whose calls are in `_repeats`."""
 
-    __slots__ = tuple(__annotations__)
+    # -- its tools and handoffs.
 
-    def __init__(self, path: tuple[str, ...] = (), *, limits: JsonLimits = _DEFAULT_LIMITS) -> None:
-        self.path, self.limits = path, limits
-        self.run_id = self.agent = ""
-        self.records, self.history, self.new_items, self.responses = [], [], [], []
-        self.calls, self.meter = {}, UsageMeter()
-        self.nested = self._found = self.sticky = self.handoffs = self.cancel_requests = NO_DICT
-        self.found_tools = self._repeats = self.receipts = NO_DICT
-        self.tool_users = self.settled_tools = self.input_guards_passed = NO_SET
-        self.input = self.unchecked_input = self.shown_tools = self.input_guards_due = ()
-        self.batch = self.handoffs_due = self.guardrails = self.failures = self.just_released = ()
-        self.turn = self.kept_length = self.released = self.turn_began = self.sent = self._digested = self._counted = 0
-        self.only_repeats = self.invalid_outputs = self.pauses = self.warned_in = 0
-        self.holds_secrets = self.secret_input = self.gaps = self.searches = self.turn_has_effects = False
-        self.batch_open = self.turn_open = self.input_accepted = self.input_added_later = False
-        self.max_turns = self.released_late = self.conflict = self.call_without_id = self.unusable_reason = None
-        self.response = self.tripped = self.model = self.saved = self.sandbox = self._digest = None
-        self.started = self.resumed = self.ended = None
+    handoffs: dict[str, HandoffCall] = NO_DICT
+    handoffs_due: Sequence[HandoffCall] = ()
+    tool_users: frozenset[str] = NO_SET
+    """Agents that have used a tool in this run, by key."""
+    settled_tools: frozenset[str] = NO_SET
+    """Names of the tools with at least one settled call."""
+    found_tools: dict[str, tuple[str, ...]] = NO_DICT
+    """Names of the tools that searches have found in earlier turns, by key of the agent that searched."""
+    searches: bool = False
+    """True while the current batch has a settled search for deferred tools."""
+
+    __repr__ = object.__repr__  # that of a struct would show the whole log, secrets included
+
+    def detached(self) -> Self:
+        """Return a fold of the same records that shares nothing with this one that either could change.
+
+        For a resumed run: the state that it continues stays as it is. Folding the log again would give an equal fold.
+        """
+        twin = copy(self)
+        twin.records, twin.history, twin.new_items = self.records[:], self.history[:], self.new_items[:]
+        twin.responses, twin.meter = self.responses[:], copy(self.meter)
+        if isinstance(self.meter.entries, list):
+            twin.meter.entries = self.meter.entries[:]
+        twin.calls = {call_id: copy(call) for call_id, call in self.calls.items()}
+        twin.batch = [twin.calls[call.call.call_id] for call in self.batch] or ()
+        if self.released_late is not None:
+            twin.released_late = deque([twin.calls[call.call.call_id] for call in self.released_late])
+        twin._digest, twin._digested, twin._found = None, 0, NO_DICT
+        for name in _SHALLOW:
+            value = getattr(self, name)
+            if value is not NO_DICT and not isinstance(value, tuple):
+                setattr(twin, name, copy(value))
+        if self.nested:
+            twin.nested = {call_id: fold.detached() for call_id, fold in self.nested.items()}
+        return twin
 
     @property
     def usage(self) -> Usage:

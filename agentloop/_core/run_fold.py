@@ -494,13 +494,11 @@ _STEPS: dict[type, tuple[Callable[[RunFacts, Any], None] | None, Callable[[Any],
 """Both in one table, which is read for each record."""
 
 
-class RunFold(RunFacts):
+class RunFold(RunFacts, eq=False):
     """The fold of one run's records. The root fold also holds the records of the whole tree.
 
     Owned by the engine's log or a `RunState`. Mutated by `apply` alone, from the run's own event loop; not thread-safe.
     """
-
-    __slots__ = ()
 
     def apply(self, record: r.Record) -> r.Record:
         """Append *record* and fold it, in one synchronous step. Return it as appended: with its `secret` flags set."""

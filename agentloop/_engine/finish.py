@@ -114,8 +114,8 @@ class SegmentEnd(msgspec.Struct, eq=False):
 
     given: FinishedRun
     turn_ended_at: float | None
-    errors: list[BaseException] = []
-    others: list[str] = []
+    errors: tuple[BaseException, ...] = ()
+    others: tuple[str, ...] = ()
     failed: BaseException | None = None
     over: bool = False
 
@@ -130,7 +130,7 @@ class SegmentEnd(msgspec.Struct, eq=False):
         """Do *work* and keep its error, so that the other steps of the end are done in any case."""
         error = (await capture(work, outlast=True)).error
         if error is not None:
-            self.errors.append(error)
+            self.errors += (error,)
 
     def fail(self, other: BaseException | None) -> None:
         """Note the failure of a step after `RunEnded`: it is raised if it is the first, or the only fatal one."""
@@ -149,7 +149,8 @@ async def finish_segment(run: LiveRun, ended: FinishedRun) -> BaseException | No
     end = SegmentEnd(ended, run.tree.log.wall() if run.state.turn and not run.state.batch else None)
     _bound_cleanup(run, ended)
     for step in _STEPS:
-        await step(run, end)
+        if (work := step(run, end)) is not None:
+            await work
     if end.failed is not None:
         for other in end.others:
             end.failed.add_note(f"also failed: {other}")
@@ -170,21 +171,30 @@ def _bound_cleanup(run: LiveRun, ended: FinishedRun) -> None:
         host.host(type(journal).run, journal, "agentloop journal")
 
 
-async def _save_session(run: LiveRun, end: SegmentEnd) -> None:
+# Each step returns what has to be awaited for it; None if it has nothing to do, as most have in most runs.
+
+
+def _save_session(run: LiveRun, end: SegmentEnd) -> Awaitable[None] | None:
     """Write the items that the session lacks, unless the turn's end has done so."""
-    if end.given.status != "completed" and run.settings.session is not None:
-        await end.attempt(partial(_save_rest, run, run.settings.session, end.given.error))
+    if end.given.status == "completed" or run.settings.session is None:
+        return None
+    return end.attempt(partial(_save_rest, run, run.settings.session, end.given.error))
 
 
-async def _close_resources(run: LiveRun, end: SegmentEnd) -> None:
+def _close_resources(run: LiveRun, end: SegmentEnd) -> Awaitable[None] | None:
     run.resources.closed = True
-    if run.resources.held:
-        end.errors += await run.resources.close(run.cleanup, run.cut)
+    if not run.resources.held:
+        return None
+
+    async def close() -> None:
+        end.errors += tuple(await run.resources.close(run.cleanup, run.cut))
+
+    return close()
 
 
-async def _call_end_hooks(run: LiveRun, end: SegmentEnd) -> None:
+def _call_end_hooks(run: LiveRun, end: SegmentEnd) -> Awaitable[None] | None:
     if not run.find_hooks("run_end"):
-        return
+        return None
     ended = end.ended
     error = None if ended.status == "cancelled" else ended.error
     outcome = RunOutcome(status=ended.status, final_output=ended.output, error=error)
@@ -193,22 +203,22 @@ async def _call_end_hooks(run: LiveRun, end: SegmentEnd) -> None:
         with run.cleanup.section(on_cut=lambda: run.cut("on_run_end")):
             await run.call_hooks("run_end", outcome)
 
-    await end.attempt(call)
+    return end.attempt(call)
 
 
 def _choose_end(run: LiveRun, end: SegmentEnd) -> FinishedRun:
     """Return how the segment ends, with all errors known; note which one is to be raised."""
     if run.parent is None and (broken := run.tree.log.instrument_error) is not None:
-        end.errors.append(broken)
-    ended = _prefer_fatal(end.ended, end.errors) if end.errors else end.given
+        end.errors += (broken,)
+    ended = _prefer_fatal(end) if end.errors else end.given
     end.failed = ended.error if ended.status == "failed" else None
-    for error in (*end.errors, *([] if end.failed is None else [end.failed])):
+    for error in end.errors if end.failed is None else (*end.errors, end.failed):
         run.redact_error(error)
-    end.others = [error_summary(error) for error in end.errors if error is not end.failed]
+    end.others = tuple([error_summary(error) for error in end.errors if error is not end.failed])
     return ended
 
 
-async def _append_end(run: LiveRun, end: SegmentEnd) -> None:
+def _append_end(run: LiveRun, end: SegmentEnd) -> None:
     """Append `RunEnded`, if the segment has begun."""
     ended, failed = _choose_end(run, end), end.failed
     if run.has_begun:
@@ -218,7 +228,7 @@ async def _append_end(run: LiveRun, end: SegmentEnd) -> None:
             final_output=ended.output if failed is None else None,
             stop_reason=ended.stop_reason,
             error=None if failed is None else error_summary(failed),
-            details={"also_failed": end.others} if end.others else None,
+            details={"also_failed": list(end.others)} if end.others else None,
             resumable=ended.status != "completed" and _is_resumable(run, ended.status, failed),
             turn_ended_at=end.turn_ended_at,
         )
@@ -227,49 +237,58 @@ async def _append_end(run: LiveRun, end: SegmentEnd) -> None:
     run.stopped_by = None  # its traceback holds frames that hold the run
 
 
-async def _write_journal(run: LiveRun, end: SegmentEnd) -> None:
+def _write_journal(run: LiveRun, end: SegmentEnd) -> Awaitable[None] | None:
     """Wait until the whole log is durable."""
     journal = run.tree.log.journal
     if journal is None or run.parent is not None:
-        return
-    with anyio.CancelScope(shield=True):  # the writer has deadlines of its own
-        end.fail((await capture(partial(wait_out_cancellations, journal.durable))).error)
+        return None
+
+    async def write() -> None:
+        with anyio.CancelScope(shield=True):  # the writer has deadlines of its own
+            end.fail((await capture(partial(wait_out_cancellations, journal.durable))).error)
+
+    return write()
 
 
-async def _leave_sandbox(run: LiveRun, end: SegmentEnd) -> None:
+def _leave_sandbox(run: LiveRun, end: SegmentEnd) -> Awaitable[None] | None:
     """Give the sandbox back. Its storage goes once the record of the end is durable, and stays if that isn't known."""
-    if run.sandbox is not None:
-        from agentloop._engine.sandbox import leave_sandbox
+    sandbox, journal = run.sandbox, run.tree.log.journal
+    if sandbox is None:
+        return None
+    from agentloop._engine.sandbox import leave_sandbox
 
-        journal = run.tree.log.journal
+    async def leave() -> None:
         durable = journal is None or journal.error is None
-        end.fail(await leave_sandbox(run, run.sandbox, over=end.over and durable))
+        end.fail(await leave_sandbox(run, sandbox, over=end.over and durable))
+
+    return leave()
 
 
-async def _raise_late_error(run: LiveRun, end: SegmentEnd) -> None:
+def _raise_late_error(run: LiveRun, end: SegmentEnd) -> None:
     """Raise the error of an instrument that has broken at the last record."""
     late = run.tree.log.instrument_error if run.parent is None else None
     if late is not None and not any(error is late for error in end.errors):
         end.fail(late)
 
 
-_STEPS = (
+_STEPS: tuple[Callable[[LiveRun, SegmentEnd], Awaitable[None] | None], ...] = (
     *(_save_session, _close_resources, _call_end_hooks, _append_end),
     *(_write_journal, _leave_sandbox, _raise_late_error),
 )
 
 
-def _prefer_fatal(ended: FinishedRun, errors: list[BaseException]) -> FinishedRun:
-    """Return *ended*, or a failure by the first of *errors* that is no Exception, if the run has no such error.
+def _prefer_fatal(end: SegmentEnd) -> FinishedRun:
+    """Return how the segment has ended, or a failure by the first fatal error, if the run has no such error.
 
-    The error that it replaces joins *errors*.
+    The error that it replaces joins the others.
     """
-    fatal = next(filter(is_fatal, errors), None)
+    ended = end.ended
+    fatal = next(filter(is_fatal, end.errors), None)
     failed = ended.error if ended.status == "failed" else None
     if fatal is None or (failed is not None and is_fatal(failed)):
         return ended
-    if failed is not None and not any(error is failed for error in errors):
-        errors.append(failed)
+    if failed is not None and not any(error is failed for error in end.errors):
+        end.errors += (failed,)
     return FinishedRun("failed", error=fatal)
 
 

@@ -28,9 +28,9 @@ lets a cancellation continue only after `finish_segment`.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Awaitable
 from functools import partial
-from typing import Any, assert_never
+from typing import assert_never
 
 import anyio
 import anyio.lowlevel
@@ -72,8 +72,6 @@ from agentloop._engine.turn_calls import plan_turn, settle
 from agentloop.exceptions import RunTimeoutError, StateError
 from agentloop.records import TurnStarted
 
-_NO_LIMIT: Any = nullcontext()
-
 
 async def execute(run: LiveRun, segment: RunSegment) -> FinishedRun:
     """Run one segment of *run* in the current task, and return how it ended.
@@ -89,7 +87,8 @@ async def execute(run: LiveRun, segment: RunSegment) -> FinishedRun:
         run.limit_scope.deadline = anyio.current_time() + segment.timeout
     task, count = own_task_and_count()
     try:
-        ended = await _run_segment(run, segment)
+        work = _run_segment(run, segment)
+        ended = await (work if run.limit_scope is None else _run_in_time(run, segment, run.limit_scope, work))
     except BaseException as error:  # noqa: ASYNC103 - raised again below
         ended = _end_by(await capture_error(error, task, count, outlast=True))  # noqa: ASYNC102 - does not wait
     failed = await finish_segment(run, ended)
@@ -105,21 +104,31 @@ async def execute(run: LiveRun, segment: RunSegment) -> FinishedRun:
 
 
 async def _run_segment(run: LiveRun, segment: RunSegment) -> FinishedRun:
-    """Start the segment and drive the run, within its deadline; return how it ends.
+    """Start the segment and drive the run; return how it ends.
 
     Raises:
         BaseException: the error that ends the run early. A cancellation has precedence over errors of the same pass.
     """
-    limit: AbstractContextManager[Any, bool] = run.limit_scope or _NO_LIMIT
+    try:
+        await start_segment(run, segment)
+        return await drive(run)
+    except (Exception, BaseExceptionGroup) as error:
+        # A group may hold the cancellation beside errors: on trio, of tasks that an application's code began.
+        if all(isinstance(leaf, (Exception, *cancelled_types())) for leaf in leaves(error)):
+            await run.checkpoint()  # noqa: ASYNC102, ASYNC120 - as said
+        raise
+
+
+async def _run_in_time(
+    run: LiveRun, segment: RunSegment, limit: anyio.CancelScope, work: Awaitable[FinishedRun]
+) -> FinishedRun:
+    """Await *work* within *limit*, the scope that ends the run at its deadline or as its journal fails.
+
+    Raises:
+        RunTimeoutError, JournalError: the limit has ended the run.
+    """
     with limit:
-        try:
-            await start_segment(run, segment)
-            return await drive(run)
-        except (Exception, BaseExceptionGroup) as error:
-            # A group may hold the cancellation beside errors: on trio, of tasks that an application's code began.
-            if all(isinstance(leaf, (Exception, *cancelled_types())) for leaf in leaves(error)):
-                await run.checkpoint()  # noqa: ASYNC102, ASYNC120 - as said
-            raise
+        return await work
     # The caller's cancellation comes first, if it has come in the same scheduler pass as this end.
     await anyio.lowlevel.cancel_shielded_checkpoint()
     await run.checkpoint()

@@ -40,7 +40,7 @@ def resume_from(
             needs, at any depth.
     """
     graph = AgentGraph(root)
-    fold = state._fold_again(state._fold.limits)
+    fold = state._fold.detached()
     check_goes_on(fold)
     if kept is not None:
         check_kept(fold, kept)
