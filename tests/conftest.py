@@ -99,13 +99,13 @@ def _check_every_detached_fold() -> Iterator[None]:
     detach = RunFold.detached
 
     def checked(fold: RunFold) -> RunFold:
-        twin = detach(fold)
+        taken = detach(fold)
         if not fold.path:
             again = RunFold(limits=fold.limits)
             for record in fold.records:
                 again.apply(record)
-            ILLEGAL.extend(f"detached {place}" for place in _differ(twin, again, "fold"))
-        return twin
+            ILLEGAL.extend(f"detached {place}" for place in _differ(taken, again, "fold"))
+        return taken
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RunFold, "detached", checked)

@@ -32,7 +32,7 @@ _SHALLOW = (
     *("guardrails", "failures", "handoffs_due", "just_released"),
     *("receipts", "cancel_requests", "sticky", "_repeats", "handoffs", "found_tools"),
 )
-"""The lists and dictionaries of a fold whose entries nobody changes."""
+"""The lists and dictionaries of a fold with entries that never change."""
 
 
 class UsageMeter(msgspec.Struct, eq=False):
@@ -82,8 +82,8 @@ class UsageMeter(msgspec.Struct, eq=False):
 class RunFacts(msgspec.Struct, eq=False):
     """The state of one run, as far as its records tell it. `RunFold` is the class of the objects.
 
-    The attributes stand by what they are about. A container that few runs fill begins as one that all runs share, and
-    is made at its first entry.
+    The attributes are grouped by what they are about. A container that few runs fill begins as one that all runs share,
+    and is made at its first entry.
     """
 
     # -- the run and its log. Of the root's `records` everything else follows; a nested run has none of its own.
@@ -233,23 +233,23 @@ class RunFacts(msgspec.Struct, eq=False):
 
         For a resumed run: the state that it continues stays as it is. Folding the log again would give an equal fold.
         """
-        twin = copy(self)
-        twin.records, twin.history, twin.new_items = self.records[:], self.history[:], self.new_items[:]
-        twin.responses, twin.meter = self.responses[:], copy(self.meter)
+        fold = copy(self)
+        fold.records, fold.history, fold.new_items = self.records[:], self.history[:], self.new_items[:]
+        fold.responses, fold.meter = self.responses[:], copy(self.meter)
         if isinstance(self.meter.entries, list):
-            twin.meter.entries = self.meter.entries[:]
-        twin.calls = {call_id: copy(call) for call_id, call in self.calls.items()}
-        twin.batch = [twin.calls[call.call.call_id] for call in self.batch] or ()
+            fold.meter.entries = self.meter.entries[:]
+        fold.calls = {call_id: copy(call) for call_id, call in self.calls.items()}
+        fold.batch = [fold.calls[call.call.call_id] for call in self.batch] or ()
         if self.released_late is not None:
-            twin.released_late = deque([twin.calls[call.call.call_id] for call in self.released_late])
-        twin._digest, twin._digested, twin._found = None, 0, NO_DICT
+            fold.released_late = deque([fold.calls[call.call.call_id] for call in self.released_late])
+        fold._digest, fold._digested, fold._found = None, 0, NO_DICT
         for name in _SHALLOW:
             value = getattr(self, name)
             if value is not NO_DICT and not isinstance(value, tuple):
-                setattr(twin, name, copy(value))
+                setattr(fold, name, copy(value))
         if self.nested:
-            twin.nested = {call_id: fold.detached() for call_id, fold in self.nested.items()}
-        return twin
+            fold.nested = {call_id: inner.detached() for call_id, inner in self.nested.items()}
+        return fold
 
     @property
     def usage(self) -> Usage:

@@ -62,32 +62,37 @@ async def run_nested(outer: LiveRun, call: ToolCall, arguments: Arguments, body:
     ended = run.state.ended
     if (failure := _find_earlier_failure(run.state)) is not None:
         raise failure
-    if ended is None or ended.resumable:
-        resumed = run.state.started is not None
-        segment = RunSegment(
-            None if resumed else await _make_input(run, call, arguments, body),
-            run.state.max_turns if resumed else body.max_turns,
-            body.run_config.timeout if body.run_config is not None else None,
-            body.conversation,
-        )
-        work = partial(execute, run, segment)
-        try:
-            over = await (work() if body.on_stream is None else _run_streamed(run, body.on_stream, work))
-        except StateError as error:
-            if not _goes_on_elsewhere(run):
-                raise
-            # The definitions here don't fit, which isn't the model's fault: the call stays open, and once the others of
-            # its batch have settled the outer run stops as the nested one did.
-            outer.stopped_by = error
-            return Paused()
-        if over.status == "interrupted":
-            return Paused()
+    if (ended is None or ended.resumable) and await _pauses(run, outer, call, arguments, body):
+        return Paused()
     if body.custom_output_extractor is not None:
         extract = partial(call_user, body.custom_output_extractor, result_of(run))
         return await run.call_callback("custom_output_extractor", call.call_id, extract, record_answer=False)
     end = run.state.ended
     assert end is not None
     return end.final_output
+
+
+async def _pauses(run: LiveRun, outer: LiveRun, call: ToolCall, arguments: Arguments, body: AgentCall) -> bool:
+    """Run the next segment of *run*, which is nested in *call* of *outer*; tell whether it leaves the call open."""
+    resumed = run.state.started is not None
+    segment = RunSegment(
+        None if resumed else await _make_input(run, call, arguments, body),
+        run.state.max_turns if resumed else body.max_turns,
+        body.run_config.timeout if body.run_config is not None else None,
+        body.conversation,
+    )
+    work = partial(execute, run, segment)
+    try:
+        over = await (work() if body.on_stream is None else _run_streamed(run, body.on_stream, work))
+    except StateError as error:
+        if not _goes_on_elsewhere(run):
+            raise
+        # The definitions here don't fit, which isn't the model's fault: the call stays open, and once the others of its
+        # batch have settled the outer run stops as the nested one did.
+        outer.stopped_by = error
+        return True
+    paused: bool = over.status == "interrupted"
+    return paused
 
 
 def _goes_on_elsewhere(run: LiveRun) -> bool:

@@ -419,26 +419,26 @@ def test_history_pairs_every_call_whatever_order_they_settle_in(order: list[int]
 
 
 def test_a_detached_fold_goes_its_own_way() -> None:
-    """A run that continues a state changes a twin of its fold, which shares nothing that either could change."""
+    """A run that continues a state changes a copy of its fold, which shares nothing that either could change."""
     usage = RequestUsage(input_tokens=1, output_tokens=1, total_tokens=2)
     writer = Writer().begin().turn(called("a"), called("b"), called("c"), usage=usage).settle("a", receipt="key")
     writer.append(r.ApprovalRequested, "b", "guide", "f", "digest")
     writer.append(r.CallStarted, "c", "f", "{}")
     state = writer.state
     state.apply(r.RunStarted(("c",), 0, 0.0, "run/c", "inner", (), None))
-    twin = state.detached()
-    assert twin.nested["c"].run_id == "run/c"
-    assert twin.nested["c"] is not state.nested["c"]
-    assert twin.batch == [twin.calls["a"], twin.calls["b"], twin.calls["c"]]
+    other_fold = state.detached()
+    assert other_fold.nested["c"].run_id == "run/c"
+    assert other_fold.nested["c"] is not state.nested["c"]
+    assert other_fold.batch == [other_fold.calls["a"], other_fold.calls["b"], other_fold.calls["c"]]
 
-    other = Writer(twin).settle("c").settle("b", receipt="other").accept().turn(usage=usage)
+    other = Writer(other_fold).settle("c").settle("b", receipt="other").accept().turn(usage=usage)
     other.append(r.VerdictGiven, "b", "guide", "f", "digest", True, always=True)
 
     assert (state.turn, len(state.records), len(state.history)) == (1, 8, 4)
     assert [call.outcome is None for call in state.batch] == [False, True, True]
     assert (state.receipts, state.sticky, state.released_late) == ({"key": "a"}, {}, None)
-    assert (state.usage.requests, twin.usage.requests, len(state.usage.entries)) == (1, 2, 1)
-    assert twin.detached().history_digest() == twin.history_digest()
+    assert (state.usage.requests, other_fold.usage.requests, len(state.usage.entries)) == (1, 2, 1)
+    assert other_fold.detached().history_digest() == other_fold.history_digest()
 
 
 def test_a_state_may_have_its_own_limits_on_json() -> None:
