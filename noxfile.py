@@ -19,15 +19,13 @@ nox.options.sessions = ["lint", "types", "docs", "tests"]
 nox.options.default_venv_backend = "venv"
 
 SUPPORTED = ("3.11", "3.12", "3.13")
-ONE_HALF = ["tests/runs", "tests/core", "tests/definitions"]
-OTHER_HALF = ["tests", *(f"--ignore={folder}" for folder in ONE_HALF), "-m", "not slow or local_model"]
-HALVES = {
-    "runs": [*ONE_HALF, "--backends", "asyncio,trio-once"],
-    "others": [*OTHER_HALF, "--backends", "asyncio,trio-once"],
-}
+ONE_HALF = [f"tests/{folder}" for folder in ("runs", "core", "definitions", "properties", "testing", "timeline")]
+OTHER_HALF = ["tests", *(f"--ignore={folder}" for folder in ONE_HALF)]
+QUICK = ["-m", "not slow or local_model", "--backends", "asyncio,trio-once"]
+HALVES = {"runs": [*ONE_HALF, *QUICK], "others": [*OTHER_HALF, *QUICK]}
 """What `tests` runs, in two processes that take about equally long.
 
-The slow tests of the other half are left to `tests-all`: sweeps, searches, the command line's processes, benchmarks.
+Slow tests are left to `tests-all`: sweeps, searches, processes that are killed, benchmarks.
 """
 PARTS = {
     "others": ["tests", "--ignore=tests/runs"],

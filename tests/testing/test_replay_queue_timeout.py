@@ -86,7 +86,13 @@ ROOMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 """What the calls wait for: their limits, and the options of their agent."""
 
 
-@pytest.mark.parametrize("room", ROOMS)
+QUICK = ("rate", "capacity")
+"""The rooms that are looked at in each run of the tests; each takes some seconds."""
+
+
+@pytest.mark.parametrize(
+    "room", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in ROOMS]
+)
 def test_skipped_calls_are_replayed_in_their_order_whatever_they_waited_for(room: str) -> None:
     """The first call ends before, at or after the queue's timeout, so that equal calls wait for room from then on."""
     skipped = 0

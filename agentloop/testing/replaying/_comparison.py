@@ -414,7 +414,7 @@ class ReplayLog:
         if isinstance(last, r.RunResumed):
             return self._has_calls_in_doubt(last.path)  # these would have been settled first
         if isinstance(last, r.GuardrailSettled) and last.stage == "input" and last.verdict == "passed":
-            return False  # the turn went on, and came to its calls
+            return False  # the turn continued, and came to its calls
         answered = isinstance(last, r.GuardrailSettled | r.CallbackReturned | r.ApprovalRequested)
         return answered and is_cut_from_outside(following)
 

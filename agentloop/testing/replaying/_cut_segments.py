@@ -86,7 +86,7 @@ def _cancel_calls(own: Sequence[Any], cancelled_at: float, at: float) -> Iterato
                     cut.add(call_id)
             case r.VerdictGiven(call_id=call_id):
                 held.discard(call_id)
-            case r.RunResumed():  # they go on
+            case r.RunResumed():  # they continue
                 held -= cut
                 cut = set()
             case r.BatchEnded():
