@@ -232,7 +232,7 @@ def test_failures_that_race_may_come_in_another_order_after_a_crash() -> None:
     def note(run: CrashRun) -> None:
         ended.add(type(run.error))
 
-    for operation in (4, 5):
+    for operation in (2, 3):
         processes.clear()
         t.crash_sweep(agent, script, note, allow=(AgentLoopError,), at=CrashAt(operation, "after"), pairs=ONE_PAIR)
     assert AgentLoopError in ended
