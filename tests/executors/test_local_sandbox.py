@@ -652,10 +652,11 @@ async def test_no_folder_for_temporary_files_is_needed(tmp_path: Path, monkeypat
 @isolated
 async def test_the_ends_of_commands_in_namespaces(tmp_path: Path) -> None:
     """A command may answer SIGTERM within the grace; after it nothing is left, of fork bombs and sessions too."""
-    boxes = LocalSandboxes(tmp_path / "boxes", isolation="namespaces", grace=0.5)
-    box = await boxes.create("run")
-    polite = await run(box, "trap 'echo bye; exit 0' TERM; echo up; while :; do sleep 0.05; done", timeout=3)
+    patient = await LocalSandboxes(tmp_path / "patient", isolation="namespaces", grace=60).create("run")
+    polite = await run(patient, "trap 'echo bye; exit 0' TERM; echo up; while :; do sleep 0.05; done", timeout=3)
     assert (polite.timed_out, polite.stdout) == (True, "up\nbye\n")
+    await patient.remove()
+    box = await LocalSandboxes(tmp_path / "boxes", isolation="namespaces", grace=0.5).create("run")
     mark = f"{time.time_ns()}"
     bomb = f"""
     trap '' TERM HUP INT
