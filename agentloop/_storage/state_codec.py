@@ -116,6 +116,10 @@ class _PlainState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     schema: str
 
 
+class _ReadRecords(tuple[r.Record, ...]):
+    """Records in place of their JSON values. A class of its own, so that no caller's data can be taken for them."""
+
+
 _read_state = msgspec.json.Decoder(_PlainState).decode
 
 
@@ -133,7 +137,7 @@ def text_to_data(text: str) -> Any:
         return decode(whole)
     parts = {"graph": state.graph, "library": state.library, "context": state.context}
     values = {name: decode(bytes(part)) for name, part in parts.items() if part}
-    return {**values, "schema": state.schema, "records": tuple(state.records)}
+    return {**values, "schema": state.schema, "records": _ReadRecords(state.records)}
 
 
 def state_from_json(
@@ -157,12 +161,12 @@ def state_from_json(
     if unknown:
         raise StateError(f"Malformed state: {len(unknown)} unknown fields")
     records = data.get("records")
-    if not isinstance(records, tuple):  # else read already, by `text_to_data`
-        records = tuple(records_from_list(records, path="$.records", secrets=Secrets(codec)))
+    if not isinstance(records, _ReadRecords):  # else read already, by `text_to_data`
+        records = records_from_list(records, path="$.records", secrets=Secrets(codec))
     if context_deserializer is None and context_type is not None:
         context_deserializer = partial(structure_context, context_type=context_type, converter=converter)
     restored = _restore_context(data.get("context"), context, context_deserializer)
-    return Stored(records, restored, _check_graph(data.get("graph")))
+    return Stored(tuple(records), restored, _check_graph(data.get("graph")))
 
 
 def check_bound_to(bound_to: object, key: Keys | None) -> None:

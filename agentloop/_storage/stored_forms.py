@@ -126,7 +126,7 @@ def to_object(item: i.Item, secrets: Context) -> dict[str, Any]:
     kept: dict[str, Any] = {}
     for name, way in ways_of(type(item)).items():
         member = getattr(item, name)
-        if way is _VALUE and member is not None and member != {}:
+        if way is _VALUE and member is not None and not (type(member) is dict and not member):
             kept[name] = dict(member) if isinstance(member, Mapping) else member
         elif isinstance(member, i.ToolCall):
             kept[name] = to_object(member, secrets)

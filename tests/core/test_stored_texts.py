@@ -286,6 +286,14 @@ def test_a_state_is_read_alike_from_its_text_and_from_its_values(records: list[r
     assert _read_state(text_to_data(json.dumps(json.loads(text), sort_keys=True))) == read
 
 
+@pytest.mark.parametrize("records", [(SETTLED,), ({"kind": "nothing"},), None, {}])
+def test_values_of_a_caller_are_never_taken_for_records_that_were_read(records: Any) -> None:
+    """Only what this module has read itself needs no check."""
+    data = {**json.loads(_state_of([SETTLED])), "records": records}
+    with pytest.raises(StateError, match=r"expected an array of records @ \$\.records"):
+        _read_state(data)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
