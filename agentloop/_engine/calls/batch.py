@@ -233,8 +233,8 @@ class Batch:
         live.clock = self.nursery.now()
         if live.steps.before and live.tool.runs_in_thread:
             self.run.settings.threads.join(live)
-        path = self.run.state.path
-        place = "/".join((*path, live.call_id)) if path else live.call_id
+        path, call_id = self.run.state.path, live.call.call_id
+        place = "/".join((*path, call_id)) if path else call_id
         name = f"agentloop call {live.tool.name} {place}"
         self.nursery.start(run_call, live, name)
 
@@ -249,7 +249,13 @@ class Batch:
             for live in waiting:
                 if live.cancelled is not None:
                     self.cancel_waiting(live)
-            self.waiting.enter([live for live in waiting if live.cancelled is None and not self._join_equal_call(live)])
+            self.waiting.enter(
+                [
+                    live
+                    for live in waiting
+                    if live.cancelled is None and (live.arguments.receipt is None or not self._join_equal_call(live))
+                ]
+            )
 
     def _join_equal_call(self, live: LiveCall) -> bool:
         """Let *live* wait for an equal call, or settle it with that call's output; False if *live* leads its key."""
@@ -339,9 +345,10 @@ class Batch:
         self.unsettled -= 1
         if failure is not None:
             self.fail(failure)
-        live.release_permit()
+        if live.holds_permit:
+            live.release_permit()
         live.context = live.ticket = None  # both hold the call
-        del self.calls[live.call_id]
+        del self.calls[live.call.call_id]
         if given.receipt is not None:
             self._share_outcome(given.receipt, live, outcome)
         self._leave_segment(live)
@@ -364,6 +371,7 @@ class Batch:
     def answer(self, entry: PlanEntry, outcome: CallOutcome) -> None:
         """Settle a call that the plan answers without running it."""
         assert isinstance(entry.disposition, Answer)
+        outcome = outcome.replace(output=cut_output(outcome.output, self.execution.max_output_chars))
         self.run.tree.log.append(self._make_record(entry.call, entry.call.name, outcome, entry.disposition.attempt))
         self.unsettled -= 1
 
@@ -378,10 +386,6 @@ class Batch:
         arguments: str | None = None,
         summary: str | None = None,
     ) -> CallSettled:
-        # Outputs of bodies were cut before. This cuts texts of the library, and the application's own texts.
-        output = cut_output(outcome.output, self.execution.max_output_chars)
-        if output is not outcome.output:
-            outcome = outcome.replace(output=output)
         error = None if outcome.error is None else summary or error_summary(outcome.error)
         state, at = self.run.state, self.run.tree.log.wall()
         path, turn, call_id = state.path, state.turn, call.call_id
@@ -471,7 +475,7 @@ class Batch:
             segment[:] = [live for live in segment if live not in late]
         for live in late:
             text = f"Tool '{live.tool.name}' was not started: no capacity within {limit:g} seconds."
-            self.settle(live, CallOutcome(status="skipped", output=text, ended_at=self.run.tree.log.wall()))
+            self.settle(live, live.complete(CallOutcome(status="skipped", output=text)))
 
     def _can_expire(self, live: LiveCall) -> bool:
         """Tell whether *live* may be skipped as unstarted: it waits for room, and not for an equal call.

@@ -103,7 +103,8 @@ def _leave(live: LiveCall, failure: Failure | None) -> None:
         live.batch.settle_abandoned(live, failure)
     elif failure is not None:
         live.batch.fail(failure)
-    live.release_all()
+    if live.holds_permit or live.steps.before:
+        live.release_all()
 
 
 # -- steps 8 to 12
@@ -221,14 +222,17 @@ def _end_body(live: LiveCall, result: end.Ending | None) -> end.Ending:
         late = body.timer is not None and live.batch.nursery.now() >= body.timer.ends_at
         body.ended_at = live.run.tree.log.wall()
         body.gave_secret = type(result) is end.Returned and live.tool.secret_output
-        if type(result) is end.Raised or (type(result) is end.Returned and (late or _is_kept(live, result))):
+        kept = late or _may_end_run(live, result)
+        if type(result) is end.Raised or (type(result) is end.Returned and kept):
             record_body_end(live, result)
     return _decide_end(live, result, late=late)
 
 
-def _is_kept(live: LiveCall, result: end.Returned) -> bool:
-    """Tell whether the value must be in the log as it is: it is no text, and it may become the run's final output."""
-    return not isinstance(result.value, str) and live.run.agent.tool_use_behavior != _ASKS_AGAIN
+def _may_end_run(live: LiveCall, result: end.Ending | None) -> bool:
+    """Tell whether the body's value is not a text and may be the run's final output: the log then needs it as it is."""
+    if not isinstance(result, end.Returned) or isinstance(result.value, str):
+        return False
+    return live.run.agent.tool_use_behavior != _ASKS_AGAIN
 
 
 def _decide_end(live: LiveCall, result: end.Ending | None, *, late: bool) -> end.Ending:
@@ -317,9 +321,10 @@ def _give_way(live: LiveCall, ended: end.Ending, draft: Draft) -> None:
     if draft.failure is not None:
         live.batch.halt()  # before the permit is given back: the calls that wait for it must not start any more
     settles_now = not draft.steps and not live.hooked and draft.outcome.status == "succeeded"
-    if type(ended) is end.Returned and not settles_now and live.run.state.calls[live.call_id].body is None:
+    if type(ended) is end.Returned and not settles_now and live.run.state.calls[live.call.call_id].body is None:
         record_body_end(live, ended)
-    live.release_all()
+    if live.holds_permit or live.steps.before:
+        live.release_all()
 
 
 async def _take_last_steps(live: LiveCall, draft: Draft) -> Draft:

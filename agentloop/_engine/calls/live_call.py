@@ -283,7 +283,8 @@ class LiveCall:
             self.run.settings.threads.leave(self)
             if self.place is not None and self.place.ident is None:
                 self.run.settings.threads.give_back(self.place)  # no thread has come to it
-        self.release_permit()
+        if self.holds_permit:
+            self.release_permit()
 
     # -- the end
 

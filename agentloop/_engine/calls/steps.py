@@ -132,7 +132,7 @@ def record_start(live: LiveCall) -> None:
             state.path,
             state.turn,
             at,
-            live.call_id,
+            live.call.call_id,
             live.tool.name,
             live.arguments.text,
             attempt=live.earlier.attempt,
@@ -181,8 +181,8 @@ def call_body(live: LiveCall) -> Awaitable[Any]:
         live.spend_starts()
     live.coro = value = run.tree.effects.perform(
         e.CallTool(
-            run.path,
-            live.call_id,
+            run.state.path,
+            live.call.call_id,
             live.earlier.attempt,
             _body_function(live),
             tool.name,

@@ -10,8 +10,10 @@ import pytest
 
 from agentloop import Agent, Capacity, FunctionTool, RunConfig, RunHooks, Runner, ToolContext, ToolExecution, tool
 from agentloop import records as r
+from agentloop._engine.calls.live_call import LiveCall
 from agentloop.abc import Instrument
 from agentloop.guardrails import Allow, tool_input_guardrail, tool_output_guardrail
+from agentloop.items import ToolCall
 from agentloop.testing import ScriptedModel, call, say
 from agentloop.testing.simulation.normal_form import normal
 
@@ -180,3 +182,11 @@ async def test_log_is_the_same_with_steps_that_change_nothing(turn: str, cap: in
     bare = await log_of(TURNS[turn], cap, TOOLS, None)
     changed = [attrs.evolve(one, **STEPS[steps]) for one in TOOLS]
     assert await log_of(TURNS[turn], cap, changed, Waiting() if steps == "hooks" else None) == bare
+
+
+def test_a_phase_that_the_table_refuses_is_a_fault_of_the_engine() -> None:
+    """All code that changes a phase asks the table: a call that has settled never runs again."""
+    live = LiveCall.__new__(LiveCall)
+    live.call, live.phase = ToolCall("c1", "text", "{}"), "settled"
+    with pytest.raises(AssertionError, match="call c1 can't go from settled to starting"):
+        live.to("starting")

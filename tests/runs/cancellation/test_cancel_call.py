@@ -358,3 +358,28 @@ async def test_cancelled_call_under_policy_raise_fails_the_run(run_mode: Run) ->
 
     with pytest.raises(ToolCancelledError, match="enough"):
         await run_mode(make_agent([strict], call_each("strict")), "go")
+
+
+@pytest.mark.backends("asyncio", "asyncio-eager")  # trio begins the calls in any order
+@pytest.mark.parametrize("cap", [None, 2])
+async def test_call_that_another_of_its_admission_cancels_at_once_never_begins(run_mode: Run, cap: int | None) -> None:
+    """With eager tasks a body runs while the calls beside it are still being started; it may cancel one of them."""
+    begun: list[str] = []
+
+    @tool
+    async def stops(ctx: ToolContext[Any]) -> str:
+        return str(ctx.cancel_call("c2", "not needed"))
+
+    @tool
+    async def begins(ctx: ToolContext[Any]) -> str:
+        begun.append(ctx.tool_call_id)
+        await anyio.lowlevel.checkpoint()
+        return "begun"
+
+    watch = Watch()
+    agent = make_agent([stops, begins], call_each("stops", "begins", "begins"))
+    result = await run_mode(agent, "go", run_config=configure_run(watch, max_function_tool_concurrency=cap))
+    assert result.final_output == "done"
+    assert read_endings(result.calls)[1] == ("c2", "cancelled", "caller")
+    assert [settled.call_id for settled in watch.of(r.CallSettled)].count("c2") == 1
+    assert begun == ["c3"]
