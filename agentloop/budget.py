@@ -186,7 +186,7 @@ class Budget(msgspec.Struct, eq=False):
 
     @property
     def counts_tokens(self) -> bool:
-        """True if tokens have a limit, so that the budget needs to be told the usage of each request."""
+        """True if tokens have a limit, so that the budget has to know the usage of each request."""
         limits = self.limits
         return not limits.input_tokens is limits.output_tokens is limits.total_tokens is None
 

@@ -8,7 +8,7 @@ on. The *holder* is the owner of the outermost nursery of a piece of work that h
 
 Theory of the bare tasks. anyio cancels a task through the scopes that the task has entered, and a bare task is in none
 of its owner's. So each member enters a scope of its own, and we *relay*: we cancel those scopes once the owner is
-cancelled, in whatever way: by a scope around it, by a deadline, or natively. From then on a member can't tell the
+cancelled, in one of three ways: by a scope around it, by a deadline, or natively. From then on a member can't tell the
 difference. Its cancellation is level-triggered, shields hold, and the tasks that it started are cancelled with it.
 
 * The owner learns of its cancellation one scheduler pass late, but its count of cancellations rises at once. So all
