@@ -223,6 +223,9 @@ def _to_parts(content: str | Part | Iterable[Part]) -> tuple[Part, ...]:
         return (Text(content),)
     if isinstance(content, Part):
         return (content,)
+    given: object = content
+    if not isinstance(given, Iterable) or isinstance(given, bytes | bytearray | memoryview):
+        raise UserTypeError(f"content: expected text or a sequence of parts, got {type(content).__name__}")
     parts = tuple(content)
     for index, part in enumerate(parts):
         if not isinstance(part, Part):

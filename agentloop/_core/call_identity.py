@@ -100,14 +100,20 @@ class NearNames(msgspec.Struct, eq=False):
 
     def _search(self, name: str) -> list[str]:
         if self._pairs is None:
-            self._pairs = [(each, _letter_pairs(each)) for each in itertools.islice(self.known, _MOST_KNOWN)]
-        wanted = _letter_pairs(name)
+            self._pairs = [(each, _letter_pairs(each.lower())) for each in itertools.islice(self.known, _MOST_KNOWN)]
+        # Models add what they have seen elsewhere: `functions.find`, `find<|channel|>`, other capitals.
+        plain = name.partition("<|")[0].strip().lower()
+        plain = plain if any("." in each for each, _ in self._pairs) else plain.rpartition(".")[2] or plain
+        wanted = _letter_pairs(plain)
         # Of two names that share as many pairs, the longer is less similar.
         shared = [(len(pairs & wanted), -len(each), each) for each, pairs in self._pairs]
         likely = [each for count, _, each in heapq.nlargest(_MOST_COMPARED, shared) if count]
         import difflib  # for this text alone
 
-        return difflib.get_close_matches(name, likely, n=2, cutoff=0.6)
+        names: dict[str, str] = {}
+        for each in likely:
+            names.setdefault(each.lower(), each)
+        return [names[each] for each in difflib.get_close_matches(plain, names, n=2, cutoff=0.6)]
 
 
 def _letter_pairs(name: str) -> frozenset[str]:

@@ -67,6 +67,8 @@ def parse_object(text: str, limits: JsonLimits, *, tool: str, quoted: bool = Tru
     """
     try:
         value = _parse(text, limits)
+        if isinstance(value, str) and limits.read_strings and value.lstrip().startswith("{"):
+            value = _parse(value, limits)  # a model that writes JSON in JSON does so with whole arguments, too
     except _Fault as fault:
         words = "repeat a key" if isinstance(fault, _Repeated) and not quoted else str(fault)
         raise ModelBehaviorError(f"Arguments of tool {tool} {words}") from None

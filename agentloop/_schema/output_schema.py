@@ -102,9 +102,19 @@ class TypedOutput:
             ModelBehaviorError: no JSON, JSON beyond *limits*, or a value that doesn't fit; names each fault with its
                 place and quotes at most 200 characters of what is there.
         """
-        value, place = _json(self.what, text, limits), "$"
-        if self.wrapped:
-            value, place = _unwrap(self.what, value), f"$.{WRAPPER}"
+        value = _json(self.what, text, limits)
+        if not self.wrapped:
+            return self._read(value, "$", limits)
+        if isinstance(value, dict) and set(value) == {WRAPPER}:
+            return self._read(value[WRAPPER], f"$.{WRAPPER}", limits)
+        try:  # a model that no schema binds often writes the value without its wrapper
+            return self._read(value, "$", limits)
+        except ModelBehaviorError:
+            shown = quote(json.dumps(value))
+            raise ModelBehaviorError(f"{self.what} must be an object with the one key {WRAPPER}, not {shown}") from None
+
+    def _read(self, value: Any, place: str, limits: JsonLimits) -> Any:
+        """Return the value of the type that the plain *value* means; *place* is its place in the answer."""
         if self.schema.strict:
             value = drop_nulls(value, self._open, self._defs)
 
@@ -298,13 +308,6 @@ def _parse_unwrapped(text: str, limits: JsonLimits) -> Any:
         if len(fenced) == 1 or (thoughts and answer.strip()):
             return _parse(fenced[0] if len(fenced) == 1 else answer, limits)
         raise
-
-
-def _unwrap(what: str, value: Any) -> Any:
-    if not isinstance(value, dict) or set(value) != {WRAPPER}:
-        shown = quote(json.dumps(value))
-        raise ModelBehaviorError(f"{what} must be an object with the one key {WRAPPER}, not {shown}")
-    return value[WRAPPER]
 
 
 def _format_type(hint: Any) -> str:

@@ -261,6 +261,22 @@ def test_a_bare_tool_wins_over_a_deferred_one() -> None:
     assert find_tool({"deferred:f": deferred}, "f", None) is deferred
 
 
+@pytest.mark.parametrize(
+    ("known", "name", "near"),
+    [
+        (["find_order"], "functions.find_order", ["find_order"]),
+        (["find_order"], "find_order<|channel|>commentary", ["find_order"]),
+        (["find_order"], "FIND_ORDER ", ["find_order"]),
+        (["findOrder", "FindOrder"], "find_order", ["findOrder"]),
+        (["shop.find"], "shop.fin", ["shop.find"]),
+        (["find"], "functions.", []),
+    ],
+)
+def test_a_near_name_is_found_behind_what_models_add(known: list[str], name: str, near: list[str]) -> None:
+    """A namespace of another interface, a token of the model's own format, other capitals."""
+    assert NearNames(known).of(name) == near
+
+
 def test_names_are_qualified_and_near() -> None:
     """At most two near names are given, the nearest first."""
     assert qualify_name(called("a", "f")) == "f"

@@ -108,6 +108,21 @@ def test_text_that_is_not_json_is_quoted_with_the_place(text: str, place: int) -
     assert said.endswith(f": {quote(text)}")
 
 
+@given(JSON_OBJECTS)
+def test_arguments_that_were_written_as_json_in_json_are_read(value: dict[str, Any]) -> None:
+    """Once, and not where the setting is off."""
+    twice = json.dumps(json.dumps(value))
+    assert parse_object(twice, LIMITS, tool="t") == parse_object(json.dumps(value), LIMITS, tool="t")
+    assert "not a string" in refusal(json.dumps(twice))
+    assert "not a string" in refusal(twice, JsonLimits(read_strings=False))
+
+
+def test_a_text_in_json_that_is_no_object_is_refused() -> None:
+    """With the place in the inner text if it looks like an object."""
+    assert "not a string" in refusal('"find"')
+    assert "at character" in refusal(json.dumps('{"a": 1'))
+
+
 def test_of_a_long_text_the_words_around_the_place_are_quoted() -> None:
     """The first characters of a long text are mostly fine, so they'd say nothing."""
     text = '{"a": [' + "1, " * 2_000 + "x" + ", 2" * 2_000 + "]}"

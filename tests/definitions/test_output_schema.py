@@ -159,6 +159,12 @@ CASES = [(*case, False) for case in DIRECT] + [
 ]
 
 
+@pytest.mark.parametrize(("type_", "text", "value"), WRAPPED)
+def test_a_value_without_its_wrapper_is_read_as_well(type_: Any, text: str, value: Any) -> None:
+    """A model that no schema binds often answers `[1, 2]` for a list, and knows nothing of the key."""
+    assert typed(type_).parse(text) == value
+
+
 @pytest.mark.parametrize(("type_", "text", "value", "wrapped"), CASES)
 def test_an_answer_that_fits_the_schema_becomes_the_value(type_: Any, text: str, value: Any, wrapped: bool) -> None:
     """Every kind of type gives a value, direct or wrapped, strict or not, which is written and read back equal."""
@@ -259,7 +265,7 @@ def test_another_value_than_the_final_output_is_called_by_its_name() -> None:
             "The final output doesn't fit: $.stops[1].city: Expected `str`, got `array`",
         ),
         (int, '{"response": "x"}', "The final output doesn't fit: $.response: Expected `int`, got `str`"),
-        (int, "5", "The final output must be an object with the one key response, not '5'"),
+        (int, '"five"', "The final output must be an object with the one key response, not '\"five\"'"),
         (int, "{}", "The final output must be an object with the one key response, not '{}'"),
         (
             int,

@@ -33,7 +33,9 @@ from agentloop import (
     UserValueError,
     handoff,
 )
+from agentloop.exceptions import UserTypeError
 from agentloop.guardrails import ToolInputGuardrail, ToolOutputGuardrail
+from agentloop.items import UserMessage
 
 
 async def answer(ctx: Any) -> str:
@@ -114,3 +116,11 @@ def test_secret_of_a_key_is_in_no_message() -> None:
     with pytest.raises(UserValueError, match="at least 16 bytes") as caught:
         SealKey(b"a short one")
     assert "short one" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [3, b"x", None, bytearray(b"x")])
+def test_content_that_is_neither_text_nor_parts_is_refused(content: Any) -> None:
+    """Bytes would be read as a sequence of numbers."""
+    said = f"^content: expected text or a sequence of parts, got {type(content).__name__}"
+    with pytest.raises(UserTypeError, match=said):
+        UserMessage(content)
