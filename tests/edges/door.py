@@ -30,6 +30,6 @@ class Door:
 
 async def until(condition: Callable[[], bool]) -> None:
     """Let the event loop run until *condition* holds, which a thread brings about."""
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         while not condition():
             await anyio.lowlevel.checkpoint()

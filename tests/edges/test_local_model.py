@@ -62,7 +62,7 @@ def is_running(pid: int) -> bool:
 
 
 async def until_gone(pid: int) -> None:
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         # No event tells of the end of a process that is another's child.
         while is_running(pid):  # noqa: ASYNC110
             await anyio.sleep(0.01)

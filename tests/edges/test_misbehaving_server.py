@@ -40,7 +40,7 @@ MODELS: dict[type[HttpModel], bytes] = {
 """Each interface, and one whole answer in it: a message, then calls of `look` and `now`."""
 FIRST_CALL = {OpenAIResponsesModel: b"call_1", OpenAIChatModel: b"c1", AnthropicModel: b"toolu_1"}
 """The server's id of the first call."""
-LIMIT = 15.0
+LIMIT = 120.0
 """Seconds in which every outcome has to come."""
 
 

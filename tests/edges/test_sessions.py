@@ -649,7 +649,7 @@ async def test_a_forgotten_session_is_closed_by_the_collector(path: Path, anyio_
     del session
     gc.collect()
     # The worker thread may be the last that lets go of the session, and may be closing it still.
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         while path.with_name("s.db-wal").exists():  # noqa: ASYNC110 - a file tells of no event
             await anyio.sleep(0.001)
     with pytest.raises(sqlite3.ProgrammingError, match="closed"):

@@ -402,7 +402,7 @@ def threads(backend: Backend) -> None:
 
 async def _wait_until(true: Callable[[], bool]) -> None:
     """Wait until *true* returns True, which another thread brings about; at most ten seconds."""
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         while not true():  # noqa: ASYNC110 - the other thread sets no event of the loop
             await anyio.sleep(0.001)
 

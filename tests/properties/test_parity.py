@@ -385,7 +385,7 @@ def test_run_is_the_same_plain_and_streamed_on_both_backends(script: Script) -> 
     """Output or error, items, usage, session, hooks, guardrail results and the log's normal form are the same."""
 
     async def main(streamed: bool) -> dict[str, Any]:
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             return await play(script, streamed=streamed)
 
     wanted = anyio.run(main, False, backend="asyncio")

@@ -27,7 +27,7 @@ def test_generated_runs_of_many_segments(share: int) -> None:
 
 
 FOUND: dict[str, tuple[str, ...]] = {
-    "a cleanup cut, a cancellation and a failure in one moment": ("segments 1713",),
+    "a cleanup cut, a cancellation and a failure in one moment": ("segments 1713", "ci/573/segments", "third 227"),
     "a timeout and a cancellation in one moment": ("segments 1950", "segments 6238", "other 892", "other 4649"),
     "a body that cancelled itself, and a cancellation": ("other 72", "other 5911", "segments 5974"),
     "a body that cancelled itself, and a crash": ("segments 4744", "segments 6725", "other 2159", "other 3842"),
@@ -43,6 +43,7 @@ FOUND: dict[str, tuple[str, ...]] = {
     "a crash right after a cancellation, a nested run's turn or its last answer": (
         *("new 649", "new 2468", "new 2752", "new 3168", "other 4497"),
     ),
+    "a cancellation and a deadline, and a cancellation behind a call's end": (*("new 958", "third 186", "third 1706"),),
     "a cancellation while a request is to be retried": ("other 502", "other 1670"),
 }
 """What coincided, and the seeds of runs in which a search found a log that wasn't accepted."""

@@ -405,7 +405,7 @@ class HeldFormatter:
 async def cancelled_in(formatter: HeldFormatter, agent: Any, given: Any, journal: Any, config: RunConfig) -> RunState:
     """Run until the formatter waits, cancel, and return the state that is left."""
     async with Runner.run_streamed(agent, given, journal=journal, run_config=config) as stream:
-        with anyio.fail_after(5):
+        with anyio.fail_after(30):
             await formatter.waiting.wait()
     assert stream.result.status == "cancelled"
     return stream.state

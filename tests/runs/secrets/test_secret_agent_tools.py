@@ -373,7 +373,7 @@ async def test_a_crash_anywhere_shows_nothing_and_is_got_over_with_the_codec(run
             continue
         if state._fold.response is not None:
             agent.model = ScriptedModel([say("done")])
-        with anyio.fail_after(5):
+        with anyio.fail_after(30):
             result = await run_mode(agent, state, journal=cut)
         assert result.final_output == "done"
         for request in read_requests(nested):
