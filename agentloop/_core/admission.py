@@ -2,8 +2,8 @@
 
 Tickets, limits with numbers, and the time go in; the tickets that start come out. Everything is synchronous and on one
 event loop, so nothing is locked. Does not know about tasks, calls or threads: `Ticket.owner` is opaque here. Which
-calls have a ticket is decided in `_engine/calls/scheduler.py`: none without limits, none yet in a later segment or
-behind an equal call.
+calls have a ticket is decided in `_engine/calls/batch.py`: none without limits, none yet in a later segment or behind
+an equal call.
 
 The rule
 

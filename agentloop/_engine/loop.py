@@ -68,7 +68,7 @@ from agentloop._engine.run_result import attach_run_data
 from agentloop._engine.runtime.cancel_source import record_end
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop._engine.start import RunSegment, start_segment
-from agentloop._engine.turn_calls import plan_turn, settle
+from agentloop._engine.turn_calls import plan_turn, run_calls
 from agentloop.exceptions import RunTimeoutError, StateError
 from agentloop.records import TurnStarted
 
@@ -206,7 +206,7 @@ async def _request_model(run: LiveRun) -> FinishedRun | None:
 async def _settle_calls(run: LiveRun) -> None:
     """Plan the response's calls, run them and accept their outputs."""
     view = await _ensure_view(run)
-    await settle(run, view, await plan_turn(run, view))
+    await run_calls(run, view, await plan_turn(run, view))
     await save_turn(run)
 
 

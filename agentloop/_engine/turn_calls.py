@@ -93,7 +93,7 @@ async def _find_disabled(run: LiveRun, view: TurnView) -> frozenset[str]:
     return frozenset(tool.lookup_key for tool, yes in zip(tools, answers, strict=True) if not yes)
 
 
-async def settle(run: LiveRun, view: TurnView, plan: Plan) -> None:
+async def run_calls(run: LiveRun, view: TurnView, plan: Plan) -> None:
     """Run the plan's calls and accept their outputs, unless one has to wait for a verdict.
 
     Cancellation: running bodies are cancelled and awaited, waiting calls never start, no output is accepted; settled

@@ -1,1 +1,1 @@
-"""The calls of one turn: their scheduler, approval and guardrails, and one call from its permit to its outcome."""
+"""The calls of one turn: their batch, approval and guardrails, and one call from its permit to its outcome."""

@@ -2,13 +2,13 @@
 
 Does not run bodies, guardrails or end hooks: `run_call` does, in the call's own task, and reports back to the batch.
 
-Order of calls: the *owner* is the task that settles the batch. It makes the `Batch`, settles the answered calls by
+Order of calls: the *owner* is the task that runs the batch. It makes the `Batch`, settles the answered calls by
 `answer`, enters the turn nursery, calls `open`, and then `wait` and `step` in turns until all have settled; when the
-nursery has closed it calls `forget` and `raise_failure`. The dispatcher calls `LiveCall.start`, which calls
+nursery has closed it calls `forget` and `raise_failure`. The queue calls `LiveCall.start`, which calls
 `Batch.spawn`; the task then ends in one of `settle`, `pause` or `settle_abandoned`. A queued call is a plan entry and
 not a task, so a thousand calls under a cap of eight are eight tasks.
 
-Facts: `LiveCall.phase` and `cause`, `Batch.failures`, `halted`, `stopped`, `closed`. Indexes: `calls` (without those
+Facts: `LiveCall.phase` and `cancelled`, `Batch.failures`, `halted`, `stopped`, `closed`. Indexes: `calls` (without those
 that have settled), `unsettled` (their number without those that are paused), `_current` (the calls of the queued
 segment that are still to settle), `_equal` (equal calls by receipt: the first one runs, the others wait for its end).
 
@@ -58,7 +58,7 @@ CLOCK_SLACK = 1e-9
 
 
 class Batch:
-    """The scheduler of one turn's calls. Owned by the task that settles it; the calls' tasks mutate it as they settle.
+    """The calls of one turn. Owned by the task that runs it; the calls' tasks mutate it as they settle.
 
     All methods but `end_cancelled` are synchronous: no other task sees a half-done step.
     """

@@ -75,14 +75,14 @@ async def run_call(live: LiveCall) -> None:
     failure: Failure | None = None
     try:
         try:
-            await _settle(live, await _reach_end(live, task))
+            await _conclude(live, await _reach_end(live, task))
         except cancelled_types() as cancelled:
             if await _outlast(live, cancelled):
                 raise
         except BaseException as error:  # noqa: ASYNC103 - carried as a failure; cancellations are above
             if is_closing(task):
                 raise
-            await _settle(live, end.Unconverted(error))  # noqa: ASYNC102 - nothing is being cancelled here
+            await _conclude(live, end.Unconverted(error))  # noqa: ASYNC102 - nothing is being cancelled here
     except cancelled_types():
         raise
     except BaseException as error:  # noqa: ASYNC103 - carried as a failure: the settling code itself broke
@@ -285,7 +285,7 @@ def _end_cancelled(live: LiveCall, error: BaseException | None = None) -> end.En
 # -- steps 13 to 17
 
 
-async def _settle(live: LiveCall, ended: end.Ending) -> None:
+async def _conclude(live: LiveCall, ended: end.Ending) -> None:
     """Do steps 13 to 17: make the outcome of *ended* by the tool's policies, call the end hooks, settle."""
     if type(ended) is end.Deferred:
         return  # the call waits again, or an equal one has answered it
@@ -375,12 +375,12 @@ async def _outlast(live: LiveCall, cancelled: BaseException) -> bool:
     Else it is a cancellation of this task alone, which the body left behind (by a timer, or in another task).
     """
     if run_is_cancelled():
-        await _settle(live, end.RunEnding())  # shielded inside
+        await _conclude(live, end.RunEnding())  # shielded inside
         await raise_native_cancel(cancelled)  # does not wait: a cancellation is pending
         return True
     uncancel_to(0)
     own = end.Cancelled("tool", end.own_reason(cancelled))
-    again = await in_own_task(partial(_settle, live, own))  # the body may have left more of them
+    again = await in_own_task(partial(_conclude, live, own))  # the body may have left more of them
     if again.error is not None:
         raise again.error
     return False

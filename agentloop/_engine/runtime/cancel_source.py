@@ -1,6 +1,6 @@
 """The decision who ended a run that is being cancelled: its deadline, or any other end from outside ("parent").
 
-Asked when a scope around the run's code is cancelled; which of its calls that concerns is `calls/call_cancellation`'s.
+Asked when a scope around the run's code is cancelled; which of its calls that concerns is decided in `calls/call.py`.
 """
 
 from __future__ import annotations

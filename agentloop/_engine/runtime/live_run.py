@@ -1,6 +1,6 @@
 """A run under way: its state, its log, and the objects that its parts share. The engine passes this one object around.
 
-Knows the parts of a run, but not the loop or the scheduler, which use it.
+Knows the parts of a run, but not the loop or the batches of calls, which use it.
 
 Decisions:
 
