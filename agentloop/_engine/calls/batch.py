@@ -8,8 +8,8 @@ nursery has closed it calls `forget` and `raise_failure`. The queue calls `LiveC
 `Batch.spawn`; the task then ends in one of `settle`, `pause` or `settle_abandoned`. A queued call is a plan entry and
 not a task, so a thousand calls under a cap of eight are eight tasks.
 
-Facts: `LiveCall.phase` and `cancelled`, `Batch.failures`, `halted`, `stopped`, `closed`. Indexes: `calls` (without those
-that have settled), `unsettled` (their number without those that are paused), `_current` (the calls of the queued
+Facts: `LiveCall.phase` and `cancelled`; `Batch.failures`, `halted`, `stopped`, `closed`. Indexes: `calls` (only those
+that haven't settled), `unsettled` (their number without those that are paused), `_current` (the calls of the queued
 segment that are still to settle), `_equal` (equal calls by receipt: the first one runs, the others wait for its end).
 
 Invariants: each call gets one outcome, in one synchronous step of the loop. A failure that will be raised marks the
