@@ -88,7 +88,7 @@ class Batch:
         self._opened_at = 0.0 if self.execution.queue_timeout is None else self.nursery.now()
         self.queued_at = run.tree.log.wall()
         self.hooks = run.find_tool_hooks()
-        self._gate = run.tree.log.events.new_gate() if run.tree.log.events is not None else None
+        self._gate = self._choose_gate(plan, sequential=sequential)
         self.waiting: Queue = NO_QUEUE
         """The calls that wait for room."""
         self._dispatcher: Dispatcher | None = None
@@ -160,6 +160,17 @@ class Batch:
             self.waiting = self._dispatcher = self._choose_dispatcher()
         elif cap is not None and base:
             self.waiting = CapQueue(cap, base[0].name_shown)
+
+    def _choose_gate(self, plan: Plan, *, sequential: bool) -> Limit | None:
+        """Return the limit that keeps calls from starting while the stream's consumer is behind; None without need.
+
+        There is none if all calls start in one step, at once, and the buffer has room for what they say about it.
+        """
+        events, cap = self.run.tree.log.events, self.execution.max_function_tool_concurrency
+        if events is None:
+            return None
+        waits = sequential or (cap is not None and cap < len(plan)) or [entry for entry in plan if _may_wait(entry)]
+        return events.new_gate() if waits or not events.has_room_for(len(plan)) else None
 
     def _add_call(
         self,
@@ -658,6 +669,14 @@ class Batch:
         fatal = [failure for failure in self.failures if is_fatal(failure.error)]
         if fatal:
             raise choose_error(fatal)
+
+
+def _may_wait(entry: PlanEntry) -> bool:
+    """Tell whether the call of *entry* may wait for another call, or for a limit of its tool."""
+    tool, disposition = entry.tool, entry.disposition
+    if tool is None or not isinstance(disposition, Execute | Deliver | Replay):
+        return False
+    return bool(tool.exclusive or tool.serial or tool.capacity or disposition.arguments.receipt)
 
 
 def _limits_of(tool: FunctionTool, base: tuple[Limit, ...], groups: dict[str, Limit]) -> tuple[Limit, ...]:

@@ -44,6 +44,8 @@ from agentloop.exceptions import UserError, UserTypeError
 from agentloop.items import ToolCall
 from agentloop.limits import Limit
 
+_EVENTS_OF_CALL = 3
+"""The events of a call without anything of its own: its start, its end, its output."""
 _KINDS: frozenset[type] = frozenset(get_args(m.ModelEvent))
 
 
@@ -113,6 +115,10 @@ class EventBuffer:
     def new_gate(self) -> Limit | None:
         """Return a limit that keeps a turn's calls from starting while the consumer is behind."""
         return _ConsumerGate(self)
+
+    def has_room_for(self, calls: int) -> bool:
+        """Tell whether the buffer stays below its limit if as many *calls* begin, end and have an output."""
+        return self._limit is None or len(self._unread) + _EVENTS_OF_CALL * calls < self._limit or self.discarding
 
     @property
     def full(self) -> bool:

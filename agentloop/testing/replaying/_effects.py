@@ -479,6 +479,10 @@ class Consumer(EventBuffer):
         super().__init__(live.state, None, live.agent_at)
         self._effects = effects
 
+    def has_room_for(self, calls: int) -> bool:
+        """Return False: each batch has a gate."""
+        return False
+
     def new_gate(self) -> Limit:
         """Return a gate that admits the calls of a turn only as the log does: a slow consumer may have held them."""
         return _RecordedAdmission(self._effects, *self._effects.current_run())
