@@ -29,7 +29,7 @@ from agentloop import (
     handoff,
     tool,
 )
-from agentloop._common.version import library_version
+from agentloop._common.version import __version__
 from agentloop.exceptions import ModelTransportError
 from agentloop.items import HostedToolCall, ToolCall
 from agentloop.journal import FileJournal
@@ -480,7 +480,7 @@ async def test_the_scope_has_the_version_of_the_library() -> None:
     scopes = {(span.instrumentation_scope.name, span.instrumentation_scope.version) for span in exported.spans}
     data = exported.reader.get_metrics_data()
     scopes |= {(found.scope.name, found.scope.version) for one in data.resource_metrics for found in one.scope_metrics}
-    assert scopes == {("agentloop", library_version())}
+    assert scopes == {("agentloop", __version__)}
 
 
 # ---------------------------------------------------------------------------------------------- metrics
