@@ -1,11 +1,23 @@
 """Tasks, scopes and wake-ups on asyncio and trio, as far as anyio doesn't cover them. Knows no agent.
 
+You can read this room without the rest of the library. Each module has its theory at its head:
+
+* `nursery`: tasks that one owner waits for, and how the owner's cancellation reaches them
+* `beside`: several pieces of work at once, of which one error leaves
+* `backend`: whose a cancellation is, and the questions that we ask asyncio or trio directly
+* `cleanup`: shielded sections with one common deadline
+* `interrupts`: Ctrl-C on trio
+
+What we do by hand where anyio has a word for it (`cancelled_outside`, `enclosing_cancelled`, `new_scope`, the class of
+scopes in `nursery.find_scope_class`) is either not public in anyio, or takes 1 µs or more each time. It is done only in
+this room.
+
 Decisions:
 
 On CPython 3.11 to 3.13 with anyio 4.16 and trio 0.35. Where the backends differ from the expectation, the code
 follows the measurement.
 
-* a body raises `CancelledError` itself on asyncio, or leaks `Cancelled` on trio: its siblings are cancelled, and the
+* code raises `CancelledError` itself on asyncio, or leaks `Cancelled` on trio: its siblings are cancelled, and the
   group ends as if there had been no fault
 * the classifier, over self-cancelling bodies, task orders and a cancel at every step, by scope and natively: 3,754
   runs, none wrong

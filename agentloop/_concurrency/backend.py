@@ -1,29 +1,26 @@
 """The one module that imports asyncio: native cancellation, tasks and wake-ups, where anyio does not cover them.
 
-Knows tasks, scopes and event loops; not runs, calls, agents or records.
-
 Theory. A cancellation reaches code by a scope, or natively (`Task.cancel()` on asyncio), and no scope knows of the
-native ones. Three rules:
+native ones. So we keep to three rules:
 
-1. A native cancellation is the code's own unless the run is cancelled. On asyncio a body can cancel its own task, or
-   raise `CancelledError`, with no cancel scope involved. The task must continue afterwards: its cancellation count is
-   put back to the value from before. The run is cancelled if a scope around the current task is (`enclosing_cancelled`)
-   or if its holder is (`loop_is_left`).
-2. The end of the loop is the run's cancellation. The end of `asyncio.run` cancels every task of the loop natively,
-   once, the tasks of a run among them. A `Holder` tells that from a body's own cancellation: the task that holds the
-   run is then cancelled too, in the same step.
+1. A native cancellation is the code's own unless the work around it is cancelled. For example, a function of the
+   application may cancel its own task on asyncio, or raise `CancelledError`, with no scope involved. The task must
+   continue afterwards, so we put its count of cancellations back to the value from before. The work is cancelled if a
+   scope around the current task is (`enclosing_cancelled`), or if its holder is (`loop_is_left`).
+2. The end of the loop is the end of the work. `asyncio.run` ends by cancelling every task of the loop natively, once,
+   ours among them. We tell that from a function's own cancellation because the task that holds the work, the owner of
+   the outermost nursery, is then cancelled too, in the same step.
 3. A task owns its work from its first step on. A task that is cancelled natively before its first step never runs, not
-   even its `finally`. So the work of a task belongs to the code that started it until the task's first step takes it
-   over, and no code may wait for a task that may never have begun.
+   even its `finally`. So the work belongs to the code that started the task until the first step takes it over, and no
+   code may wait for a task that may never have begun.
 
-Each boundary that runs application code and continues after its error is a `capture`, or awaits `capture_error` in its
-handler, which keeps to this order: `own_task_and_count()` before, or the task as its caller gives it; then, for a
+Each place that calls the application and continues after its error is a `capture`, or awaits `capture_error` in its
+handler. A handler that does more between the steps keeps to the same order: `own_task_and_count()` before; then, for a
 caught cancellation, `absorb_own_cancel`; if that returns False, `raise_native_cancel` before it continues; for any
-other BaseException `is_closing` first, since a coroutine that is being closed may not wait. The boundary of a call does
-more between two of these steps, and keeps to the order, too.
+other BaseException `is_closing` first, because a coroutine that is being closed may not wait.
 
-Facts: asyncio's count of a task's cancellations, the state of the scopes, and the count that the `Holder` found when
-the run's block was entered. No other state of a task is stored here.
+Facts: asyncio's count of a task's cancellations, the state of the scopes, and the count that the outermost nursery
+found when it was made. We store no other state of a task here.
 """
 
 from __future__ import annotations
@@ -67,9 +64,9 @@ _ON_ASYNCIO = (asyncio.CancelledError,)
 
 
 def cancelled_types() -> tuple[type[BaseException], ...]:
-    """Return the exception classes of a cancellation: the backend's, and asyncio's, which a body may raise by hand."""
+    """Return the exception classes of a cancellation: the backend's, and asyncio's, which code may raise by hand."""
     if own_task() is not None:
-        return _ON_ASYNCIO  # anyio asks sniffio first, which takes 1 µs of each call that is cancelled
+        return _ON_ASYNCIO  # anyio asks sniffio first, which takes 1 µs
     try:
         native = anyio.get_cancelled_exc_class()  # noqa: ASYNC118 - this module alone distinguishes the classes
     except RuntimeError:  # the loop is gone
@@ -107,7 +104,7 @@ def checkpoint_if_cancelled() -> Awaitable[None]:
     if (nursery := innermost_nursery.get()) is not None:
         nursery.relay()
     if asyncio._get_running_loop() is None and (trio := sys.modules.get("trio")) is not None:
-        # anyio asks for the backend first, which takes 1 µs, four times a turn.
+        # anyio asks for the backend first, which takes 1 µs.
         checkpoint: Awaitable[None] = trio.lowlevel.checkpoint_if_cancelled()  # noqa: ASYNC105 - returned
         return checkpoint
     return anyio.lowlevel.checkpoint_if_cancelled()
@@ -138,7 +135,7 @@ def new_scope() -> anyio.CancelScope:
 
 def own_task() -> asyncio.Task[object] | None:
     """Return the current task on asyncio; None on trio, and outside of an event loop."""
-    # Without a loop `current_task` would raise, which takes 1 µs more of each call on trio.
+    # Without a loop `current_task` would raise, which takes 1 µs more on trio.
     return asyncio.current_task() if asyncio._get_running_loop() is not None else None
 
 
@@ -166,8 +163,8 @@ def is_closing(task: object) -> bool:
     """Tell whether the current coroutine is being closed, and not run by *task* (its earlier `own_task()`).
 
     A coroutine whose event loop is gone ends by a `GeneratorExit` that is thrown into it. It can await nothing then,
-    and leaving a scope of anyio's turns it into another error. A `GeneratorExit` that a body raises comes in the
-    body's own task.
+    and leaving a scope of anyio's turns it into another error. A `GeneratorExit` that the application raises comes in
+    the coroutine's own task.
     """
     if task is not None:
         return own_task() is not task
@@ -178,19 +175,19 @@ def is_closing(task: object) -> bool:
     return False
 
 
-def run_is_cancelled() -> bool:
-    """Tell whether the run around the current code is being cancelled: by a scope, or natively with its holder."""
+def is_cancelled_around() -> bool:
+    """Tell whether the work around the current code is being cancelled: by a scope, or natively with its holder."""
     return enclosing_cancelled() or loop_is_left()
 
 
 def loop_is_left() -> bool:
-    """Tell whether the holder of the run around the current code is cancelled natively, as at the end of its loop."""
+    """Tell whether the holder of the work around the current code is cancelled natively, as at the end of its loop."""
     nursery = outermost_nursery.get()
     return nursery is not None and nursery.is_leaving()
 
 
 def uncancel_to(count: int) -> None:
-    """Take back native cancellations of the current task down to *count*: the body's own, which its outcome reports."""
+    """Take back native cancellations of the current task down to *count*, because they are the code's own."""
     task = own_task()
     while task is not None and task.cancelling() > count:
         task.uncancel()
@@ -198,7 +195,7 @@ def uncancel_to(count: int) -> None:
 
 def absorb_own_cancel(count: int) -> bool:
     """Tell whether a cancellation just caught is the code's own; if so, take the task's count back to *count*."""
-    if run_is_cancelled():
+    if is_cancelled_around():
         return False
     uncancel_to(count)
     return True
@@ -216,13 +213,11 @@ async def raise_native_cancel(cancelled: BaseException) -> None:
 
 def raised_while_cancelled(error: BaseException) -> bool:
     """Tell whether *error* was raised while a cancellation was passing through its code: an error in cleanup."""
-    cancelled = cancelled_types()
-    seen: set[int] = set()
-    context: BaseException | None = error
+    cancelled, seen, context = cancelled_types(), {id(error)}, error.__context__
     while context is not None and id(context) not in seen:
-        seen.add(id(context))
-        if context is not error and isinstance(context, cancelled):
+        if isinstance(context, cancelled):
             return True
+        seen.add(id(context))
         context = context.__context__
     return False
 
@@ -231,21 +226,21 @@ class Captured(msgspec.Struct, eq=False):
     """How awaited code ended: with `value`, or with `error`, an `Exception` or a graver one.
 
     After a cancellation of the code's own, which no scope and no caller requested, `own_cancel` is that cancellation;
-    after the run's, which only `outlast` captures, `run_cancel`. `error` is then the error that replaces it.
+    after one from around it, which only `outlast` captures, `outer_cancel`. `error` is then the error that replaces it.
     """
 
     value: Any = None
     error: BaseException | None = None
     own_cancel: BaseException | None = None
-    run_cancel: BaseException | None = None
+    outer_cancel: BaseException | None = None
 
 
 async def capture(work: Callable[[], Awaitable[object]], *, outlast: bool = False) -> Captured:
     """Await `work()` and return how it ended. For every place where an error is carried on as a value.
 
-    With *outlast* the run's cancellation is a value, too: for a step of the run's end that is followed by others.
+    With *outlast* a cancellation from around is a value, too: for a step of an end that is followed by others.
 
-    Cancellation: the run's own is raised, as the backend's class. So is the end of a coroutine that is being closed.
+    Cancellation: one from around is raised, as the backend's class. So is the end of a coroutine that is being closed.
     """
     task, count = own_task_and_count()
     try:
@@ -257,7 +252,7 @@ async def capture(work: Callable[[], Awaitable[object]], *, outlast: bool = Fals
 async def capture_error(error: BaseException, task: object, count: int, *, outlast: bool = False) -> Captured:
     """Return what *error*, just caught, means, as `capture` would; or raise it again, as `capture` would.
 
-    For a handler whose code is no function of its own: a run, which would pay for one more coroutine. *task* and
+    For a handler whose code isn't a function, which would take one more coroutine. *task* and
     *count* are `own_task_and_count()` from before that code. The handler keeps the result in no variable, since the
     error's traceback holds its frame.
     """
@@ -265,7 +260,7 @@ async def capture_error(error: BaseException, task: object, count: int, *, outla
         if absorb_own_cancel(count):
             return Captured(error=self_cancelled(error), own_cancel=error)
         if outlast:
-            return Captured(error=self_cancelled(error), run_cancel=error)
+            return Captured(error=self_cancelled(error), outer_cancel=error)
         await raise_native_cancel(error)  # does not wait: a cancellation is pending
         raise error
     if is_closing(task):
@@ -344,7 +339,7 @@ def start_detached(work: Callable[[], Coroutine[Any, Any, None]], name: str, con
 async def in_own_task(work: Callable[[], Awaitable[object]]) -> Captured:
     """Do *work* where no native cancellation of the current task reaches it. Return how it ended, as `capture` does.
 
-    For work that must run to its end although a body may have left a `Task.cancel()` of its own task behind. On asyncio
+    For work that must run to its end although other code may have left a `Task.cancel()` of its task behind. On asyncio
     it is a bare task, because a group with its handle and its event takes three times as long. On trio, which has no
     native cancellations, it is a task only so that the work takes as many passes of the loop as on asyncio.
 
@@ -415,23 +410,21 @@ def self_cancelled(error: BaseException) -> UserError:
 
 
 def scope_left_open(error: BaseException) -> UserError | None:
-    """Return the error that reports broken scopes of the run, if *error* is a backend's complaint about them.
+    """Return the error that reports broken scopes, if *error* is a backend's complaint about them.
 
     Both backends raise a RuntimeError wherever an outer scope is left while an inner one is still open; the nursery
     whose task ends so raises a group.
     """
     for leaf in leaves(error):
         if isinstance(leaf, RuntimeError) and "cancel scope" in str(leaf).lower():
-            failure = UserError(
-                "a cancel scope was entered by a model, a hook or a callback of the run, and not left in the same task"
-            )
+            failure = UserError("a cancel scope was entered by a callback and not left in the same task")
             failure.__cause__ = leaf
             return failure
     return None
 
 
 def unexpected_cancellation() -> UserError:
-    """Return the error for a task of a run that other code has cancelled natively, while the run continues."""
+    """Return the error for a task of ours that other code has cancelled natively, while the work continues."""
     return UserError("a task of this run was cancelled by other code of the event loop")
 
 

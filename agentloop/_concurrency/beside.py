@@ -1,11 +1,12 @@
 """Several pieces of work at once: the first error by position leaves, bare, and a fatal one outranks everything.
 
 A backend's nursery raises the errors of its tasks in a group, in the order in which the tasks happened to end. You want
-one error, and the same one on both backends and in every run. So:
+one error, and the same one on both backends and every time. So:
 
 * An error cancels the other pieces, one scheduler pass later, because a backend chooses the order of tasks within a
-  pass. So we know all pieces that have failed in that pass, and raise the error of the first one by position. For
-  example, put a judge before the work that it judges if its verdict says more than a failure of the work.
+  pass. So we know all pieces that have failed in that pass, and raise the error of the first one by position. Only the
+  piece in the current task is cancelled at once, because it is the work that the others judge: once a judge has
+  refused, the work must come to nothing.
 * A piece that fails while it is being cancelled has failed because of the first error, which is the one to raise.
 * A fatal error (not an `Exception`, such as `SystemExit`) may come from such a cleanup, too. It outranks the other
   errors, and also a cancellation that is on its way.
@@ -70,7 +71,8 @@ async def beside(
             for position, piece in enumerate(pieces):
                 start(several.do, (position, piece), f"{name} {position}")
             if here is not None:
-                await several.do((len(pieces), here))
+                with several.here:
+                    await several.do((len(pieces), here))
     except cancelled_types():
         several.raise_fatal()
         raise
@@ -93,10 +95,11 @@ async def _do_alone(piece: Piece) -> Any:
 
 @final
 class _Several:
-    """The pieces of one call of `beside`, with what they have come to. Owned by the call, changed by its tasks."""
+    """The pieces that one `beside` does, with what they have come to. Changed by its tasks."""
 
     def __init__(self, on_error: OnError | None) -> None:
         self.group: anyio.abc.TaskGroup
+        self.here = anyio.CancelScope()
         self.answers: dict[int, Any] = {}
         self.errors: dict[int, BaseException] = {}
         self._on_error = on_error
@@ -116,6 +119,7 @@ class _Several:
         if is_late:
             return
         self.errors[position] = error
+        self.here.cancel()
         try:
             await anyio.lowlevel.cancel_shielded_checkpoint()  # others that fail in this pass must be known, too
         finally:

@@ -1,6 +1,6 @@
-"""The one cleanup deadline of a run, and the shielded sections that end at it.
+"""One cleanup deadline for a piece of work, and the shielded sections that end at it.
 
-One deadline for all sections, because deadlines per section would add up. Does not know which work a section does.
+All sections have one deadline, because deadlines per section would add up.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from agentloop._concurrency.backend import cancelled_types, enclosing_cancelled,
 
 
 class Cleanup:
-    """Gives a run's shielded sections one deadline: *grace* seconds after its cancellation was first seen.
+    """Gives shielded sections one deadline: *grace* seconds after the cancellation of the work was first seen.
 
-    Owned by the run; every part of it that sees the cancellation calls `begin`. Until then a section of the library has
-    no deadline. A nested run's deadline is never later than the outer run's.
+    Every part of the work that sees the cancellation calls `begin`. Until then a section has no deadline. The deadline
+    of inner work is never later than the deadline of the work around it, *outer*.
     """
 
     __slots__ = ("_begun", "_lines", "_own", "_sections", "grace")
@@ -34,12 +34,12 @@ class Cleanup:
 
     @property
     def deadline(self) -> float | None:
-        """The deadline on the loop's clock, or None while the run is not being cancelled."""
+        """The deadline on the loop's clock, or None while the work is not being cancelled."""
         return min([line._own for line in (self, *self._lines) if line._own is not None], default=None)
 
     def begin(self) -> None:
-        """Note that the run's cancellation is under way; the first call sets the deadline, for open sections too."""
-        if not self._begun:  # every cancelled call calls this
+        """Note that the work is being cancelled; the first call sets the deadline, for open sections too."""
+        if not self._begun:  # every cancelled part calls this
             self._begun = True
             self.end_by(anyio.current_time() + self.grace)
 
@@ -64,7 +64,7 @@ class Cleanup:
 
         With *shield* false the scopes around the block still cancel it: only a sibling's failure waits for it. A block
         that begins after the deadline is cut at once; with *late* it gets the grace once more. On asyncio no shield
-        holds against the end of the loop, which cuts the block, too. If the run was ending already, that is a second
+        holds against the end of the loop, which cuts the block, too. If the work was ending already, that is a second
         interrupt: the deadline is then set to now.
         """
         now = anyio.current_time()

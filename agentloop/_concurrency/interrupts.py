@@ -1,8 +1,8 @@
-"""Ctrl-C on trio: engine code is never torn by a KeyboardInterrupt, application code can be.
+"""Ctrl-C on trio: our code is never torn by a KeyboardInterrupt, application code can be.
 
 trio raises KeyboardInterrupt at once where the interrupt meets code that isn't protected, between any two instructions.
 In protected code it waits, and raises it at the next checkpoint of the program's main task. The nearest marked caller
-decides. So each function at which engine code begins (a task's first function, a method that an application calls) is
+decides. So each function at which our code begins (a task's first function, a method that an application calls) is
 marked `uninterrupted`, and each function that calls into the application is marked `interruptible`.
 
 On asyncio the first interrupt cancels the program's main task, and tears nothing.
@@ -33,7 +33,7 @@ def interruptible(function: FunctionT) -> FunctionT:
 
 
 def protect() -> None:
-    """Register with trio all functions marked so far. Called on trio, when a run begins."""
+    """Register with trio all functions marked so far. Called on trio, before the first task is started."""
     if not _marked:
         return
     import trio  # an extra, and here only where it runs

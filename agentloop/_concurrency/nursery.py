@@ -44,24 +44,8 @@ from typing import Any, Protocol, Self, cast, final
 import anyio
 import anyio.lowlevel
 
-from agentloop._concurrency.backend import (
-    Future,
-    Task,
-    Work,
-    cancelled_types,
-    checkpoint_if_cancelled,
-    current_time_on,
-    enclosing_cancelled,
-    innermost_nursery,
-    is_closing,
-    new_wakeup,
-    outermost_nursery,
-    own_task,
-    running_loop,
-    starter,
-    uncancel_to,
-    wake,
-)
+from agentloop._concurrency import backend
+from agentloop._concurrency.backend import Task, Work
 from agentloop._concurrency.interrupts import protect
 
 
@@ -102,7 +86,7 @@ class Nursery(Protocol):
         self.task, self.context, self.new_scope = task, context, new_scope
         self.on_trio, self.ended = task is None, False
         self.pending_before = 0 if task is None else task.cancelling()
-        self.now = current_time_on(task)
+        self.now = backend.current_time_on(task)
 
     # -- the owner
 
@@ -138,7 +122,7 @@ class Nursery(Protocol):
 
         On trio always False: its own nurseries say so, in their words, and no error of ours would get past theirs.
         """
-        return self.task is not None and running_loop() is not None and own_task() is not self.task
+        return self.task is not None and backend.running_loop() is not None and backend.own_task() is not self.task
 
     # -- for the owner, from any task
 
@@ -177,7 +161,7 @@ class Nursery(Protocol):
 
     def is_ending(self) -> bool:
         """Tell whether the members are being cancelled as a whole. Asked by a member, also between two scopes."""
-        return enclosing_cancelled()
+        return backend.enclosing_cancelled()
 
     def uncancel(self) -> None:
         """Take back the native cancellations of the current task, a member's that has left its scope."""
@@ -204,7 +188,7 @@ def new_nursery(on_lost: Callable[[], None], context: Context, *, holds: bool = 
     *on_lost* is called if other code cancels a member's task natively before its first step, so that its work was never
     begun. The other members are then being cancelled.
     """
-    task = own_task()
+    task = backend.own_task()
     if task is None:
         import trio  # an extra, and here only where it runs
 
@@ -217,13 +201,13 @@ def new_nursery(on_lost: Callable[[], None], context: Context, *, holds: bool = 
     factory = task.get_loop().get_task_factory()
     if not bare or factory is not None or (scope_class := find_scope_class()) is None:
         nursery = _Group(anyio.create_task_group(), task, context, anyio.CancelScope)
-        context.run(innermost_nursery.set, None)
+        context.run(backend.innermost_nursery.set, None)
     else:
-        outer = None if holds else cast("_BareTasks | None", innermost_nursery.get())
+        outer = None if holds else cast("_BareTasks | None", backend.innermost_nursery.get())
         nursery = _BareTasks(task, context, scope_class, outer, on_lost)
-        context.run(innermost_nursery.set, nursery)
+        context.run(backend.innermost_nursery.set, nursery)
     if holds:
-        context.run(outermost_nursery.set, nursery)
+        context.run(backend.outermost_nursery.set, nursery)
     return nursery
 
 
@@ -295,7 +279,7 @@ class _BareTasks(Nursery):
         self._loop = task.get_loop()
         self._members: dict[Task, Member | None] = {}
         """Members by task; None for one that shields itself."""
-        self._wakeup: Future | None = None
+        self._wakeup: backend.Future | None = None
         """The last future that the owner has waited for."""
         self._error: BaseException | None = None
         """The first error that a member raised. Members should raise none."""
@@ -315,7 +299,7 @@ class _BareTasks(Nursery):
     ) -> None:
         leaving: BaseException | None = None
         try:
-            if error is not None and is_closing(self.task):
+            if error is not None and backend.is_closing(self.task):
                 return
             leaving = await self._join(cancelled=error is not None)  # noqa: ASYNC102 - shielded in there
             if self._error is not None:
@@ -343,7 +327,7 @@ class _BareTasks(Nursery):
             while self._members:
                 try:
                     await self.wait(math.inf)
-                except cancelled_types() as error:  # noqa: ASYNC103 - raised by the caller, once all have ended
+                except backend.cancelled_types() as error:  # noqa: ASYNC103 - raised by the caller, once all have ended
                     scope.shield = True
                     self.cancel()
                     leaving = leaving or error
@@ -357,14 +341,14 @@ class _BareTasks(Nursery):
         wakeup.add_done_callback(self._owner_wakes, context=self.context)  # without it, in one more copy
         return wakeup if until == math.inf else self._wait_until(wakeup, until)
 
-    async def _wait_until(self, wakeup: Future, until: float) -> None:
+    async def _wait_until(self, wakeup: backend.Future, until: float) -> None:
         timer = self._loop.call_at(until, self.ring)
         try:
             await wakeup
         finally:
             timer.cancel()
 
-    def _owner_wakes(self, wakeup: Future) -> None:
+    def _owner_wakes(self, wakeup: backend.Future) -> None:
         """Relay the cancellation of the owner, in the pass in which the owner learns of it."""
         if wakeup.cancelled():
             self.cancel()
@@ -420,7 +404,7 @@ class _BareTasks(Nursery):
             outermost.cancel()
 
     def ring(self) -> None:
-        wake(self._wakeup)
+        backend.wake(self._wakeup)
 
     def ring_when_empty(self) -> None:
         if not self._members:
@@ -434,7 +418,7 @@ class _BareTasks(Nursery):
         return self.ended
 
     def uncancel(self) -> None:
-        uncancel_to(0)  # no scope is around a bare task
+        backend.uncancel_to(0)  # no scope is around a bare task
 
     def settling(self, member: Member) -> AbstractContextManager[object]:
         member.scope = scope = self.new_scope()
@@ -459,13 +443,13 @@ class _Group(Nursery):
     ) -> None:
         super().__init__(task, context, new_scope)
         self._manager = manager
-        self._wakeup = new_wakeup()
+        self._wakeup = backend.new_wakeup()
         self._is_unbounded = False
         """True once a member has found no deadline around it: a search for one takes 2.4 µs."""
 
     async def __aenter__(self) -> Self:
         self._scope = (await self._manager.__aenter__()).cancel_scope
-        self._start = starter(self._manager)
+        self._start = backend.starter(self._manager)
         return self
 
     async def __aexit__(
@@ -475,8 +459,8 @@ class _Group(Nursery):
             left: bool | None = await self._manager.__aexit__(kind, error, tb)  # noqa: ASYNC102 - cancels before it waits
             return left
         except BaseExceptionGroup as errors:
-            if errors.split(cancelled_types())[1] is None:
-                await checkpoint_if_cancelled()  # noqa: ASYNC102, ASYNC120 - raises one cancellation in place of a group
+            if errors.split(backend.cancelled_types())[1] is None:
+                await backend.checkpoint_if_cancelled()  # noqa: ASYNC102, ASYNC120 - raises one cancellation in place of a group
             raise
         finally:
             self.task = None
@@ -502,14 +486,11 @@ class _Group(Nursery):
     def check_in_time(self) -> Awaitable[None] | None:
         # A deadline that is set later ends the members all the same, a scheduler pass later.
         self._is_unbounded = self._is_unbounded or anyio.current_effective_deadline() == math.inf
-        return checkpoint_if_cancelled() if self._is_unbounded else _check_in_time()
+        return backend.checkpoint_if_cancelled() if self._is_unbounded else _check_in_time()
 
     def uncancel(self) -> None:
         if anyio.current_effective_deadline() > -math.inf:  # else the nursery's scope has counted them
-            uncancel_to(0)
-
-
-_PASSES_TO_DEADLINE = 4
+            backend.uncancel_to(0)
 
 
 async def _check_in_time() -> None:
@@ -518,8 +499,8 @@ async def _check_in_time() -> None:
     Code that is started in a cancelled nursery runs up to its first await, so a member checks before its first step. We
     wait a few scheduler passes, which both backends need at most, because a deadline may have been postponed since.
     """
-    await checkpoint_if_cancelled()
+    await backend.checkpoint_if_cancelled()
     if anyio.current_effective_deadline() <= anyio.current_time():
-        for _ in range(_PASSES_TO_DEADLINE):
+        for _ in range(4):
             await anyio.lowlevel.checkpoint()
-            await checkpoint_if_cancelled()
+            await backend.checkpoint_if_cancelled()

@@ -137,8 +137,8 @@ async def _run_in_time(
 
 def _end_by(captured: Captured) -> FinishedRun:
     """Return the end of a run segment that an error or a cancellation has ended."""
-    if captured.run_cancel is not None:
-        return FinishedRun("cancelled", error=captured.run_cancel)
+    if captured.outer_cancel is not None:
+        return FinishedRun("cancelled", error=captured.outer_cancel)
     return FinishedRun("failed", error=captured.error)
 
 

@@ -3,7 +3,6 @@
 import asyncio
 import itertools
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import Any
 
 import anyio
@@ -37,8 +36,8 @@ async def fails(n: int) -> int:
 
 
 async def fails_later(n: int) -> int:
-    """Fail some passes after a piece that fails at once has cancelled the others."""
-    await passes(8)
+    """Fail some passes after a piece that fails at once has cancelled the others; the last piece after the others."""
+    await passes(8 if n < 2 else 11)
     raise ValueError(n)
 
 
@@ -78,13 +77,14 @@ ENDS: tuple[Behaviour, ...] = (
     is_fatal,
     cancels_itself,
 )
+AT_ONCE = (fails, is_fatal, cancels_itself)
 WAIT_FOR_EVER = {fails_in_cleanup, is_fatal_in_cleanup}
 ERRORS = {fails: ValueError, fails_later: ValueError, is_fatal: Fatal, cancels_itself: UserError}
 
 
 def expected(chosen: tuple[Behaviour, ...]) -> tuple[type[BaseException], int] | None:
     """Return the class and the position of the error that must leave, None if none does."""
-    at_once = [n for n, do in enumerate(chosen) if do in (fails, is_fatal, cancels_itself)]
+    at_once = [n for n, do in enumerate(chosen) if do in AT_ONCE]
     first = at_once or [n for n, do in enumerate(chosen) if do is fails_later]
     if not first:
         return None
@@ -93,12 +93,6 @@ def expected(chosen: tuple[Behaviour, ...]) -> tuple[type[BaseException], int] |
     if fatal:
         return Fatal, min(fatal)
     return ERRORS[chosen[min(first)]], min(first)
-
-
-async def with_the_tasks(piece: Callable[[], Awaitable[Any]]) -> Any:
-    """Do *piece* from the pass on in which tasks begin that are started now."""
-    await passes(1)
-    return await piece()
 
 
 def position_of(error: BaseException) -> int:
@@ -115,8 +109,10 @@ async def test_the_first_error_by_position_leaves_and_a_fatal_one_outranks_it(*,
         leaves = expected(chosen)
         if leaves is None and WAIT_FOR_EVER & set(chosen):
             continue  # nobody ends it
+        if has_own and chosen[-1] in AT_ONCE and cancels_itself in chosen[:-1]:
+            continue  # the last one fails a pass before the tasks begin, which find themselves cancelled or don't
         pieces = [lambda do=do, n=n: do(n) for n, do in enumerate(chosen)]
-        here = partial(with_the_tasks, pieces.pop()) if has_own else None
+        here = pieces.pop() if has_own else None
         found: tuple[type[BaseException], int] | None = None
         answers: list[Any] = []
         try:
@@ -226,3 +222,24 @@ async def test_native_cancellation_of_the_caller_continues_after_all_pieces() ->
         assert caller.uncancel() == 0
         await stranger
         assert sorted(ended) in ([], [0, 1])
+
+
+async def test_the_piece_here_has_no_effect_after_an_error() -> None:
+    """The work that is judged is cancelled in the step in which a judge refuses, not a pass later."""
+    for step in range(1, 5):
+        refused: list[int] = []
+        effects: list[int] = []
+
+        async def judge(step: int = step, refused: list[int] = refused) -> None:
+            await passes(step)
+            refused.append(step)
+            raise ValueError("refused")
+
+        async def work(effects: list[int] = effects, refused: list[int] = refused) -> None:
+            while True:
+                await passes(1)
+                effects.extend(refused)
+
+        with pytest.raises(ValueError, match="refused"):
+            await beside([judge], "judge", here=work)
+        assert effects == []

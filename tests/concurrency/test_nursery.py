@@ -21,9 +21,9 @@ from agentloop._concurrency.backend import (
     cancelled_types,
     enclosing_cancelled,
     innermost_nursery,
+    is_cancelled_around,
     loop_is_left,
     own_task,
-    run_is_cancelled,
     scope_left_open,
     uncancel_to,
 )
@@ -360,12 +360,12 @@ async def test_native_cancellation_of_the_holder_is_seen_in_the_same_step_behind
 
     async def looks(_: Member) -> None:
         await _passes(4)
-        assert not run_is_cancelled()
+        assert not is_cancelled_around()
         assert not loop_is_left()
         with anyio.CancelScope(shield=True):
             assert not loop_is_left()
             holder.cancel()
-            seen.append((loop_is_left(), run_is_cancelled()))
+            seen.append((loop_is_left(), is_cancelled_around()))
             await anyio.lowlevel.checkpoint()
         assert enclosing_cancelled()
 

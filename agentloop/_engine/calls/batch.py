@@ -31,7 +31,7 @@ from functools import cached_property
 import anyio
 
 from agentloop._common.error_text import error_summary, is_fatal
-from agentloop._concurrency.backend import run_is_cancelled, unexpected_cancellation
+from agentloop._concurrency.backend import is_cancelled_around, unexpected_cancellation
 from agentloop._concurrency.nursery import new_nursery
 from agentloop._core.call_steps import CallNeeds, CallSteps, choose
 from agentloop._core.cancellation import Cause
@@ -504,7 +504,7 @@ class Batch:
         """
         run = self.run
         live.begun = True
-        ending = self.stopped in ("parent", "deadline") or run_is_cancelled()
+        ending = self.stopped in ("parent", "deadline") or is_cancelled_around()
         if ending:
             run.cleanup.begin()
         elif failure is None:

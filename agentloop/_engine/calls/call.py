@@ -32,11 +32,11 @@ from agentloop._common.error_text import is_fatal, summary_parts
 from agentloop._concurrency.backend import (
     cancelled_types,
     in_own_task,
+    is_cancelled_around,
     is_closing,
     own_task,
     raise_native_cancel,
     raised_while_cancelled,
-    run_is_cancelled,
     uncancel_to,
 )
 from agentloop._concurrency.interrupts import uninterrupted
@@ -197,7 +197,7 @@ def _classify(live: LiveCall, error: BaseException) -> end.Ending | None:
 
 def _end_past_scope(live: LiveCall, result: end.Ending | None) -> end.Ending | None:
     """Return the body result where a cancellation has left the call's scope: it is the run's, unless it is spurious."""
-    if live.batch.nursery.is_ending() or run_is_cancelled():
+    if live.batch.nursery.is_ending() or is_cancelled_around():
         return end.RunEnding()
     uncancel_to(0)  # a body's own task.cancel() in the same pass as our scope's: no code above requested it
     return result
@@ -374,7 +374,7 @@ async def _outlast(live: LiveCall, cancelled: BaseException) -> bool:
 
     Else it is a cancellation of this task alone, which the body left behind (by a timer, or in another task).
     """
-    if run_is_cancelled():
+    if is_cancelled_around():
         await _conclude(live, end.RunEnding())  # shielded inside
         await raise_native_cancel(cancelled)  # does not wait: a cancellation is pending
         return True

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 from agentloop._common.error_text import leaves
 from agentloop._common.values import Value
-from agentloop._concurrency.backend import cancelled_types, run_is_cancelled
+from agentloop._concurrency.backend import cancelled_types, is_cancelled_around
 from agentloop.outcomes import CallOutcome
 
 
@@ -97,7 +97,7 @@ def classify(error: BaseException) -> Ending | None:
             failure = failure or leaf
         else:
             return Raised(leaf)
-    if own and run_is_cancelled():
+    if own and is_cancelled_around():
         return None if failure is None else Raised(_drop_cancellations(error))
     if failure is not None:
         # In a group that mixes its own cancellation with errors, the errors say more.

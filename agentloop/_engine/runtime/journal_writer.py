@@ -174,7 +174,7 @@ class JournalWriter:
         """
         due, self._due, self._awaited = self._due, [], False
         written = await capture(lambda: self.journal.append(self._make_lines(due)), outlast=True)
-        if written.own_cancel is not None or written.run_cancel is not None:
+        if written.own_cancel is not None or written.outer_cancel is not None:
             await checkpoint_if_cancelled()  # if a scope's, it continues
             uncancel_to(0)
             self.error = JournalError("a write to the journal was cancelled natively: whether it was done is unknown")
