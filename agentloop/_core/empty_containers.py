@@ -15,8 +15,9 @@ class _NoEntries(dict[Any, Any]):
         raise TypeError(f"{key!r} can't be put into the empty dictionary that many objects share")
 
 
-# What few runs have begins as one of these, which all runs share, and is made at its first entry: each container is an
-# object that the garbage collector counts and visits for every run that waits.
+# What few runs have begins as one of these, which all runs share, and is made at its first entry. Measured with a
+# dictionary for each run in their place: 400 concurrent runs took 158 µs of CPU each instead of 146, because the
+# garbage collector counts and visits every container of a run that waits. A run by itself shows no difference.
 NO_DICT: dict[Any, Any] = _NoEntries()
 """The empty dictionary, in place of one that is made at its first entry."""
 NO_SET: frozenset[Any] = frozenset()
