@@ -41,7 +41,7 @@ FOUND: dict[str, tuple[str, ...]] = {
     ),
     "a failure that cancels a nested run's waiting call": ("other 567",),
     "a crash right after a cancellation, a nested run's turn or its last answer": (
-        *("new 649", "new 2468", "new 2752", "new 3168", "other 4497"),
+        *("new 649", "new 2468", "new 2752", "new 3168", "other 4497", "fresh 71", "fresh 157"),
     ),
     "a cancellation and a deadline, and a cancellation behind a call's end": (*("new 958", "third 186", "third 1706"),),
     "a cancellation while a request is to be retried": ("other 502", "other 1670"),

@@ -402,17 +402,21 @@ class ReplayLog:
     def _is_end_next(self, index: int) -> bool:
         """Tell whether record *index* is the end of a run from outside, or one of the last steps before it.
 
-        Where a crash has left no end, what a session saved was the run's whole result.
+        Behind an output guardrail, where a crash has left no end, what a session saved was the run's whole result.
         """
-        saved = isinstance(self.records[index], r.SessionSaved)
-        return not (saved and self.entry.imagined) and self._ends_from_outside(self.skip_last_steps(index))
+        last = self.records[self.cursor - 1]
+        judged = self.entry.imagined and isinstance(last, r.GuardrailSettled) and last.stage == "output"
+        if judged and isinstance(self.records[index], r.SessionSaved):
+            return False
+        return self._ends_from_outside(self.skip_last_steps(index))
 
     def _is_cut_behind(self, last: r.Record, following: r.Record) -> bool:
         """Tell whether the end of a run came in the step that appended *last*: a question was answered, or the run was
         resumed, and what follows in the run is that it was cut.
         """
         if isinstance(last, r.RunResumed):
-            return self._has_calls_in_doubt(last.path)  # these would have been settled first
+            imagined = self.entry.stop - self.entry.imagined <= (self.next_of_run(last.path) or 0)
+            return imagined and self._has_calls_in_doubt(last.path)  # these would have been settled first
         if isinstance(last, r.GuardrailSettled) and last.stage == "input" and last.verdict == "passed":
             return False  # the turn continued, and came to its calls
         answered = isinstance(last, r.GuardrailSettled | r.CallbackReturned | r.ApprovalRequested)

@@ -50,26 +50,32 @@ def _end_runs(
 ) -> Iterator[r.Record]:
     """Yield the ends of the runs from the path of *noticed* on inwards, the innermost first."""
     running: dict[Path, None] = {}
+    held: set[Path] = set()  # nested runs that wait for a verdict
     for record in known[start:]:
         if isinstance(record, r.RunStarted | r.RunResumed):
             running[record.path] = None
+            held.discard(record.path)
         elif isinstance(record, r.RunEnded):
             running.pop(record.path, None)
+            if record.status == "interrupted":
+                held.add(record.path)
     inner = (path for path in running if path[: len(noticed.path)] == noticed.path)
     for path in sorted(inner, key=len, reverse=True):
         own: list[Any] = [record for record in known if record.path == path]
         turn, at = own[-1].turn, known[-1].at
-        yield from _cancel_calls(own, noticed.at, at)
+        if not isinstance(own[-1], r.SessionSaved):  # else its calls, if it had any, were settled before
+            waiting = {one[-1] for one in held if one[:-1] == path}
+            yield from _cancel_calls(own, waiting, noticed.at, at)
         if isinstance(noticed, r.DeadlinePassed) and path == noticed.path:
             yield r.RunEnded(path, turn, at, "failed", error="RunTimeoutError()")
         else:
             yield r.RunEnded(path, turn, at, "cancelled", resumable=True)
 
 
-def _cancel_calls(own: Sequence[Any], cancelled_at: float, at: float) -> Iterator[r.Record]:
+def _cancel_calls(own: Sequence[Any], waiting: set[str], cancelled_at: float, at: float) -> Iterator[r.Record]:
     """Yield a settlement for each call of the last response in *own*, the records of one run, that was to be cancelled.
 
-    A call whose body has ended isn't, nor is one that waits for its verdict.
+    A call whose body has ended isn't, nor is one that waits for its verdict, or whose nested run does: the *waiting*.
     """
     calls: list[ToolCall] = []
     held: set[str] = set()  # they wait for a verdict, or are over
@@ -94,7 +100,7 @@ def _cancel_calls(own: Sequence[Any], cancelled_at: float, at: float) -> Iterato
             case _:
                 pass
     started = {record.call_id: record.at for record in own if isinstance(record, r.CallStarted)}
-    for call in [call for call in calls if call.call_id not in held]:
+    for call in [call for call in calls if call.call_id not in held | waiting]:
         outcome = CallOutcome(
             status="cancelled", cancelled_by="parent", started_at=started.get(call.call_id), cancelled_at=cancelled_at
         )
