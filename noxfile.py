@@ -32,7 +32,7 @@ PARTS = {
     "runs": ["tests/runs", "--backends", "asyncio,trio-virtual"],
 }
 """All tests, in parts that run side by side, for `tests-all`; what they cover is measured."""
-VARIATIONS = ["tests/runs", "--backends", "asyncio-eager,trio"]
+VARIATIONS = ["tests/concurrency", "tests/runs", "--backends", "asyncio-eager,trio"]
 """The same on the loops that are left; what is for a clock that jumps has been measured above."""
 ELSEWHERE = [
     *("-m", "not local_model and not slow"),
@@ -622,9 +622,9 @@ LONG = {
     "sweeps": ["tests/sweeps"],
     "orders": ["--count", "5", "-k", "trio-virtual", "-m", "not slow", "--backends", "trio-virtual", "tests/runs"],
     # No signal reaches Python code while uvloop waits: a thread has to end a test that hangs.
-    "uvloop": ["--backends", "asyncio-uvloop", "--timeout-method", "thread", "tests/runs"],
-    "eager": ["--backends", "asyncio-eager", "tests/runs"],
-    "nursery": ["--backends", "asyncio", "--anyio-nursery", "tests/runs", "tests/sweeps"],
+    "uvloop": ["--backends", "asyncio-uvloop", "--timeout-method", "thread", "tests/concurrency", "tests/runs"],
+    "eager": ["--backends", "asyncio-eager", "tests/concurrency", "tests/runs"],
+    "nursery": ["--backends", "asyncio", "--anyio-nursery", "tests/concurrency", "tests/runs", "tests/sweeps"],
     "mcp": ["--backends", "asyncio,trio", "tests/mcp_servers/test_kill_points.py"],
     "postgres": ["--backends", "asyncio", "tests/postgres_store/test_fleet.py"],
     "web": ["--backends", "asyncio", "tests/web/test_servers.py", "-k", "many_clients"],
