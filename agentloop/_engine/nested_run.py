@@ -153,7 +153,7 @@ async def _run_streamed(run: LiveRun, on_stream: Callback, work: Callable[[], Aw
 
     try:
         await beside([partial(_deliver_events, run, buffer, on_stream)], "agentloop on_stream", here=do_work)
-    except BaseException:
+    except BaseException:  # noqa: ASYNC103 - the nested run's own fatal error, raised below, outranks it
         if ended.error is None or not is_fatal(ended.error):
             raise
     if ended.error is not None:
