@@ -140,7 +140,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _refuse(name: str) -> NoReturn:
-    """Refuse a name that isn't here. Python asks modules for names with underscores of its own accord."""
+    """Refuse a name that isn't here. Python asks modules for names with underscores by itself."""
     from agentloop._common.extras import describe_foreign
 
     place = next((each for each in ("guardrails", "exceptions") if name in _names_of(each)), None)

@@ -262,7 +262,7 @@ class Effects(Protocol):
 
 @runtime_checkable
 class TimedEffects(Effects, Protocol):
-    """Effects with a wall clock of their own: the times of a run's records come from it."""
+    """Effects with their own wall clock: the times of a run's records come from it."""
 
     def wall(self) -> float:
         """Return the time in seconds since the epoch. Called for every record; never waits."""
@@ -363,7 +363,7 @@ class Instrument:
         """
 
     def on_trace_start(self, trace: Trace) -> None:
-        """Called when a run begins a trace of its own."""
+        """Called when a run begins its own trace."""
 
     def on_trace_end(self, trace: Trace) -> None:
         """Called when the run that began a trace has ended."""

@@ -143,7 +143,7 @@ class Agent(Generic[ContextT, OutputT]):
         output_guardrails: Checks of the final output, if this agent makes it.
         output_type: The type of the final output; None or `str` is text. With `OutputType(type, strict=False)` the
             schema sent to the model is not strict.
-        output_retries: The number of times in a row that the model is asked, each time in a turn of its own, to correct
+        output_retries: The number of times in a row that the model is asked, each time in its own turn, to correct
             an answer that doesn't fit `output_type`: a user message lists the faults. After that the error handler for
             `"invalid_final_output"` or `ModelBehaviorError` decides. 0: never asked.
         hooks: Methods that the run calls while this agent is active.

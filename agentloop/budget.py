@@ -1,7 +1,7 @@
 """The limits of a run's use, and the ledger that counts the use. Pure: no clock, no waiting, every method is atomic.
 
 Limits are checked at admission. A request or call that has started is never cut because of them, so its cost may exceed
-the limit. One ledger serves a run and all runs nested in it. A nested run with limits of its own has its own ledger,
+the limit. One ledger serves a run and all runs nested in it. A nested run with its own limits has its own ledger,
 linked to the outer one (`Budget.outer`), and takes from both.
 """
 
@@ -28,7 +28,7 @@ def to_amount(name: str, value: Amount) -> Decimal:
     """Return a cost as a Decimal; a float counts as the number that its repr shows (0.1 is a tenth).
 
     Raises:
-        UserTypeError, UserValueError: if *value* is no finite number from 0 on; the text names *name*.
+        UserTypeError, UserValueError: if *value* isn't a finite number from 0 on; the text names *name*.
     """
     if isinstance(value, bool) or not isinstance(value, Decimal | int | float):
         raise UserTypeError(f"{name}: expected a number, got {value!r}")
@@ -107,7 +107,7 @@ class Budget(msgspec.Struct, eq=False):
         outer: The ledger of the enclosing run, which must have room, too.
     """
 
-    # Invariant: spent + held and calls exceed their limits by requests alone, never by a reservation.
+    # Invariant: spent + held and calls exceed their limits by requests only, never by a reservation.
     limits: UsageLimits = msgspec.field(default_factory=UsageLimits)
     calls: int = 0
     spent: Decimal = _NOTHING
@@ -116,10 +116,10 @@ class Budget(msgspec.Struct, eq=False):
 
     @classmethod
     def of(cls, limits: UsageLimits, log: Iterable[Record], outer: Budget | None = None) -> Budget:
-        """Return the ledger of a run with the records *log*; for a nested run, *log* holds its own part alone.
+        """Return the ledger of a run with the records *log*; for a nested run, *log* holds its own part only.
 
         Raises:
-            StateError: a record has a cost that is no number.
+            StateError: a record has a cost that isn't a number.
         """
         budget = cls(limits, outer=outer)
         for record in log:
@@ -149,7 +149,7 @@ class Budget(msgspec.Struct, eq=False):
         """Add *cost*, the cost of a model request and of its hosted calls, to this ledger and the outer ones.
 
         Raises:
-            UserTypeError, UserValueError: if *cost* is no finite number from 0 on.
+            UserTypeError, UserValueError: if *cost* isn't a finite number from 0 on.
         """
         amount = to_amount("price", cost)
         for ledger in self._ledgers():
@@ -194,7 +194,7 @@ class Budget(msgspec.Struct, eq=False):
         """Return the reason, with names and numbers, why a call of *cost* can't be admitted now; None if it can.
 
         Raises:
-            UserTypeError, UserValueError: if *cost* is no finite number from 0 on.
+            UserTypeError, UserValueError: if *cost* isn't a finite number from 0 on.
         """
         amount = to_amount("cost", cost)
         return next((reason for ledger in self._ledgers() if (reason := ledger._refusal(amount)) is not None), None)
@@ -211,7 +211,7 @@ class Budget(msgspec.Struct, eq=False):
         """Reserve room for one call of *cost*. If `refusal` gives a reason, reserve nothing and return None.
 
         Raises:
-            UserTypeError, UserValueError: if *cost* is no finite number from 0 on.
+            UserTypeError, UserValueError: if *cost* isn't a finite number from 0 on.
         """
         if self.refusal(cost) is not None:
             return None

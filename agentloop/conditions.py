@@ -77,7 +77,7 @@ class Condition:
             answers: The answer of each function in `predicates()`.
 
         Raises:
-            UserTypeError: if the answer of a predicate is no bool.
+            UserTypeError: if the answer of a predicate isn't a bool.
             LookupError: if *answers* lacks a predicate that decides.
         """
         raise NotImplementedError
@@ -237,7 +237,7 @@ class Predicate(Condition):
         """Return this if the answer is True.
 
         Raises:
-            UserTypeError: if the answer is no bool.
+            UserTypeError: if the answer isn't a bool.
             LookupError: if *answers* has no answer of *fn*.
         """
         if answers is None or self.fn not in answers:

@@ -24,7 +24,7 @@ ResourceT = TypeVar("ResourceT")
 
 @runtime_checkable
 class Sandbox(Protocol):
-    """A place of its own in which one run acts, with storage that outlives the process. Held by one run at a time.
+    """The place in which one run acts, with storage that outlives the process. Held by one run at a time.
 
     Bodies get it as `RunContext.sandbox`. `agentloop.executors.LocalSandboxes` makes such ones on this machine.
     """
@@ -195,8 +195,8 @@ class RunContext(msgspec.Struct, Generic[ContextT_co], kw_only=True, eq=False, w
         """Return the value of *factory*'s context manager, entered once for all runs that can share it.
 
         Inside `open_runtime` the runtime holds it until its block ends; else the outermost run does, until it ends. It
-        is entered and left in a task of its own. Equal factories are one: give the same function, or the same method
-        of the same object. For sources of tools and callbacks; `ToolContext.resource` is for what one run alone needs.
+        is entered and left in its own task. Equal factories are one: give the same function, or the same method
+        of the same object. For sources of tools and callbacks; `ToolContext.resource` is for what only one run needs.
 
         Cancellation: a checkpoint. The resource is still entered if the caller is cancelled here.
 

@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 
-# Tracked by the collector, unlike the events made of texts and items alone: an agent, a result or an exception may
+# Tracked by the collector, unlike the events made of texts and items only: an agent, a result or an exception may
 # hold objects of the application that refer to the event again.
 class _Event(Value, frozen=True, kw_only=True, tag_field="type"):
     path: tuple[str, ...] = ()

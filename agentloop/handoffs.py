@@ -143,7 +143,7 @@ class Handoff(ReprByFields):
 
     @property
     def format(self) -> Mapping[str, Any] | None:
-        """None: the input is no free text. Part of `ToolDefinition`."""
+        """None: the input isn't a free text. Part of `ToolDefinition`."""
         return None
 
     @property

@@ -57,7 +57,7 @@ if not TYPE_CHECKING:
     # At run time a model of the application's own may give other keys; they are stored, too (`_storage/value_codec`).
     JsonObject = Mapping[Any, Any]
 ToolKind: TypeAlias = Literal["function", "custom", "shell", "apply_patch", "computer"]
-"""The form in which a provider calls a tool: JSON arguments, free text, or an item of its own for an executor."""
+"""The form in which a provider calls a tool: JSON arguments, free text, or its own item for an executor."""
 CallKind: TypeAlias = Literal["function", "custom", "approval", "shell", "apply_patch", "computer"]
 """The kind of a call: that of its tool, or `"approval"`."""
 
@@ -135,7 +135,7 @@ class Image(_Media, frozen=True, tag="image"):
     its own. `detail` is the provider's hint for the resolution.
 
     Raises:
-        UserTypeError: if none of the three is given, or one is no text.
+        UserTypeError: if none of the three is given, or one isn't text.
     """
 
     url: str | None = None
@@ -161,7 +161,7 @@ class Audio(_Media, frozen=True, tag="audio"):
     `data` is base64, or bytes, which become base64. `media_type` is that of `data`: `"audio/wav"`, `"audio/mpeg"`.
 
     Raises:
-        UserTypeError: if none of the three is given, or one is no text.
+        UserTypeError: if none of the three is given, or one isn't text.
     """
 
     data: str | None = None
@@ -186,7 +186,7 @@ class File(_Media, frozen=True, tag="file"):
     file tells it.
 
     Raises:
-        UserTypeError: if none of the three is given, or one is no text.
+        UserTypeError: if none of the three is given, or one isn't text.
     """
 
     data: str | None = None
@@ -249,7 +249,7 @@ class _ProviderItem(_Item, frozen=True, kw_only=True):
     provider_data: JsonObject | None = None
 
 
-# `secret` is a note (`NotedValue`): what is secret is shown to the model alone.
+# `secret` is a note (`NotedValue`): what is secret is shown to the model only.
 class _SecretItem(NotedValue, frozen=True, kw_only=True, tag_field="type", gc=False):
     provider_data: JsonObject | None = None
     secret: bool = False
@@ -548,7 +548,7 @@ ITEM_TYPES: tuple[type, ...] = (
 
 
 _NO_CALLS = ("_output", "_result", "_response", "_tools")
-"""Ends of the kinds of `HostedToolCall`s that are no calls: outputs of calls, and lists of a server's tools."""
+"""Ends of the kinds of `HostedToolCall`s that aren't calls: outputs of calls, and lists of a server's tools."""
 
 
 def find_hosted_calls(items: Iterable[Item]) -> list[HostedToolCall]:
@@ -563,7 +563,7 @@ def to_items(given: str | Iterable[Item]) -> tuple[Item, ...]:
     """Return a run's input as items; a string is one user message.
 
     Raises:
-        UserTypeError: if a value is no item; names its position.
+        UserTypeError: if a value isn't an item; names its position.
 
     Example:
         from agentloop.items import to_items

@@ -81,7 +81,7 @@ class RunStarted(_Record, frozen=True, tag="run_started"):
     input: tuple[Item, ...]
     max_turns: int | None
     shown: tuple[Item, ...] | None = None
-    """The items that the model is shown first, if not `input` alone (a session's history precedes it)."""
+    """The items that the model is shown first, if not `input` only (a session's history precedes it)."""
     workflow: str | None = None
     trace_id: str | None = None
     """The trace of the run; a later run segment of the same workflow continues it."""
@@ -147,7 +147,7 @@ class ModelResponded(_Record, frozen=True, tag="model_responded"):
     number."""
     first_delta_at: float | None = None
     """Wall-clock seconds at which the first piece of the answer came: of text, reasoning or arguments; None if the
-    model sent whole items alone."""
+    model sent whole items only."""
 
     @property
     def finish_reason(self) -> str | None:
@@ -260,7 +260,7 @@ class CallStarted(_CallRecord, frozen=True, tag="call_started", metaclass=Shares
 class BodyEnded(_ValueRecord, frozen=True, tag="body_ended"):
     """A body came to its own end, and more follows before its call settles: a hook, a guardrail, a policy.
 
-    A call whose value is its output at once has `CallSettled` alone, unless the value is no text and may end the run.
+    A call whose value is its output at once has `CallSettled` only, unless the value isn't text and may end the run.
     `value` is the body's result, given only if no output guardrail has to check it.
     """
 
@@ -337,7 +337,7 @@ class SessionSaved(_Record, frozen=True, tag="session_saved"):
 
 
 class SandboxOpened(_Record, frozen=True, tag="sandbox_opened"):
-    """The run got a sandbox of its own, by the provider's *name* for it; later run segments find it by that name.
+    """The run got its own sandbox, by the provider's *name* for it; later run segments find it by that name.
 
     At most once in a run, and durable before any body uses the sandbox.
     """

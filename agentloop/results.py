@@ -131,7 +131,7 @@ class RunResult(RunData, Generic[OutputT]):
     def _of(cls, rest: Callable[[], Mapping[str, Any]], **fields: Any) -> RunResult[Any]:
         """Return a result with *fields*, and with those that *rest* makes at the first use of one of them.
 
-        Most callers read the final output alone, and making the others is a tenth of a run of one turn.
+        Most callers read the final output only, and making the others is a tenth of a run of one turn.
         """
         result: RunResult[Any] = cls.__new__(cls)
         for name, value in fields.items():

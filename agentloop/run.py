@@ -351,7 +351,7 @@ class Runner:
         backend: Literal["asyncio", "trio"] = "asyncio",
         **options: Unpack[RunOptions[ContextT]],
     ) -> RunResult[OutputT]:
-        """Run *agent* from sync code, on an event loop of its own. Other arguments are those of `run`.
+        """Run *agent* from sync code, on its own event loop. Other arguments are those of `run`.
 
         Raises:
             UserError: if called inside a running event loop; use `await Runner.run` there.

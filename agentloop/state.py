@@ -207,7 +207,7 @@ class RunState:
             after: The id of an event; only those that follow it are returned. None for all.
 
         Raises:
-            UserTypeError, UserValueError: if *after* is no id.
+            UserTypeError, UserValueError: if *after* isn't an id.
         """
         if after is not None:
             parse_event_id(after)
@@ -725,7 +725,7 @@ def as_text(arguments: str | Mapping[str, Any]) -> str:
     except ModelBehaviorError as error:
         fault = str(error).removeprefix(
             "Arguments of tool approve "
-        )  # "approve" is no tool; the caller must not see it as one
+        )  # "approve" isn't a tool; the caller must not see it as one
         raise UserValueError(f"the arguments given don't fit: they {fault}") from None
     return arguments
 

@@ -328,7 +328,7 @@ class FunctionTool(ReprByFields, Generic[ContextT_contra]):
         if isinstance(self.body, AgentCall) or (isinstance(self.body, PythonBody) and not one_text):
             raise UserTypeError(f"tool {self.name!r}: kind='custom' is for a function of one text")
         if self.secret:
-            object.__setattr__(self, "secret", (ALL_ARGUMENTS,))  # its text is no object with arguments by name
+            object.__setattr__(self, "secret", (ALL_ARGUMENTS,))  # its text isn't an object with arguments by name
         if self.serial is None:
             object.__setattr__(self, "serial", "custom")
 
@@ -400,7 +400,7 @@ class FunctionTool(ReprByFields, Generic[ContextT_contra]):
     async def run_body(
         self, arguments: Mapping[str, Any] | str = "{}", context: object = None, *, call_id: str = "call"
     ) -> Any:
-        """Run the body alone, outside of any run, and return its value: for tests of a tool and for code that needs it.
+        """Run the body only, outside of any run, and return its value: for tests of a tool and for code that needs it.
 
         Arguments are read and checked as in a run. Nothing else of a run applies: no guardrail, policy, approval,
         limit, timeout, hook or error function, and nothing is recorded.
@@ -444,7 +444,7 @@ class FunctionTool(ReprByFields, Generic[ContextT_contra]):
         return await self._run_with(ctx)
 
     async def _run_with(self, ctx: ToolContext[Any]) -> Any:
-        """Run the body alone for the call of *ctx*: for `run_body`, and for an engine that performs calls elsewhere."""
+        """Run the body only for the call of *ctx*: for `run_body`, and for an engine that performs calls elsewhere."""
         text, config = ctx.tool_arguments, ctx.run_config
         if isinstance(self.body, AgentCall):
             raise UserTypeError(f"tool {self.name!r} runs only inside a run")
@@ -550,7 +550,7 @@ def _tool_from(fn: Callable[..., Any], options: FunctionOptions) -> FunctionTool
 
 
 class ToolDecorator(Protocol):
-    """The result of `tool` called with options alone. Makes a tool of the context type that the function takes."""
+    """The result of `tool` called with options only. Makes a tool of the context type that the function takes."""
 
     # A context parameter in another position than the first works, too, but type checkers don't see its type.
     @overload
@@ -585,7 +585,7 @@ def tool(fn: Callable[..., Any] | None = None, /, **options: Unpack[FunctionOpti
             decides.
         needs_approval: True if a call waits for a verdict; a callable of `(ctx, arguments, call_id)` decides.
         tool_input_guardrails, tool_output_guardrails: Checks of arguments and output, in order.
-        timeout: Seconds for the body alone; None = no limit. A sync function needs `abandon_on_cancel=True` for it.
+        timeout: Seconds for the body only; None = no limit. A sync function needs `abandon_on_cancel=True` for it.
         idle_timeout: Seconds that the body may be silent; every `ctx.report` restarts them. None = no limit. A sync
             function needs `abandon_on_cancel=True` for it.
         timeout_behavior: The body ran out of time: give the model an error text (`"tell_model"`), or end the run with
@@ -601,7 +601,7 @@ def tool(fn: Callable[..., Any] | None = None, /, **options: Unpack[FunctionOpti
         capacity: A `Capacity`, a `Rate`, or several: limits shared with all other users of the same objects.
         serial: The name of a group whose calls never overlap within a turn and start in model order. Custom tools are
             in the group `"custom"` unless another is given.
-        exclusive: True if a call runs alone in its turn.
+        exclusive: True if no other call may run beside a call.
         abandon_on_cancel: For sync functions: True to leave the thread running when its call is cancelled.
         namespace: The namespace of the tool; the model calls it as a member of that namespace.
         defer_loading: True if the model is shown the tool only once a search has found it: the provider's own search,
@@ -612,10 +612,10 @@ def tool(fn: Callable[..., Any] | None = None, /, **options: Unpack[FunctionOpti
         format: The grammar of a custom tool's text, in the provider's form; None = any text. For a computer, its
             display: `{"width": 1280, "height": 800, "environment": "browser"}`.
         output_schema: The JSON schema of the output's JSON, for providers that run programs over outputs.
-        allowed_callers: Who may call, in the provider's words (`"direct"`, `"programmatic"`); empty: the model alone.
+        allowed_callers: Who may call, in the provider's words (`"direct"`, `"programmatic"`); empty: the model only.
         examples: `(request, arguments)` pairs, shown to small models.
         secret: Names of arguments whose values appear in no log, span, repr or error text, and in a journal or state
-            only sealed by its codec, or as digests. An error of such a call shows its type alone, `TYPE([redacted])`.
+            only sealed by its codec, or as digests. An error of such a call shows its type only, `TYPE([redacted])`.
             Texts that guardrails, policies and error functions make from the call reach the model and are secret, too.
         secret_output: True to treat the output in the same manner.
         cost: `(arguments) -> number`, the cost of a call, counted against the run's cost limit; reserved before the

@@ -14,9 +14,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 ERRORS = (sqlite3.Error, UnicodeDecodeError)
-"""The errors of a file: where one is damaged, the message of SQLite's own error may quote a name that is no text."""
+"""The errors of a file: where one is damaged, the message of SQLite's own error may quote a name that isn't text."""
 _PAUSE = 0.01
-# Only what has pages of its own holds rows: views, triggers and virtual tables have none.
+# Only what has its own pages holds rows: views, triggers and virtual tables have none.
 _NO_TABLES = (
     "SELECT type, name FROM sqlite_master WHERE lower(tbl_name) GLOB 'agentloop_*' AND NOT coalesce(rootpage, 0)"
 )

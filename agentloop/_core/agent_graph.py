@@ -66,7 +66,7 @@ class AgentGraph:
     def __init__(self, root: Agent[Any, Any]) -> None:
         self.root: Agent[Any, Any] = root
         self._lone_key: str | None = None
-        """The key of the root while it was asked for alone, and reaches no other agent: most runs need no table."""
+        """The key of the root while only it was asked for, and it reaches no other agent: most runs need no table."""
         self._keys: dict[int, str] = NO_DICT
         self._agents: dict[str, Agent[Any, Any]] = NO_DICT
 

@@ -66,7 +66,7 @@ def find_called_tool(tools: Mapping[str, FunctionTool], call: ToolCall) -> Funct
 def _make_approved_tool(provider_name: str) -> FunctionTool:
     """Return the tool that represents a provider's own tool while its call is decided on. Its body never runs.
 
-    The provider's name is the namespace: it may have any characters, and the key is no key of an agent's tool, whose
+    The provider's name is the namespace: it may have any characters, and the key isn't a key of an agent's tool, whose
     verdicts for all calls would hold for the provider's otherwise.
     """
     return FunctionTool(name="approval", namespace=provider_name, body=RawBody(_refuse_to_run), needs_approval=True)
@@ -108,7 +108,7 @@ class NearNames(msgspec.Struct, eq=False):
         # Of two names that share as many pairs, the longer is less similar.
         shared = [(len(pairs & wanted), -len(each), each) for each, pairs in self._pairs]
         likely = [each for count, _, each in heapq.nlargest(_MOST_COMPARED, shared) if count]
-        import difflib  # for this text alone
+        import difflib  # for this text only
 
         names: dict[str, str] = {}
         for each in likely:

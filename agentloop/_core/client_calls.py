@@ -2,7 +2,7 @@
 
 A provider runs some tools itself; such an item is complete when it arrives. Other items request an action of the client
 (a computer call, a call of a kind that is unknown here): the provider refuses the next request unless it holds their
-output. Reads items alone; does not know about tools or runs.
+output. Reads items only; does not know about tools or runs.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 notes. Where the end of a run fails as well, `_engine/finish.py` chooses; of guardrails, `_engine/run_guardrails.py`.
 
 The order in which failures arrive plays no part, so the choice is the same on every backend. A failure of which a log
-has stored a summary alone gets the rank of the original.
+has stored only a summary gets the rank of the original.
 """
 
 from __future__ import annotations

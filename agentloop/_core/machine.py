@@ -7,7 +7,7 @@ it alike; they differ only in how many records have been folded.
 The order of the checks is the order of a turn: an ended run, a response that planning must refuse, open calls,
 handoffs, a candidate for the final output, the next turn. Actions are a closed union, so a new one fails type checking
 in each place that must decide about it. Does not know about clocks, tasks, models or stores. It may not wait, so the
-answer of an application's callable is an action of its own (`AskBehavior`).
+answer of an application's callable is its own action (`AskBehavior`).
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def _candidate_from_tools(state: RunFold, behavior: object, *, typed: bool) -> C
         return None
     own = state.own_calls()
     if callable(behavior):
-        return AskBehavior() if own else None  # after verdicts alone the provider runs the calls when it is asked again
+        return AskBehavior() if own else None  # after verdicts the provider runs the calls itself
     for call in own:
         if call.outcome is None or call.outcome.output is None:
             continue

@@ -10,7 +10,7 @@ How a call gets its disposition; the first rule that fits decides:
 1. The response can't be used (a call without an id, an id with other arguments, no progress): the run fails.
 2. The call is beyond `max_calls`: `Answer`, skipped.
 3. No tool has its name: the run fails or `Answer`, by configuration. A tool disabled since the model saw it is still
-   found once something of the turn has happened; the call is then refused alone. A call that waits since an earlier run
+   found once something of the turn has happened; then only the call is refused. A call that waits since an earlier run
    segment, of a tool that the model was shown, isn't the model's fault: `StateError`, and a worker that has the tool
    can continue.
 4. The call started in an earlier run segment and has no outcome: `call_in_doubt` decides.
@@ -127,7 +127,7 @@ def _plan_call(view: TurnView, state: RunFold, rules: PlanRules, near: NearNames
             f"Tool {tool.qualified_name!r} of agent {view.agent.name!r} was disabled after the model was asked"
         )
     if call_state.attempt or (call_state.cut is not None and call_state.cut.body_finished):
-        from agentloop._core.call_in_doubt import plan_in_doubt  # for a resumed run alone
+        from agentloop._core.call_in_doubt import plan_in_doubt  # for a resumed run only
 
         return PlanEntry(index, call, tool, plan_in_doubt(view, state, rules, call_state, tool))
     arguments = rules.read(tool, call.arguments, rules.limits)
@@ -164,7 +164,7 @@ def _find_equal_call(state: RunFold, call: CallState, receipt: str) -> str | Non
 def _find_disabled_tool(view: TurnView, state: RunFold, call: ToolCall) -> FunctionTool | None:
     """Return the tool of *call* if the model saw it in this turn and it has been disabled since, else None.
 
-    The call is planned as usual and refused alone when it would start, so that its siblings are not affected.
+    The call is planned as usual and refused only when it would start, so that its siblings are not affected.
     """
     tool = find_tool(view.disabled, call.name, call.namespace)
     return tool if tool is not None and tool.qualified_name in state.shown_tools else None

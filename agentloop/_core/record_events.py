@@ -102,7 +102,7 @@ def read_events(
     An agent that *graph* lacks is shown as one without a definition, whose name is its key.
 
     Raises:
-        UserTypeError, UserValueError: if *after* is no id; when the first event is asked for.
+        UserTypeError, UserValueError: if *after* isn't an id; when the first event is asked for.
     """
     last = None if after is None else parse_event_id(after)
     root = RunFold()

@@ -79,7 +79,7 @@ def _advise(error: BaseException) -> tuple[bool, str]:
 
 
 def clamp(seconds: float | None) -> float | None:
-    """Return a server's wish for a wait in the range that a retry respects; None if it is no number."""
+    """Return a server's wish for a wait in the range that a retry respects; None if it isn't a number."""
     if seconds is None or math.isnan(seconds):
         return None
     return min(max(seconds, 0.0), MAX_RETRY_AFTER)

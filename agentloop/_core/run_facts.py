@@ -1,6 +1,6 @@
 """The state of a run: the attributes that the fold of its records keeps, and the questions about them.
 
-`run_fold` alone changes them. Its head has the theory: which of them are facts, and which only indices.
+Only `run_fold` changes them. Its head has the theory: which of them are facts, and which only indices.
 """
 
 from __future__ import annotations
@@ -268,7 +268,7 @@ class RunFacts(msgspec.Struct, eq=False):
 
     @property
     def continued_response_id(self) -> str | None:
-        """The id of the response from which the next request continues a kept conversation without an id of its own."""
+        """The id of the response from which the next request continues a kept conversation without its own id."""
         started = self.started
         if started is None or not started.kept or started.conversation_id is not None:
             return None

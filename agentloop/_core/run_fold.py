@@ -422,7 +422,7 @@ def _history_replaced(fold: RunFacts, record: r.HistoryReplaced) -> None:
         fold.warned_in = record.turn
     elif record.reason == "invalid_final_output":
         fold.invalid_outputs += 1
-        fold.response = None  # it is no candidate for the final output any more
+        fold.response = None  # it isn't a candidate for the final output any more
     if record.added:
         fold.new_items.extend(record.items)
     else:
@@ -497,7 +497,7 @@ _STEPS: dict[type, tuple[Callable[[RunFacts, Any], None] | None, Callable[[Any],
 class RunFold(RunFacts, eq=False):
     """The fold of one run's records. The root fold also holds the records of the whole tree.
 
-    Owned by the engine's log or a `RunState`. Mutated by `apply` alone, from the run's own event loop; not thread-safe.
+    Owned by the engine's log or a `RunState`. Mutated by `apply` only, from the run's own event loop; not thread-safe.
     """
 
     def apply(self, record: r.Record) -> r.Record:

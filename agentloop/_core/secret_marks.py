@@ -63,7 +63,7 @@ def mark_items(items: Iterable[Item]) -> tuple[Item, ...]:
     """Return *items* marked secret; of a tool call, all arguments are.
 
     Raises:
-        UserTypeError: naming the position of an item that can't be marked: it is no message, tool call or tool output.
+        UserTypeError: the position of an item that can't be marked: it isn't a message, tool call or tool output.
     """
     made: list[Item] = []
     for index, item in enumerate(items):

@@ -68,7 +68,7 @@ class SourcedTools(Value, frozen=True, eq=False):
         """Return the tools *given* by the source of this name; *earlier* itself if they are the same objects.
 
         Raises:
-            ToolSourceError: *given* is no sequence of function tools, or one of them is an agent.
+            ToolSourceError: *given* isn't a sequence of function tools, or one of them is an agent.
         """
         if not isinstance(given, Sequence) or isinstance(given, str):
             raise ToolSourceError(f"tool source {source!r}: expected a sequence of tools, got {given!r}", source=source)

@@ -142,9 +142,9 @@ async def finish_segment(run: LiveRun, ended: FinishedRun) -> BaseException | No
     """Save the session, close resources, call `on_run_end`, append `RunEnded`. Returns the error to raise, or None.
 
     The first failure is returned, with the others as notes; if the run ends by a cancellation, the record's details
-    keep them. A BaseException that is no Exception outranks both.
+    keep them. A BaseException that isn't an Exception outranks both.
 
-    Cancellation: the steps are shielded, up to the cleanup deadline; the journal's writer has deadlines of its own.
+    Cancellation: the steps are shielded, up to the cleanup deadline; the journal's writer has its own deadlines.
     """
     end = SegmentEnd(ended, run.tree.log.wall() if run.state.turn and not run.state.batch else None)
     _bound_cleanup(run, ended)
@@ -244,7 +244,7 @@ def _write_journal(run: LiveRun, end: SegmentEnd) -> Awaitable[None] | None:
         return None
 
     async def write() -> None:
-        with anyio.CancelScope(shield=True):  # the writer has deadlines of its own
+        with anyio.CancelScope(shield=True):  # the writer has its own deadlines
             end.fail((await capture(partial(wait_out_cancellations, journal.durable))).error)
 
     return write()
@@ -300,7 +300,7 @@ def _is_resumable(run: LiveRun, status: RunStatus, failed: BaseException | None)
 
 
 def _choose_graver(failed: BaseException | None, other: BaseException) -> BaseException:
-    """Return the one of two failures to raise: the first, unless only the *other* is no Exception."""
+    """Return the one of two failures to raise: the first, unless only the *other* isn't an Exception."""
     if failed is None or failed is other:
         return other
     if is_fatal(other) and not is_fatal(failed):

@@ -1,7 +1,7 @@
 """The loop of a run: get the next action from the machine, do it, append the result. No other code drives a run.
 
 Knows actions and the order of a run segment; decides nothing about a run's state: `next_action` does, and each step has
-a module of its own.
+its own module.
 
 Theory. A run is the fold of its records, and `next_action` reads only that fold and the turn's view. So a fresh, a
 resumed and a recovered run take the same path and differ only in the count of records.

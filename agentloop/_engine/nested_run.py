@@ -180,7 +180,7 @@ async def _deliver_events(run: LiveRun, buffer: EventBuffer, on_stream: Callback
 
 
 def _make_budget(config: RunConfig, outer: LiveRun, state: RunFold) -> Budget | None:
-    """Return the budget of a nested run: one with limits of its own also takes from the outer run's."""
+    """Return the budget of a nested run: one with its own limits also takes from the outer run's."""
     depth = len(state.path)
     begun = outer.tree.log.state.records if state.started is not None else ()
     own = (each for each in begun if each.path[:depth] == state.path)
@@ -188,7 +188,7 @@ def _make_budget(config: RunConfig, outer: LiveRun, state: RunFold) -> Budget | 
 
 
 def _make_nested_run(outer: LiveRun, call: ToolCall, body: AgentCall, config: RunConfig) -> LiveRun:
-    """Return the nested run of *call*: it shares the log and the effects of *outer*, and has a state of its own."""
+    """Return the nested run of *call*: it shares the log and the effects of *outer*, and has its own state."""
     call_id = call.call_id
     state = outer.state.nested.get(call_id)
     if state is None:

@@ -493,7 +493,7 @@ def _list_models(
         nested, tool = fold.nested.get(call.call.call_id), find_called_tool(tools, call.call)
         if nested is None or nested.started is None or nested.paused or tool is None:
             continue
-        # One with a configuration of its own may have another provider, which its own segment asks.
+        # One with its own configuration may have another provider, which its own segment asks.
         if isinstance(tool.body, AgentCall) and tool.body.run_config is None:
             yield from _list_models(nested, graph.get(nested.agent), config, graph)
 

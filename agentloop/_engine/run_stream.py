@@ -3,7 +3,7 @@
 Knows the nursery of a run, its task, its event buffer and the ways to end it; not turns, calls or models.
 
 Theory. The block, its task and what leaves it are in `block.py`. A plain run's nursery is bare tasks: on asyncio one
-task in one scope. A run inside a body of another run has no relay from that run's nurseries: scopes alone lead from
+task in one scope. A run inside a body of another run has no relay from that run's nurseries: only scopes lead from
 that run to this one, so that a shield around it holds.
 
 Order: `__aenter__` starts the run's task, which calls `execute`. Meanwhile the consumer iterates and may call `cancel`,

@@ -28,7 +28,7 @@ own. A process that is root becomes another user first: a namespace takes the ca
 kernel and other programs give to its number (settings in `/proc/sys`, devices, sockets of services). It keeps a
 model's mistakes away from the machine. It does not hide files that the process can read, nor sockets that are files
 (outside `/run`), it sets no limits of memory, disk or processes, and the kernel is shared; so it isn't a border for
-code that attacks. The editor is no process: it opens paths below a directory handle and follows no link.
+code that attacks. The editor isn't a process: it opens paths below a directory handle and follows no link.
 
 Rejected: a process that lives as long as the segment and takes commands (a protocol more, and state between commands
 that no log has); falling back to a plain process when a command can't be set apart (the caller was promised more);
@@ -95,7 +95,7 @@ def _hold(run: LiveRun, sandbox: Sandbox) -> Sandbox:
 
 
 async def leave_sandbox(run: LiveRun, sandbox: Sandbox, *, over: bool) -> BaseException | None:
-    """Give the sandbox back; remove its storage if the run is *over*. Return the error if it is no Exception.
+    """Give the sandbox back; remove its storage if the run is *over*. Return the error if it isn't an Exception.
 
     Shielded up to the cleanup deadline. A failure is logged, since the run has ended: its storage waits for the
     provider's clean-up.

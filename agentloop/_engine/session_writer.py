@@ -148,7 +148,7 @@ def whole_pairs(items: tuple[Item, ...]) -> tuple[Item, ...]:
     """Return *items* without outputs that no call precedes (a limit cut it off), and without calls that lack an output.
 
     Of two outputs of one call the latest stays, at the position of the first. Another run may have used the id again:
-    each call begins a pair of its own.
+    each call begins its own pair.
     """
     positions: dict[str, int | None] = {}
     kept: list[Item] = []

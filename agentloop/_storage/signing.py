@@ -53,7 +53,7 @@ class SealKey:
     secret: bytes = attrs.field(
         repr=False,
         validator=and_(
-            FIELDS.needs("bytes are needed", is_a(bytes), quoted=False),
+            FIELDS.needs("expected bytes", is_a(bytes), quoted=False),
             FIELDS.needs(f"at least {LEAST_BYTES} bytes are needed", min_len(LEAST_BYTES), quoted=False),
         ),
     )
@@ -73,21 +73,21 @@ def _make_key(given: Keys) -> SealKey:
         return given
     if isinstance(given, bytes | str):
         return SealKey(given.encode() if isinstance(given, str) else given)
-    raise UserTypeError("key: a SealKey, bytes or text is needed")
+    raise UserTypeError("key: expected a SealKey, bytes or text")
 
 
 def key_to_seal_with(given: Keys) -> SealKey:
     """Return the one of *given* that seals where others may have sealed before: of keys by id the first.
 
     Raises:
-        UserError: it is no key, or what it seals can't be opened by *given*.
+        UserError: it isn't a key, or what it seals can't be opened by *given*.
     """
     first = next(iter(given.values()), None) if isinstance(given, Mapping) else given
     if first is None:
         raise UserValueError("key: a mapping without a key")
     key = _make_key(first)
     if isinstance(given, Mapping) and given.get(key.id) != key:
-        raise UserValueError(f"key: the key with the id {key.id!r} is needed under that id")
+        raise UserValueError(f"key: expected the key with the id {key.id!r} under that id")
     return key
 
 

@@ -117,7 +117,7 @@ class _PlainState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class _ReadRecords(tuple[r.Record, ...]):
-    """Records in place of their JSON values. A class of its own, so that no caller's data can be taken for them."""
+    """Records in place of their JSON values. Its own class, so that no caller's data can be taken for them."""
 
 
 _read_state = msgspec.json.Decoder(_PlainState).decode
@@ -153,7 +153,7 @@ def state_from_json(
 ) -> Stored:
     """See `RunState.from_json`."""
     if not isinstance(data, Mapping):
-        raise StateError(f"Malformed state: an object is needed, not {type(data).__name__}")
+        raise StateError(f"Malformed state: expected an object, got {type(data).__name__}")
     check_bound_to(bound_to, key)
     _check_state_seal(data, key, bound_to)
     data = upgrade(data)
@@ -174,7 +174,7 @@ def check_bound_to(bound_to: object, key: Keys | None) -> None:
         return
     check("bound_to", NAMES.words(), bound_to)
     if key is None:
-        raise UserError("bound_to: it is a part of the seal, so a key is needed, too: key=")
+        raise UserError("bound_to: it is a part of the seal, so it also needs a key: key=")
 
 
 def _check_state_seal(data: Mapping[str, Any], key: Keys | None, bound_to: str | None) -> None:
@@ -190,7 +190,7 @@ def _restore_context(stored: object, given: Any, deserializer: Callable[[Any], A
     if given is not None or stored is None:
         return given
     if not isinstance(stored, Mapping) or set(stored) != {"serialized", "value"}:
-        raise StateError("Malformed state: a stored context is needed @ $.context")
+        raise StateError("Malformed state: expected a stored context @ $.context")
     value = value_from_json(stored["value"], path="$.context.value")
     if deserializer is not None:
         return deserializer(value)
@@ -218,7 +218,7 @@ def _check_graph(data: object) -> Mapping[str, Any] | None:
     """Return a stored graph. It is checked as deep as `agent_graph.changes` reads it, and no deeper."""
     if data is None:
         return None
-    wrong = StateError("Malformed state: a graph of agents is needed @ $.graph")
+    wrong = StateError("Malformed state: expected a graph of agents @ $.graph")
     if not isinstance(data, Mapping) or not isinstance(data.get("agents"), Mapping):
         raise wrong
     for agent in data["agents"].values():
@@ -277,7 +277,7 @@ def read_lines(lines: Iterable[bytes], codec: Codec | None) -> JournalContents:
     The first line is a header. Another one follows where a library with a newer schema has continued the journal.
 
     Raises:
-        JournalError: the first line is no header.
+        JournalError: the first line isn't a header.
         StateError: a line doesn't fit; names it and the part.
     """
     heads: list[Mapping[str, Any]] = []
@@ -355,7 +355,7 @@ async def find_in_journal(journal: Journal) -> Stored | None:
         JournalError, StateError: as for `RunState.from_journal`.
     """
     if not isinstance(journal, Journal):
-        raise UserTypeError(f"journal: a Journal is needed, not {journal!r}; `Runner.run` goes on from a RunState")
+        raise UserTypeError(f"journal: expected a Journal, got {journal!r}; `Runner.run` goes on from a RunState")
     lines = await journal_lines(journal)
     if not lines:
         return None

@@ -63,7 +63,7 @@ _PART: Any = i.Part
 
 
 class Shown(str):
-    """The repr of an object that couldn't be kept. A text of its own type, so that it is written again as a repr."""
+    """The repr of an object that couldn't be kept. Its own text type, so that it is written again as a repr."""
 
     __slots__ = ()
 

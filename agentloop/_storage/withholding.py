@@ -101,7 +101,7 @@ class Secrets(Value, frozen=True):
         return data if is_mark(data) else self.hide(encode(data))
 
     def reveal_json(self, data: Any) -> Any:
-        """Return the JSON data behind a mark, or *data* itself if it is no mark or can't be read."""
+        """Return the JSON data behind a mark, or *data* itself if it isn't a mark or can't be read."""
         opened = self.reveal(data) if is_mark(data) else None
         return data if opened is None else decode(opened)
 

@@ -111,7 +111,7 @@ class Dispatcher:
         self._again = False
         self._looked_at = 0.0
         self.sleepers: OrderedDict[Callable[[float], None], None] = OrderedDict()
-        """Wake functions of the owners of waiting calls. The first owner wakes when a call may start by time alone."""
+        """Wake functions of the owners of waiting calls. The first owner wakes when a call may start by time only."""
 
     def enter(self, calls: Iterable[QueuedCall]) -> None:
         """Queue *calls* in this order, each with a ticket, and start all calls that have room."""

@@ -187,7 +187,7 @@ class EventBuffer:
     def last_event_id(self) -> str | None:
         """Return the id of the event taken last, `RECORD.INDEX`; None for a signal, and before the first event.
 
-        Of the buffer of a whole tree alone.
+        Of the buffer of a whole tree only.
         """
         self._drop_read_sources()
         index = self._taken - 1 - self._sources[0].first if self._sources else -1

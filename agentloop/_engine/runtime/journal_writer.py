@@ -45,7 +45,7 @@ from agentloop.exceptions import JournalError
 from agentloop.records import CancelRequested, DeadlinePassed, Record
 
 _CARRIED = (CancelRequested, DeadlinePassed)
-"""Kinds of records that wait for the next one: a write that begins as the run is cancelled has the grace alone, and a
+"""Kinds of records that wait for the next one: a write that begins as the run is cancelled has the grace only, and a
 body that blocks the loop in its cleanup would use it up."""
 
 _PASSES = 6
@@ -122,7 +122,7 @@ class JournalWriter:
 
         Raises:
             JournalError: they never will be.
-            BaseException: the journal's error, where it is no Exception.
+            BaseException: the journal's error, where it isn't an Exception.
         """
         wanted = self._added
         while self._written < wanted:
@@ -198,7 +198,7 @@ class JournalWriter:
 
 
 def _as_journal_error(error: BaseException) -> BaseException:
-    """Return *error* as a `JournalError` that it caused, unless it is one, or is no Exception."""
+    """Return *error* as a `JournalError` that it caused, unless it is one, or isn't an Exception."""
     if isinstance(error, JournalError) or is_fatal(error):
         return error
     failed = JournalError(f"the journal failed: {type(error).__name__}: {error}")

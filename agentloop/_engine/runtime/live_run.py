@@ -347,14 +347,14 @@ class LiveRun(msgspec.Struct, eq=False, kw_only=True):
     limit_scope: anyio.CancelScope | None = None
     """The scope that ends the run at its deadline, or when its journal fails; None where it has neither."""
     scope: anyio.CancelScope | None = None
-    """The scope of the run's own task, around the whole run, which its holder cancels; of the outermost run alone."""
+    """The scope of the run's own task, around the whole run, which its holder cancels; of the outermost run only."""
     nursery: Nursery | None = None
-    """The nursery of the run's own task, if it is no group; of the outermost run alone."""
+    """The nursery of the run's own task, if it isn't a group; of the outermost run only."""
     stopped_by: BaseException | None = None
     """The very error that stopped the run's own loop, where another run segment may get past it: a limit that is set
     anew, a model that answers again. An equal error from a body, a hook or any other callback is not this one."""
     sandbox: Sandbox | None = None
-    """The sandbox that this run has to give back; of the outermost run alone."""
+    """The sandbox that this run has to give back; of the outermost run only."""
     _cleanup: Cleanup | None = None
     _tool_hooks: tuple[AgentHooks | None, tuple[HookPair, ...]] | None = None
     """The hooks of tool calls, with those of the agent for which they were found."""

@@ -1,6 +1,6 @@
-"""Resources of a run: entered once, on first need, each in a task of its own, and left before the run ends.
+"""Resources of a run: entered once, on first need, each in its own task, and left before the run ends.
 
-A task of its own, because the scopes and nurseries of a context manager must be left by the task that entered them, and
+Its own task, because the scopes and nurseries of a context manager must be left by the task that entered them, and
 the call that needs a resource first ends before the last. (Rejected: an exit stack in the run's task, which would enter
 in one task and leave in another.) Does not know what a resource is.
 

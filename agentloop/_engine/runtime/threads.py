@@ -119,7 +119,7 @@ _inside: ContextVar[tuple[ThreadSlot, ...]] = ContextVar("agentloop_threads", de
 class Threads:
     """A bounded set of live worker threads. *outer* bounds them too (a run's threads, within its loop's).
 
-    Owned by a run, or by the state of the event loop; used on that loop alone.
+    Owned by a run, or by the state of the event loop; used on that loop only.
 
     Calls of one `Threads` get their slots in the order in which they joined the queue. Of several `Threads` within one
     *outer*, those whose first call waited longer come first.
@@ -322,7 +322,7 @@ class Threads:
                 self.give_back(place)
             elif abandon or not isinstance(cut, cancelled_types()):
                 self._refuse_endless_waits(self)
-            else:  # cancelled natively: anyio's shield holds against scopes alone
+            else:  # cancelled natively: anyio's shield holds against scopes only
                 over = anyio.Event()  # `ended` runs on this loop, so it can't have run since `abandon`
                 with anyio.CancelScope(shield=True):
                     await wait_out_cancellations(over.wait)

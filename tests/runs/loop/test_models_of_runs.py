@@ -127,7 +127,7 @@ async def test_only_a_journal_is_resumed() -> None:
     """A state, which `Runner.run` takes, is refused by a sentence that says so."""
     agent: Any = Agent("a", model=ScriptedModel([say("x")]))
     state: Any = (await Runner.run(agent, "go")).to_state()
-    with pytest.raises(UserTypeError, match=r"journal: a Journal is needed, .*Runner\.run"):
+    with pytest.raises(UserTypeError, match=r"journal: expected a Journal, .*Runner\.run"):
         await Runner.resume(agent, state)
 
 
