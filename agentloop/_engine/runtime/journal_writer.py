@@ -146,7 +146,7 @@ class JournalWriter:
             with anyio.CancelScope(shield=True):  # noqa: ASYNC912 - `close` ends its waits
                 while self.error is None and not (self._closed and not self._due):
                     if not self._due:
-                        await wait_out_cancellations(self._wake.wait)
+                        await wait_out_cancellations(self._wait_for_records)
                         continue
                     await self._gather()
                     with self._cleanup.section(late=True) as scope:
@@ -159,6 +159,11 @@ class JournalWriter:
             self._report_progress()
             if self.error is not None:
                 self._failed()
+
+    async def _wait_for_records(self) -> None:
+        # Asks again after a native cancellation, which may have come in the pass of the ring and taken it away.
+        if not self._due and not self._closed:
+            await self._wake.wait()
 
     async def _gather(self) -> None:
         """Give the run some passes of the scheduler to add what belongs to the batch, unless a task waits for it."""
