@@ -247,6 +247,40 @@ def _tops(targets: set[str]) -> set[str]:
     return {target.split(".")[0] for target in targets}
 
 
+# ------------------------------------------------------------------------------------ sizes
+
+MOST_LINES = {("_core", "_engine"): 8_930, ("_concurrency",): 750, ("_storage",): 1_400}
+"""The most lines of code that these rooms may have together. What grows them says in its commit for what; a feature
+that needs no step of the loop is an outer room."""
+
+
+def code_lines(source: str) -> int:
+    """Return the number of lines of *source* that are neither blank, nor comments, nor strings that stand alone."""
+    texts = {
+        line
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+    }
+    lines = enumerate(source.splitlines(), 1)
+    return sum(1 for number, line in lines if line.strip() and line.lstrip()[0] != "#" and number not in texts)
+
+
+@pytest.mark.parametrize("rooms", MOST_LINES, ids=" ".join)
+def test_the_engine_stays_small(rooms: tuple[str, ...]) -> None:
+    """Counted in lines of code, so that no docstring or comment is ever too long."""
+    files = [path for room in rooms for path in (PACKAGE / room).rglob("*.py")]
+    assert sum(code_lines(path.read_text(encoding="utf-8")) for path in files) <= MOST_LINES[rooms]
+
+
+def test_lines_of_code_are_counted() -> None:
+    """Comments, docstrings and blank lines don't count; a string that is used does."""
+    source = (
+        '"""Head.\n\nMore.\n"""\n\n# why\nx = "text"  # beside\n\n\ndef f() -> None:\n    """Do."""\n    return None\n'
+    )
+    assert code_lines(source) == 3
+
+
 # ------------------------------------------------------------------------------------ the reader itself
 
 
