@@ -268,7 +268,7 @@ async def capture_error(error: BaseException, task: object, count: int, *, outla
     return Captured(error=error)
 
 
-@Coroutine.register
+@Coroutine.register  # pyright: ignore[reportAttributeAccessIssue]  # a class of `abc`, which it doesn't know of
 @final
 class _LazyCoroutine:
     """`work(on)`, called when its task first runs: a task that never runs leaves no unawaited coroutine."""

@@ -64,8 +64,6 @@ class Nursery(Protocol):
 
     __slots__ = ("context", "ended", "new_scope", "now", "on_trio", "pending_before", "task")
 
-    __slots__ = ("context", "ended", "new_scope", "now", "on_trio", "pending_before", "task")
-
     is_group: bool = False
     """True if the owner's block is in a scope of the nursery's own as well, so that the block may do anything."""
     on_trio: bool
@@ -92,6 +90,7 @@ class Nursery(Protocol):
 
     async def __aenter__(self) -> Self:
         """Enter the nursery. Not a checkpoint."""
+        ...
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
@@ -109,6 +108,7 @@ class Nursery(Protocol):
         On asyncio it is a bare future where there is no time limit, because a coroutine around the future is one more
         object for the collector for each owner that waits.
         """
+        ...
 
     def is_leaving(self) -> bool:
         """Tell whether the owner's task is cancelled natively, as at the end of its loop; if so, cancel the members."""

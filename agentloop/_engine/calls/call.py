@@ -77,7 +77,7 @@ async def run_call(live: LiveCall) -> None:
         try:
             await _conclude(live, await _reach_end(live, task))
         except cancelled_types() as cancelled:
-            if await _outlast(live, cancelled):
+            if await _outlast(live, cancelled):  # noqa: ASYNC120 - shielded inside, and the cancellation continues
                 raise
         except BaseException as error:  # noqa: ASYNC103 - carried as a failure; cancellations are above
             if is_closing(task):

@@ -37,8 +37,8 @@ run first notices that of the whole run, and `DeadlinePassed`. How a replay read
 
 from __future__ import annotations
 
+import asyncio
 import math
-from asyncio import CancelledError
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
@@ -333,7 +333,7 @@ class _SegmentReplay:
         left = [call for call in calls if effects.settled(*call) is None]
         if not left:
             return False
-        calls[min(left, key=lambda call: call != call_of(due))].fail(CancelledError())
+        calls[min(left, key=lambda call: call != call_of(due))].fail(asyncio.CancelledError())
         return True
 
     def _end_call(self, call: Call) -> bool:
