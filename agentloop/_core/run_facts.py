@@ -226,7 +226,8 @@ class RunFacts(msgspec.Struct, eq=False):
     searches: bool = False
     """True while the current batch has a settled search for deferred tools."""
 
-    __repr__ = object.__repr__  # that of a struct would show the whole log, secrets included
+    def __repr__(self) -> str:
+        return object.__repr__(self)  # a struct's own would show the whole log, secrets included
 
     def detached(self) -> Self:
         """Return a fold of the same records that shares nothing with this one that either could change.

@@ -82,7 +82,7 @@ class JournalWriter:
         self._due: list[Record] = []
         self._added = 0
         self._written = 0
-        self.begun = False
+        self.begun: bool = False
         """True once the task has taken its first step; a task cancelled natively before that never does."""
         self._wake = new_wakeup()
         self._progress = anyio.Event()
