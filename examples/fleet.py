@@ -36,7 +36,7 @@ def pay(ctx: ToolContext[str], invoice: str) -> str:
     Args:
         invoice: Its number.
     """
-    print(os.getpid(), "pays", invoice, flush=True)
+    print(f"{os.getpid()} pays {invoice}\n", end="", flush=True)  # in one piece: other threads write here, too
     time.sleep(0.3)  # the bank takes a while
     with psycopg.connect(ctx.context, autocommit=True) as connection:
         connection.execute(PAY, (ctx.idempotency_key, invoice, os.getpid()))

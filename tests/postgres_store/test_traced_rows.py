@@ -113,7 +113,7 @@ def test_role_that_may_only_read_is_enough(address: str, tmp_path: Path) -> None
 
 
 WRONG: list[tuple[Callable[[str], str], list[str], int, str]] = [
-    (lambda address: address, [], 2, "expected --run"),
+    (lambda address: address, [], 2, "a database needs --run"),
     (lambda address: address, ["--run", "r", "--line", "1"], 2, "--line is for a folder"),
     (lambda address: address, ["--run", "r", "--follow"], 2, "--follow is for files"),
     (lambda address: address.replace("/postgres?", "/absent?"), ["--run", "r"], 1, 'database "absent" does not exist'),
