@@ -155,6 +155,14 @@ class RunState:
         apply_checked(fold, self.records)
         return fold
 
+    def _detached_fold(self) -> RunFold:
+        """Return a fold of the records that shares nothing with this object, for a run that continues it.
+
+        The records are the fact. If one of them was replaced, as by one with another time, we fold them again.
+        """
+        fold = self._fold
+        return fold.detached() if fold.records == self.records else self._fold_again(fold.limits)
+
     def _append(self, record: r.Record) -> None:
         from agentloop._core.gate import admit  # only a run with a verdict or an input needs it
 

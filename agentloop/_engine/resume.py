@@ -40,7 +40,7 @@ def resume_from(
             needs, at any depth.
     """
     graph = AgentGraph(root)
-    fold = state._fold.detached()
+    fold = state._detached_fold()
     check_goes_on(fold)
     if kept is not None:
         check_kept(fold, kept)

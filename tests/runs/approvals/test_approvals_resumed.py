@@ -574,3 +574,13 @@ async def test_edited_arguments_that_do_not_fit_are_refused_and_the_call_waits_o
     result = await run_mode(agent, state)
     assert result.final_output == "done"
     assert ran == [(2, "y")]
+
+
+async def test_a_record_that_takes_the_place_of_another_is_the_one_that_counts(run_mode: Run) -> None:
+    """The records are the state: a verdict that gets another time has this time in the run that continues, too."""
+    agent = make_agent([make_gated_tool([])], call("gated"))
+    state = (await run_mode(agent, "go")).to_state()
+    state.approve(state.interruptions[0])
+    state.records[-1] = state.records[-1].replace(at=1.5)
+    result = await run_mode(agent, state)
+    assert [record.at for record in result.to_state().records if isinstance(record, r.VerdictGiven)] == [1.5]
