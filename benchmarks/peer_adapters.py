@@ -322,4 +322,9 @@ CAPPED: dict[str, Maker] = {
     "locus": partial(locus, cap=10),
 }
 """Those that can bound the bodies at once within a run, at ten."""
-DISTRIBUTIONS = {"pydantic-ai": "pydantic-ai-slim", "agent-framework": "agent-framework-core", "locus": "locus-sdk"}
+DISTRIBUTIONS = {
+    "agentloop": "agentloop-anyio",
+    "pydantic-ai": "pydantic-ai-slim",
+    "agent-framework": "agent-framework-core",
+    "locus": "locus-sdk",
+}
