@@ -12,6 +12,7 @@ from agentloop._core.empty_containers import NO_DICT
 from agentloop._core.handoff_outputs import IGNORED_HANDOFF
 from agentloop._core.run_facts import UsageMeter
 from agentloop._core.run_fold import RunFold, drop_repeats
+from agentloop._storage.withholding import WithheldText
 from agentloop.items import (
     AssistantMessage,
     HandoffCall,
@@ -148,6 +149,13 @@ def test_only_the_first_success_is_a_receipt() -> None:
     """A failure leaves no receipt, and a key belongs to the first successful call."""
     writer = Writer().begin().turn(*(called(one) for one in "abcd"))
     writer.settle("a", "no", "failed", receipt="k").settle("b", receipt="k").settle("c", receipt="k").settle("d")
+    assert writer.state.receipts == {"k": "b"}
+
+
+def test_an_output_that_was_stored_as_a_digest_is_no_receipt() -> None:
+    """Nobody has its text any more, so an equal call runs by itself."""
+    writer = Writer().begin().turn(called("a"), called("b"))
+    writer.settle("a", WithheldText("digest"), receipt="k").settle("b", receipt="k")
     assert writer.state.receipts == {"k": "b"}
 
 
