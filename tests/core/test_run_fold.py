@@ -1,5 +1,6 @@
 """The fold: what a state knows after each kind of record."""
 
+from collections import deque
 from typing import Any
 
 import pytest
@@ -469,3 +470,20 @@ def test_the_shared_empty_dictionary_takes_no_entry() -> None:
     with pytest.raises(TypeError, match="'call' can't be put into the empty dictionary"):
         NO_DICT["call"] = 1
     assert NO_DICT == {}
+
+
+def test_a_fold_shows_nothing_of_its_log() -> None:
+    """What a debugger or an error prints of it may not repeat a secret of a record."""
+    writer = Writer().begin().turn(called("a", arguments='{"key": "s3cret"}'))
+    assert "s3cret" not in repr(writer.state)
+
+
+def test_a_detached_fold_has_its_own_late_outputs() -> None:
+    """A call that settles behind one that waits is released late, in both folds by itself."""
+    writer = Writer().begin().turn(called("a"), called("b"))
+    writer.state.released_late = deque([writer.state.calls["b"]])
+    detached = writer.state.detached()
+    assert detached.released_late is not None
+    assert [one.call.call_id for one in detached.released_late] == ["b"]
+    assert detached.released_late is not writer.state.released_late
+    assert detached.released_late[0] is detached.calls["b"]
