@@ -467,8 +467,10 @@ async def test_a_run_writes_once_for_each_gate(run_mode: Run) -> None:
     journal = BatchJournal()
     done = await run_mode(make_two_turns([]), "go", journal=journal)
     assert sum(map(len, journal.batches)) == 1 + len(done.records)
-    # How many passes lie between two records is the backend's to say: now and then one more is written by itself.
-    assert 2 * 2 + 2 <= len(journal.batches) <= 2 * 2 + 4
+    # How many passes lie between two records is the backend's to say, and trio shuffles the calls: each start and
+    # outcome may be written by itself, but never each record.
+    calls = sum(isinstance(record, r.CallSettled) for record in done.records)
+    assert 2 * 2 + 2 <= len(journal.batches) <= 2 * 2 + 2 + 2 * calls < len(done.records)
 
 
 async def test_a_record_that_nothing_waits_for_is_written_meanwhile(run_mode: Run) -> None:
