@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import threading
 import weakref
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -210,6 +211,9 @@ def test_a_loop_that_is_over_is_let_go() -> None:
         return [weakref.ref(anyio.run(main, backend="asyncio")) for _ in range(2)]
 
     gone = loops()
+    for thread in threading.enumerate():
+        if thread.name == "AnyIO worker thread":  # it knows its loop, and ends some moments after it
+            thread.join(60)
     gc.collect()
     assert [loop() for loop in gone] == [None, None]
 
