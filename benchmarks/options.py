@@ -24,9 +24,9 @@ from agentloop import Agent, RunHooks, Runner, tool
 from agentloop.guardrails import Allow, tool_input_guardrail, tool_output_guardrail
 from agentloop.journal import FileJournal
 from benchmarks.bare import Limit
-from benchmarks.measure import Effort, Paired, paired
+from benchmarks.measure import Effort, paired
 from benchmarks.ours import NO_CAPS, Ours, ScriptModel
-from benchmarks.report import Row
+from benchmarks.report import Row, paired_row
 from benchmarks.script import Script, conversation
 
 CALLS = 100
@@ -63,15 +63,11 @@ def _turns(limit: Limit) -> Script:
     return conversation(limit.sleep, turns=TURNS, calls=EACH)
 
 
-def _row(name: str, limit: Limit, found: Paired, note: str = "") -> Row:
-    return Row(name, limit.name, found.ratio, found.first, found.second, note, found.spread)
-
-
 async def timeout(limit: Limit, effort: Effort) -> Row:
     """Calls of a tool with a timeout that none of them reaches."""
     script = _batch(limit, effort)
     found = await paired(_with(script, timeout=30.0).run, _with(script).run, effort.pairs, effort.of(3))
-    return _row("Wp1 tool with a timeout, against the bare tool", limit, found)
+    return paired_row("Wp1 tool with a timeout, against the bare tool", limit.name, found)
 
 
 async def guardrails(limit: Limit, effort: Effort) -> Row:
@@ -90,7 +86,7 @@ async def guardrails(limit: Limit, effort: Effort) -> Row:
 
     guarded = _with(script, tool_input_guardrails=[judge_input], tool_output_guardrails=[judge_output])
     found = await paired(guarded.run, _with(script).run, effort.pairs, effort.of(3))
-    return _row("Wp2 tool with two guardrails that wait", limit, found)
+    return paired_row("Wp2 tool with two guardrails that wait", limit.name, found)
 
 
 async def hooks(limit: Limit, effort: Effort) -> Row:
@@ -99,7 +95,7 @@ async def hooks(limit: Limit, effort: Effort) -> Row:
     side = _with(script)
     hooked = attrs.evolve(side, hooks=WaitingHooks(limit))
     found = await paired(hooked.run, side.run, effort.pairs, effort.of(3))
-    return _row("Wp3 start and end hooks that wait", limit, found)
+    return paired_row("Wp3 start and end hooks that wait", limit.name, found)
 
 
 @contextmanager
@@ -123,7 +119,7 @@ async def failures(limit: Limit, effort: Effort) -> Row:
 
     with _without_log():
         found = await paired(_with(script, work).run, _with(script).run, effort.pairs, effort.of(3))
-    return _row("Wp4 body that raises, the model is told", limit, found)
+    return paired_row("Wp4 body that raises, the model is told", limit.name, found)
 
 
 async def threads(limit: Limit, effort: Effort) -> Row:
@@ -143,7 +139,7 @@ async def threads(limit: Limit, effort: Effort) -> Row:
     config = attrs.evolve(NO_CAPS, tool_execution=attrs.evolve(NO_CAPS.tool_execution, max_threads=THREADS))
     side = attrs.evolve(_with(script, work), config=config)
     found = await paired(side.run, bare, effort.pairs)
-    return _row("Wp5 sync body, against anyio.to_thread.run_sync", limit, found, note="CPU of all threads")
+    return paired_row("Wp5 sync body, against anyio.to_thread.run_sync", limit.name, found, note="CPU of all threads")
 
 
 @contextmanager
@@ -174,7 +170,7 @@ async def file_journal(limit: Limit, effort: Effort) -> list[Row]:
         syncs = count[0] - before
         found = await paired(journaled, side.run, effort.pairs, effort.of(5))
     return [
-        _row("Wp6 FileJournal, against no journal", limit, found, note="without the time in fsync"),
+        paired_row("Wp6 FileJournal, against no journal", limit.name, found, note="without the time in fsync"),
         Row("Wp6 syncs of three turns of two calls", limit.name, syncs),
     ]
 
@@ -183,7 +179,7 @@ async def stream(limit: Limit, effort: Effort) -> Row:
     """A streamed run that is read to its end, against the plain one."""
     side = _with(_turns(limit))
     found = await paired(side.read, side.run, effort.pairs, effort.of(10))
-    return _row("Wp7 streamed run, against plain", limit, found)
+    return paired_row("Wp7 streamed run, against plain", limit.name, found)
 
 
 async def verdict(limit: Limit, effort: Effort) -> Row:
@@ -197,7 +193,7 @@ async def verdict(limit: Limit, effort: Effort) -> Row:
         await Runner.run(asking.agent, state, max_turns=None, run_config=asking.config)
 
     found = await paired(approved, free.run, effort.pairs, effort.of(10))
-    return _row("Wp8 resumed with a verdict, against no pause", limit, found)
+    return paired_row("Wp8 resumed with a verdict, against no pause", limit.name, found)
 
 
 PARTS: tuple[Callable[[Limit, Effort], Awaitable[Row | list[Row]]], ...] = (

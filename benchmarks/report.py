@@ -9,6 +9,8 @@ from importlib.metadata import version
 
 import attrs
 
+from benchmarks.measure import Paired
+
 BACKENDS = ("asyncio", "trio")
 
 
@@ -115,6 +117,11 @@ class Row:
         if self.goal is not None and self.value <= self.goal:
             return "goal"
         return "met" if self.value <= self.must else "missed"
+
+
+def paired_row(name: str, backend: str, found: Paired, runs: int = 1, note: str = "") -> Row:
+    """Return the row of a ratio; the times of both sides are per run where a sample holds several *runs*."""
+    return Row(name, backend, found.ratio, found.first / runs, found.second / runs, note, found.spread)
 
 
 def json_line(row: Row, *, quick: bool) -> str:

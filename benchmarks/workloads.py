@@ -19,10 +19,10 @@ from agentloop import Capacity, RunState
 from agentloop._common.values import field_names
 from benchmarks.bare import Ended, Job, Limit
 from benchmarks.exported import SpanCounter, exporting
-from benchmarks.measure import Effort, Paired, collector, paired, spread, traced
+from benchmarks.measure import Effort, collector, paired, spread, traced
 from benchmarks.options import wp
 from benchmarks.ours import ours
-from benchmarks.report import Row
+from benchmarks.report import Row, paired_row
 from benchmarks.script import Script, conversation
 
 KIB = 1024
@@ -46,14 +46,10 @@ async def _against_bare(name: str, limit: Limit, script: Script, pairs: int, tim
 
     if runs == 1:
         found = await paired(side.run, bare, pairs, times)
-        return _row(name, limit, found)
+        return paired_row(name, limit.name, found)
     many = [lambda job=job: limit.together([job] * runs) for job in (side.run, bare)]
     found = await paired(*many, pairs, times, warm_up=(side.run, bare))
-    return _row(name, limit, found, runs, f"{runs} runs")
-
-
-def _row(name: str, limit: Limit, found: Paired, runs: int = 1, note: str = "") -> Row:
-    return Row(name, limit.name, found.ratio, found.first / runs, found.second / runs, note, found.spread)
+    return paired_row(name, limit.name, found, runs, f"{runs} runs")
 
 
 async def w1(limit: Limit, effort: Effort) -> list[Row]:
@@ -62,7 +58,11 @@ async def w1(limit: Limit, effort: Effort) -> list[Row]:
     warm = await _against_bare("W1 single text turn", limit, script, effort.pairs, effort.of(30))
     few = await _against_bare("W1 single text turn, ten runs a sample", limit, script, effort.pairs, effort.of(10))
     cold = await paired(ours(script).run, lambda: limit.run(script), effort.pairs, warm_up=(None, None))
-    return [warm, few, _row("W1 single text turn, cold", limit, cold, note="one run a sample, after a collection")]
+    return [
+        warm,
+        few,
+        paired_row("W1 single text turn, cold", limit.name, cold, note="one run a sample, after a collection"),
+    ]
 
 
 async def w2(limit: Limit, effort: Effort) -> list[Row]:
@@ -145,20 +145,20 @@ async def w4c(limit: Limit, effort: Effort) -> list[Row]:
         effort.least,
         warm_up=(sharing.run, free.run),
     )
-    return [_row("W4c runs that share a Capacity(10), against unshared", limit, found, runs, f"{runs} runs")]
+    return [paired_row("W4c runs that share a Capacity(10), against unshared", limit.name, found, runs, f"{runs} runs")]
 
 
 async def wo(limit: Limit, effort: Effort) -> list[Row]:
     """The same against the usual configuration, with an instrument: one that gets spans, and one that exports them."""
     usual = ours(conversation(limit.sleep, turns=3, calls=2)).as_usual()
     found = await paired(usual.watched_by(SpanCounter()).run, usual.run, effort.pairs, effort.of(10))
-    rows = [_row("Wo spans for an instrument", limit, found)]
+    rows = [paired_row("Wo spans for an instrument", limit.name, found)]
     name = "Wo spans exported to OpenTelemetry"
     with exporting() as instrument:
         if instrument is None:
             return [*rows, Row(name, limit.name, None, note="needs the extra test-otel")]
         found = await paired(usual.watched_by(instrument).run, usual.run, effort.pairs, effort.of(10))
-    return [*rows, _row(name, limit, found, note="12 spans and the metrics of a run")]
+    return [*rows, paired_row(name, limit.name, found, note="12 spans and the metrics of a run")]
 
 
 # ------------------------------------------------------------------------------------------------ memory of a batch
@@ -223,7 +223,7 @@ async def w5(limit: Limit, effort: Effort) -> list[Row]:
     if (came := await side.read()) != deltas:
         raise RuntimeError(f"{came} of {deltas} text deltas came")
     found = await paired(side.read, lambda: limit.read(script), effort.pairs)
-    return [_row("W5 per streamed text delta", limit, found, deltas)]
+    return [paired_row("W5 per streamed text delta", limit.name, found, deltas)]
 
 
 # ------------------------------------------------------------------------------------------------ import
@@ -353,7 +353,7 @@ async def w8(limit: Limit, effort: Effort) -> list[Row]:
     side = ours(script).capped(10)
     found = await paired(side.run, lambda: limit.run(script), effort.few)
     return [
-        _row("W8 N=1000, cap 10", limit, found, note="the bare limit has no cap"),
+        paired_row("W8 N=1000, cap 10", limit.name, found, note="the bare limit has no cap"),
         Row("W8 peak of bodies in flight", limit.name, busy.peak),
     ]
 
@@ -390,8 +390,8 @@ async def w9(limit: Limit, effort: Effort) -> list[Row]:
     loaded = await paired(load, load_plain, effort.few)
     size = len(text) / len(plain_text)
     return [
-        _row("W9 state to JSON", limit, dumped),
-        _row("W9 state from JSON, folded", limit, loaded),
+        paired_row("W9 state to JSON", limit.name, dumped),
+        paired_row("W9 state from JSON, folded", limit.name, loaded),
         Row("W9 size against the plain items", limit.name, size, note=f"{len(text) / KIB:.0f} KiB"),
     ]
 
