@@ -45,6 +45,7 @@ FOUND: dict[str, tuple[str, ...]] = {
     ),
     "a cancellation and a deadline, and a cancellation behind a call's end": (*("new 958", "third 186", "third 1706"),),
     "a cancellation while a request is to be retried": ("other 502", "other 1670"),
+    "input guardrails that settle beside a cancelled model call": ("alpha 1057", "alpha 1063", "alpha 3785"),
 }
 """What coincided, and the seeds of runs in which a search found a log that wasn't accepted."""
 

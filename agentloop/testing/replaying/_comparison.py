@@ -706,10 +706,11 @@ class ReplayLog:
         try:
             await pending.raised.wait()
         except anyio.get_cancelled_exc_class():
-            index = self.next_of_run(path) if call_id is None else self._find_next_of_cancelled(path, call_id)
+            index = self._find_next_step(path) if call_id is None else self._find_next_of_cancelled(path, call_id)
             if index is not None:
                 await self.until(self.before_end(index), what)  # noqa: ASYNC102 - shielded, and released in the end
-                if isinstance(self.records[index], r.ModelFailed) and index == self.cursor + 1 and self.is_end_due():
+                is_next = index == self.cursor + 1 < self.entry.stop
+                if is_next and self.is_end_due() and isinstance(self.records[index], r.ModelFailed):
                     self.come_up()
                     self.cause_end()  # a guardrail cancelled the model's call, which noticed the end of the run
             raise
@@ -717,6 +718,14 @@ class ReplayLog:
             self.pending.remove(pending)
         assert pending.error is not None
         raise pending.error
+
+    def _find_next_step(self, path: Path) -> int | None:
+        """Return the number of the next record of a run without those of its input guardrails, which settle beside it.
+
+        The end of the segment, if a crash came before the record.
+        """
+        index = self.find(object, path, lambda record: not is_input_guardrail(record))
+        return self.entry.stop if index is None and not self.entry.ended else index
 
     def _find_next_of_cancelled(self, path: Path, call_id: str) -> int | None:
         """Return the number of the next record of a cancelled call; None if the call has started.
@@ -894,6 +903,11 @@ def pass_time(seconds: float) -> None:
         loop._now += seconds
     else:
         loop.clock.now += seconds
+
+
+def is_input_guardrail(record: r.Record) -> bool:
+    """Tell whether *record* is of an input guardrail, which runs beside the other steps of its run."""
+    return isinstance(record, r.GuardrailSettled) and record.stage == "input"
 
 
 def _is_cut_exit(record: r.Record) -> bool:

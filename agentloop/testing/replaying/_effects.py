@@ -28,7 +28,15 @@ from agentloop.exceptions import OutcomeUnknown
 from agentloop.limits import Limit
 from agentloop.settings import JsonLimits
 from agentloop.testing.replaying._callbacks import answered, is_told_elsewhere, told_elsewhere
-from agentloop.testing.replaying._comparison import BEFORE_TIMERS, CLEARLY, NoVerdict, ReplayLog, pass_time, task_key
+from agentloop.testing.replaying._comparison import (
+    BEFORE_TIMERS,
+    CLEARLY,
+    NoVerdict,
+    ReplayLog,
+    is_input_guardrail,
+    pass_time,
+    task_key,
+)
 from agentloop.testing.replaying._recorded import Call, Path, Standin, same_output
 from agentloop.testing.replaying._recorded_errors import rebuilt, rebuilt_model_error
 
@@ -388,7 +396,7 @@ class ReplayEffects(ReplayLog):
         Raises:
             BaseException: the recorded error of a hook, if it ended the run.
         """
-        index = self.find(object, path, lambda record: not _is_input_guardrail(record))
+        index = self.find(object, path, lambda record: not is_input_guardrail(record))
         if index is None:
             await self.cut_off(path, None, "a hook")
         end = self.skip_last_steps(index)
@@ -429,7 +437,7 @@ class ReplayEffects(ReplayLog):
     async def begin_turn(self) -> None:
         """Wait until the next turn of the current run is due: its consumer may have been slow to read events."""
         path, _ = self.current_run()
-        index = self.find(object, path, lambda record: not _is_input_guardrail(record))
+        index = self.find(object, path, lambda record: not is_input_guardrail(record))
         if index is None and self.entry.ended:
             return
         if index is None or self._cuts_effects(index):
@@ -509,11 +517,6 @@ def _is_late(outcome: Any) -> bool:
 
 def _is_unstarted(record: r.Record) -> bool:
     return isinstance(record, r.CallSettled) and record.outcome.status in ("skipped", "cancelled")
-
-
-def _is_input_guardrail(record: r.Record) -> bool:
-    """Tell whether *record* is of an input guardrail, which runs beside the other steps of its run."""
-    return isinstance(record, r.GuardrailSettled) and record.stage == "input"
 
 
 def _said_in(ended: r.BodyEnded) -> str:
