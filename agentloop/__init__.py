@@ -45,6 +45,7 @@ from agentloop.exceptions import (
 )
 from agentloop.guardrails import (
     Allow,
+    AskAgain,
     GuardrailFunctionOutput,
     InputGuardrail,
     InputGuardrailResult,
@@ -164,6 +165,7 @@ __all__ = [
     "AgentLoopError",
     "Allow",
     "Ask",
+    "AskAgain",
     "BatchedRun",
     "CachePolicy",
     "CallOutcome",

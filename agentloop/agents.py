@@ -113,6 +113,7 @@ class AgentOptions(TypedDict, total=False):
     input_guardrails: Sequence[InputGuardrail]
     output_guardrails: Sequence[OutputGuardrail]
     output_retries: int
+    output_validator: Callback | None
     hooks: AgentHooks | None
     tool_use_behavior: ToolUseBehavior
     reset_tool_choice: bool
@@ -144,8 +145,11 @@ class Agent(Generic[ContextT, OutputT]):
         output_type: The type of the final output; None or `str` is text. With `OutputType(type, strict=False)` the
             schema sent to the model is not strict.
         output_retries: The number of times in a row that the model is asked, each time in its own turn, to correct
-            an answer that doesn't fit `output_type`: a user message lists the faults. After that the error handler for
-            `"invalid_final_output"` or `ModelBehaviorError` decides. 0: never asked.
+            an answer that doesn't fit `output_type`, or for which an output guardrail returns `AskAgain`: a user
+            message lists the faults. After that the error handler for `"invalid_final_output"` or `ModelBehaviorError`
+            decides, or the guardrail's tripwire. 0: never asked.
+        output_validator: `(ctx, output) -> None | AskAgain`: a check of the final output, sync or async, that accepts
+            it or says what is wrong. It is the last of the output guardrails, under the name `"output_validator"`.
         hooks: Methods that the run calls while this agent is active.
         reset_tool_choice: True if a demanded tool choice is dropped once this agent has used a tool.
         tool_use_behavior: The step after tool calls: call the model again (`"run_llm_again"`), finish with the output
@@ -208,6 +212,7 @@ class Agent(Generic[ContextT, OutputT]):
     )
     output_type: Any = attrs.field(default=None, kw_only=True, validator=_output_type)
     output_retries: int = attrs.field(default=1, kw_only=True, validator=FIELDS.count(0))
+    output_validator: Callback | None = attrs.field(default=None, kw_only=True, validator=optional(FIELDS.function()))
     hooks: AgentHooks | None = attrs.field(
         default=None, kw_only=True, validator=optional(FIELDS.needs("expected AgentHooks", is_a(AgentHooks)))
     )

@@ -18,6 +18,7 @@ from agentloop.items import Content, ToolCall
 
 __all__ = [
     "Allow",
+    "AskAgain",
     "GuardrailFunctionOutput",
     "InputGuardrail",
     "InputGuardrailResult",
@@ -157,6 +158,41 @@ class GuardrailFunctionOutput(Value, frozen=True):
     tripwire_triggered: bool = False
 
 
+class AskAgain(Value, frozen=True):
+    """Don't accept the final output, and ask the model for another one: the answer of an output guardrail or validator.
+
+    The model reads *message*, what is wrong with its answer, and answers in another turn; the history keeps both. It
+    is asked `Agent.output_retries` times in a row at most, answers that don't fit `output_type` included. After that,
+    and for an answer that can't be corrected (one that was cut or refused, the output of an error handler), the
+    guardrail trips: `OutputGuardrailTripwireTriggered`.
+
+    Example:
+        from agentloop import Agent, AskAgain, GuardrailFunctionOutput, Runner, output_guardrail
+        from agentloop.testing import ScriptedModel, say
+
+        @output_guardrail
+        def names_a_source(ctx, agent, output):
+            return GuardrailFunctionOutput() if "Source:" in output else AskAgain("Name your source.")
+
+        model = ScriptedModel([say("It rains."), say("It rains. Source: my window.")])
+        agent = Agent("a", model=model, output_guardrails=[names_a_source])
+        print(Runner.run_sync(agent, "Weather?").final_output)  # It rains. Source: my window.
+    """
+
+    message: str
+    output_info: Any = None
+
+    @property
+    def tripwire_triggered(self) -> bool:
+        """False: the run continues."""
+        return False
+
+    def _refused(self) -> GuardrailFunctionOutput:
+        """Return the answer that ends the run in place of this one; its `output_info` is the message at least."""
+        info = self.message if self.output_info is None else self.output_info
+        return GuardrailFunctionOutput(info, tripwire_triggered=True)
+
+
 class InputGuardrailResult(NotedValue, frozen=True, kw_only=True):
     """One answer of an input guardrail. `guardrail` is the guardrail (it has a `name`), `duration` is in seconds.
 
@@ -178,7 +214,7 @@ class OutputGuardrailResult(Value, frozen=True, kw_only=True):
     _unshown = frozenset({"agent_output"})
 
     guardrail: Any
-    output: GuardrailFunctionOutput
+    output: GuardrailFunctionOutput | AskAgain
     duration: float
     agent: Any = None
     agent_output: Any = None
@@ -244,7 +280,9 @@ class InputGuardrail(ReprByFields):
 
 @attrs.frozen(eq=False, repr=False)
 class OutputGuardrail(ReprByFields):
-    """A check of a candidate for the final output: *fn(ctx, agent, output)* returns `GuardrailFunctionOutput`.
+    """A check of a candidate for the final output.
+
+    *fn(ctx, agent, output)* returns `GuardrailFunctionOutput`, or `AskAgain` for a better answer of the model.
 
     Example:
         from agentloop import Agent, GuardrailFunctionOutput, OutputGuardrail

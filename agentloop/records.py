@@ -186,7 +186,7 @@ class GuardrailSettled(_ValueRecord, frozen=True, tag="guardrail_settled", metac
     """The position among the input or output guardrails of its name. Name and `nth` identify it in a reordered list."""
     info: Any = None
     detail: Any = None
-    """The content of a tool guardrail's verdict: a message, arguments, or a value."""
+    """The content of a verdict: a tool guardrail's message, arguments or value, or the message of `AskAgain`."""
     result: Any = None
     """The live result object; in this process only."""
 

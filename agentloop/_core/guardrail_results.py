@@ -9,6 +9,7 @@ from agentloop._common.values import Value
 from agentloop._core.run_fold import RunFold
 from agentloop.guardrails import (
     Allow,
+    AskAgain,
     GuardrailFunctionOutput,
     InputGuardrailResult,
     OutputGuardrailResult,
@@ -47,6 +48,9 @@ def restore_result(record: GuardrailSettled, state: RunFold, agent: Any, known: 
             call=call.call if call is not None else ToolCall(record.call_id or "", ""),
         )
     guardrail = _find_guardrail(record, known)
+    if record.verdict == "ask_again":
+        asked = AskAgain(str(record.detail or ""), record.info)
+        return OutputGuardrailResult(guardrail=guardrail, output=asked, duration=record.duration, agent=agent)
     output = GuardrailFunctionOutput(record.info, record.verdict == "tripped")
     if record.stage == "input":
         return InputGuardrailResult(guardrail=guardrail, output=output, duration=record.duration, secret=record.secret)

@@ -37,13 +37,12 @@ def mark_record(record: Any, root: RunFacts) -> Any:
     if fold is None:
         return record
     if isinstance(record, r.RunEnded):
-        made_by_tools = [call.outcome for call in fold.batch if call.outcome is not None]
-        secret = record.status == "completed" and any(outcome.secret for outcome in made_by_tools)
-        return record.replace(secret=True) if secret else record
+        return record.replace(secret=True) if record.status == "completed" and _gives_secret(fold) else record
     state = fold.calls.get(record.call_id) if record.call_id is not None else None
     if state is None:
-        of_input = isinstance(record, r.GuardrailSettled) and record.stage == "input" and fold.secret_input
-        return record.replace(secret=True) if of_input else record
+        judges = isinstance(record, r.GuardrailSettled)
+        secret = judges and (fold.secret_input if record.stage == "input" else _gives_secret(fold))
+        return record.replace(secret=True) if secret else record
     arguments, output = state.call.secret, fold.gives_secret(state.call)
     changes: dict[str, Any] = {}
     if type(record) in _WITH_ARGUMENTS:
@@ -54,6 +53,11 @@ def mark_record(record: Any, root: RunFacts) -> Any:
     elif output or (arguments and isinstance(record, r.GuardrailSettled)):
         changes["secret"] = True
     return record.replace(**changes) if changes else record
+
+
+def _gives_secret(fold: RunFacts) -> bool:
+    """Tell whether the final output of the current turn is a tool's, and may be secret."""
+    return any(call.outcome is not None and call.outcome.secret for call in fold.batch)
 
 
 # -- input of a run

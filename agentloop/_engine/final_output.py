@@ -40,8 +40,8 @@ HandlerName = Literal["max_turns", "model_refusal", "invalid_final_output"]
 async def accept(run: LiveRun, view: TurnView | None, candidate: CheckOutput) -> FinishedRun | None:
     """Return the end of the run with *candidate* as its final output, after hooks and output guardrails.
 
-    None if the model's answer doesn't fit the output type, and the history now has a message that asks the model to
-    correct it. The session is saved in both cases.
+    None if the model's answer doesn't fit the output type, or a guardrail asks for another one, and the history now has
+    a message that asks the model to correct it. The session is saved in both cases.
 
     Raises:
         ModelBehaviorError: the answer doesn't fit, the model isn't asked again, and no handler has another output.
@@ -56,20 +56,26 @@ async def accept(run: LiveRun, view: TurnView | None, candidate: CheckOutput) ->
             output = typed.parse(output, run.settings.config.json_limits)
         except ModelBehaviorError as error:
             if may_ask_again(run.state, run.agent.output_retries):
-                _ask_again(run, error)
-                await save_turn(run)
+                await _ask_again(run, str(error))
                 return None
             return FinishedRun("completed", await handle_error(run, _explain_cut(run, error), "invalid_final_output"))
-    return FinishedRun("completed", await _check_output(run, output, candidate.made_by))
+    faults = await _check_output(run, output, candidate.made_by, may_ask_again(run.state, run.agent.output_retries))
+    if faults:
+        maker = None if candidate.made_by is None else run.state.calls[candidate.made_by].call
+        await _ask_again(run, faults, secret=maker is not None and run.state.gives_secret(maker))
+        return None
+    return FinishedRun("completed", output)
 
 
-def _ask_again(run: LiveRun, error: ModelBehaviorError) -> None:
-    """Append the message that lists the faults of the model's last answer, as *error* names them with their places."""
+async def _ask_again(run: LiveRun, faults: str, *, secret: bool = False) -> None:
+    """Append the message that lists the *faults* of the final output, so that the model is asked for another one."""
     limit = run.settings.config.tool_execution.max_output_chars
-    text = redact(f"{ASKED_AGAIN}\n{error}")
-    message = UserMessage(text if limit is None else shorten(text, limit), secret=run.settings.redacts_errors)
+    text = redact(f"{ASKED_AGAIN}\n{faults}")
+    secret = secret or run.settings.redacts_errors
+    message = UserMessage(text if limit is None else shorten(text, limit), secret=secret)
     asked = HistoryReplaced(*run.here(), "invalid_final_output", len(run.state.history), (message,), added=True)
     run.tree.log.append(asked)
+    await save_turn(run)
 
 
 def _explain_cut(run: LiveRun, error: ModelBehaviorError) -> ModelBehaviorError:
@@ -82,27 +88,30 @@ def _explain_cut(run: LiveRun, error: ModelBehaviorError) -> ModelBehaviorError:
     return explained
 
 
-async def _check_output(run: LiveRun, output: Any, made_by: str | None = None) -> Any:
-    """Call the agent's end hooks, run the output guardrails, save the session, and return *output*.
+async def _check_output(run: LiveRun, output: Any, made_by: str | None = None, may_ask: bool = False) -> str:
+    """Call the agent's end hooks, run the output guardrails and save the session; return an empty text.
 
-    If a guardrail trips, the output of the call *made_by* is withheld, and the session is not saved here. For any other
+    Return what the model has to hear if a guardrail asks for another answer, and the model may be asked (*may_ask*). If
+    a guardrail trips, the output of the call *made_by* is withheld, and the session is not saved here. For any other
     Exception the session is saved first.
     """
     agent = run.agent
     await run.call_hooks("agent_end", agent, output)
-    if run.settings.config.output_guardrails or agent.output_guardrails:
-        await _judge(run, output, made_by)
+    validated = agent.output_guardrails or agent.output_validator is not None
+    if (validated or run.settings.config.output_guardrails) and (faults := await _judge(run, output, made_by, may_ask)):
+        return faults
     await run.checkpoint()  # the last one: from here on the output is accepted
     await save(run)
-    return output
+    return ""
 
 
-async def _judge(run: LiveRun, output: Any, made_by: str | None) -> None:
+async def _judge(run: LiveRun, output: Any, made_by: str | None, may_ask: bool) -> str:
     """Run the output guardrails, as `_check_output` says."""
     from agentloop._engine.run_guardrails import judge_final_output
 
     try:
-        await judge_final_output(run, output, withheld=None if made_by is None else WITHHELD)
+        withheld = None if made_by is None else WITHHELD
+        return await judge_final_output(run, output, withheld=withheld, may_ask=may_ask)
     except BaseException as error:
         # Read the log, not the error: if the run is cancelled as a guardrail trips, the error is the cancellation.
         tripped = run.state.tripped is not None
@@ -195,7 +204,8 @@ async def handle_error(run: LiveRun, error: AgentLoopError, name: HandlerName) -
         message = AssistantMessage(text)
         answered = HistoryReplaced(*run.here(), "error_handler", len(run.state.history), (message,), added=True)
         run.tree.log.append(answered)
-    return await _check_output(run, output)
+    await _check_output(run, output)
+    return output
 
 
 async def _call_handler(run: LiveRun, error: AgentLoopError, name: HandlerName) -> Any:

@@ -30,12 +30,14 @@ from agentloop._concurrency.beside import beside
 from agentloop._concurrency.interrupts import uninterrupted
 from agentloop._engine.runtime.callbacks import call_user
 from agentloop._engine.runtime.live_run import LiveRun
+from agentloop.context import Callback
 from agentloop.exceptions import (
     InputGuardrailTripwireTriggered,
     OutputGuardrailTripwireTriggered,
     UserTypeError,
 )
 from agentloop.guardrails import (
+    AskAgain,
     GuardrailFunctionOutput,
     InputGuardrail,
     InputGuardrailResult,
@@ -52,23 +54,26 @@ async def _run_guardrail(run: LiveRun, stage: Any, guardrail: Any, *args: Any) -
         run.path, stage, guardrail.name, None, lambda: call_user(guardrail.fn, run.context, run.agent, *args)
     )
     output = await run.tree.effects.perform(effect)
-    if not isinstance(output, GuardrailFunctionOutput):
-        raise UserTypeError(f"guardrail {guardrail.name!r} must return GuardrailFunctionOutput, not {output!r}")
+    if not isinstance(output, GuardrailFunctionOutput) and not (stage == "output" and isinstance(output, AskAgain)):
+        kinds = "GuardrailFunctionOutput or AskAgain" if stage == "output" else "GuardrailFunctionOutput"
+        raise UserTypeError(f"guardrail {guardrail.name!r} must return {kinds}, not {output!r}")
     return output, anyio.current_time() - began
 
 
 def _record_result(run: LiveRun, stage: Any, index: int, result: Any, nth: int) -> None:
     output = result.output
+    asks = isinstance(output, AskAgain)
     run.tree.log.append(
         GuardrailSettled(
             *run.here(),
             stage,
             result.guardrail.name,
-            "tripped" if output.tripwire_triggered else "passed",
+            "ask_again" if asks else "tripped" if output.tripwire_triggered else "passed",
             result.duration,
             index=index,
             nth=nth,
             info=output.output_info,
+            detail=output.message if asks else None,
             result=result,
         )
     )
@@ -80,8 +85,21 @@ def input_guardrails(run: LiveRun) -> list[InputGuardrail]:
 
 
 def output_guardrails(run: LiveRun) -> list[OutputGuardrail]:
-    """Return the output guardrails, in the same order."""
-    return [*run.settings.config.output_guardrails, *run.agent.output_guardrails]
+    """Return the output guardrails, in the same order; the agent's validator is the last."""
+    guards = [*run.settings.config.output_guardrails, *run.agent.output_guardrails]
+    return guards if run.agent.output_validator is None else [*guards, _make_guardrail(run.agent.output_validator)]
+
+
+def _make_guardrail(validator: Callback) -> OutputGuardrail:
+    """Return the output guardrail that *validator* is."""
+
+    async def validate(ctx: Any, agent: Any, output: Any) -> GuardrailFunctionOutput | AskAgain:
+        answer = await call_user(validator, ctx, output)
+        if answer is None or isinstance(answer, AskAgain):
+            return answer or GuardrailFunctionOutput()
+        raise UserTypeError(f"output_validator must return None or AskAgain(…), not {answer!r}")
+
+    return OutputGuardrail(validate, name="output_validator")
 
 
 class Judge(Value, frozen=True):
@@ -172,8 +190,11 @@ async def _do_nothing() -> None:
     """Do nothing: the model has answered."""
 
 
-async def judge_final_output(run: LiveRun, output: Any, *, withheld: str | None = None) -> None:
+async def judge_final_output(run: LiveRun, output: Any, *, withheld: str | None, may_ask: bool) -> str:
     """Run the output guardrails of the configuration and of the agent at work, all at once.
+
+    Return the messages of those that ask for another answer, in order of declaration; an empty text if all passed.
+    Unless the model may be asked again (*may_ask*), such a guardrail trips.
 
     *withheld* is the text that replaces the output if a guardrail trips. With it, results are appended only when all
     guardrails have settled, so that no result keeps a part of a tripped output.
@@ -185,10 +206,16 @@ async def judge_final_output(run: LiveRun, output: Any, *, withheld: str | None 
     guards = output_guardrails(run)
     keys = number_names(guard.name for guard in guards)
     held: dict[int, OutputGuardrailResult] = {}
+    asked: dict[int, str] = {}
 
     def make_judge(index: int, guardrail: OutputGuardrail) -> Callable[[], Awaitable[None]]:
         async def judge() -> None:
             answer, duration = await _run_guardrail(run, "output", guardrail, output)
+            if isinstance(answer, AskAgain):
+                if may_ask:
+                    asked[index] = answer.message
+                else:
+                    answer = answer._refused()
             result = OutputGuardrailResult(
                 guardrail=guardrail, output=answer, duration=duration, agent=run.agent, agent_output=output
             )
@@ -216,3 +243,4 @@ async def judge_final_output(run: LiveRun, output: Any, *, withheld: str | None 
     finally:
         for index in sorted(held):
             _record_result(run, "output", index, held[index], keys[index][1])
+    return "\n".join([asked[index] for index in sorted(asked)])

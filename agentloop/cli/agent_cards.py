@@ -83,6 +83,8 @@ def _find_parts(agent: Agent[Any, Any]) -> Iterator[AgentPart]:
         yield AgentPart("tool source", source_name(source))
     for check in agent.output_guardrails:
         yield AgentPart("output guardrail", check.name)
+    if agent.output_validator is not None:
+        yield AgentPart("output guardrail", "output_validator")
 
 
 def _find_links(agent: Agent[Any, Any], place: int, places: dict[int, int]) -> Iterator[AgentLink]:

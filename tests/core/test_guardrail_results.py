@@ -9,6 +9,7 @@ from agentloop._core.guardrail_results import restore_result
 from agentloop._core.run_fold import RunFold
 from agentloop.guardrails import (
     Allow,
+    AskAgain,
     RaiseException,
     RejectContent,
     ReplaceOutput,
@@ -39,6 +40,15 @@ def test_verdict_of_a_tool_guardrail_is_restored(verdict: str, detail: Any, rest
     assert isinstance(result, ToolGuardrailResult)
     assert (result.output, result.guardrail.name, result.duration) == (restored, "checks", 0.5)
     assert result.call == ToolCall("c", "")
+
+
+@pytest.mark.parametrize(("detail", "message"), [("why", "why"), (None, "")])
+def test_demand_for_another_answer_is_restored(detail: str | None, message: str) -> None:
+    """With what the model was told, if the record has it."""
+    record = GuardrailSettled((), 1, 0.0, "output", "checks", "ask_again", 0.5, info="info", detail=detail)
+    result = restore_result(record, RunFold(), Agent("a"))
+    assert result.output == AskAgain(message, "info")
+    assert not result.output.tripwire_triggered
 
 
 @pytest.mark.parametrize("stage", ["input", "output"])

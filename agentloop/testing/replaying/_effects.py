@@ -7,6 +7,7 @@ holds its result; it does not know why time passes (`_driver`).
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 from contextvars import ContextVar
 from typing import Any
@@ -24,6 +25,7 @@ from agentloop._engine.calls.output_text import render
 from agentloop._engine.runtime.body_result import Paused
 from agentloop._engine.runtime.event_buffer import EventBuffer
 from agentloop._schema.json_text import parse_object
+from agentloop._storage.withholding import Withheld, WithheldText
 from agentloop.exceptions import OutcomeUnknown
 from agentloop.limits import Limit
 from agentloop.settings import JsonLimits
@@ -322,6 +324,8 @@ class ReplayEffects(ReplayLog):
             settled: r.GuardrailSettled = await self.told(index, path, call_id, what)
         except NoVerdict:
             return g.GuardrailFunctionOutput(None, False)
+        if settled.verdict == "ask_again":
+            return g.AskAgain(_as_text(settled.detail), settled.info)
         if call_id is None:
             return g.GuardrailFunctionOutput(settled.info, settled.verdict == "tripped")
         return self._build_verdict(settled)
@@ -507,6 +511,11 @@ class Consumer(EventBuffer):
         """Wait until the next turn of the run is due. Not a checkpoint, but raises a pending cancellation."""
         await self._effects.begin_turn()
         await checkpoint_if_cancelled()
+
+
+def _as_text(detail: Any) -> str:
+    """Return what a guardrail said, or the mark that the log has in its place."""
+    return WithheldText(json.dumps({detail.mark: detail.text})) if isinstance(detail, Withheld) else str(detail or "")
 
 
 def _is_late(outcome: Any) -> bool:

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 import attrs
 
 from agentloop import records as r
+from agentloop._core.secret_marks import has_gaps
 from agentloop._storage.record_codec import record_to_json
 from agentloop._storage.withholding import find_missing_secrets
 from agentloop.items import ToolCall
@@ -399,6 +400,8 @@ def _take_recorded_fields(wanted: Any, got: Any, lenient: Leniency) -> dict[str,
             changes["reason"] = None
         case r.GuardrailSettled():  # follows from position and name, which are compared
             changes["nth"] = wanted.nth
+        case r.HistoryReplaced(reason="invalid_final_output", items=items) if len(items) == len(got.items):
+            changes["items"] = tuple([one if has_gaps(one) else new for one, new in zip(items, got.items, strict=True)])
         case r.ModelRequested():  # no model is asked, so any may be given to the replay
             changes["model"] = wanted.model
             if lenient.digest or got.digest.partition("-")[0] == wanted.digest:  # of an older log, without the parts

@@ -265,7 +265,8 @@ def _check_circles(log: ObservedLog, run: ObservedRun, limit: int) -> Findings:
 @invariant("execution")
 def invalid_outputs_are_corrected_as_often_as_agreed(log: ObservedLog) -> Findings:
     """After an answer that doesn't fit its agent's output type the model is asked to correct it, `output_retries` times
-    in a row of one agent; never after another answer, and no run completes or continues without it.
+    in a row of one agent; never after another answer, unless a guardrail asks for it; and no run completes or continues
+    without it.
     """
     for run in log.runs.values():
         yield from _check_corrections(log, run)
@@ -283,7 +284,8 @@ def _check_corrections(log: ObservedLog, run: ObservedRun) -> Findings:
         asked = [n for n, _ in corrections]
         agent = log.agent_named(turn.agent)
         invalid = agent is not None and _is_invalid_output(log, agent, turn)
-        due = agent is not None and invalid and count < agent.output_retries
+        refused = any(one.verdict == "ask_again" and turn.n < n < until for n, one in run.guards)
+        due = agent is not None and (invalid or refused) and count < agent.output_retries
         count += len(asked)
         if len(asked) > due:
             yield broken(f"the answer of turn {turn.number} was not to be corrected, and it was asked for", *asked)

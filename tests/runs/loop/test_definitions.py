@@ -58,6 +58,7 @@ WRONG: dict[str, list[Any]] = {
     "output_type": [5, "text", object(), len],
     "hooks": [5, RunHooks(), AgentHooks],
     "tool_use_behavior": [None, "stop", 5],
+    "output_validator": [5, "text"],
     "output_retries": [None, "1", 1.0, True, -1],
     "reset_tool_choice": [None, 1, "yes"],
     "tool_execution": [None, "parallel", 5],
