@@ -48,6 +48,8 @@ class CallTool(Value, frozen=True):
     """The JSON text with which the body is called."""
     nested: bool
     """True if the body is a nested run of an agent tool. Its records go to the same log, so *do* has to run them."""
+    definition: Any
+    """The `FunctionTool`."""
     find_context: Callable[[], Any]
     """Returns `context`."""
 

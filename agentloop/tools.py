@@ -263,6 +263,7 @@ class FunctionTool(ReprByFields, Generic[ContextT_contra]):
         validator=optional(_TOOL.function("ctx, error", or_words="'tell_model', 'raise' or ")),
     )
     idempotent: bool = attrs.field(default=False, repr=False, validator=_TOOL.flag("expected a bool"))
+    reads_only: bool = attrs.field(default=False, repr=False, validator=_TOOL.flag("expected a bool"))
     in_doubt: InDoubt = attrs.field(
         default="tell_model", repr=False, validator=_TOOL.one_of("tell_model", "rerun", "raise")
     )
@@ -486,6 +487,7 @@ class ToolOptions(TypedDict, total=False):
     timeout_error_function: Callback | None
     failure_error_function: Callback | Literal["tell_model", "raise"] | None
     idempotent: bool
+    reads_only: bool
     in_doubt: InDoubt
     serial: str | None
     exclusive: bool
@@ -595,9 +597,11 @@ def tool(fn: Callable[..., Any] | None = None, /, **options: Unpack[FunctionOpti
             `ToolCallError` (`"raise"`; None means the same), or `(ctx, error) -> str | None`, which makes the text. The
             error ends the run if the function returns None.
         idempotent: True if an equal call may receive the output of an earlier one.
+        reads_only: True if a call only reads and changes nothing, here or elsewhere. In a resumed run a call in doubt
+            runs again, and `agentloop.lab`, where no other body runs, runs it.
         in_doubt: The treatment, in a resumed run, of a call that may or may not have taken effect when the run stopped:
-            inform the model (`"tell_model"`), run it again (`"rerun"`; calls of idempotent tools always are), or raise
-            (`"raise"`).
+            inform the model (`"tell_model"`), run it again (`"rerun"`; calls of tools that are idempotent or only read
+            always are), or raise (`"raise"`).
         capacity: A `Capacity`, a `Rate`, or several: limits shared with all other users of the same objects.
         serial: The name of a group whose calls never overlap within a turn and start in model order. Custom tools are
             in the group `"custom"` unless another is given.
@@ -701,7 +705,7 @@ class _ToolMethod(staticmethod):  # type: ignore[type-arg]
 
 def may_run_again(tool: FunctionTool[Any]) -> bool:
     """Tell whether a call of *tool* that may have taken effect is run again."""
-    return tool.idempotent or tool.in_doubt == "rerun"
+    return tool.idempotent or tool.reads_only or tool.in_doubt == "rerun"
 
 
 # -- search of tools

@@ -168,7 +168,7 @@ class OutcomeUnknown(AgentLoopError):
 
     The call is in doubt, as after a crash, and the tool's `in_doubt` decides: the model receives the reason
     (`"tell_model"`; the call has the status `unknown`), the body is called once more, with the same idempotency key
-    (`"rerun"`, and for idempotent tools), or the run ends with this error (`"raise"`). The tool's
+    (`"rerun"`, and for tools that are idempotent or only read), or the run ends with this error (`"raise"`). The tool's
     `failure_error_function` isn't asked.
     """
 

@@ -193,6 +193,7 @@ def _digest_tool(tool: FunctionTool) -> dict[str, str]:
         stored_word(tool.timeout_behavior),
         len(tool.tool_input_guardrails),
         len(tool.tool_output_guardrails),
+        *(["reads_only"] if tool.reads_only else []),  # journals of earlier versions have digests without it
     ]
     return {"schema": _digest(tool.params_json_schema), "policy": _digest(policy)}
 

@@ -4,7 +4,7 @@ The first rule that fits decides:
 
 1. An agent tool continues its nested run (`Execute` with `resumed`, or `AwaitVerdict` while that run is paused).
 2. A body with a stored end is not run again: `Deliver`, or `Answer` if its value was not kept.
-3. A tool that may be run again (idempotent, or with `in_doubt="rerun"`) gives `Execute`.
+3. A tool that may be run again (idempotent, only reading, or with `in_doubt="rerun"`) gives `Execute`.
 4. Any other gives `Answer` with status unknown, or the run fails (`in_doubt="raise"`).
 
 Pure; `planner` asks for each such call. Which calls have no outcome is in the log: `RunFold.due_calls`.

@@ -141,6 +141,7 @@ WITHOUT_STEP: Mapping[str, str] = {
     "needs_approval": "decided in the plan, before any call starts",
     "timeout_behavior": "a policy: what becomes of a timeout",
     "idempotent": "a policy: equal calls share an outcome, and a body in doubt runs again",
+    "reads_only": "a policy: a body in doubt runs again, and the lab runs it",
     "in_doubt": "a policy: what becomes of a body that can't tell whether it took effect",
     "capacity": "a limit, for which a call waits in its queue",
     "serial": "a limit, for which a call waits in its queue",

@@ -47,7 +47,7 @@ ASKED = "asked"
 """In the description of a tool: the option is a callable of the application."""
 _AS_THEY_ARE = (
     *("namespace", "timeout", "idle_timeout", "idempotent", "in_doubt", "serial", "exclusive"),
-    *("defer_loading", "kind", "secret", "secret_output"),
+    *("reads_only", "defer_loading", "kind", "secret", "secret_output"),
 )
 """Options that are plain data."""
 _CALLABLES = ("is_enabled", "needs_approval", "timeout_error_function", "cost", "custom_data_extractor")

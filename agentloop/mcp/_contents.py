@@ -48,7 +48,7 @@ def default_options(annotations: Any) -> dict[str, Any]:
     if annotations is None:
         return {}
     if annotations.read_only_hint:
-        return {"in_doubt": "rerun"}
+        return {"reads_only": True}
     options: dict[str, Any] = {}
     if annotations.idempotent_hint:
         options["idempotent"] = True

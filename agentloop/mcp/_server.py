@@ -95,7 +95,7 @@ class MCPServer:
         headers: Headers of every request, for keys and tokens. Not shown in any text.
         http_client: An `httpx2.AsyncClient` of the application's own, in place of `headers` and of the bounds here.
         filter, prefix, namespace, options: As for `ToolSelection`. `options` is the application's policy about each
-            tool. By the server's hints a tool that only reads has `in_doubt="rerun"`, an idempotent one
+            tool. By the server's hints a tool that only reads has `reads_only=True`, an idempotent one
             `idempotent=True`, a destructive one `needs_approval=True`; each option that `options` gives replaces that,
             and the others stay.
         timeout, idle_timeout: Those of every tool, in seconds, as for `@tool`; `options` may give others. A report of

@@ -39,7 +39,7 @@ from agentloop.temporal._payloads import (
     value_from_json,
 )
 from agentloop.temporal._runner import has_marker, refuse_step
-from agentloop.tools import FunctionTool, ToolSearch
+from agentloop.tools import FunctionTool, ToolSearch, may_run_again
 
 _REFUSED = "PayloadsTooLarge"
 """The type that the SDK gives the error of an activity whose result the engine doesn't take: no other will be taken."""
@@ -180,7 +180,7 @@ class WorkflowEffects:
         For a body that may be called twice the engine does so. It can't tell that the body of another has not begun:
         so that one has one attempt, which the workflow makes anew. Raises as `_run_activity`.
         """
-        again, pause = tool.idempotent or tool.in_doubt == "rerun", 1.0
+        again, pause = may_run_again(tool), 1.0
         while True:
             try:
                 return await self._run_activity(CALL_TOOL, asked, options, _AGAIN if again else _ONCE)

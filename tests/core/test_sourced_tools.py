@@ -24,6 +24,7 @@ def allowed(data: Any) -> Allow:
 UNUSUAL: dict[str, tuple[dict[str, Any], Any]] = {
     "timeout": ({"timeout": 2.5}, 2.5),
     "serial": ({"serial": "s"}, "s"),
+    "reads_only": ({"reads_only": True}, True),
     "secret": ({"secret": ["n"]}, ["n"]),
     "timeout_behavior": ({"timeout": 1, "timeout_behavior": "raise"}, "raise_exception"),
     "needs_approval": ({"needs_approval": True}, True),

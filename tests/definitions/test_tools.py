@@ -114,6 +114,7 @@ def test_a_tool_isnt_made_of_a_tool() -> None:
             "failure_error_function: expected 'tell_model', 'raise' or a callable",
         ),
         ({"idempotent": 1}, UserTypeError, "idempotent: expected a bool"),
+        ({"reads_only": "yes"}, UserTypeError, "reads_only: expected a bool"),
         ({"in_doubt": "guess"}, UserValueError, "in_doubt: expected one of 'tell_model', 'rerun', 'raise'"),
         ({"capacity": 3}, UserTypeError, "capacity: expected a sequence"),
         ({"capacity": [Capacity(1), 3]}, UserTypeError, r"capacity\[1\]: expected a Capacity or Rate"),

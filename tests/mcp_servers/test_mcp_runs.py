@@ -217,8 +217,8 @@ async def test_hints_give_options_that_the_application_overrides(servers: Server
         found = {tool.name: tool for tool in await server.tools(None, None)}  # type: ignore[arg-type]
         assert (found["purge"].needs_approval, found["echo"].needs_approval) == (False, True)
         assert found["purge"].timeout == 3.0
-        assert (found["again"].in_doubt, found["again"].idempotent) == ("rerun", False)
-        assert (found["same"].idempotent, found["same"].in_doubt) == (True, "tell_model")
+        assert (found["again"].reads_only, found["again"].idempotent) == (True, False)
+        assert (found["same"].idempotent, found["same"].reads_only) == (True, False)
         assert found["with_dots_and_slashes"].name == "with_dots_and_slashes"
         assert "no_schema" not in found
         plain = servers.make() if servers.kind == "stdio" else MCPServer(name="p", url=server.url)

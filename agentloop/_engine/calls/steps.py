@@ -188,6 +188,7 @@ def call_body(live: LiveCall) -> Awaitable[Any]:
             tool.name,
             live.arguments.text,
             type(tool.body) is AgentCall,
+            tool,
             partial(call_context, live),
         )
     )

@@ -21,7 +21,7 @@ from agentloop.outcomes import FROM_ABOVE
 from agentloop.testing.simulation._findings import has_its_end
 from agentloop.testing.simulation._restarts import CrashRun
 from agentloop.testing.simulation.runs import WorldRun
-from agentloop.tools import AgentCall, FunctionTool
+from agentloop.tools import AgentCall, FunctionTool, may_run_again
 
 Name: TypeAlias = tuple[tuple[str, ...], str]
 """A call of the tree: path and call id."""
@@ -180,7 +180,7 @@ def _is_agent(tool: FunctionTool | None) -> bool:
 
 
 def _may_rerun(tool: FunctionTool | None) -> bool:
-    return tool is not None and (tool.idempotent or tool.in_doubt == "rerun" or _is_agent(tool))
+    return tool is not None and (may_run_again(tool) or _is_agent(tool))
 
 
 # ---------------------------------------------------------------------------------------------- histories and ends

@@ -158,7 +158,9 @@ async def test_a_call_in_a_queue_is_refused_alone_after_a_crash(run_mode: Run, s
 
 @pytest.mark.scenario("RP-08")
 @pytest.mark.parametrize(
-    "options", [{"idempotent": True}, {"in_doubt": "rerun"}, {}], ids=["idempotent", "rerun", "no"]
+    "options",
+    [{"idempotent": True}, {"in_doubt": "rerun"}, {"reads_only": True}, {}],
+    ids=["idempotent", "rerun", "reads", "no"],
 )
 async def test_a_started_call_of_a_disabled_tool_is_in_doubt(run_mode: Run, options: dict[str, Any]) -> None:
     """The call isn't run again and isn't reported as refused, because it may have taken effect."""

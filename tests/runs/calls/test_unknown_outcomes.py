@@ -63,7 +63,9 @@ async def test_model_is_told_of_an_unknown_outcome(run_mode: Run, caplog: pytest
     assert len(keys) == 1
 
 
-@pytest.mark.parametrize("options", [{"idempotent": True}, {"in_doubt": "rerun"}], ids=["idempotent", "rerun"])
+@pytest.mark.parametrize(
+    "options", [{"idempotent": True}, {"in_doubt": "rerun"}, {"reads_only": True}], ids=["idempotent", "rerun", "reads"]
+)
 @pytest.mark.parametrize("kind", [{}, {"raw": True}], ids=["python", "raw"])
 async def test_body_that_may_run_again_does_so_once(
     run_mode: Run, options: dict[str, Any], kind: dict[str, bool]

@@ -25,6 +25,7 @@ VALUES: dict[str, Any] = {
     "timeout_error_function": lambda ctx, error: "late",
     "failure_error_function": lambda ctx, error: "failed",
     "idempotent": True,
+    "reads_only": True,
     "in_doubt": "raise",
     "serial": "group",
     "exclusive": True,

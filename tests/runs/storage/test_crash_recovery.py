@@ -377,7 +377,8 @@ async def test_by_default_the_model_is_told_that_nobody_knows() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"in_doubt": "rerun"}, {"idempotent": True}, {"idempotent": True, "in_doubt": "raise"}]
+    "options",
+    [{"in_doubt": "rerun"}, {"reads_only": True}, {"idempotent": True}, {"idempotent": True, "in_doubt": "raise"}],
 )
 async def test_what_may_be_run_again_is_with_the_same_key(options: Any) -> None:
     """The body runs as attempt two with the same idempotency key."""
