@@ -241,6 +241,12 @@ class RunConfig(ByFields):
         price: `(model name, RequestUsage) -> Decimal`, the cost of one request.
         hosted_price: `(model name, HostedToolCall) -> Decimal`, the provider's fee for one call of a tool that it runs
             itself. The call has been made when it is priced, so a limit refuses the next request and not the call.
+        at_limit: What a run does when `max_turns` or a limit of `limits` leaves no further request: `"raise"`, or
+            `"answer"`: it makes one request more, without tools and with a note that says so, and that answer is the
+            final output. `RunResult.stop_reason` then is `"max_turns"` or `"usage_limits"`. If there is no final output
+            in the answer, the error is raised after all.
+        nudge_at: The part of `max_turns`, above 0 and below 1, after which the model reads once how many turns are left
+            (0.8: before the ninth of ten); before the last turn at the latest. None: never.
         stop_when: A condition, or a predicate of the run's context, checked after every turn.
         max_depth: The maximum nesting depth of agent tools.
         input_guardrails, output_guardrails: Guardrails in addition to the agents' own, before these in order.
@@ -288,6 +294,8 @@ class RunConfig(ByFields):
     limits: UsageLimits | None = attrs.field(default=None, validator=optional(FIELDS.a(UsageLimits)))
     price: Price | None = attrs.field(default=None, validator=optional(FIELDS.function()))
     hosted_price: HostedPrice | None = attrs.field(default=None, validator=optional(FIELDS.function()))
+    at_limit: Literal["raise", "answer"] = attrs.field(default="raise", validator=FIELDS.one_of("raise", "answer"))
+    nudge_at: float | None = attrs.field(default=None, validator=optional(FIELDS.share()))
     stop_when: Condition | PredicateFunction | None = attrs.field(default=None, validator=optional(_condition))
     max_depth: int = attrs.field(default=16, validator=NAMES.count())
     input_guardrails: Sequence[InputGuardrail] = attrs.field(
@@ -334,6 +342,8 @@ class RunConfig(ByFields):
             limits: UsageLimits | None = ...,
             price: Price | None = ...,
             hosted_price: HostedPrice | None = ...,
+            at_limit: Literal["raise", "answer"] = ...,
+            nudge_at: float | None = ...,
             stop_when: Condition | PredicateFunction | None = ...,
             max_depth: int = ...,
             input_guardrails: Sequence[InputGuardrail] = ...,

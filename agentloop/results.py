@@ -107,7 +107,8 @@ class RunResult(RunData, Generic[OutputT]):
         final_output: The output of the last agent; None unless `status` is `"completed"`.
         status: `"completed"`, `"interrupted"` (calls wait for a verdict), `"cancelled"` (by `RunStream.cancel`, or
             because its block was left) or `"stopped"` (by a condition).
-        stop_reason: The condition that stopped the run; None if none did.
+        stop_reason: The condition that stopped the run, or the limit (`"max_turns"`, `"usage_limits"`) at which the
+            model was asked for its final output (`RunConfig.at_limit`); None if none did.
         input: The run's own input.
         new_items: The items that the run added, in order: the models' items, and each call's output in model order.
         raw_responses: The models' responses.

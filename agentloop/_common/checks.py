@@ -171,6 +171,10 @@ class Fields(Value, frozen=True):
         """Return the validator of a number; True and False are none."""
         return self.needs(said, is_a(int, float), _is_no_flag, error=UserTypeError)
 
+    def share(self) -> Validator:
+        """Return the validator of a number above 0 and below 1."""
+        return v.and_(self.number(), self.needs("expected a number above 0 and below 1", v.gt(0), v.lt(1)))
+
     def count(self, least: int = 1) -> Validator:
         """Return the validator of a whole number of at least *least*."""
         whole = self.needs("expected a whole number", is_a(int), _is_no_flag, error=UserTypeError)

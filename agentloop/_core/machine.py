@@ -113,8 +113,11 @@ def next_action(state: RunFold, view: TurnView | None) -> Action:
 
 
 def turn_or_give_up(state: RunFold) -> RequestModel | GiveUp:
-    """Return the request of the next turn, or of the open one; `GiveUp` if `max_turns` leaves no further turn."""
-    if not state.turn_open and state.max_turns is not None and state.turn >= state.max_turns:
+    """Return the request of the next turn, or of the open one; `GiveUp` if `max_turns` leaves no further turn.
+
+    A limit may have left one turn more, for the final output (`state.closing`); none follows that.
+    """
+    if not state.turn_open and state.max_turns is not None and state.turn >= max(state.max_turns, state.closing):
         return GiveUp("max_turns", state.max_turns)
     return RequestModel()
 
@@ -156,8 +159,11 @@ def may_ask_again(state: RunFold, retries: int) -> bool:
 
     *retries* is the number of such answers of an agent that are corrected in this way. Turns with calls don't begin
     the count again, so that a model can't alternate calls with wrong answers forever. A cut answer would be cut again,
-    and an answer with a refusal in it is what the model wants to say: neither is corrected.
+    and an answer with a refusal in it is what the model wants to say: neither is corrected. After the turn that a limit
+    has left for the final output there is none.
     """
+    if state.turn == state.closing:
+        return False
     refused = [item for item in state.response or () if isinstance(item, AssistantMessage) and item.refusal is not None]
     return state.invalid_outputs < retries and not state.responses[-1].cut and not refused
 

@@ -67,7 +67,7 @@ def events_of(record: r.Record, root: RunFold, find_agent: FindAgent) -> list[ev
             return [ev.TurnStarted(**where)]
         case r.ModelResponded():
             return [ev.ItemCreated(item, **where) for item in state.response or ()]
-        case r.HistoryReplaced(reason="invalid_final_output", items=items):
+        case r.HistoryReplaced(reason=reason, items=items) if reason in _SAID:
             return [ev.ItemCreated(item, **where) for item in items]
         case r.CallStarted(call_id=call_id):
             return [ev.CallStarted(as_run(state.calls[call_id]), **where)]
@@ -92,6 +92,10 @@ def events_of(record: r.Record, root: RunFold, find_agent: FindAgent) -> list[ev
             return ended
         case _:
             return []
+
+
+_SAID = frozenset({"invalid_final_output", "max_turns", "usage_limits", "turns_left"})
+"""Reasons for which the library itself says something to the model, between two of its answers."""
 
 
 def read_events(

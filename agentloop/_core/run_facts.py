@@ -168,6 +168,12 @@ class RunFacts(msgspec.Struct, eq=False):
     """
     shown_tools: tuple[str, ...] = ()
     """Names of the tools that the model saw in the current turn."""
+    nudged: bool = False
+    """True once the history has a note of how many turns are left."""
+    closing: int = 0
+    """The number of the turn that a limit has left for the final output alone, without tools; 0 if none has."""
+    closed_by: str = ""
+    """The limit that has done so: `"max_turns"` or `"usage_limits"`."""
     warned_in: int = 0
     """The last turn after which the history got a warning that the model repeats itself."""
 
@@ -256,6 +262,11 @@ class RunFacts(msgspec.Struct, eq=False):
     def usage(self) -> Usage:
         """Usage of this run and its nested runs, as a detached value."""
         return self.meter.total()
+
+    @property
+    def is_closing(self) -> bool:
+        """True while the turn that is due, or open, is the one that a limit has left for the final output."""
+        return self.closing == self.turn + (not self.turn_open)
 
     @property
     def last_response_id(self) -> str | None:

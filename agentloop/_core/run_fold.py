@@ -423,6 +423,11 @@ def _history_replaced(fold: RunFacts, record: r.HistoryReplaced) -> None:
     elif record.reason == "invalid_final_output":
         fold.invalid_outputs += 1
         fold.response = None  # it isn't a candidate for the final output any more
+    elif record.reason in ("max_turns", "usage_limits"):
+        fold.closing, fold.closed_by = record.turn + 1, record.reason
+        fold.response = None  # the application isn't asked again what its calls are worth
+    elif record.reason == "turns_left":
+        fold.nudged = True
     if record.added:
         fold.new_items.extend(record.items)
     else:

@@ -64,7 +64,8 @@ async def accept(run: LiveRun, view: TurnView | None, candidate: CheckOutput) ->
         maker = None if candidate.made_by is None else run.state.calls[candidate.made_by].call
         await _ask_again(run, faults, secret=maker is not None and run.state.gives_secret(maker))
         return None
-    return FinishedRun("completed", output)
+    stop_reason = run.state.closed_by if run.state.turn == run.state.closing else None
+    return FinishedRun("completed", output, stop_reason=stop_reason)
 
 
 async def _ask_again(run: LiveRun, faults: str, *, secret: bool = False) -> None:

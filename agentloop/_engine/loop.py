@@ -62,6 +62,7 @@ from agentloop._core.machine import (
 from agentloop._core.turn_view import TurnView
 from agentloop._engine.final_output import accept, ask_behavior, give_up
 from agentloop._engine.finish import FinishedRun, finish_segment, save_turn
+from agentloop._engine.limit_notes import answer_at_limit, may_answer_at_limit, nudge
 from agentloop._engine.model_call import call_model
 from agentloop._engine.prepare_turn import prepare_turn
 from agentloop._engine.run_result import attach_run_data
@@ -69,7 +70,7 @@ from agentloop._engine.runtime.cancel_source import record_end
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop._engine.start import RunSegment, start_segment
 from agentloop._engine.turn_calls import plan_turn, run_calls
-from agentloop.exceptions import RunTimeoutError, StateError
+from agentloop.exceptions import RunTimeoutError, StateError, UsageLimitExceeded
 from agentloop.records import TurnStarted
 
 
@@ -217,10 +218,17 @@ async def _transfer(run: LiveRun, action: Transfer) -> None:
     await save_turn(run)
 
 
-async def _give_up(run: LiveRun, action: GiveUp) -> FinishedRun:
-    """Return the end of a run that can't continue: by a handler's output, or stopped at the end of its last turn."""
-    if action.handler == "max_turns" and (ended := await _check_turn_end(run)) is not None:
-        return ended
+async def _give_up(run: LiveRun, action: GiveUp) -> FinishedRun | None:
+    """Return the end of a run that can't continue: by a handler's output, or stopped at the end of its last turn.
+
+    None if one turn is left for the final output.
+    """
+    if action.handler == "max_turns":
+        if (ended := await _check_turn_end(run)) is not None:
+            return ended
+        if may_answer_at_limit(run):
+            answer_at_limit(run, "max_turns")
+            return None
     return FinishedRun("completed", await give_up(run, action))
 
 
@@ -258,7 +266,7 @@ async def _begin_turn(run: LiveRun) -> TurnView:
         UsageLimitExceeded: a budget is spent.
         StateError: the run's secret input is not available.
     """
-    run.check_request()
+    _check_limits(run)
     if run.state.gaps:
         run.stopped_by = StateError(
             f"run {run.context.run_id} needs its secret input, which was stored as digests, or sealed by a codec that "
@@ -274,6 +282,22 @@ async def _begin_turn(run: LiveRun) -> TurnView:
     if log.journal is not None:
         await log.journal.durable()
     return view
+
+
+def _check_limits(run: LiveRun) -> None:
+    """Check that the run's budgets allow one more turn, or that it is left for the final output; say what is left.
+
+    Raises:
+        UsageLimitExceeded: a budget is spent.
+    """
+    try:
+        run.check_request()
+    except UsageLimitExceeded:
+        if run.state.turn_open or not may_answer_at_limit(run):
+            raise
+        answer_at_limit(run, "usage_limits")
+    if run.settings.config.nudge_at is not None and not run.state.turn_open:
+        nudge(run, run.settings.config.nudge_at)
 
 
 def _name_judges(run: LiveRun) -> tuple[str, ...]:

@@ -52,7 +52,7 @@ async def prepare_turn(run: LiveRun, *, answered: bool = False) -> TurnView:
         Exception: the error of an application's callable.
     """
     agent, given, prompt, history = run.agent, run.agent.instructions, run.agent.prompt, run.state.history
-    common = await _find_definitions(run)
+    common = await _find_definitions(run, answered)
     model = _find_open_model(run) or await _open_model(run)
     if common.searches:
         common = _limit_to_found(run, common, model)
@@ -90,12 +90,18 @@ async def prepare_turn(run: LiveRun, *, answered: bool = False) -> TurnView:
     )
 
 
+def _without_tools(common: Definitions) -> Definitions:
+    """Return *common* with nothing to call, for the turn that a limit has left for the final output."""
+    settings = attrs.evolve(common.settings, tool_choice=None)
+    return Definitions(tools=(), by_key={}, settings=settings, output=common.output, disabled=common.disabled)
+
+
 def _join_instructions(given: str | Sequence[str] | None) -> tuple[str | None, tuple[str, ...]]:
     """Return instructions as one text, and their parts if they come in several."""
     return (given, ()) if given is None or isinstance(given, str) else ("\n\n".join(given), tuple(given))
 
 
-async def _find_definitions(run: LiveRun) -> Definitions:
+async def _find_definitions(run: LiveRun, answered: bool) -> Definitions:
     """Return the definitions of the agent at work: those of an earlier turn, unless their parts have changed."""
     sourced: list[SourcedTools] = []
     if run.agent.toolsets or run.settings.config.toolsets:
@@ -103,7 +109,9 @@ async def _find_definitions(run: LiveRun) -> Definitions:
 
         sourced = await ask_toolsets(run)
     parts = _list_parts(run, sourced)
-    return find_prepared(run.agent, parts) or await _resolve_definitions(run, parts, sourced)
+    found = find_prepared(run.agent, parts) or await _resolve_definitions(run, parts, sourced)
+    closes = run.state.is_closing or (answered and run.state.turn == run.state.closing)
+    return _without_tools(found) if closes else found
 
 
 def _list_parts(run: LiveRun, sourced: Sequence[SourcedTools]) -> tuple[object, ...]:

@@ -457,9 +457,9 @@ class LiveRun(msgspec.Struct, eq=False, kw_only=True):
         """Check that every budget that has to pay for one more model request allows it.
 
         Raises:
-            UsageLimitExceeded: by the nearest budget that is spent.
+            UsageLimitExceeded: by the nearest budget that is spent, but for the turn left for the final output.
         """
-        run: LiveRun | None = self
+        run: LiveRun | None = None if self.state.is_closing else self
         while run is not None:
             outer = run.parent
             if run.settings.budget is not None and (outer is None or run.settings.budget is not outer.settings.budget):

@@ -65,7 +65,9 @@ def _of_record(log: ObservedLog, n: int, record: r.Record) -> Iterator[Said]:
             for item in response.items:
                 if not isinstance(item, Reasoning) and _is_new(log, n, record.path, item):
                     yield (*where, "item", *_describe_item(item))
-        case r.HistoryReplaced(reason="invalid_final_output", items=items):
+        case r.HistoryReplaced(
+            reason="invalid_final_output" | "max_turns" | "usage_limits" | "turns_left", items=items
+        ):
             yield from ((*where, "item", *_describe_item(item)) for item in items)
         case r.CallStarted(call_id=call_id):
             yield (*where, "started", call_id)

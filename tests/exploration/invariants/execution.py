@@ -194,13 +194,21 @@ def _check_attempts(log: ObservedLog, turn: ObservedTurn) -> Findings:
 
 @invariant("execution")
 def turns_fit_their_limit(log: ObservedLog) -> Findings:
-    """A run has at most `max_turns` turns; a resumed run continues the count."""
+    """A run has at most `max_turns` turns, and one for its final output where it says so; a resumed run continues the
+    count.
+    """
     for run in log.runs.values():
         for began, limit in run.limits:
             if limit is None:
                 continue
             until = log.next_segment(run.path, began)
-            over = [turn.n for turn in run.turns if began < turn.n < until and turn.number > limit]
+            left = [
+                one.turn + 1
+                for one in log.records
+                if isinstance(one, r.HistoryReplaced) and one.reason == "max_turns" and one.path == run.path
+            ]
+            most = max([limit, *left])
+            over = [turn.n for turn in run.turns if began < turn.n < until and turn.number > most]
             if over:
                 yield broken(f"a turn past max_turns={limit}", *over)
             else:
