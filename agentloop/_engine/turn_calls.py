@@ -132,7 +132,11 @@ async def run_calls(run: LiveRun, view: TurnView, plan: Plan) -> None:
         if events is not None:
             events.on_room.pop(batch.room, None)
         batch.forget()
-    await run.checkpoint()
+    try:
+        await run.checkpoint()
+    except cancelled_types():
+        batch.raise_fatal()  # a cancellation that has come since doesn't hide it
+        raise
     _accept(run, batch)
 
 

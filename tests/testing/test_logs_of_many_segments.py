@@ -46,6 +46,11 @@ FOUND: dict[str, tuple[str, ...]] = {
     "a cancellation and a deadline, and a cancellation behind a call's end": (*("new 958", "third 186", "third 1706"),),
     "a cancellation while a request is to be retried": ("other 502", "other 1670"),
     "input guardrails that settle beside a cancelled model call": ("alpha 1057", "alpha 1063", "alpha 3785"),
+    "calls of several runs that are queued under shared limits": ("segments 6323", "ci/523/segments", "third 1473"),
+    "room in a rate, and none under the cap": ("segments 6516",),
+    "answers about approvals, and a cancellation": ("alpha 2404", "alpha 2640", "alpha 3925", "alpha 5913"),
+    "a run that saves its last turn, and a cancellation": ("alpha 877", "alpha 2575", "alpha 5115"),
+    "a fatal error, and a cancellation": ("alpha 5353",),
 }
 """What coincided, and the seeds of runs in which a search found a log that wasn't accepted."""
 

@@ -39,6 +39,7 @@ from __future__ import annotations
 import math
 import re
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -47,9 +48,12 @@ import anyio
 import attrs
 
 from agentloop import records as r
+from agentloop._core.machine import CheckOutput, GiveUp, next_action
 from agentloop._engine.runtime.live_run import loop_state
 from agentloop.exceptions import ReplayDivergence
+from agentloop.limits import Limit
 from agentloop.outcomes import FROM_ABOVE
+from agentloop.testing.replaying._queue import RecordedQueue
 from agentloop.testing.replaying._recorded import (
     Call,
     Leniency,
@@ -186,9 +190,40 @@ class ReplayLog:
         self.stirred = False
         """True if `before_step` changed something before the current step: then not every task waits any more."""
         self.references: dict[Call, list[str]] = {}
+        self.limited: defaultdict[Limit, set[str]] = defaultdict(set)
+        """By shared limit of the replayed agents, the names of the tools that it limits."""
+        self.asked_before_admission = False
+        """True if guardrails on the input of tools are asked before an approval, and so before an admission."""
+        self.admissions: dict[Call, tuple[int, float | None]] = {}
+        """By call, the number of the first record that shows its admission or its end, and when it was queued."""
+        self.queue = RecordedQueue(self)
         self.restore_tools: Callable[[Path, str, Any], Any] = lambda path, place, answer: None
         """Function of the replayed agents: makes the tools that the recorded answer of a source describes."""
         self._calls_by_key = {"/".join((*path, call_id)): (path, call_id) for path, call_id in recorded.calls}
+
+    # -- calls under shared limits
+
+    def limits_of(self, path: Path, call_id: str) -> list[Limit]:
+        """Return the shared limits of a call that may not have been made yet: tools of one name have the same."""
+        tool = self.recorded.tools.get((path, call_id))
+        return [limit for limit, tools in self.limited.items() if tool in tools]
+
+    def admit_held(self) -> None:
+        """Admit the calls that have waited for the record that is due now."""
+        if not self.over and self.queue.holds_calls:
+            loop_state().pump.pump()
+
+    def _let_rates_have_room(self) -> None:
+        """Let time pass up to the moment at which a rate gets room, if the due record is later, and no timer is before.
+
+        What the waiting call lacks from then on is in its record.
+        """
+        pump = loop_state().pump
+        while 0 < (room := pump.next_room() - anyio.current_time()) < self.ahead(self.cursor):
+            if (timer := waiting().next_timer()) is not None and timer < room:
+                return
+            pass_time(room)
+            pump.pump()
 
     # -- segments and time
 
@@ -205,6 +240,8 @@ class ReplayLog:
         self.bodies_over = self.recorded.bodies_over(entry)
         self.queued = self.recorded.batches_queued(entry)
         self.stops = {"/".join(path): places for path, places in self.recorded.batches_stopped(entry).items()}
+        self.admissions = self.recorded.admissions(entry, asked_before=self.asked_before_admission)
+        self.queue = loop_state().pump.admission = RecordedQueue(self)
         self._clock_offset = self.records[entry.start].at - anyio.current_time()
 
     def wall(self) -> float:
@@ -229,6 +266,8 @@ class ReplayLog:
 
         A record counts as earlier than a timer of about the same time, since it was written a little after its event.
         """
+        if at is None:
+            self._let_rates_have_room()
         seconds = self.ahead(self.cursor) if at is None else at - self._clock_offset - anyio.current_time()
         timer = waiting().next_timer()
         if timer is not None:
@@ -400,14 +439,7 @@ class ReplayLog:
         return self._gap() <= SLACK and self._is_cut_behind(last, self.records[following])
 
     def _is_end_next(self, index: int) -> bool:
-        """Tell whether record *index* is the end of a run from outside, or one of the last steps before it.
-
-        Behind an output guardrail, where a crash has left no end, what a session saved was the run's whole result.
-        """
-        last = self.records[self.cursor - 1]
-        judged = self.entry.imagined and isinstance(last, r.GuardrailSettled) and last.stage == "output"
-        if judged and isinstance(self.records[index], r.SessionSaved):
-            return False
+        """Tell whether record *index* is the end of a run from outside, or one of the last steps before it."""
         return self._ends_from_outside(self.skip_last_steps(index))
 
     def _is_cut_behind(self, last: r.Record, following: r.Record) -> bool:
@@ -419,6 +451,8 @@ class ReplayLog:
             return imagined and self._has_calls_in_doubt(last.path)  # these would have been settled first
         if isinstance(last, r.GuardrailSettled) and last.stage == "input" and last.verdict == "passed":
             return False  # the turn continued, and came to its calls
+        if isinstance(last, r.CallbackReturned) and call_of(last) is None and isinstance(following, r.CallSettled):
+            return False  # the run had come to its calls
         answered = isinstance(last, r.GuardrailSettled | r.CallbackReturned | r.ApprovalRequested)
         return answered and is_cut_from_outside(following)
 
@@ -433,12 +467,23 @@ class ReplayLog:
     def skip_last_steps(self, index: int) -> int:
         """Return the number of the first record of its run from *index* on that isn't of the last steps of a run."""
         found = index
-        while isinstance(self.records[found], r.SessionSaved | r.CleanupCut):
+        while isinstance(self.records[found], r.SessionSaved | r.CleanupCut) and not self._has_saved_itself(found):
             following = self.recorded.first(self.recorded.paths[self.records[found].path], found + 1, self.entry.stop)
             if following is None:
                 return index
             found = following
         return found
+
+    def _has_saved_itself(self, index: int) -> bool:
+        """Tell whether the run, and not its end, wrote to the session before record *index*.
+
+        It did so if it had come to its candidate for the final output, or to its last turn: its end wouldn't.
+        """
+        record = self.records[index]
+        live = self.live_run(record.path) if isinstance(record, r.SessionSaved) else None
+        if live is None or live.state.tripped is not None:
+            return False
+        return isinstance(next_action(live.state, live.turn.view), CheckOutput | GiveUp)
 
     def before_end(self, index: int, start: int | None = None) -> int:
         """Return *index*, or the number of the first record from *start* on of an end of the run, if that is earlier.
@@ -791,7 +836,7 @@ class ReplayLog:
             self._expire_at_once()
             self.stirred = self.cursor > cursor
         key = _task_of(task) if not self.over and self.is_end_due() else None
-        if key is not None and (not self._begins(key) if key else self._is_owner_over()):
+        if key is not None and (self._is_owner_over(key) or (key and not self._begins(key))):
             self.stirred = True
             self.cause_end()
         if not self.over and _is_unstarted_cut(self.due):
@@ -801,10 +846,13 @@ class ReplayLog:
             self.insert()  # a body appended it; bodies don't run here, and nothing else gives its moment
             self.release()
 
-    def _is_owner_over(self) -> bool:
-        """Tell whether the outermost run comes to its end in the step before which its end from outside is due."""
-        following = self.next_of_run(())
-        if following is None or self._gap() > SLACK or self._bodies_to_end() or "" in self.stops:
+    def _is_owner_over(self, key: str) -> bool:
+        """Tell whether the run of the task with this *key* comes to its end in the step before which its end from
+        outside is due.
+        """
+        call = self._calls_by_key.get(key)
+        following = self.next_of_run((*call[0], call[1]) if call is not None else ()) if call or not key else None
+        if following is None or self._gap() > SLACK or self._bodies_to_end() or key in self.stops:
             return False
         return self._is_end_next(following)
 

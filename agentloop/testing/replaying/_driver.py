@@ -199,7 +199,7 @@ class _SegmentReplay:
                         effects.stop, effects.turn_is_over = stream._stop, lambda: stream.cancel("after_turn")
                         effects.cause_end = self._cause_end
                         effects.live_call = live.tree.find_call
-                        effects.live_run = lambda path: live.tree.children.get(path)
+                        effects.live_run = lambda path: live.tree.children.get(path) if path else live
                         effects.end_call = self._end_call
                         effects.expire_waiting = self._expire_waiting
                         group.start_soon(self._drive, name="agentloop replay")

@@ -506,6 +506,7 @@ class Consumer(EventBuffer):
         """
         self._effects.insert_cuts()
         self._effects.cause_end_at_once()
+        self._effects.admit_held()
 
     async def room(self) -> None:
         """Wait until the next turn of the run is due. Not a checkpoint, but raises a pending cancellation."""

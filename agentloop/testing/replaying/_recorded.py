@@ -145,6 +145,35 @@ class RecordedRun:
             for index in self.paths.get((), ())
         )
 
+    @cached_property
+    def tools(self) -> dict[Call, str]:
+        """The names of the tools that the models called, by call."""
+        return {
+            (record.path, item.call_id): item.name
+            for record in self.records
+            if isinstance(record, r.ModelResponded)
+            for item in record.response.items
+            if isinstance(item, ToolCall)
+        }
+
+    def admissions(self, entry: RecordedSegment, *, asked_before: bool) -> dict[Call, tuple[int, float | None]]:
+        """Return by call the number of the first record of *entry* that shows its admission, or the end of its wait.
+
+        With it the time at which the call was queued, if the log has it. *asked_before* is that of `shows_admission`.
+        """
+        found: dict[Call, tuple[int, float | None]] = {}
+        for call, places in self.calls.items():
+            first = self.first(
+                places,
+                entry.start,
+                entry.stop,
+                lambda one: isinstance(one, r.CallSettled) or shows_admission(one, asked_before=asked_before),
+            )
+            if first is not None:
+                started = self.first(places, first, entry.stop, lambda one: isinstance(one, r.CallStarted))
+                found[call] = first, None if started is None else self.records[started].queued_at  # type: ignore[union-attr]
+        return found
+
     def bodies_over(self, entry: RecordedSegment) -> dict[Call, int]:
         """Return, for each body whose end has no record, the number of the first record of *entry* after that end.
 
@@ -276,6 +305,18 @@ def _is_raised(record: r.Record) -> bool:
     outcome = record.outcome  # type: ignore[union-attr]  # as its kind says
     cancelled = outcome.status == "cancelled" and outcome.cancelled_by in ("tool", "caller")
     return outcome.output is None and (cancelled or outcome.status in ("failed", "timed_out"))
+
+
+def shows_admission(record: r.Record, *, asked_before: bool) -> bool:
+    """Tell whether the call of *record* had been admitted: it has started, or its guardrails were asked.
+
+    With *asked_before* they are asked before an approval, and so before an admission.
+    """
+    if isinstance(record, r.GuardrailSettled):
+        return record.stage == "tool_input" and not asked_before
+    if isinstance(record, r.CallSettled):  # a call whose arguments don't fit never starts, and was admitted
+        return record.outcome.status == "failed" and record.outcome.started_at is None
+    return isinstance(record, r.CallStarted)
 
 
 def is_cut_from_outside(record: r.Record) -> bool:

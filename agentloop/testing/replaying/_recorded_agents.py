@@ -8,7 +8,7 @@ replaced. Limits are copied, so that other runs hold nothing of them.
 from __future__ import annotations
 
 import json
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from decimal import Decimal
@@ -33,7 +33,7 @@ from agentloop.model_events import ModelEvent, ModelFeature, ModelRequest
 from agentloop.settings import ModelSettings
 from agentloop.testing.replaying._comparison import SLACK
 from agentloop.testing.replaying._effects import ReplayEffects
-from agentloop.testing.replaying._recorded import FROM_OUTSIDE, Call, Path, RecordedSegment
+from agentloop.testing.replaying._recorded import FROM_OUTSIDE, Call, Path, RecordedSegment, shows_admission
 from agentloop.testing.scripted import ALL_FEATURES
 from agentloop.tools import AgentCall, FunctionTool, PythonBody, RawBody, ToolSearch
 
@@ -189,14 +189,10 @@ class RecordedAgents:
         self._effects = effects
         self._agents: dict[int, Agent[Any, Any]] = {}
         self._limits: dict[int, Any] = {}
-        self._rated: defaultdict[Rate, set[str]] = defaultdict(set)
-        """The names of the tools that each copied rate is a limit of."""
         self._hooks = HooksOfAgents(effects)
         self._sourced: dict[tuple[Path, str], SourcedTools] = {}
         self._described_limits: dict[tuple[Any, ...], Capacity | Rate] = {}
         self._charged: r.ModelResponded | None = None
-        self._asked_before_admission = False
-        """True if guardrails on the input of tools are asked before an approval, and so before an admission."""
         effects.restore_tools = self._restore_tools
 
     def agent(self, given: Agent[Any, Any]) -> Agent[Any, Any]:
@@ -217,7 +213,7 @@ class RecordedAgents:
         """Return a copy of *given* for a replay: with these effects and recorded prices, without instruments."""
         model = given.model if isinstance(given.model, str) or given.model is None else self._close_model(given.model)
         if given.tool_execution.pre_approval_tool_input_guardrails:
-            self._asked_before_admission = True
+            self._effects.asked_before_admission = True
         return attrs.evolve(
             given,
             model=model,
@@ -286,19 +282,20 @@ class RecordedAgents:
         }
         for option, make in _GUARDRAILS.items():
             options[option] = [make(_refuse_body, name=guard) for guard in described.get(option, ())]
-        options["capacity"] = [self._restore_limit(one) for one in described.get("capacity", ())]
+        options["capacity"] = [self._restore_limit(one, name) for one in described.get("capacity", ())]
         if "cost" in described:
             options["cost"] = self._make_cost(name)
         return FunctionTool(body=RawBody(_refuse_body, self._make_check(name)), on_invoke_tool=_refuse_body, **options)
 
-    def _restore_limit(self, described: list[Any]) -> Capacity | Rate:
-        """Return the limit of this kind, name and size: tools that shared one share it again."""
+    def _restore_limit(self, described: list[Any], tool: str) -> Capacity | Rate:
+        """Return the limit of this kind, name and size of *tool*: tools that shared one share it again."""
         key = tuple(described)
         found = self._described_limits.get(key)
         if found is None:
             kind, name, *size = described
             found = Rate(size[0], size[1], name) if kind == "rate" else Capacity(size[0], name)
             self._described_limits[key] = found
+        self._effects.limited[found].add(tool)
         return found
 
     def forget_rates(self, entry: RecordedSegment) -> None:
@@ -307,20 +304,16 @@ class RecordedAgents:
         A resume in the same process has the same rates; in another process they begin anew, and then *entry* may have
         more starts than the rates would have left it.
         """
-        records = self._effects.whole.records
-        tools = {
-            (record.path, item.call_id): item.name
-            for record in records
-            if isinstance(record, r.ModelResponded)
-            for item in record.response.items
-            if isinstance(item, ToolCall)
-        }
-        for rate, names in self._rated.items():
+        records, tools = self._effects.whole.records, self._effects.whole.tools
+        for rate, names in self._effects.limited.items():
+            if not isinstance(rate, Rate):
+                continue
             starts: deque[float] = deque(maxlen=rate.count)
             counted: set[Call] = set()
             for index, record in enumerate(records[: entry.stop]):
                 call: Any = (record.path, getattr(record, "call_id", None))
-                if tools.get(call) not in names or not self._shows_admission(record):
+                asked_before = self._effects.asked_before_admission
+                if tools.get(call) not in names or not shows_admission(record, asked_before=asked_before):
                     continue
                 if call in counted and getattr(record, "attempt", 1) == 1:
                     continue
@@ -331,14 +324,6 @@ class RecordedAgents:
                     counted.add(call)
                     starts.append(record.at)
 
-    def _shows_admission(self, record: r.Record) -> bool:
-        """Tell whether the call of *record* had been admitted: it has started, or its guardrails were asked."""
-        if isinstance(record, r.GuardrailSettled):
-            return record.stage == "tool_input" and not self._asked_before_admission
-        if isinstance(record, r.CallSettled):  # a call whose arguments don't fit never starts, and was admitted
-            return record.outcome.status == "failed" and record.outcome.started_at is None
-        return isinstance(record, r.CallStarted)
-
     def _copy_limit(self, given: Capacity | Rate, tool: str) -> Capacity | Rate:
         """Return the copy of a limit of *tool*: of the same size, and used by no other run."""
         found: Any = self._limits.get(id(given))
@@ -348,8 +333,7 @@ class RecordedAgents:
             else:
                 found = Capacity(given.total_tokens, given.name)
             self._limits[id(given)] = found
-        if isinstance(found, Rate):
-            self._rated[found].add(tool)
+        self._effects.limited[found].add(tool)
         return found  # type: ignore[no-any-return]
 
     # -- recorded costs

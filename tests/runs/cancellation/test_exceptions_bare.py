@@ -13,6 +13,7 @@ from kit.watching import Watch
 
 from agentloop import MaxTurnsExceeded, ModelBehaviorError, RunHooks, Runner, ToolCallError, UserError, tool
 from agentloop import events as ev
+from agentloop import records as r
 from agentloop.testing import call, fail
 
 
@@ -52,6 +53,42 @@ async def test_fatal_exception_of_a_body_leaves_bare(run_mode: Run, kind: type[B
     assert set(watch.endings().values()) <= {("failed", None), ("cancelled", "sibling")}
     assert len(watch.endings()) == 1 + siblings
     assert watch.end == "failed"
+
+
+@pytest.mark.parametrize("nested", [False, True])
+async def test_a_cancellation_at_any_record_does_not_hide_a_fatal_exception_before_it(
+    run_mode: Run, nested: bool
+) -> None:
+    """A body has raised it, and the run is cancelled at each of the records that follow: it leaves all the same."""
+
+    async def end_at(place: int) -> tuple[bool, Watch]:
+        error = Fatal("stop")
+        agent = make_agent([raising(error)], call("fails"))
+        if nested:
+            agent = make_agent([agent.as_tool("inner")], call("inner", {"input": "go"}))
+        ended: list[str] = []
+        with anyio.CancelScope() as scope:
+
+            class Cancels(Watch):
+                def on_record(self, record: r.Record) -> None:
+                    super().on_record(record)
+                    if isinstance(record, r.BodyEnded) or ended:
+                        ended.append(type(record).__name__)
+                        if len(ended) == place:
+                            scope.cancel()
+
+            watch = Cancels()
+            with pytest.raises(Fatal) as caught:
+                await run_mode(agent, "go", run_config=configure_run(watch))
+            assert caught.value is error, ended
+        return len(ended) < place, watch
+
+    place, over = 1, False
+    while not over:
+        over, watch = await end_at(place)
+        assert {end.status for end in watch.of(r.RunEnded)} == {"failed"}
+        place += 1
+    assert place > 3
 
 
 @pytest.mark.real_clock
