@@ -48,7 +48,9 @@ FOUND: dict[str, tuple[str, ...]] = {
     "input guardrails that settle beside a cancelled model call": ("alpha 1057", "alpha 1063", "alpha 3785"),
     "calls of several runs that are queued under shared limits": ("segments 6323", "ci/523/segments", "third 1473"),
     "room in a rate, and none under the cap": ("segments 6516",),
-    "answers about approvals, and a cancellation": ("alpha 2404", "alpha 2640", "alpha 3925", "alpha 5913"),
+    "answers about approvals, and a cancellation": (
+        *("alpha 2404", "alpha 2640", "alpha 3925", "alpha 5913", "beta 20", "beta 516"),
+    ),
     "a run that saves its last turn, and a cancellation": ("alpha 877", "alpha 2575", "alpha 5115"),
     "a fatal error, and a cancellation": ("alpha 5353",),
 }

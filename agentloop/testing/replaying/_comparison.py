@@ -436,23 +436,23 @@ class ReplayLog:
         following = self.next_of_run(path)
         if following is None or self._is_end_next(following):
             return True
-        return self._gap() <= SLACK and self._is_cut_behind(last, self.records[following])
+        return self._gap() <= SLACK and self._is_cut_behind(last, following)
 
     def _is_end_next(self, index: int) -> bool:
         """Tell whether record *index* is the end of a run from outside, or one of the last steps before it."""
         return self._ends_from_outside(self.skip_last_steps(index))
 
-    def _is_cut_behind(self, last: r.Record, following: r.Record) -> bool:
+    def _is_cut_behind(self, last: r.Record, index: int) -> bool:
         """Tell whether the end of a run came in the step that appended *last*: a question was answered, or the run was
-        resumed, and what follows in the run is that it was cut.
+        resumed, and what follows in the run, with record *index*, is that it was cut.
         """
+        following, imagined = self.records[index], index >= self.entry.stop - self.entry.imagined
         if isinstance(last, r.RunResumed):
-            imagined = self.entry.stop - self.entry.imagined <= (self.next_of_run(last.path) or 0)
             return imagined and self._has_calls_in_doubt(last.path)  # these would have been settled first
         if isinstance(last, r.GuardrailSettled) and last.stage == "input" and last.verdict == "passed":
             return False  # the turn continued, and came to its calls
         if isinstance(last, r.CallbackReturned) and call_of(last) is None and isinstance(following, r.CallSettled):
-            return False  # the run had come to its calls
+            return imagined  # else the run had come to its calls
         answered = isinstance(last, r.GuardrailSettled | r.CallbackReturned | r.ApprovalRequested)
         return answered and is_cut_from_outside(following)
 
