@@ -238,7 +238,8 @@ class RunConfig(ByFields):
         output_store: The store for outputs longer than `max_output_chars`: `put(call, data) -> ref`.
         timeout: Seconds for each run segment (start or resume); after that the run ends with `RunTimeoutError`.
         limits: `UsageLimits` of the run, nested runs included.
-        price: `(model name, RequestUsage) -> Decimal`, the cost of one request.
+        price: `(model name, RequestUsage) -> Decimal`, the cost of one request; or `agentloop.models.prices()`, which
+            knows the prices of well-known models.
         hosted_price: `(model name, HostedToolCall) -> Decimal`, the provider's fee for one call of a tool that it runs
             itself. The call has been made when it is priced, so a limit refuses the next request and not the call.
         at_limit: What a run does when `max_turns` or a limit of `limits` leaves no further request: `"raise"`, or

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import deepcopy
+from decimal import Decimal
 from typing import Any, ClassVar
 
 from msgspec.structs import force_setattr
@@ -50,7 +51,9 @@ class RequestUsage(NotedValue, frozen=True, kw_only=True, gc=False):
 
 class Usage(Value, frozen=True, kw_only=True, gc=False):
     """Sums over requests. `requests` counts failed attempts, too, also those of a `FallbackModel` that
-    has answered; `entries` lists the requests that reported tokens."""
+    has answered; `entries` lists the requests that reported tokens. `cost` is the price of the requests, with the fees
+    for tools that the provider ran (`RunConfig.price`, `RunConfig.hosted_price`); None where nothing has a price.
+    What calls cost (`tool(cost=…)`) is in `RunResult.cost` only."""
 
     requests: int = 0
     input_tokens: int = 0
@@ -61,6 +64,7 @@ class Usage(Value, frozen=True, kw_only=True, gc=False):
     reasoning_tokens: int = 0
     audio_tokens: int = 0
     entries: tuple[RequestUsage, ...] = ()
+    cost: Decimal | None = None
 
     def __add__(self, other: Usage) -> Usage:
         if not isinstance(other, Usage):
@@ -75,4 +79,5 @@ class Usage(Value, frozen=True, kw_only=True, gc=False):
             reasoning_tokens=self.reasoning_tokens + other.reasoning_tokens,
             audio_tokens=self.audio_tokens + other.audio_tokens,
             entries=self.entries + other.entries,
+            cost=self.cost if other.cost is None else other.cost + (self.cost or 0),
         )

@@ -230,7 +230,7 @@ def test_the_package_imports_only_what_it_declares(graph: dict[str, set[str]]) -
     """
     declared = {"anyio", "attr", "attrs", "cattrs", "httpx", "msgspec", "sniffio"}
     extras = {"trio", "xllamacpp", "cryptography", "click", "rich", "pydantic", "pytest", "hypothesis", "websockets"}
-    extras |= {"psycopg"}
+    extras |= {"psycopg", "genai_prices"}
     extras |= {"h11"}  # of the extra `cli`
     extras |= {"mcp", "httpx2", "jsonschema", "referencing"}  # of the extra `mcp` and what it brings
     extras |= {"temporalio"}
@@ -249,7 +249,7 @@ def _tops(targets: set[str]) -> set[str]:
 
 # ------------------------------------------------------------------------------------ sizes
 
-MOST_LINES = {("_core", "_engine"): 9_010, ("_concurrency",): 750, ("_storage",): 1_400}
+MOST_LINES = {("_core", "_engine"): 9_045, ("_concurrency",): 750, ("_storage",): 1_400}
 """The most lines of code that these rooms may have together. What grows them says in its commit for what; a feature
 that needs no step of the loop is an outer room."""
 

@@ -9,6 +9,7 @@ import hashlib
 from collections import Counter, deque
 from collections.abc import Sequence
 from copy import copy
+from decimal import Decimal
 from itertools import takewhile
 from typing import Any, Self
 
@@ -35,6 +36,18 @@ _SHALLOW = (
 """The lists and dictionaries of a fold with entries that never change."""
 
 
+def sum_costs(costs: Sequence[str]) -> Decimal | None:
+    """Return the sum of *costs*; None if there are none, or one of a stored log isn't a number.
+
+    The run's budget refuses such a log when it is resumed.
+    """
+    try:
+        cost = sum(map(Decimal, costs), Decimal(0))
+    except ArithmeticError:
+        return None
+    return cost if costs and cost.is_finite() else None
+
+
 class UsageMeter(msgspec.Struct, eq=False):
     """Sums of usage, owned by one fold and grown in place; `total` returns them as a value."""
 
@@ -47,9 +60,13 @@ class UsageMeter(msgspec.Struct, eq=False):
     reasoning_tokens: int = 0
     audio_tokens: int = 0
     entries: Sequence[RequestUsage] = ()
+    costs: Sequence[str] = ()
+    """The costs of requests, as decimal numbers."""
 
-    def add(self, usage: RequestUsage | None) -> None:
+    def add(self, usage: RequestUsage | None, cost: str | None = None) -> None:
         """Count one request, or the attempts that *usage* tells. Without *usage* only `requests` grows."""
+        if cost is not None:
+            self.costs = append_to(self.costs, cost)
         if usage is None:
             self.requests += 1
             return
@@ -76,6 +93,7 @@ class UsageMeter(msgspec.Struct, eq=False):
             reasoning_tokens=self.reasoning_tokens,
             audio_tokens=self.audio_tokens,
             entries=tuple(self.entries),
+            cost=sum_costs(self.costs),
         )
 
 
@@ -245,6 +263,8 @@ class RunFacts(msgspec.Struct, eq=False):
         fold.responses, fold.meter = self.responses[:], copy(self.meter)
         if isinstance(self.meter.entries, list):
             fold.meter.entries = self.meter.entries[:]
+        if isinstance(self.meter.costs, list):
+            fold.meter.costs = self.meter.costs[:]
         fold.calls = {call_id: copy(call) for call_id, call in self.calls.items()}
         fold.batch = [fold.calls[call.call.call_id] for call in self.batch] or ()
         if self.released_late is not None:

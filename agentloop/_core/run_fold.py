@@ -139,7 +139,7 @@ def _model_responded(fold: RunFacts, record: r.ModelResponded) -> None:
     fold.turn_open = False
     if record.turn > 1 and not fold.input_accepted:
         _accept(fold)  # only in the first turn may the model answer before the input guardrails have
-    fold.meter.add(response.usage)
+    fold.meter.add(response.usage, record.cost)
     fold.responses.append(response)
     kept, fold.conflict = drop_repeats(response.items, fold.calls, fold.handoffs, fold.limits)
     for item in kept:
@@ -546,14 +546,14 @@ class RunFold(RunFacts, eq=False):
             assert outer is not None  # a nested run's first record follows those of the run around it
             fold = outer.nest(record.path[-1], outer.limits)
         if isinstance(record, r.ModelResponded):
-            self._meter_below(record.path, record.response.usage)
+            self._meter_below(record.path, record.response.usage, record.cost)
         elif isinstance(record, r.ModelFailed) and record.counted:
             self._meter_below(record.path, record.usage)
         return fold
 
-    def _meter_below(self, path: tuple[str, ...], usage: RequestUsage | None) -> None:
+    def _meter_below(self, path: tuple[str, ...], usage: RequestUsage | None, cost: str | None = None) -> None:
         """Count a request of the run at *path* for this run and those between: a run's usage is its subtree's."""
         fold = self
         for step in path[len(self.path) :]:
-            fold.meter.add(usage)
+            fold.meter.add(usage, cost)
             fold = fold.nested[step]

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 from functools import partial
-from typing import assert_never
+from typing import Literal, assert_never
 
 import anyio
 import anyio.lowlevel
@@ -62,7 +62,6 @@ from agentloop._core.machine import (
 from agentloop._core.turn_view import TurnView
 from agentloop._engine.final_output import accept, ask_behavior, give_up
 from agentloop._engine.finish import FinishedRun, finish_segment, save_turn
-from agentloop._engine.limit_notes import answer_at_limit, may_answer_at_limit, nudge
 from agentloop._engine.model_call import call_model
 from agentloop._engine.prepare_turn import prepare_turn
 from agentloop._engine.run_result import attach_run_data
@@ -226,8 +225,7 @@ async def _give_up(run: LiveRun, action: GiveUp) -> FinishedRun | None:
     if action.handler == "max_turns":
         if (ended := await _check_turn_end(run)) is not None:
             return ended
-        if may_answer_at_limit(run):
-            answer_at_limit(run, "max_turns")
+        if _answers_at_limit(run, "max_turns"):
             return None
     return FinishedRun("completed", await give_up(run, action))
 
@@ -293,11 +291,21 @@ def _check_limits(run: LiveRun) -> None:
     try:
         run.check_request()
     except UsageLimitExceeded:
-        if run.state.turn_open or not may_answer_at_limit(run):
+        if run.state.turn_open or not _answers_at_limit(run, "usage_limits"):
             raise
-        answer_at_limit(run, "usage_limits")
     if run.settings.config.nudge_at is not None and not run.state.turn_open:
+        from agentloop._engine.turn_end import nudge
+
         nudge(run, run.settings.config.nudge_at)
+
+
+def _answers_at_limit(run: LiveRun, limit: Literal["max_turns", "usage_limits"]) -> bool:
+    """Tell whether the run has one more turn for its final output, which it then has been told."""
+    if run.settings.config.at_limit == "raise":
+        return False
+    from agentloop._engine.turn_end import answer_at_limit
+
+    return answer_at_limit(run, limit)
 
 
 def _name_judges(run: LiveRun) -> tuple[str, ...]:

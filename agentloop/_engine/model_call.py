@@ -32,7 +32,7 @@ from agentloop._engine.runtime.cancel_source import record_end
 from agentloop._engine.runtime.live_run import LiveRun, seconds_to_deadline
 from agentloop.abc import Model
 from agentloop.budget import Budget, to_amount
-from agentloop.config import ModelInputData, ModelInputFilter
+from agentloop.config import ModelInputData, ModelInputFilter, Price
 from agentloop.exceptions import ModelBehaviorError, ModelTimeoutError, ModelTransportError, UserTypeError
 from agentloop.items import (
     AssistantMessage,
@@ -72,11 +72,12 @@ async def call_model(run: LiveRun, view: TurnView) -> None:
     run.context.turn_input = request.items
     await run.call_hooks("llm_start", run.agent, request.system, request.items)
     await run.checkpoint()  # a request that is never made must not be counted
+    price = None if run.settings.budget is None else _find_price(run, view.model)
     response, first_delta_at = await _request_response(run, view, request)
     items = _classify_items(run, view, response.items)
     if items is not response.items:
         response = response.replace(items=items)
-    cost = None if run.settings.budget is None else _charge(run, run.settings.budget, view, response)
+    cost = None if run.settings.budget is None else _charge(run, run.settings.budget, price, view, response)
     path, turn, at = run.state.path, run.state.turn, run.tree.log.wall()
     run.tree.log.append(ModelResponded(path, turn, at, response, cost=cost, first_delta_at=first_delta_at))
     if run.state.conflict is not None:
@@ -199,12 +200,23 @@ async def _choose_retry_delay(run: LiveRun, request: ModelRequest, error: Except
     )
 
 
-def _charge(run: LiveRun, budget: Budget, view: TurnView, response: ModelResponse) -> str | None:
+def _find_price(run: LiveRun, model: Model) -> Price | None:
+    """Return the function that prices requests to *model*; None if there is none.
+
+    Raises:
+        UserError: prices by provider and model are given, and *model* isn't among them.
+    """
+    price = run.price
+    for_model = getattr(price, "for_model", None)
+    return price if for_model is None else for_model(model)
+
+
+def _charge(run: LiveRun, budget: Budget, price: Price | None, view: TurnView, response: ModelResponse) -> str | None:
     """Charge the request and the provider's fees for its hosted calls to *budget*; return the sum as text.
 
     None if nothing of it has a price: there is no function for it, or the response has no usage.
     """
-    name, costs, price = _find_priced_name(view.model, response), list[Decimal](), run.price
+    name, costs = _find_priced_name(view.model, response), list[Decimal]()
     if response.usage is None:
         if run.state.turn == 1 and (price is not None or budget.counts_tokens):
             logger.warning("model %s told no usage, so limits on tokens and cost don't count its requests", name)

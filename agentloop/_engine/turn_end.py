@@ -1,15 +1,26 @@
-"""The checks at the end of a turn: conditions that stop the run, and loops of equal calls by the model."""
+"""The checks at the end of a turn: conditions that stop the run, loops of equal calls by the model, limits.
+
+Decisions:
+
+An answer at a limit is a turn. The note that asks for it is a record (`HistoryReplaced`, with the limit as its reason),
+from which the fold knows the last turn's number (`closing`). So the definitions of that turn, the budget and a resumed
+run know it without a word from the configuration. Rejected: `tool_choice="none"` with the tools shown, which some
+servers don't know.
+"""
 
 from __future__ import annotations
 
 from functools import partial
+from typing import Literal
 
 from agentloop._engine.runtime.callbacks import call_user
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.conditions import Condition, ConditionView, Fired
 from agentloop.exceptions import ToolLoopDetected
-from agentloop.items import AssistantMessage, SystemMessage, ToolOutput
+from agentloop.items import AssistantMessage, SystemMessage, ToolOutput, UserMessage
 from agentloop.records import HistoryReplaced
+
+ANSWER_NOW = "A limit of this run is reached, and you have no tools any more. Answer now with what you have."
 
 
 async def find_stop_condition(run: LiveRun, condition: Condition) -> Fired | None:
@@ -59,3 +70,27 @@ def check_loop(run: LiveRun, limit: int) -> None:
         text = f"Tool {tool} has given the same result {count} times for the same arguments. Do something else."
         warning = HistoryReplaced(*run.here(), "loop_warning", len(state.history), (SystemMessage(text),), added=True)
         run.tree.log.append(warning)
+
+
+def answer_at_limit(run: LiveRun, limit: Literal["max_turns", "usage_limits"]) -> bool:
+    """Leave the run one turn, without tools, for its final output, and tell the model so; False if it has had that."""
+    if run.state.closing:
+        return False
+    run.stopped_by = None
+    _tell(run, limit, ANSWER_NOW)
+    return True
+
+
+def nudge(run: LiveRun, share: float) -> None:
+    """Tell the model once how many turns are left, if that *share* of all turns is over."""
+    state = run.state
+    if state.max_turns is None or state.nudged or state.closing:
+        return
+    left = state.max_turns - state.turn
+    if left == 1 or state.turn >= share * state.max_turns:
+        _tell(run, "turns_left", f"{left} turn{'s' * (left > 1)} left. Give your final answer by then.")
+
+
+def _tell(run: LiveRun, reason: str, text: str) -> None:
+    note = HistoryReplaced(*run.here(), reason, len(run.state.history), (UserMessage(text),), added=True)
+    run.tree.log.append(note)

@@ -107,7 +107,9 @@ def item_from_json(data: Mapping[str, Any], *, codec: Codec | None = None) -> i.
 
 
 def _usage_to_json(usage: Usage, secrets: Secrets) -> dict[str, Any]:
-    counts = {name: count for name, count in msgspec.structs.asdict(usage).items() if name != "entries"}
+    counts = {name: count for name, count in msgspec.structs.asdict(usage).items() if name not in ("entries", "cost")}
+    if usage.cost is not None:
+        counts["cost"] = f"{usage.cost:f}"
     return {**counts, "entries": [part_to_json(entry, secrets) for entry in usage.entries]}
 
 

@@ -31,6 +31,7 @@ from agentloop.model_events import (
 if TYPE_CHECKING:
     from agentloop.models._codec import Decoder, HttpCodec, Vendor
     from agentloop.models._http_model import HttpModel
+    from agentloop.models._prices import Prices, prices
     from agentloop.models.anthropic import AnthropicModel
     from agentloop.models.fallback import FallbackModel
     from agentloop.models.local import LocalModel
@@ -63,6 +64,7 @@ __all__ = [
     "OpenAIChatModel",
     "OpenAIResponsesModel",
     "OutputSchema",
+    "Prices",
     "Raw",
     "RealtimeModel",
     "ReasoningDelta",
@@ -72,6 +74,7 @@ __all__ = [
     "ToolDefinition",
     "Vendor",
     "WrapperModel",
+    "prices",
 ]
 
 _LAZY = {
@@ -86,9 +89,11 @@ _LAZY = {
     "OCIModel": "oci",
     "OpenAIChatModel": "openai_chat",
     "OpenAIResponsesModel": "openai_responses",
+    "Prices": "_prices",
     "RealtimeModel": "realtime",
     "Vendor": "_codec",
     "WrapperModel": "wrapper",
+    "prices": "_prices",
 }
 
 __getattr__: Callable[[str], Any] = import_at_first_use(globals(), _LAZY)

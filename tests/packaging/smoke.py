@@ -245,6 +245,14 @@ def check_pydantic() -> None:
     assert Runner.run_sync(Agent("reporter", model=model, output_type=Weather), "Where?").final_output.city == "Oslo"
 
 
+def check_prices() -> None:
+    """The price of a request to a well-known model."""
+    from agentloop import RequestUsage
+    from agentloop.models import prices
+
+    require(prices()("gpt-5-nano", RequestUsage(input_tokens=1_000)) > 0, "no price")
+
+
 def check_local() -> None:
     """The engine is there; without weights the model says how to get them."""
     from agentloop import UserError
@@ -268,6 +276,7 @@ CHECKS: dict[str, Callable[[], None]] = {
     "oci": check_oci,
     "otel": check_otel,
     "postgres": check_postgres,
+    "prices": check_prices,
     "pydantic": check_pydantic,
     "realtime": check_realtime,
     "temporal": check_temporal,

@@ -32,7 +32,7 @@ from agentloop import (
 from agentloop import events as ev
 from agentloop import records as r
 from agentloop import testing as t
-from agentloop._engine.limit_notes import ANSWER_NOW
+from agentloop._engine.turn_end import ANSWER_NOW
 from agentloop.items import ToolCall, UserMessage
 from agentloop.journal import MemoryJournal
 from agentloop.sessions import MemorySession
