@@ -136,7 +136,7 @@ async def test_nested_runs_and_calls_are_in_the_cost(run_mode: Run) -> None:
     assert (result.usage.cost, result.cost) == (Decimal("0.01"), Decimal("3.01"))
     assert result.to_json()["usage"]["cost"] == "0.010"
     state = RunState.from_json(outer, result.to_state().to_json())
-    assert state.fold.usage.cost == Decimal("0.01")
+    assert state._fold.usage.cost == Decimal("0.01")
 
 
 @pytest.mark.scenario("LM-01")
