@@ -122,6 +122,7 @@ async def run_calls(run: LiveRun, view: TurnView, plan: Plan) -> None:
             except cancelled_types():
                 await batch.end_cancelled()  # noqa: ASYNC120 - shielded inside
                 raise
+        await run.checkpoint()
     except BaseException as error:
         if is_closing(task):
             batch.close()
@@ -132,11 +133,6 @@ async def run_calls(run: LiveRun, view: TurnView, plan: Plan) -> None:
         if events is not None:
             events.on_room.pop(batch.room, None)
         batch.forget()
-    try:
-        await run.checkpoint()
-    except cancelled_types():
-        batch.raise_fatal()  # a cancellation that has come since doesn't hide it
-        raise
     _accept(run, batch)
 
 

@@ -53,6 +53,8 @@ FOUND: dict[str, tuple[str, ...]] = {
     ),
     "a run that saves its last turn, and a cancellation": ("alpha 877", "alpha 2575", "alpha 5115"),
     "a fatal error, and a cancellation": ("alpha 5353",),
+    "a crash right after a cancellation of calls that have verdicts": ("beta 1642",),
+    "calls of two runs, cancelled before their first steps": ("beta 2451",),
 }
 """What coincided, and the seeds of runs in which a search found a log that wasn't accepted."""
 

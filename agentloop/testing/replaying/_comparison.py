@@ -278,7 +278,12 @@ class ReplayLog:
     @property
     def due(self) -> r.Record | None:
         """The due record, or None at the end of the segment."""
-        return self.records[self.cursor] if self.cursor < self.entry.stop - self.entry.imagined else None
+        return self.records[self.cursor] if self.cursor < self._end else None
+
+    @property
+    def _end(self) -> int:
+        """The number of records up to the end of the segment, without imagined ones."""
+        return self.entry.stop - self.entry.imagined
 
     # -- the log
 
@@ -366,15 +371,21 @@ class ReplayLog:
         # or the next segment is queued. The owner skips calls in its own step, so `before_step` does that here.
         if self.due is not None and self.due.path != self.records[self.cursor - 1].path:
             self._expire_at_once()
-        while not self.over and self.is_end_due() and self.cursor not in self.waiting and not self._has_calls_to_see():
-            settling = isinstance(self.records[self.cursor - 1], r.CallSettled | r.CleanupCut) and self._gap() <= SLACK
-            if not settling and not self._does_nothing_more() and not self._is_last_call_over():
-                break
+        while not self.over and self.is_end_due() and self._comes_at_once():
             cursor = self.cursor
             self.come_up()
             self.cause_end()
             if self.cursor == cursor:
                 break
+
+    def _comes_at_once(self) -> bool:
+        """Tell whether the due cancellation came before any other step of a task than the current one."""
+        if not self.entry.ended and self.cursor + 1 == self._end:
+            return True  # a crash came right after it: no other step has left a record
+        if self.cursor in self.waiting or self._has_calls_to_see():
+            return False
+        settling = isinstance(self.records[self.cursor - 1], r.CallSettled | r.CleanupCut) and self._gap() <= SLACK
+        return settling or self._does_nothing_more() or self._is_last_call_over()
 
     def _expire_at_once(self) -> None:
         """Settle the calls that the due records show to have waited too long, if they came soon after the last one."""
@@ -434,35 +445,24 @@ class ReplayLog:
         if around is not None and around.outcome.status == "timed_out" and self.next_of_run(path) is None:
             return False
         following = self.next_of_run(path)
-        if following is None or self._is_end_next(following):
+        if following is None or following >= self._end or self._is_end_next(following):
             return True
-        return self._gap() <= SLACK and self._is_cut_behind(last, following)
+        return self._gap() <= SLACK and self._is_cut_behind(last, self.records[following])
 
     def _is_end_next(self, index: int) -> bool:
         """Tell whether record *index* is the end of a run from outside, or one of the last steps before it."""
         return self._ends_from_outside(self.skip_last_steps(index))
 
-    def _is_cut_behind(self, last: r.Record, index: int) -> bool:
-        """Tell whether the end of a run came in the step that appended *last*: a question was answered, or the run was
-        resumed, and what follows in the run, with record *index*, is that it was cut.
+    def _is_cut_behind(self, last: r.Record, following: r.Record) -> bool:
+        """Tell whether the end of a run came in the step that appended *last*: a question was answered, and what
+        follows in the run is that it was cut.
         """
-        following, imagined = self.records[index], index >= self.entry.stop - self.entry.imagined
-        if isinstance(last, r.RunResumed):
-            return imagined and self._has_calls_in_doubt(last.path)  # these would have been settled first
         if isinstance(last, r.GuardrailSettled) and last.stage == "input" and last.verdict == "passed":
             return False  # the turn continued, and came to its calls
         if isinstance(last, r.CallbackReturned) and call_of(last) is None and isinstance(following, r.CallSettled):
-            return imagined  # else the run had come to its calls
+            return False  # so it did here
         answered = isinstance(last, r.GuardrailSettled | r.CallbackReturned | r.ApprovalRequested)
         return answered and is_cut_from_outside(following)
-
-    def _has_calls_in_doubt(self, path: Path) -> bool:
-        """Tell whether the body of a call was under way in the run at *path* when an earlier segment was cut off."""
-        for (of, call_id), places in self.recorded.calls.items():
-            before = places[: bisect_left(places, self.entry.start)] if of == path else ()
-            if before and isinstance(self.records[before[-1]], r.CallStarted):
-                return (*path, call_id) not in self.recorded.paths
-        return False
 
     def skip_last_steps(self, index: int) -> int:
         """Return the number of the first record of its run from *index* on that isn't of the last steps of a run."""
@@ -517,7 +517,7 @@ class ReplayLog:
         order = {call.call.call_id: index for index, call in enumerate(state.batch)} if state is not None else {}
         if self.over or any(has_started(one, self.entry.start) for one in order if (path, one) in calls):
             return True  # calls of an earlier run segment continue without a second start
-        cut: list[tuple[int, float]] = []
+        cut: list[tuple[int, int, float]] = []
         expired = -1
         for place in places[bisect_left(places, self.cursor) : bisect_left(places, self.entry.stop)]:
             record: Any = self.records[place]
@@ -529,14 +529,23 @@ class ReplayLog:
                 continue
             if not isinstance(record, r.CallSettled) or record.outcome.status != "cancelled":
                 return True
-            cut.append((order.get(record.call_id, 0), record.outcome.cancelled_at or 0.0))
-        # Waiting calls are settled in model order when the batch is stopped. If one comes after a later one, calls had
-        # been admitted, and were cancelled before their first step; so if one noticed the end of the run before.
-        stopped_at = max((at for _, at in cut), default=0.0)
-        if any(index < expired for index, _ in cut) or self._is_left_before(expired, state, path):
+            cut.append((order.get(record.call_id, 0), place, record.outcome.cancelled_at or 0.0))
+        if any(index < expired for index, *_ in cut) or self._is_left_before(expired, state, path):
             return True  # it had been queued as long, so it would have expired too
-        in_order = all(one < other for (one, _), (other, _) in pairwise(cut))
-        return not in_order or any(at < stopped_at for _, at in cut)
+        return not self._is_cut_in_one_step(cut)
+
+    def _is_cut_in_one_step(self, cut: Sequence[tuple[int, int, float]]) -> bool:
+        """Tell whether calls of a turn may have been cancelled in one step: each with its index in the turn, the number
+        of its record, and the time at which it was cancelled.
+
+        Waiting calls are settled in one step and in model order when their batch is stopped. Otherwise calls had been
+        admitted, and were cancelled before their first step; so if one noticed the end of the run before the others.
+        """
+        stopped_at = max((at for *_, at in cut), default=0.0)
+        return all(at == stopped_at for *_, at in cut) and all(
+            index < later and (following == place + 1 or place + 1 >= self._end)
+            for (index, place, _), (later, following, _) in pairwise(cut)
+        )
 
     def _is_left_before(self, expired: int, state: Any, path: Path) -> bool:
         """Tell whether a call before the one of this number in the batch is left without any outcome."""
