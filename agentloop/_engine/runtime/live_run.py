@@ -78,12 +78,19 @@ class LiveEffects:
     """Does each effect of a live run, where a replay answers from its log. Has no state; all runs may share it."""
 
     @interruptible
-    async def perform(self, effect: e.Effect) -> Any:
-        """Do *effect* and return its result. On trio a KeyboardInterrupt may be raised in it."""
+    def perform(self, effect: e.Effect) -> Any:
+        """Return an awaitable that does *effect* and gives its result. On trio a KeyboardInterrupt may be raised in it.
+
+        That of a tool's body is the body's own: a coroutine around it would take 1 % of a call.
+        """
+        return effect.do() if type(effect) is e.CallTool else self._perform(effect)
+
+    @interruptible
+    async def _perform(self, effect: e.Effect) -> Any:
         match effect:
             case e.NewId():  # the most frequent of its kind, first: a class that doesn't fit takes 0.17 µs
                 return os.urandom(16).hex()
-            case e.CallTool() | e.CallModel():
+            case e.CallModel():
                 return await effect.do()
             case e.Sleep(seconds):
                 await anyio.sleep(seconds)

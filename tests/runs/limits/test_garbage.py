@@ -210,10 +210,13 @@ def test_a_loop_that_is_over_is_let_go() -> None:
     def loops() -> list[weakref.ref[asyncio.AbstractEventLoop]]:
         return [weakref.ref(anyio.run(main, backend="asyncio")) for _ in range(2)]
 
+    def wait_for_threads() -> None:  # a function, so that no name of ours holds the last thread
+        for thread in threading.enumerate():
+            if thread.name == "AnyIO worker thread":  # it knows its loop, and ends some moments after it
+                thread.join(60)
+
     gone = loops()
-    for thread in threading.enumerate():
-        if thread.name == "AnyIO worker thread":  # it knows its loop, and ends some moments after it
-            thread.join(60)
+    wait_for_threads()
     gc.collect()
     assert [loop() for loop in gone] == [None, None]
 
