@@ -480,29 +480,64 @@ def read_finish_reason(given: str) -> str:
     return given
 
 
-def server_error(event: Mapping[str, Any]) -> ModelTransportError:
-    """Return the error that an event reports instead of an answer."""
-    words, code, named = _read_error(event)
-    number = optional_whole(code)
-    status = number if number is not None and 400 <= number < 600 else None
-    return ModelTransportError(f"The server answered with an error: {words}", status=status, code=named)
+STATUSES = {
+    "invalid_request_error": 400,
+    "authentication_error": 401,
+    "insufficient_quota": 429,
+    "billing_error": 402,
+    "permission_error": 403,
+    "not_found_error": 404,
+    "conflict_error": 409,
+    "request_too_large": 413,
+    "rate_limit_error": 429,
+    "rate_limit_exceeded": 429,
+    "api_error": 500,
+    "server_error": 500,
+    "internal_server_error": 500,
+    "service_unavailable": 503,
+    "service_unavailable_error": 503,
+    "timeout_error": 504,
+    "overloaded_error": 529,
+}
+"""The status that an error would have as an answer over HTTP, by its code or type: a retry is decided by it."""
+_NO_NAME = ("", "error", "response.error")
+"""Types that say no more than that the event is an error."""
+_REFUSED = ("invalid_", "unsupported_")
+"""How the codes of requests begin that no server would do: 400."""
 
 
-def broken_answer_error(event: Mapping[str, Any]) -> ModelBehaviorError:
-    """Return the error that an event reports in the middle of an answer."""
-    words, code, named = _read_error(event)
-    known = [str(part) for part in (named, code) if isinstance(part, str | int) and not isinstance(part, bool)]
-    said = f" ({', '.join(dict.fromkeys(known))[:QUOTED]})" if known else ""
-    return ModelBehaviorError(f"The server broke the response off: {words}{said}")
+def server_error(event: Mapping[str, Any], *, shown: bool = False) -> ModelTransportError:
+    """Return the error that an event reports, in place of an answer or, if *shown*, in the middle of one.
+
+    Both have the status that a refusal of the request would have: the engine makes a request again by it, unless a
+    part of the answer was shown to the run's consumer.
+    """
+    words, numbers, names = _read_error(event)
+    status = next((number for number in numbers if number is not None and 400 <= number < 600), None)
+    if status is None:
+        status = next((STATUSES[name] for name in names if name in STATUSES), None)
+    if status is None and any(name.startswith(_REFUSED) for name in names):
+        status = 400
+    code = names[0] if names else None
+    if shown:
+        words = f"broke the response off: {words}" + (f" ({code or status})" if code or status else "")
+    else:
+        words = f"answered with an error: {words}"
+    request_id = optional_text(event.get("request_id"))
+    return ModelTransportError(f"The server {words}", status=status, code=code, request_id=request_id)
 
 
-def _read_error(event: Mapping[str, Any]) -> tuple[str, object, str | None]:
-    """Return the parts of an event's error: its message, its status or code, and its code or type if that is text."""
+def _read_error(event: Mapping[str, Any]) -> tuple[str, list[int | None], list[str]]:
+    """Return the parts of an event's error: its message, the numbers that may be its status, its code and its type."""
     error = event.get("error")
     details: Mapping[str, Any] = error if isinstance(error, Mapping) else event
     words = error if isinstance(error, str) else details.get("message")
     code = details.get("code")
-    named = code if isinstance(code, str) else details.get("type")
-    status = event.get("status")  # what a WebSocket's event has in place of the head of an answer
-    found = code if optional_whole(status) is None else status
-    return str(words or "no reason given")[:QUOTED], found, named if isinstance(named, str) else None
+    # A WebSocket's event has a status in place of the head of an answer; proxies write numbers as text.
+    numbers = [optional_whole(event.get("status")), optional_whole(code), _read_digits(code)]
+    names = [name[:QUOTED] for name in (code, details.get("type")) if isinstance(name, str) and name not in _NO_NAME]
+    return str(words or "no reason given")[:QUOTED], numbers, names
+
+
+def _read_digits(value: object) -> int | None:
+    return int(value) if isinstance(value, str) and len(value) == 3 and value.isdecimal() else None

@@ -657,6 +657,10 @@ SERVER_ERRORS: list[tuple[Any, int | None, str | None, str]] = [
     ({"error": "just words"}, None, None, "just words"),
     ({"object": "error", "message": "bad", "code": 400}, 400, None, "bad"),
     ({"error": {"code": True}}, None, None, "no reason"),
+    ({"error": {"message": "full", "code": "503"}}, 503, "503", "full"),
+    ({"error": {"message": "bad", "type": "invalid_request_error", "code": None}}, 400, "invalid_request_error", "bad"),
+    ({"error": {"message": "bad", "code": "invalid_image_url"}}, 400, "invalid_image_url", "bad"),
+    ({"error": {"message": "busy", "type": "server_error", "code": 1301}}, 500, "server_error", "busy"),
 ]
 
 
@@ -678,14 +682,15 @@ def test_an_error_in_place_of_an_answer_is_the_transports(
     [{"content": "a"}, {"reasoning": "a"}, {"tool_calls": [part(0, "c", "f", "{")]}],
     ids=["text", "reasoning", "arguments"],
 )
-def test_an_error_within_an_answer_is_the_responses(
+def test_an_error_within_an_answer_is_the_transports(
     shown: Any, data: Any, status: int | None, code: str | None, words: str
 ) -> None:
-    """Shown text can't be taken back, so the answer fails. The message has the server's words and its code."""
-    with pytest.raises(ModelBehaviorError, match=f"broke the response off: {words}") as caught:
+    """It is what the same error would be before the answer: the engine knows whether anybody has seen the beginning."""
+    with pytest.raises(ModelTransportError, match=f"broke the response off: {words}") as caught:
         answer(chunk(shown), data)
-    for known in (status, code):
-        assert known is None or str(known) in str(caught.value)
+    assert (caught.value.status, caught.value.code) == (status, code)
+    known = code or status
+    assert known is None or str(caught.value).endswith(f"({known})")
 
 
 def test_an_empty_event_and_a_chunk_of_an_unknown_kind_pass() -> None:

@@ -685,16 +685,17 @@ def test_an_error_in_place_of_an_answer_has_the_status_it_would_have_had(kind: s
         decode(wire([START, report]))
     assert (caught.value.status, caught.value.code, caught.value.request_id) == (status, kind, "req_9")
     with pytest.raises(ModelTransportError, match="no reason given"):
-        decode(wire([{"type": "error", "error": "odd"}]))
+        decode(wire([{"type": "error", "error": {}}]))
     with pytest.raises(ModelTransportError, match="Overloaded"):
         MessagesDecoder(ask()).feed_answer(report)
 
 
-def test_an_error_within_an_answer_is_the_responses() -> None:
-    """The beginning was shown, so the request isn't made again."""
-    report = {"type": "error", "error": {"type": "api_error", "message": "oops"}}
-    with pytest.raises(ModelBehaviorError, match=r"broke the response off: oops \(api_error\)"):
+def test_an_error_within_an_answer_is_the_transports_too() -> None:
+    """With the same status: the engine knows whether anybody has seen the beginning."""
+    report = {"type": "error", "error": {"type": "overloaded_error", "message": "oops"}, "request_id": "req_9"}
+    with pytest.raises(ModelTransportError, match=r"broke the response off: oops \(overloaded_error\)") as caught:
         decode(wire([START, begin(0, type="text", text="Hi"), report]))
+    assert (caught.value.status, caught.value.request_id) == (529, "req_9")
 
 
 @pytest.mark.scenario("WR-15")

@@ -624,9 +624,9 @@ def transported(match: str) -> tuple[type[Exception], str]:
 
 FAULTS: dict[str, tuple[tuple[Step, ...], tuple[type[Exception], str]]] = {
     "error": ((Emit(ERROR),), transported(r"answered with an error: broken \*\*\*")),
-    "error later": ((*HELLO, Emit(ERROR)), behaved(r"broke the response off: broken \*\*\*")),
+    "error later": ((*HELLO, Emit(ERROR)), transported(r"broke the response off: broken \*\*\*")),
     "failed": ((End("failed", FAILED),), transported("slow down")),
-    "failed later": ((*HELLO, End("failed", FAILED)), behaved("slow down")),
+    "failed later": ((*HELLO, End("failed", FAILED)), transported("slow down")),
     "cancelled": (
         (End("cancelled", {"reason": "turn_detected"}),),
         transported(r"it was cancelled \(turn_detected\)"),

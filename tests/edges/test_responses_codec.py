@@ -390,8 +390,8 @@ def test_a_cut_answer_keeps_what_is_whole(why: str | None, reason: str) -> None:
 FAILURE = {"code": "rate_limit_exceeded", "message": "Slow down."}
 
 
-def test_a_failure_before_any_output_may_be_tried_again() -> None:
-    """After output was shown it is the answer that broke."""
+def test_a_failure_of_the_server_may_be_tried_again() -> None:
+    """And one after it, as far as nobody has seen the output: the status says so for both."""
     begun = make_stream([MESSAGE])
     for last in (
         {"type": "response.failed", "response": make_response([], "failed", error=FAILURE)},
@@ -401,9 +401,10 @@ def test_a_failure_before_any_output_may_be_tried_again() -> None:
     ):
         with pytest.raises(ModelTransportError, match=r"Slow down\.") as caught:
             decode([*begun[:2], last])
-        assert caught.value.code == "rate_limit_exceeded"
-        with pytest.raises(ModelBehaviorError, match=r"broke the response off: Slow down\. \(rate_limit_exceeded\)"):
+        assert (caught.value.code, caught.value.status) == ("rate_limit_exceeded", 429)
+        with pytest.raises(ModelTransportError, match=r"off: Slow down\. \(rate_limit_exceeded\)") as caught:
             decode([*begun[:-1], last])
+        assert (caught.value.code, caught.value.status) == ("rate_limit_exceeded", 429)
     with pytest.raises(ModelTransportError, match=r"The response failed\."):
         decode([{"type": "response.failed", "response": make_response([], "failed")}])
 

@@ -10,7 +10,7 @@ from edges.responses_fixture import make_response, make_stream, wire
 from edges.responses_socket import DROP, STALL, Json, SocketServer, message, says, socket_server
 
 from agentloop import Agent, Runner, tool
-from agentloop.exceptions import ModelBehaviorError, ModelTransportError, UserError, UserValueError
+from agentloop.exceptions import ModelTransportError, UserError, UserValueError
 from agentloop.items import AssistantMessage, Item, UserMessage
 from agentloop.model_events import ModelRequest, ResponseDone, TextDelta
 from agentloop.models import ModelTimeouts, OpenAIResponsesModel
@@ -261,7 +261,7 @@ FAILED = {"type": "response.failed", "response": make_response([], "failed", err
         ([DROP], ModelTransportError, "broke the connection"),
         ([*make_stream([message("Hi")])[:5], STALL], ModelTransportError, "silent for 0.5 s"),
         ([STALL], ModelTransportError, "silent for 0.3 s"),
-        ([*make_stream([message("Hi")])[:5], FAILED], ModelBehaviorError, "broke the response off: no"),
+        ([*make_stream([message("Hi")])[:5], FAILED], ModelTransportError, "broke the response off: no"),
     ],
     ids=["dropped", "dropped at once", "silent", "silent at once", "failed"],
 )

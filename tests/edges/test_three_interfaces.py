@@ -9,7 +9,8 @@ import pytest
 from edges.messages_fixture import begin, end, more, stop, wire
 from edges.responses_fixture import make_response, make_stream
 
-from agentloop import Agent, FunctionTool, Runner, tool
+from agentloop import Agent, FunctionTool, ModelRetrySettings, ModelSettings, Runner, tool
+from agentloop.exceptions import ModelTransportError
 from agentloop.items import AssistantMessage, Item, Text, ToolCall, ToolOutput, UserMessage
 from agentloop.model_events import ModelRequest
 from agentloop.models import AnthropicModel, OpenAIChatModel, OpenAIResponsesModel
@@ -176,6 +177,43 @@ async def test_one_script_gives_equal_items_over_each_interface(streamed: bool) 
             assert bodies[-1].count(said) == 1, (kind, said)
         for call_id in ("c1", "c2", "c3"):
             assert bodies[-1].count(f'"{call_id}"') == 2, (kind, call_id)  # the call and its output
+
+
+BROKEN_OFF: dict[type[HttpModel], tuple[dict[str, Any], int]] = {
+    OpenAIResponsesModel: ({"type": "error", "code": "server_error", "message": "full"}, 500),
+    OpenAIChatModel: ({"error": {"message": "full", "code": 503}}, 503),
+    AnthropicModel: ({"type": "error", "error": {"type": "overloaded_error", "message": "full"}}, 529),
+}
+"""The event by which each server breaks an answer off, and the status that it would have in place of the answer."""
+
+
+@pytest.mark.scenario("SP-04")
+@pytest.mark.parametrize("kind", INTERFACES)
+async def test_an_answer_that_is_broken_off_is_asked_for_again_unless_its_beginning_was_seen(kind: Any) -> None:
+    """By the status that the server's error would have before the answer, as after a connection that breaks."""
+    event, status = BROKEN_OFF[kind]
+    whole = INTERFACES[kind]([AssistantMessage("All of it.")], True)
+    begun = whole[: whole.index(b"All o") + 200].rpartition(b"\n\n")[0]
+    answers = [begun + b"\n\ndata: %s\n\n" % json.dumps(event).encode(), whole]
+    given: list[bytes] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        given.append(answers[len(given)])
+        return httpx.Response(200, headers={"content-type": "text/event-stream"}, content=given[-1])
+
+    async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as client:
+        model = kind("m", base_url="http://model.test/v1", http_client=client)
+        retry = ModelRetrySettings(max_retries=2, initial_delay=0, policy=lambda context: True)
+        agent = Agent("guide", model=model, model_settings=ModelSettings(retry=retry))
+        assert (await Runner.run(agent, "go")).final_output == "All of it."
+        assert len(given) == 2
+        given.clear()
+        async with Runner.run_streamed(agent, "go") as stream:
+            with pytest.raises(ModelTransportError, match="broke the response off: full") as caught:
+                async for _ in stream:
+                    pass
+    assert caught.value.status == status
+    assert len(given) == 1
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,6 @@ from agentloop.models._codec import (
     EventDecoder,
     JsonDict,
     UsageNames,
-    broken_answer_error,
     count_part,
     is_json,
     optional_text,
@@ -183,7 +182,7 @@ class ChatDecoder(EventDecoder):
     def _read_event(self, event: Mapping[str, Any]) -> Iterator[ModelEvent | None]:
         if event.get("error") or event.get("object") == "error":
             # The caller has seen the beginning of an answer, so a retry is possible only if there was none.
-            raise broken_answer_error(event) if self.shown else server_error(event)
+            raise server_error(event, shown=self.shown)
         if isinstance(event.get("id"), str) and self._id is None:
             self._id = event["id"]
         if isinstance(event.get("model"), str):

@@ -12,7 +12,7 @@ from typing import Any
 
 import attrs
 
-from agentloop.exceptions import ModelBehaviorError, ModelTransportError
+from agentloop.exceptions import ModelBehaviorError
 from agentloop.items import (
     Annotation,
     AssistantMessage,
@@ -44,7 +44,6 @@ from agentloop.models._codec import (
     QUOTED,
     EventDecoder,
     JsonDict,
-    broken_answer_error,
     count_part,
     is_json,
     optional_text,
@@ -54,6 +53,7 @@ from agentloop.models._codec import (
     read_finish_reason,
     read_objects,
     read_text,
+    server_error,
     without_none,
 )
 from agentloop.models._common import CallIds
@@ -72,21 +72,6 @@ _FINISH_REASONS = {
     "refusal": "refusal",
 }
 """The provider's reasons for the end of an answer, in the words that runs know."""
-
-_STATUS = {
-    "invalid_request_error": 400,
-    "authentication_error": 401,
-    "billing_error": 402,
-    "permission_error": 403,
-    "not_found_error": 404,
-    "conflict_error": 409,
-    "request_too_large": 413,
-    "rate_limit_error": 429,
-    "api_error": 500,
-    "timeout_error": 504,
-    "overloaded_error": 529,
-}
-"""The status with which an error outside of a stream would come: it decides whether a retry may help."""
 
 
 @attrs.define(eq=False)
@@ -137,11 +122,13 @@ class MessagesDecoder(EventDecoder):
         self._told: JsonDict = {}
 
     def _read_event(self, event: Mapping[str, Any]) -> Iterator[ModelEvent | None]:
-        _raise_error(event, shown=self.shown)
+        if event.get("type") == "error":
+            raise server_error(event, shown=self.shown)
         yield from self._take(event)
 
     def _read_answer(self, answer: Mapping[str, Any]) -> Iterator[ModelEvent | None]:
-        _raise_error(answer, shown=False)
+        if answer.get("type") == "error":
+            raise server_error(answer)
         yield from self._start(answer)
         yield Raw(answer)
         for index, block in enumerate(read_objects(answer.get("content"), "content")):
@@ -427,25 +414,6 @@ def _read_object(value: object, what: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise ModelBehaviorError(f"The response's {what} isn't an object: {str(value)[:QUOTED]!r}")
     return value
-
-
-def _raise_error(event: Mapping[str, Any], *, shown: bool) -> None:
-    """Raise the error that *event* reports, if it does."""
-    if event.get("type") != "error":
-        return
-    if shown:
-        # The caller has seen the beginning of an answer, so a retry is possible only if there was none.
-        raise broken_answer_error(event)
-    error = event.get("error")
-    details: Mapping[str, Any] = error if isinstance(error, Mapping) else {}
-    code = optional_text(details.get("type"))
-    words = str(details.get("message") or "no reason given")[:QUOTED]
-    raise ModelTransportError(
-        f"The server answered with an error: {words}",
-        status=_STATUS.get(code or ""),
-        code=code,
-        request_id=optional_text(event.get("request_id")),
-    )
 
 
 def _read_usage(data: Mapping[str, Any], model: str | None) -> RequestUsage:

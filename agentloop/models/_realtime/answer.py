@@ -23,7 +23,6 @@ from agentloop.model_events import (
 )
 from agentloop.models._codec import (
     UsageNames,
-    broken_answer_error,
     count_part,
     is_json,
     optional_text,
@@ -42,23 +41,13 @@ from agentloop.models._realtime.items import WIRE_ID
 _USAGE = UsageNames("input_tokens", "input_token_details", "output_tokens", "output_token_details")
 EXPIRED = "session_expired"
 """Code of the error after which a new connection is needed and sufficient."""
-_STATUSES = {
-    "invalid_request_error": 400,
-    "authentication_error": 401,
-    "permission_error": 403,
-    "rate_limit_error": 429,
-    "rate_limit_exceeded": 429,
-    "server_error": 500,
-}
-"""The status that an error would have as an answer over HTTP, by its code or type: a retry is decided by it."""
 
 
-def session_error(event: Mapping[str, Any]) -> ModelTransportError:
+def session_error(event: Mapping[str, Any], *, shown: bool = False) -> ModelTransportError:
     """Return the error for an `error` event, or for a response that failed, with the status it would have over HTTP."""
-    error = server_error(event)
-    details = event.get("error")
-    if isinstance(details, Mapping) and error.code != EXPIRED:
-        error.status = _STATUSES.get(str(details.get("code")), _STATUSES.get(str(details.get("type"))))
+    error = server_error(event, shown=shown)
+    if error.code == EXPIRED:
+        error.status = None  # nothing is wrong with the request
     return error
 
 
@@ -91,12 +80,11 @@ class RealtimeDecoder:
         """Yield the model events of one event.
 
         Raises:
-            ModelBehaviorError: if the event reports an error of the server in the middle of an answer.
-            ModelTransportError: if it reports one instead of an answer.
+            ModelTransportError: if the event reports an error of the server, also in the middle of an answer.
         """
         kind = event.get("type")
         if kind == "error":
-            raise broken_answer_error(event) if self.shown else session_error(event)
+            raise session_error(event, shown=self.shown)
         if self._is_ours(event):
             match kind:
                 case "response.created":
@@ -136,8 +124,8 @@ class RealtimeDecoder:
         """Yield the last events, with `ResponseDone` at the end. Call it once, after the response's last event.
 
         Raises:
-            ModelBehaviorError: if the response was cut within a call, or broken off after a part of it was shown.
-            ModelTransportError: if it was broken off before.
+            ModelBehaviorError: if the response was cut within a call.
+            ModelTransportError: if it was broken off.
         """
         details = self._response.get("status_details")
         details = details if isinstance(details, Mapping) else {}
@@ -145,7 +133,7 @@ class RealtimeDecoder:
         if status in ("failed", "cancelled"):
             reason = {"message": f"it was {status} ({details.get('reason') or 'no reason given'})"}
             event = {"error": details.get("error") or reason}
-            raise broken_answer_error(event) if self.shown else session_error(event)
+            raise session_error(event, shown=self.shown)
         cut: str | None = None
         if status == "incomplete":
             cut = read_finish_reason(str(details.get("reason") or "incomplete"))

@@ -31,7 +31,6 @@ from agentloop.model_events import (
 from agentloop.models._codec import (
     EventDecoder,
     UsageNames,
-    broken_answer_error,
     count_part,
     is_json,
     optional_text,
@@ -118,7 +117,7 @@ class ResponsesDecoder(EventDecoder):
     def _events(self, event: Mapping[str, Any], *, whole: Mapping[str, Any] | None = None) -> Iterator[ModelEvent]:
         kind = read_text(event.get("type"), "type")
         if kind in ("error", "response.error") or (not kind and event.get("error")):
-            raise broken_answer_error(event) if self.shown else server_error(event)
+            raise server_error(event, shown=self.shown)
         response = event.get("response")
         if isinstance(response, Mapping):
             self._response = response
@@ -212,7 +211,7 @@ class ResponsesDecoder(EventDecoder):
         response = self._response
         if kind == "response.failed":
             error = {"error": response.get("error") or {"message": "The response failed."}}
-            raise broken_answer_error(error) if self.shown else server_error(error)
+            raise server_error(error, shown=self.shown)
         details = response.get("incomplete_details")
         why = details.get("reason") if isinstance(details, Mapping) else None
         cut = kind == "response.incomplete"
