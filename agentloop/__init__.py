@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
+from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from agentloop._engine.run_stream import RunStream
@@ -137,18 +139,30 @@ def __getattr__(name: str) -> Any:
         return value
     if name == "RunTimeout":  # the old name of RunTimeoutError, with a warning
         return getattr(import_module("agentloop.exceptions"), name)
-    _refuse(name)
+    _refuse(name, in_import=_is_import(sys._getframe(1)))
 
 
-def _refuse(name: str) -> NoReturn:
-    """Refuse a name that isn't here. Python asks modules for names with underscores by itself."""
+def _refuse(name: str, *, in_import: bool) -> NoReturn:
+    """Refuse a name that isn't here. Python asks modules for names with underscores by itself.
+
+    `from agentloop import Name` shows no word of an AttributeError, and `hasattr` and tools that look into modules bear
+    nothing else: so only the import statement gets an ImportError.
+    """
     from agentloop._common.extras import describe_foreign
 
-    place = next((each for each in ("guardrails", "exceptions") if name in _names_of(each)), None)
+    places = ("guardrails", "exceptions", *(_SUBMODULES if in_import else ()))
+    place = next((each for each in places if name in _names_of(each)), None)
     if place is None and not name.startswith("_") and (foreign := describe_foreign()):
-        raise ImportError(f"agentloop has no {name!r}; {foreign}")  # of an AttributeError, an import shows no word
+        raise ImportError(f"agentloop has no {name!r}; {foreign}")
+    if place is not None and in_import:
+        raise ImportError(f"agentloop has no {name!r}; write `from agentloop.{place} import {name}`")
     hint = "" if place is None else f"; write `from agentloop.{place} import {name}`"
     raise AttributeError(f"module 'agentloop' has no attribute {name!r}{hint}")
+
+
+def _is_import(asker: FrameType) -> bool:
+    """Tell whether a name is asked for by `from agentloop import …`: importlib does it, before the statement does."""
+    return asker.f_code.co_name == "_handle_fromlist"
 
 
 def _names_of(module: str) -> tuple[str, ...]:

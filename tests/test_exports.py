@@ -128,6 +128,32 @@ def test_names_of_tool_guardrails_have_one_place() -> None:
         getattr(agentloop, "ToolInputGuardrailTripwireTriggered")  # noqa: B009 - a checker knows that it isn't there
 
 
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("RejectContent", "guardrails"),
+        ("ToolInputGuardrailTripwireTriggered", "exceptions"),
+        ("ToolCall", "items"),
+        ("ScriptedModel", "testing"),
+    ],
+)
+def test_an_import_statement_shows_where_a_name_is(name: str, place: str) -> None:
+    """Python swallows the text of an AttributeError there. Everything else that looks gets an AttributeError."""
+    with pytest.raises(ImportError, match=f"agentloop has no '{name}'; write `from agentloop.{place} import {name}`"):
+        exec(f"from agentloop import Agent, {name}", {})  # the statement itself is what is tested
+    assert not hasattr(agentloop, name)
+    assert getattr(agentloop, name, None) is None
+    assert inspect.getattr_static(agentloop, name, None) is None
+
+
+def test_an_import_statement_for_nothing_fails_as_usual() -> None:
+    """A name that is nowhere has no hint, and looking for examples in the package asks for nothing that fails."""
+    with pytest.raises(ImportError, match="cannot import name 'Nothing' from 'agentloop'"):
+        exec("from agentloop import Nothing", {})
+    assert inspect.unwrap(agentloop) is agentloop  # type: ignore[arg-type]  # as doctest does with everything
+    assert not hasattr(agentloop, "__wrapped__")
+
+
 @pytest.mark.parametrize("module", [agentloop, agentloop.exceptions], ids=["agentloop", "exceptions"])
 def test_the_old_name_of_an_error_works_for_a_release(module: Any) -> None:
     """It is the same class, and a warning names the new one."""
