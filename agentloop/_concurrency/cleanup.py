@@ -6,8 +6,8 @@ All sections have one deadline, because deadlines per section would add up.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from typing import Any
 
 import anyio
 
@@ -51,7 +51,6 @@ class Cleanup:
         for scope in self._sections:
             scope.deadline = min(scope.deadline, deadline)
 
-    @contextmanager
     def section(
         self,
         *,
@@ -59,7 +58,7 @@ class Cleanup:
         seconds: float = math.inf,
         late: bool = False,
         on_cut: Callable[[], None] | None = None,
-    ) -> Iterator[anyio.CancelScope]:
+    ) -> Section:
         """Run the block until the cleanup deadline (at most *seconds*); call *on_cut* if it is cut.
 
         With *shield* false the scopes around the block still cancel it: only a sibling's failure waits for it. A block
@@ -67,25 +66,34 @@ class Cleanup:
         holds against the end of the loop, which cuts the block, too. If the work was ending already, that is a second
         interrupt: the deadline is then set to now.
         """
-        now = anyio.current_time()
-        deadline = now + seconds
+        deadline = math.inf if seconds == math.inf else anyio.current_time() + seconds
         if (end := self.deadline) is not None:
-            deadline = min(deadline, end + self.grace if late and end <= now else end)
-        scope = anyio.CancelScope(shield=shield, deadline=deadline)
-        for line in (self, *self._lines):  # an inner section ends at the outer deadlines too
-            line._sections[scope] = None
-        torn = False
+            deadline = min(deadline, end + self.grace if late and end <= anyio.current_time() else end)
+        return Section(self, anyio.CancelScope(shield=shield, deadline=deadline), on_cut)
+
+
+class Section:
+    """The block of `Cleanup.section`, to be entered once. Not a generator, which would take three times as long."""
+
+    __slots__ = ("_cleanup", "_on_cut", "_scope")
+
+    def __init__(self, cleanup: Cleanup, scope: anyio.CancelScope, on_cut: Callable[[], None] | None) -> None:
+        self._cleanup, self._scope, self._on_cut = cleanup, scope, on_cut
+
+    def __enter__(self) -> anyio.CancelScope:
+        for line in (self._cleanup, *self._cleanup._lines):  # an inner section ends at the outer deadlines too
+            line._sections[self._scope] = None
+        return self._scope.__enter__()
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+        cut = error is not None and isinstance(error, cancelled_types())
+        torn = cut and not enclosing_cancelled() and loop_is_left()
         try:
-            with scope:
-                try:
-                    yield scope
-                except cancelled_types():
-                    torn = not enclosing_cancelled() and loop_is_left()
-                    raise
+            return bool(self._scope.__exit__(kind, error, trace))
         finally:
-            for line in (self, *self._lines):
-                line._sections.pop(scope, None)
-            if torn and self.deadline is not None:
-                self.end_by(anyio.current_time())
-            if (scope.cancelled_caught or torn) and on_cut is not None:
-                on_cut()
+            for line in (self._cleanup, *self._cleanup._lines):
+                line._sections.pop(self._scope, None)
+            if torn and self._cleanup.deadline is not None:
+                self._cleanup.end_by(anyio.current_time())
+            if (self._scope.cancelled_caught or torn) and self._on_cut is not None:
+                self._on_cut()

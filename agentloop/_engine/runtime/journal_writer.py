@@ -14,8 +14,8 @@ States: not begun (records are collected; the run may start another task, see `b
 failed (`error` is set: no more is written, and every waiting task raises it); ended (closed, and all is written).
 
 Facts: `_due` (records of the next batch), `_added` and `_written` (counts since the start), `_awaited` (a task waits
-for the next batch), `error`, `_closed`. `_wake` and `_progress` are only signals: each waiting task checks the facts
-again.
+for the next batch), `error`, `_closed`. `_wake` and `_waiting` (the tasks at gates) are only signals: each waiting
+task checks the facts again.
 
 Invariants: `_written` grows only when the journal has accepted a batch. A write that was cut or cancelled natively sets
 `error`, since it is unknown whether it was done, and no write follows it. The task is shielded: its waits end by
@@ -31,6 +31,7 @@ from anyio.lowlevel import checkpoint
 
 from agentloop._common.error_text import is_fatal
 from agentloop._concurrency.backend import (
+    Wakeup,
     capture,
     checkpoint_if_cancelled,
     new_wakeup,
@@ -85,7 +86,7 @@ class JournalWriter:
         self.begun: bool = False
         """True once the task has taken its first step; a task cancelled natively before that never does."""
         self._wake = new_wakeup()
-        self._progress = anyio.Event()
+        self._waiting: list[Wakeup] = []
         self._awaited = False
         self._closed = False
 
@@ -130,7 +131,9 @@ class JournalWriter:
                 raise self.error
             self._awaited = True
             self._wake.ring()
-            await self._progress.wait()
+            wakeup = new_wakeup()
+            self._waiting.append(wakeup)
+            await wakeup.wait()
 
     @uninterrupted
     async def run(self) -> None:
@@ -198,8 +201,9 @@ class JournalWriter:
         return list(map(ObjectLine, lines))
 
     def _report_progress(self) -> None:
-        progress, self._progress = self._progress, anyio.Event()
-        progress.set()
+        waiting, self._waiting = self._waiting, []
+        for wakeup in waiting:
+            wakeup.ring()
 
 
 def _as_journal_error(error: BaseException) -> BaseException:

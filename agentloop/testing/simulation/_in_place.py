@@ -1,7 +1,8 @@
 """Worker threads on a deterministic event loop: the function runs on the loop, between two checkpoints, and no thread
 starts. In a run of a world with `switch_lines` a thread does start, and runs line by line (`_lines`).
 
-It replaces methods of anyio's backends, as anyio has no public hook for this.
+It replaces methods of anyio's backends, as anyio has no public hook for this. The threads of journals aren't anyio's:
+on such a loop their functions are given to anyio.
 """
 
 from __future__ import annotations
@@ -11,11 +12,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import copy_context
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import anyio
 import anyio.lowlevel
+import anyio.to_thread
 from anyio._backends import _asyncio
 
+from agentloop.journal._thread import OneAtATime
 from agentloop.testing.simulation._lines import SWITCHING, raise_if_cancelled, run_on_loop, worker_here
 from agentloop.testing.simulation._waiting import require
 
@@ -42,12 +46,15 @@ require(
 @contextmanager
 def threads_in_place(here: Callable[[], bool]) -> Iterator[None]:
     """Run the functions of worker threads in place, on loops for which *here* returns True."""
+    run_lane = OneAtATime.run
     before = [(backend, name, vars(backend)[name]) for backend in _backends for name in (_RUN, _ASYNC, _SYNC, _CHECK)]
     for backend, name, method in before:
         setattr(backend, name, classmethod(_replacement(name, method.__func__, here)))
+    OneAtATime.run = _lane_in_place(run_lane, here)  # type: ignore[method-assign]
     try:
         yield
     finally:
+        OneAtATime.run = run_lane  # type: ignore[method-assign]
         for backend, name, method in before:
             setattr(backend, name, method)
 
@@ -85,6 +92,19 @@ def _replacement(name: str, original: Callable[..., Any], here: Callable[[], boo
 
     replacements: dict[str, Callable[..., Any]] = {_RUN: in_place, _CHECK: check_cancelled}
     return replacements.get(name, on_loop)
+
+
+def _lane_in_place(original: Callable[..., Any], here: Callable[[], bool]) -> Callable[..., Any]:
+    limiters: WeakKeyDictionary[OneAtATime, anyio.CapacityLimiter] = WeakKeyDictionary()
+
+    async def run(lane: OneAtATime, work: Callable[[], Any]) -> Any:
+        if not _is_enabled_here(here):
+            return await original(lane, work)
+        if lane not in limiters:
+            limiters[lane] = anyio.CapacityLimiter(1)
+        return await anyio.to_thread.run_sync(work, limiter=limiters[lane])
+
+    return run
 
 
 def note_one_step(func: Callable[..., Any]) -> None:
