@@ -295,8 +295,10 @@ async def main():
     async with anyio.create_task_group() as group:
         begun = threading.Event()
         group.start_soon(served.run, lambda: (begun.set(), held.wait()))
+        while not begun.is_set():
+            await anyio.lowlevel.checkpoint()
         group.start_soon(served.run, lambda: os.write(1, b"parent only\\n"))
-        while not begun.is_set() or not served._jobs:
+        while not served._jobs:
             await anyio.lowlevel.checkpoint()
         await idle.run(lambda: None)
         if (child := os.fork()) == 0:
