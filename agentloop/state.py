@@ -93,6 +93,7 @@ class RunState:
         """Return a state with the records of *fold* that is detached from the running run."""
         state = cls(agent, fold.records, context=context)
         state.converter = converter
+        state._made = fold.detached()  # which costs half of what folding the records again would
         return state
 
     def __repr__(self) -> str:
@@ -142,26 +143,26 @@ class RunState:
             StateError: if a record doesn't fit those before it.
         """
         if self._made is None:
-            self._made = self._fold_again(JsonLimits())
+            self._made = self._fold_again()
         return self._made
 
-    def _fold_again(self, limits: JsonLimits) -> RunFold:
+    def _fold_again(self) -> RunFold:
         """Return a new fold of the records that shares no state with this object.
 
         Raises:
             StateError: if a record doesn't fit those before it; names its index and kind.
         """
-        fold = RunFold(limits=limits)
+        fold = RunFold()
         apply_checked(fold, self.records)
         return fold
 
-    def _detached_fold(self) -> RunFold:
-        """Return a fold of the records that shares nothing with this object, for a run that continues it.
+    def _give_fold(self) -> RunFold:
+        """Return a fold of the records for a run that continues them. This object makes another one if it is asked.
 
         The records are the fact. If one of them was replaced, as by one with another time, we fold them again.
         """
-        fold = self._fold
-        return fold.detached() if fold.records == self.records else self._fold_again(fold.limits)
+        fold, self._made = self._fold, None
+        return fold if fold.records == self.records else self._fold_again()
 
     def _append(self, record: r.Record) -> None:
         from agentloop._core.gate import admit  # only a run with a verdict or an input needs it
@@ -522,7 +523,7 @@ class RunState:
         cls, agent: Agent[Any, Any], stored: Stored, context: Any, converter: BaseConverter | None
     ) -> RunState:
         """Return the state as `_restore`; other tasks have their turns while a long log is folded."""
-        state, fold = cls._of_stored(agent, stored, context, converter), RunFold(limits=JsonLimits())
+        state, fold = cls._of_stored(agent, stored, context, converter), RunFold()
         for begin in range(0, len(state.records), ITEMS_A_TURN):
             if begin:
                 await checkpoint()
@@ -608,7 +609,8 @@ def verdict_on(
             raise StateError(
                 f"the interruption of call {call_id!r} is of another tool or agent than the one that waits"
             )
-        if arguments_digest(call.call.arguments, inner.limits) != arguments_digest(shown, inner.limits):
+        texts = {shown, call.call.arguments}
+        if len({arguments_digest(text, inner.limits) for text in texts}) > 1:
             raise StateError(f"the interruption of call {call_id!r} has other arguments than the call that waits")
     if (edited := verdict.get("arguments")) is not None:
         verdict["arguments"] = _check_edited(edited, state.call, graph.find(request.agent), inner.limits, converter)
@@ -787,8 +789,8 @@ def _walk_folds(fold: RunFold) -> Iterator[RunFold]:
         yield from _walk_folds(nested)
 
 
-def check_graph(state: RunState, graph: AgentGraph) -> tuple[str, ...]:
-    """Return the changes of the agents' graph since the state was stored, in words.
+def check_graph(state: RunState, fold: RunFold, graph: AgentGraph) -> tuple[str, ...]:
+    """Return the changes of the agents' graph since *state*, which *fold* is of, was stored, in words.
 
     Raises:
         StateError: if a pending call's tool has another schema than at the time of the call.
@@ -798,7 +800,7 @@ def check_graph(state: RunState, graph: AgentGraph) -> tuple[str, ...]:
     now = graph.describe()
     found = changes(state.graph_before, now)
     if found:
-        _check_pending(state._fold, state.graph_before, now)
+        _check_pending(fold, state.graph_before, now)
     return found
 
 

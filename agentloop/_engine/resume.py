@@ -40,14 +40,14 @@ def resume_from(
             needs, at any depth.
     """
     graph = AgentGraph(root)
-    fold = state._detached_fold()
+    fold = state._give_fold()
     check_goes_on(fold)
     if kept is not None:
         check_kept(fold, kept)
     agent = graph.get(fold.agent)
     for pending in _walk_pending(fold):
         _check_pending(pending, graph, fold.records, sourced=sourced)
-    changed = check_graph(state, graph)
+    changed = check_graph(state, fold, graph)
     logged = next((record.changes for record in reversed(state.records) if isinstance(record, GraphChanged)), ())
     if changed == logged:
         changed = ()

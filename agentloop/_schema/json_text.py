@@ -86,7 +86,10 @@ def canonical(value: Any) -> str:
     Raises:
         TypeError, ValueError: if *value* is not a JSON value (NaN and infinities aren't).
     """
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return _CANONICAL.encode(value)
+
+
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def canonical_arguments(text: str, limits: JsonLimits) -> str:

@@ -492,8 +492,8 @@ def test_malformed_state_that_is_taken_without_a_look_is_found(monkeypatch: pyte
     assert kinds & {"states", "journals' lines"}
 
 
-def _believing(state: Any, limits: Any) -> Any:
-    fold = RunFold(limits=limits)
+def _believing(state: Any) -> Any:
+    fold = RunFold()
     for record in state.records:
         fold.apply(record)
     return fold
