@@ -16,11 +16,13 @@ def _keep_message(self: BaseException, message: str) -> None:
     BaseException.__init__(self, message)
 
 
+_MODULE = "agentloop.testing.replayed"
+
 # Attributes that the constructors of the library's errors would set: a rebuilt error skips these constructors, since
 # the log doesn't have their arguments.
 _BLANK: dict[str, Any] = {
     "__init__": _keep_message,
-    "__module__": "agentloop.testing.replayed",
+    "__module__": _MODULE,
     "call": None,
     "code": None,
     "guardrail_result": None,
@@ -45,6 +47,11 @@ def rebuilt(text: str, *, fatal: bool = False, base: type[BaseException] | None 
     made: Any = type(name, (base,), {**_BLANK, **fields})
     error: BaseException = made(message)
     return error
+
+
+def is_rebuilt(error: BaseException) -> bool:
+    """Tell whether `rebuilt` made *error*."""
+    return type(error).__module__ == _MODULE
 
 
 def rebuilt_model_error(record: r.ModelFailed) -> BaseException:

@@ -1,0 +1,158 @@
+"""The candidate as the lab runs it: copies of its agents that reach nothing but through the firewall.
+
+Bodies, guardrails and callbacks stay in the copies, because the engine calls them through the effects. What it calls
+directly is replaced: models are opened at their first request only, so that a comparison without a request needs no
+key; hooks, sessions, instruments and sandboxes are left out; limits are copied, so that no other run is held up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import attrs
+
+from agentloop.abc import Effects, Model, ModelProvider
+from agentloop.agents import Agent
+from agentloop.config import RunConfig
+from agentloop.exceptions import UserError
+from agentloop.handoffs import Handoff
+from agentloop.limits import Capacity, Rate
+from agentloop.model_events import ModelEvent, ModelFeature, ModelInfo, ModelRequest
+from agentloop.models.registry import Providers, resolve_model
+from agentloop.settings import ModelSettings
+from agentloop.testing.replaying._recorded_agents import ClosedSession
+from agentloop.tools import AgentCall, FunctionTool
+
+
+class LazyModel(Model):
+    """A model of the candidate, opened for each request that it really gets. *given* is the model, or its string."""
+
+    def __init__(self, given: str | Model, providers: Providers, source: ModelProvider | None) -> None:
+        self._given, self._providers, self._source = given, providers, source
+        self._found: Model | None = given if isinstance(given, Model) else None
+
+    def __repr__(self) -> str:
+        return f"<LazyModel of {self._given!r}>"
+
+    @property
+    def _model(self) -> Model:
+        if self._found is None:
+            assert isinstance(self._given, str)
+            get = resolve_model if self._source is None else self._source.get_model
+            self._found = get(self._given)
+        return self._found
+
+    @property
+    def name(self) -> str:
+        """The name by which the model's requests are priced."""
+        return str(getattr(self._model, "name", None) or self.info.name)
+
+    @property
+    def info(self) -> ModelInfo:
+        """That of the model."""
+        return self._model.info
+
+    @property
+    def default_settings(self) -> ModelSettings:
+        """Those of the model."""
+        return ModelSettings() if isinstance(self._given, str) else self._given.default_settings
+
+    @property
+    def features(self) -> frozenset[ModelFeature]:
+        """Those of the model."""
+        return self._model.features
+
+    @asynccontextmanager
+    async def stream(self, request: ModelRequest) -> AsyncIterator[AsyncIterator[ModelEvent]]:
+        """Open the model, unless it is open, and pass the request on."""
+        if isinstance(self._given, str) and self._source is None:
+            model = await self._providers.open(self._given)
+            async with model.stream(request) as events:
+                yield events
+        elif self._model.is_open:
+            async with self._model.stream(request) as events:
+                yield events
+        else:
+            async with self._model as model, model.stream(request) as events:
+                yield events
+
+
+class MissingModel(Model):
+    """The model of an agent that has none: its run in the lab may need none."""
+
+    def stream(self, request: ModelRequest) -> Any:
+        """Raise UserError."""
+        raise UserError("the candidate has no model, and is asked something that the recorded run wasn't: give it one")
+
+
+class Candidate:
+    """Copies of an agent, and of all agents that it reaches, for runs through *effects*. Made for each run.
+
+    Attributes:
+        agent: The copy of the agent.
+        config: The copy of the configuration.
+    """
+
+    def __init__(self, agent: Agent[Any, Any], config: RunConfig, effects: Effects, providers: Providers) -> None:
+        self._effects, self._providers, self._source = effects, providers, config.model_provider
+        self._agents: dict[int, Agent[Any, Any]] = {}
+        self._limits: dict[int, Any] = {}
+        self.config: RunConfig = self._copy_config(config)
+        self.agent: Agent[Any, Any] = self._copy(agent)
+
+    def _copy_config(self, given: RunConfig) -> RunConfig:
+        return attrs.evolve(
+            given,
+            model=None if given.model is None else self._copy_model(given.model),
+            effects=self._effects,
+            instruments=(),
+            tracing=attrs.evolve(given.tracing, disabled=True),
+            sandbox=None,
+            timeout=None,  # the log's time isn't the clock's
+        )
+
+    def _copy_model(self, given: str | Model | None) -> Model:
+        return MissingModel() if given is None else LazyModel(given, self._providers, self._source)
+
+    def _copy(self, given: Agent[Any, Any]) -> Agent[Any, Any]:
+        found = self._agents.get(id(given))
+        if found is None:
+            model = None if given.model is None and self.config.model is not None else self._copy_model(given.model)
+            found = self._agents[id(given)] = given.clone(
+                model=model, model_settings=given.model_settings, hooks=None, tools=[], handoffs=[]
+            )
+            found.tools = [self._copy_tool(tool) if isinstance(tool, FunctionTool) else tool for tool in given.tools]
+            found.handoffs = [self._copy_handoff(entry) for entry in given.handoffs]
+        return found
+
+    def _copy_handoff(self, entry: Agent[Any, Any] | Handoff) -> Agent[Any, Any] | Handoff:
+        if isinstance(entry, Agent):
+            return self._copy(entry)
+        return attrs.evolve(entry, agent=self._copy(entry.agent))
+
+    def _copy_tool(self, tool: FunctionTool[Any]) -> FunctionTool[Any]:
+        limits = tuple(map(self._copy_limit, tool.capacity))
+        if not isinstance(tool.body, AgentCall):
+            return attrs.evolve(tool, capacity=limits) if limits else tool
+        body = attrs.evolve(
+            tool.body,
+            agent=self._copy(tool.body.agent),
+            run_config=None if tool.body.run_config is None else self._copy_config(tool.body.run_config),
+            session=None if tool.body.session is None else ClosedSession(),
+            conversation=None,
+            hooks=None,
+            on_stream=None,
+        )
+        return attrs.evolve(tool, body=body, on_invoke_tool=None)
+
+    def _copy_limit(self, limit: Capacity | Rate) -> Capacity | Rate:
+        found = self._limits.get(id(limit))
+        if found is None:
+            # A rate would let real time pass, and a run of the lab has none.
+            found = (
+                Capacity(10_000, limit.name) if isinstance(limit, Rate) else Capacity(limit.total_tokens, limit.name)
+            )
+            self._limits[id(limit)] = found
+        return found

@@ -1,0 +1,493 @@
+"""The firewall: the one door of every run in the lab. Nothing of the outside world happens unless it is allowed.
+
+    a model call    equal to a recorded one: the recorded answer. Any other: the candidate's model, through the cache
+    a tool call     equal to a recorded one (tool, arguments, occurrence): the recorded outcome. Any other: the body of
+                    a tool that only reads; else what `unmatched` says
+    a nested run    runs, through this same door
+    a guardrail, a callback   runs as code under test, watched; with `recorded_guards` a guardrail has its verdict
+    a session       has what the log says that it had; is never written
+    a clock         the log's: time passes by what the recorded work took
+
+A run of the lab follows the log until the log says no more: it was cut off there, or it hides a secret. Then the lab
+ends the run, by cancelling it, and `end` says why. A nested run that its call cut off ends without the others.
+
+Two kinds of effects are no more than watched: what a guardrail or a callback does by itself can't be prevented from
+here. Callbacks without a result that counts (`on_handoff`) and those that keep something elsewhere (`output_store`)
+aren't called.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Literal, TypeAlias
+
+import anyio
+import attrs
+
+from agentloop import effects as e
+from agentloop import guardrails as g
+from agentloop import records as r
+from agentloop._common.values import Value
+from agentloop.exceptions import UserError
+from agentloop.lab._cache import AnswerCache, key_of
+from agentloop.lab._recording import (
+    PARTS,
+    EndKind,
+    Path,
+    RecordedCall,
+    RecordedExchange,
+    Recording,
+    normal_items,
+    parts_of,
+)
+from agentloop.lab._stub import draw_value
+from agentloop.lab._watch import watch
+from agentloop.model_events import ModelResponse
+from agentloop.outcomes import SUCCESSES, CallOutcome
+from agentloop.testing.replaying._recorded_errors import rebuilt, rebuilt_model_error
+from agentloop.tools import FunctionTool
+
+Unmatched: TypeAlias = Literal["refuse", "stub", "simulate", "live"]
+_CUT = "characters cut"
+Source: TypeAlias = Literal["recorded", "ran", "refused", "stub", "simulated", "live"]
+"""Where the outcome of a call in the lab came from."""
+
+
+class SimulatedCall(Value, frozen=True, kw_only=True):
+    """The argument of a simulation: the call of a tool that the recorded run hasn't made.
+
+    Attributes:
+        tool: The tool's name, with its namespace.
+        arguments: Its arguments as JSON values.
+        context: The application's object of the run.
+    """
+
+    _unshown = frozenset({"context"})
+
+    tool: str
+    arguments: Mapping[str, Any]
+    context: Any = None
+
+
+Simulation: TypeAlias = Callable[[SimulatedCall], Any | Awaitable[Any]]
+
+
+class LabBudget:
+    """How many requests the candidate's models may get in a comparison; None = no limit. Shared by its runs."""
+
+    def __init__(self, most: int | None) -> None:
+        self.most, self.spent = most, 0
+
+    def spend(self) -> None:
+        """Count one more request.
+
+        Raises:
+            UserError: if there is none left.
+        """
+        if self.most is not None and self.spent >= self.most:
+            raise UserError(f"the budget of {self.most} model requests is spent")
+        self.spent += 1
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class LabRules:
+    """The rules of the firewall, the same for all runs of a comparison."""
+
+    unmatched: Unmatched = "refuse"
+    simulate: Simulation | None = None
+    recorded_guards: bool = False
+    toolsets: bool = False
+    seed: int = 0
+    cache: AnswerCache = attrs.field(factory=lambda: AnswerCache(None))
+    budget: LabBudget = attrs.field(factory=lambda: LabBudget(None))
+
+
+@attrs.define(eq=False)
+class SeenRequest:
+    """A request of the lab's run. `changed` names the parts that no recorded request has; `asked` is True if the
+    candidate's model was asked, or its kept answer used."""
+
+    path: Path
+    turn: int
+    changed: tuple[str, ...] = ()
+    asked: bool = False
+
+
+class LabEffects:
+    """The effects of one run in the lab, in place of the application's. Made for one run; not thread-safe.
+
+    Attributes:
+        records: The log of the run so far, in all its segments.
+        seen: Its model requests.
+        sources: By path and call id, where the outcome of a call came from.
+        notes: What code under test did beyond the process.
+        ended: Why the run was ended before its own end; None if it wasn't.
+        requests: How many requests the candidate's models really got.
+    """
+
+    def __init__(self, recording: Recording, rules: LabRules, *, repeat: int = 0) -> None:
+        self._recording, self._rules, self._repeat = recording, rules, repeat
+        self.records: list[r.Record] = []
+        self.seen: list[SeenRequest] = []
+        self.sources: dict[tuple[Path, str], Source] = {}
+        self.notes: list[str] = []
+        self.ended: EndKind | None = None
+        self.ended_in = 0
+        self.requests = 0
+        self.scope = anyio.CancelScope()
+        self._now = recording.records[0].at
+        self._digest: dict[Path, str] = {}
+        self._matched: dict[tuple[Path, str], RecordedCall] = {}
+        self._nested: dict[Path, anyio.CancelScope] = {}
+        """The scopes of nested runs whose call the log shows as cut."""
+        self._asked: Counter[str] = Counter()
+
+    @property
+    def follows(self) -> bool:
+        """True as long as all answers of models came from the log."""
+        return not any(one.asked for one in self.seen)
+
+    # -- what the log of the run needs
+
+    def wall(self) -> float:
+        """Return the time of the lab's run: that of the log, and what the work since then has taken."""
+        return self._now
+
+    def expect(self, record: r.Record) -> r.Record:
+        """Take *record* of the lab's run, and return it with the recorded outcome of a call that was matched."""
+        match record:
+            case r.ModelRequested():
+                self._digest[record.path] = record.digest
+            case r.CallSettled():
+                record = self._take_outcome(record)
+            case _:
+                pass
+        self.records.append(record)
+        return record
+
+    def _take_outcome(self, settled: r.CallSettled) -> r.CallSettled:
+        """Return *settled* with the recorded outcome, unless the candidate's own code decided otherwise."""
+        call = self._matched.get((settled.path, settled.call_id))
+        if call is None or call.settled is None:
+            return settled
+        then, now = call.settled.outcome, settled.outcome
+        ends = (then.status in SUCCESSES, then.status == "rejected") == (
+            now.status in SUCCESSES,
+            now.status == "rejected",
+        )
+        was_cut = isinstance(then.output, str) and _CUT in then.output  # and is cut a second time
+        if not ends or not (was_cut or _as_json(then.output) == _as_json(now.output)):
+            return settled
+        times = {"started_at": now.started_at, "ended_at": now.ended_at}
+        return settled.replace(
+            outcome=then.replace(value=now.value, error=now.error, **times), error=call.settled.error
+        )
+
+    # -- the door
+
+    async def perform(self, effect: e.Effect) -> Any:
+        """Answer *effect*, or perform it where the rules allow that.
+
+        Cancellation: as that of the effect; where the log says no more, the run is cancelled from here.
+
+        Raises:
+            UserError: what the effect needs isn't allowed; names it and the option that allows it.
+            BaseException: the recorded error of the effect, or its own.
+        """
+        match effect:
+            case e.NewId():
+                return self._recording.started.run_id
+            case e.Now():
+                return self.wall()
+            case e.Random():
+                return 0.5
+            case e.Sleep(seconds):
+                self._now += seconds
+                return None
+            case e.CallModel():
+                return await self._call_model(effect)
+            case e.CallTool():
+                return await self._call_tool(effect)
+            case e.Guard():
+                return await self._guard(effect)
+            case e.LoadSession(path):
+                return self._load_session(path)
+            case e.SaveSession():
+                return None
+            case e.CallCallback():
+                return await self._call_callback(effect)
+
+    async def end(self, path: Path, turn: int, why: EndKind) -> Any:
+        """End the run at *path*, where the log says no more: only it if its call was cut, else the whole run."""
+        for length in range(len(path), 0, -1):
+            if (scope := self._nested.get(path[:length])) is not None:
+                scope.cancel()
+                await anyio.sleep_forever()
+        if self.ended is None:
+            self.ended, self.ended_in = why, turn
+        self.scope.cancel()
+        await anyio.sleep_forever()
+
+    def _pass(self, began: float, seconds: float) -> None:
+        """Let the time pass that work took which began at *began*, beside other work."""
+        self._now = max(self._now, began + seconds)
+
+    # -- models
+
+    async def _call_model(self, effect: e.CallModel) -> ModelResponse:
+        path, turn, began = effect.path, effect.turn, self._now
+        digest = self._digest[path]
+        exchange = self._find_exchange(effect, digest)
+        if exchange is not None:
+            self.seen.append(SeenRequest(path, turn))
+            if exchange.end is not None:
+                await self.end(path, turn, exchange.end)
+            self._pass(began, exchange.seconds)
+            await anyio.lowlevel.checkpoint()
+            if exchange.responded is not None:
+                return exchange.responded.response
+            assert exchange.failed is not None
+            error = rebuilt_model_error(exchange.failed)
+            error.should_retry = False  # type: ignore[attr-defined]
+            raise error
+        recorded = self._recording
+        if self.follows and recorded.is_cut and (path, turn) not in recorded.by_place:
+            await self.end(path, turn, "cut")
+        self.seen.append(SeenRequest(path, turn, self._find_changes(effect, digest), asked=True))
+        if effect.attempt == 1 and recorded.started.kept and not path:
+            await self.end(path, turn, "kept")
+        return await self._ask(effect, began)
+
+    def _find_exchange(self, effect: e.CallModel, digest: str) -> RecordedExchange | None:
+        """Return the recorded exchange whose request is equal, part by part, ids apart."""
+        found = self._recording.find_exchange(effect.path, effect.turn, digest)
+        if found is None and not self.follows:
+            # Only an answer that isn't from the log can have brought other ids.
+            key = (normal_items(effect.request.items), *parts_of(digest)[1:])
+            left = [one for one in self._recording.by_history.get(key, ()) if not one.used]
+            found = left[0] if left else None
+            if found is not None:
+                found.used = True
+        if found is None or _is_other_model(found, effect.model):
+            return None
+        return found
+
+    def _find_changes(self, effect: e.CallModel, digest: str) -> tuple[str, ...]:
+        """Return what of a request differs from the recorded one of its turn; nothing if there was none."""
+        then = self._recording.by_place.get((effect.path, effect.turn))
+        if then is None:
+            return ()
+        old, new = parts_of(then.digest), parts_of(digest)
+        changed = [name for name, was, now in zip(PARTS, old, new, strict=False) if was != now]
+        return (*changed, *(["model"] if _is_other_model(then, effect.model) else []))
+
+    async def _ask(self, effect: e.CallModel, began: float) -> ModelResponse:
+        rules = self._rules
+        key = key_of(effect.request, effect.model.info, self._repeat)
+        self._asked[key] += 1
+        place = f"{key}-{self._asked[key]}" if self._asked[key] > 1 else key
+        # An answer may quote what its tools call secret, so it isn't written anywhere.
+        secret = any(getattr(one, "secret", ()) or getattr(one, "secret_output", False) for one in effect.request.tools)
+        kept = None if secret else rules.cache.find(place)
+        if kept is None:
+            rules.budget.spend()
+            self.requests += 1
+            clock = time.monotonic()
+            response: ModelResponse = await effect.do()
+            kept = response, round(time.monotonic() - clock, 3)
+            if not secret:
+                rules.cache.keep(place, *kept)
+        else:
+            await anyio.lowlevel.checkpoint()
+        self._pass(began, kept[1])
+        return kept[0]
+
+    # -- tools
+
+    async def _call_tool(self, effect: e.CallTool) -> Any:
+        path, call_id, began, tool = effect.path, effect.call_id, self._now, effect.definition
+        call = self._recording.find_call(tool.qualified_name, effect.arguments, path, call_id)
+        if self._is_cut_by_sibling(path, call_id):
+            await anyio.sleep_forever()
+        if effect.nested:
+            return await self._run_nested(effect, call)
+        turn = next((one.turn for one in reversed(self.seen) if one.path == path), 0)
+        if call is None:
+            if self.follows and self._recording.is_cut and self._recording.lacks_outcome(path, call_id):
+                await self.end(path, turn, "cut")
+            return await self._call_unmatched(effect, began)
+        if call.end is not None:
+            await self.end(path, turn, call.end)
+        settled = call.settled
+        assert settled is not None
+        outcome = settled.outcome
+        if outcome.cancelled_by == "sibling" and not self._has_call(path, outcome.cancelled_by_call):
+            return await self._call_unmatched(effect, began)
+        self.sources[path, call_id] = "recorded"
+        call.definition = tool
+        self._matched[path, call_id] = call
+        self._pass(began, call.seconds)
+        await anyio.lowlevel.checkpoint()
+        return _play(call, tool)
+
+    def _is_cut_by_sibling(self, path: Path, call_id: str) -> bool:
+        """Tell whether the log shows that a call which has failed by now kept this one from its start."""
+        settled = self._recording.outcomes.get((path, call_id))
+        if settled is None or not self.follows or settled.outcome.started_at is not None:
+            return False
+        outcome = settled.outcome
+        return outcome.cancelled_by == "sibling" and (path, outcome.cancelled_by_call) in self._matched
+
+    def _has_call(self, path: Path, call_id: str | None) -> bool:
+        """Tell whether the lab's run has the call *call_id*, which the log shows to fail."""
+        answers = (one for one in reversed(self.records) if isinstance(one, r.ModelResponded) and one.path == path)
+        last = next(answers, None)
+        return last is not None and any(getattr(item, "call_id", None) == call_id for item in last.response.items)
+
+    async def _run_nested(self, effect: e.CallTool, call: RecordedCall | None) -> Any:
+        path = (*effect.path, effect.call_id)
+        self.sources[effect.path, effect.call_id] = "ran"
+        settled = None if call is None else call.settled
+        if call is None or settled is None or call.end is not None or settled.outcome.status == "succeeded":
+            return await effect.do()
+        with anyio.CancelScope() as scope:
+            self._nested[path] = scope
+            return await effect.do()
+        del self._nested[path]
+        self._matched[effect.path, effect.call_id] = call
+        return _play(call, effect.definition)
+
+    async def _call_unmatched(self, effect: e.CallTool, began: float) -> Any:
+        rules, tool, place = self._rules, effect.definition, (effect.path, effect.call_id)
+        if tool.reads_only:
+            self.sources[place] = "ran"
+            return await self._measure(effect.do, began)
+        match rules.unmatched:
+            case "live":
+                self.sources[place] = "live"
+                return await self._measure(effect.do, began)
+            case "simulate":
+                assert rules.simulate is not None
+                self.sources[place] = "simulated"
+                arguments = json.loads(effect.arguments) if tool.kind != "custom" else {"input": effect.arguments}
+                call = SimulatedCall(tool=tool.qualified_name, arguments=arguments, context=effect.context.context)
+                made = rules.simulate(call)
+                return await made if inspect.isawaitable(made) else made
+            case "stub":
+                self.sources[place] = "stub"
+                return draw_value(tool, f"{rules.seed} {tool.qualified_name} {effect.arguments}")
+            case _:
+                self.sources[place] = "refused"
+                return f"Tool '{tool.name}' is not available in this replay."
+
+    async def _measure(self, do: Callable[[], Awaitable[Any]], began: float) -> Any:
+        clock = time.monotonic()
+        try:
+            return await do()
+        finally:
+            self._pass(began, round(time.monotonic() - clock, 3))
+
+    # -- the application's code
+
+    async def _guard(self, effect: e.Guard) -> Any:
+        if self._rules.recorded_guards and (found := self._find_verdict(effect)) is not None:
+            return _as_verdict(found)
+        with watch(self.notes, f"guardrail {effect.name}"):
+            return await effect.do()
+
+    def _find_verdict(self, effect: e.Guard) -> r.GuardrailSettled | None:
+        found = self._recording.guardrails.get((effect.path, effect.stage, effect.name, effect.call_id))
+        return found.pop(0) if found else None
+
+    def _load_session(self, path: Path) -> list[Any]:
+        started = self._recording.starts(path)
+        if started is None or started.shown is None:
+            return []
+        before = len(started.shown) - len(started.input)
+        return list(started.shown[:before])
+
+    async def _call_callback(self, effect: e.CallCallback) -> Any:
+        match effect.what:
+            case "on_handoff":
+                return None
+            case "failure_error_function" if (call := self._matched.get((effect.path, effect.key))) is not None:
+                assert call.settled is not None
+                return call.settled.outcome.output  # None: the error ended the run
+            case "output_store":
+                return "(not kept in the lab)"
+            case "toolset" if not self._rules.toolsets:
+                raise UserError(
+                    "the agent has a source of tools (a server, perhaps), and the lab asks none unless you allow it: "
+                    "toolsets=True, or --toolsets"
+                )
+            case _:
+                with watch(self.notes, f"callback {effect.what}"):
+                    return await effect.do()
+
+
+def _is_told(outcome: CallOutcome, tool: Any) -> bool:
+    """Tell whether the model heard of an end though the tool lets its errors end the run: it is played as a value.
+
+    The recorded outcome takes its place, but for an idempotent tool, whose values are receipts for equal calls.
+    """
+    ends = outcome.status not in SUCCESSES and outcome.output is not None
+    return ends and tool is not None and tool.failure_error_function is None
+
+
+def _way_of(outcome: CallOutcome) -> str:
+    """Return how an outcome is treated further: a success may be a receipt for an equal call."""
+    return outcome.status if outcome.status == "rejected" else "success" if outcome.status in SUCCESSES else "failure"
+
+
+def _as_json(output: Any) -> Any:
+    """Return what an output says: the log gives back a value as JSON with sorted keys."""
+    try:
+        return json.loads(output) if isinstance(output, str) else output
+    except ValueError:
+        return output
+
+
+def _is_other_model(then: RecordedExchange, model: Any) -> bool:
+    now = model.info
+    return then.model is not None and (then.model.provider, then.model.name) != (now.provider, now.name)
+
+
+def _play(call: RecordedCall, tool: FunctionTool[Any]) -> Any:
+    """Return the value of a recorded body, or raise its error.
+
+    What the model heard of the error is the answer of the tool's `failure_error_function`. An end that isn't the
+    body's own, such as a timeout, is raised as an error, too: `LabEffects.expect` puts the recorded outcome in its
+    place.
+    """
+    settled = call.settled
+    assert settled is not None
+    outcome, body = settled.outcome, call.body
+    if outcome.status == "succeeded":
+        return body.value if body is not None and body.kept and not body.failed else outcome.output
+    if outcome.status in ("rejected", "failed") and body is not None and not body.failed:
+        # A guardrail has decided on the body's value, and decides again.
+        return body.value if body.kept else outcome.output
+    if _is_told(outcome, tool):
+        return outcome.output
+    raise rebuilt(settled.error or outcome.status, fatal=body is not None and body.fatal)
+
+
+def _as_verdict(settled: r.GuardrailSettled) -> Any:
+    if settled.call_id is None:
+        return g.GuardrailFunctionOutput(settled.info, settled.verdict == "tripped")
+    detail: Any = settled.detail
+    match settled.verdict:
+        case "RejectContent":
+            return g.RejectContent(detail if isinstance(detail, str) else "", settled.info)
+        case "RaiseException":
+            return g.RaiseException(settled.info)
+        case "Rewrite":
+            return g.Rewrite(detail if isinstance(detail, dict) else {}, settled.info)
+        case "ReplaceOutput":
+            return g.ReplaceOutput(detail, settled.info)
+        case _:
+            return g.Allow(settled.info)

@@ -1,0 +1,52 @@
+"""A warning for code under test that reaches out of the process: guardrails, policies and callbacks of a candidate.
+
+The lab runs them, because what they decide is what is compared. It can't know whether they only think, or post to a
+server as well: Python's audit events tell. Nothing is prevented, only told.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+_notes: ContextVar[list[str] | None] = ContextVar("agentloop_lab_notes", default=None)
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_installed = False
+
+
+def _hear(event: str, arguments: tuple[object, ...]) -> None:
+    if event not in ("socket.connect", "open", "subprocess.Popen"):
+        return
+    notes = _notes.get()
+    if notes is None:
+        return
+    if event == "socket.connect":
+        notes.append(f"connects to {arguments[1]!r}")
+    elif event == "subprocess.Popen":
+        notes.append(f"starts {arguments[0]!r}")
+    else:
+        flags = arguments[2]
+        if isinstance(flags, int) and flags & _WRITING:
+            notes.append(f"writes to {arguments[0]!r}")
+
+
+@contextmanager
+def watch(notes: list[str], who: str) -> Iterator[None]:
+    """Add to *notes* what the block does to the world outside of the process, as `WHO connects to …`, each once.
+
+    Work that the block gives to threads is heard too, because threads get the context of the task.
+    """
+    global _installed  # an audit hook can't be removed, so there is one for all
+    if not _installed:
+        sys.addaudithook(_hear)
+        _installed = True
+    heard: list[str] = []
+    token = _notes.set(heard)
+    try:
+        yield
+    finally:
+        _notes.reset(token)
+        notes.extend(note for one in heard if (note := f"{who} {one}") not in notes)

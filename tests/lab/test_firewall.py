@@ -1,0 +1,343 @@
+"""The firewall of the lab: what is answered from the log, what may run, and what never does."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lab.shop import LEDGER, STORIES, TOOLS, ask, last_text, look_up, make_agent, record, refund, state_of
+
+from agentloop import Agent, RunConfig, Runner, lab, tool
+from agentloop.guardrails import GuardrailFunctionOutput, input_guardrail
+from agentloop.journal import MemoryJournal
+from agentloop.records import CallSettled
+from agentloop.testing import FunctionModel, ScriptedModel, call, say
+
+pytestmark = pytest.mark.real_clock
+
+
+@pytest.fixture(autouse=True)
+def empty_ledger() -> None:
+    LEDGER.clear()
+
+
+async def record_all(count: int) -> list[Any]:
+    """Return *count* recorded runs of all kinds, as states."""
+    kinds = list(STORIES)
+    found = [state_of(await record(kinds[n % len(kinds)], n)) for n in range(count)]
+    LEDGER.clear()
+    return found
+
+
+@pytest.mark.scenario("LB-02")
+@pytest.mark.parametrize("kind", STORIES)
+async def test_an_unchanged_agent_gives_the_same_without_a_request(kind: str) -> None:
+    """Each kind of run is followed to its end, and its models are never asked."""
+    records = await record(kind, 7)
+    LEDGER.clear()
+    model = ScriptedModel([])
+    report = await lab.compare(state_of(records), make_agent(model))
+    (row,) = report.rows
+    assert (row.verdict, row.saw, row.requests, row.refused) == ("same", (), 0, 0), row.why
+    assert model.requests == []
+    assert LEDGER == []
+
+
+@pytest.mark.scenario("LB-01", "LB-02")
+@pytest.mark.slow
+async def test_two_hundred_runs_are_the_same_and_touch_nothing() -> None:
+    """Of 200 runs of all kinds, 200 are the same, without a request and without a body."""
+    states = await record_all(200)
+    report = await lab.compare(states, make_agent())
+    assert [row.verdict for row in report.rows] == ["same"] * 200
+    assert report.requests == 0
+    assert LEDGER == []
+
+
+@pytest.mark.scenario("LB-01")
+async def test_changed_instructions_run_no_body_that_does_not_only_read() -> None:
+    """The candidate's model calls everything that it has; only `look_up` runs."""
+    states = await record_all(len(STORIES))
+
+    def bold(request: Any) -> Any:
+        if request.turn > 1 or not request.tools:
+            return say("That was all.")
+        names = [one.name for one in request.tools if one.name != "ask_helper"]
+        return [ask(name, 99, order="new", **({"amount": 3} if name in ("refund", "pay") else {})) for name in names]
+
+    agent = make_agent(instructions="Be bold.")
+    agent.model = FunctionModel(bold)
+    for target in (*agent.handoffs, *(one.body.agent for one in agent.functions if one.name == "ask_helper")):
+        target.model = agent.model  # type: ignore[union-attr]
+    report = await lab.compare(states, agent, verdict="approve")
+    assert {one.partition(" ")[0] for one in LEDGER} == {"look_up"}
+    assert [row.name for row in report.rows if row.verdict == "same"] == ["run 8"]  # tripped before any request
+    assert report.count("refused") >= 8
+
+
+@pytest.mark.scenario("LB-03")
+async def test_a_matched_call_has_its_recorded_outcome_whatever_the_order() -> None:
+    """Value, error, custom data and status are the recorded ones where the candidate calls in another order."""
+    kept: list[Any] = []
+
+    @tool(custom_data_extractor=lambda ctx, value: {"seen": value["n"]})
+    async def count(n: int) -> dict[str, int]:
+        """Count."""
+        return {"z": 1, "n": n}
+
+    @tool
+    async def fail(n: int) -> str:
+        """Fail."""
+        raise ValueError(f"no {n}\nreally")
+
+    def agent(model: Any, instructions: str) -> Agent[Any, Any]:
+        return Agent("a", instructions=instructions, model=model, tools=[count, fail])
+
+    calls = [call("count", {"n": 1}, call_id="x"), call("count", {"n": 2}, call_id="y"), call("fail", {"n": 3})]
+    result = await Runner.run(agent(ScriptedModel([calls, say("ok")]), "One."), "go")
+    then = {one.outcome.output: one.outcome for one in result.calls}
+    other = [call("fail", {"n": 3}), call("count", {"n": 2}), call("count", {"n": 1})]
+    report = await lab.compare(
+        result, agent(ScriptedModel([other, say("ok")]), "Two."), observe=lambda row, before, after: kept.append(after)
+    )
+    now = {one.outcome.output: one.outcome for one in kept[0].records if isinstance(one, CallSettled)}
+    assert now.keys() == then.keys()
+    for output, outcome in now.items():
+        assert (outcome.status, outcome.custom_data) == (then[output].status, then[output].custom_data)
+        assert outcome.value == then[output].value
+        assert type(outcome.error).__name__ == type(then[output].error).__name__
+    assert report.rows[0].verdict == "same"
+    assert {one.source for one in kept[0].calls} == {"recorded"}
+
+
+async def test_a_call_that_the_log_has_once_is_refused_the_second_time() -> None:
+    """Occurrence counts: the second of two equal calls was never made."""
+    agent = make_agent([ask("refund", 1, order="o", amount=5), say("ok")])
+    result = await Runner.run(agent, "go")
+    twice = [[ask("refund", 1, order="o", amount=5), ask("refund", 2, order="o", amount=5)], say("ok")]
+    report = await lab.compare(result, make_agent(twice, instructions="Twice."))
+    assert report.rows[0].verdict == "refused"
+    assert report.rows[0].refused == 1
+    assert report.rows[0].why[1] == 'added: refund {"order": "o", "amount": 5}'
+
+
+@pytest.mark.parametrize(
+    ("unmatched", "told"), [("refuse", "Tool 'refund' is not available in this replay."), ("stub", "stub")]
+)
+async def test_an_unmatched_call_gets_what_the_rule_says(unmatched: Any, told: str) -> None:
+    """The model is told that the tool isn't available, or gets a value of its schema; no body runs."""
+    kept: list[Any] = []
+    result = await Runner.run(make_agent([say("no")]), "go")
+    LEDGER.clear()
+    new = make_agent([ask("refund", 1, order="o", amount=5), say("ok")], instructions="Pay.")
+    await lab.compare(result, new, unmatched=unmatched, observe=lambda row, before, after: kept.append(after))
+    assert kept[0].calls[0].output == told
+    assert LEDGER == []
+
+
+async def test_an_unmatched_call_is_simulated_or_run_if_that_is_wanted() -> None:
+    """A simulation gets the call; `live` runs the body."""
+    result = await Runner.run(make_agent([say("no")]), "go")
+    kept: list[Any] = []
+
+    def new() -> Agent[Any, Any]:
+        return make_agent([ask("refund", 1, order="o", amount=5), say("ok")], instructions="Pay.")
+
+    async def simulate(given: lab.SimulatedCall) -> str:
+        return f"{given.tool} {given.arguments['amount']} {given.context}"
+
+    def keep(row: Any, before: Any, after: Any) -> None:
+        kept.append(after.calls[0])
+
+    await lab.compare(result, new(), unmatched="simulate", simulate=simulate, context=lambda: "ctx", observe=keep)
+    assert (kept[0].output, kept[0].source) == ("refund 5 ctx", "simulated")
+    assert LEDGER == []
+    await lab.compare(result, new(), unmatched="live", observe=keep)
+    assert kept[1].source == "live"
+    assert LEDGER == ["refund o 5"]
+
+
+async def test_a_recorded_verdict_is_given_again_and_no_other() -> None:
+    """An equal call is approved as recorded; one with other arguments would ask."""
+    records = await record("approved", 3)
+    other = make_agent([ask("pay", 9, order="o-3", amount=6), say("ok")], instructions="Pay more.")
+    report = await lab.compare(state_of(records), other)
+    assert report.rows[0].verdict == "would ask"
+    equal = make_agent([ask("pay", 9, order="o-3", amount=5), say("Paid.")], instructions="Pay.")
+    report = await lab.compare(state_of(records), equal)
+    assert (report.rows[0].verdict, report.rows[0].saw) == ("same", ("turn 1: instructions",))
+
+
+async def test_guardrails_run_as_code_under_test_and_are_watched(tmp_path: Path) -> None:
+    """A guardrail that has become strict shows; what it writes and where it connects is told."""
+
+    @input_guardrail
+    async def strict(ctx: Any, agent: Any, given: Any) -> GuardrailFunctionOutput:
+        Path(tmp_path, "note").write_text("x")  # noqa: ASYNC240 - what is to be noticed
+        with socket.socket() as made, pytest.raises(OSError):
+            made.connect(("127.0.0.1", 1))
+        return GuardrailFunctionOutput(None, True)
+
+    def make(guards: Any) -> Agent[Any, Any]:
+        return Agent("a", model=ScriptedModel([say("hi")]), input_guardrails=guards)
+
+    result = await Runner.run(make([]), "go")
+    (row,) = (await lab.compare(result, make([strict]))).rows
+    assert row.verdict == "error"
+    assert row.why == ("InputGuardrailTripwireTriggered(Input guardrail strict tripped)",)
+    assert any("guardrail strict writes to" in note for note in row.notes)
+    assert any("guardrail strict connects to ('127.0.0.1', 1)" in note for note in row.notes)
+
+
+async def test_recorded_guards_take_the_verdict_of_the_log() -> None:
+    """The guardrail isn't called where the log has its verdict."""
+    ran: list[int] = []
+
+    @input_guardrail(name="watch")
+    async def watching(ctx: Any, agent: Any, given: Any) -> GuardrailFunctionOutput:
+        ran.append(1)
+        return GuardrailFunctionOutput(None, False)
+
+    agent = Agent("a", model=ScriptedModel([say("hi")]), input_guardrails=[watching])
+    result = await Runner.run(agent, "go")
+    assert ran == [1]
+    assert (await lab.compare(result, agent, recorded_guards=True)).count("same") == 1
+    assert ran == [1]
+    assert (await lab.compare(result, agent)).count("same") == 1
+    assert ran == [1, 1]
+
+
+async def test_a_session_is_neither_read_nor_written() -> None:
+    """Its items come from the log."""
+
+    class Session:
+        def __init__(self) -> None:
+            self.items: list[Any] = []
+            self.used = 0
+
+        async def get_items(self, limit: int | None = None) -> list[Any]:
+            self.used += 1
+            return list(self.items)
+
+        async def add_items(self, items: Any) -> None:
+            self.used += 1
+            self.items += items
+
+        async def pop_item(self) -> Any:
+            return None
+
+        async def clear(self) -> None:
+            return None
+
+    session = Session()
+    agent = Agent("a", model=ScriptedModel([say("one"), say("two")]))
+    await Runner.run(agent, "first", session=session)
+    result = await Runner.run(agent, "second", session=session)
+    used = session.used
+    report = await lab.compare(result, agent)
+    assert (report.rows[0].verdict, report.rows[0].saw) == ("same", ())
+    assert session.used == used
+
+
+async def test_a_source_of_tools_is_asked_only_if_that_is_allowed() -> None:
+    """A server is the outside world."""
+    asked: list[int] = []
+
+    class Source:
+        name = "source"
+
+        async def tools(self, ctx: Any, agent: Any) -> Any:
+            asked.append(1)
+            return [look_up]
+
+    agent = Agent("a", model=ScriptedModel([say("hi")]), toolsets=[Source()])
+    result = await Runner.run(agent, "go")
+    assert len(asked) == 1
+    (row,) = (await lab.compare(result, agent)).rows
+    assert row.verdict == "error"
+    assert "toolsets=True" in row.why[0]
+    assert len(asked) == 1
+    assert (await lab.compare(result, agent, toolsets=True)).count("same") == 1
+
+
+@pytest.mark.scenario("LB-04")
+@pytest.mark.parametrize("part", ["arguments", "output"])
+async def test_a_secret_that_the_log_hides_ends_the_comparison_there(part: str) -> None:
+    """The row says from which turn, and shows no secret."""
+    secret = "swordfish-4711"
+
+    @tool(secret=["word"] if part == "arguments" else [], secret_output=part == "output")
+    async def unlock(word: str) -> str:
+        """Unlock."""
+        return secret
+
+    def make(model: Any) -> Agent[Any, Any]:
+        return Agent("a", model=model, tools=[unlock, look_up])
+
+    word = secret if part == "arguments" else "open"
+    steps = [call("look_up", {"order": "o"}), call("unlock", {"word": word}), say("open")]
+    journal = MemoryJournal()
+    await Runner.run(make(ScriptedModel(steps)), "go", journal=journal)
+    model = ScriptedModel([])
+    report = await lab.compare(journal, make(model))
+    (row,) = report.rows
+    assert row.verdict == "not comparable"
+    assert row.why == ("from turn 2 on: the log hides a secret",)
+    assert secret not in str(report) + report.to_json() + report.to_junit()
+    assert model.requests == []
+
+
+async def test_a_model_that_was_changed_is_asked() -> None:
+    """An equal request to another model is no equal request."""
+
+    class Other(ScriptedModel):
+        name = "other"
+
+    result = await Runner.run(Agent("a", model=ScriptedModel([say("hi")])), "go")
+    (row,) = (await lab.compare(result, Agent("a", model=Other([say("hi")])))).rows
+    assert (row.verdict, row.saw, row.requests) == ("same", ("turn 1: model",), 1)
+
+
+async def test_the_cache_answers_equal_requests_of_later_comparisons(tmp_path: Path) -> None:
+    """The candidate's model is asked once, ids of calls apart."""
+    result = await Runner.run(make_agent([say("no")]), "go")
+    steps = [ask("look_up", 1), say("ok")]
+    first = make_agent(steps, instructions="Look.")
+    one = await lab.compare(result, first, cache=tmp_path / "cache")
+    model = ScriptedModel([])
+    two = await lab.compare(result, make_agent(model, instructions="Look."), cache=tmp_path / "cache")
+    assert model.requests == []
+    assert one.to_json() == two.to_json()
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "cache").iterdir()} == {0o600}
+
+
+async def test_the_budget_bounds_the_requests() -> None:
+    """What would exceed it is an error of its row."""
+    results = [await Runner.run(make_agent([say("no")]), f"go {n}") for n in range(3)]
+    model = FunctionModel(lambda request: say(last_text(request)))
+    agent = Agent("shop", instructions="New.", model=model)
+    report = await lab.compare(results, agent, budget=2, concurrency=1)
+    assert report.count("error") == 1
+    assert "the budget of 2 model requests is spent" in str(report)
+
+
+async def test_input_that_was_added_later_is_added_at_the_same_point() -> None:
+    """The application had stopped the run after a turn, and added a message."""
+    agent = make_agent([ask("look_up", 1), say("Anything else?")])
+    from agentloop import MaxTurns
+
+    first = await Runner.run(agent, "go", run_config=RunConfig(stop_when=MaxTurns(1)))
+    state = first.to_state()
+    state.add_input("And hurry.")
+    result = await Runner.run(agent, state)
+    model = ScriptedModel([])
+    report = await lab.compare(result, make_agent(model))
+    assert (report.rows[0].verdict, report.rows[0].requests) == ("same", 0)
+
+
+def test_tools_of_the_shop_cover_every_kind() -> None:
+    """One only reads, one needs an approval."""
+    assert [one.name for one in TOOLS if one.reads_only] == ["look_up"]
+    assert refund.needs_approval is False
