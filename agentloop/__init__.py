@@ -22,6 +22,7 @@ from agentloop.config import (
 from agentloop.context import RunContext, ToolContext
 from agentloop.exceptions import (
     AgentLoopError,
+    ContextTooLong,
     InputGuardrailTripwireTriggered,
     JournalError,
     MaxTurnsExceeded,
@@ -101,6 +102,7 @@ if TYPE_CHECKING:
     from agentloop.conditions import Condition, MaxTurns, TextMention, TokenLimit, ToolCalled
     from agentloop.executors import Computer, Editor, Shell
     from agentloop.state import RunState
+    from agentloop.window import ClearToolOutputs, ContextPolicy, ContextView, DropOldest, Summarize
 
 
 _SUBMODULES = (
@@ -127,6 +129,7 @@ _LAZY = {
     **dict.fromkeys(("item_from_json", "record_from_json", "to_json"), "_storage.public_json"),
     "RunState": "state",
     "SealKey": "_storage.signing",
+    **dict.fromkeys(("ClearToolOutputs", "ContextPolicy", "ContextView", "DropOldest", "Summarize"), "window"),
 }
 """By name: the module of a class or function that only some runs need, imported at its first use."""
 
@@ -184,10 +187,15 @@ __all__ = [
     "CachePolicy",
     "CallOutcome",
     "Capacity",
+    "ClearToolOutputs",
     "Computer",
     "Condition",
+    "ContextPolicy",
+    "ContextTooLong",
+    "ContextView",
     "Conversation",
     "Deny",
+    "DropOldest",
     "Editor",
     "ErrorHandlerData",
     "ErrorHandlerResult",
@@ -248,6 +256,7 @@ __all__ = [
     "Span",
     "StateError",
     "StopAtTools",
+    "Summarize",
     "TextMention",
     "TokenLimit",
     "ToolCallError",

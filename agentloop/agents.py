@@ -18,7 +18,7 @@ from agentloop._common.misplaced import function_takes_options, takes_options
 from agentloop._common.naming import shorten_name, snake_case
 from agentloop._common.type_parameters import ContextT, OutputT
 from agentloop.abc import Model, Session
-from agentloop.config import RunConfig, check_run_config
+from agentloop.config import RunConfig, check_context_policy, check_run_config
 from agentloop.context import Callback
 from agentloop.guardrails import InputGuardrail, OutputGuardrail
 from agentloop.handoffs import Handoff
@@ -38,6 +38,7 @@ from agentloop.tools import (
 if TYPE_CHECKING:
     from agentloop._schema.function_schema import FunctionSchema
     from agentloop._schema.output_schema import OutputType, TypedOutput
+    from agentloop.window.policy import ContextPolicy
 
 OtherT = TypeVar("OtherT")
 
@@ -119,6 +120,7 @@ class AgentOptions(TypedDict, total=False):
     reset_tool_choice: bool
     tool_execution: Literal["concurrent", "sequential"]
     toolsets: Sequence[ToolSource]
+    context: ContextPolicy | None
 
 
 @takes_options("Agent(…, OPTION=…)")
@@ -157,6 +159,7 @@ class Agent(Generic[ContextT, OutputT]):
             `(ctx, results)` that decides and returns `ToolsToFinalOutput`.
         tool_execution: `"concurrent"`, or `"sequential"` for one call at a time in model order.
         toolsets: Sources of further tools, asked every turn: `ToolSource`s, such as the servers of `agentloop.mcp`.
+        context: What becomes of a history that grows too long for the model, where `RunConfig` doesn't say it.
 
     Example:
         from agentloop import Agent, Runner, tool
@@ -234,6 +237,7 @@ class Agent(Generic[ContextT, OutputT]):
         kw_only=True,
         validator=FIELDS.each("a ToolSource (with `tools`)", has("tools")),
     )
+    context: ContextPolicy | None = attrs.field(default=None, kw_only=True, validator=optional(check_context_policy))
 
     _typed: tuple[Any, TypedOutput | None] | None = attrs.field(default=None, init=False)
     _prepared: tuple[tuple[object, ...], Any] | None = attrs.field(default=None, init=False)

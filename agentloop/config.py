@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from agentloop.conditions import Condition, PredicateFunction
     from agentloop.tools import ToolSource
+    from agentloop.window.policy import ContextPolicy
 
 
 class ModelInputData(Value, frozen=True, kw_only=True):
@@ -118,6 +119,13 @@ def _condition(_config: RunConfig, attribute: attrs.Attribute[Any], value: Any) 
         as_condition(value)
     except UserTypeError as error:
         raise UserTypeError(f"RunConfig.{attribute.name}: {error}") from None
+
+
+def check_context_policy(owner: object, attribute: attrs.Attribute[Any], value: Any) -> None:
+    """Check that *value*, given for a field of *owner*, is a `ContextPolicy`. Raises UserTypeError."""
+    from agentloop.window.policy import ContextPolicy  # few runs have one
+
+    FIELDS.a(ContextPolicy)(owner, attribute, value)
 
 
 @takes_options("RunConfig(history=HistorySettings(OPTION=…))")
@@ -254,6 +262,8 @@ class RunConfig(ByFields):
         hold_text_until_guarded: True if a streamed run shows nothing of the model's answer until the input guardrails
             have settled: no text, no reasoning, no event of the provider.
         history: Settings of the history that models are shown, of sessions and handoffs too.
+        context: The `ContextPolicy` of every agent of the run, in place of the agents' own: what becomes of a history
+            that grows too long for the model.
         tracing: Fields of the trace, and whether there is one.
         instruments: Instruments that observe the run.
         json_limits: Bounds on JSON that a model writes, and whether JSON in strings is read.
@@ -307,6 +317,7 @@ class RunConfig(ByFields):
     )
     hold_text_until_guarded: bool = attrs.field(default=False, validator=FIELDS.flag())
     history: HistorySettings = attrs.field(factory=HistorySettings, validator=FIELDS.a(HistorySettings))
+    context: ContextPolicy | None = attrs.field(default=None, validator=optional(check_context_policy))
     tracing: TracingSettings = attrs.field(factory=TracingSettings, validator=FIELDS.a(TracingSettings))
     instruments: Sequence[Instrument] = attrs.field(
         default=(), validator=FIELDS.each("an Instrument", fits(_is_instrument))
@@ -351,6 +362,7 @@ class RunConfig(ByFields):
             output_guardrails: Sequence[OutputGuardrail] = ...,
             hold_text_until_guarded: bool = ...,
             history: HistorySettings = ...,
+            context: ContextPolicy | None = ...,
             tracing: TracingSettings = ...,
             instruments: Sequence[Instrument] = ...,
             json_limits: JsonLimits = ...,

@@ -90,6 +90,9 @@ class RunServices(Protocol):
     @property
     def sandbox(self) -> Sandbox | None: ...
 
+    @property
+    def context_tokens(self) -> int: ...
+
     def deadline(self) -> float | None: ...
 
     def find_key(self, call_id: str) -> str: ...
@@ -120,6 +123,7 @@ class _Detached:
 
     usage = Usage()
     sandbox = None
+    context_tokens = 0
 
     def deadline(self) -> float | None:
         return None
@@ -173,6 +177,15 @@ class RunContext(msgspec.Struct, Generic[ContextT_co], kw_only=True, eq=False, w
     def usage(self) -> Usage:
         """The usage of the run so far, nested runs included."""
         return self._run.usage
+
+    @property
+    def context_tokens(self) -> int:
+        """The tokens of the history: as the provider counted them last, and an estimate of what came since.
+
+        Of this run alone: a nested run has its own history. Instructions and tools are in it once the provider has
+        counted. It is worked out when it is read.
+        """
+        return self._run.context_tokens
 
     @property
     def deadline(self) -> float | None:

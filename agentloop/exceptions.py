@@ -7,7 +7,7 @@ They reach the caller bare, never in an exception group; other failures of the s
 
 Names end in `Error`, except where what happened has a name that you know from elsewhere, or that says more:
 `GuardrailTripwireTriggered` and its four kinds, `MaxTurnsExceeded`, `UsageLimitExceeded`, `ToolLoopDetected`,
-`SessionConflict`, `OutcomeUnknown`, `ReplayDivergence` and `EarlierFailure`.
+`ContextTooLong`, `SessionConflict`, `OutcomeUnknown`, `ReplayDivergence` and `EarlierFailure`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentloop._common.errors import (
     AgentLoopError,
+    ContextTooLong,
     EarlierFailure,
     GuardrailTripwireTriggered,
     InputGuardrailTripwireTriggered,
@@ -47,6 +48,7 @@ from agentloop.outcomes import CallOutcome
 
 __all__ = [
     "AgentLoopError",
+    "ContextTooLong",
     "EarlierFailure",
     "GuardrailTripwireTriggered",
     "InputGuardrailTripwireTriggered",

@@ -315,8 +315,13 @@ class SystemMessage(_Message, frozen=True, tag="system_message"):
         ) -> None: ...
 
 
-class UserMessage(_Message, frozen=True, tag="user_message"):
-    """A message of the user. A plain string becomes one `Text` part. One that is `secret` shows in no repr."""
+class UserMessage(_Message, frozen=True, kw_only=True, tag="user_message"):
+    """A message of the user. A plain string becomes one `Text` part. One that is `secret` shows in no repr.
+
+    One that is `pinned` stays in a history that a `ContextPolicy` makes shorter; providers don't see that.
+    """
+
+    pinned: bool = False
 
     if TYPE_CHECKING:
 
@@ -324,6 +329,7 @@ class UserMessage(_Message, frozen=True, tag="user_message"):
             self,
             content: str | Part | Iterable[Part],
             *,
+            pinned: bool = False,
             provider_data: JsonObject | None = None,
             secret: bool = False,
         ) -> None: ...

@@ -53,11 +53,13 @@ class ModelInfo(Value, frozen=True, gc=False):
         provider: Who serves the model: a vendor's name, such as `"openai"`, or the host of another server.
         name: The model's name there.
         base_url: The URL of the server, without credentials and query; None for a model that has none.
+        context_window: The tokens that one request and its answer may have together; None where that isn't known.
     """
 
     provider: str
     name: str
     base_url: str | None = None
+    context_window: int | None = None
 
 
 ModelFeature: TypeAlias = Literal["conversations", "hosted_tools", "prompts", "tool_search"]

@@ -322,6 +322,12 @@ class HistoryReplaced(_Record, frozen=True, tag="history_replaced"):
     items: tuple[Item, ...]
     added: bool = False
     """True if *items* are the run's own and belong to its `new_items`, too."""
+    tokens_before: int | None = None
+    """Of a compaction: the tokens that a request had with the history before it."""
+    tokens: int | None = None
+    """Of a compaction: the tokens that it has after it."""
+    steps: tuple[str, ...] = ()
+    """Of a compaction: the steps that made the history shorter, in their order."""
 
 
 class InputAdded(_Record, frozen=True, tag="input_added"):

@@ -230,6 +230,18 @@ class RunResult(RunData, Generic[OutputT]):
         """The provider's reason for the end of the last answer; `"length"` and `"content_filter"` mean it was cut."""
         return self.raw_responses[-1].finish_reason if self.raw_responses else None
 
+    @property
+    def context_tokens(self) -> int:
+        """The tokens of the history at the end: as the provider counted them last, and an estimate of what came since.
+
+        Where the provider tells no usage, all of it is an estimate, of the items alone. It is worked out when it is
+        read.
+        """
+        from agentloop.window.measure import Counted, estimate_tokens, find_count
+
+        counted = find_count(self._history, self.raw_responses) or Counted(0, 0)
+        return counted.tokens + estimate_tokens(self._history[counted.length :])
+
     def final_output_as(self, type: type[AsT]) -> AsT:
         """Return the final output, checked to be an instance of *type*.
 

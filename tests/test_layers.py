@@ -22,14 +22,14 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "schema": ("_schema",),
     "definitions": (
         *("context", "guardrails", "handoffs", "hooks", "limits", "tools", "policies", "conditions", "budget"),
-        *("config", "agents"),
+        *("config", "agents", "window"),
     ),
     "storage": ("_storage",),
     "core": ("_core",),
     "state": ("state", "results"),
     "runtime": ("_engine.runtime",),
     "calls": ("_engine.calls",),
-    "engine": ("_engine",),
+    "engine": ("_engine", "_compacting"),
     "edges": ("models", "sessions", "journal", "tracing", "executors", "_serving"),
     "entry": ("run", ""),  # the empty name is the package's own `__init__`
     "outermost": ("testing", "cli", "mcp", "postgres", "temporal", "asgi", "otel", "lab"),
@@ -37,10 +37,10 @@ LAYERS: dict[str, tuple[str, ...]] = {
 FLOOR = {layer: floor for floor, layer in enumerate(LAYERS)}
 APART = (("edges", "core"), ("edges", "state"), ("edges", "runtime"), ("edges", "calls"), ("edges", "engine"))
 """Edges know nothing of the machine, nor the machine of them."""
-MOST_ROOMS, MOST_FLOORS = 51, 15
+MOST_ROOMS, MOST_FLOORS = 53, 15
 """Rooms of the package, and the longest way down through their imports: more of either is a decision.
 
-The library itself has 44; each of six adapters (executors, mcp, postgres, temporal, asgi, otel) is one more, outermost,
+The library itself has 46; each of six adapters (executors, mcp, postgres, temporal, asgi, otel) is one more, outermost,
 and so is the lab, which nothing else needs.
 What an agent behind the web and one behind MCP both use, states and the words about errors, is a room below both.
 """
@@ -250,7 +250,7 @@ def _tops(targets: set[str]) -> set[str]:
 
 # ------------------------------------------------------------------------------------ sizes
 
-MOST_LINES = {("_core", "_engine"): 9_085, ("_concurrency",): 750, ("_storage",): 1_400}
+MOST_LINES = {("_core", "_engine"): 9_150, ("_concurrency",): 750, ("_storage",): 1_400}
 """The most lines of code that these rooms may have together. What grows them says in its commit for what; a feature
 that needs no step of the loop is an outer room."""
 

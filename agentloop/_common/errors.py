@@ -153,6 +153,50 @@ class ModelTransportError(AgentLoopError):
         self.should_retry = should_retry
         self.request_id = request_id
 
+    @property
+    def context_too_long(self) -> bool:
+        """True if the provider says that the request has more tokens than the model's window holds.
+
+        A model of your own says so with the code `context_length_exceeded`.
+        """
+        if self.code in _TOO_LONG_CODES:
+            return True
+        words = str(self).lower()
+        return self.status in (None, 400, 413, 422) and any(part in words for part in _TOO_LONG_WORDS)
+
+
+_TOO_LONG_CODES = ("context_length_exceeded", "context_window_exceeded", "model_context_window_exceeded")
+_TOO_LONG_WORDS = (
+    *("prompt is too long", "input is too long", "maximum context length", "context window", "context length"),
+    *("context size", "exceeds the maximum number of tokens", "input token count", "too many input tokens"),
+)
+"""Words of servers for a request that doesn't fit the window, where their codes don't say so."""
+
+
+class ContextTooLong(AgentLoopError):
+    """The history doesn't fit the model's window, and the steps of the `ContextPolicy` couldn't make it fit.
+
+    The run isn't over: it can be resumed with another policy, or with a model that has a larger window.
+
+    Attributes:
+        tokens: The tokens of the request, as counted before the steps.
+        window: The tokens that the window holds.
+        steps: For each step its name, and the tokens that it left, or the words of its error.
+    """
+
+    def __init__(self, tokens: int, window: int, target: int, steps: Sequence[tuple[str, int | str]] = ()) -> None:
+        said = "; ".join(
+            f"{name} left {left:,}" if isinstance(left, int) else f"{name}: {left}" for name, left in steps
+        )
+        super().__init__(
+            f"The history is too long: {tokens:,} tokens for a window of {window:,}, to be at most {target:,}. "
+            f"{said or 'The policy has no steps'}."
+        )
+        self.tokens = tokens
+        self.window = window
+        self.target = target
+        self.steps = tuple(steps)
+
 
 class ToolTimeoutError(AgentLoopError):
     """A tool's body took longer than its `timeout` (or was silent for its `idle_timeout`)."""

@@ -160,6 +160,10 @@ class RunFacts(msgspec.Struct, eq=False):
     history: list[Item] = []
     kept_length: int = 0
     """Length of the part of `history` that the run began with, or that a replacement of the history has left."""
+    compacted: r.HistoryReplaced | None = None
+    """The compaction that left the first `kept_length` items; None if something else did."""
+    compactions: int = 0
+    """Number of compactions so far."""
     sent: int = 0
     """Length of the part of `history` that a provider which keeps the conversation has acknowledged."""
     new_items: list[Item] = []

@@ -9,11 +9,13 @@ Facts and indices. The root's `records` is the one fact: it alone is stored, and
 attribute. Those are of two kinds:
 
 * *Contents*, which copy what records said: `run_id`, `agent`, `turn`, `input`, `history`, `new_items`, `responses`,
-  `response`, `calls`, `batch`, `guardrails`, `tripped`, `failures`, `meter`, `saved`, `started`, `resumed`, `ended`.
+  `response`, `calls`, `batch`, `guardrails`, `tripped`, `failures`, `meter`, `saved`, `compacted`, `started`,
+  `resumed`, `ended`.
 * *Indices*, which a scan of `records` would find too: `nested`, `released_late`, `released`, `sticky`,
   `cancel_requests`, `handoffs`, `receipts`, `settled_tools`, `tool_users`, `found_tools`, `searches`,
-  `input_guards_passed`, `turn_began`, the caches `_found`, `_digest` and `_repeats`. They exist because a scan in each
-  turn would make the cost of a run quadratic; applying a record costs the same at the thousandth turn as at the first.
+  `input_guards_passed`, `turn_began`, `compactions`, the caches `_found`, `_digest` and `_repeats`. They exist because
+  a scan in each turn would make the cost of a run quadratic; applying a record costs the same at the thousandth turn
+  as at the first.
 
 States of a turn, each left by the record named: the model is due (`turn_open`; `ModelResponded`, unless the provider
 has paused the answer), calls are due (`batch_open`; `BatchEnded`), a handoff is due (`handoffs_due`; `HandedOff`),
@@ -432,6 +434,8 @@ def _history_replaced(fold: RunFacts, record: r.HistoryReplaced) -> None:
         fold.new_items.extend(record.items)
     else:
         fold.kept_length = len(fold.history)
+        fold.compacted = record if record.reason == "compaction" else None
+        fold.compactions += record.reason == "compaction"
     if record.reason == "output_withheld":
         withheld = {item.call_id: item for item in record.items if isinstance(item, ToolOutput)}
         fold.new_items[:] = [

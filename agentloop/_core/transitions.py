@@ -49,7 +49,7 @@ OF_RUNS: dict[type, tuple[RunPhase, ...]] = {
     r.CallSettled: _CALLS,
     r.BatchEnded: _CALLS,
     r.HandedOff: ("handoff",),
-    r.HistoryReplaced: ("between",),
+    r.HistoryReplaced: ("between", "model"),
     r.InputAdded: ("between", "model", "ended"),
     r.SandboxOpened: _UNDER_WAY,
     r.SessionSaved: _UNDER_WAY,
@@ -123,6 +123,11 @@ def _check_batch(fold: RunFold, _record: r.BatchEnded) -> None:
             raise ValueError("not all calls of the batch have been released")
 
 
+def _check_replaced(fold: RunFold, record: r.HistoryReplaced) -> None:
+    if fold.turn_open and record.reason != "compaction":
+        raise ValueError("the turn waits for the model's answer")
+
+
 def _check_handoff(fold: RunFold, record: r.HandedOff) -> None:
     if all(call.call_id != record.call_id for call in fold.handoffs_due):
         raise ValueError(f"no handoff {record.call_id!r} is due")
@@ -186,6 +191,7 @@ _CHECKS: dict[type, Callable[[RunFold, Any], object]] = {
     r.CallSettled: _check_call,
     r.BatchEnded: _check_batch,
     r.HandedOff: _check_handoff,
+    r.HistoryReplaced: _check_replaced,
 }
 """By kind: what a record must fit besides the phase of its run."""
 

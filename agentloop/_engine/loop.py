@@ -261,6 +261,7 @@ async def _begin_turn(run: LiveRun) -> TurnView:
     """Check budget and secrets, prepare the turn, append `TurnStarted`, wait until it is durable; return its view.
 
     Raises:
+        ContextTooLong: the history doesn't fit the model's window, and couldn't be made shorter.
         UsageLimitExceeded: a budget is spent.
         StateError: the run's secret input is not available.
     """
@@ -273,6 +274,15 @@ async def _begin_turn(run: LiveRun) -> TurnView:
         raise run.stopped_by
     view = run.turn.view = await prepare_turn(run)
     await run.checkpoint()  # a shielded section before this may have hidden the end of the run
+    if (policy := run.settings.config.context or run.agent.context) is not None:
+        from agentloop._compacting import keep_in_window
+
+        requests, view = run.state.meter.requests, await keep_in_window(run, view, policy, call_model)
+        if run.state.meter.requests > requests:  # a summary may have spent the budget
+            length = len(run.state.history)
+            _check_limits(run)
+            if len(run.state.history) > length:
+                view = run.turn.view = await prepare_turn(run)  # what the run was told changes what it is shown
     state, log = run.state, run.tree.log
     turn = state.turn if state.turn_open else state.turn + 1  # open: from an earlier run segment, without an answer
     judges = _name_judges(run)

@@ -53,18 +53,21 @@ from agentloop.usage import RequestUsage
 logger = logging.getLogger("agentloop")
 
 _DELTAS = (m.TextDelta, m.ReasoningDelta, m.ArgumentsDelta)
-_MAYBE_TEXT = (str, type(None))
+_MAYBE_TEXT, _MAYBE_WHOLE = (str, type(None)), (int, type(None))
 _SHOWS_NOTHING = (m.ResponseStarted, m.Raw, m.ResponseDone)
 _COUNTS = tuple(name for name in RequestUsage.__struct_fields__ if name not in ("model", "complete", "raw"))
 
 
-async def call_model(run: LiveRun, view: TurnView) -> None:
+async def call_model(run: LiveRun, view: TurnView, *, again: bool = False) -> None:
     """Request the turn's response from the model and append it.
+
+    *again*: the provider has refused the request as too long, and the history has been made shorter.
 
     Cancellation: the response is closed before the cancellation continues; the request still counts in the usage.
 
     Raises:
         ModelBehaviorError, ModelTransportError, ModelTimeoutError: as the model raises them.
+        ContextTooLong: the request is too long for the model, and a policy couldn't make it short enough.
     """
     request = _make_request(run, view)
     if run.settings.config.history.call_model_input_filter is not None:
@@ -73,7 +76,16 @@ async def call_model(run: LiveRun, view: TurnView) -> None:
     await run.call_hooks("llm_start", run.agent, request.system, request.items)
     await run.checkpoint()  # a request that is never made must not be counted
     price = None if run.settings.budget is None else _find_price(run, view.model)
-    response, first_delta_at = await _request_response(run, view, request)
+    try:
+        response, first_delta_at = await _request_response(run, view, request)
+    except ModelTransportError as error:
+        policy = run.settings.config.context or run.agent.context
+        if policy is None or not error.context_too_long:
+            raise
+        from agentloop._compacting import make_room
+
+        view = await make_room(run, view, policy, call_model, error, again=again)
+        return await call_model(run, view, again=True)  # noqa: ASYNC120 - a cancellation replaces the error
     items = _classify_items(run, view, response.items)
     if items is not response.items:
         response = response.replace(items=items)
@@ -112,7 +124,8 @@ async def _request_response(run: LiveRun, view: TurnView, request: ModelRequest)
     attempt, asked, log = _Attempt(1), view.model.info, run.tree.log
     if not isinstance(asked, ModelInfo):
         raise UserTypeError(f"info of {view.model!r} must be a ModelInfo, not {asked!r}")
-    if not (asked.provider.__class__ is asked.name.__class__ is str and asked.base_url.__class__ in _MAYBE_TEXT):
+    plain = asked.base_url.__class__ in _MAYBE_TEXT and asked.context_window.__class__ in _MAYBE_WHOLE
+    if not (plain and asked.provider.__class__ is asked.name.__class__ is str):
         _check_info(view.model, asked)
     while True:
         digest = _digest_request(run, view, request)
@@ -150,7 +163,7 @@ def _check_info(model: Model, info: ModelInfo) -> None:
     from agentloop._storage.record_codec import find_fault
 
     if find_fault(ModelRequested((), 0, 0.0, "", 1, info)) is not None:
-        raise UserTypeError(f"info of {model!r} must be a ModelInfo of texts, not {info!r}")
+        raise UserTypeError(f"info of {model!r} must be a ModelInfo of texts and a whole number, not {info!r}")
 
 
 def _make_failed_record(run: LiveRun, error: Exception, attempt: _Attempt) -> ModelFailed:

@@ -56,7 +56,7 @@ RECORDS: tuple[r.Record, ...] = (
     SETTLED,
     r.BatchEnded(*AT),
     r.HandedOff(*AT, "h", "a", "b"),
-    r.HistoryReplaced(*AT, "reason", 0, ()),
+    r.HistoryReplaced(*AT, "compaction", 0, ()),
     r.InputAdded(*AT, ()),
     r.SandboxOpened(*AT, "box"),
     r.SessionSaved(*AT, 0),
@@ -197,3 +197,13 @@ def test_a_run_has_one_sandbox_which_nested_runs_share() -> None:
     assert not is_allowed(fold_of(STARTED, opened), opened)
     nested = r.RunStarted(("c",), 0, 0.0, "run/c", "b", (), 10)
     assert not is_allowed(fold_of(*IN_CALLS, BEGUN, nested), opened.replace(path=("c",)))
+
+
+def test_only_a_compaction_may_replace_the_history_within_a_turn() -> None:
+    """The provider has refused the turn's request as too long; nothing else changes what the model is answering."""
+    fold = RunFold()
+    for record in PHASES["model"]:
+        fold.apply(record)
+    check_next(fold, r.HistoryReplaced(*AT, "compaction", 0, ()))
+    with pytest.raises(ValueError, match="waits for the model's answer"):
+        check_next(fold, r.HistoryReplaced(*AT, "handoff_filter", 0, ()))

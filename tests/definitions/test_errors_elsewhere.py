@@ -18,7 +18,8 @@ def every_error() -> Iterator[AgentLoopError]:
     for cls in vars(exceptions).values():
         if not (inspect.isclass(cls) and issubclass(cls, AgentLoopError)):
             continue
-        given: dict[str, Any] = {"timeout": 2.5, "max_turns": 3, "n": 4}
+        given: dict[str, Any] = {"timeout": 2.5, "max_turns": 3, "n": 4, "tokens": 9, "window": 6, "target": 3}
+        given["steps"] = (("DropOldest", 5), ("Summarize", "it failed"))
         if not inspect.isfunction(cls.__init__):
             yield cls("said")
         else:

@@ -181,6 +181,14 @@ class RunServicesView(Value, frozen=True, eq=False):
         """The usage of the whole tree."""
         return self.fold.usage
 
+    @property
+    def context_tokens(self) -> int:
+        """The tokens of the history of the run itself."""
+        from agentloop._core.context_size import count_context  # few contexts are asked
+
+        own = self.fold.at(self.path)
+        return 0 if own is None else count_context(own)
+
     async def shared_resource(self, factory: Callable[[], AbstractAsyncContextManager[Any]]) -> Any:
         """Return the one value of *factory* in `shared`."""
         return await self.shared.get(factory)

@@ -306,7 +306,7 @@ class ReplayLog:
             if isinstance(record, r.CleanupCut) and record.section in _HOOKS:
                 return None  # the recorded run had no such hooks, or they had returned
             inserted = isinstance(wanted, r.VerdictGiven | r.InputAdded | r.GraphChanged | r.CleanupCut)
-            if not inserted and not self.is_end_too_late():
+            if not inserted and not self.is_of_summary(wanted) and not self.is_end_too_late():
                 self.diverge(record, explained(wanted, record, difference))
                 return record
             self.insert()
@@ -322,6 +322,15 @@ class ReplayLog:
         assert wanted is not None
         self._inserting = True
         self.log.append(wanted)
+
+    def is_of_summary(self, record: r.Record) -> bool:
+        """Tell whether *record* is of the run that made a summary of a history: its path names no call.
+
+        A replay takes the history from the record that replaced it. It makes no such run, and inserts its records.
+        """
+        assert self.log is not None
+        outer = self.log.state.at(record.path[:-1]) if record.path else None
+        return outer is not None and record.path[-1] not in outer.calls
 
     def _accept(self, record: r.Record) -> r.Record:
         self.appended.append(record)

@@ -82,6 +82,8 @@ class ReplayEffects(ReplayLog):
                 return await self._load_session(path)
             case e.SaveSession(path):
                 return await self._save_session(path)
+            case e.CallCallback(path, "compaction"):
+                return await self._compact(path)
             case e.CallCallback(path, what, key):
                 if is_told_elsewhere(what):
                     return await told_elsewhere(self, path, what, key)
@@ -392,6 +394,26 @@ class ReplayEffects(ReplayLog):
             await self.cut_off(path, None, "saving to the session")
         await self.known(index, "saving to the session")
 
+    # -- the window
+
+    async def _compact(self, path: Path) -> r.HistoryReplaced | None:
+        """Return the next record of the run if it replaces the history by a shorter one, else None.
+
+        Whether that was due, and by which steps it was done, is nothing to a replay: no step is tried.
+
+        Raises:
+            BaseException: the recorded error, if the run ended by it.
+        """
+        index = self.find(
+            object, path, lambda record: not isinstance(record, _BESIDE) and not is_input_guardrail(record)
+        )
+        if index is None or self._cuts_effects(self.skip_last_steps(index)):
+            await self.cut_off(path, None, "the compaction")
+        record = await self.known(index, "the compaction")
+        if isinstance(record, r.RunEnded) and record.status == "failed":
+            raise rebuilt(record.error or "")
+        return record if isinstance(record, r.HistoryReplaced) and record.reason == "compaction" else None
+
     # -- hooks: points at which a run may have waited
 
     async def run_hook(self, path: Path) -> None:
@@ -512,6 +534,10 @@ class Consumer(EventBuffer):
         """Wait until the next turn of the run is due. Not a checkpoint, but raises a pending cancellation."""
         await self._effects.begin_turn()
         await checkpoint_if_cancelled()
+
+
+_BESIDE = (r.CancelRequested, r.DeadlinePassed)
+"""Records of what came from outside, at any moment."""
 
 
 def _as_text(detail: Any) -> str:

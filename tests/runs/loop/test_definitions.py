@@ -63,6 +63,7 @@ WRONG: dict[str, list[Any]] = {
     "reset_tool_choice": [None, 1, "yes"],
     "tool_execution": [None, "parallel", 5],
     "toolsets": [None, 5, "server", [len], [look]],
+    "context": [5, 0.8, "summarize"],
 }
 
 
