@@ -115,6 +115,15 @@ def load_function(target: str) -> Callable[..., Any]:
     return found
 
 
+def load_object(target: str, kind: str) -> Any:
+    """Import the module of *target*, and return the object that it names there, a *kind* in messages.
+
+    Raises:
+        TargetError: as `load_agent`.
+    """
+    return _load(target, kind)[1]
+
+
 def load_context(target: str | None) -> Callable[[], Any] | None:
     """Return a function that gives the context of a run: the object that *target* names, or what it returns.
 

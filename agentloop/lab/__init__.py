@@ -1,28 +1,36 @@
-"""The lab: yesterday's runs against today's agent.
+"""The lab: yesterday's runs against today's agent. Its parts are imported at first use.
 
 `compare` runs recorded runs again with an agent as it is now, and says what became of each: an answer to "I changed the
 prompt, what breaks?". Nothing of the outside world happens meanwhile: models are asked only what the log doesn't
-answer, and of the tools only those run that only read.
+answer, and of the tools only those run that only read. The command line has it as `agentloop lab`.
 """
 
-from agentloop.lab._cases import Case
-from agentloop.lab._checks import (
-    Check,
-    Judge,
-    Score,
-    answer_matches,
-    asked_before,
-    called,
-    cost_below,
-    judge_by,
-    not_called,
-    order,
-)
-from agentloop.lab._compare import compare
-from agentloop.lab._effects import SimulatedCall
-from agentloop.lab._report import LabReport, read_report
-from agentloop.lab._rows import Figures, LabRow
-from agentloop.lab._runs import CaseCall, CaseRun
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from agentloop._common.lazy_names import import_at_first_use
+
+if TYPE_CHECKING:
+    from agentloop.lab._cases import Case
+    from agentloop.lab._checks import (
+        Check,
+        Judge,
+        Score,
+        answer_matches,
+        asked_before,
+        called,
+        cost_below,
+        judge_by,
+        not_called,
+        order,
+    )
+    from agentloop.lab._compare import compare
+    from agentloop.lab._effects import SimulatedCall
+    from agentloop.lab._report import LabReport, read_report
+    from agentloop.lab._rows import Figures, LabRow
+    from agentloop.lab._runs import CaseCall, CaseRun
 
 __all__ = [
     "Case",
@@ -45,3 +53,31 @@ __all__ = [
     "order",
     "read_report",
 ]
+
+_LAZY = {
+    "Case": "_cases",
+    "Check": "_checks",
+    "Judge": "_checks",
+    "Score": "_checks",
+    "answer_matches": "_checks",
+    "asked_before": "_checks",
+    "called": "_checks",
+    "cost_below": "_checks",
+    "judge_by": "_checks",
+    "not_called": "_checks",
+    "order": "_checks",
+    "compare": "_compare",
+    "SimulatedCall": "_effects",
+    "LabReport": "_report",
+    "read_report": "_report",
+    "Figures": "_rows",
+    "LabRow": "_rows",
+    "CaseCall": "_runs",
+    "CaseRun": "_runs",
+}
+
+__getattr__: Callable[[str], Any] = import_at_first_use(globals(), _LAZY)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

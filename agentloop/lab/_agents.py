@@ -22,7 +22,6 @@ from agentloop.limits import Capacity, Rate
 from agentloop.model_events import ModelEvent, ModelFeature, ModelInfo, ModelRequest
 from agentloop.models.registry import Providers, resolve_model
 from agentloop.settings import ModelSettings
-from agentloop.testing.replaying._recorded_agents import ClosedSession
 from agentloop.tools import AgentCall, FunctionTool
 
 
@@ -87,6 +86,23 @@ class MissingModel(Model):
         raise UserError("the candidate has no model, and is asked something that the recorded run wasn't: give it one")
 
 
+class SessionOfLog:
+    """A session whose items come through the effects, from the log. None of its methods is called."""
+
+    async def get_items(self, limit: int | None = None) -> list[Any]:
+        """Return nothing."""
+        return []
+
+    async def add_items(self, items: Any) -> None:
+        """Do nothing."""
+
+    async def pop_item(self) -> Any:
+        """Return nothing."""
+
+    async def clear(self) -> None:
+        """Do nothing."""
+
+
 class Candidate:
     """Copies of an agent, and of all agents that it reaches, for runs through *effects*. Made for each run.
 
@@ -140,7 +156,7 @@ class Candidate:
             tool.body,
             agent=self._copy(tool.body.agent),
             run_config=None if tool.body.run_config is None else self._copy_config(tool.body.run_config),
-            session=None if tool.body.session is None else ClosedSession(),
+            session=None if tool.body.session is None else SessionOfLog(),
             conversation=None,
             hooks=None,
             on_stream=None,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from decimal import Decimal
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import attrs
@@ -78,7 +79,9 @@ def not_called(tool: str, **arguments: Any) -> Check:
 
 
 def order(first: str, *then: str) -> Check:
-    """Return a check that calls of these tools come in this order; other calls may lie between.
+    """Return a check that none of these tools is called before the one in front of it; other calls may lie between.
+
+    A run that calls none of them, or only the first ones, passes: `called` is the check for that.
 
     Example:
         from agentloop import lab
@@ -88,14 +91,11 @@ def order(first: str, *then: str) -> Check:
     tools = (first, *then)
 
     def verify(run: CaseRun) -> str | None:
-        left = list(tools)
-        for call in run.calls:
-            if left and left[0] in (call.tool, call.tool.rpartition(".")[2]):
-                left.pop(0)
-        if not left:
-            return None
-        after = f" after {tools[-len(left) - 1]}" if len(left) < len(tools) else ""
-        return f"{left[0]} isn't called{after}"
+        names = [call.tool.rpartition(".")[2] for call in run.calls]
+        for before, after in pairwise(one.rpartition(".")[2] for one in tools):
+            if after in names and before not in names[: names.index(after)]:
+                return f"{after} is called, and {before} wasn't before"
+        return None
 
     return Check(", then ".join(tools), verify)
 

@@ -28,11 +28,12 @@ from agentloop.config import RunConfig
 from agentloop.exceptions import AgentLoopError, JournalError, StateError, UserError, UserTypeError, UserValueError
 from agentloop.journal._folder import journal_files
 from agentloop.journal._reading import _read_lines_of, list_runs
-from agentloop.lab._agents import Candidate
+from agentloop.lab._agents import Candidate, SessionOfLog
 from agentloop.lab._cache import AnswerCache
 from agentloop.lab._cases import Case, record_case
 from agentloop.lab._checks import Check, Judge, Score, judge_by
 from agentloop.lab._effects import LabBudget, LabEffects, LabRules, Simulation, Unmatched
+from agentloop.lab._recorded_errors import is_rebuilt
 from agentloop.lab._recording import Recording, holds_hidden
 from agentloop.lab._report import LabReport
 from agentloop.lab._rows import Figures, LabRow, compare_runs
@@ -41,8 +42,6 @@ from agentloop.models.registry import Providers
 from agentloop.results import RunData, RunResult
 from agentloop.run import Runner
 from agentloop.state import RunState
-from agentloop.testing.replaying._recorded_agents import ClosedSession
-from agentloop.testing.replaying._recorded_errors import is_rebuilt
 
 Recorded: TypeAlias = "str | os.PathLike[str] | Journal | RunState | RunData | Case"
 """A run to compare: a file of a journal, a folder of them, a journal, a state, a result, or a case."""
@@ -407,7 +406,7 @@ async def _run_segments(candidate: Candidate, recording: Recording, options: Lab
         "run_config": config,
         "context": None if options.context is None else options.context(),
         "max_turns": recording.max_turns,
-        "session": ClosedSession() if started.shown is not None else None,
+        "session": SessionOfLog() if started.shown is not None else None,
     }
     given: Any = started.input
     while True:

@@ -34,6 +34,7 @@ from agentloop import records as r
 from agentloop._common.values import Value
 from agentloop.exceptions import UserError
 from agentloop.lab._cache import AnswerCache, key_of
+from agentloop.lab._recorded_errors import rebuilt, rebuilt_model_error
 from agentloop.lab._recording import (
     PARTS,
     EndKind,
@@ -48,7 +49,6 @@ from agentloop.lab._stub import draw_value
 from agentloop.lab._watch import watch
 from agentloop.model_events import ModelResponse
 from agentloop.outcomes import SUCCESSES, CallOutcome
-from agentloop.testing.replaying._recorded_errors import rebuilt, rebuilt_model_error
 from agentloop.tools import FunctionTool
 
 Unmatched: TypeAlias = Literal["refuse", "stub", "simulate", "live"]

@@ -77,8 +77,12 @@ class LabRow:
         return RANKS[self.verdict]
 
     def find_worsening(self, base: LabRow) -> tuple[str, ...]:
-        """Return in words what is worse than in *base*, the row of an earlier comparison."""
-        found = [f"{self.verdict}, was {base.verdict}"] if self.rank > base.rank else []
+        """Return in words what is worse than in *base*, the row of an earlier comparison.
+
+        Another answer, or another way to it, does not count as worse: checks and judges decide that.
+        """
+        is_worse = self.rank > max(base.rank, RANKS["answer differs"])
+        found = [f"{self.verdict}, was {base.verdict}"] if is_worse else []
         found += [f"check {name!r} fails: {self.checks[name]}" for name in self.failed if name not in base.failed]
         for name, score in self.scores.items():
             if (was := base.scores.get(name)) is not None and was.passed and not score.passed:

@@ -127,7 +127,7 @@ def read_run(
         cost=total_cost(records),
         seconds=round(sum(_list_times(records)), 3),
         texts=tuple(
-            _text_of(item.content)
+            text_of(item.content)
             for one in records
             if isinstance(one, r.ModelResponded)
             for item in one.response.items
@@ -146,14 +146,15 @@ def _find_end(records: Sequence[r.Record]) -> r.RunEnded | None:
     return None
 
 
-def _text_of(content: Content) -> str:
+def text_of(content: Content) -> str:
+    """Return *content* as text; a part that is none by its kind."""
     if isinstance(content, str):
         return content
     return "\n".join(part.text if isinstance(part, Text) else f"[{type(part).__name__}]" for part in content)
 
 
 def _texts_of(items: Iterable[Item]) -> str:
-    return "\n".join(MASK if item.secret else _text_of(item.content) for item in items if isinstance(item, UserMessage))
+    return "\n".join(MASK if item.secret else text_of(item.content) for item in items if isinstance(item, UserMessage))
 
 
 def _list_tokens(records: Sequence[r.Record]) -> Iterable[int]:
@@ -189,11 +190,17 @@ def _list_calls(records: Sequence[r.Record], sources: Mapping[tuple[Path, str], 
             if is_void and record is answers[record.path]:
                 continue  # a guardrail that failed beside the request voids its answer, or not, as time has it
             if isinstance(item, HandoffCall):
-                yield CaseCall(tool=item.name, arguments=item.arguments, turn=record.turn, path=record.path)
+                yield CaseCall(
+                    tool=item.name,
+                    arguments=item.arguments,
+                    turn=record.turn,
+                    path=record.path,
+                    call_id=item.call_id,
+                )
             if not isinstance(item, ToolCall):
                 continue
             outcome = settled[place].outcome if place in settled else None
-            output = None if outcome is None or outcome.output is None else _text_of(outcome.output)
+            output = None if outcome is None or outcome.output is None else text_of(outcome.output)
             yield CaseCall(
                 tool=f"{item.namespace}.{item.name}" if item.namespace else item.name,
                 arguments=mask_arguments(item.arguments, item.secret),

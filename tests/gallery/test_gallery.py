@@ -25,7 +25,9 @@ def test_every_example_is_in_the_gallery() -> None:
     assert [name for name in folders if f"examples/{name}/app.py" not in page] == []
 
 
-@pytest.mark.parametrize("name", ["approval_desk", "batch_extraction", "research_fan_out", "support_triage"])
+@pytest.mark.parametrize(
+    "name", ["approval_desk", "batch_extraction", "refund_lab", "research_fan_out", "support_triage"]
+)
 async def test_application_prints_what_the_page_shows(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The scripted model makes the output exact."""
     await load_example(name).main()

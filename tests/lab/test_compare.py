@@ -137,6 +137,21 @@ async def test_only_what_became_worse_than_the_baseline_fails() -> None:
     with pytest.raises(AssertionError, match=re.escape("run 0: other calls, was same")):
         report.check(base)
     base.check(base)
+    kind = make_agent(FunctionModel(lambda request: say("Paid back, gladly.")), instructions="New.")
+    polite = await lab.compare(results, kind)
+    assert {row.verdict for row in polite.rows} == {"other calls"}
+
+
+async def test_another_answer_is_no_worse_by_itself() -> None:
+    """Checks and judges decide whether it is."""
+    results = await recorded(1)
+    base = await lab.compare(results, make_agent(), judges=[is_paid])
+    for answer, code in (("Paid, gladly.", 0), ("No.", 1)):
+        report = await lab.compare(
+            results, make_agent([*steps(1)[:2], say(answer)], instructions="New."), judges=[is_paid]
+        )
+        assert report.rows[0].verdict == "answer differs"
+        assert report.exit_code(base) == code
 
 
 async def test_the_baseline_reads_well_in_a_diff() -> None:
@@ -268,14 +283,16 @@ async def test_checks_say_what_is_wrong() -> None:
             lab.not_called("pay"),
             lab.not_called("refund", amount=9),
             lab.order("look_up", "refund"),
+            lab.order("refund", "pay"),
+            lab.order("pay", "hang"),
             lab.answer_matches("(?i)paid"),
             lab.asked_before("pay"),
         ],
         "refund(amount=9) isn't called": [lab.called("refund", amount=9)],
         "refund is called once, expected 2 times": [lab.called("refund", times=2)],
         "refund is called once, expected never": [lab.not_called("refund")],
-        "look_up isn't called after refund": [lab.order("refund", "look_up")],
-        "pay isn't called": [lab.order("pay", "refund")],
+        "look_up is called, and refund wasn't before": [lab.order("refund", "look_up")],
+        "refund is called, and pay wasn't before": [lab.order("look_up", "pay", "refund")],
         "the answer is 'Paid back.'": [lab.answer_matches("^No")],
         "1 of 1 calls of refund ran unasked": [lab.asked_before("refund")],
         "nothing has a price: give run_config=RunConfig(price=…)": [lab.cost_below(1)],

@@ -16,12 +16,12 @@ from agentloop._common.values import Value
 from agentloop._core.handoff_outputs import handoff_outputs
 from agentloop.config import ErrorHandlerResult, ModelInputData
 from agentloop.handoffs import HandoffInputData
+from agentloop.lab._recorded_errors import rebuilt
 from agentloop.outcomes import CallOutcome
 from agentloop.policies import Ask, Deny
 from agentloop.settings import Prompt
 from agentloop.testing.replaying._comparison import CUT_OFF
 from agentloop.testing.replaying._recorded import Call, Path, RecordedRun
-from agentloop.testing.replaying._recorded_errors import rebuilt
 from agentloop.tools import ToolsToFinalOutput
 
 _REFERENCE = re.compile(r"characters cut, all of it at (.*?) …\]\n", re.DOTALL)

@@ -52,6 +52,7 @@ from agentloop._engine.runtime.cancel_source import record_end
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.agents import Agent
 from agentloop.config import RunConfig
+from agentloop.lab._recorded_errors import rebuilt
 from agentloop.limits import Rate
 from agentloop.results import RunResult
 from agentloop.run import HANDLERS, RunOptions, _stream
@@ -62,7 +63,6 @@ from agentloop.testing.replaying._comparison import CLEARLY, CUT_OFF, SLACK, NoV
 from agentloop.testing.replaying._effects import Consumer, ReplayEffects
 from agentloop.testing.replaying._recorded import Call, Path, RecordedRun, RecordedSegment, call_of
 from agentloop.testing.replaying._recorded_agents import ClosedSandboxes, ClosedSession, HooksOfRuns, RecordedAgents
-from agentloop.testing.replaying._recorded_errors import rebuilt
 from agentloop.testing.replaying._words import stuck
 from agentloop.testing.simulation.event_loop import Backend, Deadlock, run_deterministic, waiting
 

@@ -27,6 +27,7 @@ from agentloop._engine.runtime.event_buffer import EventBuffer
 from agentloop._schema.json_text import parse_object
 from agentloop._storage.withholding import Withheld, WithheldText
 from agentloop.exceptions import OutcomeUnknown
+from agentloop.lab._recorded_errors import rebuilt, rebuilt_model_error
 from agentloop.limits import Limit
 from agentloop.settings import JsonLimits
 from agentloop.testing.replaying._callbacks import answered, is_told_elsewhere, told_elsewhere
@@ -40,7 +41,6 @@ from agentloop.testing.replaying._comparison import (
     task_key,
 )
 from agentloop.testing.replaying._recorded import Call, Path, Standin, same_output
-from agentloop.testing.replaying._recorded_errors import rebuilt, rebuilt_model_error
 
 _current_path: ContextVar[Path] = ContextVar("agentloop_replay_path", default=())
 """The run whose model call the current task makes: the effects `Random` and `Sleep` don't name their run."""

@@ -1,0 +1,142 @@
+"""A comparison as one HTML page that needs no network: the table, filters, and for each run both histories and times.
+
+The page is made as that of a timeline is (`tracing._timeline_page`), whose colours it takes: a template, a style, a
+script, and the data as JSON that no browser executes; its policy allows this script and this style only. What a run
+said is shown as text, cut; secrets are masked as in every timeline.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from agentloop import records as r
+from agentloop._common.error_text import shorten
+from agentloop._common.masking import MASK
+from agentloop._common.terminal_text import exact
+from agentloop.items import AssistantMessage
+from agentloop.lab._report import LabReport, row_to_json
+from agentloop.lab._rows import LabRow
+from agentloop.lab._runs import CaseCall, CaseRun, text_of
+from agentloop.tracing import read_timeline
+from agentloop.tracing._timeline_page import _digest, _encode, _read_files
+
+Entry: TypeAlias = dict[str, Any]
+_MOST_CHARS = 600
+_SHORTER = (_MOST_CHARS, 200, 60)
+_MOST_OF_ALL = 6_000_000
+"""Characters of a page's data above which what the runs said is cut shorter."""
+_MOST_STEPS = 120
+_MOST_BARS = 60
+_FOLDER = Path(__file__).with_name("_page")
+_KEPT = ("turn", "model", "call", "hosted", "guardrail")
+"""The rows of a timeline that the small one shows."""
+
+
+def make_entry(row: LabRow, before: CaseRun | None, after: CaseRun | None) -> Entry:
+    """Return what the page shows of a row and its two runs, as JSON."""
+    runs = [run for run in (before, after if after is not before else None) if run is not None]
+    steps = [_list_steps(run) for run in runs]
+    return {
+        "row": row_to_json(row),
+        "input": exact(shorten(runs[0].input if runs else "", _MOST_CHARS)),
+        "steps": steps,
+        "differs": _find_difference(*steps) if len(steps) == 2 else None,
+        "bars": [_list_bars(run.records) for run in runs],
+    }
+
+
+def _list_steps(run: CaseRun) -> list[list[Any]]:
+    """Return what happened in *run* as `[turn, kind, text, depth]`, in order."""
+    calls = {(one.path, one.call_id): one for one in run.calls}
+    found: list[list[Any]] = []
+    for record in run.records:
+        for item in record.response.items if isinstance(record, r.ModelResponded) else ():
+            depth = len(record.path)
+            if isinstance(item, AssistantMessage):
+                found.append([record.turn, "says", MASK if item.secret else _cut(text_of(item.content)), depth])
+            elif (call := calls.get((record.path, getattr(item, "call_id", "")))) is not None:
+                found += _list_call(call, depth)
+    if run.error is not None:
+        found.append([run.turns, "error", _cut(run.error), 0])
+    elif run.answer is not None:
+        found.append([run.turns, "answer", _cut(run.answer_text), 0])
+    return found[:_MOST_STEPS]
+
+
+def _list_call(call: CaseCall, depth: int) -> Iterator[list[Any]]:
+    yield [call.turn, "call", _cut(f"{call.tool} {call.arguments}"), depth]
+    if call.status is not None:
+        source = "" if call.source in (None, "recorded") else f" ({call.source})"
+        yield [call.turn, "output", _cut(f"{call.status}{source}: {call.output or ''}"), depth]
+
+
+def _cut(text: str) -> str:
+    return exact(shorten(text, _MOST_CHARS))
+
+
+def _find_difference(before: Sequence[Any], after: Sequence[Any]) -> int | None:
+    """Return the position of the first step that differs; None if none does."""
+    for index in range(max(len(before), len(after))):
+        if before[index : index + 1] != after[index : index + 1]:
+            return index
+    return None
+
+
+def _list_bars(records: Sequence[r.Record]) -> list[list[Any]]:
+    """Return the rows of the run's timeline as `[kind, name, depth, start, end]`, in seconds from its start."""
+    timeline = read_timeline(records)
+    rows = [row for row in timeline.rows if row.kind in _KEPT][:_MOST_BARS]
+    start = timeline.start
+    return [
+        [row.kind, exact(row.name), row.depth, round(row.start - start, 3), round(row.end - start, 3)] for row in rows
+    ]
+
+
+def render_lab_page(report: LabReport, entries: Iterable[Entry]) -> str:
+    """Return the page of *report*, whose rows are shown from *entries*, to be written as UTF-8."""
+    template, style, script = _read_own_files()
+    shown = sorted(entries, key=lambda one: (one["row"]["name"], one["row"].get("repeat", 0)))
+    head, data = {"agent": exact(report.agent), "sums": report.sums()}, ""
+    for limit in _SHORTER:
+        data = _encode({**head, "rows": [_shorten(entry, limit) for entry in shown]})
+        if len(data) <= _MOST_OF_ALL:
+            break
+    policy = [
+        "default-src 'none'",
+        f"style-src '{_digest(style)}'",
+        f"script-src '{_digest(script)}'",
+        "base-uri 'none'",
+        "form-action 'none'",
+    ]
+    values = {
+        "title": escape(exact(f"{report.agent}: {len(report.rows)} runs compared")),
+        "policy": "; ".join(policy),
+        "style": style,
+        "script": script,
+        "data": data,
+    }
+    page, rest = "", template
+    while rest:  # one pass: a value that holds a placeholder is left as it is
+        before, opening, after = rest.partition("{{")
+        name, _, rest = after.partition("}}")
+        page += before + (values[name] if opening else "")
+    return page
+
+
+def _shorten(entry: Entry, limit: int) -> Entry:
+    if limit == _MOST_CHARS:
+        return entry
+    steps = [[[turn, kind, shorten(text, limit), depth] for turn, kind, text, depth in run] for run in entry["steps"]]
+    return {**entry, "steps": steps, "input": shorten(entry["input"], limit)}
+
+
+@functools.cache
+def _read_own_files() -> tuple[str, str, str]:
+    names = ("lab.html", "lab.css", "lab.js")
+    template, style, script = (_FOLDER.joinpath(name).read_text(encoding="utf-8") for name in names)
+    colours, _, _ = _read_files()[1].partition(".symbols")
+    return template, colours + style, script

@@ -1,0 +1,66 @@
+"""The page of a comparison in a real headless Chromium: judged by axe-core, by keys, and with a thousand runs."""
+
+import shutil
+import time
+from pathlib import Path
+
+import anyio
+import pytest
+
+from agentloop import Agent, Runner, lab
+from agentloop.executors import _browser
+from agentloop.lab import LabReport
+from agentloop.lab._page import make_entry, render_lab_page
+from agentloop.testing import ScriptedModel, say
+
+axe = pytest.importorskip("axe_playwright_python", reason="needs axe-core and Chromium: nox -s tests-timeline")
+from timeline.test_browser import showing, violations  # noqa: E402 - it skips, too, where there is no axe-core
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.real_clock,
+    pytest.mark.timeout(180),
+    pytest.mark.backends("asyncio"),
+    pytest.mark.skipif(not any(map(shutil.which, _browser._PROGRAMS)), reason="no Chromium is installed"),
+]
+
+
+async def write(path: Path, times: int) -> Path:
+    """Write the page of a comparison, each of whose rows is there *times* times."""
+    entries = []
+    agents = [Agent("a", instructions=text, model=ScriptedModel([say(text), say(text)])) for text in ("One.", "Two.")]
+    results = [await Runner.run(agents[0], f"go {n}") for n in range(2)]
+    report = await lab.compare(
+        results,
+        agents[1],
+        checks=[lab.answer_matches("One")],
+        judges=[lambda run: lab.Score(0.5, "fair")],
+        observe=lambda row, before, after: entries.append(make_entry(row, before, after)),
+    )
+    page = render_lab_page(LabReport("a", report.rows * times), entries * times)
+    await anyio.Path(path).write_text(page, encoding="utf-8")
+    return path
+
+
+@pytest.mark.scenario("LB-09")
+async def test_axe_finds_nothing_folded_or_unfolded(tmp_path: Path) -> None:
+    """Also with a filter, and with both histories of a run in sight."""
+    async with showing(await write(tmp_path / "lab.html", 3)) as browser:
+        assert await violations(browser) == []
+        await browser.evaluate("document.querySelector('#rows button').click()")
+        assert await browser.evaluate("document.querySelector('#rows button').getAttribute('aria-expanded')") == "true"
+        assert await browser.evaluate("document.querySelectorAll('.steps .first').length") == 2
+        await browser.evaluate("$('search').value = 'run 1'; $('search').dispatchEvent(new Event('input'))")
+        assert await browser.evaluate("$('found').textContent") == "3 of 6 runs"
+        assert await violations(browser) == []
+
+
+@pytest.mark.scenario("LB-09")
+async def test_a_thousand_runs_open_in_under_a_second(tmp_path: Path) -> None:
+    """As the page's own clock tells it."""
+    page = await write(tmp_path / "lab.html", 500)
+    began = time.perf_counter()
+    async with showing(page) as browser:
+        took = await browser.evaluate("performance.getEntriesByType('navigation')[0].domComplete")
+        assert took < 1_000, time.perf_counter() - began
+        assert await browser.evaluate("document.querySelectorAll('#rows tr').length") == 1_000
