@@ -59,7 +59,7 @@ from agentloop.guardrails import (
 )
 from agentloop.handoffs import Handoff, HandoffInputData, handoff
 from agentloop.hooks import AgentHooks, RunHooks, RunOutcome
-from agentloop.limits import Capacity, Rate
+from agentloop.limits import Capacity, Rate, TokenRate
 from agentloop.outcomes import CallOutcome
 from agentloop.policies import Ask, Deny, PendingCall, Policy
 from agentloop.results import RunData, RunResult
@@ -259,6 +259,7 @@ __all__ = [
     "Summarize",
     "TextMention",
     "TokenLimit",
+    "TokenRate",
     "ToolCallError",
     "ToolCalled",
     "ToolCancelledError",

@@ -21,6 +21,7 @@ from agentloop.context import SandboxProvider
 from agentloop.guardrails import InputGuardrail, OutputGuardrail
 from agentloop.handoffs import HandoffInputData, nesting
 from agentloop.items import HostedToolCall, Item
+from agentloop.limits import Capacity, Limit, Rate, TokenRate
 from agentloop.policies import Policy
 from agentloop.settings import (
     JsonLimits,
@@ -110,6 +111,10 @@ _HEARS = tuple(name for name in vars(Instrument) if name.startswith("on_"))
 def _is_instrument(value: object) -> bool:
     """Return True if *value* has at least one method of `Instrument`; an instrument without the others is valid."""
     return not isinstance(value, type) and any(callable(getattr(value, name, None)) for name in _HEARS)
+
+
+def _to_limits(given: Any) -> Any:
+    return (given,) if isinstance(given, Limit) else given
 
 
 def _condition(_config: RunConfig, attribute: attrs.Attribute[Any], value: Any) -> None:
@@ -246,6 +251,8 @@ class RunConfig(ByFields):
         output_store: The store for outputs longer than `max_output_chars`: `put(call, data) -> ref`.
         timeout: Seconds for each run segment (start or resume); after that the run ends with `RunTimeoutError`.
         limits: `UsageLimits` of the run, nested runs included.
+        model_limits: Limits of the requests to models, in all runs that share them: `Capacity`, `Rate`, `TokenRate`. A
+            request waits until all have room. A model, or the `model_provider`, may have further ones (`limits`).
         price: `(model name, RequestUsage) -> Decimal`, the cost of one request; or `agentloop.models.prices()`, which
             knows the prices of well-known models.
         hosted_price: `(model name, HostedToolCall) -> Decimal`, the provider's fee for one call of a tool that it runs
@@ -303,6 +310,11 @@ class RunConfig(ByFields):
     )
     timeout: float | None = attrs.field(default=None, validator=optional(NAMES.seconds()))
     limits: UsageLimits | None = attrs.field(default=None, validator=optional(FIELDS.a(UsageLimits)))
+    model_limits: Sequence[Limit] = attrs.field(
+        default=(),
+        converter=_to_limits,
+        validator=FIELDS.each("a Capacity, Rate or TokenRate", is_a(Capacity, Rate, TokenRate)),
+    )
     price: Price | None = attrs.field(default=None, validator=optional(FIELDS.function()))
     hosted_price: HostedPrice | None = attrs.field(default=None, validator=optional(FIELDS.function()))
     at_limit: Literal["raise", "answer"] = attrs.field(default="raise", validator=FIELDS.one_of("raise", "answer"))
@@ -352,6 +364,7 @@ class RunConfig(ByFields):
             output_store: OutputStore | None = ...,
             timeout: float | None = ...,
             limits: UsageLimits | None = ...,
+            model_limits: Limit | Sequence[Limit] = ...,
             price: Price | None = ...,
             hosted_price: HostedPrice | None = ...,
             at_limit: Literal["raise", "answer"] = ...,

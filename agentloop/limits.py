@@ -25,9 +25,13 @@ class Limit:
     """Base of all limits: the interface for the admission. If `ordered`, calls take it strictly in arrival order."""
 
     ordered = False
+    weighed = False
+    """True if a ticket takes an `amount` of it that follows from its weight, and not one."""
     freed_by_calls = True
     """True if calls that end make room; else time does, or the consumer of the stream."""
     name: str | None = None
+    hold: Hold | None = None
+    """When the server of a model wants no further request; None if it never said so."""
     line: Any = None
     """The queue of waiting calls that need the limit, or None. The admission owns it and sets it."""
 
@@ -46,6 +50,14 @@ class Limit:
 
     def take(self, now: float) -> None:
         """Count a call that is admitted at *now*."""
+        raise NotImplementedError
+
+    def amount(self, weight: int) -> int:
+        """Return what a ticket of *weight* takes, in the units of `free`. Called for limits that are weighed only."""
+        raise NotImplementedError
+
+    def take_amount(self, amount: int) -> None:
+        """Count a ticket that is admitted and takes *amount*. Called for limits that are weighed only."""
         raise NotImplementedError
 
     def begin(self, now: float) -> None:
@@ -248,3 +260,179 @@ class Rate(Limit):
         """Return the time at which the oldest start leaves the window; infinity if there is none."""
         self.free(now)
         return self._starts[0] + self.per if self._starts else math.inf
+
+    def shrink(self, free: int, until: float, now: float) -> None:
+        """Leave *free* starts at most up to *until*: the server has counted others, which it forgets then."""
+        from bisect import insort  # for this only
+
+        for _ in range(int(self.free(now)) - max(free, 0)):
+            insort(self._starts, min(until - self.per, now))
+
+
+class TokenRateStatistics(Value, frozen=True, kw_only=True):
+    """`tokens_in_window` of the `tokens` allowed per `per` seconds, as of the last check or start."""
+
+    tokens_in_window: int
+    tokens: int
+    per: float
+
+
+class TokenStart(msgspec.Struct, eq=False):
+    """The count of one request in a `TokenRate`: *tokens* from *at* on, expected first and told by the answer later.
+
+    `counted` as long as it is in the window.
+    """
+
+    at: float
+    tokens: int
+    counted: bool = True
+
+
+class TokenRate(Limit):
+    """A limit of *tokens* of model requests, input and output together, within any window of *per* seconds.
+
+    A request waits until there is room for the tokens that it will probably take: those of its input, as counted or
+    estimated, and as many more as the requests before it took. Until the first answer tells, a tenth of the limit is
+    kept for each. Once the answer has told what a request took, that counts. A request that is larger than the whole
+    limit waits for an empty window.
+
+    For models only: `limits=` of a model or of a provider, `RunConfig(model_limits=…)`.
+
+    Example:
+        from agentloop import Agent, Rate, RunConfig, Runner, TokenRate
+        from agentloop.testing import ScriptedModel, say
+
+        account = [Rate(60, per=60), TokenRate(100_000, per=60)]  # what the provider allows in a minute, to all runs
+        agent = Agent("a", model=ScriptedModel([say("hi")]))
+        print(Runner.run_sync(agent, "go", run_config=RunConfig(model_limits=account)).final_output)  # hi
+    """
+
+    weighed = True
+    freed_by_calls = False
+
+    def __init__(self, tokens: int, per: float = 60.0, name: str | None = None) -> None:
+        checked_tokens, checked_per = check_count("tokens", tokens), check_seconds("per", per)
+        if checked_tokens is None or checked_per is None:
+            raise UserTypeError("TokenRate: tokens and per are both needed")
+        self.tokens: int = checked_tokens
+        self.per: float = checked_per
+        if name is not None:
+            check("name", NAMES.text(), name)
+        self.name = name
+        self._starts: deque[TokenStart] = deque()
+        self._spent = 0
+        """The sum of the tokens of `_starts`."""
+        self._admitted = 0
+        """The tokens of admitted requests that haven't begun."""
+        self._more: float | None = None
+        """By how much more than their input alone the last requests took, on average; None before the first answer."""
+        self._spread = 0.0
+        """The average distance from that."""
+        self._told: tuple[TokenStart, float] | None = None
+        """The count of others, as the server told it, and when it said so."""
+        self.binding: LoopBinding = LoopBinding()
+
+    def __repr__(self) -> str:
+        name = f", name={self.name!r}" if self.name else ""
+        return f"TokenRate({self.tokens}, {self.per:g}{name})"
+
+    def statistics(self) -> TokenRateStatistics:
+        """Return the numbers of this moment."""
+        return TokenRateStatistics(tokens_in_window=self._spent + self._admitted, tokens=self.tokens, per=self.per)
+
+    def amount(self, weight: int) -> int:
+        """Return the tokens that a request with *weight* tokens of input will probably take: at most the limit."""
+        more = self.tokens / 10 if self._more is None else self._more + self._spread
+        return min(max(int(weight + more), 1), self.tokens)
+
+    def free(self, now: float) -> float:
+        """Return the tokens for which the window that ends at *now* has room; negative if answers took more."""
+        starts = self._starts
+        while starts and (starts[0].at + self.per <= now or starts[0].at > now):
+            over = starts.popleft()
+            over.counted = False
+            self._spent -= over.tokens
+        return self.tokens - self._spent - self._admitted
+
+    def take_amount(self, amount: int) -> None:
+        """Take the tokens of an admitted request."""
+        self._admitted += amount
+
+    def begin_amount(self, now: float, amount: int) -> TokenStart:
+        """Count the tokens of an admitted request, which begins now, in the window; return the count, to correct it."""
+        self._admitted -= amount
+        start = TokenStart(now, amount)
+        self._starts.append(start)
+        self._spent += amount
+        self.report_room()
+        return start
+
+    def give_amount(self, amount: int) -> None:
+        """Give back the tokens of a request that never began."""
+        self._admitted -= amount
+        self.report_room()
+
+    def settle(self, start: TokenStart, tokens: int, input_tokens: int) -> None:
+        """Count *tokens*, which the answer told, for the request of *start*, whose input was estimated before."""
+        more = tokens - input_tokens
+        if self._more is None:
+            self._more = float(more)
+        self._spread += 0.1 * (abs(more - self._more) - self._spread)
+        self._more += 0.1 * (more - self._more)
+        less = start.tokens - tokens
+        if start.counted:
+            self._spent -= less
+        start.tokens = tokens
+        if self._told is not None and less > 0 and start.at <= self._told[1] and self._told[0].counted:
+            # The server knew of this request when it told what it has left, which is no more for our mistake.
+            self._told[0].tokens += less
+            self._spent += less
+        self.report_room()
+
+    def next_room(self, now: float) -> float:
+        """Return the time at which the oldest request leaves the window; infinity if there is none."""
+        self.free(now)
+        return self._starts[0].at + self.per if self._starts else math.inf
+
+    def shrink(self, free: int, until: float, now: float) -> None:
+        """Leave *free* tokens at most up to *until*: the server has counted others, which it forgets then."""
+        others = int(self.free(now)) - max(free, 0)
+        if others > 0:
+            from bisect import insort  # for this only
+
+            start = TokenStart(min(until - self.per, now), others)
+            insort(self._starts, start, key=lambda one: one.at)
+            self._spent += others
+            self._told = start, now
+
+
+class Hold(Limit):
+    """A time up to which the server of a model wants no request of any run (`Retry-After`)."""
+
+    freed_by_calls = False
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.until = -math.inf
+        """A time on the clock of the loop."""
+
+    def extend(self, until: float) -> None:
+        """Let no request start before *until*."""
+        self.until = max(self.until, until)
+
+    def free(self, now: float) -> float:
+        """Return infinity, or 0 before its time."""
+        return math.inf if now >= self.until else 0
+
+    def take(self, now: float) -> None:
+        """Do nothing: it counts no request."""
+
+    def begin(self, now: float) -> None:
+        """Do nothing."""
+
+    def give(self) -> None:
+        """Do nothing."""
+
+    def next_room(self, now: float) -> float:
+        """Return its time; infinity if that has passed."""
+        return self.until if now < self.until else math.inf

@@ -85,6 +85,16 @@ class OutputSchema(Value, frozen=True, kw_only=True):
     strict: bool = True
 
 
+class RateState(Value, frozen=True, kw_only=True, gc=False):
+    """The rest of a server's limits for this account, as the head of an answer tells: requests and tokens, and
+    the seconds after which it has all of them again. None where it doesn't tell."""
+
+    requests: int | None = None
+    requests_reset: float | None = None
+    tokens: int | None = None
+    tokens_reset: float | None = None
+
+
 def _make_request(cls: type[ModelRequest], fields: dict[str, Any]) -> ModelRequest:
     return cls(**fields)
 
@@ -114,13 +124,16 @@ class ModelRequest(NotedValue, frozen=True, kw_only=True):
     path: tuple[str, ...] = ()
     call_ids: Collection[str] = ()
     """The ids of the run's calls so far, also of calls that a filter removed from `items`."""
+    note_rates: Callable[[RateState], None] | None = None
+    """Called by a model with what its server has left, if the run has limits that share it; None otherwise."""
 
-    _notes: ClassVar[frozenset[str]] = frozenset({"call_ids"})
+    _notes: ClassVar[frozenset[str]] = frozenset({"call_ids", "note_rates"})
     _unshown: ClassVar[frozenset[str]] = _notes
 
     def __reduce__(self) -> tuple[Callable[..., ModelRequest], tuple[type[ModelRequest], dict[str, Any]]]:
         # The run gives a live view of ids, and no view can be copied or pickled.
-        fields = {name: getattr(self, name) for name in self.__struct_fields__} | {"call_ids": tuple(self.call_ids)}
+        fields = {name: getattr(self, name) for name in self.__struct_fields__ if name != "note_rates"}
+        fields["call_ids"] = tuple(self.call_ids)
         return _make_request, (type(self), fields)
 
     @property

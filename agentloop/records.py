@@ -136,6 +136,10 @@ class ModelRequested(_Record, frozen=True, tag="model_requested"):
     attempt: int = 1
     model: ModelInfo | None = None
     """The model that was asked; None if it is the one of the request before, of the same run."""
+    queued_at: float | None = None
+    """Wall-clock seconds since which the request waited for its limits; None if it has none."""
+    waited_for: tuple[str, ...] = ()
+    """Names of the limits that had no room for it."""
 
 
 class ModelResponded(_Record, frozen=True, tag="model_responded"):

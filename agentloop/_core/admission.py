@@ -16,6 +16,7 @@ The rule
    the stream), no end of a call lets it start: only tokens of such limits are kept for it, and all other limits behave
    as if it were not there. Otherwise a rate of one call an hour would block free calls for an hour.
 4. Of tickets with the same limits only the first has tokens kept: the others can't start before it.
+   Of a limit that is *weighed* (tokens of models) a ticket takes an amount, and that amount is kept for it.
 5. Of an *ordered* limit a token is kept for each ticket that waits, from its arrival: it is taken in arrival order.
 
 How it is computed
@@ -109,6 +110,7 @@ from bisect import bisect_left, insort
 from collections import OrderedDict, deque
 from collections.abc import Iterable
 from heapq import heappop, heappush
+from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -124,6 +126,8 @@ class Ticket(msgspec.Struct, eq=False):
     limits: tuple[Limit, ...]
     owner: Any = None
     seq: int = -1
+    weight: int = 1
+    """The amount that it takes of limits that are weighed follows from it; of the others it takes one."""
     waited_for: tuple[str, ...] = ()
     """Names of the limits that had no room when the ticket was checked."""
     passed: int = 0
@@ -289,13 +293,28 @@ class Admission:
         for limit in ticket.limits:
             line = self._line(limit)
             earlier = bisect_left(line.kept, (ticket.seq,)) if line is not None and line.kept else 0
-            if limit.free(now) <= earlier:
+            if limit.weighed:
+                if not self._fits(limit, ticket, earlier):
+                    lacking.append(limit)
+            elif limit.free(now) <= earlier:
                 lacking.append(limit)
         return lacking
 
+    def _is_full(self, limit: Limit, ticket: Ticket) -> bool:
+        """Tell whether *limit* has no room for *ticket*, even if nothing were kept for others."""
+        return limit.free(self._now) < (limit.amount(ticket.weight) if limit.weighed else 1)
+
+    def _fits(self, limit: Limit, ticket: Ticket, earlier: int) -> bool:
+        """Tell whether *limit*, which is weighed, has room for *ticket* beyond what is kept for *earlier* tickets."""
+        kept = sum([limit.amount(other.weight) for _, other in limit.line.kept[:earlier]]) if earlier else 0
+        return limit.free(self._now) - kept >= limit.amount(ticket.weight)
+
     def _start(self, ticket: Ticket, started: list[Ticket]) -> None:
         for limit in ticket.limits:
-            limit.take(self._now)
+            if limit.weighed:
+                limit.take_amount(limit.amount(ticket.weight))
+            else:
+                limit.take(self._now)
         ticket.waiting = False
         self._waiting -= 1
         started.append(ticket)
@@ -313,7 +332,7 @@ class Admission:
     def _join_line(self, lane: _Lane, ticket: Ticket, lacking: list[Limit]) -> None:
         """Put *lane*, with its head *ticket*, into the line of one of the *lacking* limits."""
         for limit in lacking:
-            if limit.name_shown not in ticket.waited_for and limit.free(self._now) <= 0:
+            if limit.name_shown not in ticket.waited_for and self._is_full(limit, ticket):
                 ticket.waited_for = (*ticket.waited_for, limit.name_shown)
         timed = [limit for limit in lacking if not limit.freed_by_calls]
         spent = ticket.passed >= PATIENCE
@@ -351,7 +370,8 @@ class Admission:
         first = line.first()
         if first is None:
             return
-        if line.limit.free(self._now) > bisect_left(line.kept, (first[0],)):
+        earlier, limit = bisect_left(line.kept, (first[0],)), line.limit
+        if limit.free(self._now) > earlier if not limit.weighed else self._fits(limit, first[1].tickets[0], earlier):
             heappop(line.queue)
             first[1].line = None
             heappush(self._agenda, (*first, line))
@@ -451,6 +471,9 @@ class Admission:
         Such a ticket waits for time again, so rule 3 takes its tokens of the other limits away.
         """
         free = line.limit.free(self._now)
+        if line.limit.weighed:
+            sums = accumulate(line.limit.amount(other.weight) for _, other in line.kept)
+            free = next((index for index, sum_ in enumerate(sums) if sum_ > free), len(line.kept))
         if free < len(line.kept):
             ticket = line.kept[int(free)][1]
             if ticket.keeps_capacity:

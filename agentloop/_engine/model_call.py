@@ -121,22 +121,25 @@ async def _request_response(run: LiveRun, view: TurnView, request: ModelRequest)
         UserTypeError: the model's `info` is no `ModelInfo`.
         Exception: the first error that the retry settings don't cover.
     """
-    attempt, asked, log = _Attempt(1), view.model.info, run.tree.log
-    if not isinstance(asked, ModelInfo):
-        raise UserTypeError(f"info of {view.model!r} must be a ModelInfo, not {asked!r}")
-    plain = asked.base_url.__class__ in _MAYBE_TEXT and asked.context_window.__class__ in _MAYBE_WHOLE
-    if not (plain and asked.provider.__class__ is asked.name.__class__ is str):
-        _check_info(view.model, asked)
+    attempt, asked, log, limits = _Attempt(1), _read_info(view.model), run.tree.log, _find_limits(run, view.model)
     while True:
         digest = _digest_request(run, view, request)
         state, asked_anew = run.state, None if asked == run.state.model else asked
-        log.append(ModelRequested(state.path, state.turn, log.wall(), digest, attempt.number, asked_anew))
+        perform: Callable[[Any], Awaitable[Any]] = run.tree.effects.perform
+        requested = ModelRequested(state.path, state.turn, log.wall(), digest, attempt.number, asked_anew)
+        if limits:
+            from agentloop._engine.model_limits import ModelPlace
+
+            place = ModelPlace(run, request, limits)
+            await place.wait()
+            requested, request, perform = place.enter(requested, request, perform)
+        log.append(requested)
         try:
             read = _read_response if request.settings.timeout is None else _read_in_time
             do = partial(read, run, view, request, attempt)
             model, shown = view.model, attempt.note_shown
             effect = e.CallModel(run.path, request.turn, attempt.number, do, request, run.agent_key, model, shown)
-            return await run.tree.effects.perform(effect), attempt.first_delta_at
+            return await perform(effect), attempt.first_delta_at
         except cancelled_types():
             record_end(run)
             log.append(ModelFailed(*run.here(), "cancelled", attempt.number, usage=RequestUsage(complete=False)))
@@ -152,6 +155,31 @@ async def _request_response(run: LiveRun, view: TurnView, request: ModelRequest)
         run.check_request()
         await run.checkpoint()  # as before the first attempt
         attempt = _Attempt(attempt.number + 1)
+
+
+def _find_limits(run: LiveRun, model: Model) -> tuple[Any, ...]:
+    """Return the limits of requests to *model*; mostly there are none."""
+    provider = run.settings.config.model_provider
+    if not run.settings.config.model_limits and not getattr(model, "limits", ()) and provider is None:
+        return ()
+    from agentloop._engine.model_limits import find_limits
+
+    return find_limits(run, model)
+
+
+def _read_info(model: Model) -> ModelInfo:
+    """Return the identity of *model*.
+
+    Raises:
+        UserTypeError: it is no `ModelInfo`, or the log couldn't be read again with it.
+    """
+    info = model.info
+    if not isinstance(info, ModelInfo):
+        raise UserTypeError(f"info of {model!r} must be a ModelInfo, not {info!r}")
+    plain = info.base_url.__class__ in _MAYBE_TEXT and info.context_window.__class__ in _MAYBE_WHOLE
+    if not (plain and info.provider.__class__ is info.name.__class__ is str):
+        _check_info(model, info)
+    return info
 
 
 def _check_info(model: Model, info: ModelInfo) -> None:

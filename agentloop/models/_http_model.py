@@ -7,6 +7,7 @@ once for all providers. Does not know about runs or retries.
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from agentloop.abc import Model
 from agentloop.exceptions import ModelBehaviorError, ModelTransportError, UserError, UserTypeError, UserValueError
+from agentloop.limits import Limit
 from agentloop.model_events import ModelEvent, ModelFeature, ModelInfo, ModelRequest
 from agentloop.models._codec import (
     Decoder,
@@ -28,10 +30,10 @@ from agentloop.models._codec import (
 )
 from agentloop.models._long_json import open_event
 from agentloop.models._patience import Pace, Patience
-from agentloop.models._refusals import Failure, redact_error
+from agentloop.models._refusals import Failure, read_rates, redact_error
 from agentloop.models._shared import Shared
 from agentloop.models._sse import SSEDecoder
-from agentloop.models.timeouts import FormerTimeouts, ModelTimeouts, choose_timeouts, patience_of
+from agentloop.models.timeouts import HttpOptions, ModelTimeouts, choose_limits, choose_timeouts, patience_of
 
 if TYPE_CHECKING:
     from agentloop.models._http import HttpDriver, Reply
@@ -54,6 +56,9 @@ class HttpModel(Model):
 
     `timeouts` says how long it waits for its server: `ModelTimeouts`. An `http_client` with its own timeouts keeps
     those; `ModelTimeouts.total` holds for it, too. An answer has at most 64 MB.
+
+    `limits` of its requests hold in all runs of the event loop that use them: a `Capacity`, a `Rate`, a `TokenRate`, or
+    several. A request waits for its place; what the server says with `Retry-After` and in its rate headers slows all.
     """
 
     holds_resources: bool = True
@@ -69,7 +74,7 @@ class HttpModel(Model):
         auth: Any = None,
         http_client: Any = None,
         timeouts: ModelTimeouts | None = None,
-        **former: Unpack[FormerTimeouts],
+        **options: Unpack[HttpOptions],
     ) -> None:
         if not isinstance(name, str):
             raise UserTypeError(f"name: expected text, got {type(name).__name__}")
@@ -92,7 +97,8 @@ class HttpModel(Model):
         self._auth = auth
         self._http_client = http_client
         self.holds_resources = http_client is None
-        self.timeouts: ModelTimeouts = choose_timeouts(timeouts, former)
+        self.timeouts: ModelTimeouts = choose_timeouts(timeouts, options)
+        self.limits: tuple[Limit, ...] = choose_limits(options)
         self._refused: set[str] = set()
         """Dispensable fields that the server doesn't know."""
         self._drivers = Shared(self._open, _close)
@@ -161,7 +167,10 @@ class HttpModel(Model):
                 auth=self._auth,
             )
             try:
-                return await stack.enter_async_context(answer)
+                reply = await stack.enter_async_context(answer)
+                if request.note_rates is not None:
+                    request.note_rates(read_rates(reply.headers, time.time()))
+                return reply
             except ModelTransportError as error:
                 unknown = self._find_unknown(error, sent)
                 if not unknown:

@@ -7,12 +7,13 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from datetime import UTC
+from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import TypeAlias
 from urllib.parse import urljoin, urlsplit
 
 from agentloop.exceptions import ModelBehaviorError, ModelTransportError, UserTypeError, UserValueError
+from agentloop.model_events import RateState
 
 SILENT = "silence_timeout"
 """Code of the error for an answer of which no more data came in time."""
@@ -37,6 +38,45 @@ def retry_after(headers: Mapping[str, str], now: float) -> float | None:
             when = parsedate_to_datetime(date)
             seconds = (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp() - now
     return None if seconds is None else min(max(seconds, 0.0), MAX_RETRY_AFTER)
+
+
+def read_rates(headers: Mapping[str, str], now: float) -> RateState:
+    """Return what the server has left of its limits, as the *headers* of an answer tell.
+
+    Units: *now* is wall-clock seconds since the epoch; a time of a header is compared with it.
+    """
+
+    def find(what: str) -> tuple[int | None, float | None]:
+        left = reset = None
+        for remaining, until in (
+            (f"x-ratelimit-remaining-{what}", f"x-ratelimit-reset-{what}"),
+            (f"anthropic-ratelimit-{what}-remaining", f"anthropic-ratelimit-{what}-reset"),
+        ):
+            number = _number(headers.get(remaining))
+            left = left if number is None else int(number)
+            reset = _read_reset(headers.get(until, ""), now) if reset is None else reset
+        return left, None if reset is None else min(max(reset, 0.0), MAX_RETRY_AFTER)
+
+    requests, requests_reset = find("requests")
+    tokens, tokens_reset = find("tokens")
+    return RateState(requests=requests, requests_reset=requests_reset, tokens=tokens, tokens_reset=tokens_reset)
+
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def _read_reset(text: str, now: float) -> float | None:
+    """Return the seconds until a reset: of a number, of a duration such as `6m0.5s`, or of a time in ISO 8601."""
+    if (number := _number(text)) is not None:
+        return number
+    parts = re.findall(r"([0-9.]+)(ms|s|m|h|d)", text)
+    if parts and "".join(map("".join, parts)) == text:
+        numbers = [_number(size) for size, _ in parts]
+        return sum((size or 0.0) * _UNITS[unit] for size, (_, unit) in zip(numbers, parts, strict=True))
+    with suppress(ValueError, OverflowError):
+        when = datetime.fromisoformat(text)
+        return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp() - now
+    return None
 
 
 def _number(text: str | None) -> float | None:

@@ -17,7 +17,7 @@ from agentloop.models._messages.answer import MessagesDecoder
 from agentloop.models._messages.executors import computer_type
 from agentloop.models._messages.request import OutputMode, encode
 from agentloop.models._pieces import PieceCache
-from agentloop.models.timeouts import FormerTimeouts, ModelTimeouts
+from agentloop.models.timeouts import HttpOptions, ModelTimeouts
 
 ANTHROPIC = Vendor(
     url="https://api.anthropic.com",
@@ -59,7 +59,7 @@ class AnthropicModel(HttpModel):
         version: str = VERSION,
         betas: Iterable[str] = (),
         timeouts: ModelTimeouts | None = None,
-        **former: Unpack[FormerTimeouts],
+        **options: Unpack[HttpOptions],
     ) -> None:
         check_count("max_tokens", max_tokens)
         if output_mode not in get_args(OutputMode):
@@ -84,7 +84,7 @@ class AnthropicModel(HttpModel):
             auth=auth,
             http_client=http_client,
             timeouts=timeouts,
-            **former,
+            **options,
         )
 
 

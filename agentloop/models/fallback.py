@@ -38,6 +38,7 @@ from agentloop._common.checks import check_count, check_seconds
 from agentloop._common.error_text import error_summary
 from agentloop.abc import Model
 from agentloop.exceptions import ModelBehaviorError, ModelTransportError, UserError, UserTypeError
+from agentloop.limits import Limit
 from agentloop.model_events import ModelEvent, ModelFeature, ModelInfo, ModelRequest, Raw, ResponseDone, ResponseStarted
 from agentloop.models.registry import resolve_model
 from agentloop.settings import ModelSettings
@@ -130,6 +131,11 @@ class FallbackModel(Model):
     def members(self) -> tuple[Model, ...]:
         """The models, in order."""
         return tuple(member.model for member in self._members)
+
+    @property
+    def limits(self) -> tuple[Limit, ...]:
+        """The limits of requests of all members: a request holds a place of each model that it may ask."""
+        return tuple([limit for member in self.members for limit in getattr(member, "limits", ())])
 
     @property
     def breakers(self) -> tuple[Literal["closed", "open", "half-open"], ...]:

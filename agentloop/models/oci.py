@@ -25,7 +25,7 @@ from agentloop.models._http_model import HttpModel
 from agentloop.models._openai import make_headers
 from agentloop.models.openai_chat import make_chat_codec
 from agentloop.models.openai_responses import make_responses_codec
-from agentloop.models.timeouts import FormerTimeouts, ModelTimeouts
+from agentloop.models.timeouts import HttpOptions, ModelTimeouts
 
 _URL = "https://inference.generativeai.{region}.oci.oraclecloud.com/openai/v1"
 _SIGNED = ("date", "(request-target)", "host", "content-length", "content-type", "x-content-sha256")
@@ -66,7 +66,7 @@ class OCIModel(HttpModel):
         profile: str | None = None,
         http_client: Any = None,
         timeouts: ModelTimeouts | None = None,
-        **former: Unpack[FormerTimeouts],
+        **options: Unpack[HttpOptions],
     ) -> None:
         key = api_key or read_variable("OCI_GENAI_API_KEY")
         file = Path(config_file or read_variable("OCI_CONFIG_FILE") or "~/.oci/config").expanduser()
@@ -89,7 +89,7 @@ class OCIModel(HttpModel):
             auth=None if key else RequestSigner.from_profile(found, place=f"{file}, profile {chosen}"),
             http_client=http_client,
             timeouts=timeouts,
-            **former,
+            **options,
         )
 
     @property

@@ -15,7 +15,7 @@ from agentloop.models._codec import HttpCodec, Vendor
 from agentloop.models._http_model import HttpModel
 from agentloop.models._openai import OPENAI, make_headers
 from agentloop.models._pieces import PieceCache
-from agentloop.models.timeouts import FormerTimeouts, ModelTimeouts
+from agentloop.models.timeouts import HttpOptions, ModelTimeouts
 
 GEMINI = Vendor(
     url="https://generativelanguage.googleapis.com/v1beta/openai", key_variable="GEMINI_API_KEY", name="gemini"
@@ -80,7 +80,7 @@ class OpenAIChatModel(HttpModel):
         organization: str | None = None,
         project: str | None = None,
         timeouts: ModelTimeouts | None = None,
-        **former: Unpack[FormerTimeouts],
+        **options: Unpack[HttpOptions],
     ) -> None:
         url = self._home.find_url(base_url)
         codec = make_chat_codec(
@@ -102,7 +102,7 @@ class OpenAIChatModel(HttpModel):
             auth=auth,
             http_client=http_client,
             timeouts=timeouts,
-            **former,
+            **options,
         )
         self.constrained = constrained
 

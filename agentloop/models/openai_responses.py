@@ -23,7 +23,7 @@ from agentloop.models._refusals import check_headers
 from agentloop.models._responses.answer import ResponsesDecoder
 from agentloop.models._responses.request import encode
 from agentloop.models._sockets import Target
-from agentloop.models.timeouts import FormerTimeouts, ModelTimeouts
+from agentloop.models.timeouts import HttpOptions, ModelTimeouts
 
 if TYPE_CHECKING:
     from agentloop.models._responses.links import Link
@@ -68,7 +68,7 @@ class OpenAIResponsesModel(HttpModel):
         project: str | None = None,
         websocket: bool = False,
         timeouts: ModelTimeouts | None = None,
-        **former: Unpack[FormerTimeouts],
+        **options: Unpack[HttpOptions],
     ) -> None:
         super().__init__(
             name,
@@ -79,7 +79,7 @@ class OpenAIResponsesModel(HttpModel):
             auth=auth,
             http_client=http_client,
             timeouts=timeouts,
-            **former,
+            **options,
         )
         if websocket and (auth is not None or http_client is not None):
             raise UserValueError("websocket: its connections are the model's own; auth and http_client are for HTTP")

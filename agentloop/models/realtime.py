@@ -19,6 +19,7 @@ from agentloop._common.checks import check_count
 from agentloop._common.extras import describe_missing
 from agentloop.abc import Model
 from agentloop.exceptions import UserError, UserTypeError, UserValueError
+from agentloop.limits import Limit
 from agentloop.model_events import ModelEvent, ModelFeature, ModelInfo, ModelRequest
 from agentloop.models._codec import check_key, identify, split_url
 from agentloop.models._openai import OPENAI, name_account
@@ -29,7 +30,7 @@ from agentloop.models._realtime.request import encode_session
 from agentloop.models._refusals import check_headers
 from agentloop.models._shared import Shared
 from agentloop.models._sockets import Target
-from agentloop.models.timeouts import FormerTimeouts, ModelTimeouts, choose_timeouts, patience_of
+from agentloop.models.timeouts import HttpOptions, ModelTimeouts, choose_limits, choose_timeouts, patience_of
 
 if TYPE_CHECKING:
     from ssl import SSLContext
@@ -83,7 +84,7 @@ class RealtimeModel(Model):
         ssl_context: SSLContext | None = None,
         timeouts: ModelTimeouts | None = None,
         idle_connections: int = 8,
-        **former: Unpack[FormerTimeouts],
+        **options: Unpack[HttpOptions],
     ) -> None:
         if not isinstance(name, str):
             raise UserTypeError(f"name: expected text, got {type(name).__name__}")
@@ -97,7 +98,8 @@ class RealtimeModel(Model):
         self._has_key = key is not None
         self._headers = name_account(key, organization=organization, project=project)
         self._ssl_context = ssl_context
-        self.timeouts: ModelTimeouts = choose_timeouts(timeouts, former)
+        self.timeouts: ModelTimeouts = choose_timeouts(timeouts, options)
+        self.limits: tuple[Limit, ...] = choose_limits(options)
         check_count("idle_connections", idle_connections, least=0)
         self.idle_connections = idle_connections
         self._lines = Shared(self._open, _close)

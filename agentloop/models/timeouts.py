@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import EllipsisType
 from typing import Any, TypedDict
 
 import attrs
 
-from agentloop._common.checks import FIELDS, NAMES, check, optional
+from agentloop._common.checks import FIELDS, NAMES, check, is_a, optional
 from agentloop._common.values import ByFields
 from agentloop.exceptions import UserTypeError
+from agentloop.limits import Capacity, Limit, Rate, TokenRate
 from agentloop.models._patience import ANSWER_TIMEOUT, Patience
 from agentloop.settings import ModelSettings
 
@@ -57,9 +58,14 @@ class ModelTimeouts(ByFields):
     total: float | None = attrs.field(default=ANSWER_TIMEOUT, validator=_SECONDS)
 
 
-class FormerTimeouts(TypedDict, total=False):
-    """The arguments that `ModelTimeouts` replaced. Each is accepted for one more release, with a warning."""
+class HttpOptions(TypedDict, total=False):
+    """Further arguments of a model that has a server.
 
+    `limits` are those of its requests, in all runs: a `Capacity`, `Rate` or `TokenRate`, or several. The others are
+    what `ModelTimeouts` replaced; each is accepted for one more release, with a warning.
+    """
+
+    limits: Limit | Sequence[Limit]
     connect_timeout: float | None
     first_output_timeout: float | EllipsisType | None
     silence_timeout: float | None
@@ -74,12 +80,25 @@ _NOW = {
 }
 
 
-def choose_timeouts(timeouts: ModelTimeouts | None, former: Mapping[str, Any]) -> ModelTimeouts:
-    """Return *timeouts*, or those that the arguments in *former* give; the usual ones if there are none.
+def choose_limits(options: Mapping[str, Any]) -> tuple[Limit, ...]:
+    """Return the limits in *options*.
+
+    Raises:
+        UserTypeError: one of them isn't a limit of requests.
+    """
+    given = options.get("limits", ())
+    limits = (given,) if isinstance(given, Limit) else given
+    check("limits", NAMES.each("a Capacity, Rate or TokenRate", is_a(Capacity, Rate, TokenRate)), limits)
+    return tuple(limits)
+
+
+def choose_timeouts(timeouts: ModelTimeouts | None, options: Mapping[str, Any]) -> ModelTimeouts:
+    """Return *timeouts*, or those that former arguments in *options* give; the usual ones if there are none.
 
     Raises:
         UserTypeError, UserValueError: both are given, or there is no such argument, or it has no such value.
     """
+    former = {name: value for name, value in options.items() if name != "limits"}
     if unknown := [name for name in former if name not in _NOW]:
         raise UserTypeError(f"{unknown[0]}: a model has no such argument")
     if timeouts is not None:

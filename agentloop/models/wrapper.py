@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Self
 
 from agentloop.abc import Model
 from agentloop.exceptions import UserTypeError
+from agentloop.limits import Limit
 from agentloop.model_events import ModelEvent, ModelFeature, ModelInfo, ModelRequest
 from agentloop.settings import ModelSettings
 
@@ -63,6 +64,11 @@ class WrapperModel(Model):
     def features(self) -> frozenset[ModelFeature]:
         """The wrapped model's."""
         return self.wrapped.features
+
+    @property
+    def limits(self) -> Sequence[Limit]:
+        """The wrapped model's limits of requests."""
+        return tuple(getattr(self.wrapped, "limits", ()))
 
     def stream(self, request: ModelRequest) -> AbstractAsyncContextManager[AsyncIterator[ModelEvent]]:
         """Call the wrapped model. Raises as it does."""

@@ -303,7 +303,10 @@ class TimelineFold:
             name = "model" if run.asked is None else run.asked.name
             run.model = self._add("model", name, record, run.top())
         row = run.model
-        row.close(record.at)
+        row.close(record.at if record.queued_at is None else record.queued_at)
+        if record.queued_at is not None and record.queued_at < record.at:
+            waited = ", ".join(record.waited_for)
+            row.add_phase("queue", record.queued_at, record.at, f"waited for {waited}" if waited else "")
         row.begin("request", record.at, "" if record.attempt == 1 else f"attempt {record.attempt}")
         row.end = None
         if (asked := run.asked) is not None:

@@ -197,6 +197,8 @@ class SpanFold:
     def _begin_model(self, opened: _Open, record: r.ModelRequested) -> None:
         asked = opened.asked = record.model or opened.asked
         data: dict[str, Any] = {"attempt": record.attempt, "turn": record.turn}
+        if record.queued_at is not None:
+            data |= {"queued_at": record.queued_at, "waited_for": list(record.waited_for)}
         if asked is not None:
             data |= {"provider": asked.provider, "model": asked.name}
             if asked.base_url is not None:

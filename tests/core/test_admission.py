@@ -599,3 +599,83 @@ def test_the_limit_protocol_has_no_numbers_of_its_own() -> None:
     with pytest.raises(NotImplementedError):
         limit.give()
     assert limit.next_room(0) == math.inf
+
+
+# ---------------------------------------------------------------------------------------------- amounts
+
+
+class _Tank(Limit):
+    """A weighed limit: a ticket takes its weight of what is in it."""
+
+    weighed = True
+    freed_by_calls = False
+    name = "tank"
+
+    def __init__(self, size: int) -> None:
+        self.left = size
+
+    def free(self, now: float) -> float:
+        """Return what is left."""
+        return self.left
+
+    def amount(self, weight: int) -> int:
+        """Return the weight itself."""
+        return weight
+
+    def take_amount(self, amount: int) -> None:
+        """Take it."""
+        self.left -= amount
+
+    def fill(self, amount: int) -> None:
+        """Put *amount* back."""
+        self.left += amount
+        self.report_room()
+
+
+def _admit(admission: Admission, *tickets: Ticket) -> list[Ticket]:
+    for ticket in tickets:
+        admission.add(ticket)
+    return admission.admit(0.0)
+
+
+def test_a_ticket_takes_its_amount_of_a_weighed_limit() -> None:
+    """One that is too large waits until there is enough; a smaller one with other limits passes it."""
+    admission, tank, other = Admission(), _Tank(10), Capacity(5)
+    large, small = Ticket((tank,), weight=12), Ticket((tank, other), weight=4)
+    assert _admit(admission, large, small) == [small]
+    assert (tank.left, large.waited_for) == (6, ("tank",))
+    tank.fill(5)
+    assert admission.admit(1.0) == []
+    tank.fill(1)
+    assert admission.admit(2.0) == [large]
+    assert tank.left == 0
+
+
+def test_an_amount_is_kept_for_a_ticket_that_was_passed_often() -> None:
+    """Else it would starve: the small ones would take each drop. What is beyond its amount they may take."""
+    admission, tank, other = Admission(), _Tank(40), Capacity(None)
+    large = Ticket((tank,), weight=41)
+    assert _admit(admission, large) == []
+    small = [Ticket((tank, other), weight=1) for _ in range(PATIENCE + 8)]
+    started = _admit(admission, *small)
+    assert len(started) == PATIENCE
+    assert tank.left == 40 - PATIENCE
+    tank.fill(PATIENCE + 3)  # there are 43 now: 41 for the large one, and 2 for others
+    assert admission.admit(1.0) == [large, *small[PATIENCE : PATIENCE + 2]]
+    assert tank.left == 0
+
+
+def test_tickets_of_one_limit_have_their_amounts_kept_together() -> None:
+    """Two that were passed often: the later one has only what the earlier one leaves."""
+    admission, tank, gate, other = Admission(), _Tank(PATIENCE), Capacity(1), Capacity(None)
+    gate.take(0.0)
+    first, second = Ticket((tank, gate), weight=20), Ticket((tank,), weight=50)
+    _admit(admission, first, second)
+    small = [Ticket((tank, other), weight=1) for _ in range(PATIENCE + 1)]
+    assert len(_admit(admission, *small)) == PATIENCE
+    tank.fill(60)
+    assert admission.admit(1.0) == []  # 60 are there, and 70 are kept
+    gate.give()
+    assert admission.admit(2.0) == [first]
+    tank.fill(20)
+    assert admission.admit(3.0) == [second, small[-1]]

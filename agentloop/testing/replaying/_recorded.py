@@ -445,6 +445,7 @@ def _take_recorded_fields(wanted: Any, got: Any, lenient: Leniency) -> dict[str,
             changes["items"] = tuple([one if has_gaps(one) else new for one, new in zip(items, got.items, strict=True)])
         case r.ModelRequested():  # no model is asked, so any may be given to the replay
             changes["model"] = wanted.model
+            changes["waited_for"] = wanted.waited_for
             if lenient.digest or got.digest.partition("-")[0] == wanted.digest:  # of an older log, without the parts
                 changes["digest"] = wanted.digest
         case _:

@@ -220,6 +220,7 @@ class RecordedAgents:
             model_provider=ClosedModels(),
             effects=self._effects,
             instruments=(),
+            model_limits=(),  # the log has the waits
             tracing=attrs.evolve(given.tracing, disabled=True),
             sandbox=None,  # the driver says in which segments there is one
             price=None if given.price is None else self._find_recorded_cost,
