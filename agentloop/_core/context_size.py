@@ -5,10 +5,13 @@ that response. The items that came since are estimated. Where a part of the hist
 after that response, its count says nothing; a compaction has left its own, all else is estimated anew.
 """
 
+import msgspec
+
 from agentloop._core.run_fold import RunFold
 from agentloop._core.turn_view import TurnView
 from agentloop.exceptions import UserError
 from agentloop.items import Item, UserMessage
+from agentloop.model_events import ModelRequest
 from agentloop.window.measure import Counted, estimate_tokens, find_count, text_tokens
 from agentloop.window.policy import ContextPolicy
 from agentloop.window.steps import ContextView
@@ -80,3 +83,11 @@ def context_due(state: RunFold, view: TurnView, policy: ContextPolicy) -> Contex
         limit = max(limit, min(state.compacted.tokens + _PAUSE * window, float(window)))
     found = make_context_view(state, view, window, int(policy.target * window))
     return found if found.tokens > limit else None
+
+
+def estimate_input(state: RunFold, request: ModelRequest) -> int:
+    """Return about how many tokens the input of *request* has: as counted last, and an estimate of what came since."""
+    if state.kept_by_provider or find_counted(state) is None:
+        tools = text_tokens(msgspec.json.encode([tool.params_json_schema for tool in request.tools], enc_hook=repr))
+        return estimate_tokens(request.items) + text_tokens(request.system or "") + tools
+    return count_context(state)

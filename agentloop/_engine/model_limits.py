@@ -21,10 +21,10 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import anyio
-import msgspec
 
 from agentloop._concurrency.backend import checkpoint_if_cancelled
 from agentloop._core.admission import Ticket
+from agentloop._core.context_size import estimate_input
 from agentloop._engine.calls.batch import CLOCK_SLACK
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.abc import Model
@@ -57,7 +57,7 @@ class ModelPlace:
             limit.binding.bind(limit, shared, shared.loop_lives, shared.pump.pump)
             limit.hold = limit.hold or Hold(f"{limit.name_shown} (the server)")
         self._limits: tuple[Limit, ...] = (*limits, *(limit.hold for limit in limits))
-        self.input_tokens = _estimate(run, request) if any(limit.weighed for limit in limits) else 0
+        self.input_tokens = estimate_input(run.state, request) if any(limit.weighed for limit in limits) else 0
         self._ticket = Ticket(self._limits, self, weight=self.input_tokens)
         self._amounts: list[tuple[TokenRate, int]] = []
         self._starts: list[tuple[TokenRate, TokenStart]] = []
@@ -167,9 +167,3 @@ class ModelPlace:
 
 _BUSY = (429, 503, 529)
 """Statuses with which a server says that it has no room now; 529 is Anthropic's."""
-
-
-def _estimate(run: LiveRun, request: ModelRequest) -> int:
-    """Return about how many tokens the input of *request* has: by its bytes."""
-    size = len(request.system or "") + len(run.turn.view.shown if run.turn.view is not None else b"")
-    return (size + len(msgspec.json.encode(list(request.items), enc_hook=repr))) // 4
