@@ -260,7 +260,8 @@ class RunFacts(msgspec.Struct, eq=False):
     def detached(self) -> Self:
         """Return a fold of the same records that shares nothing with this one that either could change.
 
-        For a resumed run: the state that it continues stays as it is. Folding the log again would give an equal fold.
+        For the state of a run. Folding the log again would give an equal fold: so a nested run without a record, whose
+        start has failed, isn't in it.
         """
         fold = copy(self)
         fold.records, fold.history, fold.new_items = self.records[:], self.history[:], self.new_items[:]
@@ -278,8 +279,7 @@ class RunFacts(msgspec.Struct, eq=False):
             value = getattr(self, name)
             if value is not NO_DICT and not isinstance(value, tuple):
                 setattr(fold, name, copy(value))
-        if self.nested:
-            fold.nested = {call_id: inner.detached() for call_id, inner in self.nested.items()}
+        fold.nested = {call_id: inner.detached() for call_id, inner in self.nested.items() if inner.started}
         return fold
 
     @property

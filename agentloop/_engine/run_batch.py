@@ -26,6 +26,10 @@ Rejected: cancelling siblings always, as a nursery does; `fail_fast` asks for it
 a bound, with which a slow consumer, or a slow first run where the order matters, would hold all of them. The command
 line's requests are such a batch too, with its own work for each line, so the cap, the order and the end of a
 cancelled batch exist once.
+
+Not `beside`, which judges its errors alike: its pieces are all there when it begins, each has an answer that it keeps,
+and each error ends the others. A batch reads its pieces while others run, gives each answer away, and takes a run's
+error as an answer unless `fail_fast`. What both have, one pass in which all that fail are known, is two lines of each.
 """
 
 from __future__ import annotations

@@ -37,6 +37,18 @@ def read_at(place: str, read: Callable[..., T], *arguments: Any) -> T:
         raise CodecError(text, place + inner) from None
 
 
+def read_whole(what: str, path: str, read: Callable[..., Any], *arguments: Any) -> Any:
+    """Return `read(*arguments)`, which reads a whole *what*, the value at *path*.
+
+    Raises:
+        StateError: naming the first place below *path* that doesn't fit. Values aren't quoted.
+    """
+    try:
+        return read(*arguments)
+    except Exception as error:
+        raise StateError(f"Malformed {what}: {fault_text(error, path)}") from None
+
+
 def fault_text(error: Exception, path: str) -> str:
     """Return what is wrong and its place below *path*: `expected str, got int @ $.call_id`."""
     text, place = _describe(error)

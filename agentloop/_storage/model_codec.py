@@ -142,9 +142,7 @@ def model_error_from_json(data: Mapping[str, Any]) -> AgentLoopError:
             return ModelTimeoutError(data["timeout"])
         case "ModelTransportError":
             return ModelTransportError(data["message"], **{name: data[name] for name in _TRANSPORT_FIELDS})
-        case "ModelRefusalError":
-            return ModelRefusalError(data["message"])
-        case "ModelBehaviorError":
-            return ModelBehaviorError(data["message"])
-        case _:
-            return AgentLoopError(f"{data['kind']}: {data['message']}")
+        case "ModelRefusalError" | "ModelBehaviorError" as kind:
+            return (ModelRefusalError if kind == "ModelRefusalError" else ModelBehaviorError)(data["message"])
+        case kind:
+            return AgentLoopError(f"{kind}: {data['message']}")

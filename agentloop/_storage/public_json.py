@@ -16,9 +16,11 @@ from agentloop import events as ev
 from agentloop import items as i
 from agentloop import model_events as m
 from agentloop._common.errors import AgentLoopError, UserTypeError
+from agentloop._storage.item_codec import item_from_stored
 from agentloop._storage.model_codec import model_error_to_json, model_event_to_json, request_to_json
-from agentloop._storage.record_codec import KINDS, item_from_stored, part_to_json, record_to_json
+from agentloop._storage.record_codec import part_to_json, record_to_json
 from agentloop._storage.record_codec import record_from_json as _read_record
+from agentloop._storage.stored_forms import KINDS
 from agentloop._storage.value_codec import value_to_json
 from agentloop._storage.withholding import Secrets
 from agentloop.abc import Codec
@@ -125,9 +127,7 @@ def _event_to_json(event: ev.Event, secrets: Secrets) -> dict[str, Any]:
 
 
 def _member_to_json(value: Any, secrets: Secrets) -> Any:
-    if type(value) in i.ITEM_TYPES:
-        return part_to_json(value, secrets)
-    if isinstance(value, CallOutcome):
+    if type(value) in i.ITEM_TYPES or isinstance(value, CallOutcome):
         return part_to_json(value, secrets)
     if isinstance(value, GuardrailResult):
         return guardrail_result_to_json(value, secrets)

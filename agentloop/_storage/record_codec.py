@@ -20,25 +20,13 @@ from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
-from agentloop import items as i
 from agentloop import records as r
 from agentloop._common.errors import StateError
 from agentloop._common.values import Value
-from agentloop._storage.faults import fault_text
+from agentloop._storage.faults import fault_text, read_whole
 from agentloop._storage.json_bytes import decode as decode
 from agentloop._storage.json_bytes import encode as encode
-from agentloop._storage.stored_forms import (
-    ITEMS,
-    RECORD_STORERS,
-    RECORDS,
-    SECRETS,
-    Context,
-    plain_text,
-    read_part,
-    store,
-    to_tree,
-)
-from agentloop._storage.stored_forms import KINDS as KINDS
+from agentloop._storage.stored_forms import RECORD_STORERS, RECORDS, SECRETS, plain_text, read_part, store, to_tree
 from agentloop._storage.value_codec import read_value, value_to_json
 from agentloop._storage.withholding import DIGESTS, Secrets
 from agentloop.model_events import ModelResponse
@@ -65,7 +53,7 @@ def record_to_json(record: r.Record, secrets: Secrets | None = None) -> dict[str
     return tree
 
 
-def part_to_json(part: Value, secrets: Context) -> dict[str, Any]:
+def part_to_json(part: Value, secrets: Secrets | None) -> dict[str, Any]:
     """Return an item or another part of records as a new JSON object, as it is stored.
 
     *secrets* hides its secret values; with None they are in the clear.
@@ -86,13 +74,8 @@ def record_to_line(record: r.Record, secrets: Secrets | None = None) -> bytes:
 
 def records_to_array(records: Sequence[r.Record], secrets: Secrets) -> bytes:
     """Return *records* as canonical JSON text. Raises as `record_to_line`."""
-    write = value_to_json
-    return _to_text(
-        [
-            record if (storer := RECORD_STORERS[type(record)]) is None else storer(record, secrets, write)
-            for record in records
-        ]
-    )
+    storers, write = RECORD_STORERS, value_to_json
+    return _to_text([one if (put := storers[type(one)]) is None else put(one, secrets, write) for one in records])
 
 
 def _store_record(record: r.Record, secrets: Secrets) -> Any:
@@ -154,24 +137,8 @@ def record_from_json(data: Mapping[str, Any], *, path: str = "$", secrets: Secre
         StateError: naming the first place below *path* that doesn't fit: an unknown kind, a value of the wrong type, a
             field that is missing or unknown. Values aren't quoted.
     """
-    try:
-        record: r.Record = read_part(RECORDS, data, secrets or DIGESTS, read_value)
-        return record
-    except Exception as error:
-        raise StateError(f"Malformed record: {fault_text(error, path)}") from None
-
-
-def item_from_stored(data: Mapping[str, Any], secrets: Secrets) -> i.Item:
-    """Return the item that was written as *data*, its secrets revealed by *secrets*.
-
-    Raises:
-        StateError: naming the first place that doesn't fit. Values aren't quoted.
-    """
-    try:
-        item: i.Item = read_part(ITEMS, data, secrets, read_value)
-        return item
-    except Exception as error:
-        raise StateError(f"Malformed item: {fault_text(error, '$')}") from None
+    record: r.Record = read_whole("record", path, read_part, RECORDS, data, secrets or DIGESTS, read_value)
+    return record
 
 
 def record_from_line(line: bytes, *, path: str = "$", secrets: Secrets | None = None) -> r.Record:

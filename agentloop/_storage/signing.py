@@ -124,10 +124,8 @@ def check_seal(text: bytes, seal: object, given: Keys, bound_to: str | None = No
     if expires is not None and not (isinstance(expires, int | float) and abs(expires) < _FAR_OFF):
         raise StateError("the state's seal expires at no time that there is")
     name = fields.get("key")
-    key = given.get(name) if isinstance(given, Mapping) and isinstance(name, str) else None
-    if not isinstance(given, Mapping):
-        key = _make_key(given)
-    if key is None or (key.id != name):
+    key = given.get(str(name)) if isinstance(given, Mapping) else _make_key(given)
+    if key is None or key.id != name:
         raise StateError("the state is sealed with another key")
     mac = seal.get("mac")
     if not isinstance(mac, str) or not hmac.compare_digest(

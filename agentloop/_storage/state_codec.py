@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import attrs
 import msgspec
@@ -20,20 +20,8 @@ from agentloop._common.errors import JournalError, StateError, UserError, UserTy
 from agentloop._common.turns import collect_in_turns
 from agentloop._common.version import __version__
 from agentloop._schema.conversion import each_fault, structure
-from agentloop._storage.record_codec import (
-    SCHEMA_VERSION,
-    decode,
-    encode,
-    read_plain,
-    read_plain_line,
-    record_from_json,
-    record_to_json,
-    record_to_line,
-    records_from_list,
-    records_to_array,
-    upgrade,
-    upgrade_record,
-)
+from agentloop._storage import record_codec as rc
+from agentloop._storage.json_bytes import decode, encode
 from agentloop._storage.signing import Keys, check_seal, make_seal
 from agentloop._storage.value_codec import value_from_json, value_to_json
 from agentloop._storage.withholding import Secrets
@@ -64,13 +52,13 @@ def state_to_json(
 ) -> dict[str, Any]:
     """See `RunState.to_json`."""
     head = _head_to_json(stored, secrets, serializer, strict)
-    return {**head, "records": [record_to_json(record, secrets) for record in stored.records]}
+    return {**head, "records": [rc.record_to_json(record, secrets) for record in stored.records]}
 
 
 def state_to_string(stored: Stored, secrets: Secrets, serializer: Callable[[Any], Any] | None, strict: bool) -> str:
     """See `RunState.to_string`: the text of a state that isn't sealed."""
     texts = {name: encode(value) for name, value in _head_to_json(stored, secrets, serializer, strict).items()}
-    texts["records"] = records_to_array(stored.records, secrets)
+    texts["records"] = rc.records_to_array(stored.records, secrets)
     return msgspec.json.encode({name: msgspec.Raw(text) for name, text in texts.items()}, order="sorted").decode()
 
 
@@ -82,7 +70,7 @@ def seal_state(data: dict[str, Any], key: Keys, bound_to: str | None) -> str:
 def _head_to_json(
     stored: Stored, secrets: Secrets, serializer: Callable[[Any], Any] | None, strict: bool
 ) -> dict[str, Any]:
-    head: dict[str, Any] = {"schema": SCHEMA_VERSION, "library": __version__, "graph": stored.graph}
+    head: dict[str, Any] = {"schema": rc.SCHEMA_VERSION, "library": __version__, "graph": stored.graph}
     context = _context_to_json(stored.context, serializer, strict, secrets.converter)
     return head if context is None else {**head, "context": context}
 
@@ -132,8 +120,8 @@ def text_to_data(text: str) -> Any:
     if not isinstance(text, str):
         raise UserTypeError(f"text: expected a state's text, got {type(text).__name__}")
     whole = text.encode("utf-8", "surrogatepass")
-    state = read_plain(whole, _read_state, lambda found: found.records)
-    if state is None or state.schema != SCHEMA_VERSION:
+    state = rc.read_plain(whole, _read_state, lambda found: found.records)
+    if state is None or state.schema != rc.SCHEMA_VERSION:
         return decode(whole)
     parts = {"graph": state.graph, "library": state.library, "context": state.context}
     values = {name: decode(bytes(part)) for name, part in parts.items() if part}
@@ -156,13 +144,13 @@ def state_from_json(
         raise StateError(f"Malformed state: expected an object, got {type(data).__name__}")
     check_bound_to(bound_to, key)
     _check_state_seal(data, key, bound_to)
-    data = upgrade(data)
+    data = rc.upgrade(data)
     unknown = sorted(str(name) for name in set(data) - _FIELDS)
     if unknown:
         raise StateError(f"Malformed state: {len(unknown)} unknown fields")
     records = data.get("records")
     if not isinstance(records, _ReadRecords):  # else read already, by `text_to_data`
-        records = records_from_list(records, path="$.records", secrets=Secrets(codec))
+        records = rc.records_from_list(records, path="$.records", secrets=Secrets(codec))
     if context_deserializer is None and context_type is not None:
         context_deserializer = partial(structure_context, context_type=context_type, converter=converter)
     restored = _restore_context(data.get("context"), context, context_deserializer)
@@ -216,20 +204,22 @@ def structure_context(value: Any, *, context_type: Any, converter: BaseConverter
 
 def _check_graph(data: object) -> Mapping[str, Any] | None:
     """Return a stored graph. It is checked as deep as `agent_graph.changes` reads it, and no deeper."""
-    if data is None:
-        return None
-    wrong = StateError("Malformed state: expected a graph of agents @ $.graph")
-    if not isinstance(data, Mapping) or not isinstance(data.get("agents"), Mapping):
-        raise wrong
-    for agent in data["agents"].values():
-        if not isinstance(agent, Mapping):
-            raise wrong
-        tools, handoffs = agent.get("tools") or {}, agent.get("handoffs") or {}
-        if not isinstance(tools, Mapping) or not isinstance(handoffs, Mapping):
-            raise wrong
-        if not all(isinstance(tool, Mapping) for tool in tools.values()):
-            raise wrong
+    if data is not None and not _is_graph(data):
+        raise StateError("Malformed state: expected a graph of agents @ $.graph")
     return data
+
+
+def _is_graph(data: object) -> TypeGuard[Mapping[str, Any]]:
+    agents = data.get("agents") if isinstance(data, Mapping) else None
+    return isinstance(agents, Mapping) and all(map(_is_agent, agents.values()))
+
+
+def _is_agent(agent: object) -> bool:
+    if not isinstance(agent, Mapping):
+        return False
+    tools, handoffs = agent.get("tools") or {}, agent.get("handoffs") or {}
+    every = (tools, handoffs, *tools.values()) if isinstance(tools, Mapping) else (tools,)
+    return all(isinstance(part, Mapping) for part in every)
 
 
 # -- journals
@@ -239,7 +229,7 @@ def header(run_id: str, graph: bytes, *, sealed: bool) -> bytes:
     """Return the first line of a run's journal; *graph* is canonical JSON text."""
     head = {
         "kind": "header",
-        "schema": SCHEMA_VERSION,
+        "schema": rc.SCHEMA_VERSION,
         "library": __version__,
         "run_id": run_id,
         "redaction": "sealed" if sealed else "digests",
@@ -250,12 +240,12 @@ def header(run_id: str, graph: bytes, *, sealed: bool) -> bytes:
 def line_encoder(codec: Codec | None, converter: BaseConverter | None = None) -> Callable[[r.Record], bytes]:
     """Return a function that writes a record as a line of a journal: it hides secrets by *codec*, and writes the
     application's types by *converter*."""
-    return partial(record_to_line, secrets=Secrets(codec, converter))
+    return partial(rc.record_to_line, secrets=Secrets(codec, converter))
 
 
 def plain_line(record: r.Record, converter: BaseConverter | None = None) -> bytes:
     """Return the line of *record* without a codec, which hides secrets as digests: equal records have equal ones."""
-    return record_to_line(record, Secrets(None, converter))
+    return rc.record_to_line(record, Secrets(None, converter))
 
 
 @attrs.frozen
@@ -294,12 +284,12 @@ def _read_records(lines: Iterable[bytes], secrets: Secrets, heads: list[Mapping[
     """Yield the record of each line that has one; add each header to *heads*."""
     schema = ""
     for index, line in enumerate(lines):
-        if schema == SCHEMA_VERSION and (record := read_plain_line(line)) is not None:
+        if schema == rc.SCHEMA_VERSION and (record := rc.read_plain_line(line)) is not None:
             yield record
             continue
         data = decode(line)
         if isinstance(data, dict) and data.get("kind") == "header":
-            upgrade(data)  # refuses an unknown schema
+            rc.upgrade(data)  # refuses an unknown schema
             heads.append(data)
             schema = data["schema"]
             if data.get("run_id") != heads[0].get("run_id"):
@@ -308,13 +298,13 @@ def _read_records(lines: Iterable[bytes], secrets: Secrets, heads: list[Mapping[
         if not heads:
             raise JournalError("the journal doesn't begin with a header")
         if isinstance(data, dict):
-            data = upgrade_record(data, schema)
+            data = rc.upgrade_record(data, schema)
         if data is not None:
-            yield record_from_json(data, path=f"$[{index}]", secrets=secrets)
+            yield rc.record_from_json(data, path=f"$[{index}]", secrets=secrets)
 
 
 def _contents(heads: Sequence[Mapping[str, Any]], records: Iterable[r.Record]) -> JournalContents:
-    is_current = heads[-1]["schema"] == SCHEMA_VERSION
+    is_current = heads[-1]["schema"] == rc.SCHEMA_VERSION
     return JournalContents(tuple(records), heads[0].get("run_id"), _check_graph(heads[0].get("graph")), is_current)
 
 

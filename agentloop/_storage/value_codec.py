@@ -37,8 +37,7 @@ import msgspec
 from agentloop import guardrails as g
 from agentloop import items as i
 from agentloop._common.error_text import shorten
-from agentloop._common.errors import StateError
-from agentloop._storage.faults import CodecError, fault_text, kind_of, read_at
+from agentloop._storage.faults import CodecError, kind_of, read_at, read_whole
 from agentloop._storage.stored_forms import ITEMS, Context, read_number, read_part, to_object, to_tree
 from agentloop._storage.withholding import DIGESTS, Secrets, Withheld, WithheldText
 from agentloop.config import ErrorHandlerResult, ModelInputData
@@ -82,10 +81,7 @@ def value_from_json(data: Any, *, path: str = "$", secrets: Secrets | None = DIG
     Raises:
         StateError: naming the first places below *path* that don't fit. Values aren't quoted.
     """
-    try:
-        return read_value(data, secrets)
-    except Exception as error:
-        raise StateError(f"Malformed value: {fault_text(error, path)}") from None
+    return read_whole("value", path, read_value, data, secrets)
 
 
 # -- writing
@@ -357,25 +353,6 @@ def _read_number(mark: str, data: Any, _secrets: Context) -> Any:
     return number
 
 
-def _read_own(mark: str, data: Any, secrets: Context) -> Any:
-    members = _read_mapping(dict(data), secrets) if isinstance(data, Mapping) else data
-    return _own_from_object(mark, members, secrets)
-
-
-_MARKS: Mapping[str, Callable[[str, Any, Context], Any]] = {
-    "$bytes": _read_bytes,
-    "$float": _read_number,
-    "$int": _read_number,
-    "$map": _read_pairs,
-    "$repr": lambda mark, data, secrets: Shown(_read_text(mark, data, secrets)),
-    "$digest": lambda mark, data, secrets: Withheld("$digest", _read_text(mark, data, secrets)),
-    "$sealed": lambda mark, data, secrets: Withheld("$sealed", _read_text(mark, data, secrets)),
-    "$item": _read_own,
-    "$part": _read_own,
-    "$value": _read_own,
-}
-
-
 # -- the library's own values
 
 _OWN: Mapping[type, str] = {
@@ -409,8 +386,8 @@ def _own_to_object(value: Any, secrets: Context) -> dict[str, Any] | None:
     return {"$value": {"type": _OWN[kind], **members}}
 
 
-def _own_from_object(mark: str, data: Any, secrets: Context) -> Any:
-    """Return the value whose members, already read, are *data*."""
+def _read_own(mark: str, data: Any, secrets: Context) -> Any:
+    data = _read_mapping(dict(data), secrets) if isinstance(data, Mapping) else data
     if mark == "$item":
         return read_part(ITEMS, data, secrets, lambda value, _secrets: value)
     if mark == "$part":
@@ -419,3 +396,17 @@ def _own_from_object(mark: str, data: Any, secrets: Context) -> Any:
     if cls is None or not _LIVE.isdisjoint(data):
         raise CodecError("expected an object of a known type")
     return msgspec.convert(data, cls)
+
+
+_MARKS: Mapping[str, Callable[[str, Any, Context], Any]] = {
+    "$bytes": _read_bytes,
+    "$float": _read_number,
+    "$int": _read_number,
+    "$map": _read_pairs,
+    "$repr": lambda mark, data, secrets: Shown(_read_text(mark, data, secrets)),
+    "$digest": lambda mark, data, secrets: Withheld("$digest", _read_text(mark, data, secrets)),
+    "$sealed": lambda mark, data, secrets: Withheld("$sealed", _read_text(mark, data, secrets)),
+    "$item": _read_own,
+    "$part": _read_own,
+    "$value": _read_own,
+}

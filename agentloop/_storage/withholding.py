@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeGuard
 from agentloop._common.errors import StateError
 from agentloop._common.masking import replace_arguments, replace_spans, select_spans, spans_of
 from agentloop._common.values import Value
-from agentloop._storage.json_bytes import decode, encode
+from agentloop._storage.json_bytes import encode
 from agentloop.items import ToolCall
 
 if TYPE_CHECKING:
@@ -99,11 +99,6 @@ class Secrets(Value, frozen=True):
     def hide_json(self, data: Any) -> Any:
         """Return the mark of JSON *data*; a mark itself is returned unchanged."""
         return data if is_mark(data) else self.hide(encode(data))
-
-    def reveal_json(self, data: Any) -> Any:
-        """Return the JSON data behind a mark, or *data* itself if it isn't a mark or can't be read."""
-        opened = self.reveal(data) if is_mark(data) else None
-        return data if opened is None else decode(opened)
 
 
 DIGESTS = Secrets()

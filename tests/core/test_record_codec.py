@@ -17,6 +17,7 @@ from agentloop import items as i
 from agentloop import records as r
 from agentloop._storage import record_codec as codec
 from agentloop._storage.record_codec import decode, encode, record_from_json, record_to_json, upgrade, upgrade_record
+from agentloop._storage.stored_forms import KINDS
 from agentloop._storage.withholding import Secrets
 from agentloop.exceptions import StateError, UserTypeError
 from agentloop.model_events import ModelResponse
@@ -94,8 +95,8 @@ def test_a_record_of_every_kind_survives_json_text(kind: type) -> None:
 
 def test_the_strategies_and_the_table_know_every_kind() -> None:
     """A new kind of record can't escape the codec or its tests."""
-    assert set(BY_KIND) == set(codec.KINDS) == set(get_args(r.Record))
-    assert len(set(codec.KINDS.values())) == len(codec.KINDS)
+    assert set(BY_KIND) == set(KINDS) == set(get_args(r.Record))
+    assert len(set(KINDS.values())) == len(KINDS)
 
 
 def test_no_field_of_a_record_is_called_like_its_kind() -> None:

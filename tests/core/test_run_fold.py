@@ -487,3 +487,11 @@ def test_a_detached_fold_has_its_own_late_outputs() -> None:
     assert detached.released_late is not writer.state.released_late
     assert list(detached.released_late or ()) == []
     assert [call.released for call in detached.calls.values()] == [True, True]
+
+
+def test_a_detached_fold_has_no_nested_run_that_never_began() -> None:
+    """A running call makes the fold of its nested run before the first record, which an error may prevent."""
+    state = Writer().begin().turn(called("a")).state
+    state.nest("a", state.limits)
+    assert "a" in state.nested
+    assert state.detached().nested == {}
