@@ -21,11 +21,12 @@ nox.options.default_venv_backend = "venv"
 SUPPORTED = ("3.11", "3.12", "3.13")
 ONE_HALF = [f"tests/{folder}" for folder in ("runs", "core", "definitions", "properties", "testing", "timeline")]
 OTHER_HALF = ["tests", *(f"--ignore={folder}" for folder in ONE_HALF)]
-QUICK = ["-m", "not slow or local_model", "--backends", "asyncio,trio-once"]
+QUICK = ["-m", "not slow", "--backends", "asyncio,trio-once"]
 HALVES = {"runs": [*ONE_HALF, *QUICK], "others": [*OTHER_HALF, *QUICK]}
 """What `tests` runs, in two processes that take about equally long.
 
-Slow tests are left to `tests-all`: sweeps, searches, processes that are killed, benchmarks.
+Slow tests are left to `tests-all`: sweeps, searches, processes that are killed, benchmarks, long answers of the local
+model.
 """
 PARTS = {
     "others": ["tests", "--ignore=tests/runs"],
@@ -174,7 +175,7 @@ def _print_last_words() -> None:
 def tests(session: nox.Session) -> None:
     """Run the tests on the newest Python found, once on asyncio and once on trio: at most five minutes on two cores.
 
-    The local model's tests are included. `tests-all` adds what else is slow, other Pythons and coverage.
+    The local model answers in some of them. `tests-all` adds what is slow, other Pythons and coverage.
     Arguments go to pytest, which then runs once.
     """
     venv = _installed(session, _found(session)[0], model=True)

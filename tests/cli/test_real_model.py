@@ -21,7 +21,7 @@ from agentloop.cli.target import load_agent
 from agentloop.events import ArgumentsDelta
 from agentloop.models.local import LocalModel
 
-pytestmark = [pytest.mark.local_model, pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.local_model, pytest.mark.timeout(180)]
 
 ROOT = Path(__file__).parents[2]
 TARGET = f"{ROOT / 'examples' / 'repo_helper.py'}:agent"
@@ -68,6 +68,7 @@ def test_one_request_makes_one_valid_call_and_an_answer(start: Start, notes: Pat
     assert _models_of(notes) == []
 
 
+@pytest.mark.slow
 def test_many_requests_share_one_model_and_keep_their_order(
     start: Start, notes: Path, backend: str, tmp_path: Path
 ) -> None:
@@ -83,6 +84,7 @@ def test_many_requests_share_one_model_and_keep_their_order(
     assert _models_of(notes) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_in_the_middle_of_an_answer_leaves_nothing_running(
     start: Start, notes: Path, backend: str, number: int, code: int
@@ -113,6 +115,7 @@ def test_the_model_ends_when_the_command_is_killed(start: Start, notes: Path, ba
     os.close(ended)
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 @pytest.mark.real_clock
 async def test_leaving_a_stream_in_the_middle_frees_the_model_for_the_next_run(anyio_backend: object) -> None:

@@ -111,7 +111,8 @@ class SocketServer:
 def socket_server(script: Script) -> Iterator[SocketServer]:
     """Serve on a free port until the block is left."""
     server = SocketServer(script)
-    with serve(server.serve, "127.0.0.1", 0) as listening:
+    # A client that reads nothing at the moment doesn't answer a close frame: the server's own patience is 10 s.
+    with serve(server.serve, "127.0.0.1", 0, close_timeout=0.1) as listening:
         server.url = f"http://127.0.0.1:{listening.socket.getsockname()[1]}/v1"
         thread = threading.Thread(target=listening.serve_forever)
         thread.start()

@@ -73,7 +73,6 @@ async def until_gone(pid: int) -> None:
 
 @needs_model
 @real
-@slow
 async def test_the_local_model_streams_a_valid_call_and_frees_its_place_when_cancelled() -> None:
     """The child serves two answers, is cut in a third, still answers, and is gone when the block is left."""
     async with LocalModel(n_parallel=1) as model:
@@ -205,7 +204,6 @@ async def _read_two_at_once(model: HttpModel, request: ModelRequest) -> None:
 
 @needs_model
 @real
-@slow
 async def test_tools_the_template_would_ignore_are_refused() -> None:
     """An unconstrained server would answer as if there were no tools; text without tools is fine."""
     async with LocalModel(constrained=False) as model:
@@ -218,7 +216,6 @@ async def test_tools_the_template_would_ignore_are_refused() -> None:
 
 @needs_model
 @real
-@slow
 async def test_a_child_that_died_is_named_as_the_cause() -> None:
     """The error names the ended process, not a refused connection."""
     async with LocalModel() as model:
@@ -247,7 +244,6 @@ anyio.run(main, backend=sys.argv[1])
 
 @needs_model
 @real
-@slow
 @pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGINT])
 async def test_the_child_ends_with_its_parent_however_that_dies(stop: signal.Signals, anyio_backend_name: str) -> None:
     """The child ends also when its parent is killed or interrupted."""
@@ -264,7 +260,6 @@ async def test_the_child_ends_with_its_parent_however_that_dies(stop: signal.Sig
 
 @needs_model
 @real
-@slow
 async def test_being_cancelled_while_it_starts_leaves_no_child(monkeypatch: pytest.MonkeyPatch) -> None:
     """The process that had been started is ended."""
     pids: list[int] = []

@@ -54,6 +54,7 @@ from agentloop.items import AssistantMessage, Item, Reasoning, ToolCall, ToolOut
 from agentloop.model_events import ArgumentsDelta, ModelEvent, ModelRequest, Raw, ResponseDone, TextDelta
 from agentloop.models import ModelTimeouts, OpenAIChatModel, RealtimeModel, _websocket
 from agentloop.models._patience import Patience
+from agentloop.models._realtime import line
 from agentloop.models._realtime.conversation import NOT_RUN
 from agentloop.models._realtime.line import Line, Target
 from agentloop.models._realtime.request import encode_session
@@ -356,8 +357,11 @@ async def test_an_answer_that_ends_before_it_is_cancelled(anyio_backend: Any) ->
     assert server.talks[0].texts() == ["Hi", "more", "Hello"]
 
 
-async def test_a_server_that_doesnt_end_a_cancelled_answer_loses_its_connection(anyio_backend: Any) -> None:
+async def test_a_server_that_doesnt_end_a_cancelled_answer_loses_its_connection(
+    anyio_backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Leaving doesn't wait for such a server; the next request takes a new connection, soon."""
+    monkeypatch.setattr(line, "PROMPT", 0.05)  # the server never ends it, so a longer wait shows nothing more
     script = in_turn((Say(("Hel",)), Stall(deaf=True)), HELLO)
     with realtime_server(script) as server:
         async with make_model(server) as model:
