@@ -8,7 +8,9 @@ Does not know about tools, runs or JSON.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+from functools import cache
+from types import NoneType
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias, get_args
 
 import msgspec
 from msgspec.structs import force_setattr
@@ -62,6 +64,46 @@ CallKind: TypeAlias = Literal["function", "custom", "approval", "shell", "apply_
 """The kind of a call: that of its tool, or `"approval"`."""
 
 
+class _Check(NamedTuple):
+    """The objects that a field may hold, by their classes or as choices, and the classes of its members."""
+
+    words: str
+    classes: tuple[type, ...]
+    members: tuple[type, ...] = ()
+    choices: tuple[str, ...] = ()
+
+
+def _check_fields(value: Value) -> None:
+    """Check the type of each field of *value*.
+
+    msgspec checks what it reads, not what people write. Classes that are made for each call compare their plain form
+    by hand, and come here with the rest only, because this takes 0.1 µs a field.
+
+    Raises:
+        UserTypeError: naming the class and the field.
+    """
+    for name, check in _checks_of(type(value)):
+        given = getattr(value, name)
+        place = f"{type(value).__name__}: {name}"
+        if not isinstance(given, check.classes) or (type(given) is bool and bool not in check.classes):
+            raise UserTypeError(f"{place}: expected {check.words}, got {type(given).__name__}")
+        if check.choices and given not in check.choices:
+            raise UserTypeError(f"{place}: expected {', '.join(check.choices)}, got {given!r}")
+        members: Any = given if check.members else ()
+        for index, member in enumerate(members):
+            if not isinstance(member, check.members):
+                raise UserTypeError(f"{place}: expected {check.words}, got {type(member).__name__} at {index}")
+
+
+@cache
+def _checks_of(cls: type[Value]) -> list[tuple[str, _Check]]:
+    """Return the fields of *cls* with their checks."""
+    annotations: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        annotations |= getattr(base, "__annotations__", {})
+    return [(name, _CHECKS[annotations[name]]) for name in cls.__struct_fields__ if annotations[name] != "Any"]
+
+
 class _ContentPart(Value, frozen=True, tag_field="type", gc=False):
     pass
 
@@ -69,6 +111,9 @@ class _ContentPart(Value, frozen=True, tag_field="type", gc=False):
 class _Citation(Value, frozen=True, kw_only=True, tag_field="type", gc=False):
     start: int | None = None
     end: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_fields(self)
 
 
 class UrlCitation(_Citation, frozen=True, tag="url_citation"):
@@ -104,6 +149,24 @@ class Text(_ContentPart, frozen=True, tag="text"):
     text: str
     annotations: tuple[Annotation, ...] = ()
 
+    def __post_init__(self) -> None:
+        if type(self.text) is not str or self.annotations != ():
+            _set_tuple(self, "annotations")
+            _check_fields(self)
+
+
+class _MediaType(type(msgspec.Struct)):  # type: ignore[misc]  # msgspec names its metaclass nowhere else
+    def __call__(cls, *args: Any, **fields: Any) -> Any:
+        try:
+            return super().__call__(*args, **fields)
+        except UserTypeError:
+            raise
+        except TypeError as error:  # a field that isn't there, as `path`
+            raise UserTypeError(
+                f"{cls.__name__}: {error}. Write data=Path(...).read_bytes() for a file of this machine, url=... for "
+                f"one on the web, file_id=... for one that the provider holds"
+            ) from None
+
 
 class _Media(_ContentPart, frozen=True, kw_only=True):
     file_id: str | None = None
@@ -126,9 +189,10 @@ class _Media(_ContentPart, frozen=True, kw_only=True):
                 raise UserTypeError(f"{type(self).__name__}: {name}: expected text, got {type(given).__name__}")
         if not found:
             raise UserTypeError(f"{type(self).__name__}: expected one of url, data and file_id")
+        _check_fields(self)
 
 
-class Image(_Media, frozen=True, tag="image"):
+class Image(_Media, frozen=True, tag="image", metaclass=_MediaType):
     """An image by URL, by `data`, or by the id of a file that the provider holds.
 
     `data` is base64, or bytes, which become base64. `media_type` is that of `data` (`"image/png"`); a `data:` URL names
@@ -155,7 +219,7 @@ class Image(_Media, frozen=True, tag="image"):
         ) -> None: ...
 
 
-class Audio(_Media, frozen=True, tag="audio"):
+class Audio(_Media, frozen=True, tag="audio", metaclass=_MediaType):
     """A recording by `data`, by URL, or by the id of a file that the provider holds.
 
     `data` is base64, or bytes, which become base64. `media_type` is that of `data`: `"audio/wav"`, `"audio/mpeg"`.
@@ -179,7 +243,7 @@ class Audio(_Media, frozen=True, tag="audio"):
         ) -> None: ...
 
 
-class File(_Media, frozen=True, tag="file"):
+class File(_Media, frozen=True, tag="file", metaclass=_MediaType):
     """A file by `data`, by `url`, or by the id of a file that the provider holds.
 
     `data` is base64, or bytes, which become base64. `media_type` is that of `data`; if it isn't given, the name of the
@@ -211,6 +275,9 @@ class Refusal(_ContentPart, frozen=True, tag="refusal"):
 
     refusal: str
 
+    def __post_init__(self) -> None:
+        _check_fields(self)
+
 
 Part: TypeAlias = Text | Image | Audio | File | Refusal
 """A part of the content of a message or of a tool output."""
@@ -237,12 +304,14 @@ def _to_parts(content: str | Part | Iterable[Part]) -> tuple[Part, ...]:
 
 def _set_tuple(value: Value, name: str) -> None:
     given = getattr(value, name)
-    if type(given) is not tuple:
+    # A text would become a sequence of its letters; what isn't iterable fails the check of the fields.
+    if type(given) is not tuple and isinstance(given, Iterable) and not isinstance(given, str | bytes):
         force_setattr(value, name, tuple(given))
 
 
 class _Item(Value, frozen=True, tag_field="type", gc=False):
-    pass
+    def __post_init__(self) -> None:
+        _check_fields(self)
 
 
 class _ProviderItem(_Item, frozen=True, kw_only=True):
@@ -266,6 +335,8 @@ class _Message(_SecretItem, frozen=True):
     def __post_init__(self) -> None:
         given: object = self.content
         force_setattr(self, "content", (Text(given),) if type(given) is str else _to_parts(self.content))
+        if self.provider_data is not None or self.secret is not False:
+            _check_fields(self)
 
     @property
     def text(self) -> str:
@@ -278,6 +349,9 @@ class Caller(Value, frozen=True, gc=False):
 
     kind: str
     id: str | None = None
+
+    def __post_init__(self) -> None:
+        _check_fields(self)
 
 
 class _MarkedCall(NotedValue, frozen=True, kw_only=True, tag_field="type", gc=False):
@@ -340,6 +414,11 @@ class AssistantMessage(_Message, frozen=True, kw_only=True, tag="assistant_messa
 
     id: str | None = None
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.id is not None:
+            _check_fields(self)
+
     if TYPE_CHECKING:
 
         def __init__(
@@ -381,6 +460,7 @@ class Reasoning(_ProviderItem, frozen=True, tag="reasoning"):
     def __post_init__(self) -> None:
         _set_tuple(self, "summary")
         _set_tuple(self, "content")
+        _check_fields(self)
 
 
 def _no_arguments() -> str:
@@ -429,7 +509,17 @@ class ToolCall(_MarkedCall, frozen=True, tag="tool_call"):
 
     def __post_init__(self) -> None:
         if type(self.secret) is not tuple:
-            force_setattr(self, "secret", tuple(self.secret))
+            _set_tuple(self, "secret")
+        if not (
+            (type(self.call_id) is type(self.name) is type(self.arguments) is str)
+            and self.namespace is None
+            and self.caller is None
+            and self.provider_data is None
+            and self.kind == "function"
+            and self.secret == ()
+            and self.secret_output is False
+        ):
+            _check_fields(self)
 
     def __repr__(self) -> str:
         return self._format({"arguments": repr(mask_arguments(self.arguments, self.secret))})
@@ -463,6 +553,14 @@ class ToolOutput(_MarkedOutput, frozen=True, tag="tool_output"):
     def __post_init__(self) -> None:
         if not isinstance(self.output, str):
             force_setattr(self, "output", _to_parts(self.output))
+        if not (
+            type(self.call_id) is str
+            and self.provider_data is None
+            and self.kind == "function"
+            and self.is_error is False
+            and self.secret is False
+        ):
+            _check_fields(self)
 
 
 class HandoffCall(_ProviderItem, frozen=True, tag="handoff_call"):
@@ -508,6 +606,10 @@ class ApprovalRequest(_RequiredVerdict, frozen=True, tag="approval_request"):
     agent: str
     path: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        _set_tuple(self, "path")
+        _check_fields(self)
+
 
 class Compaction(_Item, frozen=True, tag="compaction"):
     """The provider's own compressed form of earlier items."""
@@ -520,6 +622,23 @@ class OpaqueItem(_Item, frozen=True, tag="opaque_item"):
 
     data: JsonObject
 
+
+_CHECKS: Mapping[str, _Check] = {
+    "str": _Check("text", (str,)),
+    "str | None": _Check("text", (str, NoneType)),
+    "bool": _Check("True or False", (bool,)),
+    "int | None": _Check("a whole number", (int, NoneType)),
+    "CallKind": _Check("text", (str,), choices=get_args(CallKind)),
+    "Content": _Check("text or a sequence of parts", (str, tuple)),
+    "Caller | None": _Check("a Caller", (Caller, NoneType)),
+    "ToolCall": _Check("a ToolCall", (ToolCall,)),
+    "JsonObject": _Check("a mapping", (dict, Mapping)),
+    "JsonObject | None": _Check("a mapping", (dict, Mapping, NoneType)),
+    "tuple[str, ...]": _Check("a sequence of texts", (tuple,), (str,)),
+    "tuple[Part, ...]": _Check("a sequence of parts", (tuple,)),
+    "tuple[Annotation, ...]": _Check("a sequence of citations", (tuple,), get_args(Annotation)),
+}
+"""The check of a field by its annotation. Parts are checked where they are taken, `_to_parts`."""
 
 Item: TypeAlias = (
     SystemMessage

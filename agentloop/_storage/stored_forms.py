@@ -24,6 +24,7 @@ import re
 import types
 from collections import abc
 from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import copy
 from math import inf, isfinite, nan
 from operator import is_
 from typing import Any, NamedTuple, TypeAlias, Union, get_args, get_origin, get_type_hints
@@ -41,8 +42,6 @@ from agentloop._storage.withholding import Secrets, WithheldText, hide_arguments
 from agentloop.model_events import ModelInfo, ModelResponse
 from agentloop.outcomes import CallOutcome
 from agentloop.usage import RequestUsage
-
-_replace = msgspec.structs.replace
 
 Context: TypeAlias = Secrets | None
 """The hiding of secrets, or None if they are in the clear."""
@@ -131,8 +130,11 @@ def to_object(item: i.Item, secrets: Context) -> dict[str, Any]:
         elif isinstance(member, i.ToolCall):
             kept[name] = to_object(member, secrets)
             del kept[name]["type"]
-    bare: dict[str, Any] = to_tree(store(_replace(item, **dict.fromkeys(kept)), secrets, lambda value, _secrets: value))
-    return bare | kept
+    bare = copy(item)  # isn't checked, so that it may lack what is kept
+    for name in kept:
+        force_setattr(bare, name, None)
+    tree: dict[str, Any] = to_tree(store(bare, secrets, lambda value, _secrets: value))
+    return tree | kept
 
 
 def plain_text(value: Any) -> str:
@@ -203,7 +205,7 @@ def _make_storer(cls: type) -> Storer | None:
 def _hide_arguments(part: Any, _secret: Secret, secrets: Context) -> Any:
     if secrets is None or not isinstance(part.arguments, str):
         return part
-    return _replace(part, arguments=hide_arguments(part.arguments, part.secret, secrets))
+    return part.replace(arguments=hide_arguments(part.arguments, part.secret, secrets))
 
 
 def _hide_fields(part: Any, secret: Secret, secrets: Context) -> dict[str, Any]:

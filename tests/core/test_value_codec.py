@@ -20,6 +20,7 @@ import pytest
 from core.record_strategies import OWN_VALUES, PLAIN_VALUES, VALUES
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import force_setattr
 
 from agentloop import Agent, RunContext, tool
 from agentloop import guardrails as g
@@ -316,7 +317,8 @@ def test_what_fails_while_it_is_read_is_named_by_its_type() -> None:
 
 def test_an_item_with_content_that_is_none_is_a_repr() -> None:
     """An item that could not be read again isn't written as an item."""
-    broken = i.ToolCall(5, None)  # type: ignore[arg-type]
+    broken = i.ToolCall("c", "f")
+    force_setattr(broken, "name", None)
     assert value_to_json(broken) == {"$repr": "<ToolCall>"}
     assert value_to_json(ModelInputData(input=("x",), instructions=None)) == {"$repr": "<ModelInputData>"}
 
