@@ -20,6 +20,7 @@ from agentloop._common.strict_json import is_deeper, write_text
 from agentloop.exceptions import ModelBehaviorError, ModelTransportError, UserTypeError, UserValueError
 from agentloop.model_events import ModelEvent, ModelFeature, ModelInfo, ModelRequest, Raw, ResponseStarted
 from agentloop.models._long_json import MOST_DEPTH, decoder, is_long
+from agentloop.models._windows import find_context_window
 from agentloop.settings import ModelSettings
 from agentloop.usage import RequestUsage
 
@@ -207,7 +208,8 @@ def identify(vendor: Vendor | None, name: str, base_url: str) -> ModelInfo:
     """Return the identity of the model *name* at *base_url*: of the vendor if it is served there, else of the host."""
     host = urlsplit(base_url).hostname or base_url
     provider = vendor.name if vendor is not None and vendor.is_at(base_url) else None
-    return ModelInfo(provider or host, name, base_url)
+    window = None if provider is None else find_context_window(provider, name)
+    return ModelInfo(provider or host, name, base_url, window)
 
 
 def _read_origin(url: str) -> tuple[str, str] | None:

@@ -123,9 +123,15 @@ class FallbackModel(Model):
 
     @property
     def info(self) -> ModelInfo:
-        """The provider `fallback`, and the members' identities as the name: `openai:NAME, anthropic:NAME`."""
+        """The provider `fallback`, and the members' identities as the name: `openai:NAME, anthropic:NAME`.
+
+        The window is the smallest of the members', if all are known: any of them may have to answer.
+        """
         members = [member.model.info for member in self._members]
-        return ModelInfo("fallback", ", ".join(f"{one.provider}:{one.name}" for one in members))
+        windows = [one.context_window for one in members]
+        known = [window for window in windows if window is not None]
+        window = min(known) if len(known) == len(windows) else None
+        return ModelInfo("fallback", ", ".join(f"{one.provider}:{one.name}" for one in members), context_window=window)
 
     @property
     def members(self) -> tuple[Model, ...]:

@@ -104,8 +104,8 @@ class LocalModel(Model):
 
     @property
     def info(self) -> ModelInfo:
-        """The provider `local`, and the name."""
-        return ModelInfo("local", self.name)
+        """The provider `local`, the name, and the context that the model is started with."""
+        return ModelInfo("local", self.name, context_window=self.n_ctx)
 
     @property
     def is_entered(self) -> bool:

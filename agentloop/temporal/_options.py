@@ -118,6 +118,7 @@ def check_setups(setups: Iterable[AgentSetup], tools: Mapping[str, ToolActivity]
     names: set[str] = set()
     for setup in setups:
         names.update(_check_tools(setup))
+        _check_windows(setup)
         if setup.config.toolsets:
             raise UserError(
                 "RunConfig.toolsets: sources of tools can't be asked in a workflow; give the agent the tools"
@@ -125,6 +126,21 @@ def check_setups(setups: Iterable[AgentSetup], tools: Mapping[str, ToolActivity]
     for name in tools:
         if name not in names:
             raise UserError(f"tools: no agent has a tool {name!r}")
+
+
+def _check_windows(setup: AgentSetup) -> None:
+    """Check that each summary is made by the agent's own model, which is the one that an activity can find.
+
+    Raises:
+        UserError: names the step.
+    """
+    policies = [setup.config.context, *(agent.context for agent in setup.graph.agents())]
+    steps = [step for policy in policies if policy is not None for step in policy.steps]
+    if any(getattr(step, "model", None) is not None for step in steps):
+        raise UserError(
+            "ContextPolicy.steps: in a workflow a summary is made by the agent's own model; write Summarize() without "
+            "a model"
+        )
 
 
 def _check_tools(setup: AgentSetup) -> Iterator[str]:

@@ -242,6 +242,9 @@ class TimelineFold:
                 row.add_mark("cleanup_cut", record.at, f"cleanup cut at its deadline: {section}")
             case r.InputAdded(items=items):
                 run.row.add_mark("note", record.at, f"input added: {len(items)}")
+            case r.HistoryReplaced(reason="compaction", tokens_before=int(before), tokens=int(after), steps=steps):
+                by = f" by {', '.join(steps)}" if steps else ""
+                run.row.add_mark("note", record.at, f"history made shorter{by}: {before:,} to {after:,} tokens")
             case r.HistoryReplaced(reason=reason):
                 run.row.add_mark("note", record.at, f"history replaced: {reason}")
             case r.GraphChanged(changes=changes):

@@ -32,6 +32,8 @@ from agentloop.items import (
 from agentloop.window.measure import estimate_tokens
 from agentloop.window.turns import SUMMARY_HEAD, find_kept, is_turn, split_turns
 
+_WORTH = 0.1
+"""The part of the window that older turns must have to be summarized."""
 CLEARED = "[The output of"
 """How a placeholder begins."""
 INSTRUCTIONS = (
@@ -215,9 +217,9 @@ def cut_at_turn(items: Sequence[Item], keep_turns: int) -> tuple[list[tuple[Item
 class Summarize(ByFields):
     """Puts one message in place of the older turns: a summary that a model makes of them.
 
-    The request is a run nested in the run: it has its own path and records, and it counts in usage, cost and
-    limits. It is shown neither what is secret nor the reasoning, and the agent's guardrails don't judge it. If it
-    fails, the next step of the policy is tried.
+    The request is a run nested in the run: it has its own path and records, and it counts in usage, cost and limits. It
+    is made once the older turns have a tenth of the window. It is shown neither what is secret nor the reasoning, and
+    the agent's guardrails don't judge it. If it fails, the next step of the policy is tried.
 
     Attributes:
         model: The model that summarizes, or its name; the agent's own if it isn't given.
@@ -241,11 +243,14 @@ class Summarize(ByFields):
     instructions: str = attrs.field(default=INSTRUCTIONS, validator=FIELDS.words())
 
     def find_older(self, view: ContextView) -> tuple[Item, ...]:
-        """Return the items that the summary takes the place of; none if there are no older turns."""
+        """Return the items that the summary takes the place of; none if they are less than a tenth of the window.
+
+        A summary of little frees less than its request costs.
+        """
         old, _ = cut_at_turn(view.items, self.keep_turns)
         kept = view.kept
         older = [item for part in old for item in part if id(item) not in kept]
-        return tuple(older) if len(older) > 1 else ()
+        return tuple(older) if view.scale * estimate_tokens(older) >= _WORTH * view.window else ()
 
     def replace_older(self, view: ContextView, summary: str) -> tuple[Item, ...]:
         """Return the history with *summary* in place of its older items, at the place of the first of them."""

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from kit import windows
 from timeline.stories import CAUSES, DAY, START, STATUSES, Story, every_ending, long_run
 
-from agentloop import Agent, tool
+from agentloop import Agent, ContextPolicy, Runner, Summarize, tool
 from agentloop import records as r
 from agentloop import testing as t
 from agentloop._storage.withholding import Withheld, WithheldText
@@ -395,3 +396,16 @@ def test_a_long_run_is_folded_whole() -> None:
     assert timeline.turns == sum(row.kind == "turn" for row in timeline.rows)
     assert timeline.calls == 4 * timeline.turns
     assert timeline.tokens == (900 * timeline.turns, 100 * timeline.turns)
+
+
+def test_a_compaction_is_a_mark_with_its_sizes() -> None:
+    """And with the steps that made the history shorter. The summary's run is a row below its own."""
+    policy = ContextPolicy(window=4_000, steps=[Summarize(keep_turns=1)])
+    result = Runner.run_sync(windows.make_agent(policy, windows.reader(5)), "Read.")
+    timeline = read_timeline(result.records)
+    check(timeline)
+    [mark] = timeline.rows[0].marks
+    [replaced] = windows.compactions(result.records)
+    sizes = f"{replaced.tokens_before:,} to {replaced.tokens:,} tokens"
+    assert mark.note == f"history made shorter by Summarize: {sizes}"
+    assert [row.depth for row in timeline.rows if row.kind == timeline.rows[0].kind] == [0, 1]

@@ -133,7 +133,10 @@ IDENTITIES = [
         lambda: OpenAIChatModel("qwen", base_url="http://127.0.0.1:8080/v1?version=2"),
         ModelInfo("127.0.0.1", "qwen", "http://127.0.0.1:8080/v1"),
     ),
-    (lambda: AnthropicModel("claude", api_key="k"), ModelInfo("anthropic", "claude", "https://api.anthropic.com")),
+    (
+        lambda: AnthropicModel("claude", api_key="k"),
+        ModelInfo("anthropic", "claude", "https://api.anthropic.com", 200_000),
+    ),
     (
         lambda: GeminiModel("pro", api_key="k"),
         ModelInfo("gemini", "pro", "https://generativelanguage.googleapis.com/v1beta/openai"),
@@ -142,8 +145,8 @@ IDENTITIES = [
         lambda: OCIModel("openai.gpt", base_url="https://oci.test/v1", api_key="k"),
         ModelInfo("oci", "openai.gpt", "https://oci.test/v1"),
     ),
-    (lambda: RealtimeModel("gpt-realtime", api_key="k"), ModelInfo("openai", "gpt-realtime", OPENAI)),
-    (LocalModel, ModelInfo("local", LocalModel().name)),
+    (lambda: RealtimeModel("gpt-realtime", api_key="k"), ModelInfo("openai", "gpt-realtime", OPENAI, 32_000)),
+    (LocalModel, ModelInfo("local", LocalModel().name, context_window=8_192)),
     (
         lambda: FallbackModel([OpenAIResponsesModel("gpt", api_key="k"), LocalModel()]),
         ModelInfo("fallback", f"openai:gpt, local:{LocalModel().name}"),
