@@ -68,6 +68,15 @@ def test_every_command_does_what_the_page_shows(name: str, tmp_path: Path) -> No
         require_lines([line for line in shown if line != "Killed"], done.stdout, command)
 
 
+def test_readme_shows_what_the_tutorial_prints() -> None:
+    """Each command that the README shows with its output is one of a page whose commands are run here."""
+    shown = CONSOLE.findall((ROOT / "README.md").read_text(encoding="utf-8"))
+    pages = "".join((FOLDER / f"{name}.md").read_text(encoding="utf-8") for name in PAGES)
+    assert shown
+    for block in shown:
+        assert block in pages
+
+
 def test_reader_of_commands() -> None:
     """A page's commands come with their lines, and a line that isn't printed is a failure."""
     assert read_commands("```console\n$ a\nb\n$ c\n```\n") == [("a", ["b"]), ("c", [])]
