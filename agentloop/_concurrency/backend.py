@@ -30,7 +30,7 @@ import math
 import sys
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Generator
-from contextvars import Context, ContextVar, copy_context
+from contextvars import Context, ContextVar
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast, final
 
 import anyio
@@ -40,7 +40,6 @@ from anyio.lowlevel import EventLoopToken
 
 from agentloop._common.error_text import leaves
 from agentloop._common.errors import UserError
-from agentloop._concurrency.interrupts import uninterrupted
 
 if TYPE_CHECKING:
     import trio
@@ -335,53 +334,16 @@ def start_detached(work: Callable[[], Coroutine[Any, Any, None]], name: str, con
     trio.lowlevel.spawn_system_task(work, name=name, context=context)
 
 
-@uninterrupted
-async def in_own_task(work: Callable[[], Awaitable[object]]) -> Captured:
-    """Do *work* where no native cancellation of the current task reaches it. Return how it ended, as `capture` does.
+async def drop_native_cancel() -> None:
+    """Take back a native cancellation of the current task that is pending, because the task's own code left it behind.
 
-    For work that must run to its end although other code may have left a `Task.cancel()` of its task behind. On asyncio
-    it is a bare task, because a group with its handle and its event takes three times as long. On trio, which has no
-    native cancellations, it is a task only so that the work takes as many passes of the loop as on asyncio.
-
-    Cancellation: scopes around the current task cancel the work, which is awaited.
+    It strikes here. One of a scope around the task comes again.
     """
-    ended: Captured | None = None
-    wakeup, scope = new_wakeup(), anyio.CancelScope(deadline=anyio.current_effective_deadline())
-
-    async def run(_: object) -> None:
-        nonlocal ended
-        ended = Captured()
-        with scope:
-            ended = await capture(work)
-        wakeup.ring()
-
-    if own_task() is None:
-        async with anyio.create_task_group() as group:
-            starter(group)(run, None, "agentloop own task")
-    while ended is None:  # a task that was cancelled natively before its first step did nothing: start it again
-        await _wait_for_own_task(run, scope, wakeup)
-    return ended
-
-
-async def _wait_for_own_task(work: Work, scope: anyio.CancelScope, wakeup: Wakeup) -> None:
-    """Do *work*, which is in *scope* and rings *wakeup* in its last step, in a task of asyncio."""
-    # Not by the loop's factory of tasks: an eager task would run before we can wait for it.
-    loop = asyncio.get_running_loop()
-    task = asyncio.Task(work(None), loop=loop, name="agentloop own task", context=copy_context())
-    task.add_done_callback(lambda _: wakeup.ring())  # for a task that never begins
-    _, count = own_task_and_count()
-
-    async def wait() -> None:
-        while not task.done():
-            await wakeup.wait()
-
     try:
-        await wait_out_cancellations(wait, count)
-    except asyncio.CancelledError:
-        scope.cancel()
-        with anyio.CancelScope(shield=True):
-            await wait_out_cancellations(wait, count)
-        raise
+        await anyio.lowlevel.cancel_shielded_checkpoint()
+    except asyncio.CancelledError:  # noqa: ASYNC103 - as said
+        if not enclosing_cancelled():
+            uncancel_to(0)
 
 
 async def wait_out_cancellations(wait: Callable[[], Awaitable[object]], count: int = 0) -> None:

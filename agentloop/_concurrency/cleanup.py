@@ -11,7 +11,7 @@ from typing import Any
 
 import anyio
 
-from agentloop._concurrency.backend import cancelled_types, enclosing_cancelled, loop_is_left
+from agentloop._concurrency.backend import cancelled_types, enclosing_cancelled, loop_is_left, new_scope
 
 
 class Cleanup:
@@ -69,7 +69,9 @@ class Cleanup:
         deadline = math.inf if seconds == math.inf else anyio.current_time() + seconds
         if (end := self.deadline) is not None:
             deadline = min(deadline, end + self.grace if late and end <= anyio.current_time() else end)
-        return Section(self, anyio.CancelScope(shield=shield, deadline=deadline), on_cut)
+        scope = new_scope()
+        scope.shield, scope.deadline = shield, deadline
+        return Section(self, scope, on_cut)
 
 
 class Section:

@@ -126,9 +126,12 @@ class Nursery(Protocol):
 
     # -- for the owner, from any task
 
-    def start(self, work: Work, member: Any, name: str, *, shielded: bool = False) -> None:
-        """Start a task named *name* that does `work(member)`, in a copy of `context`. `member.scope` is set before.
+    def start(
+        self, work: Work, member: Any, name: str, context: Context | None = None, *, shielded: bool = False
+    ) -> None:
+        """Start a task named *name* that does `work(member)`, in a copy of *context*. `member.scope` is set before.
 
+        *context*: the nursery's own, if none is given.
         *shielded*: the task shields itself, and *member* is any object, without a scope.
         """
 
@@ -353,10 +356,12 @@ class _BareTasks(Nursery):
         if wakeup.cancelled():
             self.cancel()
 
-    def start(self, work: Work, member: Any, name: str, *, shielded: bool = False) -> None:
+    def start(
+        self, work: Work, member: Any, name: str, context: Context | None = None, *, shielded: bool = False
+    ) -> None:
         if self.ended and not shielded:
             member.scope.cancel()
-        context = self.context.copy()
+        context = (self.context if context is None else context).copy()
         task = self._loop.create_task(work(member), name=name, context=context)
         self._members[task] = None if shielded else member
         task.add_done_callback(self._member_ended, context=context)  # as above
@@ -474,8 +479,10 @@ class _Group(Nursery):
         with anyio.CancelScope(deadline=until):  # noqa: ASYNC912 - the wait below is its cancel point
             await self._wakeup.wait()
 
-    def start(self, work: Work, member: Any, name: str, *, shielded: bool = False) -> None:
-        self._start(work, member, name, self.context)
+    def start(
+        self, work: Work, member: Any, name: str, context: Context | None = None, *, shielded: bool = False
+    ) -> None:
+        self._start(work, member, name, self.context if context is None else context)
 
     def cancel(self) -> None:
         self._scope.cancel()

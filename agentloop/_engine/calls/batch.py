@@ -238,16 +238,17 @@ class Batch:
         self._next_segment()
 
     def spawn(self, live: LiveCall) -> None:
-        """Start the task of *live*, in a copy of the turn's context, whichever task calls this."""
-        live.begun = False
-        live.scope = self.nursery.new_scope()
-        live.clock = self.nursery.now()
-        if live.steps.before and live.tool.runs_in_thread:
-            self.run.settings.threads.join(live)
+        """Start a task of *live*, in a copy of the turn's context, or for the call's rest of that one's own."""
+        live.begun, rest = False, live.rest
+        if rest is None:
+            live.scope = self.nursery.new_scope()
+            live.clock = self.nursery.now()
+            if live.steps.before and live.tool.runs_in_thread:
+                self.run.settings.threads.join(live)
         path, call_id = self.run.state.path, live.call.call_id
         place = "/".join((*path, call_id)) if path else call_id
         name = f"agentloop call {live.tool.name} {place}"
-        self.nursery.start(run_call, live, name)
+        self.nursery.start(run_call, live, name, None if rest is None else rest.context)
 
     def _next_segment(self) -> None:
         while self._segments and not self._current and not self.halted:
@@ -525,12 +526,12 @@ class Batch:
     def _settle_unstarted(self) -> None:
         """Settle every call whose task was started and has not begun, as the run ends.
 
-        A call whose start hooks ran in an earlier run segment is started again instead, so that its end hooks run; the
-        first of its tasks to begin does that.
+        A call whose start hooks ran, before or in an earlier run segment, is started again instead, so that its end
+        hooks run; the first of its tasks to begin does that.
         """
         for live in list(self.calls.values()):
             if live.is_unstarted:
-                if live.hooked:
+                if live.hooked or live.rest is not None:
                     self.spawn(live)
                 else:
                     self.settle_abandoned(live)
@@ -651,7 +652,7 @@ class Batch:
         for live in list(self.calls.values()):
             if live.phase == "waiting":
                 self.settle(live, live.cut(cancel_source(self.run)))
-            elif live.phase == "starting" and not live.begun:
+            elif live.is_unstarted:
                 self.settle_abandoned(live)
         for live in self.calls.values():  # those that are paused
             live.context = live.ticket = None

@@ -26,12 +26,15 @@ cancellation was requested in the same step.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from contextvars import copy_context
 from functools import partial
 
 from agentloop._common.error_text import is_fatal, summary_parts
 from agentloop._concurrency.backend import (
     cancelled_types,
-    in_own_task,
+    capture,
+    drop_native_cancel,
     is_cancelled_around,
     is_closing,
     own_task,
@@ -41,7 +44,7 @@ from agentloop._concurrency.backend import (
 )
 from agentloop._concurrency.interrupts import uninterrupted
 from agentloop._core.failure_choice import Failure
-from agentloop._engine.calls.live_call import BodyClock, BodyState, LiveCall
+from agentloop._engine.calls.live_call import BodyClock, BodyState, LiveCall, Rest
 from agentloop._engine.calls.outcome import Draft, draft_outcome, make_failure, record_body_end
 from agentloop._engine.calls.steps import call_body, record_start
 from agentloop._engine.calls.tool_context import call_context
@@ -63,19 +66,19 @@ _ASKS_AGAIN = "run_llm_again"
 
 @uninterrupted
 async def run_call(live: LiveCall) -> None:
-    """Run one admitted call to its outcome. Does nothing if another task of the call has begun before.
+    """Take one admitted call to its outcome, or do its rest. Does nothing if another task of the call has begun before.
 
     Cancellation: the call settles as `cancelled` first, then the cancellation continues.
     """
     if live.begun:  # the owner has settled the call, or another of its tasks has begun
         return
-    live.begun = True
+    live.begun, rest, live.rest = True, live.rest, None
     nursery = live.batch.nursery
     task = None if nursery.on_trio else own_task()
     failure: Failure | None = None
     try:
         try:
-            await _conclude(live, await _reach_end(live, task))
+            await (_conclude(live, await _reach_end(live, task)) if rest is None else rest.do())
         except cancelled_types() as cancelled:
             if await _outlast(live, cancelled):  # noqa: ASYNC120 - shielded inside, and the cancellation continues
                 raise
@@ -98,8 +101,10 @@ async def run_call(live: LiveCall) -> None:
 
 
 def _leave(live: LiveCall, failure: Failure | None) -> None:
-    """See to it that the call has settled, as its task ends; *failure* is the error of the settling itself."""
-    if live.begun and live.phase in ("starting", "body", "post"):  # else another task of the call continues it
+    """See to it that the call has settled or will, as its task ends; *failure* is the error of the settling itself."""
+    if live.rest is not None:
+        live.batch.spawn(live)
+    elif live.begun and live.phase in ("starting", "body", "post"):  # else another task of the call continues it
         live.batch.settle_abandoned(live, failure)
     elif failure is not None:
         live.batch.fail(failure)
@@ -308,10 +313,24 @@ async def _conclude(live: LiveCall, ended: end.Ending) -> None:
         from agentloop._core.tool_search import list_found  # few agents search
 
         outcome = outcome.replace(found=list_found(outcome.value))
-    if live.hooked and (error := await _call_end_hooks(live, outcome)) is not None:
-        failed = make_failure(live, error, "post")
-        failure = failed if failure is None or isinstance(failure.error, Exception) else failure
-    live.batch.settle(live, outcome, failure, draft.summary)
+    if live.hooked:
+        await _finish_apart(live, partial(_call_end_hooks, live, outcome, failure, draft.summary))
+    else:
+        live.batch.settle(live, outcome, failure, draft.summary)
+
+
+async def _finish_apart(live: LiveCall, rest: Callable[[], Awaitable[None]]) -> None:
+    """Let *rest* end the call where no native cancellation reaches it that the body left behind for the current task.
+
+    So on asyncio another task of the call does it, which starts when this one is over.
+    """
+    nursery = live.batch.nursery
+    if nursery.on_trio:
+        await rest()
+    else:
+        if nursery.is_group:  # it would be cancelled with a task that ends as cancelled
+            await drop_native_cancel()
+        live.rest, live.begun = Rest(rest, copy_context()), False
 
 
 def _give_way(live: LiveCall, ended: end.Ending, draft: Draft) -> None:
@@ -350,29 +369,30 @@ async def _draft_of_run(live: LiveCall, ended: end.RunEnding) -> Draft:
     return Draft(live.cut(await find_cancel_source(live.run), ended.error))  # shielded inside
 
 
-async def _call_end_hooks(live: LiveCall, outcome: CallOutcome) -> BaseException | None:
-    """Call the end hook of each object whose start hook was called, in reverse order; return the first error.
+async def _call_end_hooks(live: LiveCall, outcome: CallOutcome, failure: Failure | None, summary: str | None) -> None:
+    """Call the end hook of each object whose start hook was called, in reverse order; then settle the call.
 
-    Only the cleanup deadline cuts them. In a task of their own, since a body may have left a native cancellation of
-    this one behind.
+    Only the cleanup deadline cuts the hooks. Once one has failed, the later ones are not called.
     """
     hooked, live.hooked = live.hooked, ()
     context = call_context(live)
 
     async def deliver() -> None:
-        for hook in reversed(hooked):  # once one has failed, the later hooks are not called
+        for hook in reversed(hooked):
             await resolve(hook(context, live.run.agent, live.tool, outcome))
 
-    error: BaseException | None = None
     with live.run.cleanup.section(on_cut=lambda: live.run.cut("end hooks", live.call_id)):
-        error = (await in_own_task(deliver)).error
-    return error
+        if (error := (await capture(deliver)).error) is not None:
+            failed = make_failure(live, error, "post")
+            failure = failed if failure is None or isinstance(failure.error, Exception) else failure
+    live.batch.settle(live, outcome, failure, summary)
 
 
 async def _outlast(live: LiveCall, cancelled: BaseException) -> bool:
     """Settle the call although *cancelled* has interrupted its settling; return True if the cancellation is the run's.
 
-    Else it is a cancellation of this task alone, which the body left behind (by a timer, or in another task).
+    Else it is a cancellation of this task alone, which the body left behind (by a timer, or in another task). There may
+    be more of them.
     """
     if is_cancelled_around():
         await _conclude(live, end.RunEnding())  # shielded inside
@@ -380,7 +400,5 @@ async def _outlast(live: LiveCall, cancelled: BaseException) -> bool:
         return True
     uncancel_to(0)
     own = end.Cancelled("tool", end.own_reason(cancelled))
-    again = await in_own_task(partial(_conclude, live, own))  # the body may have left more of them
-    if again.error is not None:
-        raise again.error
+    await _finish_apart(live, partial(_conclude, live, own))
     return False

@@ -7,7 +7,8 @@ a phase. `batch` decides when a call starts, and `call` takes it through its ste
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextvars import Context
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
@@ -80,6 +81,13 @@ class BodyState(msgspec.Struct, eq=False, gc=False):
     """True if a thread was left running."""
     gave_secret: bool = False
     """True once the body has returned a secret value."""
+
+
+class Rest(Value, frozen=True):
+    """The end of a call that another task of it does, in *context*."""
+
+    do: Callable[[], Awaitable[None]]
+    context: Context
 
 
 class CancelRequest(Value, frozen=True):
@@ -179,6 +187,8 @@ class LiveCall:
     ticket: Ticket | None = None
     scope: anyio.CancelScope = attrs.field(init=False)
     """Scope around steps 8 to 12, made together with the task; then the one around the rest, if it has one."""
+    rest: Rest | None = None
+    """What the call's next task does, if an earlier one has taken the call's other steps."""
     begun: bool = False
     """True once the call's task has taken its first step, or is to do nothing when it does. Until then the batch's
     owner may settle the call: a task that asyncio cancels before its first step never runs."""
@@ -202,8 +212,8 @@ class LiveCall:
 
     @property
     def is_unstarted(self) -> bool:
-        """Tell whether the call's task was started and has not taken its first step."""
-        return self.phase == "starting" and not self.begun
+        """Tell whether a task of the call was started and has not taken its first step."""
+        return self.rest is not None or (self.phase == "starting" and not self.begun)
 
     @property
     def is_cancellable(self) -> bool:
