@@ -95,8 +95,6 @@ class RunServices(Protocol):
 
     def deadline(self) -> float | None: ...
 
-    def find_key(self, call_id: str) -> str: ...
-
     async def shared_resource(self, factory: Callable[[], AbstractAsyncContextManager[Any]]) -> Any: ...
 
 
@@ -127,9 +125,6 @@ class _Detached:
 
     def deadline(self) -> float | None:
         return None
-
-    def find_key(self, call_id: str) -> str:
-        return ""
 
     async def shared_resource(self, factory: Callable[[], AbstractAsyncContextManager[Any]]) -> Any:
         raise UserError("RunContext.shared_resource works only inside a run")
@@ -346,22 +341,6 @@ class ToolContext(RunContext[ContextT_co], kw_only=True, eq=False):
         """Raise the backend's cancellation if this call is being cancelled. For the worker thread of a sync body."""
         self._require_services("check_cancelled").check_cancelled()
 
-
-UNMADE_KEY = "made at its first use"
-"""In place of an idempotency key that is made when it is read: most calls have no use for theirs, and it is a hash.
-This object alone does; an equal text that an application gives is a key."""
-_stored_key: Any = ToolContext.__dict__["idempotency_key"]
-
-
-def _find_key(context: ToolContext[Any]) -> str:
-    key: str = _stored_key.__get__(context)
-    if key is UNMADE_KEY:
-        key = context._run.find_key(context.tool_call_id)
-        _stored_key.__set__(context, key)
-    return key
-
-
-ToolContext.idempotency_key = property(_find_key, _stored_key.__set__)  # type: ignore[assignment]
 
 Callback = Callable[..., Any | Awaitable[Any]]
 """A sync or async callable of the application. The parameter that accepts it documents its arguments and result."""

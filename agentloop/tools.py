@@ -49,9 +49,7 @@ from agentloop.limits import Capacity, Limit, Rate
 from agentloop.settings import Conversation, JsonLimits
 
 if TYPE_CHECKING:
-    from cattrs import BaseConverter
-
-    from agentloop._schema.function_schema import BoundArguments, FunctionSchema
+    from agentloop._schema.function_schema import FunctionSchema
     from agentloop._schema.output_schema import TypedOutput
 
 logger: logging.Logger = logging.getLogger("agentloop")
@@ -307,7 +305,7 @@ class FunctionTool(ReprByFields, Generic[ContextT_contra]):
                 raise UserTypeError(f"tool {self.name!r}: expected on_invoke_tool")
             object.__setattr__(self, "body", RawBody(self.on_invoke_tool))
         elif self.on_invoke_tool is None:
-            object.__setattr__(self, "on_invoke_tool", self._invoke_text)
+            object.__setattr__(self, "on_invoke_tool", self._invoke)
         if isinstance(self.body, PythonBody) and self.body.schema.extra_parameter in self.secret:
             # The keys of a secret `**kwargs` mix with the names of the other arguments, so all arguments are secret.
             object.__setattr__(self, "secret", (ALL_ARGUMENTS,))
@@ -442,33 +440,25 @@ class FunctionTool(ReprByFields, Generic[ContextT_contra]):
             tool_namespace=self.namespace,
             _secret=self.secret,
         )
-        return await self._run_with(ctx)
+        return await self._invoke(ctx, text)
 
-    async def _run_with(self, ctx: ToolContext[Any]) -> Any:
-        """Run the body only for the call of *ctx*: for `run_body`, and for an engine that performs calls elsewhere."""
-        text, config = ctx.tool_arguments, ctx.run_config
-        if isinstance(self.body, AgentCall):
+    async def _invoke(self, ctx: ToolContext[Any], json_text: str) -> Any:
+        """Run the body only, for the call of *ctx* with these arguments, outside of any run."""
+        body = self.body
+        if isinstance(body, RawBody):
+            value = body.fn(ctx, json_text)
+        elif isinstance(body, PythonBody):
+            custom = self.kind == "custom"
+            parsed = (
+                {self.text_parameter: json_text} if custom else parse_object(json_text, JsonLimits(), tool=self.name)
+            )
+            bound = body.schema.bind(parsed, None if ctx.run_config is None else ctx.run_config.converter)
+            if not body.schema.is_async:
+                return await anyio.to_thread.run_sync(lambda: bound.call(body.fn, ctx))
+            value = bound.call(body.fn, ctx)
+        else:
             raise UserTypeError(f"tool {self.name!r} runs only inside a run")
-        if isinstance(self.body, PythonBody) and not self.body.schema.is_async:
-            bound, fn = self._bind_text(text, None if config is None else config.converter), self.body.fn
-            return await anyio.to_thread.run_sync(lambda: bound.call(fn, ctx))
-        assert self.on_invoke_tool is not None  # set for every tool once it is made
-        value = self.on_invoke_tool(ctx, text)
         return await value if inspect.isawaitable(value) else value
-
-    def _bind_text(self, text: str, converter: BaseConverter | None = None) -> BoundArguments:
-        assert isinstance(self.body, PythonBody)
-        custom = self.kind == "custom"
-        parsed = {self.text_parameter: text} if custom else parse_object(text, JsonLimits(), tool=self.name)
-        return self.body.schema.bind(parsed, converter)
-
-    async def _invoke_text(self, ctx: ToolContext[Any], json_text: str) -> Any:
-        if not isinstance(self.body, PythonBody):
-            raise UserTypeError(f"tool {self.name!r} runs only inside a run")
-        converter = None if ctx.run_config is None else ctx.run_config.converter
-        bound = self._bind_text(json_text, converter)
-        result = bound.call(self.body.fn, ctx)
-        return await result if self.body.schema.is_async else result
 
 
 class ToolOptions(TypedDict, total=False):

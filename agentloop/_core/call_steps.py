@@ -81,6 +81,11 @@ class Limits(Value, frozen=True):
         ]
         return min(ends)
 
+    def passed(self, idle_since: float, ended_at: float) -> float:
+        """Return the seconds of the timeout that ended a body at *ended_at*, which last reported at *idle_since*."""
+        is_idle = self.idle is not None and ended_at >= idle_since + self.idle
+        return (self.idle if is_idle else self.whole) or 0.0
+
 
 class CallSteps(Value, Generic[StepT], frozen=True):
     """The steps of a call. Empty tuples for a bare tool, whose calls are their bodies and nothing else."""

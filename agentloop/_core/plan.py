@@ -17,7 +17,6 @@ import msgspec
 
 from agentloop._common.checks import OnFailure
 from agentloop._common.error_text import REDACTED, redact_message
-from agentloop._common.strict_json import read_strict
 from agentloop._common.values import Value
 from agentloop._schema.json_text import canonical, parse_object
 from agentloop.exceptions import ModelBehaviorError
@@ -36,12 +35,12 @@ if TYPE_CHECKING:
 class Arguments(Value, frozen=True, kw_only=True):
     """The arguments of one call: the JSON text and the result of reading it.
 
-    Exactly one of `parsed` and `fault` is there, or both if the text parses but doesn't fit the tool.
+    Exactly one of `given` and `fault` is there, or both if the text parses but doesn't fit the tool.
     """
 
     text: str
     given: dict[str, Any] | None = None
-    """The parsed text; None as well where it was read as `bound` in one step."""
+    """The parsed text; None if it doesn't parse."""
     bound: BoundArguments | None = None
     value: Any = None
     """The structured input of an agent tool that has one."""
@@ -53,8 +52,8 @@ class Arguments(Value, frozen=True, kw_only=True):
 
     @property
     def parsed(self) -> dict[str, Any] | None:
-        """The parsed text; None if it doesn't parse."""
-        return self.given if self.bound is None or self.given is not None else read_strict(self.text)
+        """A copy of `given` for the application, which may change it: the body may get the same object."""
+        return None if self.given is None else dict(self.given)
 
 
 class Execute(Value, frozen=True):
@@ -126,12 +125,22 @@ def read_arguments(
 
     For a tool with secret arguments the fault's message is redacted and the receipt is a digest.
     """
-    read = _parse_and_bind(tool, text, limits, converter)
-    if not tool.secret:
-        return read
+    given: dict[str, Any] | None = None
+    try:
+        if tool.kind == "custom":
+            given = {tool.text_parameter: text}
+        else:
+            given = parse_object(text, limits, tool=tool.name, quoted=not tool.secret)
+        read = _fit(tool, text, given, limits, converter)
+    except ModelBehaviorError as fault:
+        read = Arguments(text=text, given=given, fault=fault)
+    return _hide_secrets(tool, read) if tool.secret else read
+
+
+def _hide_secrets(tool: FunctionTool, read: Arguments) -> Arguments:
     fault, receipt = read.fault, read.receipt
     if fault is not None:
-        if read.parsed is not None:  # the message of a validation error quotes values and, as paths to them, keys
+        if read.given is not None:  # the message of a validation error quotes values and, as paths to them, keys
             fault = ModelBehaviorError(f"Arguments of tool {tool.name} don't fit: {REDACTED}")
         redact_message(fault)
     if receipt is not None:
@@ -139,40 +148,27 @@ def read_arguments(
     return read.replace(fault=fault, receipt=receipt)
 
 
-def _parse_and_bind(tool: FunctionTool, text: str, limits: JsonLimits, converter: BaseConverter | None) -> Arguments:
-    body = tool.body
-    if converter is None and isinstance(body, PythonBody) and tool.kind != "custom":
-        bound = body.schema.read(text, limits)
-        if bound is not None:
-            return Arguments(text=text, bound=bound, receipt=_make_receipt(tool, bound) if tool.idempotent else None)
-    if tool.kind == "custom":
-        parsed = {tool.text_parameter: text}
-    else:
-        try:
-            parsed = parse_object(text, limits, tool=tool.name, quoted=not tool.secret)
-        except ModelBehaviorError as fault:
-            return Arguments(text=text, fault=fault)
-    if not isinstance(body, _WITH_SCHEMA):
-        if isinstance(body, RawBody) and body.check is not None and (wrong := body.check(parsed)) is not None:
-            refusal = ModelBehaviorError(f"Arguments of tool {tool.name} don't fit: {wrong}")
-            return Arguments(text=text, given=parsed, fault=refusal)
-        receipt = f"{tool.lookup_key} {canonical(parsed)}" if tool.idempotent else None
-        return Arguments(text=text, given=parsed, receipt=receipt)
+def _fit(
+    tool: FunctionTool, text: str, given: dict[str, Any], limits: JsonLimits, converter: BaseConverter | None
+) -> Arguments:
+    """Fit *given*, the parsed *text*, to the body of *tool*.
+
+    Raises:
+        ModelBehaviorError: it doesn't fit.
+    """
+    body, bound = tool.body, None
     if isinstance(body, AgentCall) and body.typed is not None:
-        try:
-            return Arguments(text=text, given=parsed, value=body.typed.using(converter).parse(text, limits))
-        except ModelBehaviorError as fault:
-            return Arguments(text=text, given=parsed, fault=fault)
-    try:
-        bound = body.schema.bind(parsed, converter, read_strings=limits.read_strings)
-    except ModelBehaviorError as fault:
-        return Arguments(text=text, given=parsed, fault=fault)
-    receipt = _make_receipt(tool, bound) if tool.idempotent else None
-    return Arguments(text=text, given=parsed, bound=bound, receipt=receipt)
-
-
-def _make_receipt(tool: FunctionTool, bound: BoundArguments) -> str:
-    return f"{tool.lookup_key} {bound.key()}"
+        return Arguments(text=text, given=given, value=body.typed.using(converter).parse(text, limits))
+    if isinstance(body, RawBody):
+        if body.check is not None and (wrong := body.check(given)) is not None:
+            raise ModelBehaviorError(f"Arguments of tool {tool.name} don't fit: {wrong}")
+    else:
+        assert isinstance(body, _WITH_SCHEMA)
+        bound = body.schema.bind(given, converter, read_strings=limits.read_strings)
+    receipt = None
+    if tool.idempotent:
+        receipt = f"{tool.lookup_key} {canonical(given) if bound is None else bound.key()}"
+    return Arguments(text=text, given=given, bound=bound, receipt=receipt)
 
 
 class PlanRules(Value, frozen=True, kw_only=True):

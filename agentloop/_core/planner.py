@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from agentloop._core.call_identity import NearNames, find_called_tool, find_tool
 from agentloop._core.call_state import CallState
-from agentloop._core.plan import Answer, Execute, Plan, PlanEntry, PlanRules, Replay
+from agentloop._core.plan import Answer, Disposition, Execute, Plan, PlanEntry, PlanRules, Replay
 from agentloop._core.run_fold import RunFold
 from agentloop._core.turn_view import TurnView
 from agentloop._schema.json_text import quote
@@ -110,30 +110,37 @@ def _plan_call(view: TurnView, state: RunFold, rules: PlanRules, near: NearNames
     call, index = call_state.call, call_state.index
     if rules.max_calls is not None and index >= rules.max_calls:
         text = f"Tool {quote(call.name)} was not started: more than {rules.max_calls} calls in one turn."
-        answer = Answer(CallOutcome(status="skipped", output=text))
-        return PlanEntry(index, call, None, answer)
+        return PlanEntry(index, call, None, Answer(CallOutcome(status="skipped", output=text)))
     tool = find_called_tool(view.by_key, call)
     if tool is None and state.turn_has_effects:
         tool = _find_disabled_tool(view, state, call)
     if tool is None:
-        refusal = _answer_hidden_tool(view, call)
-        if refusal is None:
-            if state.turn_has_effects and not any(one.qualified_name == qualify_name(call) for one in view.tools):
-                check_shown(state, call)
-            refusal = _answer_unknown_tool(view, rules, near, call)
-        return PlanEntry(index, call, None, refusal)
+        return PlanEntry(index, call, None, _answer_without_tool(view, state, rules, near, call))
     if rules.disabled and tool.lookup_key in rules.disabled:
         raise ModelBehaviorError(
             f"Tool {tool.qualified_name!r} of agent {view.agent.name!r} was disabled after the model was asked"
         )
+    return PlanEntry(index, call, tool, _plan_execution(view, state, rules, call_state, tool))
+
+
+def _answer_without_tool(view: TurnView, state: RunFold, rules: PlanRules, near: NearNames, call: ToolCall) -> Answer:
+    if (hidden := _answer_hidden_tool(view, call)) is not None:
+        return hidden
+    if state.turn_has_effects and not any(one.qualified_name == qualify_name(call) for one in view.tools):
+        check_shown(state, call)
+    return _answer_unknown_tool(view, rules, near, call)
+
+
+def _plan_execution(
+    view: TurnView, state: RunFold, rules: PlanRules, call_state: CallState, tool: FunctionTool
+) -> Disposition:
     if call_state.attempt or (call_state.cut is not None and call_state.cut.body_finished):
         from agentloop._core.call_in_doubt import plan_in_doubt  # for a resumed run only
 
-        return PlanEntry(index, call, tool, plan_in_doubt(view, state, rules, call_state, tool))
-    arguments = rules.read(tool, call.arguments, rules.limits)
+        return plan_in_doubt(view, state, rules, call_state, tool)
+    arguments = rules.read(tool, call_state.call.arguments, rules.limits)
     source = None if arguments.receipt is None else _find_equal_call(state, call_state, arguments.receipt)
-    disposition = Execute(arguments) if source is None else Replay(source, arguments)
-    return PlanEntry(index, call, tool, disposition)
+    return Execute(arguments) if source is None else Replay(source, arguments)
 
 
 def check_shown(state: RunFold, call: ToolCall) -> None:

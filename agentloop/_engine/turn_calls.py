@@ -9,11 +9,7 @@ import logging
 from contextvars import copy_context
 from functools import partial
 
-from agentloop._concurrency.backend import (
-    cancelled_types,
-    is_closing,
-    unexpected_cancellation,
-)
+from agentloop._concurrency.backend import cancelled_types, is_closing, unexpected_cancellation
 from agentloop._core.call_identity import find_called_tool
 from agentloop._core.plan import Answer, Plan, PlanEntry, PlanRules, read_arguments
 from agentloop._core.planner import check_secrets, plan_response

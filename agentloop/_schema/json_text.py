@@ -111,13 +111,16 @@ def _parse(text: str, limits: JsonLimits) -> Any:
     most = limits.max_bytes
     if most is not None and 4 * len(text) > most:
         _check_size(text, most)
-    if limits.max_depth is not None and is_deeper(text, limits.max_depth):
+    most = limits.max_depth
+    if most is not None and text.count("{") + text.count("[") > most and is_deeper(text, most):
         raise _Fault(f"are nested too deeply (the limit is {limits.max_depth} levels)")
     most = limits.max_digits
     if most is not None and len(text) > most and max(map(len, _LIKE_A_NUMBER.findall(text)), default=0) > most:
         _check_digits(text, most)
     try:
         value = read_written(text)
+        if text.isascii() and "\\u" not in text:
+            return value
         return _replace_surrogates(value) if _MAYBE_SURROGATE.search(text) else value
     except RecursionError:
         raise _Fault("are nested too deeply") from None

@@ -169,7 +169,7 @@ async def call_tool(asked: dict[str, Any]) -> dict[str, Any]:
             _secret=tool.secret,
         )
         try:
-            value = await tool._run_with(context)
+            value = await tool._invoke(context, arguments)
             answer = {"value": value_to_json(value, setup.config.converter, _find_limit(setup, agent, tool))}
             check_size("the tool's value", answer, setup.max_payload)
         except Exception as error:

@@ -27,9 +27,7 @@ from jsonschema import Draft202012Validator
 
 from agentloop._schema.function_schema import BoundArguments, FunctionSchema, function_schema
 from agentloop._schema.json_schema import admits_null, hoist, obstacle
-from agentloop._schema.json_text import parse_object
 from agentloop.exceptions import ModelBehaviorError, UserTypeError
-from agentloop.settings import JsonLimits
 
 T = TypeVar("T")
 
@@ -1421,65 +1419,23 @@ def test_bound_arguments_are_a_value() -> None:
     assert isinstance(schema.bind({"a": 1}), BoundArguments)
 
 
-# -- arguments that msgspec reads in one step
+def test_arguments_that_are_their_own_values_need_no_second_dict() -> None:
+    """Texts and numbers are, given in the order of the signature; a default, a conversion or `/` makes another dict."""
 
-_VALUES = st.sampled_from(
-    ["1", "-0", "1.0", "1e2", "true", "null", '"a"', '"é"', '"a,b"', '"[{"', r'"\n"', r'"\ud800"', '"\ud800"', "9" * 30]
-)
-_MEMBERS = st.lists(
-    st.tuples(st.sampled_from(["a", "b", "c", "d", "e"]), _VALUES | st.sampled_from(["{}", "[1]", "x"]))
-)
+    def find(name: str, most: float) -> None:
+        """Find."""
 
+    def get(name: str, /) -> None:
+        """Get."""
 
-def _simple(a: int, b: str = "b", /, *, c: bool | None = None, d: int | str = 4) -> None:
-    """Take arguments that are read in one step."""
-
-
-def _simpler(a: int, *, b: str) -> None:
-    """Take arguments that are passed as they are read."""
-
-
-@given(_MEMBERS, st.sampled_from([_simple, _simpler]), st.booleans(), st.sampled_from([None, 10, 40]))
-def test_arguments_read_in_one_step_are_the_parsed_ones(
-    members: list[tuple[str, str]], fn: Callable[..., None], strict: bool, most: int | None
-) -> None:
-    """What is read by msgspec in one step is what the strict parser and the binding give; else nothing is said."""
-    schema = function_schema(fn, context_types=(), strict=strict)
-    text = "{" + ", ".join(f'"{name}": {value}' for name, value in members) + "}"
-    limits = JsonLimits(max_bytes=most, max_digits=most)
-    read = schema.read(text, limits)
-    if read is not None:
-        bound = schema.bind(parse_object(text, limits, tool="t"))
-        assert repr(read) == repr(bound)  # which tells 1 from True
-        assert read.key() == bound.key()
-
-
-def test_simple_arguments_are_read_in_one_step() -> None:
-    """Texts, integers and booleans are, with their defaults; other types, and texts that may hide something, aren't."""
-    schema = function_schema(_simple, context_types=(), strict=False)
-    limits = JsonLimits()
-    read = schema.read('{"a": 1, "d": "x, y"}', limits)
-    assert read is None  # as many commas as a third key would need
-    read = schema.read('{"d": "x", "a": 1}', limits)
-    assert read is not None
-    assert (read.args, read.kwargs) == ((1, "b"), {"c": None, "d": "x"})
-    assert function_schema(_simpler, context_types=()).read('{"a": 1, "b": "x"}', limits) is not None
-    for text in (
-        '{"a": 1, "a": 2}',
-        '{"a": 1, "e": 2}',
-        '{"a": "\\n"}',
-        ' {"a": 1}',
-        '{"b": "x"}',
-        "{}",
-        "",
-        '{"a": 1',
-    ):
-        assert schema.read(text, limits) is None
-
-    def other(a: float) -> None:
-        """Take a number, which JSON may write without a fraction."""
-
-    assert function_schema(other, context_types=()).read('{"a": 1}', limits) is None
+    schema = schema_of(find)
+    own = {"name": "a", "most": 2.5}
+    assert schema.bind(own).values is own
+    for sent in ({"most": 2.5, "name": "a"}, {"name": "a", "most": 2}):
+        bound = schema.bind(sent)
+        assert list(bound.values.items()) == [("name", "a"), ("most", sent["most"])]
+        assert bound.values is not sent
+    assert schema_of(get).bind(own := {"name": "a"}).values is not own
 
 
 def test_a_definition_that_is_renamed_takes_no_name_of_its_neighbours() -> None:

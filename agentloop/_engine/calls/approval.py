@@ -7,7 +7,6 @@ was made is never requested again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -55,28 +54,28 @@ async def decide(run: LiveRun, plan: Plan) -> Plan:
     for entry in plan:  # now: another verdict may come while any of them is decided on
         if run.state.verdict(run.state.calls[entry.call.call_id]) is not None:
             _act_on_verdict(run, entry.call.call_id)
-    policies = bool(run.settings.config.policies)
-    undecided: list[tuple[int, Callable[[], Awaitable[Disposition]]]] = [
-        (position, partial(_decide_entry, run, entry, entry.tool, entry.disposition))
-        for position, entry in enumerate(plan)
-        if isinstance(entry.disposition, Execute)
-        and entry.tool is not None
-        and not entry.disposition.resumed
-        and not entry.disposition.decided
-        and (_was_asked(run, entry.call) or policies or entry.tool.needs_approval is not False)
-        and entry.call.call_id not in run.state.cancel_requests  # it won't run, so there is nothing to ask
-    ]
-    if not undecided:
-        return plan
-    answers = await beside([decide_call for _, decide_call in undecided], "agentloop approval")
+    undecided = [position for position, entry in enumerate(plan) if _is_undecided(run, entry)]
+    answers = await beside(
+        [partial(_decide_entry, run, plan[position]) for position in undecided], "agentloop approval"
+    )
     entries = list(plan)
-    for (position, _), disposition in zip(undecided, answers, strict=True):
+    for position, disposition in zip(undecided, answers, strict=True):
         entries[position] = entries[position].replace(disposition=disposition)
         if isinstance(disposition, AwaitVerdict) and disposition.request is not None:
             run.tree.log.append(disposition.request)
             if run.tree.approvals is not None:
                 run.tree.approvals.note_asked(run.path, entries[position].call)
     return tuple(entries)
+
+
+def _is_undecided(run: LiveRun, entry: PlanEntry) -> bool:
+    """Tell whether policies and approvals have to decide on the call of *entry* before it may run."""
+    planned, tool, call = entry.disposition, entry.tool, entry.call
+    if not isinstance(planned, Execute) or tool is None or planned.resumed or planned.decided:
+        return False
+    if call.call_id in run.state.cancel_requests:  # it won't run, so there is nothing to ask
+        return False
+    return bool(run.settings.config.policies) or tool.needs_approval is not False or _was_asked(run, call)
 
 
 def _was_asked(run: LiveRun, call: ToolCall) -> bool:
@@ -94,15 +93,16 @@ def _act_on_verdict(run: LiveRun, call_id: str) -> None:
     run.tree.acted_on[run.path, call_id] = None
 
 
-async def _decide_entry(run: LiveRun, entry: PlanEntry, tool: FunctionTool, planned: Execute) -> Disposition:
+async def _decide_entry(run: LiveRun, entry: PlanEntry) -> Disposition:
+    call, tool, planned = entry.call, entry.tool, entry.disposition
+    assert tool is not None
+    assert isinstance(planned, Execute)
     try:
-        call = entry.call
         decided = await _Decision(run, call, tool, run.state.calls[call.call_id], planned.arguments).make()
         cancelled = call.call_id in run.state.cancel_requests
         if call.kind == "approval" and isinstance(decided, Execute) and not cancelled:
-            return Answer(
-                CallOutcome(status="succeeded", output="Approved.")
-            )  # the verdict goes to the provider, which runs it
+            # The verdict goes to the provider, which runs it.
+            return Answer(CallOutcome(status="succeeded", output="Approved."))
         return decided
     except Exception as error:
         if run.redacts_errors_of(entry.call):
@@ -129,26 +129,33 @@ class _Decision(msgspec.Struct, eq=False):
     async def make(self) -> Disposition:
         """Return the disposition of the call: run it, answer it with a refusal, or wait for a verdict.
 
-        The order: policies, then the verdict that applies, then the guardrails before an approval, `needs_approval`.
+        The order: policies, then the guardrails before an approval, then `needs_approval`; the last two have nothing to
+        say where a verdict applies.
         """
         self._take_earlier_arguments()
-        if (refused := await self._run_policies()) is not None:
-            return refused
-        if not self._has_verdict():
-            if self._is_requested():
-                return AwaitVerdict(self.arguments)  # requested in an earlier run segment, and no verdict was given
-            if self.run.settings.config.tool_execution.pre_approval_tool_input_guardrails:
-                if not self._may_ask():
-                    return Execute(self.arguments)
-                if (refused := await self._run_guardrails()) is not None:
-                    return refused
-        if not self._has_verdict():
-            needed = self.wanted is not None or _was_asked(self.run, self.call) or await self._needs_approval()
-            if not self._has_verdict() and needed and self.call.call_id not in self.run.state.cancel_requests:
-                return AwaitVerdict(self.arguments, self._make_request())
+        for step in (self._run_policies, self._judge_before_request, self._ask):
+            if (decided := await step()) is not None:
+                return decided
         if self.verdict is not None and not self.verdict.approved:
             return _make_refusal(self.verdict.message, self.call, "approval")
         return Execute(self.arguments)
+
+    async def _judge_before_request(self) -> Disposition | None:
+        if self._has_verdict():
+            return None
+        if self._is_requested():
+            return AwaitVerdict(self.arguments)  # requested in an earlier run segment, and no verdict was given
+        if not self.run.settings.config.tool_execution.pre_approval_tool_input_guardrails:
+            return None
+        return await self._run_guardrails() if self._may_ask() else Execute(self.arguments)
+
+    async def _ask(self) -> AwaitVerdict | None:
+        if self._has_verdict():
+            return None
+        needed = self.wanted is not None or _was_asked(self.run, self.call) or await self._needs_approval()
+        if self._has_verdict() or not needed or self.call.call_id in self.run.state.cancel_requests:
+            return None
+        return AwaitVerdict(self.arguments, self._make_request())
 
     def _take_earlier_arguments(self) -> None:
         """Continue with the arguments that were shown to the approver, or that the approver gave."""

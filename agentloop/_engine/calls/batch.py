@@ -125,13 +125,7 @@ class Batch:
         Segments, and not a lock: a permit is given back when the body ends, and "after the earlier calls" means
         settled, output guardrails included.
         """
-        cap = self.execution.max_function_tool_concurrency
-        # A cap that the batch can't reach is no limit.
-        base: tuple[Limit, ...] = ()
-        if cap is not None and cap < len(plan):
-            base = (Capacity(cap, "max_function_tool_concurrency"),)
-        if self._gate is not None:
-            base = (*base, self._gate)
+        base = self._limits_of_all(len(plan))
         groups: dict[str, Limit] = {}
         tools: dict[FunctionTool, tuple[CallSteps[Step], tuple[Limit, ...]]] = {}
         answers: list[PlanEntry] = []
@@ -156,10 +150,13 @@ class Batch:
         self.answers = answers or ()
         self.unsettled = len(self.calls) + len(self.answers)
         self.run.tree.calls[self.run.state.path] = self.calls
-        if self._gate is not None or [found for _, found in tools.values() if found is not base]:
-            self.waiting = self._dispatcher = self._choose_dispatcher()
-        elif cap is not None and base:
-            self.waiting = CapQueue(cap, base[0].name_shown)
+        self._choose_queue(base, [limits for _, limits in tools.values()])
+
+    def _limits_of_all(self, calls: int) -> tuple[Limit, ...]:
+        """Return the limits of every call of the batch: its cap, which is none where it can't be reached, its gate."""
+        cap, gate = self.execution.max_function_tool_concurrency, self._gate
+        limits = [] if cap is None or cap >= calls else [Capacity(cap, "max_function_tool_concurrency")]
+        return tuple(limits) if gate is None else (*limits, gate)
 
     def _choose_gate(self, plan: Plan, *, sequential: bool) -> Limit | None:
         """Return the limit that keeps calls from starting while the stream's consumer is behind; None without need.
@@ -211,15 +208,23 @@ class Batch:
         if live.earlier.announced:
             live.hooked = [end for _, end in self.hooks if end is not None]
 
-    def _choose_dispatcher(self) -> Dispatcher:
-        """Return the loop's shared dispatcher if a tool has a shareable limit, else one for this batch alone."""
-        shared = self.run.tree.shared
-        bound = False
+    def _choose_queue(self, base: tuple[Limit, ...], limits_of_tools: Iterable[tuple[Limit, ...]]) -> None:
+        """Choose the queue of the calls by their limits, of which *base* are those of all calls.
+
+        It is the loop's shared dispatcher if a tool has a shareable limit, or else one for this batch alone, if a cap
+        isn't all there is.
+        """
+        cap = self.execution.max_function_tool_concurrency
+        if self._gate is None and all(limits is base for limits in limits_of_tools):
+            if base and cap is not None:
+                self.waiting = CapQueue(cap, base[0].name_shown)
+            return
+        shared, bound = self.run.tree.shared, False
         for live in self.calls.values():
             for limit in live.tool.capacity:
                 bound = True
                 limit.binding.bind(limit, shared, shared.loop_lives, shared.pump.pump)
-        return shared.pump if bound else Dispatcher(self.nursery.now)
+        self.waiting = self._dispatcher = shared.pump if bound else Dispatcher(self.nursery.now)
 
     # -- running
 
@@ -253,21 +258,11 @@ class Batch:
     def _next_segment(self) -> None:
         while self._segments and not self._current and not self.halted:
             segment = [live for live in self._segments.pop() if live.phase != "settled"]
-            if self._segments:
-                self._current = set(segment)
-            else:  # of the last one nothing more needs to be known
-                self._segments = None
-            waiting = [live for live in segment if live.phase == "waiting"]
-            for live in waiting:
-                if live.cancelled is not None:
+            self._current = set(segment) if self._segments else None  # of the last one nothing more needs to be known
+            for live in segment:
+                if live.phase == "waiting" and live.cancelled is not None:
                     self.cancel_waiting(live)
-            self.waiting.enter(
-                [
-                    live
-                    for live in waiting
-                    if live.cancelled is None and (live.arguments.receipt is None or not self._join_equal_call(live))
-                ]
-            )
+            self.waiting.enter([live for live in segment if live.may_start and not self._join_equal_call(live)])
 
     def _join_equal_call(self, live: LiveCall) -> bool:
         """Let *live* wait for an equal call, or settle it with that call's output; False if *live* leads its key."""
@@ -306,7 +301,7 @@ class Batch:
         if self._equal is None or equal is None or equal[0] is not leader:
             return
         del self._equal[key]
-        waiting = [live for live in equal if live.phase == "waiting" and live.cancelled is None]
+        waiting = [live for live in equal if live.may_start]
         if waiting and not self.halted:
             self._equal[key] = waiting
             self.waiting.enter(waiting[:1])
@@ -427,7 +422,7 @@ class Batch:
             self._promote_follower(key, live)
             return
         for follower in equal[1:]:
-            if follower.phase == "waiting" and follower.cancelled is None and not self.halted:
+            if follower.may_start and not self.halted:
                 self._settle_replayed(follower, live.call_id)
 
     # -- early ends

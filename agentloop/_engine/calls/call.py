@@ -209,11 +209,7 @@ def _end_past_scope(live: LiveCall, result: end.Ending | None) -> end.Ending | N
 
 
 def _end_body(live: LiveCall, result: end.Ending | None) -> end.Ending:
-    """Return the final body result, once the call's scope has been left.
-
-    An error, and a value that `CallSettled` can't tell, are recorded in the same step.
-    """
-    body, late = live.body, False
+    """Return the final body result, once the call's scope has been left."""
     if type(result) in _WITHOUT_BODY_END:
         assert result is not None
         return result
@@ -223,21 +219,28 @@ def _end_body(live: LiveCall, result: end.Ending | None) -> end.Ending:
         live.redact_error(result.error)
         if live.batch.nursery.is_ending():
             record_end(live.run)
-    if body is not None and live.phase == "body":
-        late = body.timer is not None and live.batch.nursery.now() >= body.timer.ends_at
-        body.ended_at = live.run.tree.log.wall()
-        body.gave_secret = type(result) is end.Returned and live.tool.secret_output
-        kept = late or _may_end_run(live, result)
-        if type(result) is end.Raised or (type(result) is end.Returned and kept):
-            record_body_end(live, result)
+    late = live.phase == "body" and _note_end(live, result)
     return _decide_end(live, result, late=late)
 
 
-def _may_end_run(live: LiveCall, result: end.Ending | None) -> bool:
-    """Tell whether the body's value is not a text and may be the run's final output: the log then needs it as it is."""
-    if not isinstance(result, end.Returned) or isinstance(result.value, str):
-        return False
-    return live.run.agent.tool_use_behavior != _ASKS_AGAIN
+def _note_end(live: LiveCall, result: end.Ending | None) -> bool:
+    """Note that the body has ended; tell whether its timeout had passed.
+
+    An error, and a value that `CallSettled` can't tell, are recorded in the same step.
+    """
+    body = live.body
+    assert body is not None
+    late = body.timer is not None and live.batch.nursery.now() >= body.timer.ends_at
+    body.ended_at = live.run.tree.log.wall()
+    body.gave_secret = type(result) is end.Returned and live.tool.secret_output
+    if type(result) is end.Raised or (type(result) is end.Returned and (late or _may_end_run(live, result.value))):
+        record_body_end(live, result)
+    return late
+
+
+def _may_end_run(live: LiveCall, value: object) -> bool:
+    """Tell whether *value* is not a text and may be the run's final output: the log then needs it as it is."""
+    return not isinstance(value, str) and live.run.agent.tool_use_behavior != _ASKS_AGAIN
 
 
 def _decide_end(live: LiveCall, result: end.Ending | None, *, late: bool) -> end.Ending:
@@ -247,25 +250,30 @@ def _decide_end(live: LiveCall, result: end.Ending | None, *, late: bool) -> end
     """
     ours = live.scope.cancel_called or late  # read before the question below, which may cancel the scope
     ending = (ours or not isinstance(result, end.Returned)) and live.batch.nursery.is_ending()
-    error: BaseException | None = None
-    if (ours or ending) and isinstance(result, end.Raised) and _is_cleanup_error(result):
-        error, result = result.error, None
+    error = _find_cleanup_error(result) if ours or ending else None
+    if error is not None:
         live.report_late(error=error)
+        result = None
     if live.body is not None and live.phase == "body":
         live.body.finished = type(result) in _OWN_ENDS
-    if result is None and ending:
-        return end.RunEnding(error)
-    if result is None or (ours and isinstance(result, end.Cancelled)):
-        return _end_cancelled(live, error)
+    if result is None:
+        return end.RunEnding(error) if ending else _end_cancelled(live, error)
+    return _end_cancelled(live) if ours and _gives_way(live, result, late) else result
+
+
+def _find_cleanup_error(result: end.Ending | None) -> BaseException | None:
+    """Return the ordinary error that was raised while a cancellation was passing through the body; else None."""
+    if not isinstance(result, end.Raised) or not isinstance(result.error, Exception):
+        return None
+    return result.error if raised_while_cancelled(result.error) else None
+
+
+def _gives_way(live: LiveCall, result: end.Ending, late: bool) -> bool:
+    """Tell whether *result* gives way to the cancellation of the call's own scope, or to its timeout (*late*)."""
     if late and isinstance(result, end.Returned):
         live.report_late(value=result.value)
-        return _end_cancelled(live)
-    return result
-
-
-def _is_cleanup_error(result: end.Raised) -> bool:
-    """Tell whether *result* is an ordinary error raised while a cancellation was passing through the body."""
-    return isinstance(result.error, Exception) and raised_while_cancelled(result.error)
+        return True
+    return isinstance(result, end.Cancelled)
 
 
 def _end_cancelled(live: LiveCall, error: BaseException | None = None) -> end.Ending:
@@ -273,18 +281,16 @@ def _end_cancelled(live: LiveCall, error: BaseException | None = None) -> end.En
 
     *error* is the error of the body's cleanup, if it had one.
     """
-    request, body, limits = live.cancelled, live.body, live.steps.limits
-    if request is not None and request.cause == "sibling":
-        return end.Cancelled("sibling", "another call failed", error)
+    request, timer, limits = live.cancelled, live.timer, live.steps.limits
     if request is not None:
+        if request.cause == "sibling":
+            return end.Cancelled("sibling", "another call failed", error)
         return end.Cancelled("caller", request.reason or "cancelled by the application")
-    timer = None if body is None else body.timer
-    if body is None or timer is None or limits is None:
+    if timer is None or limits is None:
         return end.TimedOut(live.tool.timeout or 0.0)
-    if body.started_at is not None:
-        live.note_cancelled(body.started_at + timer.ends_at - live.clock)
-    is_idle = limits.idle is not None and timer.ends_at >= timer.idle_since + limits.idle
-    return end.TimedOut((limits.idle if is_idle else limits.whole) or 0.0)
+    if live.body is not None and live.body.started_at is not None:
+        live.note_cancelled(live.body.started_at + timer.ends_at - live.clock)
+    return end.TimedOut(limits.passed(timer.idle_since, timer.ends_at))
 
 
 # -- steps 13 to 17

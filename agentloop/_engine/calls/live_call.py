@@ -188,7 +188,7 @@ class LiveCall:
     scope: anyio.CancelScope = attrs.field(init=False)
     """Scope around steps 8 to 12, made together with the task; then the one around the rest, if it has one."""
     rest: Rest | None = None
-    """What the call's next task does, if an earlier one has taken the call's other steps."""
+    """The part of the call that its next task does, if an earlier one has done the others."""
     begun: bool = False
     """True once the call's task has taken its first step, or is to do nothing when it does. Until then the batch's
     owner may settle the call: a task that asyncio cancels before its first step never runs."""
@@ -227,10 +227,19 @@ class LiveCall:
         return gave_secret or self.run.redacts_errors_of(self.call)
 
     @property
+    def timer(self) -> BodyClock | None:
+        """The clocks of the tool's own timeouts; None without one, or if the body hasn't begun."""
+        return None if self.body is None else self.body.timer
+
+    @property
     def timeout_at(self) -> float:
         """The time on the loop's clock at which the tool's own timeout ends the body; infinity without one."""
-        timer = None if self.body is None else self.body.timer
-        return math.inf if timer is None else timer.ends_at
+        return math.inf if self.timer is None else self.timer.ends_at
+
+    @property
+    def may_start(self) -> bool:
+        """Tell whether the call waits for its start and wasn't cancelled."""
+        return self.phase == "waiting" and self.cancelled is None
 
     def redact_error(self, error: BaseException) -> None:
         """Hide the message of *error* in every text, if it may repeat a secret."""

@@ -10,11 +10,12 @@ from typing import Any
 import anyio
 from anyio.lowlevel import checkpoint
 
+from agentloop._common.digests import idempotency_key
 from agentloop._common.values import Value
 from agentloop._concurrency.interrupts import uninterrupted
 from agentloop._engine.calls.live_call import LiveCall
 from agentloop._engine.runtime.live_run import LiveRun
-from agentloop.context import UNMADE_KEY, ToolContext
+from agentloop.context import ToolContext
 from agentloop.events import CallProgress
 from agentloop.items import Item, ToolCall
 from agentloop.tools import FunctionTool
@@ -120,7 +121,7 @@ def tool_context(
         agent=run.agent,
         run_config=run.settings.config,
         conversation_history=conversation,
-        idempotency_key=UNMADE_KEY,
+        idempotency_key=idempotency_key(run.tree.log.state.run_id, run.path, call.call_id),
         call=services,
         secret=tool.secret,
     )

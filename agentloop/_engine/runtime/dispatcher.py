@@ -1,7 +1,7 @@
 """The three queues in which calls wait for room: for nothing, for the cap of their turn, and for any other limits.
 
-A batch has one of them (`Queue`): `NullQueue` where there is nothing to wait for, `CapQueue` where all its calls wait
-only for the cap, else a `Dispatcher`, which has an admission. All calls of an event loop that wait for shared limits
+A batch has one of them: a `Queue` where there is nothing to wait for, a `CapQueue` where all its calls wait only for
+the cap, else a `Dispatcher`, which has an admission. All calls of an event loop that wait for shared limits
 are in one dispatcher.
 
 Knows tickets and times, not calls or tasks. Nothing is locked: admission, starting and giving back are synchronous, on
@@ -36,52 +36,28 @@ class QueuedCall(Protocol):
         ...
 
 
-class Queue(Protocol):
-    """The queue of a batch, as the batch and its calls know it."""
+class Queue:
+    """The queue of a batch, as the batch and its calls know it. This one has no limits: each call starts at once."""
 
     def enter(self, calls: Iterable[QueuedCall]) -> None:
-        """Queue *calls* in this order, each with a ticket, and start those that have room."""
-        ...
-
-    def begin(self, limits: Iterable[Limit]) -> None:
-        """Count in *limits* the body of a call, which begins now."""
-        ...
-
-    def release(self, limits: Iterable[Limit]) -> None:
-        """Give back the *limits* of a call that has ended and start all calls that have room."""
-        ...
-
-    def withdraw(self, tickets: Iterable[Ticket]) -> None:
-        """Take *tickets* out of the queue and start the calls that this gives room."""
-        ...
-
-    def pump(self) -> None:
-        """Start all calls that have room now."""
-        ...
-
-
-class NullQueue:
-    """The queue of a batch whose calls have nothing to wait for: each starts at once."""
-
-    def enter(self, calls: Iterable[QueuedCall]) -> None:
-        """Start *calls*. They need no tickets."""
+        """Queue *calls* in this order, and start those that have room. They have tickets if they may have to wait."""
         for call in calls:
             call.start()
 
     def begin(self, limits: Iterable[Limit]) -> None:
-        """Do nothing: there are no limits."""
+        """Count in *limits* the body of a call, which begins now."""
 
     def release(self, limits: Iterable[Limit]) -> None:
-        """Do nothing."""
+        """Give back the *limits* of a call that has ended and start all calls that have room."""
 
     def withdraw(self, tickets: Iterable[Ticket]) -> None:
-        """Do nothing: no ticket waits."""
+        """Take *tickets* out of the queue and start the calls that this gives room."""
 
     def pump(self) -> None:
-        """Do nothing."""
+        """Start all calls that have room now."""
 
 
-NO_QUEUE = NullQueue()
+NO_QUEUE = Queue()
 """It has no state, so all batches share it."""
 
 
@@ -95,7 +71,7 @@ def _take_tickets(calls: Iterable[QueuedCall]) -> list[Ticket]:
     return tickets
 
 
-class Dispatcher:
+class Dispatcher(Queue):
     """An admission and the loop that starts its tickets.
 
     Owned by a batch, or by the state of the event loop; every code that queues a call or gives back a limit calls it.
@@ -187,7 +163,7 @@ class Dispatcher:
         return self.admission.next_room(self._looked_at) if len(self.admission) else math.inf
 
 
-class CapQueue:
+class CapQueue(Queue):
     """The calls of one batch that wait for nothing but its cap: they start in arrival order.
 
     An admission gives the same order, which a property test holds. But it compares calls with different limits, and
@@ -210,9 +186,6 @@ class CapQueue:
             ticket.waiting = True
             self._waiting.append(ticket)
         self.pump()
-
-    def begin(self, limits: Iterable[Limit]) -> None:
-        """Do nothing: the cap counts calls in flight."""
 
     def release(self, limits: Iterable[Limit]) -> None:
         """Give back the cap's one token of a call that has ended; the next call starts in this step."""

@@ -33,7 +33,6 @@ import msgspec
 
 from agentloop import effects as e
 from agentloop._common.checks import NAMES, check, optional
-from agentloop._common.digests import idempotency_key
 from agentloop._common.error_text import REDACTED, error_summary, redact_message
 from agentloop._common.values import Value
 from agentloop._concurrency.backend import checkpoint_if_cancelled, liveness, running_loop, token_again
@@ -196,10 +195,6 @@ class RunServicesView(Value, frozen=True, eq=False):
     def deadline(self) -> float | None:
         """Return the seconds left until the nearest enclosing deadline, or None without one."""
         return seconds_to_deadline()
-
-    def find_key(self, call_id: str) -> str:
-        """Return the idempotency key of a call of this run."""
-        return idempotency_key(self.fold.run_id, self.path, call_id)
 
 
 class Cancellable(Protocol):
