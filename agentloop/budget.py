@@ -51,6 +51,8 @@ class UsageLimits(ByFields):
         requests: The number of model requests, failed attempts included.
         input_tokens, output_tokens, total_tokens: The number of tokens after which further requests are refused.
         tool_calls: The number of calls whose bodies may start.
+        worst_case: True if a request is also refused when it could pass a limit on tokens or cost: with the tokens of
+            its input, as counted or estimated, and an answer of `ModelSettings.max_tokens`, which it then needs.
         cost: The cost of requests (by `RunConfig.price`), calls (by `tool(cost=…)`) and hosted calls (by
             `RunConfig.hosted_price`) together, in the unit of all three.
 
@@ -71,6 +73,7 @@ class UsageLimits(ByFields):
     total_tokens: int | None = attrs.field(default=None, validator=optional(FIELDS.count(0)))
     tool_calls: int | None = attrs.field(default=None, validator=optional(FIELDS.count(0)))
     cost: Decimal | None = attrs.field(default=None, converter=_to_limit)
+    worst_case: bool = attrs.field(default=False, validator=FIELDS.flag())
 
 
 class Spent(Protocol):
@@ -84,6 +87,19 @@ class Spent(Protocol):
     def output_tokens(self) -> int: ...
     @property
     def total_tokens(self) -> int: ...
+
+
+class WorstCase(msgspec.Struct, frozen=True, eq=False):
+    """The most that one request can take: the tokens of its input and of its answer, and what they cost."""
+
+    input_tokens: int
+    output_tokens: int
+    cost: Decimal
+
+    @property
+    def total_tokens(self) -> int:
+        """All of its tokens."""
+        return self.input_tokens + self.output_tokens
 
 
 class Reservation(msgspec.Struct, eq=False):
@@ -104,6 +120,7 @@ class Budget(msgspec.Struct, eq=False):
         calls: The number of calls that hold room or have spent it.
         spent: The cost of requests and started calls.
         held: The cost of calls that are admitted and haven't started.
+        pending: The worst cases of the requests under way, where they count.
         outer: The ledger of the enclosing run, which must have room, too.
     """
 
@@ -112,6 +129,7 @@ class Budget(msgspec.Struct, eq=False):
     calls: int = 0
     spent: Decimal = _NOTHING
     held: Decimal = _NOTHING
+    pending: list[WorstCase] = []
     outer: Budget | None = None
 
     @classmethod
@@ -170,6 +188,44 @@ class Budget(msgspec.Struct, eq=False):
         """
         if reasons := list(self._describe_reached(usage)):
             raise UsageLimitExceeded(f"Usage limit exceeded: {', '.join(reasons)}")
+
+    @property
+    def counts_worst_case(self) -> bool:
+        """True if this ledger, or an outer one, refuses requests by their worst case."""
+        return any(ledger.limits.worst_case for ledger in self._ledgers())
+
+    def check_worst_case(self, usage: Spent, worst: WorstCase) -> None:
+        """Return if this ledger allows a request of *worst* after *usage*, beside those under way; for this one only.
+
+        Raises:
+            UsageLimitExceeded: if a limit could be passed; names each of them with its numbers.
+        """
+        limits, under_way = self.limits, (*self.pending, worst)
+        if not limits.worst_case:
+            return
+        rows: tuple[tuple[str, int | Decimal, int | Decimal | None], ...] = (
+            ("input_tokens", usage.input_tokens, limits.input_tokens),
+            ("output_tokens", usage.output_tokens, limits.output_tokens),
+            ("total_tokens", usage.total_tokens, limits.total_tokens),
+            ("cost", self.spent + self.held, limits.cost),
+        )
+        reasons = [
+            f"{name} {used} and at most {more} more, of {limit}"
+            for name, used, limit in rows
+            if limit is not None and used + (more := sum(getattr(one, name) for one in under_way)) > limit
+        ]
+        if reasons:
+            raise UsageLimitExceeded(f"Usage limit could be exceeded: {', '.join(reasons)}")
+
+    def hold_request(self, worst: WorstCase) -> None:
+        """Count *worst*, of a request that begins, here and in the outer ledgers, until `release_request`."""
+        for ledger in self._ledgers():
+            ledger.pending.append(worst)
+
+    def release_request(self, worst: WorstCase) -> None:
+        """Count *worst* no longer: the request is over, and what it took is counted."""
+        for ledger in self._ledgers():
+            ledger.pending.remove(worst)
 
     def _describe_reached(self, usage: Spent) -> Iterator[str]:
         limits = self.limits

@@ -62,7 +62,7 @@ from agentloop._core.machine import (
 from agentloop._core.turn_view import TurnView
 from agentloop._engine.final_output import accept, ask_behavior, give_up
 from agentloop._engine.finish import FinishedRun, finish_segment, save_turn
-from agentloop._engine.model_call import call_model
+from agentloop._engine.model_call import call_model, find_price, make_request
 from agentloop._engine.prepare_turn import prepare_turn
 from agentloop._engine.run_result import attach_run_data
 from agentloop._engine.runtime.cancel_source import record_end
@@ -283,12 +283,31 @@ async def _begin_turn(run: LiveRun) -> TurnView:
             _check_limits(run)
             if len(run.state.history) > length:
                 view = run.turn.view = await prepare_turn(run)  # what the run was told changes what it is shown
+    if run.settings.budget is not None and run.settings.budget.counts_worst_case and not run.state.is_closing:
+        view = await _check_worst_case(run, view)
     state, log = run.state, run.tree.log
     turn = state.turn if state.turn_open else state.turn + 1  # open: from an earlier run segment, without an answer
     judges = _name_judges(run)
     log.append(TurnStarted(state.path, turn, log.wall(), run.agent_key, view.tool_names, view.handoff_names, judges))
     if log.journal is not None:
         await log.journal.durable()
+    return view
+
+
+async def _check_worst_case(run: LiveRun, view: TurnView) -> TurnView:
+    """Check that the budgets have room for the worst case of the request; return the view, of the last turn if not.
+
+    Raises:
+        UsageLimitExceeded: they haven't, and the run doesn't answer at its limit.
+    """
+    from agentloop._engine.worst_case import find_worst_case
+
+    try:
+        run.check_request(find_worst_case(run, make_request(run, view), find_price(run, view.model)))
+    except UsageLimitExceeded:
+        if run.state.turn_open or not _answers_at_limit(run, "usage_limits"):
+            raise
+        view = run.turn.view = await prepare_turn(run)
     return view
 
 
@@ -310,7 +329,7 @@ def _check_limits(run: LiveRun) -> None:
 
 
 def _answers_at_limit(run: LiveRun, limit: Literal["max_turns", "usage_limits"]) -> bool:
-    """Tell whether the run has one more turn for its final output, which it then has been told."""
+    """Tell whether the run has one more turn for its final output, and tell the model so."""
     if run.settings.config.at_limit == "raise":
         return False
     from agentloop._engine.turn_end import answer_at_limit

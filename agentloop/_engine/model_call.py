@@ -69,15 +69,21 @@ async def call_model(run: LiveRun, view: TurnView, *, again: bool = False) -> No
         ModelBehaviorError, ModelTransportError, ModelTimeoutError: as the model raises them.
         ContextTooLong: the request is too long for the model, and a policy couldn't make it short enough.
     """
-    request = _make_request(run, view)
+    request = make_request(run, view)
     if run.settings.config.history.call_model_input_filter is not None:
         request = await _filter_request(run, run.settings.config.history.call_model_input_filter, request)
     run.context.turn_input = request.items
     await run.call_hooks("llm_start", run.agent, request.system, request.items)
     await run.checkpoint()  # a request that is never made must not be counted
-    price = None if run.settings.budget is None else _find_price(run, view.model)
+    price = None if run.settings.budget is None else find_price(run, view.model)
     try:
-        response, first_delta_at = await _request_response(run, view, request)
+        if run.settings.budget is None or not run.settings.budget.counts_worst_case:
+            response, first_delta_at = await _request_response(run, view, request)
+        else:
+            from agentloop._engine.worst_case import within_worst_case
+
+            answer = await within_worst_case(_request_response, run, view, request, price)
+            response, first_delta_at = answer
     except ModelTransportError as error:
         policy = run.settings.config.context or run.agent.context
         if policy is None or not error.context_too_long:
@@ -241,7 +247,7 @@ async def _choose_retry_delay(run: LiveRun, request: ModelRequest, error: Except
     )
 
 
-def _find_price(run: LiveRun, model: Model) -> Price | None:
+def find_price(run: LiveRun, model: Model) -> Price | None:
     """Return the function that prices requests to *model*; None if there is none.
 
     Raises:
@@ -278,7 +284,7 @@ def _find_priced_name(model: Model, response: ModelResponse) -> str:
     return str(getattr(model, "name", None) or answered or type(model).__name__)
 
 
-def _make_request(run: LiveRun, view: TurnView) -> ModelRequest:
+def make_request(run: LiveRun, view: TurnView) -> ModelRequest:
     """Return the turn's request; where the provider keeps the conversation, only items not sent yet are in it."""
     state, started = run.state, run.state.started
     kept = started is not None and started.kept

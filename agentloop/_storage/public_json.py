@@ -110,9 +110,8 @@ def item_from_json(data: Mapping[str, Any], *, codec: Codec | None = None) -> i.
 
 def _usage_to_json(usage: Usage, secrets: Secrets) -> dict[str, Any]:
     counts = {name: count for name, count in msgspec.structs.asdict(usage).items() if name not in ("entries", "cost")}
-    if usage.cost is not None:
-        counts["cost"] = f"{usage.cost:f}"
-    return {**counts, "entries": [part_to_json(entry, secrets) for entry in usage.entries]}
+    cost = {} if usage.cost is None else {"cost": f"{usage.cost:f}"}
+    return {**counts, **cost, "entries": [part_to_json(entry, secrets) for entry in usage.entries]}
 
 
 def _event_to_json(event: ev.Event, secrets: Secrets) -> dict[str, Any]:

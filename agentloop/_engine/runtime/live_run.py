@@ -49,7 +49,7 @@ from agentloop._engine.runtime.log import Log
 from agentloop._engine.runtime.resources import Resources
 from agentloop.abc import ApprovalEffects, Effects, LateResult, Model, StillRunning
 from agentloop.agents import Agent
-from agentloop.budget import Budget
+from agentloop.budget import Budget, WorstCase
 from agentloop.config import HostedPrice, Price, RunConfig
 from agentloop.context import Callback, RunContext, Sandbox
 from agentloop.exceptions import UsageLimitExceeded
@@ -463,8 +463,8 @@ class LiveRun(msgspec.Struct, eq=False, kw_only=True):
         surely: Awaitable[None] = _NOT_CANCELLED
         return surely  # we know each scope around the run: a search through them takes 2 µs, three times a turn
 
-    def check_request(self) -> None:
-        """Check that every budget that has to pay for one more model request allows it.
+    def check_request(self, worst: WorstCase | None = None) -> None:
+        """Check that every budget that has to pay for one more model request allows it, or its *worst* case.
 
         Raises:
             UsageLimitExceeded: by the nearest budget that is spent, but for the turn left for the final output.
@@ -474,7 +474,10 @@ class LiveRun(msgspec.Struct, eq=False, kw_only=True):
             outer = run.parent
             if run.settings.budget is not None and (outer is None or run.settings.budget is not outer.settings.budget):
                 try:
-                    run.settings.budget.check_request(run.state.meter)
+                    if worst is None:
+                        run.settings.budget.check_request(run.state.meter)
+                    else:
+                        run.settings.budget.check_worst_case(run.state.meter, worst)
                 except UsageLimitExceeded as error:
                     self.stopped_by = error
                     raise

@@ -8,6 +8,7 @@ replaced. Limits are copied, so that other runs hold nothing of them.
 from __future__ import annotations
 
 import json
+import re
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
@@ -36,6 +37,7 @@ from agentloop.testing.replaying._effects import ReplayEffects
 from agentloop.testing.replaying._recorded import FROM_OUTSIDE, Call, Path, RecordedSegment, shows_admission
 from agentloop.testing.scripted import ALL_FEATURES
 from agentloop.tools import AgentCall, FunctionTool, PythonBody, RawBody, ToolSearch
+from agentloop.usage import RequestUsage
 
 
 class ClosedModel(Model):
@@ -342,10 +344,23 @@ class RecordedAgents:
     def _find_recorded_cost(self, name: str, priced: Any) -> Decimal:
         """Return the recorded cost of a whole answer for the part of it that is priced first, and 0 for the others."""
         wanted = self._effects.due
+        if isinstance(priced, RequestUsage) and not isinstance(wanted, r.ModelResponded):
+            return self._find_worst_cost(wanted)
         if not isinstance(wanted, r.ModelResponded) or wanted is self._charged:
             return Decimal(0)
         self._charged = wanted
         return Decimal(wanted.cost or 0)
+
+    def _find_worst_cost(self, wanted: r.Record | None) -> Decimal:
+        """Return the worst cost of a request that isn't made yet: one that is refused where the log says so."""
+        if isinstance(wanted, r.HistoryReplaced) and wanted.reason == "usage_limits":
+            return Decimal("1e1000")
+        if not isinstance(wanted, r.RunEnded | r.SessionSaved | r.CleanupCut):
+            return Decimal(0)
+        effects = self._effects
+        ends = (one for one in effects.records[effects.cursor : effects.entry.stop] if isinstance(one, r.RunEnded))
+        found = re.search(r"cost \S+ and at most (\S+) more", next((one.error or "" for one in ends), ""))
+        return Decimal(found[1]) if found is not None else Decimal(0)
 
     def _make_cost(self, tool: str) -> Any:
         """Return a cost function with the recorded costs of the calls of *tool*.

@@ -1,0 +1,59 @@
+"""The worst case of a request (`UsageLimits.worst_case`): judged before it is made, counted while it is under way."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from decimal import Decimal
+from typing import TypeVar
+
+from agentloop._core.context_size import estimate_input
+from agentloop._core.turn_view import TurnView
+from agentloop._engine.runtime.live_run import LiveRun
+from agentloop.budget import WorstCase, to_amount
+from agentloop.config import Price
+from agentloop.exceptions import UserError
+from agentloop.model_events import ModelRequest
+from agentloop.usage import RequestUsage
+
+AnswerT = TypeVar("AnswerT")
+
+
+def find_worst_case(run: LiveRun, request: ModelRequest, price: Price | None) -> WorstCase:
+    """Return the worst case of *request*, of which *price* gives the cost.
+
+    Raises:
+        UserError: an answer may have any length.
+    """
+    most = request.settings.max_tokens
+    if most is None:
+        raise UserError(
+            f"UsageLimits(worst_case=True) needs to know how long an answer of agent {run.agent.name!r} may be: write "
+            "ModelSettings(max_tokens=…)"
+        )
+    sent = estimate_input(run.state, request)
+    usage = RequestUsage(input_tokens=sent, output_tokens=most, total_tokens=sent + most)
+    name = str(getattr(run.turn.view.model if run.turn.view is not None else None, "name", None) or "")
+    return WorstCase(sent, most, Decimal(0) if price is None else to_amount("price", price(name, usage)))
+
+
+async def within_worst_case(
+    ask: Callable[[LiveRun, TurnView, ModelRequest], Awaitable[AnswerT]],
+    run: LiveRun,
+    view: TurnView,
+    request: ModelRequest,
+    price: Price | None,
+) -> AnswerT:
+    """Return the answer to *request*, which *ask* gives, if the budgets have room for its worst case until then.
+
+    Raises:
+        UsageLimitExceeded: they haven't.
+        UserError: as `find_worst_case`.
+    """
+    budget, worst = run.settings.budget, find_worst_case(run, request, price)
+    assert budget is not None  # it counts the worst case
+    run.check_request(worst)
+    budget.hold_request(worst)
+    try:
+        return await ask(run, view, request)
+    finally:
+        budget.release_request(worst)
