@@ -21,7 +21,7 @@ from agentloop._concurrency.backend import (
     wait_out_cancellations,
 )
 from agentloop._core.history import valid_history
-from agentloop._core.machine import AskBehavior, CheckOutput, GiveUp, next_action
+from agentloop._core.machine import AskBehavior, CheckOutput, GiveUp, Prepare, next_action
 from agentloop._engine.runtime.cancel_source import record_end
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.exceptions import RunTimeoutError
@@ -32,6 +32,8 @@ from agentloop.records import RunEnded, RunStatus
 if TYPE_CHECKING:
     from agentloop._engine.runtime.session_progress import SessionProgress
 
+UNJUDGED = (AskBehavior, CheckOutput, GiveUp, Prepare)
+"""Actions before which the run has a candidate for its final output that isn't accepted, or doesn't know yet."""
 GOES_ON = ("interrupted", "cancelled", "stopped")
 
 
@@ -83,8 +85,8 @@ async def _save_rest(run: LiveRun, session: SessionProgress, error: BaseExceptio
         )
     elif not (
         isinstance(error, (*cancelled_types(), RunTimeoutError))
-        and isinstance(next_action(run.state, run.turn.view), CheckOutput | GiveUp)
-    ):  # else it was ended from outside before a candidate for the final output was accepted
+        and isinstance(next_action(run.state, run.turn.view), UNJUDGED)
+    ):  # else it was ended from outside before a candidate for the final output was accepted, or even looked for
         await save_items(run, session)
 
 

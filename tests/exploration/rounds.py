@@ -137,7 +137,7 @@ class Round:
                 )  # type: ignore[misc]
         if not (stop and self.counts.violations):
             self.judged("answers", self.answers)
-        if self.number % segments.EVERY == 0 and not (stop and self.counts.violations):
+        if not (stop and self.counts.violations):
             self.judged("segments", self.segments)
         if self.number % rare.EVERY == 0 and not (stop and self.counts.violations):
             self.judged("rare", self.rare)

@@ -1,8 +1,8 @@
 """Runs of many segments: a generated run is cancelled, cut at any record, and resumed, several times.
 
 A journal may be cut between any two records, since a crash keeps what was durable. After each segment the log is judged
-as somebody judges it who has only the log: `check` and a replay on each backend must accept it. Some rounds of
-an exploration have one such run. The choices depend on the seed only.
+as somebody judges it who has only the log: `check` and a replay on each backend must accept it. Each round of an
+exploration has one such run. The choices depend on the seed only.
 """
 
 from __future__ import annotations
@@ -31,8 +31,6 @@ SIZES = (
     attrs.evolve(NESTED, approvals=True, guards=True),
     GeneratorConfig(turns=2, calls=3, secrets=False),
 )
-EVERY = 5
-"""An exploration has such a run every EVERY rounds."""
 MOMENTS = 60
 """A cancellation comes before one of this many steps of a process."""
 

@@ -51,7 +51,7 @@ FOUND: dict[str, tuple[str, ...]] = {
     "answers about approvals, and a cancellation": (
         *("alpha 2404", "alpha 2640", "alpha 3925", "alpha 5913", "beta 20", "beta 516"),
     ),
-    "a run that saves its last turn, and a cancellation": ("alpha 877", "alpha 2575", "alpha 5115"),
+    "a run that saves its last turn, and a cancellation": ("alpha 877", "alpha 2575", "alpha 5115", "delta 31"),
     "a fatal error, and a cancellation": ("alpha 5353",),
     "a crash right after a cancellation of calls that have verdicts": ("beta 1642",),
     "calls of two runs, cancelled before their first steps": ("beta 2451",),

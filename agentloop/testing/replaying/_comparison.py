@@ -48,7 +48,8 @@ import anyio
 import attrs
 
 from agentloop import records as r
-from agentloop._core.machine import CheckOutput, GiveUp, next_action
+from agentloop._core.machine import next_action
+from agentloop._engine.finish import UNJUDGED
 from agentloop._engine.runtime.live_run import loop_state
 from agentloop.exceptions import ReplayDivergence
 from agentloop.limits import Limit
@@ -486,13 +487,14 @@ class ReplayLog:
     def _has_saved_itself(self, index: int) -> bool:
         """Tell whether the run, and not its end, wrote to the session before record *index*.
 
-        It did so if it had come to its candidate for the final output, or to its last turn: its end wouldn't.
+        It did so if it had come to its candidate for the final output, or to its last turn, or has yet to look for one:
+        its end wouldn't.
         """
         record = self.records[index]
         live = self.live_run(record.path) if isinstance(record, r.SessionSaved) else None
         if live is None or live.state.tripped is not None:
             return False
-        return isinstance(next_action(live.state, live.turn.view), CheckOutput | GiveUp)
+        return isinstance(next_action(live.state, live.turn.view), UNJUDGED)
 
     def before_end(self, index: int, start: int | None = None) -> int:
         """Return *index*, or the number of the first record from *start* on of an end of the run, if that is earlier.

@@ -189,6 +189,7 @@ class _SegmentReplay:
         records = effects.whole.records
         await anyio.sleep(max(0.0, records[self.entry.start].at - records[0].at))
         effects.enter(self.entry)
+        waiting().timers_apart = True  # those of one time end several things, each in its turn
         try:
             async with anyio.create_task_group() as group:
                 try:

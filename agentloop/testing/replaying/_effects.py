@@ -466,7 +466,7 @@ class ReplayEffects(ReplayLog):
         index = self.find(object, path, lambda record: not is_input_guardrail(record))
         if index is None and self.entry.ended:
             return
-        if index is None or self._cuts_effects(index):
+        if index is None or self._cuts_effects(self.skip_last_steps(index)):
             await self.cut_off(path, None, "the consumer")
         if isinstance(self.records[index], r.TurnStarted):
             await self.known(index, "the consumer", in_time=False)

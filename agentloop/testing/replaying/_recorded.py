@@ -217,6 +217,10 @@ class RecordedRun:
 
         The first after the failure, and the first after the owner of the batch stopped it, when it next ran: other
         calls may have come further between the two.
+
+        A replay can't follow one case. If the end of the run from outside comes between the two, the owner is ready to
+        run and has nothing to wait for, and then its next step is the one that stops the batch: no other task is ready,
+        and no scheduler can run none. So calls that have records in between are cancelled too early.
         """
         batches: defaultdict[tuple[Path, int], list[int]] = defaultdict(list)
         for index in range(entry.start, entry.stop):
@@ -240,8 +244,10 @@ class RecordedRun:
         appended as it was cancelled; else *stop*.
         """
         nested = {(*path, self.records[index].call_id) for index in settled}  # type: ignore[union-attr]
-        if any(self._find_stop_time(index) is not None for index in settled):
-            stop = _earlier(stop, self._find_end(path, start, stop)) or stop  # it would have cut them otherwise
+        times = [at for at in map(self._find_stop_time, settled) if at is not None]
+        end = self._find_end(path, start, stop) if times else None
+        if end is not None and self.records[end].at >= min(times):
+            stop = end  # it would have cut them otherwise; later, it was the owner's own step that did
         for index in range(start, stop):
             if self.records[index].path[: len(path) + 1] in nested and is_cut_from_outside(self.records[index]):
                 return index

@@ -12,11 +12,13 @@ from kit.watching import RunHookLog
 
 from agentloop import (
     GuardrailFunctionOutput,
+    Instrument,
     MaxTurnsExceeded,
     OutputGuardrail,
     OutputGuardrailTripwireTriggered,
     RunConfig,
     Runner,
+    RunState,
     RunTimeoutError,
     StopAtTools,
     ToolsToFinalOutput,
@@ -26,6 +28,7 @@ from agentloop import (
 )
 from agentloop import events as ev
 from agentloop import records as r
+from agentloop.journal import MemoryJournal
 from agentloop.sessions import MemorySession
 from agentloop.testing import call, reason, say
 
@@ -444,6 +447,37 @@ async def test_run_s_timeout_during_an_output_guardrail_writes_no_final_turn(run
         group.start_soon(pass_the_deadline)
         with pytest.raises(RunTimeoutError):
             await run_mode(judged.agent, "go", run_config=RunConfig(timeout=60), **judged.options)
+    judged.check()
+
+
+async def test_a_run_that_is_cancelled_while_it_asks_whether_an_output_is_final_writes_no_turn(run_mode: Run) -> None:
+    """The output of a tool may become the final one, which a guardrail would have to judge."""
+    held, session = HeldWork(), Written()
+
+    async def ask(ctx: Any, results: Any) -> Any:
+        await held()
+
+    agent = script_agent("a", call("secret", call_id="c"), tools=[secret], tool_use_behavior=ask)
+    await cancel_when(held.started, lambda: run_mode(agent, "go", session=session))
+    assert session.writes == []
+
+
+@made_by_each
+async def test_a_resumed_run_that_is_cancelled_at_once_writes_no_final_turn(run_mode: Run, made_by: str) -> None:
+    """It hasn't seen yet that it has a candidate, and what isn't judged isn't written."""
+    judged, journal = Judged(made_by), MemoryJournal()
+    options = {**judged.options, "journal": journal}
+    await cancel_when(judged.held.started, lambda: run_mode(judged.agent, "go", **options))
+    with anyio.CancelScope() as scope:
+
+        class Cancels(Instrument):
+            def on_record(self, record: r.Record) -> None:
+                if isinstance(record, r.RunResumed):
+                    scope.cancel()
+
+        state = await RunState.from_journal(judged.agent, journal)
+        await run_mode(judged.agent, state, run_config=RunConfig(instruments=[Cancels()]), **options)
+    assert scope.cancelled_caught
     judged.check()
 
 
