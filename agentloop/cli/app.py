@@ -30,6 +30,7 @@ from agentloop.cli.help_text import examples
 from agentloop.cli.init import init
 from agentloop.cli.journal_folder import Folder, FolderError, KeptRequests, Order, Requests
 from agentloop.cli.lab import lab
+from agentloop.cli.moments import diff, show
 from agentloop.cli.progress_bar import Bar
 from agentloop.cli.run_options import CONTEXT_HELP, PRICE_HELP, CliOptions, approver_for, can_ask
 from agentloop.cli.runs import BatchRun, run_one, show_for
@@ -75,7 +76,20 @@ def path() -> None:
 
 
 _FIRST_STEPS = ("init", "run", "chat", "serve")
-_ORDER = (*_FIRST_STEPS, "resume", "pending", "approve", "reject", "trace", "lab", "graph", "sandbox", "model")
+_ORDER = (
+    *_FIRST_STEPS,
+    "resume",
+    "pending",
+    "approve",
+    "reject",
+    "trace",
+    "show",
+    "diff",
+    "lab",
+    "graph",
+    "sandbox",
+    "model",
+)
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 Choice = Literal["ask", "never", "always"]
 
@@ -119,7 +133,7 @@ def app() -> None:
     """Run agents from the command line."""
 
 
-for _command in (model, pending, approve, reject, sandbox_commands, init, graph, trace, lab, chat):
+for _command in (model, pending, approve, reject, sandbox_commands, init, graph, trace, show, diff, lab, chat):
     app.add_command(_command)
 
 

@@ -27,12 +27,23 @@ if TYPE_CHECKING:
         order,
     )
     from agentloop.lab._compare import compare
+    from agentloop.lab._diff import RunDiff, diff_runs
     from agentloop.lab._effects import SimulatedCall
+    from agentloop.lab._moments import Moment, MomentCall, MomentRun, moment_at
+    from agentloop.lab._pytest import for_each_journal
     from agentloop.lab._report import LabReport, read_report
     from agentloop.lab._rows import Figures, LabRow
-    from agentloop.lab._runs import CaseCall, CaseRun
+    from agentloop.lab._runs import CaseCall, CaseRun, RunStep
 
 __all__ = [
+    "RunStep",
+    "for_each_journal",
+    "moment_at",
+    "MomentRun",
+    "MomentCall",
+    "Moment",
+    "diff_runs",
+    "RunDiff",
     "Case",
     "CaseCall",
     "CaseRun",
@@ -55,6 +66,14 @@ __all__ = [
 ]
 
 _LAZY = {
+    "RunStep": "_runs",
+    "for_each_journal": "_pytest",
+    "moment_at": "_moments",
+    "MomentRun": "_moments",
+    "MomentCall": "_moments",
+    "Moment": "_moments",
+    "diff_runs": "_diff",
+    "RunDiff": "_diff",
     "Case": "_cases",
     "Check": "_checks",
     "Judge": "_checks",

@@ -235,6 +235,14 @@ def _make_judge(judge: Judge | str, model: Any, agent: Agent[Any, Any]) -> Judge
 # ------------------------------------------------------------------------------------------------ sources
 
 
+@attrs.frozen
+class JournaledRun:
+    """One run of a file that holds several."""
+
+    path: Path
+    run_id: str
+
+
 def list_sources(journals: Any) -> Iterator[tuple[str, Any]]:
     """Yield the runs of *journals*, each with the name of its row.
 
@@ -245,6 +253,8 @@ def list_sources(journals: Any) -> Iterator[tuple[str, Any]]:
         yield from _list_files(Path(journals))
     elif isinstance(journals, Case):
         yield journals.name, journals
+    elif isinstance(journals, JournaledRun):
+        yield journals.run_id, journals
     elif isinstance(journals, RunState | RunData | RunResult | Journal):
         yield "run", journals
     elif isinstance(journals, Iterable):
@@ -270,7 +280,7 @@ def _list_files(given: Path) -> Iterator[tuple[str, Any]]:
         yield given.stem, given
         return
     for run_id in runs:
-        yield run_id, (given, run_id)
+        yield run_id, JournaledRun(given, run_id)
 
 
 async def _load(name: str, source: Any, options: LabOptions) -> Recording:
@@ -285,7 +295,7 @@ async def _load(name: str, source: Any, options: LabOptions) -> Recording:
             return await _load(name, path, options)
         case Path():
             lines = _read_lines_of(os.fspath(source), None, options.key)
-        case (Path() as path, str() as run_id):
+        case JournaledRun(path, run_id):
             lines = _read_lines_of(os.fspath(path), run_id, options.key)
         case RunState() | RunData() | RunResult():
             return Recording.of(name, source.records)

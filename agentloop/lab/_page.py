@@ -8,19 +8,18 @@ said is shown as text, cut; secrets are masked as in every timeline.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from agentloop import records as r
 from agentloop._common.error_text import shorten
-from agentloop._common.masking import MASK
 from agentloop._common.terminal_text import exact
-from agentloop.items import AssistantMessage
+from agentloop.lab._diff import find_difference
 from agentloop.lab._report import LabReport, row_to_json
 from agentloop.lab._rows import LabRow
-from agentloop.lab._runs import CaseCall, CaseRun, text_of
+from agentloop.lab._runs import CaseRun, list_steps
 from agentloop.tracing import read_timeline
 from agentloop.tracing._timeline_page import _digest, _encode, _read_files
 
@@ -39,51 +38,18 @@ _KEPT = ("turn", "model", "call", "hosted", "guardrail")
 def make_entry(row: LabRow, before: CaseRun | None, after: CaseRun | None) -> Entry:
     """Return what the page shows of a row and its two runs, as JSON."""
     runs = [run for run in (before, after if after is not before else None) if run is not None]
-    steps = [_list_steps(run) for run in runs]
+    steps = [list_steps(run)[:_MOST_STEPS] for run in runs]
     return {
         "row": row_to_json(row),
         "input": exact(shorten(runs[0].input if runs else "", _MOST_CHARS)),
-        "steps": steps,
-        "differs": _find_difference(*steps) if len(steps) == 2 else None,
+        "steps": [[[one.turn, one.kind, _cut(one.text), one.depth] for one in side] for side in steps],
+        "differs": find_difference(*steps) if len(steps) == 2 else None,
         "bars": [_list_bars(run.records) for run in runs],
     }
 
 
-def _list_steps(run: CaseRun) -> list[list[Any]]:
-    """Return what happened in *run* as `[turn, kind, text, depth]`, in order."""
-    calls = {(one.path, one.call_id): one for one in run.calls}
-    found: list[list[Any]] = []
-    for record in run.records:
-        for item in record.response.items if isinstance(record, r.ModelResponded) else ():
-            depth = len(record.path)
-            if isinstance(item, AssistantMessage):
-                found.append([record.turn, "says", MASK if item.secret else _cut(text_of(item.content)), depth])
-            elif (call := calls.get((record.path, getattr(item, "call_id", "")))) is not None:
-                found += _list_call(call, depth)
-    if run.error is not None:
-        found.append([run.turns, "error", _cut(run.error), 0])
-    elif run.answer is not None:
-        found.append([run.turns, "answer", _cut(run.answer_text), 0])
-    return found[:_MOST_STEPS]
-
-
-def _list_call(call: CaseCall, depth: int) -> Iterator[list[Any]]:
-    yield [call.turn, "call", _cut(f"{call.tool} {call.arguments}"), depth]
-    if call.status is not None:
-        source = "" if call.source in (None, "recorded") else f" ({call.source})"
-        yield [call.turn, "output", _cut(f"{call.status}{source}: {call.output or ''}"), depth]
-
-
 def _cut(text: str) -> str:
     return exact(shorten(text, _MOST_CHARS))
-
-
-def _find_difference(before: Sequence[Any], after: Sequence[Any]) -> int | None:
-    """Return the position of the first step that differs; None if none does."""
-    for index in range(max(len(before), len(after))):
-        if before[index : index + 1] != after[index : index + 1]:
-            return index
-    return None
 
 
 def _list_bars(records: Sequence[r.Record]) -> list[list[Any]]:

@@ -119,7 +119,7 @@ def _judge(before: CaseRun, after: CaseRun, effects: LabEffects) -> tuple[Verdic
         return "error", [after.error]
     if is_whole and len(after.pending) > len(before.pending):
         return "would ask", [f"{tool} waits for a verdict" for tool in after.pending]
-    changes = _compare_calls(before.calls, after.calls)
+    changes = compare_calls(before.calls, after.calls)
     refused = [call for call in after.calls if call.source == "refused"]
     if refused:
         return "refused", [*(f"{call.tool} {call.arguments} was refused" for call in refused), *changes]
@@ -140,7 +140,7 @@ def _key(call: CaseCall) -> tuple[str, str]:
     return call.tool, call.digest or call.arguments
 
 
-def _compare_calls(before: Sequence[CaseCall], after: Sequence[CaseCall]) -> list[str]:
+def compare_calls(before: Sequence[CaseCall], after: Sequence[CaseCall]) -> list[str]:
     """Return the calls that were removed, added or changed, in words."""
     gone, new = list(before), []
     for call in after:

@@ -103,6 +103,39 @@ class CaseRun(Value, frozen=True, kw_only=True):
         return json.dumps(self.answer, ensure_ascii=False, sort_keys=True, default=repr)
 
 
+class RunStep(Value, frozen=True):
+    """Something that happened in a run: `kind` is `"says"`, `"call"`, `"output"`, `"answer"` or `"error"`."""
+
+    turn: int
+    kind: str
+    text: str
+    depth: int = 0
+
+    def __str__(self) -> str:
+        return f"turn {self.turn}, {self.kind}: {self.text}"
+
+
+def list_steps(run: CaseRun) -> list[RunStep]:
+    """Return what happened in *run*, in the order of its log; secrets are masked."""
+    calls = {(one.path, one.call_id): one for one in run.calls}
+    found: list[RunStep] = []
+    for record in run.records:
+        for item in record.response.items if isinstance(record, r.ModelResponded) else ():
+            depth, call = len(record.path), calls.get((record.path, getattr(item, "call_id", "")))
+            if isinstance(item, AssistantMessage):
+                found.append(RunStep(record.turn, "says", MASK if item.secret else text_of(item.content), depth))
+            elif call is not None:
+                found.append(RunStep(call.turn, "call", f"{call.tool} {call.arguments}", depth))
+                if call.status is not None:
+                    source = "" if call.source in (None, "recorded") else f" ({call.source})"
+                    found.append(RunStep(call.turn, "output", f"{call.status}{source}: {call.output or ''}", depth))
+    if run.error is not None:
+        found.append(RunStep(run.turns, "error", run.error))
+    elif run.answer is not None:
+        found.append(RunStep(run.turns, "answer", run.answer_text))
+    return found
+
+
 def read_run(
     name: str, records: Sequence[r.Record], sources: Mapping[tuple[Path, str], Source] | None = None
 ) -> CaseRun:

@@ -202,3 +202,37 @@ def test_ctrl_c_leaves_a_report_and_the_same_command_continues(shop: Path, invok
     assert not kept.exists()
     assert len(json.loads(Path("lab.json").read_text())["rows"]) == 10
     assert Path("lab.html").read_text().count('"differs":') == 10
+
+
+# ------------------------------------------------------------------------------------------------ show and diff
+
+
+@pytest.mark.scenario("LB-16")
+def test_show_tells_what_a_run_was_about(shop: Path, invoke: Invoke) -> None:
+    """At its end, at a record, and by parts."""
+    done = invoke("show", "job", "--line", "1")
+    assert done.exit_code == 0
+    assert done.stdout.startswith("after record ")
+    assert "desk: turn 3, completed" in done.stdout
+    assert "user: Order 0." in done.stdout
+    done = invoke("show", "job", "--line", "1", "--at", "3", "--waiting")
+    assert "after record 3 of " in done.stdout
+    assert "the model works on its request" in done.stdout
+    assert "user: " not in done.stdout
+    wrong = invoke("show", "job", "--line", "1", "--at", "99")
+    assert (wrong.exit_code, "expected from 1 to" in wrong.stderr) == (2, True)
+    assert invoke("show", "nothing").exit_code == 2
+
+
+@pytest.mark.scenario("LB-18")
+def test_diff_tells_the_first_difference(shop: Path, invoke: Invoke) -> None:
+    """By the exit code, too."""
+    Path("prompt.txt").write_text("be quick")
+    assert invoke("run", "shop.py:agent", "Order 1.", "--journal", "quick").exit_code == 0
+    journals = sorted(Path("job").glob("*.journal"))
+    assert invoke("diff", str(journals[0]), str(journals[1])).exit_code == 0
+    done = invoke("diff", str(journals[0]), "quick")
+    assert done.exit_code == 1
+    assert '- turn 1, call: look_up {"order": "o-1"}' in done.stdout
+    assert 'removed: look_up {"order": "o-1"}' in done.stdout
+    assert invoke("diff", "nothing", "quick").exit_code == 2
