@@ -95,6 +95,8 @@ class RunServices(Protocol):
 
     def deadline(self) -> float | None: ...
 
+    def find_output(self, call_id: str) -> str: ...
+
     async def shared_resource(self, factory: Callable[[], AbstractAsyncContextManager[Any]]) -> Any: ...
 
 
@@ -125,6 +127,9 @@ class _Detached:
 
     def deadline(self) -> float | None:
         return None
+
+    def find_output(self, call_id: str) -> str:
+        raise LookupError("There is no run whose outputs could be read again.")
 
     async def shared_resource(self, factory: Callable[[], AbstractAsyncContextManager[Any]]) -> Any:
         raise UserError("RunContext.shared_resource works only inside a run")

@@ -126,6 +126,7 @@ def _list_parts(run: LiveRun, sourced: Sequence[SourcedTools]) -> tuple[object, 
         agent.model_settings,
         agent.output_type,
         agent.prompt,
+        config.context or agent.context,
         *agent.tools,
     )
     if sourced:
@@ -373,6 +374,10 @@ def _list_declared(run: LiveRun, sourced: Sequence[SourcedTools]) -> list[Functi
     """
     own = {tool.qualified_name: tool for tool in run.agent.functions}
     declared = dict.fromkeys(run.agent.functions)  # two sources may give one tool, which is shown once
+    if (policy := run.settings.config.context or run.agent.context) is not None and policy.recall:
+        from agentloop.window.recall import recall_output
+
+        declared[recall_output] = None
     for each in sourced:
         for tool in each.tools:
             if tool in declared:

@@ -147,7 +147,9 @@ class WorkflowEffects:
         context, codec = effect.context, self._setup.codec
         name = f"{context.tool_namespace}.{effect.tool}" if context.tool_namespace else effect.tool
         options = self._setup.activity_of(name)
-        tool = next(one for one in context.agent.functions if one.qualified_name == name)
+        tool = next((one for one in context.agent.functions if one.qualified_name == name), None)
+        if tool is None:
+            return await effect.do()  # the library's own, which reads the run's log
         reason = self._unfit.get((effect.path, effect.call_id))
         if reason is not None and not workflow.unsafe.is_replaying():
             await leave(reason)

@@ -42,6 +42,9 @@ class ContextPolicy(ByFields):
             seldom, so that the provider's cache of it holds.
         steps: What makes the history shorter, tried in this order: `ClearToolOutputs`, `Summarize`, `DropOldest`, or a
             function of one `ContextView` that returns items, sync or async.
+        recall: True to give the model a tool, `recall_output(call_id, start=0, chars=4000)`, that reads an output again
+            from the run's log, also one that was cleared. It is a call like others. It reads no secret output, and none
+            of another run.
 
     Example:
         from agentloop import Agent, ContextPolicy, Runner
@@ -58,3 +61,4 @@ class ContextPolicy(ByFields):
         default=(ClearToolOutputs(), Summarize(), DropOldest()),
         validator=FIELDS.each("a step (ClearToolOutputs, Summarize, DropOldest or a function)", fits(is_step)),
     )
+    recall: bool = attrs.field(default=False, validator=FIELDS.flag())

@@ -196,6 +196,12 @@ class RunServicesView(Value, frozen=True, eq=False):
         """Return the seconds left until the nearest enclosing deadline, or None without one."""
         return seconds_to_deadline()
 
+    def find_output(self, call_id: str) -> str:
+        """Return the output of a call of the run itself, from its log. Raises LookupError where there is none."""
+        from agentloop._core.recall import find_output
+
+        return find_output(self.fold.at(self.path) or self.fold, call_id)
+
 
 class Cancellable(Protocol):
     """A live call, as far as the run knows about it."""
