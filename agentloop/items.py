@@ -397,6 +397,11 @@ class UserMessage(_Message, frozen=True, kw_only=True, tag="user_message"):
 
     pinned: bool = False
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.pinned is not False:
+            _check_fields(self)
+
     if TYPE_CHECKING:
 
         def __init__(
