@@ -15,6 +15,7 @@ from core.record_strategies import BY_KIND
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from kit.agents import Run
+from msgspec.structs import force_setattr
 
 from agentloop import Agent, RunState
 from agentloop import records as r
@@ -185,17 +186,33 @@ class Given(Model):
         yield events()
 
 
+def spoil(value: Any, **fields: Any) -> Any:
+    """Return a copy of *value* with fields of wrong types, which no constructor takes: as an unpickled one may be."""
+    spoilt = copy.copy(value)
+    for name, field in fields.items():
+        force_setattr(spoilt, name, field)
+    return spoilt
+
+
+FIVE: Any = spoil(Text("hi"), text=5)
+FLAG: Any = spoil(UrlCitation("u"), start=True)
+
+
 def cited(citation: Any) -> tuple[Item, ...]:
     """Return a message with a citation."""
     return (AssistantMessage((Text("hi", (citation,)),)),)
 
 
 WRONG: list[tuple[tuple[Any, ...], RequestUsage | None, str]] = [
-    (cited(UrlCitation(url="u", start=True)), None, r"\$\.response\.items\[0\]\.content\[0\]\.annotations\[0\]\.start"),
-    (cited(FileCitation(file_id="f", index=1.0)), None, r"annotations\[0\]\.index"),  # type: ignore[arg-type]
-    ((AssistantMessage((Text(5),)),), None, r"content\[0\]\.text"),  # type: ignore[arg-type]
-    ((ToolCall("c", "f", {}),), None, r"items\[0\]\.arguments"),  # type: ignore[arg-type]
-    ((AssistantMessage("hi", id=7),), None, r"items\[0\]\.id"),  # type: ignore[arg-type]
+    (
+        cited(spoil(UrlCitation("u"), start=True)),
+        None,
+        r"\$\.response\.items\[0\]\.content\[0\]\.annotations\[0\]\.start",
+    ),
+    (cited(spoil(FileCitation("f"), index=1.0)), None, r"annotations\[0\]\.index"),
+    ((AssistantMessage((FIVE,)),), None, r"content\[0\]\.text"),
+    ((spoil(ToolCall("c", "f"), arguments={}),), None, r"items\[0\]\.arguments"),
+    ((spoil(AssistantMessage("hi"), id=7),), None, r"items\[0\]\.id"),
     ((AssistantMessage("hi"),), RequestUsage(input_tokens=True), r"usage\.input_tokens"),
     ((AssistantMessage("hi"),), RequestUsage(output_tokens=1.0), r"usage\.output_tokens"),  # type: ignore[arg-type]
 ]
@@ -218,9 +235,9 @@ async def test_an_answer_that_could_not_be_read_ends_the_run(
 @pytest.mark.parametrize(
     ("item", "place"),
     [
-        (UserMessage((Text(5),)), r"input\[0\]\.content\[0\]\.text"),  # type: ignore[arg-type]
-        (UserMessage("go", provider_data=[1]), r"input\[0\]\.provider_data"),  # type: ignore[arg-type]
-        (UserMessage("go", secret="yes"), r"input\[0\]\.secret"),  # type: ignore[arg-type]
+        (UserMessage((FIVE,)), r"input\[0\]\.content\[0\]\.text"),
+        (spoil(UserMessage("go"), provider_data=[1]), r"input\[0\]\.provider_data"),
+        (spoil(UserMessage("go"), secret="yes"), r"input\[0\]\.secret"),
     ],
 )
 async def test_input_that_could_not_be_read_is_refused(run_mode: Run, item: Item, place: str) -> None:
