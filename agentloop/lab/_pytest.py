@@ -23,8 +23,10 @@ def for_each_journal(folder: str | os.PathLike[str]) -> pytest.MarkDecorator:
         import tempfile
         from pathlib import Path
 
-        from agentloop import lab
+        from agentloop import Agent, lab
+        from agentloop.testing import ScriptedModel
 
+        agent = Agent("desk", model=ScriptedModel())  # yours
         with tempfile.TemporaryDirectory() as folder:
             Path(folder, "order-1.journal").touch()  # a run of production
 
