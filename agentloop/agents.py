@@ -364,7 +364,8 @@ class Agent(Generic[ContextT, OutputT]):
                 input is the JSON of the value if not given.
             custom_output_extractor: `(RunResult)` returns the tool's value in place of the final output.
             on_stream: A callable that receives every event of the nested run, in order, all of them before the call
-                ends. A slow callable delays no other run; its errors are logged.
+                ends. While a slow one is 1,024 events behind, the nested run waits for it, and no other run; its errors
+                are logged.
             hooks: Methods that the nested run calls and waits for. Those of the outer run aren't called for it.
             run_config: The nested run's configuration; the outer run's if not given. Its `limits` bound only the nested
                 run; the limits of the outer run bind the nested run, too. It can't have `instruments`, because the

@@ -238,7 +238,7 @@ async def _ensure_view(run: LiveRun) -> TurnView:
 
 
 async def _check_turn_end(run: LiveRun) -> FinishedRun | None:
-    """Return the end of the run if it stops between two turns, else None. Waits for a slow consumer of the stream."""
+    """Return the end of the run if it stops between two turns, else None. Waits for slow consumers of its events."""
     if not (run.stop_after_turn or run.state.turn_open):  # an open turn's end was checked in an earlier run segment
         condition, limit = run.settings.stop_when, run.settings.config.tool_execution.loop_detection
         if condition is not None and run.state.turn > run.last_stopped_turn:
@@ -251,8 +251,10 @@ async def _check_turn_end(run: LiveRun) -> FinishedRun | None:
             from agentloop._engine.turn_end import check_loop
 
             check_loop(run, limit)
-    if run.tree.log.events is not None and not run.stop_after_turn:
-        await run.tree.log.events.room()
+    if not run.stop_after_turn:
+        for buffer in run.tree.log.buffers():
+            if buffer.hears(run.path):
+                await buffer.room()
     # Checked last: the consumer may have requested the stop while the run was waiting for the consumer.
     return FinishedRun("cancelled") if run.stop_after_turn else None
 

@@ -418,8 +418,8 @@ async def _read_response(run: LiveRun, view: TurnView, request: ModelRequest, at
                 await _wait_untimed(attempt, held.wait)
             for buffer in audience:
                 buffer.signal(event, path, turn)
-            if log.events is not None and log.events.full:
-                await _wait_untimed(attempt, log.events.room)
+                if buffer.full:
+                    await _wait_untimed(attempt, buffer.room)
     response = reading.make_response()
     _check_cut(run, response)
     return response

@@ -42,6 +42,9 @@ from agentloop.tools import AgentCall
 
 logger = logging.getLogger("agentloop")
 
+MOST_UNREAD = 1_024
+"""The number of events that wait for an agent tool's `on_stream`, beyond which the nested run waits."""
+
 
 @uninterrupted
 async def run_nested(outer: LiveRun, call: ToolCall, arguments: Arguments, body: AgentCall) -> Any:
@@ -133,10 +136,11 @@ async def _make_input(run: LiveRun, call: ToolCall, arguments: Arguments, body: 
 async def _run_streamed(run: LiveRun, on_stream: Callback, work: Callable[[], Awaitable[Any]]) -> Any:
     """Do *work* and pass every event of the nested run to *on_stream*; all of them before this returns or raises.
 
-    Cancellation: unread events are dropped. The buffer is unbounded, so *on_stream* delays no step of the run.
+    Cancellation: unread events are dropped. While *on_stream* is `MOST_UNREAD` events behind, the run waits: for the
+    model's next event, and before the next turn.
     """
     log = run.tree.log
-    buffer = EventBuffer(log.state, None, run.agent_at, run.path)
+    buffer = EventBuffer(log.state, MOST_UNREAD, run.agent_at, run.path)
     log.listen(buffer)
     ended = Captured()
 
