@@ -1,9 +1,10 @@
-"""`python -m benchmarks`: measure, print, judge nothing (the exit status is 0 whatever was found)."""
+"""`python -m benchmarks`: measure and print. The exit status is 0 whatever was found, unless `--check` is given."""
 
 from __future__ import annotations
 
 import argparse
 import platform
+import sys
 from collections.abc import Sequence
 from functools import partial
 from importlib.metadata import version
@@ -14,7 +15,7 @@ import anyio
 from benchmarks.against import compare, differences, load
 from benchmarks.bare import LIMITS
 from benchmarks.measure import FULL, QUICK, SMOKE, Effort
-from benchmarks.report import BACKENDS, Row, json_line, table
+from benchmarks.report import BACKENDS, Row, beyond_bounds, json_line, table
 from benchmarks.workloads import IN_PROCESSES, NAMES, ON_BACKENDS
 
 
@@ -25,6 +26,9 @@ def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the JSON lines here, not to standard output")
     parser.add_argument(
         "--against", type=Path, metavar="FILE", help="say which rows moved against the JSON lines stored in FILE"
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="exit with status 1 if an option of Wp costs more than its wide bound"
     )
     less = parser.add_mutually_exclusive_group()
     less.add_argument(
@@ -78,6 +82,8 @@ def main(given: Sequence[str] | None = None) -> None:
     if stored is not None:
         print(f"\nAgainst {arguments.against}:\n")
         print(differences(compare(rows, stored), stored, platform.python_version()))
+    if arguments.check and (found := beyond_bounds(rows)):
+        sys.exit("\n".join(["", "Beyond the bounds:", *found]))
 
 
 if __name__ == "__main__":

@@ -8,14 +8,21 @@ A tool's error ends the run where the library can do that, as each function says
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 Body = Callable[[int], Awaitable[str]]
 Run = Callable[[], Awaitable[object]]
 Maker = Callable[[int, int, Body], Run]
+
+Option = Literal["timeout", "hooks", "journal", "stream"]
+"""What an agent is made with, one at a time: a tool's timeout of 30 seconds; a hook before and one after each call,
+which wait once; what a run is kept in (in memory, so that no disk is measured); a stream of which every event is read.
+"""
+SECONDS = 30.0
 
 _turn: ContextVar[list[int]] = ContextVar("turn")
 """The number of requests that the current run has made, in a list that the tasks of the run share."""
@@ -28,6 +35,16 @@ async def _next_turn() -> int:
     return counter[0] - 1
 
 
+async def _drain(events: Any) -> None:
+    async for _ in events:
+        pass
+
+
+async def _wait(*_: Any, **__: Any) -> None:
+    """Do as a hook that waits once."""
+    await asyncio.sleep(0)
+
+
 def _counted(run: Run) -> Run:
     async def counted() -> object:
         _turn.set([0])
@@ -36,11 +53,12 @@ def _counted(run: Run) -> Run:
     return counted
 
 
-def agentloop(turns: int, calls: int, body: Body, cap: int | None = None) -> Run:
+def agentloop(turns: int, calls: int, body: Body, cap: int | None = None, option: Option | None = None) -> Run:
     """A tool's error ends the run: `failure_error_function=None`."""
-    from agentloop import Agent, RunConfig, Runner, ToolExecution, tool
+    from agentloop import Agent, RunConfig, RunHooks, Runner, ToolExecution, tool
     from agentloop.abc import Model
     from agentloop.items import AssistantMessage, ToolCall
+    from agentloop.journal import MemoryJournal
     from agentloop.model_events import ModelRequest, ResponseDone
 
     answers = [
@@ -72,20 +90,49 @@ def agentloop(turns: int, calls: int, body: Body, cap: int | None = None) -> Run
         def stream(self, request: ModelRequest) -> Any:
             return Answer(request.turn - 1)
 
-    @tool(failure_error_function=None)
+    @tool(failure_error_function=None, timeout=SECONDS if option == "timeout" else None)
     async def work(x: int) -> str:
         """Work."""
         return await body(x)
 
+    class Waiting(RunHooks):
+        on_tool_start = on_tool_end = staticmethod(_wait)  # type: ignore[assignment]
+
     execution = ToolExecution(max_function_tool_concurrency=cap, max_calls_per_turn=None)
     agent, config = Agent("a", model=Scripted(), tools=[work]), RunConfig(tool_execution=execution)
-    return lambda: Runner.run(agent, "go", max_turns=None, run_config=config)
+    hooks = Waiting() if option == "hooks" else None
+
+    async def streamed() -> None:
+        async with Runner.run_streamed(agent, "go", max_turns=None, run_config=config) as stream:
+            await _drain(stream)
+
+    if option == "stream":
+        return streamed
+    if option == "journal":
+        return lambda: Runner.run(agent, "go", max_turns=None, run_config=config, journal=MemoryJournal())
+    return lambda: Runner.run(agent, "go", max_turns=None, run_config=config, hooks=hooks)
 
 
-def openai_agents(turns: int, calls: int, body: Body, cap: int | None = None) -> Run:
+def openai_agents(turns: int, calls: int, body: Body, cap: int | None = None, option: Option | None = None) -> Run:
     """A tool's error ends the run: `failure_error_function=None`."""
-    from agents import Agent, Model, ModelResponse, RunConfig, Runner, ToolExecutionConfig, Usage, function_tool
-    from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage, ResponseOutputText
+    from agents import (
+        Agent,
+        Model,
+        ModelResponse,
+        RunConfig,
+        RunHooks,
+        Runner,
+        ToolExecutionConfig,
+        Usage,
+        function_tool,
+    )
+    from openai.types.responses import (
+        Response,
+        ResponseCompletedEvent,
+        ResponseFunctionToolCall,
+        ResponseOutputMessage,
+        ResponseOutputText,
+    )
 
     class Scripted(Model):
         async def get_response(self, *_: Any, **__: Any) -> ModelResponse:
@@ -103,25 +150,54 @@ def openai_agents(turns: int, calls: int, body: Body, cap: int | None = None) ->
                 ]
             return ModelResponse(output=output, usage=Usage(), response_id=None)
 
-        def stream_response(self, *_: Any, **__: Any) -> Any:
-            raise NotImplementedError
+        async def stream_response(self, *_: Any, **__: Any) -> Any:
+            found = await self.get_response()
+            fixed: Any = {"id": "r", "created_at": 0, "model": "m", "object": "response", "parallel_tool_calls": True}
+            response = Response(output=found.output, tool_choice="auto", tools=[], **fixed)
+            yield ResponseCompletedEvent(type="response.completed", sequence_number=0, response=response)
 
     async def work(x: int) -> str:
         """Work."""
         return await body(x)
 
-    tools: list[Any] = [function_tool(work, failure_error_function=None)]
+    class Waiting(RunHooks):  # type: ignore[misc]
+        on_tool_start = on_tool_end = staticmethod(_wait)
+
+    limit = {"timeout": SECONDS} if option == "timeout" else {}
+    tools: list[Any] = [function_tool(work, failure_error_function=None, **limit)]
     execution = ToolExecutionConfig(max_function_tool_concurrency=cap)
     config = RunConfig(tracing_disabled=True, tool_execution=execution)
     agent = Agent(name="a", model=Scripted(), tools=tools)
-    return _counted(lambda: Runner.run(agent, "go", max_turns=turns + 2, run_config=config))
+    if option == "stream":
+        return _counted(
+            lambda: _drain(Runner.run_streamed(agent, "go", max_turns=turns + 2, run_config=config).stream_events())
+        )
+    hooks = Waiting() if option == "hooks" else None
+    return _counted(lambda: Runner.run(agent, "go", max_turns=turns + 2, run_config=config, hooks=hooks))
 
 
-def pydantic_ai(turns: int, calls: int, body: Body) -> Run:
+def pydantic_ai(turns: int, calls: int, body: Body, option: Option | None = None) -> Run:
     """A tool's error ends the run, as is usual there."""
     from pydantic_ai import Agent, UsageLimits
+    from pydantic_ai.capabilities import Hooks
     from pydantic_ai.messages import ModelResponse, TextPart, ToolCallPart
-    from pydantic_ai.models.function import FunctionModel
+    from pydantic_ai.models.function import DeltaToolCall, FunctionModel
+
+    async def streamed(messages: Any, info: Any) -> Any:
+        response = await answer(messages, info)
+        for n, part in enumerate(response.parts):
+            if isinstance(part, TextPart):
+                yield part.content
+            else:
+                yield {n: DeltaToolCall(part.tool_name, '{"x": 1}', tool_call_id=part.tool_call_id)}
+
+    async def before(ctx: Any, *, call: Any, tool_def: Any, args: Any) -> Any:
+        await _wait()
+        return args
+
+    async def after(ctx: Any, *, call: Any, tool_def: Any, args: Any, result: Any) -> Any:
+        await _wait()
+        return result
 
     async def answer(messages: Any, info: Any) -> ModelResponse:
         turn = await _next_turn()
@@ -133,11 +209,19 @@ def pydantic_ai(turns: int, calls: int, body: Body) -> Run:
         """Work."""
         return await body(x)
 
-    agent, limits = Agent(FunctionModel(answer), tools=[work]), UsageLimits(request_limit=None)
-    return _counted(lambda: agent.run("go", usage_limits=limits))
+    hooks = [Hooks(before_tool_execute=before, after_tool_execute=after)] if option == "hooks" else None
+    model, limit = FunctionModel(answer, stream_function=streamed), SECONDS if option == "timeout" else None
+    agent: Any = Agent(model, tools=[work], tool_timeout=limit, capabilities=hooks)
+    limits = UsageLimits(request_limit=None)
+
+    async def read() -> None:
+        async with agent.run_stream_events("go", usage_limits=limits) as events:
+            await _drain(events)
+
+    return _counted(read if option == "stream" else lambda: agent.run("go", usage_limits=limits))
 
 
-def langgraph(turns: int, calls: int, body: Body) -> Run:
+def langgraph(turns: int, calls: int, body: Body, option: Option | None = None) -> Run:
     """A tool's error ends the run: `handle_tool_errors=False`. The agent is the ready-made one of `langgraph`."""
     import warnings
 
@@ -145,6 +229,7 @@ def langgraph(turns: int, calls: int, body: Body) -> Run:
     from langchain_core.messages import AIMessage
     from langchain_core.outputs import ChatGeneration, ChatResult
     from langchain_core.tools import tool
+    from langgraph.checkpoint.memory import InMemorySaver
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -174,14 +259,19 @@ def langgraph(turns: int, calls: int, body: Body) -> Run:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        graph = create_react_agent(Scripted(), ToolNode([work], handle_tool_errors=False))
+        saver = InMemorySaver() if option == "journal" else None
+        graph = create_react_agent(Scripted(), ToolNode([work], handle_tool_errors=False), checkpointer=saver)
     config: Any = {"recursion_limit": 2 * turns + 5}
-    return _counted(lambda: graph.ainvoke({"messages": [("user", "go")]}, config))
+    threads, given = itertools.count(), {"messages": [("user", "go")]}
+    if option == "stream":
+        return _counted(lambda: _drain(graph.astream(given, config)))
+    return _counted(lambda: graph.ainvoke(given, {**config, "configurable": {"thread_id": str(next(threads))}}))
 
 
-def strands(turns: int, calls: int, body: Body) -> Run:
+def strands(turns: int, calls: int, body: Body, option: Option | None = None) -> Run:
     """A tool's error is an output for the model; there is no way to end the run by it. Each run has its own agent."""
     from strands import Agent, tool
+    from strands.hooks import AfterToolCallEvent, BeforeToolCallEvent
     from strands.models import Model
 
     class Scripted(Model):
@@ -213,12 +303,28 @@ def strands(turns: int, calls: int, body: Body) -> Run:
         """Work."""
         return await body(x)
 
-    return _counted(lambda: Agent(model=Scripted(), tools=[work], callback_handler=None).invoke_async("go"))
+    def make() -> Any:
+        agent = Agent(model=Scripted(), tools=[work], callback_handler=None)
+        if option == "hooks":
+            for event in (BeforeToolCallEvent, AfterToolCallEvent):
+                agent.hooks.add_callback(event, _wait)
+        return agent
+
+    return _counted(lambda: _drain(make().stream_async("go")) if option == "stream" else make().invoke_async("go"))
 
 
-def agent_framework(turns: int, calls: int, body: Body) -> Run:
+def agent_framework(turns: int, calls: int, body: Body, option: Option | None = None) -> Run:
     """A tool's error is an output for the model."""
-    from agent_framework import Agent, BaseChatClient, ChatResponse, Content, FunctionInvocationLayer, Message, tool
+    from agent_framework import (
+        Agent,
+        BaseChatClient,
+        ChatResponse,
+        Content,
+        FunctionInvocationLayer,
+        Message,
+        function_middleware,
+        tool,
+    )
 
     class Scripted(FunctionInvocationLayer, BaseChatClient):  # type: ignore[misc,type-arg]
         def _inner_get_response(self, *, messages: Any, stream: bool, options: Any, **_: Any) -> Any:
@@ -236,12 +342,19 @@ def agent_framework(turns: int, calls: int, body: Body) -> Run:
         return await body(x)
 
     client = Scripted(function_invocation_configuration={"max_iterations": turns + 2})
-    agent = Agent(client, tools=[work])
+
+    @function_middleware
+    async def around(context: Any, call_next: Any) -> None:
+        await _wait()
+        await call_next()
+        await _wait()
+
+    agent = Agent(client, tools=[work], middleware=[around] if option == "hooks" else None)
     return _counted(lambda: agent.run("go"))
 
 
-def google_adk(turns: int, calls: int, body: Body) -> Run:
-    """A tool's error ends the run, as is usual there. Each run has its own session, in memory."""
+def google_adk(turns: int, calls: int, body: Body, option: Option | None = None) -> Run:
+    """A tool's error ends the run, as is usual there. Each run has a session, in memory, and is a stream, always."""
     from google.adk.agents import LlmAgent, RunConfig
     from google.adk.models import BaseLlm, LlmResponse
     from google.adk.runners import InMemoryRunner
@@ -261,7 +374,9 @@ def google_adk(turns: int, calls: int, body: Body) -> Run:
         """Work."""
         return await body(x)
 
-    runner = InMemoryRunner(LlmAgent(name="a", model=Scripted(model="scripted"), tools=[work]), app_name="a")
+    hooks: Any = {"before_tool_callback": _wait, "after_tool_callback": _wait} if option == "hooks" else {}
+    agent = LlmAgent(name="a", model=Scripted(model="scripted"), tools=[work], **hooks)
+    runner = InMemoryRunner(agent, app_name="a")
     message, config = types.Content(role="user", parts=[types.Part(text="go")]), RunConfig(max_llm_calls=0)
 
     async def run() -> object:
@@ -322,6 +437,16 @@ CAPPED: dict[str, Maker] = {
     "locus": partial(locus, cap=10),
 }
 """Those that can bound the bodies at once within a run, at ten."""
+OPTIONS: dict[str, tuple[Option, ...]] = {
+    "agentloop": ("timeout", "hooks", "journal", "stream"),
+    "openai-agents": ("timeout", "hooks", "stream"),
+    "pydantic-ai": ("timeout", "hooks", "stream"),
+    "langgraph": ("journal", "stream"),
+    "strands-agents": ("hooks", "stream"),
+    "agent-framework": ("hooks",),
+    "google-adk": ("hooks", "journal", "stream"),
+}
+"""The options that a library has, of those that are compared. Its maker takes them as `option`."""
 DISTRIBUTIONS = {
     "agentloop": "agentloop-anyio",
     "pydantic-ai": "pydantic-ai-slim",

@@ -2,6 +2,7 @@
 
     python -m benchmarks.peers              # what is left: a row for each library found
     python -m benchmarks.peers --speed      # CPU time against the bare limit, some minutes
+    python -m benchmarks.peers --options    # the same with a timeout, hooks, a journal, a stream (Wp10)
     python -m benchmarks.peers --only openai-agents
 
 The probes see what an application would see: at the moment at which the run has ended for its caller, they count the
@@ -20,13 +21,14 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from statistics import median
 
 import anyio
 
-from benchmarks.peer_adapters import CAPPED, DISTRIBUTIONS, PEERS, Maker
+from benchmarks.peer_adapters import CAPPED, DISTRIBUTIONS, OPTIONS, PEERS, Maker, Option
 
 CANCELLED, SIBLINGS, FAN_OUT = 100, 10, 20
 CLEANUP, WORK, PATIENCE = 0.05, 0.3, 10.0
@@ -137,6 +139,13 @@ SPEED = {
 }
 """By row: turns, calls in each, concurrent runs, repetitions in one sample."""
 CAPPED_ROW = "W8 1000 calls, 10 at once"
+OPTION_ROWS: dict[Option, tuple[str, int, int, int, int]] = {
+    "timeout": ("a tool's timeout", 1, 10, 1, 10),
+    "hooks": ("hooks before and after each call, which wait", 1, 10, 1, 10),
+    "journal": ("kept in memory, 3 turns of 2 calls", 3, 2, 1, 10),
+    "stream": ("a stream, 3 turns of 2 calls", 3, 2, 1, 10),
+}
+"""By option, what its row is called, and as in `SPEED`."""
 
 
 async def _together(run: Callable[[], Awaitable[object]], runs: int) -> None:
@@ -166,7 +175,8 @@ def _bare(turns: int, calls: int) -> Callable[[], Awaitable[object]]:
 
 async def ratio_of(make: Maker, row: str, seconds: float = 12.0) -> float:
     """Return the CPU time of a row to that of the bare limit: the median of samples taken in turns."""
-    turns, calls, runs, times = SPEED.get(row, SPEED["W2 1000 calls in one turn"])
+    shapes = SPEED | {name: tuple(shape) for name, *shape in OPTION_ROWS.values()}  # type: ignore[misc]
+    turns, calls, runs, times = shapes.get(row, SPEED["W2 1000 calls in one turn"])
     sides = [make(turns, calls, _quick), _bare(turns, calls)]
     begun, ratios = time.perf_counter(), []
     while len(ratios) < 3 or (len(ratios) < 11 and time.perf_counter() - begun < seconds):
@@ -199,16 +209,24 @@ def _has(module: str) -> bool:
         return False
 
 
-def row_of(name: str, *, speed: bool) -> str:
+def row_of(name: str, *, speed: bool, options: bool = False) -> str:
     """Measure one library, and return its row of the table."""
     make = PEERS[name][1]
     cells = [f"{name} {version(DISTRIBUTIONS.get(name, name))}"]
-    if speed:
+    if options:
+        cells += [_option_cell(name, option, row) for option, (row, *_) in OPTION_ROWS.items()]
+    elif speed:
         cells += [f"{asyncio.run(ratio_of(make, row)):.1f}" for row in SPEED]
         cells += [f"{asyncio.run(ratio_of(CAPPED[name], CAPPED_ROW)):.1f}" if name in CAPPED else "–"]
     else:
         cells += [cell for probe in PROBES.values() for cell in asyncio.run(probe(make))]
     return "| " + " | ".join(cells) + " |"
+
+
+def _option_cell(name: str, option: Option, row: str) -> str:
+    if option not in OPTIONS.get(name, ()):
+        return "–"
+    return f"{asyncio.run(ratio_of(partial(PEERS[name][1], option=option), row)):.1f}"  # type: ignore[call-arg]
 
 
 def main(given: Sequence[str] | None = None) -> None:
@@ -217,16 +235,21 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--speed", action="store_true", help="CPU time against the bare limit, in place of what is left"
     )
+    parser.add_argument(
+        "--options", action="store_true", help="CPU time with what people use: a timeout, hooks, a journal, a stream"
+    )
     parser.add_argument("--only", choices=PEERS, help="one library")
     arguments = parser.parse_args(given)
     names = found(arguments.only)
     if not names:
         parser.error(f"none of {', '.join(PEERS)} is installed")
     heads = ["library", *((*SPEED, CAPPED_ROW) if arguments.speed else " | ".join(PROBES).split(" | "))]
+    if arguments.options:
+        heads[1:] = [row for row, *_ in OPTION_ROWS.values()]
     print(f"CPython {platform.python_version()}, {sys.platform}\n")
     print("| " + " | ".join(heads) + " |\n" + "|---" * len(heads) + "|")
     for name in names:
-        print(row_of(name, speed=arguments.speed), flush=True)
+        print(row_of(name, speed=arguments.speed, options=arguments.options), flush=True)
 
 
 if __name__ == "__main__":

