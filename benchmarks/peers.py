@@ -240,7 +240,7 @@ def main(given: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--only", choices=PEERS, help="one library")
     arguments = parser.parse_args(given)
-    names = found(arguments.only)
+    names = [name for name in found(arguments.only) if name in OPTIONS or not arguments.options]
     if not names:
         parser.error(f"none of {', '.join(PEERS)} is installed")
     heads = ["library", *((*SPEED, CAPPED_ROW) if arguments.speed else " | ".join(PROBES).split(" | "))]
