@@ -20,7 +20,7 @@ import attrs
 from agentloop import records as r
 from agentloop._common.checks import check_count
 from agentloop._common.error_text import error_summary
-from agentloop._storage.state_codec import read_lines
+from agentloop._storage.state_codec import codec_of, read_lines
 from agentloop.abc import Codec, Journal
 from agentloop.agents import Agent
 from agentloop.conditions import Answers, Condition, ConditionView, Fired
@@ -289,6 +289,7 @@ async def _load(name: str, source: Any, options: LabOptions) -> Recording:
     Raises:
         AgentLoopError: it can't be read.
     """
+    codec = options.codec
     match source:
         case Case():
             path = await record_case(source, options.agent, options.config, options.cases)
@@ -301,9 +302,10 @@ async def _load(name: str, source: Any, options: LabOptions) -> Recording:
             return Recording.of(name, source.records)
         case _:
             lines = await source.read()
+            codec = codec_of(source) or codec
     if not lines:
         raise JournalError("it is empty, or nothing whole is in it")
-    contents = read_lines(lines, options.codec)
+    contents = read_lines(lines, codec)
     return Recording.of(name, contents.records, contents.graph)
 
 
@@ -356,12 +358,23 @@ async def _compare_source(
 async def _judge_row(row: LabRow, after: CaseRun, options: LabOptions, own: Sequence[Check]) -> LabRow:
     if row.verdict == "not comparable":
         return row
-    checks = {one.name: one.verify(after) for one in (*options.checks, *own)}
+    checks = {one.name: _verify(one, after) for one in (*options.checks, *own)}
     scores: dict[str, Score] = {}
+    notes = list(row.notes)
     for name, judge in options.judges.items():
-        given = judge(after)
-        scores[name] = await given if isinstance(given, Awaitable) else given
-    return attrs.evolve(row, checks=checks, scores=scores)
+        try:
+            given = judge(after)
+            scores[name] = await given if isinstance(given, Awaitable) else given
+        except Exception as error:  # of a model that is asked, mostly: the other rows are worth having
+            notes.append(f"judge {name!r} failed: {error_summary(error)}")
+    return attrs.evolve(row, checks=checks, scores=scores, notes=tuple(notes))
+
+
+def _verify(check: Check, run: CaseRun) -> str | None:
+    try:
+        return check.verify(run)
+    except Exception as error:
+        return f"it raised {error_summary(error)}"
 
 
 async def _follow(

@@ -34,6 +34,8 @@ class CaseCall(Value, frozen=True, kw_only=True):
         call_id: Its id.
     """
 
+    _unshown = frozenset({"digest"})
+
     tool: str
     arguments: str
     status: Status | None = None

@@ -14,7 +14,7 @@ import pytest
 from lab.shop import TOOLS, ask, last_text, look_up, make_agent, pay, record, refund, state_of
 
 from agentloop import Agent, RunConfig, Runner, UserError, lab, tool
-from agentloop.journal import FileJournal, SQLiteJournal
+from agentloop.journal import FileJournal, MemoryJournal, SQLiteJournal
 from agentloop.lab import CaseRun, LabReport, Score
 from agentloop.testing import FunctionModel, ScriptedModel, call, say
 
@@ -406,3 +406,46 @@ def test_a_stub_fits_what_the_tool_returns() -> None:
     assert draw_value(refund, "seed") == "stub"
     assert isinstance(draw_value(look_up, "seed"), dict)
     assert call("x")
+
+
+async def test_a_check_or_a_judge_that_fails_costs_no_other_row() -> None:
+    """A check that raises isn't passed; a judge that raises gives no score, and the row says so."""
+
+    def broken(run: CaseRun) -> Score:
+        raise ValueError("no network")
+
+    def careless(run: CaseRun) -> str | None:
+        raise KeyError("city")
+
+    report = await lab.compare(
+        await recorded(2), make_agent(), checks=[lab.Check("careless", careless)], judges=[broken, is_paid]
+    )
+    for row in report.rows:
+        assert row.checks == {"careless": "it raised KeyError('city')"}
+        assert list(row.scores) == ["is_paid"]
+        assert row.notes == ("judge 'broken' failed: ValueError(no network)",)
+
+
+async def test_a_sealed_secret_is_opened_by_the_codec_of_its_journal() -> None:
+    """Then nothing ends the comparison."""
+
+    class Reverse:
+        def seal(self, data: bytes) -> bytes:
+            return data[::-1]
+
+        def open(self, sealed: bytes) -> bytes:
+            return sealed[::-1]
+
+    @tool(secret=["word"])
+    async def unlock(word: str) -> str:
+        """Unlock."""
+        return "open"
+
+    def agent() -> Agent[Any, Any]:
+        return Agent("a", model=ScriptedModel([call("unlock", {"word": "swordfish"}), say("ok")]), tools=[unlock])
+
+    journal = MemoryJournal(codec=Reverse())
+    await Runner.run(agent(), "go", journal=journal)
+    report = await lab.compare(journal, agent())
+    assert (report.rows[0].verdict, report.requests) == ("same", 0)
+    assert "swordfish" not in report.to_json() + str(report)
