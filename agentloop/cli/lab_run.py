@@ -26,7 +26,7 @@ from agentloop.cli.supervision import check_backend, supervise
 from agentloop.cli.target import load_agent, load_context, load_function, load_object
 from agentloop.config import RunConfig
 from agentloop.exceptions import AgentLoopError, UserError
-from agentloop.lab import Case, CaseRun, Check, LabReport, LabRow, compare, read_report
+from agentloop.lab import Case, CaseRun, LabReport, LabRow, RunCheck, compare, read_report
 from agentloop.lab._compare import VerdictRule, list_sources
 from agentloop.lab._effects import Unmatched
 from agentloop.lab._page import make_entry, render_lab_page
@@ -112,9 +112,9 @@ def _load_sources(given: str) -> Any:
     return list(listed)
 
 
-def _load_checks(given: str | None) -> list[Check]:
+def _load_checks(given: str | None) -> list[RunCheck]:
     found = [] if given is None else load_object(given, "checks")
-    if not isinstance(found, list | tuple) or not all(isinstance(one, Check) for one in found):
+    if not isinstance(found, list | tuple) or not all(isinstance(one, RunCheck) for one in found):
         raise UserError(f"--checks {given!r}: expected a list of checks, such as lab.called('refund'), got {found!r}")
     return list(found)
 

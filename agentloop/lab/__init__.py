@@ -15,8 +15,8 @@ from agentloop._common.lazy_names import import_at_first_use
 if TYPE_CHECKING:
     from agentloop.lab._cases import Case
     from agentloop.lab._checks import (
-        Check,
         Judge,
+        RunCheck,
         Score,
         answer_matches,
         asked_before,
@@ -47,7 +47,7 @@ __all__ = [
     "Case",
     "CaseCall",
     "CaseRun",
-    "Check",
+    "RunCheck",
     "Figures",
     "Judge",
     "LabReport",
@@ -75,7 +75,7 @@ _LAZY = {
     "diff_runs": "_diff",
     "RunDiff": "_diff",
     "Case": "_cases",
-    "Check": "_checks",
+    "RunCheck": "_checks",
     "Judge": "_checks",
     "Score": "_checks",
     "answer_matches": "_checks",

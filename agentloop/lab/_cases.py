@@ -14,7 +14,7 @@ from agentloop.agents import Agent
 from agentloop.config import RunConfig
 from agentloop.exceptions import AgentLoopError, UserValueError
 from agentloop.journal.file import FileJournal
-from agentloop.lab._checks import Check, answer_matches
+from agentloop.lab._checks import RunCheck, answer_matches
 from agentloop.run import Runner
 
 _NAME = re.compile(r"[\w.-]{1,80}")
@@ -54,10 +54,10 @@ class Case:
     )
     make_context: Callable[[], Any] | None = attrs.field(default=None, kw_only=True)
     expect: str | None = attrs.field(default=None, kw_only=True)
-    checks: Sequence[Check] = attrs.field(default=(), kw_only=True, converter=tuple)
+    checks: Sequence[RunCheck] = attrs.field(default=(), kw_only=True, converter=tuple)
 
     @property
-    def all_checks(self) -> tuple[Check, ...]:
+    def all_checks(self) -> tuple[RunCheck, ...]:
         """`checks`, and the one that *expect* makes."""
         more = () if self.expect is None else (attrs.evolve(answer_matches(re.escape(self.expect)), name="expected"),)
         return (*self.checks, *more)

@@ -21,15 +21,15 @@ from agentloop.lab._runs import CaseRun
 
 
 @attrs.frozen
-class Check:
+class RunCheck:
     """A check of a run: `verify` returns None if the run passes, or what is wrong. `name` is that of its column.
 
     Made by `called`, `not_called`, `order`, `cost_below`, `answer_matches` and `asked_before`, or by hand.
 
     Example:
-        from agentloop.lab import Check
+        from agentloop.lab import RunCheck
 
-        short = Check("short", lambda run: None if len(run.answer_text) < 200 else "more than 200 characters")
+        short = RunCheck("short", lambda run: None if len(run.answer_text) < 200 else "more than 200 characters")
         print(short.name)  # short
     """
 
@@ -37,7 +37,7 @@ class Check:
     verify: Callable[[CaseRun], str | None] = attrs.field(repr=False)
 
 
-def called(tool: str, *, times: int | None = None, **arguments: Any) -> Check:
+def called(tool: str, *, times: int | None = None, **arguments: Any) -> RunCheck:
     """Return a check that the run calls *tool*: at least once, or *times* times; with these *arguments* among others.
 
     A call counts once its model has made it, however it ends.
@@ -59,10 +59,10 @@ def called(tool: str, *, times: int | None = None, **arguments: Any) -> Check:
             return f"{call} is called {_count(len(found))}, expected {_count(times)}"
         return None
 
-    return Check(f"called {call}{word}", verify)
+    return RunCheck(f"called {call}{word}", verify)
 
 
-def not_called(tool: str, **arguments: Any) -> Check:
+def not_called(tool: str, **arguments: Any) -> RunCheck:
     """Return a check that the run never calls *tool* with these *arguments*.
 
     Example:
@@ -75,10 +75,10 @@ def not_called(tool: str, **arguments: Any) -> Check:
     def verify(run: CaseRun) -> str | None:
         return made.verify(run)
 
-    return Check(f"not {made.name.removesuffix(' 0 times')}", verify)
+    return RunCheck(f"not {made.name.removesuffix(' 0 times')}", verify)
 
 
-def order(first: str, *then: str) -> Check:
+def order(first: str, *then: str) -> RunCheck:
     """Return a check that none of these tools is called before the one in front of it; other calls may lie between.
 
     A run that calls none of them, or only the first ones, passes: `called` is the check for that.
@@ -97,10 +97,10 @@ def order(first: str, *then: str) -> Check:
                 return f"{after} is called, and {before} wasn't before"
         return None
 
-    return Check(", then ".join(tools), verify)
+    return RunCheck(", then ".join(tools), verify)
 
 
-def cost_below(most: Decimal | int | str) -> Check:
+def cost_below(most: Decimal | int | str) -> RunCheck:
     """Return a check that the run costs less than *most*, in the unit of `RunConfig.price`. Without prices it fails.
 
     Example:
@@ -117,10 +117,10 @@ def cost_below(most: Decimal | int | str) -> Check:
             return "nothing has a price: give run_config=RunConfig(price=…)"
         return None if run.cost < limit else f"it costs {run.cost:f}"
 
-    return Check(f"cost below {limit:f}", verify)
+    return RunCheck(f"cost below {limit:f}", verify)
 
 
-def answer_matches(pattern: str | re.Pattern[str]) -> Check:
+def answer_matches(pattern: str | re.Pattern[str]) -> RunCheck:
     """Return a check that the answer, as text, has a part that fits the regular expression *pattern*.
 
     Example:
@@ -138,10 +138,10 @@ def answer_matches(pattern: str | re.Pattern[str]) -> Check:
             return "there is no answer"
         return None if compiled.search(run.answer_text) else f"the answer is {run.answer_text[:120]!r}"
 
-    return Check(f"answer matches {compiled.pattern!r}", verify)
+    return RunCheck(f"answer matches {compiled.pattern!r}", verify)
 
 
-def asked_before(tool: str) -> Check:
+def asked_before(tool: str) -> RunCheck:
     """Return a check that every call of *tool* waited for a verdict before it ran.
 
     Example:
@@ -155,7 +155,7 @@ def asked_before(tool: str) -> Check:
         asked = sum(name.rpartition(".")[2] == tool.rpartition(".")[2] for name in run.asked)
         return None if asked >= len(ran) else f"{len(ran) - asked} of {len(ran)} calls of {tool} ran unasked"
 
-    return Check(f"asked before {tool}", verify)
+    return RunCheck(f"asked before {tool}", verify)
 
 
 def _has(values: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:

@@ -31,7 +31,7 @@ from agentloop.journal._reading import _read_lines_of, list_runs
 from agentloop.lab._agents import Candidate, SessionOfLog
 from agentloop.lab._cache import AnswerCache
 from agentloop.lab._cases import Case, record_case
-from agentloop.lab._checks import Check, Judge, Score, judge_by
+from agentloop.lab._checks import Judge, RunCheck, Score, judge_by
 from agentloop.lab._effects import LabBudget, LabEffects, LabRules, Simulation, Unmatched
 from agentloop.lab._recorded_errors import is_rebuilt
 from agentloop.lab._recording import Recording, holds_hidden
@@ -66,7 +66,7 @@ class LabOptions:
     config: RunConfig
     context: Callable[[], Any] | None
     verdict: VerdictRule
-    checks: tuple[Check, ...]
+    checks: tuple[RunCheck, ...]
     judges: dict[str, Judge]
     repeat: int
     key: bytes | None
@@ -78,7 +78,7 @@ async def compare(
     journals: Recorded | Iterable[Recorded],
     agent: Agent[Any, Any],
     *,
-    checks: Sequence[Check] = (),
+    checks: Sequence[RunCheck] = (),
     judges: Sequence[Judge | str] = (),
     judge_model: Any = None,
     repeat: int = 1,
@@ -347,7 +347,7 @@ async def _compare_source(
     for number in range(options.repeat):
         again = recording if number == 0 else Recording.of(name, recording.records, recording.graph)
         context = options.context
-        own: tuple[Check, ...] = ()
+        own: tuple[RunCheck, ...] = ()
         if isinstance(source, Case):
             context, own = source.make_context or context, source.all_checks
         row, after = await _follow(before, again, attrs.evolve(options, context=context), providers, number)
@@ -355,7 +355,7 @@ async def _compare_source(
     return made
 
 
-async def _judge_row(row: LabRow, after: CaseRun, options: LabOptions, own: Sequence[Check]) -> LabRow:
+async def _judge_row(row: LabRow, after: CaseRun, options: LabOptions, own: Sequence[RunCheck]) -> LabRow:
     if row.verdict == "not comparable":
         return row
     checks = {one.name: _verify(one, after) for one in (*options.checks, *own)}
@@ -370,7 +370,7 @@ async def _judge_row(row: LabRow, after: CaseRun, options: LabOptions, own: Sequ
     return attrs.evolve(row, checks=checks, scores=scores, notes=tuple(notes))
 
 
-def _verify(check: Check, run: CaseRun) -> str | None:
+def _verify(check: RunCheck, run: CaseRun) -> str | None:
     try:
         return check.verify(run)
     except Exception as error:

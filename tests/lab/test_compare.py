@@ -418,7 +418,7 @@ async def test_a_check_or_a_judge_that_fails_costs_no_other_row() -> None:
         raise KeyError("city")
 
     report = await lab.compare(
-        await recorded(2), make_agent(), checks=[lab.Check("careless", careless)], judges=[broken, is_paid]
+        await recorded(2), make_agent(), checks=[lab.RunCheck("careless", careless)], judges=[broken, is_paid]
     )
     for row in report.rows:
         assert row.checks == {"careless": "it raised KeyError('city')"}
