@@ -29,12 +29,17 @@ Slow tests are left to `tests-all`: sweeps, searches, processes that are killed,
 model.
 """
 PARTS = {
-    "others": ["tests", "--ignore=tests/runs"],
+    "others": ["tests", "--ignore=tests/runs", "--ignore=tests/concurrency", "--backends", "asyncio,trio-once"],
     "runs": ["tests/runs", "--backends", "asyncio,trio-virtual"],
+    "concurrency": ["tests/concurrency"],
 }
 """All tests, in parts that run side by side, for `tests-all`; what they cover is measured."""
-VARIATIONS = ["tests/concurrency", "tests/runs", "--backends", "asyncio-eager,trio"]
-"""The same on the loops that are left; what is for a clock that jumps has been measured above."""
+EDGES = [f"tests/{folder}" for folder in ("edges", "executors", "web", "lab", "testing")]
+VARIATIONS = {
+    "runs again": ["tests/runs", "--backends", "asyncio-eager,trio", "-k", "asyncio or trio"],
+    "edges again": [*EDGES, "-m", "not slow", "--backends", "asyncio-eager", "-k", "asyncio-eager"],
+}
+"""The same on the loops that are left, where nothing is measured and what needs no loop is left out."""
 ELSEWHERE = [
     *("-m", "not local_model and not slow"),
     *("--ignore=tests/cli", "--ignore=tests/sweeps", "--ignore=tests/testing"),
@@ -227,7 +232,7 @@ def tests_all(session: nox.Session) -> None:
         jobs = [Job("newest", venv, list(session.posargs), measured=True)]
     else:
         jobs = [Job(f"newest {name}", venv, what, measured=True) for name, what in PARTS.items()]
-        jobs.append(Job("newest variations", venv, VARIATIONS))
+        jobs += [Job(f"newest {name}", venv, what) for name, what in VARIATIONS.items()]
         for python in others:
             what = OLDEST if python == others[-1] else BETWEEN
             jobs.append(Job(_version(python), _installed(session, python, model=False), what))
