@@ -9,7 +9,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 from kit.ending import Fatal
-from kit.watching import Watch
+from kit.watching import ToolHookLog, Watch
 
 from agentloop import Agent, RunConfig, Runner, ToolCallError, ToolExecution, UserError, tool
 from agentloop import records as r
@@ -122,6 +122,31 @@ async def test_call_whose_task_is_cancelled_before_it_begins_is_settled_by_its_o
     assert watch.struck == 1
     assert [one.status for one in settled(watch).values()] == ["succeeded", "cancelled", "cancelled"]
     assert [record.call_id for record in watch.of(r.CallStarted)] == ["c0"]
+    assert watch.end == "failed"
+
+
+@pytest.mark.scenario("RP-05")
+@pytest.mark.backends("asyncio")
+async def test_call_whose_task_is_cancelled_before_its_end_hooks_is_told_to_them(run_mode: Any) -> None:
+    """Its owner starts another task, so the hook hears of the end once, and the outcome is that of the body."""
+
+    class Stranger(Watch):
+        def on_record(self, record: Any) -> None:
+            super().on_record(record)
+            if isinstance(record, r.BodyEnded):  # the task of the end hooks is made in this very step
+                asyncio.get_running_loop().call_soon(cancel_tasks, "agentloop call")
+
+    watch, hooks = Stranger(), ToolHookLog()
+
+    @tool
+    async def work() -> str:
+        return "x"
+
+    agent = agent_of(work, calls=[call("work", call_id="c0")])
+    with pytest.raises(UserError, match="cancelled by other code"):
+        await run_mode(agent, "go", hooks=hooks, run_config=RunConfig(instruments=(watch,)))
+    assert hooks.ended == [("c0", "succeeded", None)]
+    assert settled(watch)["c0"].output == "x"
     assert watch.end == "failed"
 
 
