@@ -3,8 +3,8 @@
 Knows work by index and input, a cap and an order; not agents, journals or events: `Runner.run_many` and the command
 line give it the work. Does not know how a run proceeds.
 
-Theory. The block, its task and what leaves it are in `block.py`. That task enters the nursery of the runs in a function
-of its own, reads the inputs and starts a task for each run. The consumer takes ended runs from `_ready`; no result is
+Theory. The block, its task and what leaves it are in `block.py`. That task enters the nursery of the runs in a separate
+function, reads the inputs and starts a task for each run. The consumer takes ended runs from `_ready`; no result is
 kept after that.
 
 Two limits. `_free` has one permit for each run that may be under way; a run gives it back when it ends. `_room` has one

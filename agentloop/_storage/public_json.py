@@ -45,7 +45,7 @@ def to_json(value: object, *, codec: Codec | None = None, converter: BaseConvert
             An event of a run, with its kind under `type`, its `path` and `turn`; agents and guardrails are named, and
             the text of an `ArgumentsDelta` is left out, since it may be a part of a secret. A `CallOutcome`, `Usage`,
             `RequestUsage`, `ModelResponse`, `ModelRequest`, an event of a model, or an error of the library. Fields at
-            their default are left out of the stored forms. A `RunResult` has a `to_json` of its own.
+            their default are left out of the stored forms. A `RunResult` has its own `to_json`.
         codec: The codec that seals values marked secret; without it each is replaced by its digest,
             `{"$digest": HEX}`.
         converter: The application's own cattrs converter, which writes values of the application's types.

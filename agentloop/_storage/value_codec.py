@@ -182,7 +182,7 @@ class _Writing:
         return written
 
     def _write_own(self, value: Any, depth: int) -> dict[str, Any]:
-        """Write a value of the library's own; one that couldn't be read again becomes a repr."""
+        """Write one of the library's values; one that couldn't be read again becomes a repr."""
         if isinstance(value, Withheld):
             return {value.mark: value.text}
         marked = _own_to_object(value, self.secrets)
@@ -216,7 +216,7 @@ def _write_simple(value: Any) -> Any:
     if isinstance(value, WithheldText) and (mark := value.mark()) is not None:
         return mark
     if isinstance(value, str):
-        return str.__str__(value)  # of a subclass: the text itself, not the result of its own `__str__`
+        return str.__str__(value)  # of a subclass: the text itself, not what its `__str__` returns
     if isinstance(value, int):
         return _write_whole(int.__int__(value))
     if isinstance(value, float):
