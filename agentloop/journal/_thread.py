@@ -119,7 +119,7 @@ class OneAtATime:
         """Return `work()`, run in a worker thread without the caller's context variables.
 
         Cancellation: a checkpoint. Before the thread has begun, *work* doesn't run; after that the thread is awaited
-            and its result returned. A native cancellation on asyncio raises at once, and the thread continues without it.
+            and its result returned. A native cancellation on asyncio raises at once, and the thread continues.
 
         Raises:
             RuntimeError: the system has no thread for it, and *work* doesn't run.
