@@ -337,6 +337,21 @@ async def test_the_error_of_a_function_ends_the_run(run_mode: Any) -> None:
         await run_mode(make_agent(policy(broken)), "go", max_turns=20)
 
 
+async def test_no_step_is_tried_once_the_target_is_met(run_mode: Any) -> None:
+    """The later ones are for what the earlier ones leave."""
+    never = Summarize(model=FunctionModel(lambda request: fail(KeyError("never"))))
+    result = await run_mode(make_agent(policy(ClearToolOutputs(keep_last=1), never)), "go", max_turns=20)
+    assert {one.steps for one in compactions(result.records)} == {("ClearToolOutputs",)}
+
+
+async def test_a_model_that_there_is_none_of_ends_the_run(run_mode: Any) -> None:
+    """It is a fault of the policy, not of the model; with another one the run can be resumed."""
+    with pytest.raises(UserError, match="nowhere") as caught:
+        await run_mode(make_agent(policy(Summarize(model="nowhere:small", keep_turns=1))), "go", max_turns=20)
+    assert caught.value.run_data is not None
+    assert caught.value.run_data.records[-1].resumable  # type: ignore[union-attr]
+
+
 async def test_a_summary_spends_the_budget(run_mode: Any) -> None:
     """So a request after it may be refused."""
     config = RunConfig(context=policy(SUMMARY), limits=UsageLimits(requests=7))
