@@ -7,7 +7,7 @@ linked to the outer one (`Budget.outer`), and takes from both.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from decimal import Decimal
 from typing import Final, Literal, Protocol, TypeAlias
 
@@ -18,7 +18,9 @@ from agentloop._common.checks import FIELDS, optional
 from agentloop._common.errors import StateError, UsageLimitExceeded, UserTypeError, UserValueError
 from agentloop._common.misplaced import takes_options
 from agentloop._common.values import ByFields
-from agentloop.records import CallStarted, Record
+from agentloop.abc import Instrument
+from agentloop.records import CallStarted, ModelFailed, ModelResponded, Record
+from agentloop.usage import RequestUsage, Usage
 
 Amount: TypeAlias = Decimal | int | float
 _NOTHING: Final = Decimal(0)
@@ -131,6 +133,8 @@ class Budget(msgspec.Struct, eq=False):
     held: Decimal = _NOTHING
     pending: list[WorstCase] = []
     outer: Budget | None = None
+    used: Spent | None = None
+    """The use that it limits, of a ledger over many runs; None where it is that of the run."""
 
     @classmethod
     def of(cls, limits: UsageLimits, log: Iterable[Record], outer: Budget | None = None) -> Budget:
@@ -186,8 +190,10 @@ class Budget(msgspec.Struct, eq=False):
         Raises:
             UsageLimitExceeded: if a limit is reached; names each of them with its numbers.
         """
-        if reasons := list(self._describe_reached(usage)):
+        if reasons := list(self._describe_reached(self.used or usage)):
             raise UsageLimitExceeded(f"Usage limit exceeded: {', '.join(reasons)}")
+        if self.outer is not None and self.outer.used is not None:
+            self.outer.check_request(self.outer.used)
 
     @property
     def counts_worst_case(self) -> bool:
@@ -200,7 +206,9 @@ class Budget(msgspec.Struct, eq=False):
         Raises:
             UsageLimitExceeded: if a limit could be passed; names each of them with its numbers.
         """
-        limits, under_way = self.limits, (*self.pending, worst)
+        limits, under_way, usage = self.limits, (*self.pending, worst), self.used or usage
+        if self.outer is not None and self.outer.used is not None:
+            self.outer.check_worst_case(self.outer.used, worst)
         if not limits.worst_case:
             return
         rows: tuple[tuple[str, int | Decimal, int | Decimal | None], ...] = (
@@ -292,6 +300,59 @@ class Budget(msgspec.Struct, eq=False):
             for ledger in self._ledgers():
                 ledger.calls -= 1
                 ledger.held -= reservation.cost
+
+
+class BatchBudget(Instrument):
+    """One budget over the runs of a batch, and their use so far, as an instrument of each run counts it.
+
+    Owned by the batch. `ledger` is the outer one of each run's.
+    """
+
+    def __init__(self, limits: UsageLimits) -> None:
+        self.usage = Usage()
+        self.ledger = Budget(limits, used=self)
+
+    @property
+    def requests(self) -> int:
+        """The number of requests of all runs."""
+        return self.usage.requests
+
+    @property
+    def input_tokens(self) -> int:
+        """Their tokens of input."""
+        return self.usage.input_tokens
+
+    @property
+    def output_tokens(self) -> int:
+        """Their tokens of output."""
+        return self.usage.output_tokens
+
+    @property
+    def total_tokens(self) -> int:
+        """All of their tokens."""
+        return self.usage.total_tokens
+
+    def join(self, log: Sequence[Record]) -> None:
+        """Count a run that begins with the records *log*: what it used in earlier run segments."""
+        earlier = Budget.of(UsageLimits(), log)
+        self.ledger.spent += earlier.spent
+        self.ledger.calls += earlier.calls
+        for record in log:
+            self.on_record(record)
+
+    def on_record(self, record: Record) -> None:
+        """Count the request of *record*, if it ended one."""
+        if isinstance(record, ModelResponded):
+            self._add(record.response.usage)
+        elif isinstance(record, ModelFailed) and record.counted:
+            self._add(record.usage)
+
+    def _add(self, usage: RequestUsage | None) -> None:
+        sums = {} if usage is None else {name: getattr(usage, name) for name in _SUMS}
+        self.usage += Usage(requests=1 if usage is None else usage.attempts, **sums)
+
+
+_SUMS = tuple(name for name in Usage.__struct_fields__ if name not in ("requests", "entries", "cost"))
 
 
 def total_cost(log: Iterable[Record]) -> Decimal | None:

@@ -435,14 +435,14 @@ def check_run_config(config: object) -> RunConfig:
     return config
 
 
-def check_priced(config: RunConfig, agents: Iterable[Any]) -> None:
-    """Check that a limit on the cost can be reached: that something in the run has a price.
+def check_priced(config: RunConfig, limits: UsageLimits, agents: Iterable[Any]) -> None:
+    """Check that a limit on the cost in *limits* can be reached: that something in the run has a price.
 
     Raises:
         UserError: if there is a limit, and neither a request nor a tool of *agents* has a price. (Of the tools of a
             source we know nothing before it is asked.)
     """
-    if config.limits is None or config.limits.cost is None:
+    if limits.cost is None:
         return
     if config.is_priced or config.toolsets:
         return
@@ -450,6 +450,6 @@ def check_priced(config: RunConfig, agents: Iterable[Any]) -> None:
         if agent.toolsets or any(getattr(tool, "cost", None) is not None for tool in agent.tools):
             return
     raise UserError(
-        f"UsageLimits(cost={config.limits.cost}) would never be reached, because nothing in the run has a price: give "
+        f"UsageLimits(cost={limits.cost}) would never be reached, because nothing in the run has a price: give "
         "RunConfig(price=…), which prices model requests, or tool(cost=…)"
     )

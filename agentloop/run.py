@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from contextvars import ContextVar
 from types import EllipsisType
@@ -17,6 +17,7 @@ from weakref import WeakSet
 
 import anyio
 import anyio.lowlevel
+import attrs
 import msgspec
 
 from agentloop._common.checks import NAMES, check, check_count, is_a, optional
@@ -43,13 +44,14 @@ from agentloop._engine.runtime.resources import ResourceHost, Resources
 from agentloop._engine.start import RunSegment, StartingPoint
 from agentloop.abc import ApprovalEffects, Instrument, Journal, Model, ReplayingEffects, Session, TimedEffects
 from agentloop.agents import Agent
-from agentloop.budget import Budget
+from agentloop.budget import BatchBudget, Budget, UsageLimits
 from agentloop.config import ErrorHandler, RunConfig, check_priced, check_run_config
 from agentloop.context import RunContext
 from agentloop.effects import NewId
 from agentloop.exceptions import UserError, UserTypeError, UserValueError
 from agentloop.hooks import AgentHooks, RunHooks
 from agentloop.items import Item, ToolCall, UserMessage, to_items
+from agentloop.limits import Limit
 from agentloop.model_events import ModelInfo
 from agentloop.results import RunResult
 from agentloop.settings import Conversation
@@ -72,6 +74,8 @@ DEFAULT_MAX_TURNS = 10
 _SHOWN_CHARS = 200
 _USUAL = RunConfig()
 _LIVE = LiveEffects()
+_batch_budget: ContextVar[BatchBudget | None] = ContextVar("agentloop_batch_budget", default=None)
+"""The budget of the batch that the next run of this task belongs to."""
 HANDLERS = ("max_turns", "model_refusal", "invalid_final_output")
 
 
@@ -269,6 +273,8 @@ class Runner:
         journals: JournalFactory | str | os.PathLike[str] | None = None,
         ordered: bool = False,
         fail_fast: bool = False,
+        budget: UsageLimits | None = None,
+        model_limits: Limit | Sequence[Limit] = (),
         **options: Unpack[ResumeOptions[ContextT]],
     ) -> RunBatch[RunResult[OutputT]]:
         """Return the runs of *agent* on many inputs, to be iterated in an `async with` block, or awaited for a list.
@@ -285,6 +291,9 @@ class Runner:
             ordered: True to give the runs in the order of the inputs, not of their ends.
             fail_fast: True to cancel all runs when one fails, and raise its error; of several, that of the first input,
                 with the others as notes. Otherwise the other runs continue, and the failed one is given with its error.
+            budget: One budget over all runs, beside the limits that each may have: once it is spent, no run makes
+                another request. `RunBatch.usage` and `RunBatch.cost` are the sums, earlier run segments included.
+            model_limits: Limits of the requests of all runs, added to those of the configuration.
             **options: `RunOptions` but for the journal, shared by all runs.
 
         Models, connections and threads are shared as in `open_runtime`, which the batch opens if none is open.
@@ -319,8 +328,17 @@ class Runner:
         check("fail_fast", NAMES.flag(), fail_fast)
         open_journal = None if journals is None else _read_journals(journals)
         config = check_run_config(options.get("run_config") or _USUAL)
+        check("budget", optional(NAMES.a(UsageLimits)), budget)
+        if isinstance(model_limits, Limit):
+            model_limits = (model_limits,)
+        ledger = None if budget is None else BatchBudget(budget)
+        if model_limits or ledger is not None:
+            instruments = config.instruments if ledger is None else (*config.instruments, ledger)
+            limits = (*config.model_limits, *model_limits)
+            config = options["run_config"] = attrs.evolve(config, instruments=instruments, model_limits=limits)
 
         async def work(index: int, given: Any) -> RunResult[OutputT]:
+            _batch_budget.set(ledger)
             if open_journal is None:
                 return await Runner.run(agent, given, **options)
             if not isinstance(given, str) and _is_state(given):
@@ -340,6 +358,7 @@ class Runner:
             around=lambda: nullcontext() if current_runtime() is not None else open_runtime(),
             ordered=ordered,
             fail_fast=fail_fast,
+            budget=ledger,
         )
 
     @staticmethod
@@ -591,7 +610,12 @@ def _make_run(
     )
     graph = start.graph or AgentGraph(root)
     if config.limits is not None:
-        check_priced(config, graph.agents())
+        check_priced(config, config.limits, graph.agents())
+    batch = _batch_budget.get()
+    if batch is not None:
+        _batch_budget.set(None)  # a run that a tool of this one begins isn't of the batch
+        check_priced(config, batch.ledger.limits, graph.agents())
+        batch.join(start.fold.records)
     tree = RunTree(
         log=log,
         effects=effects,
@@ -613,7 +637,9 @@ def _make_run(
         hooks=hooks,
         error_handlers=handlers,
         session=_follow_session(session, start.fold) if session is not None else None,
-        budget=Budget.for_run(config.limits, start.fold.records, priced=config.is_priced),
+        budget=Budget.for_run(
+            config.limits, start.fold.records, None if batch is None else batch.ledger, priced=config.is_priced
+        ),
         stop_when=_read_condition(config.stop_when) if config.stop_when is not None else None,
     )
     return LiveRun(

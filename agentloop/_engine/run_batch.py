@@ -39,6 +39,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager
 from contextvars import copy_context
+from decimal import Decimal
 from functools import partial
 from types import TracebackType
 from typing import Any, Generic, Self, TypeAlias, TypeVar, final
@@ -60,7 +61,9 @@ from agentloop._core.failure_choice import Failure, choose
 from agentloop._engine.block import Block
 from agentloop._engine.journal_closing import close_in_time
 from agentloop.abc import Journal
+from agentloop.budget import BatchBudget
 from agentloop.exceptions import JournalError, UserError, UserTypeError
+from agentloop.usage import Usage
 
 ResultT = TypeVar("ResultT")
 
@@ -133,6 +136,7 @@ class RunBatch(Block, Generic[ResultT]):
     started: int
     finished: int
     failed: int
+    _budget: BatchBudget | None
     _do: Work[ResultT]
     _inputs: Iterable[Any] | AsyncIterable[Any] | None
     _around: Callable[[], AbstractAsyncContextManager[Any]]
@@ -157,8 +161,10 @@ class RunBatch(Block, Generic[ResultT]):
         around: Callable[[], AbstractAsyncContextManager[Any]],
         ordered: bool = False,
         fail_fast: bool = False,
+        budget: BatchBudget | None = None,
     ) -> None:
         super().__init__()
+        self._budget = budget
         self.total = _count_inputs(inputs)
         self.started = self.finished = self.failed = self._next = 0
         self._do, self._inputs, self._around = work, inputs, around
@@ -167,6 +173,16 @@ class RunBatch(Block, Generic[ResultT]):
         self._room = None if limit is None else anyio.Semaphore(limit * (_AHEAD if ordered else _BUFFERED))
         self._ready, self._failures, self._changed = OrderedDict(), [], anyio.Event()
         self._runs = None
+
+    @property
+    def usage(self) -> Usage | None:
+        """The use of all runs so far; None without a budget of the batch."""
+        return None if self._budget is None else self._budget.usage
+
+    @property
+    def cost(self) -> Decimal | None:
+        """What all runs have cost so far, calls included; None without a budget of the batch."""
+        return None if self._budget is None else self._budget.ledger.spent
 
     # -- the consumer
 
