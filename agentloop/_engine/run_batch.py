@@ -181,7 +181,7 @@ class RunBatch(Block, Generic[ResultT]):
 
     @property
     def cost(self) -> Decimal | None:
-        """What all runs have cost so far, calls included; None without a budget of the batch."""
+        """The cost of all runs so far, calls included; None without a budget of the batch."""
         return None if self._budget is None else self._budget.ledger.spent
 
     # -- the consumer
