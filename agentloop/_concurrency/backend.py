@@ -124,12 +124,12 @@ def cancelled_outside(scope: anyio.CancelScope) -> bool:
         return False
 
 
-def new_scope() -> anyio.CancelScope:
+def new_scope(*, shield: bool = False, deadline: float = math.inf) -> anyio.CancelScope:
     """Return a scope for the current backend: on trio its own, which costs a third less than anyio's around it."""
     if asyncio._get_running_loop() is None and (trio := sys.modules.get("trio")) is not None:
-        native: anyio.CancelScope = trio.CancelScope()
+        native: anyio.CancelScope = trio.CancelScope(shield=shield, deadline=deadline)
         return native
-    return anyio.CancelScope()
+    return anyio.CancelScope(shield=shield, deadline=deadline)
 
 
 def own_task() -> asyncio.Task[object] | None:

@@ -69,9 +69,7 @@ class Cleanup:
         deadline = math.inf if seconds == math.inf else anyio.current_time() + seconds
         if (end := self.deadline) is not None:
             deadline = min(deadline, end + self.grace if late and end <= anyio.current_time() else end)
-        scope = new_scope()
-        scope.shield, scope.deadline = shield, deadline
-        return Section(self, scope, on_cut)
+        return Section(self, new_scope(shield=shield, deadline=deadline), on_cut)
 
 
 class Section:
