@@ -55,6 +55,8 @@ FOUND: dict[str, tuple[str, ...]] = {
     "a fatal error, and a cancellation": ("alpha 5353",),
     "a crash right after a cancellation of calls that have verdicts": ("beta 1642",),
     "calls of two runs, cancelled before their first steps": ("beta 2451",),
+    "a call that gives its room back as the run ends": ("epsilon 102",),
+    "arguments that were rewritten, and a cancellation": ("epsilon 166",),
 }
 """What coincided, and the seeds of runs in which a search found a log that wasn't accepted."""
 

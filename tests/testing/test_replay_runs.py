@@ -1012,6 +1012,26 @@ def test_calls_that_settle_in_the_pass_of_a_failure() -> None:
     assert settled == {"c1": "failed", "c2": "succeeded", "c3": "cancelled"}
 
 
+def test_nested_runs_whose_time_limits_pass_in_one_moment() -> None:
+    """The end of the first one gives the other's waiting call its room, which begins before its own run ends."""
+
+    @tool(capacity=Capacity(1, "desk"))
+    async def holds(n: int) -> str:
+        ran("holds")
+        await anyio.sleep(5)
+        return "held"
+
+    def ask(name: str) -> Any:
+        inner = Agent(name, tools=[holds], model=scripted(call("holds", {"n": 1}, f"{name}1"), say("done")))
+        return inner.as_tool(run_config=RunConfig(timeout=0.65))
+
+    turn = [call(name, {"input": "x"}, f"c{name}") for name in ("one", "two", "three")]
+    agent = Agent("a", tools=[ask(name) for name in ("one", "two", "three")], model=scripted(turn, say("done")))
+    replayed = comes_out_the_same(agent, start=VirtualClock().run)
+    settled = [one.outcome.cancelled_by for one in replayed[0].records if isinstance(one, CallSettled) and one.path]
+    assert settled == ["deadline"] * 3
+
+
 def test_nested_runs_whose_calls_wait_too_long_in_one_pass() -> None:
     """Each skips its calls before either continues; they wait for a limit that both share."""
 

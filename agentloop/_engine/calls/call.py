@@ -102,9 +102,9 @@ async def run_call(live: LiveCall) -> None:
 
 def _leave(live: LiveCall, failure: Failure | None) -> None:
     """See to it that the call has settled or will, as its task ends; *failure* is the error of the settling itself."""
-    if live.rest is not None:
-        live.batch.spawn(live)
-    elif live.begun and live.phase in ("starting", "body", "post"):  # else another task of the call continues it
+    if live.rest is not None:  # it has the limits, if the run is ending: else the end of the body gave them back
+        return live.batch.spawn(live)
+    if live.begun and live.phase in ("starting", "body", "post"):  # else another task of the call continues it
         live.batch.settle_abandoned(live, failure)
     elif failure is not None:
         live.batch.fail(failure)

@@ -392,7 +392,7 @@ class ReplayLog:
         """Tell whether the due cancellation came before any other step of a task than the current one."""
         if not self.entry.ended and self.cursor + 1 == self._end:
             return True  # a crash came right after it: no other step has left a record
-        if self.cursor in self.waiting or self._has_calls_to_see():
+        if self.cursor in self.waiting or self._has_calls_to_see() or self._has_rewritten():
             return False
         settling = isinstance(self.records[self.cursor - 1], r.CallSettled | r.CleanupCut) and self._gap() <= SLACK
         return settling or self._does_nothing_more() or self._is_last_call_over()
@@ -473,6 +473,14 @@ class ReplayLog:
             return False  # so it did here
         answered = isinstance(last, r.GuardrailSettled | r.CallbackReturned | r.ApprovalRequested)
         return answered and is_cut_from_outside(following)
+
+    def _has_rewritten(self) -> bool:
+        """Tell whether the call that the last record judged has yet to take the arguments with which it settled."""
+        last = self.records[self.cursor - 1]
+        if not isinstance(last, r.GuardrailSettled) or last.verdict != "Rewrite" or last.call_id is None:
+            return False
+        settled, live = self.settled(last.path, last.call_id), self.live_call((last.path, last.call_id))
+        return settled is not None and live is not None and settled.receipt != live.arguments.receipt
 
     def skip_last_steps(self, index: int) -> int:
         """Return the number of the first record of its run from *index* on that isn't of the last steps of a run."""
