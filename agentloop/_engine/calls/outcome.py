@@ -24,7 +24,6 @@ from agentloop._core.cancellation import CUTS
 from agentloop._core.failure_choice import Failure, class_of_summary
 from agentloop._engine.calls.live_call import LiveCall, Step
 from agentloop._engine.calls.output_text import render
-from agentloop._engine.calls.tool_context import call_context
 from agentloop._engine.runtime import body_result as end
 from agentloop.exceptions import (
     AgentLoopError,
@@ -36,7 +35,7 @@ from agentloop.exceptions import (
 )
 from agentloop.outcomes import CallOutcome
 from agentloop.records import BodyEnded
-from agentloop.tools import AgentCall, default_tool_error_function
+from agentloop.tools import AgentCall, tell_error
 
 
 class Draft(Value, frozen=True):
@@ -127,7 +126,7 @@ def draft_failure(live: LiveCall, status: Any, error: Exception, summary: str | 
     if fn is None:
         return _raise(live, outcome)
     draft = Draft(outcome, None, (*live.steps.failure, *_steps_of_answer(live)), summary)
-    return draft if live.steps.failure else tell(live, draft, default_tool_error_function(call_context(live), error))
+    return draft if live.steps.failure else tell(live, draft, tell_error(live.tool.name, error))
 
 
 def _steps_of_answer(live: LiveCall) -> tuple[Step, ...]:
