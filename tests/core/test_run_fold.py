@@ -495,3 +495,12 @@ def test_a_detached_fold_has_no_nested_run_that_never_began() -> None:
     state.nest("a", state.limits)
     assert "a" in state.nested
     assert state.detached().nested == {}
+
+
+@pytest.mark.parametrize(("cost", "total"), [("many", None), ("NaN", None), ("0.5", 0.75), (None, 0.25)])
+def test_usage_has_the_cost_of_its_requests(cost: str | None, total: float | None) -> None:
+    """One of a stored log that isn't a number makes the sum unknown: its run can't be resumed either."""
+    writer = Writer().begin().turn(called("a"))
+    for one in ("0.25", cost):
+        writer.append(r.ModelResponded, ModelResponse(()), cost=one)
+    assert writer.state.usage.cost == total
