@@ -65,7 +65,11 @@ def refuse(*words: str) -> Any:
 
 
 @pytest.mark.scenario("LM-07")
-@pytest.mark.parametrize("fields", [{"output_guardrails": [demand("b")]}, {"output_validator": refuse("b")}], ids=str)
+@pytest.mark.parametrize(
+    "fields",
+    [{"output_guardrails": [demand("b")]}, {"output_validator": refuse("b")}],
+    ids=["guardrail", "validator"],
+)
 async def test_the_model_is_told_and_asked_again(run_mode: Run, fields: Any) -> None:
     """Its answer and the message stay in the history; the next answer is judged like the first."""
     agent = script_agent("a", say("a"), say("b"), **fields)

@@ -428,7 +428,7 @@ async def test_servers_error_within_a_response_is_raised_after_what_it_had_strea
     def agent() -> Agent[Any, Any]:
         return Agent("a", model=chat_model(chunk({"content": "so far"}), {"error": {"message": "full", "code": 503}}))
 
-    events, error = await failing(agent(), ModelBehaviorError)
+    events, error = await failing(agent(), ModelTransportError)
     assert [type(event).__name__ for event in events if not isinstance(event, ev.RawModelEvent)] == [
         "AgentUpdated",
         "TurnStarted",
@@ -436,7 +436,7 @@ async def test_servers_error_within_a_response_is_raised_after_what_it_had_strea
         "RunEnded",
     ]
     assert "full (503)" in str(error)
-    with pytest.raises(ModelBehaviorError) as raised:
+    with pytest.raises(ModelTransportError) as raised:
         await Runner.run(agent(), "go")
     assert str(raised.value) == str(error)
 
