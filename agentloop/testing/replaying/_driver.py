@@ -189,7 +189,9 @@ class _SegmentReplay:
         records = effects.whole.records
         await anyio.sleep(max(0.0, records[self.entry.start].at - records[0].at))
         effects.enter(self.entry)
-        waiting().timers_apart = True  # those of one time end several things, each in its turn
+        # Timers of one time come one by one, since the first may give a waiting call its room. No record tells which of
+        # two nested runs timed out first, nor whether both did before either ended: then the replay may diverge.
+        waiting().timers_apart = True
         try:
             async with anyio.create_task_group() as group:
                 try:
