@@ -19,7 +19,7 @@ AT_ONCE = 10
 RUNS = 100
 """On each backend."""
 UNTOLD = 1
-"""How many may diverge: `docs/how-to/replay.md` has the one coincidence that is known; 1 of 3,122 met it."""
+"""How many may diverge: `docs/how-to/replay.md` has the coincidences that are known; 1 of 3,122 met one."""
 
 
 def kept(path: Path) -> list[bytes]:
