@@ -124,7 +124,7 @@ def turn_or_give_up(state: RunFold) -> RequestModel | GiveUp:
 
 def _find_candidate(state: RunFold, view: TurnView) -> CheckOutput | AskBehavior | GiveUp | None:
     if state.batch:
-        return _candidate_from_tools(state, view.agent.tool_use_behavior, typed=view.output is not None)
+        return _candidate_from_tools(state, view.tool_use_behavior, typed=view.output is not None)
     if state.only_repeats:
         return None  # the model repeated calls that have outputs: it gets another turn with the same outputs
     response = state.response or ()

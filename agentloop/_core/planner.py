@@ -118,7 +118,7 @@ def _plan_call(view: TurnView, state: RunFold, rules: PlanRules, near: NearNames
         return PlanEntry(index, call, None, _answer_without_tool(view, state, rules, near, call))
     if rules.disabled and tool.lookup_key in rules.disabled:
         raise ModelBehaviorError(
-            f"Tool {tool.qualified_name!r} of agent {view.agent.name!r} was disabled after the model was asked"
+            f"Tool {tool.qualified_name!r} of agent {view.agent!r} was disabled after the model was asked"
         )
     return PlanEntry(index, call, tool, _plan_execution(view, state, rules, call_state, tool))
 
@@ -200,7 +200,7 @@ def _answer_unknown_tool(view: TurnView, rules: PlanRules, near: NearNames, call
     hint = f" Did you mean {' or '.join(map(repr, found))}?" if found else ""
     if rules.not_found == "raise":
         raise ModelBehaviorError(
-            f"Tool {quote(name)} not found: agent {view.agent.name!r} has no such tool.{hint} To tell the model "
+            f"Tool {quote(name)} not found: agent {view.agent!r} has no such tool.{hint} To tell the model "
             'and go on, give ToolExecution(not_found_behavior="tell_model")'
         )
     text = f"Tool {quote(name)} not found.{hint}"

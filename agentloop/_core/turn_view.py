@@ -11,25 +11,33 @@ import msgspec
 from agentloop.agents import Agent
 from agentloop.exceptions import ModelBehaviorError
 from agentloop.handoffs import Handoff
-from agentloop.items import Item
 from agentloop.settings import ModelSettings, Prompt
-from agentloop.tools import FunctionTool, HostedTool
+from agentloop.tools import FunctionTool, HostedTool, ToolUseBehavior
 
 if TYPE_CHECKING:
     from agentloop._schema.output_schema import TypedOutput
 
 
-class Definitions(msgspec.Struct, eq=False, kw_only=True, frozen=True):
-    """The resolved definitions that turns of one agent have in common. Not mutated after they are made.
+class TurnView(msgspec.Struct, eq=False, kw_only=True, frozen=True):
+    """One turn's resolved definitions. Made at the start of a turn or on resume, and not mutated afterwards.
+
+    All of a turn uses this one view: the request, the collision check, dispatch, hooks and spans. So a definition that
+    changes during the turn can't make them disagree. Turns of an agent that is decided about beforehand share one view.
 
     Attributes:
+        agent: The name of the agent.
+        system: The resolved instructions.
+        instructions: Their parts, if they come in several.
+        prompt: The resolved prompt that the provider has stored.
+        model: The model, as the engine resolved it; None in a view that was kept, where each turn has to open it.
         tools: Enabled tools in declaration order, collisions resolved.
         hosted: The tools that the provider runs itself, in declaration order.
         by_key: The same tools by lookup key.
         disabled: The agent's tools that are not enabled, by lookup key.
-        settings: Model settings after every overlay; in a view, with the tool choice of its turn.
+        settings: Model settings after every overlay, with the tool choice of the turn.
         handoffs: Enabled handoffs in declaration order.
         output: The type of the final output; None for text.
+        tool_use_behavior: The agent's.
         tool_names, handoff_names: The names of `tools` and `handoffs` for the model.
         sourced: The digests of those that came from a source of tools, by lookup key.
         searches: The tools among `tools` that search for deferred tools; mostly none.
@@ -38,6 +46,11 @@ class Definitions(msgspec.Struct, eq=False, kw_only=True, frozen=True):
         shown: JSON of all this as far as the model is shown it, for the digest of a request.
     """
 
+    agent: str
+    system: str | None = None
+    instructions: tuple[str, ...] = ()
+    prompt: Prompt | None = None
+    model: Any = None
     tools: tuple[FunctionTool, ...]
     hosted: tuple[HostedTool, ...] = ()
     by_key: Mapping[str, FunctionTool]
@@ -45,6 +58,7 @@ class Definitions(msgspec.Struct, eq=False, kw_only=True, frozen=True):
     settings: ModelSettings
     handoffs: tuple[Handoff, ...] = ()
     output: TypedOutput | None = None
+    tool_use_behavior: ToolUseBehavior = "run_llm_again"
     tool_names: tuple[str, ...] = ()
     handoff_names: tuple[str, ...] = ()
     sourced: Mapping[str, str] = {}
@@ -52,29 +66,6 @@ class Definitions(msgspec.Struct, eq=False, kw_only=True, frozen=True):
     searchable: tuple[FunctionTool, ...] = ()
     offered: tuple[FunctionTool, ...] = ()
     shown: bytes = b""
-
-
-class TurnView(Definitions, eq=False, kw_only=True, frozen=True):
-    """One turn's resolved definitions. Made at the start of a turn or on resume, and not mutated afterwards.
-
-    All of a turn uses this one view: the request, the collision check, dispatch, hooks and spans. So a definition that
-    changes during the turn can't make them disagree.
-
-    Attributes:
-        agent: The caller's agent object.
-        system: The resolved instructions.
-        instructions: Their parts, if they come in several.
-        prompt: The resolved prompt that the provider has stored.
-        model: The model, as the engine resolved it.
-        input: The items in the request to the model (the history at the time of the request).
-    """
-
-    agent: Agent[Any, Any]
-    system: str | None
-    instructions: tuple[str, ...] = ()
-    prompt: Prompt | None = None
-    model: Any
-    input: Sequence[Item] = ()
 
     def handoff(self, name: str) -> Handoff:
         """Return the handoff with the tool name *name*.
@@ -85,22 +76,22 @@ class TurnView(Definitions, eq=False, kw_only=True, frozen=True):
         for known in self.handoffs:
             if known.name == name:
                 return known
-        raise ModelBehaviorError(f"Handoff {name!r} not found: agent {self.agent.name!r} has no such handoff")
+        raise ModelBehaviorError(f"Handoff {name!r} not found: agent {self.agent!r} has no such handoff")
 
 
-def find_prepared(agent: Agent[Any, Any], parts: Sequence[object]) -> Definitions | None:
-    """Return the definitions that were kept for *agent*, if they were made of the very same *parts*."""
+def find_prepared(agent: Agent[Any, Any], parts: Sequence[object]) -> TurnView | None:
+    """Return the view that was kept for *agent*, if it was made of the very same *parts*."""
     kept = agent._prepared
     if kept is not None and len(kept[0]) == len(parts) and all(map(is_, kept[0], parts)):
-        made: Definitions = kept[1]
+        made: TurnView = kept[1]
         return made
     return None
 
 
-def keep_prepared(agent: Agent[Any, Any], parts: Sequence[object], made: Definitions) -> None:
-    """Keep *made*, the definitions of *agent* that were made of *parts*, for the agent's later turns and runs.
+def keep_prepared(agent: Agent[Any, Any], parts: Sequence[object], made: TurnView) -> None:
+    """Keep *made*, the view of *agent* that was made of *parts*, for the agent's later turns and runs.
 
-    In the agent itself, because they may lead back to it, for example where two agents hand over to each other. A
+    In the agent itself, because its tools may lead back to it, for example where two agents hand over to each other. A
     `WeakKeyDictionary` would hold its values, and so these agents, for ever; here they go together.
     """
     agent._prepared = (tuple(parts), made)

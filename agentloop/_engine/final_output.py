@@ -19,7 +19,6 @@ from typing import Any, Literal
 
 from agentloop._common.error_text import redact, shorten
 from agentloop._core.machine import CheckOutput, GiveUp, may_ask_again
-from agentloop._core.turn_view import TurnView
 from agentloop._engine.finish import FinishedRun, save, save_turn
 from agentloop._engine.run_result import run_data_of
 from agentloop._engine.runtime.callbacks import call_user
@@ -37,7 +36,7 @@ ASKED_AGAIN = "Your answer isn't accepted. Correct every fault, and give the who
 HandlerName = Literal["max_turns", "model_refusal", "invalid_final_output"]
 
 
-async def accept(run: LiveRun, view: TurnView | None, candidate: CheckOutput) -> FinishedRun | None:
+async def accept(run: LiveRun, candidate: CheckOutput) -> FinishedRun | None:
     """Return the end of the run with *candidate* as its final output, after hooks and output guardrails.
 
     None if the model's answer doesn't fit the output type, or a guardrail asks for another one, and the history now has
@@ -48,7 +47,7 @@ async def accept(run: LiveRun, view: TurnView | None, candidate: CheckOutput) ->
         OutputGuardrailTripwireTriggered: a guardrail tripped; a tool's output is then withheld everywhere.
     """
     output = candidate.output
-    typed = view.output if view is not None else None
+    typed = run.view.output if run.view is not None else None
     if not output and candidate.made_by is None:
         logger.warning("the model's answer in turn %d says nothing: the final output is empty", run.state.turn)
     if typed is not None and candidate.made_by is None:
@@ -147,11 +146,12 @@ async def ask_behavior(run: LiveRun) -> CheckOutput | None:
         UserTypeError: it returned something else than `ToolsToFinalOutput`.
         Exception: its error.
     """
-    behavior: Any = run.agent.tool_use_behavior
-    view = run.turn.view
+    view = run.view
+    assert view is not None  # the machine has read the behavior in it
+    behavior: Any = view.tool_use_behavior
     results = [
         ToolResult(
-            tool=next((tool for tool in view.tools if tool.name == call.call.name), None) if view is not None else None,
+            tool=next((tool for tool in view.tools if tool.name == call.call.name), None),
             call=call.call,
             value=call.value,
             output=call.outcome.output,

@@ -61,7 +61,7 @@ async def save_turn(run: LiveRun) -> None:
     """
     if run.settings.session is None:
         return
-    if not isinstance(next_action(run.state, run.turn.view), CheckOutput | AskBehavior):
+    if not isinstance(next_action(run.state, run.view), CheckOutput | AskBehavior):
         await save(run)
         await run.checkpoint()  # it is shielded, and may have hidden the end of the run
 
@@ -85,7 +85,7 @@ async def _save_rest(run: LiveRun, session: SessionProgress, error: BaseExceptio
         )
     elif not (
         isinstance(error, (*cancelled_types(), RunTimeoutError))
-        and isinstance(next_action(run.state, run.turn.view), UNJUDGED)
+        and isinstance(next_action(run.state, run.view), UNJUDGED)
     ):  # else it was ended from outside before a candidate for the final output was accepted, or even looked for
         await save_items(run, session)
 

@@ -46,7 +46,7 @@ async def transfer(run: LiveRun, view: TurnView, action: Transfer) -> None:
     if shown is not None:
         check_items("input_filter", shown[1])
     run.agent = target
-    run.turn.view = None
+    run.view = None
     # In one step: a log that ends between the two would show the target the items that the filter left out.
     run.tree.log.append(handed)
     if shown is not None:

@@ -17,7 +17,7 @@ Only an application's callable can decide `AskBehavior`: the loop calls it and c
 answer. (Rejected: calling it where a batch settles. A run that begins with its records would not call it.)
 
 Facts: the log, and in `LiveRun` the agent at work, the stop requested by the consumer and the very error that stopped
-the loop (`stopped_by`). `run.turn.view` is derived: it holds the definitions of the current turn and is made again
+the loop (`stopped_by`). `run.view` is derived: it holds the definitions of the current turn and is made again
 where it is missing.
 
 Invariants: `RunEnded` is the last record of every segment, unless its process dies. A turn's record is durable before
@@ -34,7 +34,6 @@ from typing import Literal, assert_never
 
 import anyio
 import anyio.lowlevel
-import msgspec
 
 from agentloop._common.error_text import is_fatal, leaves
 from agentloop._concurrency.backend import (
@@ -45,7 +44,6 @@ from agentloop._concurrency.backend import (
     own_task_and_count,
     raise_native_cancel,
 )
-from agentloop._core.history import HistoryView
 from agentloop._core.machine import (
     AskBehavior,
     CheckOutput,
@@ -161,7 +159,7 @@ async def drive(run: LiveRun) -> FinishedRun:
     """
     ended: FinishedRun | None = None
     while ended is None:  # noqa: ASYNC913 - every action waits but the last
-        action = next_action(run.state, run.turn.view)
+        action = next_action(run.state, run.view)
         if type(action) is AskBehavior:
             action = await ask_behavior(run) or turn_or_give_up(run.state)
         match action:
@@ -170,7 +168,7 @@ async def drive(run: LiveRun) -> FinishedRun:
             case Settle():
                 await _settle_calls(run)
             case CheckOutput():
-                ended = await accept(run, run.turn.view, action)
+                ended = await accept(run, action)
             case Transfer():
                 await _transfer(run, action)
             case Prepare():
@@ -188,8 +186,8 @@ async def drive(run: LiveRun) -> FinishedRun:
 
 async def _request_model(run: LiveRun) -> FinishedRun | None:
     """Begin the next turn, or continue the open one, and call the model; return the end of the run if it stops here."""
-    if run.state.turn_open and run.turn.view is not None:
-        await call_model(run, await _continue_turn(run, run.turn.view))
+    if run.state.turn_open and run.view is not None:
+        await _continue_turn(run, run.view)
         return None
     if (ended := await _check_turn_end(run)) is not None:
         return ended
@@ -232,9 +230,9 @@ async def _give_up(run: LiveRun, action: GiveUp) -> FinishedRun | None:
 
 async def _ensure_view(run: LiveRun) -> TurnView:
     """Return the turn's view; rebuild it where the run resumed mid-turn, the model having answered already."""
-    if run.turn.view is None:
-        run.turn.view = await prepare_turn(run, answered=True)
-    return run.turn.view
+    if run.view is None:
+        run.view = await prepare_turn(run, answered=True)
+    return run.view
 
 
 async def _check_turn_end(run: LiveRun) -> FinishedRun | None:
@@ -274,7 +272,7 @@ async def _begin_turn(run: LiveRun) -> TurnView:
             "isn't given"
         )
         raise run.stopped_by
-    view = run.turn.view = await prepare_turn(run)
+    view = run.view = await prepare_turn(run)
     await run.checkpoint()  # a shielded section before this may have hidden the end of the run
     if (policy := run.settings.config.context or run.agent.context) is not None:
         from agentloop._compacting import keep_in_window
@@ -348,8 +346,8 @@ def _name_judges(run: LiveRun) -> tuple[str, ...]:
     return tuple([guard.name for guard in input_guardrails(run)])
 
 
-async def _continue_turn(run: LiveRun, view: TurnView) -> TurnView:
-    """Return *view*, the open turn's, with the items so far: the provider has paused its answer, and is asked again.
+async def _continue_turn(run: LiveRun, view: TurnView) -> None:
+    """Ask the model for the rest of the open turn's answer, which the provider has paused.
 
     Waits as `_begin_turn` does before its request. Definitions stay those of the turn, and the turn continues: a
     request to stop after it, or `stop_when`, waits for the whole answer.
@@ -358,7 +356,6 @@ async def _continue_turn(run: LiveRun, view: TurnView) -> TurnView:
         UsageLimitExceeded: a budget is spent.
     """
     run.check_request()
-    view = run.turn.view = msgspec.structs.replace(view, input=HistoryView(run.state.history))
     if run.tree.log.journal is not None:
         await run.tree.log.journal.durable()
-    return view
+    await call_model(run, view)

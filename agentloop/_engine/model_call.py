@@ -26,6 +26,7 @@ from agentloop._concurrency.backend import cancelled_types
 from agentloop._concurrency.interrupts import interruptible
 from agentloop._core.call_identity import find_tool
 from agentloop._core.client_calls import says_nothing
+from agentloop._core.history import HistoryView
 from agentloop._core.turn_view import TurnView
 from agentloop._engine.runtime.callbacks import call_user
 from agentloop._engine.runtime.cancel_source import record_end
@@ -287,10 +288,10 @@ def _find_priced_name(model: Model, response: ModelResponse) -> str:
 def make_request(run: LiveRun, view: TurnView) -> ModelRequest:
     """Return the turn's request; where the provider keeps the conversation, only items not sent yet are in it."""
     state, started = run.state, run.state.started
-    kept = started is not None and started.kept
+    kept, items = started is not None and started.kept, HistoryView(state.history)
     return ModelRequest(
         system=view.system,
-        items=view.input[state.sent :] if kept else view.input,
+        items=items[state.sent :] if kept else items,
         previous_response_id=state.continued_response_id if kept else None,
         conversation_id=started.conversation_id if started is not None else None,
         instructions=view.instructions,
@@ -406,7 +407,7 @@ async def _read_response(run: LiveRun, view: TurnView, request: ModelRequest, at
     reading, log, path, turn = _Reading(attempt, run.tree.log.wall), run.tree.log, run.state.path, run.state.turn
     # Fixed for the whole response: buffers of this run exist before it starts and until it has ended.
     audience = [buffer for buffer in log.buffers() if buffer.hears(path)]
-    held = run.turn.guards_settled if run.settings.config.hold_text_until_guarded else None
+    held = run.guards_settled if run.settings.config.hold_text_until_guarded else None
     async with view.model.stream(request) as stream:
         async for event in stream:
             reading.add(event)

@@ -17,8 +17,7 @@ from agentloop._common.digests import digestible
 from agentloop._common.naming import takes
 from agentloop._concurrency.backend import checkpoint_if_cancelled
 from agentloop._core.call_identity import find_called_tool
-from agentloop._core.history import HistoryView
-from agentloop._core.turn_view import Definitions, TurnView, find_prepared, keep_prepared
+from agentloop._core.turn_view import TurnView, find_prepared, keep_prepared
 from agentloop._engine.runtime.callbacks import call_user
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.abc import Model
@@ -51,67 +50,53 @@ async def prepare_turn(run: LiveRun, *, answered: bool = False) -> TurnView:
             instructions that aren't text, types that the run's converter doesn't know.
         Exception: the error of an application's callable.
     """
-    agent, given, prompt, history = run.agent, run.agent.instructions, run.agent.prompt, run.state.history
-    common = await _find_definitions(run, answered)
-    model = _find_open_model(run) or await _open_model(run)
-    if common.searches:
-        common = _limit_to_found(run, common, model)
-    settings, shown = common.settings, common.shown
-    if settings.tool_choice is not None and _has_obeyed(run, common):
-        settings, shown = attrs.evolve(settings, tool_choice=None), b""
-    if callable(prompt):
-        prompt, shown = await _call_prompt(run, prompt), b""
-    if callable(given):
-        given = await _call_instructions(run, given)
-    system, instructions = _join_instructions(given)
-    if not answered:
-        _check_features(run, model, common.hosted, prompt)
-    return TurnView(
-        agent=agent,
-        system=system,
-        instructions=instructions,
-        tools=common.tools,
-        hosted=common.hosted,
-        by_key=common.by_key,
-        disabled=common.disabled,
-        handoffs=common.handoffs,
-        settings=settings,
-        output=common.output,
-        tool_names=common.tool_names,
-        handoff_names=common.handoff_names,
-        sourced=common.sourced,
-        searches=common.searches,
-        searchable=common.searchable,
-        offered=common.offered,
-        shown=shown or _format_shown(common, settings, prompt),
-        prompt=prompt,
-        model=model,
-        input=HistoryView(history, len(history) - len(run.state.response or ()) if answered else None),
-    )
-
-
-def _without_tools(common: Definitions) -> Definitions:
-    """Return *common* with nothing to call, for the turn that a limit has left for the final output."""
-    settings = attrs.evolve(common.settings, tool_choice=None)
-    return Definitions(tools=(), by_key={}, settings=settings, output=common.output, disabled=common.disabled)
-
-
-def _join_instructions(given: str | Sequence[str] | None) -> tuple[str | None, tuple[str, ...]]:
-    """Return instructions as one text, and their parts if they come in several."""
-    return (given, ()) if given is None or isinstance(given, str) else ("\n\n".join(given), tuple(given))
-
-
-async def _find_definitions(run: LiveRun, answered: bool) -> Definitions:
-    """Return the definitions of the agent at work: those of an earlier turn, unless their parts have changed."""
     sourced: list[SourcedTools] = []
     if run.agent.toolsets or run.settings.config.toolsets:
         from agentloop._engine.toolsets import ask_toolsets
 
         sourced = await ask_toolsets(run)
     parts = _list_parts(run, sourced)
-    found = find_prepared(run.agent, parts) or await _resolve_definitions(run, parts, sourced)
-    closes = run.state.is_closing or (answered and run.state.turn == run.state.closing)
-    return _without_tools(found) if closes else found
+    view = find_prepared(run.agent, parts) or await _resolve_definitions(run, parts, sourced)
+    if run.state.is_closing or (answered and run.state.turn == run.state.closing):
+        view = _without_tools(view)
+    if view.model is None:
+        view = msgspec.structs.replace(view, model=await _open_model(run))
+    if not view.shown:
+        view = await _decide_anew(run, view)
+    if not answered and (view.hosted or view.prompt is not None or run.state.kept_by_provider):
+        _check_features(run, view)
+    return view
+
+
+def _without_tools(view: TurnView) -> TurnView:
+    """Return *view* with nothing to call, for the turn that a limit has left for the final output."""
+    settings = attrs.evolve(view.settings, tool_choice=None)
+    return TurnView(
+        agent=view.agent,
+        model=view.model,
+        tools=(),
+        by_key={},
+        disabled=view.disabled,
+        settings=settings,
+        output=view.output,
+        tool_use_behavior=view.tool_use_behavior,
+    )
+
+
+async def _decide_anew(run: LiveRun, view: TurnView) -> TurnView:
+    """Return *view* with what each turn decides for itself: tools found, tool choice, instructions, prompt."""
+    given, prompt, settings = run.agent.instructions, run.agent.prompt, view.settings
+    if view.searches:
+        view = _limit_to_found(run, view)
+    if settings.tool_choice is not None and _has_obeyed(run, view):
+        settings = attrs.evolve(settings, tool_choice=None)
+    if callable(prompt):
+        prompt = await _call_prompt(run, prompt)
+    if callable(given):
+        given = await _call_instructions(run, given)
+    system, parts = (given, ()) if given is None or isinstance(given, str) else ("\n\n".join(given), tuple(given))
+    view = msgspec.structs.replace(view, settings=settings, prompt=prompt, system=system, instructions=parts)
+    return msgspec.structs.replace(view, shown=_format_shown(view))
 
 
 def _list_parts(run: LiveRun, sourced: Sequence[SourcedTools]) -> tuple[object, ...]:
@@ -125,7 +110,10 @@ def _list_parts(run: LiveRun, sourced: Sequence[SourcedTools]) -> tuple[object, 
         agent.model,
         agent.model_settings,
         agent.output_type,
+        agent.tool_use_behavior,
+        agent.instructions,
         agent.prompt,
+        agent.name,
         config.context or agent.context,
         *agent.tools,
     )
@@ -141,14 +129,14 @@ _FROM_SOURCE = object()
 """Marks, in the parts of definitions, the name and tools of a source: a tool is shown otherwise as one of those."""
 
 
-async def _resolve_definitions(run: LiveRun, parts: tuple[object, ...], sourced: Sequence[SourcedTools]) -> Definitions:
+async def _resolve_definitions(run: LiveRun, parts: tuple[object, ...], sourced: Sequence[SourcedTools]) -> TurnView:
     """Return the definitions of the agent at work, with the tools of its sources. They are kept, as made of *parts*.
 
     Not kept where the application is asked about a tool or handoff, and where it is warned about a name: every turn
-    does so anew.
+    does so anew. What else a turn decides for itself is left out, and `shown` with it.
     """
     await run.checkpoint()  # the application isn't asked any more in a run that has been cancelled
-    agent, converter = run.agent, run.settings.config.converter
+    agent = run.agent
     declared = _list_declared(run, sourced)
     targets = [target_of(entry) for entry in agent.handoffs]
     enabled = await _filter_enabled(run, declared)
@@ -157,35 +145,46 @@ async def _resolve_definitions(run: LiveRun, parts: tuple[object, ...], sourced:
     by_key = _index_tools(run, enabled, handoffs)
     tools = tuple([tool for tool in enabled if by_key.get(tool.lookup_key) is tool])
     for body in [tool.body for tool in tools if isinstance(tool.body, PythonBody)]:
-        body.schema.check_converter(converter)
+        body.schema.check_converter(run.settings.config.converter)
     on = set(enabled)
-    made = msgspec.structs.replace(
-        _make_definitions(run, tools, handoffs),
+    made = _make_view(
+        run,
+        tools,
+        handoffs,
         by_key=by_key,
         disabled={tool.lookup_key: tool for tool in declared if tool not in on},
         sourced=_digest_sourced(sourced, by_key),
     )
-    if not callable(agent.prompt):
-        made = msgspec.structs.replace(made, shown=_format_shown(made, made.settings, agent.prompt))
     if len(tools) == len(declared) and all(map(_is_fixed, declared)) and all(map(_is_fixed, targets)):
         keep_prepared(agent, parts, made)
     return made
 
 
-def _make_definitions(run: LiveRun, tools: tuple[FunctionTool, ...], handoffs: tuple[Handoff, ...]) -> Definitions:
-    """Return the definitions of the agent at work with *tools* and *handoffs*, those that are enabled."""
-    output = run.agent._typed_output()
-    return Definitions(
+def _make_view(run: LiveRun, tools: tuple[FunctionTool, ...], handoffs: tuple[Handoff, ...], **by_key: Any) -> TurnView:
+    """Return the view of the agent at work with the enabled *tools* and *handoffs*, and with the maps *by_key*."""
+    agent, config = run.agent, run.settings.config
+    given, prompt, model, output = agent.instructions, agent.prompt, _find_model(run), agent._typed_output()
+    made = TurnView(
+        agent=agent.name,
+        model=model if getattr(type(model), "is_open", None) is _ALWAYS_OPEN else None,
         tools=tools,
-        hosted=tuple([tool for tool in run.agent.tools if isinstance(tool, HostedTool)]),
-        by_key={},
-        handoffs=handoffs,
+        hosted=tuple([tool for tool in agent.tools if isinstance(tool, HostedTool)]),
         settings=_resolve_settings(run),
-        output=None if output is None else output.using(run.settings.config.converter),
+        handoffs=handoffs,
+        output=None if output is None else output.using(config.converter),
+        tool_use_behavior=agent.tool_use_behavior,
         tool_names=tuple([tool.qualified_name for tool in tools]),
         handoff_names=tuple([handoff.name for handoff in handoffs]),
         searches=tuple([tool for tool in tools if isinstance(tool.body, ToolSearch)]),
+        **by_key,
     )
+    if made.settings.tool_choice is not None or made.searches or callable(prompt) or not isinstance(given, _TEXT):
+        return made
+    made = msgspec.structs.replace(made, system=given, prompt=prompt)
+    return msgspec.structs.replace(made, shown=_format_shown(made))
+
+
+_TEXT = (str, type(None))
 
 
 def _resolve_settings(run: LiveRun) -> ModelSettings:
@@ -203,18 +202,16 @@ def _digest_sourced(sourced: Sequence[SourcedTools], by_key: Mapping[str, Functi
     return {key: digests[tool] for key, tool in by_key.items() if tool in digests}
 
 
-def _has_obeyed(run: LiveRun, common: Definitions) -> bool:
+def _has_obeyed(run: LiveRun, view: TurnView) -> bool:
     """Tell whether the tool choice is done with: the agent at work has called the tool, or the search that it names."""
     if not run.agent.reset_tool_choice:
         return False
     if run.agent_key in run.state.tool_users:
         return True
-    return run.agent_key in run.state.found_tools and common.settings.tool_choice in [
-        tool.name for tool in common.searches
-    ]
+    return run.agent_key in run.state.found_tools and view.settings.tool_choice in [tool.name for tool in view.searches]
 
 
-def _limit_to_found(run: LiveRun, made: Definitions, model: Model) -> Definitions:
+def _limit_to_found(run: LiveRun, made: TurnView) -> TurnView:
     """Return *made* for one turn of an agent that searches for tools: without those that no search has found yet.
 
     Where the model's provider searches, its codec shows the deferred tools as such, and no search of ours.
@@ -224,7 +221,7 @@ def _limit_to_found(run: LiveRun, made: Definitions, model: Model) -> Definition
     """
     from agentloop._core.tool_search import choose_shown
 
-    if "tool_search" in model.features and all(map(_is_native_search, made.searches)):
+    if "tool_search" in made.model.features and all(map(_is_native_search, made.searches)):
         tools = tuple([tool for tool in made.tools if tool not in made.searches])
         return _show_tools(made, tools, searchable=(), offered=())
     chosen = made.settings.tool_choice
@@ -237,7 +234,7 @@ def _is_native_search(tool: FunctionTool) -> bool:
     return isinstance(tool.body, ToolSearch) and tool.body.native
 
 
-def _drop_shadowed(run: LiveRun, made: Definitions) -> list[FunctionTool]:
+def _drop_shadowed(run: LiveRun, made: TurnView) -> list[FunctionTool]:
     """Return the tools of *made* without the deferred tools that share a name with another tool or with a handoff.
 
     Raises:
@@ -263,12 +260,12 @@ def _report_collision(run: LiveRun, key: str, text: str, used: str) -> None:
 
 
 def _show_tools(
-    made: Definitions,
+    made: TurnView,
     tools: tuple[FunctionTool, ...],
     *,
     searchable: tuple[FunctionTool, ...],
     offered: tuple[FunctionTool, ...],
-) -> Definitions:
+) -> TurnView:
     by_key = {tool.lookup_key: tool for tool in tools}
     return msgspec.structs.replace(
         made,
@@ -278,7 +275,6 @@ def _show_tools(
         sourced={key: digest for key, digest in made.sourced.items() if key in by_key},
         searchable=searchable,
         offered=offered,
-        shown=b"",
     )
 
 
@@ -286,7 +282,7 @@ def _is_fixed(one: FunctionTool | Handoff) -> bool:
     return one.is_enabled is True
 
 
-def _format_shown(made: Definitions, settings: ModelSettings, prompt: Prompt | None) -> bytes:
+def _format_shown(made: TurnView) -> bytes:
     """Return the end of a JSON array, whose first members are the items and the instructions.
 
     What isn't given isn't in it, so that a request's digest stays the same when a release adds a setting.
@@ -300,10 +296,10 @@ def _format_shown(made: Definitions, settings: ModelSettings, prompt: Prompt | N
         tools,
         [[handoff.name, handoff.description, handoff.params_json_schema] for handoff in made.handoffs],
         made.output.schema if made.output is not None else None,
-        {name: value for name in _SHOWN if (value := getattr(settings, name)) is not None},
+        {name: value for name in _SHOWN if (value := getattr(made.settings, name)) is not None},
     ]
-    if made.hosted or prompt is not None:
-        shown += [made.hosted, prompt]
+    if made.hosted or made.prompt is not None:
+        shown += [made.hosted, made.prompt]
     return digestible(shown)[1:]
 
 
@@ -442,25 +438,23 @@ _ALWAYS_OPEN = vars(Model)["is_open"]
 """The protocol's own property, which a model inherits that is always open: it needn't be asked in each turn."""
 
 
-def _find_open_model(run: LiveRun) -> Model | None:
-    """Return the model of the agent at work if it is a model that is open: no call then has to be awaited."""
-    given: Any = run.settings.config.model if run.settings.config.model is not None else run.agent.model
-    # `isinstance` with a protocol is slow; a class that inherits from it is found in the MRO.
-    kind: Any = type(given)
-    if Model in kind.__mro__ and (kind.is_open is _ALWAYS_OPEN or given.is_open):
-        model: Model = given
-        return model
-    return None
+def _find_model(run: LiveRun) -> Any:
+    """Return what the model of the agent at work is given as."""
+    config = run.settings.config
+    return run.agent.model if config.model is None else config.model
 
 
 async def _open_model(run: LiveRun) -> Any:
     """Return the model of the agent at work, opened."""
-    config = run.settings.config
-    return await _resolve_model(run, run.agent, run.agent.model if config.model is None else config.model)
+    given = _find_model(run)
+    # `isinstance` with a protocol is slow; a class that inherits from it is found in the MRO.
+    if Model in type(given).__mro__ and given.is_open:
+        return given
+    return await _resolve_model(run, run.agent, given)
 
 
-def _check_features(run: LiveRun, model: Model, hosted: Sequence[HostedTool], prompt: Prompt | None) -> None:
-    """Check that *model* has what the turn needs of it.
+def _check_features(run: LiveRun, view: TurnView) -> None:
+    """Check that the model of *view* has what the turn needs of it.
 
     Raises:
         UserError: it hasn't; a model that leaves that part out of the request would answer to something else.
@@ -468,14 +462,14 @@ def _check_features(run: LiveRun, model: Model, hosted: Sequence[HostedTool], pr
     needs: dict[ModelFeature, str] = {}
     if run.state.kept_by_provider:
         needs["conversations"] = "conversations that the provider keeps (conversation=)"
-    if hosted:
-        needs["hosted_tools"] = f"hosted tools ({', '.join(sorted({tool.kind for tool in hosted}))})"
-    if prompt is not None:
-        needs["prompts"] = f"stored prompts ({prompt.id})"
-    lacking = [text for name, text in needs.items() if name not in model.features]
+    if view.hosted:
+        needs["hosted_tools"] = f"hosted tools ({', '.join(sorted({tool.kind for tool in view.hosted}))})"
+    if view.prompt is not None:
+        needs["prompts"] = f"stored prompts ({view.prompt.id})"
+    lacking = [text for name, text in needs.items() if name not in view.model.features]
     if lacking:
         raise UserError(
-            f"agent {run.agent.name!r}: its model {model!r} doesn't know {', '.join(lacking)}. A model says what "
+            f"agent {run.agent.name!r}: its model {view.model!r} doesn't know {', '.join(lacking)}. A model says what "
             "it knows in Model.features"
         )
 

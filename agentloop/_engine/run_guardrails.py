@@ -162,7 +162,7 @@ async def guard_model_call(run: LiveRun, call_model: Callable[[], Awaitable[None
     passed = 0
     settled = anyio.Event()
     if watching:
-        run.turn.guards_settled = settled
+        run.guards_settled = settled
 
     async def guard(judge: Callable[[], Awaitable[None]]) -> None:
         nonlocal passed

@@ -63,13 +63,12 @@ def view_of(*tools: FunctionTool, output: Any = None, **fields: Any) -> TurnView
     """Return a turn's view of an agent with these tools."""
     agent: Agent[Any, Any] = Agent("guide", tools=list(tools), **fields)
     return TurnView(
-        agent=agent,
-        system=None,
+        agent=agent.name,
         tools=tuple(tools),
         by_key={tool.lookup_key: tool for tool in tools},
         settings=ModelSettings(),
         output=output,
-        model=None,
+        tool_use_behavior=agent.tool_use_behavior,
     )
 
 

@@ -142,13 +142,11 @@ def _view(agent: str) -> TurnView:
     found = next(one for one in _agents() if one.name == agent)
     tools: Sequence[FunctionTool] = found.tools
     return TurnView(
-        agent=found,
-        system=None,
+        agent=found.name,
         tools=tuple(tools),
         by_key={one.lookup_key: one for one in tools},
         settings=ModelSettings(),
         handoffs=tuple(target_of(entry) for entry in found.handoffs),
-        model=None,
     )
 
 

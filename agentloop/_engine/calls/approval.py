@@ -230,7 +230,7 @@ class _Decision(msgspec.Struct, eq=False):
 
     def _key(self) -> tuple[str, str, str | None]:
         """Return what a verdict holds for: the agent, its tool, and for a tool of a source the definition."""
-        view, key = self.run.turn.view, self.tool.lookup_key
+        view, key = self.run.view, self.tool.lookup_key
         return self.run.agent_key, key, None if view is None else view.sourced.get(key)
 
     def _digest(self) -> str:

@@ -77,7 +77,7 @@ async def check_enabled(live: LiveCall) -> end.Ending | None:
 
 def _is_exposed(live: LiveCall) -> bool:
     """Tell whether the turn still has the tool."""
-    view, call = live.run.turn.view, live.call
+    view, call = live.run.view, live.call
     return view is None or find_tool(view.by_key, call.name, call.namespace) is live.tool
 
 

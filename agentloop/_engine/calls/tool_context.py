@@ -85,7 +85,7 @@ class ToolContextServices(Value, frozen=True, eq=False):
         """Return the names and descriptions of the turn's deferred tools that fit *query* best, at most *limit*."""
         from agentloop._core.tool_search import rank  # few agents search
 
-        view = self.live.run.turn.view
+        view = self.live.run.view
         found = rank(query, () if view is None else view.searchable, limit)
         return [{"name": tool.qualified_name, "description": tool.description} for tool in found]
 

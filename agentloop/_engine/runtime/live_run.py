@@ -337,15 +337,6 @@ class _NotCancelled:
 _NOT_CANCELLED: Any = _NotCancelled()
 
 
-class Turn(msgspec.Struct, eq=False):
-    """The parts of the turn under way that are not in the log. Owned by the run's task."""
-
-    view: TurnView | None = None
-    """The turn's definitions; None until they are prepared, and after a handoff."""
-    guards_settled: anyio.Event | None = None
-    """Set once all input guardrails beside the first model call have passed; None where there are none."""
-
-
 class LiveRun(msgspec.Struct, eq=False, kw_only=True):
     """One run at one node of the tree of runs. Owned and mutated by the task that drives it, and by its calls' tasks.
 
@@ -359,7 +350,10 @@ class LiveRun(msgspec.Struct, eq=False, kw_only=True):
     context: RunContext[Any]
     resources: Resources
     parent: LiveRun | None = None
-    turn: Turn = msgspec.field(default_factory=Turn)
+    view: TurnView | None = None
+    """The definitions of the turn under way; None until they are prepared, and after a handoff."""
+    guards_settled: anyio.Event | None = None
+    """Set once all input guardrails beside the first model call have passed; None where there are none."""
     limit_scope: anyio.CancelScope | None = None
     """The scope that ends the run at its deadline, or when its journal fails; None where it has neither."""
     scope: anyio.CancelScope | None = None
@@ -421,9 +415,8 @@ class LiveRun(msgspec.Struct, eq=False, kw_only=True):
 
     @property
     def conversation(self) -> Sequence[Item]:
-        """The items that were shown to the model, and its response, which follows them in the history."""
-        shown, response = self.turn.view.input if self.turn.view is not None else (), self.state.response or ()
-        return HistoryView(self.state.history, len(shown) + len(response))
+        """The items that were shown to the model, and its response, for calls of the batch: outputs come after it."""
+        return HistoryView(self.state.history)
 
     def here(self) -> tuple[tuple[str, ...], int, float]:
         """Return the first fields of every record: path, turn and wall-clock time."""
