@@ -255,8 +255,11 @@ class LeasedJournal(Journal, Protocol):
 class Effects(Protocol):
     """The one door of a run's side effects: every effect is a value that passes `perform`."""
 
-    async def perform(self, effect: Effect) -> Any:
-        """Perform *effect* and return its result, or return its earlier result. Errors of the effect propagate."""
+    def perform(self, effect: Effect) -> Awaitable[Any]:
+        """Perform *effect* and return its result, or return its earlier result. Errors of the effect propagate.
+
+        Write it as an `async def`. It is awaited at once.
+        """
         ...
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Protocol, TypeVar
 
 import attrs
 
@@ -99,6 +99,18 @@ class RunData(ReprByFields):
         }
 
 
+class RunSource(Protocol):
+    """The run that a result is of, as far as the result knows it."""
+
+    def collect(self) -> Mapping[str, Any]:
+        """Return the fields that most callers don't read, by name."""
+        ...
+
+    def to_state(self) -> RunState:
+        """Return the run as a state."""
+        ...
+
+
 @attrs.frozen(kw_only=True, eq=False, repr=False)
 class RunResult(RunData, Generic[OutputT]):
     """The result of one run segment (start or resume).
@@ -123,28 +135,26 @@ class RunResult(RunData, Generic[OutputT]):
     stop_reason: str | None = None
     last_response_id: str | None = None
     interruptions: tuple[ApprovalRequest, ...] = ()
-    _state: Callable[[], RunState] | None = attrs.field(default=None, alias="state", repr=False)
     _history: tuple[Item, ...] = attrs.field(default=(), alias="history", repr=False)
-    _rest: Callable[[], Mapping[str, Any]] | None = attrs.field(default=None, init=False, repr=False)
-    """The function that makes the fields that have no value yet; None once all have one."""
+    _source: RunSource | None = attrs.field(default=None, init=False, repr=False)
+    """The maker of the fields that have no value yet; None for a result that no run has made."""
 
     @classmethod
-    def _of(cls, rest: Callable[[], Mapping[str, Any]], **fields: Any) -> RunResult[Any]:
-        """Return a result with *fields*, and with those that *rest* makes at the first use of one of them.
+    def _of(cls, **fields: Any) -> RunResult[Any]:
+        """Return a result with *fields*; its `_source` makes the others at the first use of one of them.
 
         Most callers read the final output only, and making the others is a tenth of a run of one turn.
         """
         result: RunResult[Any] = cls.__new__(cls)
         for name, value in fields.items():
-            object.__setattr__(result, name, value)
-        object.__setattr__(result, "_rest", rest)
+            _SET[name](result, value)
         return result
 
     if not TYPE_CHECKING:  # else every name would be an attribute to a type checker
 
         def __getattr__(self, name: str) -> Any:
             """Return the field *name*, which has no value yet."""
-            if name == "_rest" or name.startswith("__") or self._rest is None:
+            if name not in _SET or name == "_source":
                 hint = f"; use {_USUAL_ELSEWHERE[name]}" if name in _USUAL_ELSEWHERE else ""
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
             self._complete()
@@ -152,9 +162,8 @@ class RunResult(RunData, Generic[OutputT]):
 
     def _complete(self) -> None:
         """Make the fields that have no value yet."""
-        for name, value in (self._rest() if self._rest is not None else {}).items():
-            object.__setattr__(self, name, value)
-        object.__setattr__(self, "_rest", None)
+        for name, value in self._source.collect().items() if self._source is not None else ():
+            _SET[name](self, value)
 
     def __repr__(self) -> str:
         return make_masked_repr(self, {"final_output": repr(MASK)} if self._is_secret else {})
@@ -176,9 +185,9 @@ class RunResult(RunData, Generic[OutputT]):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RunResult[OutputT]:
         copied: RunResult[OutputT] = type(self).__new__(type(self))
-        self._complete()
-        for field in attrs.fields(type(self)):
-            object.__setattr__(copied, field.name, copy.deepcopy(getattr(self, field.name), memo))
+        for name, put in _SET.items():
+            value = getattr(self, name)
+            put(copied, value if name == "_source" else copy.deepcopy(value, memo))
         return copied
 
     def _repr_html_(self) -> str:
@@ -265,12 +274,18 @@ class RunResult(RunData, Generic[OutputT]):
             result = Runner.run_sync(Agent("a", model=ScriptedModel([say("hi")])), "go")
             print(result.to_state().status)  # completed
         """
-        if self._state is None:
+        if self._source is None:
             raise UserError("to_state: no run made this result, so it has no state")
-        return self._state()
+        return self._source.to_state()
 
     def to_input_list(self, mode: Literal["model", "all"] = "model") -> list[Item]:
         """Return the input for another run: the items the model would be shown next, or all items (`"all"`)."""
         if mode == "model":
             return list(self._history)
         return [*self.input, *self.new_items]
+
+
+_SET: dict[str, Callable[[RunResult[Any], Any], None]] = {
+    field.name: getattr(RunResult, field.name).__set__ for field in attrs.fields(RunResult)
+}
+"""By field: the function that sets it in a new result. `object.__setattr__` takes four times as long."""

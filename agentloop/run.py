@@ -11,8 +11,7 @@ import os
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from contextvars import ContextVar
-from types import EllipsisType
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeAlias, TypedDict, TypeGuard, Unpack, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypedDict, TypeGuard, Unpack, cast
 from weakref import WeakSet
 
 import anyio
@@ -414,8 +413,8 @@ def _stream(
     plain: bool = False,
 ) -> RunStream[Any]:
     """Check *options*, the application's `RunOptions`, and return the stream of a run that has not begun."""
-    hooks, max_turns, session, journal, config, handlers, kept = _check_options(agent, options)
-    context = options.get("context")
+    config, kept = _check_options(agent, options)
+    context, journal = options.get("context"), options.get("journal")
     if not isinstance(given, str) and _is_state(given):  # most inputs are texts: then the class isn't needed
         from agentloop._engine.resume import resume_from
 
@@ -429,7 +428,7 @@ def _stream(
             from agentloop._storage.incoming import check_items  # at the first run
 
             items = check_items("input", items)
-    if session is not None and start.fold.kept_by_provider:
+    if start.fold.kept_by_provider and options.get("session") is not None:
         raise UserError(_TWO_HISTORIES)
 
     open_journal: Callable[[LiveRun], Awaitable[None]] | None = None
@@ -439,35 +438,23 @@ def _stream(
         open_journal = journal_opener(journal, start)
     segment = RunSegment(
         items,
-        usual_turns if max_turns is ... else max_turns,
+        options.get("max_turns", usual_turns),
         config.timeout,
         kept,
         start.changed,
-        None if not config.instruments else _trace_opener(config),
+        _trace_opener(config) if config.instruments else None,
         open_journal,
     )
-
-    live = _make_run(agent, start, context, config, hooks, handlers, session)
-    return RunStream(live, segment, subscribe=subscribe, plain=plain)
-
-
-class _CheckedOptions(NamedTuple):
-    """`RunOptions` that fit, without the context; `kept` is the conversation that the provider keeps, or None."""
-
-    hooks: RunHooks | None
-    max_turns: int | EllipsisType | None
-    session: Session | None
-    journal: Journal | None
-    config: RunConfig
-    handlers: Mapping[str, ErrorHandler]
-    kept: Conversation | None
+    return RunStream(_make_run(agent, start, context, config, options), segment, subscribe=subscribe, plain=plain)
 
 
 _TWO_HISTORIES = "a session and a conversation that the provider keeps can't be used together: choose one"
 
 
-def _check_options(agent: object, options: Mapping[str, Any]) -> _CheckedOptions:
-    """Return *options*, the application's `RunOptions`, if they and *agent* fit.
+def _check_options(agent: object, options: Mapping[str, Any]) -> tuple[RunConfig, Conversation | None]:
+    """Check that *options*, the application's `RunOptions`, and *agent* fit.
+
+    Return the configuration, and the conversation that the provider keeps, if it does.
 
     Raises:
         UserError: one doesn't.
@@ -478,20 +465,19 @@ def _check_options(agent: object, options: Mapping[str, Any]) -> _CheckedOptions
     if hooks is not None and not isinstance(hooks, RunHooks):
         hint = " (those are an agent's: give them to Agent.hooks)" if isinstance(hooks, AgentHooks) else ""
         raise UserTypeError(f"hooks: expected RunHooks, got {hooks!r}{hint}")
-    max_turns: int | EllipsisType | None = options.get("max_turns", ...)
-    if max_turns is not ... and max_turns is not None:
-        check_count("max_turns", max_turns)
+    check_count("max_turns", options.get("max_turns"))
     session, journal = options.get("session"), options.get("journal")
     if session is not None and not isinstance(session, Session):
         raise UserTypeError(f"session: expected a Session, got {session!r}{_example('SQLiteSession', session)}")
     if journal is not None and not isinstance(journal, Journal):
         raise UserTypeError(f"journal: expected a Journal, got {journal!r}{_example('FileJournal', journal)}")
     config = _USUAL if options.get("run_config") is None else check_run_config(options["run_config"])
-    handlers = NO_DICT if options.get("error_handlers") is None else _check_handlers(options["error_handlers"])
+    if options.get("error_handlers") is not None:
+        _check_handlers(options["error_handlers"])
     kept = None if _OF_SERVER.isdisjoint(options) else _read_kept(options)
     if session is not None and kept is not None:
         raise UserError(_TWO_HISTORIES)
-    return _CheckedOptions(hooks, max_turns, session, journal, config, handlers, kept)
+    return config, kept
 
 
 def _example(name: str, given: object) -> str:
@@ -543,15 +529,14 @@ def _restore_result(agent: Agent[Any, Any], state: RunState, options: Mapping[st
     """
     from agentloop._engine.resume import check_kept
 
-    checked = _check_options(agent, options)
-    if checked.kept is not None:
-        check_kept(state._fold, checked.kept)
-    if checked.session is not None and state._fold.kept_by_provider:
+    config, kept = _check_options(agent, options)
+    if kept is not None:
+        check_kept(state._fold, kept)
+    if state._fold.kept_by_provider and options.get("session") is not None:
         raise UserError(_TWO_HISTORIES)
-    context, config = options.get("context"), checked.config
-    graph = AgentGraph(agent)
+    context, graph = options.get("context"), AgentGraph(agent)
     start = StartingPoint(state._fold, graph.get(state._fold.agent), graph, (), state)
-    run = _make_run(agent, start, state.context if context is None else context, config, None, {}, None)
+    run = _make_run(agent, start, state.context if context is None else context, config, {})
     return result_of(run, from_records=True)
 
 
@@ -575,40 +560,32 @@ def _read_kept(options: Mapping[str, Any]) -> Conversation | None:
     return Conversation(**parts) if parts else cast("Conversation | None", given)
 
 
-def _check_handlers(handlers: Mapping[str, ErrorHandler]) -> Mapping[str, ErrorHandler]:
+def _check_handlers(handlers: Mapping[str, ErrorHandler]) -> None:
     check("error_handlers", NAMES.needs("expected a mapping of callables by name", is_a(Mapping)), handlers)
     for name, handler in handlers.items():
         if name not in HANDLERS:
             raise UserValueError(f"error_handlers: no {name!r}; there are {', '.join(HANDLERS)}")
         if not callable(handler):
             raise UserTypeError(f"error_handlers[{name!r}]: expected a callable, got {handler!r}")
-    return dict(handlers)
 
 
 def _make_run(
-    root: Agent[Any, Any],
-    start: StartingPoint,
-    context: object,
-    config: RunConfig,
-    hooks: RunHooks | None,
-    handlers: Mapping[str, ErrorHandler],
-    session: Session | None,
+    root: Agent[Any, Any], start: StartingPoint, context: object, config: RunConfig, options: Mapping[str, Any]
 ) -> LiveRun:
-    runtime = current_runtime()
-    effects = config.effects or _LIVE
-    expect = None if effects is _LIVE or not isinstance(effects, ReplayingEffects) else effects.expect
-    log = Log(start.fold, tuple(config.instruments), expect)
-    if effects is not _LIVE and isinstance(effects, TimedEffects):
-        log.wall = effects.wall
-    begun = start.fold.started
-    resources = Resources()
+    """Return the run of *options*, which are checked, from *start* on."""
+    runtime, session, handlers = _open_runtime.get(), options.get("session"), options.get("error_handlers")
+    effects, approvals, log = config.effects or _LIVE, None, Log(start.fold, tuple(config.instruments))
+    if effects is not _LIVE:  # they may know more than the live ones
+        log.expect = effects.expect if isinstance(effects, ReplayingEffects) else None
+        log.wall = effects.wall if isinstance(effects, TimedEffects) else log.wall
+        approvals = effects if isinstance(effects, ApprovalEffects) else None
+    begun, resources, graph = start.fold.started, Resources(), start.graph or AgentGraph(root)
     shared_resources = runtime.resources if runtime else resources
     run_context: RunContext[Any] = RunContext(
         context=context,
         run_id=begun.run_id if begun is not None else "",
         _run=RunServicesView(start.fold.path, start.fold, shared_resources),
     )
-    graph = start.graph or AgentGraph(root)
     if config.limits is not None:
         check_priced(config, config.limits, graph.agents())
     batch = _batch_budget.get()
@@ -619,23 +596,18 @@ def _make_run(
     tree = RunTree(
         log=log,
         effects=effects,
-        approvals=None if effects is _LIVE or not isinstance(effects, ApprovalEffects) else effects,
+        approvals=approvals,
         graph=graph,
         resources=resources,
         shared_resources=shared_resources,
         resolve_model=resolve_model,
         nest=_run_nested,
-        children=NO_DICT,
-        open_requests=NO_DICT,
-        acted_on=NO_DICT,
-        warned=NO_DICT,
-        sourced=NO_DICT,
     )
     settings = RunSettings(
         config=config,
         around=runtime or tree,
-        hooks=hooks,
-        error_handlers=handlers,
+        hooks=options.get("hooks"),
+        error_handlers=dict(handlers) if handlers else NO_DICT,
         session=_follow_session(session, start.fold) if session is not None else None,
         budget=Budget.for_run(
             config.limits, start.fold.records, None if batch is None else batch.ledger, priced=config.is_priced
@@ -643,12 +615,7 @@ def _make_run(
         stop_when=_read_condition(config.stop_when) if config.stop_when is not None else None,
     )
     return LiveRun(
-        tree=tree,
-        settings=settings,
-        state=start.fold,
-        agent=start.agent,
-        context=run_context,
-        resources=resources,
+        tree=tree, settings=settings, state=start.fold, agent=start.agent, context=run_context, resources=resources
     )
 
 

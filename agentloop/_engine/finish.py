@@ -11,7 +11,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
-import msgspec
 
 from agentloop._common.error_text import error_summary, is_fatal
 from agentloop._common.values import Value
@@ -102,61 +101,56 @@ def _drop_messages(items: tuple[Item, ...]) -> tuple[Item, ...]:
     return valid_history(kept)
 
 
-class SegmentEnd(msgspec.Struct, eq=False):
-    """The end of one run segment, as the steps of `finish_segment` make it. Owned and mutated by them.
-
-    Attributes:
-        given: How the loop has ended.
-        turn_ended_at: The wall-clock time of that, where no record says so: a turn with calls has one.
-        errors: What the steps before `RunEnded` have failed with, in this order.
-        others: Summaries of the errors that aren't raised.
-        failed: The error to raise. Known once `RunEnded` is appended, and replaced by a graver one of a later step.
-        over: True if no other run segment may follow.
-    """
-
-    given: FinishedRun
-    turn_ended_at: float | None
-    errors: tuple[BaseException, ...] = ()
-    others: tuple[str, ...] = ()
-    failed: BaseException | None = None
-    over: bool = False
-
-    @property
-    def ended(self) -> FinishedRun:
-        """The end so far: as the loop has ended, or failed by the first error of a step."""
-        if self.errors and self.given.error is None:
-            return FinishedRun("failed", error=self.errors[0])
-        return self.given
-
-    async def attempt(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Do *work* and keep its error, so that the other steps of the end are done in any case."""
-        error = (await capture(work, outlast=True)).error
-        if error is not None:
-            self.errors += (error,)
-
-    def fail(self, other: BaseException | None) -> None:
-        """Note the failure of a step after `RunEnded`: it is raised if it is the first, or the only fatal one."""
-        if other is not None:
-            self.failed = _choose_graver(self.failed, other)
-
-
-async def finish_segment(run: LiveRun, ended: FinishedRun) -> BaseException | None:
+async def finish_segment(run: LiveRun, given: FinishedRun) -> BaseException | None:
     """Save the session, close resources, call `on_run_end`, append `RunEnded`. Returns the error to raise, or None.
 
-    The first failure is returned, with the others as notes; if the run ends by a cancellation, the record's details
-    keep them. A BaseException that isn't an Exception outranks both.
+    *given* is how the loop has ended. The first failure is returned, with the others as notes; if the run ends by a
+    cancellation, the record's details keep them. A BaseException that isn't an Exception outranks both.
 
     Cancellation: the steps are shielded, up to the cleanup deadline; the journal's writer has its own deadlines.
     """
-    end = SegmentEnd(ended, run.tree.log.wall() if run.state.turn and not run.state.batch else None)
-    _bound_cleanup(run, ended)
-    for step in _STEPS:
-        if (work := step(run, end)) is not None:
-            await work
-    if end.failed is not None:
-        for other in end.others:
-            end.failed.add_note(f"also failed: {other}")
-    return end.failed
+    turn_ended_at = run.tree.log.wall() if run.state.turn and not run.state.batch else None  # else a record says so
+    errors: list[BaseException] = []
+    _bound_cleanup(run, given)
+    if run.settings.session is not None and given.status != "completed":  # else the turn's end has saved it
+        errors += await _attempt(partial(_save_rest, run, run.settings.session, given.error))
+    run.resources.closed = True
+    if run.resources.held:
+        errors += await run.resources.close(run.cleanup, run.cut)
+    if run.find_hooks("run_end"):
+        errors += await _attempt(partial(_call_end_hooks, run, _end_so_far(given, errors)))
+    ended, others = _choose_end(run, given, errors)
+    failed = ended.error if ended.status == "failed" else None
+    if run.has_begun:
+        run.tree.log.append(_make_record(run, ended, failed, others, turn_ended_at))
+    run.stopped_by = None  # its traceback holds frames that hold the run
+    if run.parent is None:
+        failed = await _close_tree(run, failed, errors)
+    if failed is not None:
+        for other in others:
+            failed.add_note(f"also failed: {other}")
+    return failed
+
+
+def _make_record(
+    run: LiveRun, ended: FinishedRun, failed: BaseException | None, others: list[str], turn_ended_at: float | None
+) -> RunEnded:
+    return RunEnded(
+        *run.here(),
+        ended.status,
+        final_output=ended.output,
+        stop_reason=ended.stop_reason,
+        error=None if failed is None else error_summary(failed),
+        details={"also_failed": others} if others else None,
+        resumable=ended.status != "completed" and _is_resumable(run, ended.status, failed),
+        turn_ended_at=turn_ended_at,
+    )
+
+
+async def _attempt(work: Callable[[], Awaitable[None]]) -> list[BaseException]:
+    """Do *work* and return its error, if any, so that the other steps of the end are done in any case."""
+    error = (await capture(work, outlast=True)).error
+    return [] if error is None else [error]
 
 
 def _bound_cleanup(run: LiveRun, ended: FinishedRun) -> None:
@@ -173,125 +167,59 @@ def _bound_cleanup(run: LiveRun, ended: FinishedRun) -> None:
         host.host(type(journal).run, journal, "agentloop journal")
 
 
-# Each step returns what has to be awaited for it; None if it has nothing to do, as most have in most runs.
-
-
-def _save_session(run: LiveRun, end: SegmentEnd) -> Awaitable[None] | None:
-    """Write the items that the session lacks, unless the turn's end has done so."""
-    if end.given.status == "completed" or run.settings.session is None:
-        return None
-    return end.attempt(partial(_save_rest, run, run.settings.session, end.given.error))
-
-
-def _close_resources(run: LiveRun, end: SegmentEnd) -> Awaitable[None] | None:
-    run.resources.closed = True
-    if not run.resources.held:
-        return None
-
-    async def close() -> None:
-        end.errors += tuple(await run.resources.close(run.cleanup, run.cut))
-
-    return close()
-
-
-def _call_end_hooks(run: LiveRun, end: SegmentEnd) -> Awaitable[None] | None:
-    if not run.find_hooks("run_end"):
-        return None
-    ended = end.ended
+async def _call_end_hooks(run: LiveRun, ended: FinishedRun) -> None:
     error = None if ended.status == "cancelled" else ended.error
     outcome = RunOutcome(status=ended.status, final_output=ended.output, error=error)
-
-    async def call() -> None:
-        with run.cleanup.section(on_cut=lambda: run.cut("on_run_end")):
-            await run.call_hooks("run_end", outcome)
-
-    return end.attempt(call)
+    with run.cleanup.section(on_cut=lambda: run.cut("on_run_end")):
+        await run.call_hooks("run_end", outcome)
 
 
-def _choose_end(run: LiveRun, end: SegmentEnd) -> FinishedRun:
-    """Return how the segment ends, with all errors known; note which one is to be raised."""
+def _end_so_far(given: FinishedRun, errors: list[BaseException]) -> FinishedRun:
+    """Return the end as the loop has ended, or failed by the first of *errors*, which are those of steps."""
+    return FinishedRun("failed", error=errors[0]) if errors and given.error is None else given
+
+
+def _choose_end(run: LiveRun, given: FinishedRun, errors: list[BaseException]) -> tuple[FinishedRun, list[str]]:
+    """Return how the segment ends, with all *errors* known, and summaries of the errors that aren't raised."""
     if run.parent is None and (broken := run.tree.log.instrument_error) is not None:
-        end.errors += (broken,)
-    ended = _prefer_fatal(end) if end.errors else end.given
-    end.failed = ended.error if ended.status == "failed" else None
-    for error in end.errors if end.failed is None else (*end.errors, end.failed):
+        errors.append(broken)
+    ended = _prefer_fatal(_end_so_far(given, errors), errors)
+    failed = ended.error if ended.status == "failed" else None
+    for error in errors if failed is None else (*errors, failed):
         run.redact_error(error)
-    end.others = tuple([error_summary(error) for error in end.errors if error is not end.failed])
-    return ended
+    return ended, [error_summary(error) for error in errors if error is not failed]
 
 
-def _append_end(run: LiveRun, end: SegmentEnd) -> None:
-    """Append `RunEnded`, if the segment has begun."""
-    ended, failed = _choose_end(run, end), end.failed
-    if run.has_begun:
-        record = RunEnded(
-            *run.here(),
-            ended.status,
-            final_output=ended.output if failed is None else None,
-            stop_reason=ended.stop_reason,
-            error=None if failed is None else error_summary(failed),
-            details={"also_failed": list(end.others)} if end.others else None,
-            resumable=ended.status != "completed" and _is_resumable(run, ended.status, failed),
-            turn_ended_at=end.turn_ended_at,
-        )
-        run.tree.log.append(record)
-        end.over = run.state.ended is not None and not run.state.ended.resumable
-    run.stopped_by = None  # its traceback holds frames that hold the run
-
-
-def _write_journal(run: LiveRun, end: SegmentEnd) -> Awaitable[None] | None:
-    """Wait until the whole log is durable."""
-    journal = run.tree.log.journal
-    if journal is None or run.parent is not None:
-        return None
-
-    async def write() -> None:
-        with anyio.CancelScope(shield=True):  # the writer has its own deadlines
-            end.fail((await capture(partial(wait_out_cancellations, journal.durable))).error)
-
-    return write()
-
-
-def _leave_sandbox(run: LiveRun, end: SegmentEnd) -> Awaitable[None] | None:
-    """Give the sandbox back. Its storage goes once the record of the end is durable, and stays if that isn't known."""
-    sandbox, journal = run.sandbox, run.tree.log.journal
-    if sandbox is None:
-        return None
-    from agentloop._engine.sandbox import leave_sandbox
-
-    async def leave() -> None:
-        durable = journal is None or journal.error is None
-        end.fail(await leave_sandbox(run, sandbox, over=end.over and durable))
-
-    return leave()
-
-
-def _raise_late_error(run: LiveRun, end: SegmentEnd) -> None:
-    """Raise the error of an instrument that has broken at the last record."""
-    late = run.tree.log.instrument_error if run.parent is None else None
-    if late is not None and not any(error is late for error in end.errors):
-        end.fail(late)
-
-
-_STEPS: tuple[Callable[[LiveRun, SegmentEnd], Awaitable[None] | None], ...] = (
-    *(_save_session, _close_resources, _call_end_hooks, _append_end),
-    *(_write_journal, _leave_sandbox, _raise_late_error),
-)
-
-
-def _prefer_fatal(end: SegmentEnd) -> FinishedRun:
-    """Return how the segment has ended, or a failure by the first fatal error, if the run has no such error.
-
-    The error that it replaces joins the others.
-    """
-    ended = end.ended
-    fatal = next(filter(is_fatal, end.errors), None)
+def _prefer_fatal(ended: FinishedRun, errors: list[BaseException]) -> FinishedRun:
+    """Return *ended*, or a failure by the first fatal one of *errors*; the error that it replaces joins them."""
+    fatal = next(filter(is_fatal, errors), None)
     failed = ended.error if ended.status == "failed" else None
     if fatal is None or (failed is not None and is_fatal(failed)):
         return ended
-    if failed is not None and not any(error is failed for error in end.errors):
-        end.errors += (failed,)
+    if failed is not None and not any(error is failed for error in errors):
+        errors.append(failed)
     return FinishedRun("failed", error=fatal)
+
+
+async def _close_tree(run: LiveRun, failed: BaseException | None, errors: list[BaseException]) -> BaseException | None:
+    """Do what follows the last record of the outermost run; return the error to raise, *failed* or a graver one.
+
+    Wait until the whole log is durable, then give the sandbox back. Its storage goes once the record of the end is
+    durable, and stays if that isn't known. An instrument may have broken at the last record.
+    """
+    log = run.tree.log
+    if log.journal is not None:
+        with anyio.CancelScope(shield=True):  # the writer has its own deadlines
+            failed = _choose_graver(failed, (await capture(partial(wait_out_cancellations, log.journal.durable))).error)
+    if run.sandbox is not None:
+        from agentloop._engine.sandbox import leave_sandbox
+
+        over = run.has_begun and run.state.ended is not None and not run.state.ended.resumable
+        durable = log.journal is None or log.journal.error is None
+        failed = _choose_graver(failed, await leave_sandbox(run, run.sandbox, over=over and durable))
+    if not any(error is log.instrument_error for error in errors):
+        failed = _choose_graver(failed, log.instrument_error)
+    return failed
 
 
 def _is_resumable(run: LiveRun, status: RunStatus, failed: BaseException | None) -> bool:
@@ -301,10 +229,10 @@ def _is_resumable(run: LiveRun, status: RunStatus, failed: BaseException | None)
     return status in GOES_ON or (failed is not None and failed is run.stopped_by)
 
 
-def _choose_graver(failed: BaseException | None, other: BaseException) -> BaseException:
+def _choose_graver(failed: BaseException | None, other: BaseException | None) -> BaseException | None:
     """Return the one of two failures to raise: the first, unless only the *other* isn't an Exception."""
-    if failed is None or failed is other:
-        return other
+    if failed is None or other is None or failed is other:
+        return failed if other is None else other
     if is_fatal(other) and not is_fatal(failed):
         failed, other = other, failed
     failed.add_note(f"also failed: {error_summary(other)}")

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from agentloop import events as ev
+from agentloop._common.values import Value
 from agentloop._core.history import valid_history
 from agentloop._core.run_fold import RunFold
 from agentloop._engine.runtime.live_run import LiveRun
+from agentloop.agents import Agent
 from agentloop.exceptions import AgentLoopError, UserTypeError
 from agentloop.records import RunEnded
 from agentloop.results import RunData, RunResult
 
 if TYPE_CHECKING:
+    from cattrs import BaseConverter
+
     from agentloop.state import RunState
 
 
@@ -71,6 +76,33 @@ def run_data_of(run: LiveRun) -> RunData:
     )
 
 
+class _Source(Value, frozen=True, eq=False):
+    """What the fields of a result are made of: the run's data and not the run, which a stored result would keep."""
+
+    root: Agent[Any, Any]
+    state: RunFold
+    tree: RunFold
+    context: Any
+    converter: BaseConverter | None
+    judged: Mapping[str, Any]
+
+    def collect(self) -> dict[str, Any]:
+        """Return the fields that most callers don't read, by name."""
+        return {
+            **_collect_fields(self.state, self.tree),
+            **self.judged,
+            "last_response_id": self.state.last_response_id,
+            "interruptions": tuple(self.state.interruptions()),
+            "_history": valid_history(self.state.history),
+        }
+
+    def to_state(self) -> RunState:
+        """Return the run, with all that is nested in it or around it, as a state."""
+        from agentloop.state import RunState
+
+        return RunState._of(self.root, self.tree, self.context, self.converter)
+
+
 def result_of(run: LiveRun, *, from_records: bool = False) -> RunResult[Any]:
     """Return the result of *run*, which has ended without an error.
 
@@ -80,33 +112,15 @@ def result_of(run: LiveRun, *, from_records: bool = False) -> RunResult[Any]:
         from_records: True if the end of *run* was read from a stored log, which has the plain form of its final output.
     """
     end = (run.state.ended if run.has_begun or from_records else None) or _CANCELLED
-    # Taken out first, so that a stored result holds the run's data and not the run.
-    agent, state, tree, context = run.tree.graph.root, run.state, run.tree.log.state, run.context.context
-    converter = run.settings.config.converter
-    judged = _collect_guardrail_results(run) if run.state.guardrails else _NO_GUARDRAIL_RESULTS
-
-    def make_rest() -> dict[str, Any]:
-        return {
-            **_collect_fields(state, tree),
-            **judged,
-            "last_response_id": state.last_response_id,
-            "interruptions": tuple(state.interruptions()),
-            "_history": valid_history(state.history),
-        }
-
-    def to_state() -> RunState:
-        from agentloop.state import RunState
-
-        return RunState._of(agent, tree, context, converter)
-
+    state, tree, context = run.state, run.tree, run.context.context
+    judged = _collect_guardrail_results(run) if state.guardrails else _NO_GUARDRAIL_RESULTS
     result = RunResult._of(
-        make_rest,
         final_output=_read_stored_output(run, end.final_output) if from_records else end.final_output,
         status=end.status,
         stop_reason=end.stop_reason,
         last_agent=run.agent,
         context=context,
-        _state=to_state,
+        _source=_Source(tree.graph.root, state, tree.log.state, context, run.settings.config.converter, judged),
     )
     if run.parent is not None:
         result._complete()  # the tree's usage is to be that of this moment

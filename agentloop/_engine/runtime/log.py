@@ -50,14 +50,10 @@ class Log:
 
     __slots__ = tuple(__annotations__)
 
-    def __init__(
-        self,
-        state: RunFold,
-        instruments: tuple[Instrument, ...],
-        expect: Callable[[Record], Record | None] | None = None,
-    ) -> None:
-        self.state, self.wall, self.expect, self._instruments = state, time.time, expect, instruments
-        self.events = self.spans = self.journal = self.instrument_error = self.on_instrument_error = None
+    def __init__(self, state: RunFold, instruments: tuple[Instrument, ...]) -> None:
+        self.state, self.wall, self._instruments = state, time.time, instruments
+        self.expect = self.events = self.spans = self.journal = None
+        self.instrument_error = self.on_instrument_error = None
         self.listeners = self._warned = self._followers = ()
 
     def append(self, record: Record) -> None:
