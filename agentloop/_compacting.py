@@ -18,13 +18,11 @@ from functools import partial
 from typing import TypeAlias
 
 import attrs
-import msgspec
 
 from agentloop import effects as e
 from agentloop._common.error_text import error_summary
 from agentloop._common.values import Value
 from agentloop._core.context_size import context_due, count_context, find_window, make_context_view
-from agentloop._core.history import HistoryView
 from agentloop._core.turn_view import TurnView
 from agentloop._engine.runtime.callbacks import call_user
 from agentloop._engine.runtime.live_run import LiveRun, RunServicesView, RunSettings
@@ -108,7 +106,6 @@ async def keep_in_window(
             steps=made.steps,
         )
     )
-    view = run.turn.view = msgspec.structs.replace(view, input=HistoryView(run.state.history))
     return view
 
 
@@ -226,14 +223,13 @@ async def _summarize(run: LiveRun, nested: LiveRun, view: TurnView, step: Summar
         log.append(RunStarted(state.path, 0, log.wall(), nested.context.run_id, run.agent_key, (asked,), 1))
     else:
         log.append(RunResumed(*nested.here(), run.agent_key, 1))
-    own = nested.turn.view = TurnView(
-        agent=nested.agent,
+    own = nested.view = TurnView(
+        agent=nested.agent.name,
         tools=(),
         by_key={},
         system=step.instructions,
         settings=_choose_settings(view, step),
         model=model,
-        input=HistoryView(state.history),
         shown=b"]",
     )
     try:

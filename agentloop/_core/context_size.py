@@ -60,7 +60,7 @@ def find_window(view: TurnView, policy: ContextPolicy) -> int:
     window: int | None = policy.window or view.model.info.context_window
     if window is None:
         raise UserError(
-            f"agent {view.agent.name!r} has a ContextPolicy, but how much the window of {view.model!r} holds isn't "
+            f"agent {view.agent!r} has a ContextPolicy, but how much the window of {view.model!r} holds isn't "
             "known: write ContextPolicy(window=…), in tokens, or give the model's `info` a `context_window`"
         )
     return window
@@ -75,7 +75,7 @@ def context_due(state: RunFold, view: TurnView, policy: ContextPolicy) -> Contex
     window = find_window(view, policy)
     if state.kept_by_provider:
         raise UserError(
-            f"agent {view.agent.name!r} has a ContextPolicy, but the provider keeps the conversation, so that no step "
+            f"agent {view.agent!r} has a ContextPolicy, but the provider keeps the conversation, so that no step "
             "can change it: leave out conversation=, or write ModelSettings(context_management=…)"
         )
     limit = policy.start_at * window

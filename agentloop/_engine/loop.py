@@ -79,14 +79,16 @@ async def execute(run: LiveRun, segment: RunSegment) -> FinishedRun:
     Raises:
         BaseException: the error that ended the run, bare; with `run_data` if it is the library's own.
     """
-    if segment.timeout is not None or segment.open_journal is not None:
+    timeout = segment.timeout
+    if timeout is not None or segment.open_journal is not None:
         run.limit_scope = new_scope()
-    if run.limit_scope is not None and segment.timeout is not None:
-        run.limit_scope.deadline = anyio.current_time() + segment.timeout
+    if run.limit_scope is not None and timeout is not None:
+        run.limit_scope.deadline = anyio.current_time() + timeout
     task, count = own_task_and_count()
     try:
         work = _run_segment(run, segment)
-        ended = await (work if run.limit_scope is None else _run_in_time(run, segment, run.limit_scope, work))
+        del segment  # the collector would visit it as long as the run waits
+        ended = await (work if run.limit_scope is None else _run_in_time(run, timeout, run.limit_scope, work))
     except BaseException as error:  # noqa: ASYNC103 - raised again below
         ended = _end_by(await capture_error(error, task, count, outlast=True))  # noqa: ASYNC102 - does not wait
     failed = await finish_segment(run, ended)
@@ -109,6 +111,7 @@ async def _run_segment(run: LiveRun, segment: RunSegment) -> FinishedRun:
     """
     try:
         await start_segment(run, segment)
+        del segment  # as above
         return await drive(run)
     except (Exception, BaseExceptionGroup) as error:
         # A group may hold the cancellation beside errors: on trio, of tasks that an application's code began.
@@ -118,7 +121,7 @@ async def _run_segment(run: LiveRun, segment: RunSegment) -> FinishedRun:
 
 
 async def _run_in_time(
-    run: LiveRun, segment: RunSegment, limit: anyio.CancelScope, work: Awaitable[FinishedRun]
+    run: LiveRun, timeout: float | None, limit: anyio.CancelScope, work: Awaitable[FinishedRun]
 ) -> FinishedRun:
     """Await *work* within *limit*, the scope that ends the run at its deadline or as its journal fails.
 
@@ -130,7 +133,7 @@ async def _run_in_time(
     # The caller's cancellation comes first, if it has come in the same scheduler pass as this end.
     await anyio.lowlevel.cancel_shielded_checkpoint()
     await run.checkpoint()
-    raise _find_cut_reason(run, segment)
+    raise _find_cut_reason(run, timeout)
 
 
 def _end_by(captured: Captured) -> FinishedRun:
@@ -140,14 +143,14 @@ def _end_by(captured: Captured) -> FinishedRun:
     return FinishedRun("failed", error=captured.error)
 
 
-def _find_cut_reason(run: LiveRun, segment: RunSegment) -> BaseException:
+def _find_cut_reason(run: LiveRun, timeout: float | None) -> BaseException:
     """Return the error for a cancellation of the run's own scope: the journal's, or the timeout."""
     journal = run.tree.log.journal
     if journal is not None and journal.error is not None:
         return journal.error
-    assert segment.timeout is not None
+    assert timeout is not None
     record_end(run)  # a cancellation that comes while the run is cleaned up changes nothing
-    run.stopped_by = RunTimeoutError(segment.timeout)
+    run.stopped_by = RunTimeoutError(timeout)
     return run.stopped_by
 
 
@@ -166,7 +169,9 @@ async def drive(run: LiveRun) -> FinishedRun:
             case RequestModel():
                 ended = await _request_model(run)
             case Settle():
-                await _settle_calls(run)
+                view = await _ensure_view(run)
+                await run_calls(run, view, await plan_turn(run, view))
+                await save_turn(run)
             case CheckOutput():
                 ended = await accept(run, action)
             case Transfer():
@@ -185,13 +190,23 @@ async def drive(run: LiveRun) -> FinishedRun:
 
 
 async def _request_model(run: LiveRun) -> FinishedRun | None:
-    """Begin the next turn, or continue the open one, and call the model; return the end of the run if it stops here."""
-    if run.state.turn_open and run.view is not None:
-        await _continue_turn(run, run.view)
-        return None
-    if (ended := await _check_turn_end(run)) is not None:
+    """Begin the next turn, or continue the open one, and call the model; return the end of the run if it stops here.
+
+    A turn continues where the provider has paused its answer, and is asked for the rest. Definitions stay those of the
+    turn, and a request to stop after it, or `stop_when`, waits for the whole answer.
+
+    Raises:
+        UsageLimitExceeded: a budget is spent.
+        StateError: the run's secret input is not available.
+    """
+    view, journal = run.view if run.state.turn_open else None, run.tree.log.journal
+    if view is None and (ended := await _check_turn_end(run)) is not None:
         return ended
-    view = await _begin_turn(run)
+    _check_limits(run)
+    if view is None:
+        view = await _begin_turn(run)
+    if journal is not None:
+        await journal.durable()
     if run.state.input_guards_due:
         from agentloop._engine.run_guardrails import guard_model_call
 
@@ -199,13 +214,6 @@ async def _request_model(run: LiveRun) -> FinishedRun | None:
     else:
         await call_model(run, view)
     return None
-
-
-async def _settle_calls(run: LiveRun) -> None:
-    """Plan the response's calls, run them and accept their outputs."""
-    view = await _ensure_view(run)
-    await run_calls(run, view, await plan_turn(run, view))
-    await save_turn(run)
 
 
 async def _transfer(run: LiveRun, action: Transfer) -> None:
@@ -258,14 +266,13 @@ async def _check_turn_end(run: LiveRun) -> FinishedRun | None:
 
 
 async def _begin_turn(run: LiveRun) -> TurnView:
-    """Check budget and secrets, prepare the turn, append `TurnStarted`, wait until it is durable; return its view.
+    """Prepare the turn and append `TurnStarted`; return its view.
 
     Raises:
         ContextTooLong: the history doesn't fit the model's window, and couldn't be made shorter.
-        UsageLimitExceeded: a budget is spent.
+        UsageLimitExceeded: the summary that made it shorter has spent the budget.
         StateError: the run's secret input is not available.
     """
-    _check_limits(run)
     if run.state.gaps:
         run.stopped_by = StateError(
             f"run {run.context.run_id} needs its secret input, which was stored as digests, or sealed by a codec that "
@@ -282,15 +289,12 @@ async def _begin_turn(run: LiveRun) -> TurnView:
             length = len(run.state.history)
             _check_limits(run)
             if len(run.state.history) > length:
-                view = run.turn.view = await prepare_turn(run)  # what the run was told changes what it is shown
+                view = run.view = await prepare_turn(run)  # what the run was told changes what it is shown
     if run.settings.budget is not None and run.settings.budget.counts_worst_case and not run.state.is_closing:
         view = await _check_worst_case(run, view)
-    state, log = run.state, run.tree.log
+    state, log, judges = run.state, run.tree.log, _name_judges(run)
     turn = state.turn if state.turn_open else state.turn + 1  # open: from an earlier run segment, without an answer
-    judges = _name_judges(run)
-    log.append(TurnStarted(state.path, turn, log.wall(), run.agent_key, view.tool_names, view.handoff_names, judges))
-    if log.journal is not None:
-        await log.journal.durable()
+    log.append(TurnStarted(state.path, turn, log.wall(), state.agent, view.tool_names, view.handoff_names, judges))
     return view
 
 
@@ -307,7 +311,7 @@ async def _check_worst_case(run: LiveRun, view: TurnView) -> TurnView:
     except UsageLimitExceeded:
         if run.state.turn_open or not _answers_at_limit(run, "usage_limits"):
             raise
-        view = run.turn.view = await prepare_turn(run)
+        view = run.view = await prepare_turn(run)
     return view
 
 
@@ -344,18 +348,3 @@ def _name_judges(run: LiveRun) -> tuple[str, ...]:
     from agentloop._engine.run_guardrails import input_guardrails
 
     return tuple([guard.name for guard in input_guardrails(run)])
-
-
-async def _continue_turn(run: LiveRun, view: TurnView) -> None:
-    """Ask the model for the rest of the open turn's answer, which the provider has paused.
-
-    Waits as `_begin_turn` does before its request. Definitions stay those of the turn, and the turn continues: a
-    request to stop after it, or `stop_when`, waits for the whole answer.
-
-    Raises:
-        UsageLimitExceeded: a budget is spent.
-    """
-    run.check_request()
-    if run.tree.log.journal is not None:
-        await run.tree.log.journal.durable()
-    await call_model(run, view)

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from decimal import Decimal
 from functools import partial
 from operator import is_
+from struct import Struct
 from typing import Any
 
 import anyio
@@ -383,7 +384,10 @@ def _digest_request(run: LiveRun, view: TurnView, request: ModelRequest) -> str:
     items = b'"%b"' % run.state.history_digest().encode() if unfiltered else digestible(list(request.items))
     system = b"null" if request.system is None else digestible(request.system)
     digest = hashlib.sha256(b"[%b,%b,%b" % (items, system, view.shown)).hexdigest()[:32]
-    return f"{digest}-{crc32(items):08x}-{crc32(system):08x}-{crc32(view.shown):08x}"
+    return f"{digest}-{_CHECKSUMS(crc32(items), crc32(system), crc32(view.shown)).hex('-', 4)}"
+
+
+_CHECKSUMS = Struct(">III").pack
 
 
 @interruptible

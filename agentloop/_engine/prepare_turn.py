@@ -57,7 +57,7 @@ async def prepare_turn(run: LiveRun, *, answered: bool = False) -> TurnView:
         sourced = await ask_toolsets(run)
     parts = _list_parts(run, sourced)
     view = find_prepared(run.agent, parts) or await _resolve_definitions(run, parts, sourced)
-    if run.state.is_closing or (answered and run.state.turn == run.state.closing):
+    if run.state.closing and (run.state.turn == run.state.closing if answered else run.state.is_closing):
         view = _without_tools(view)
     if view.model is None:
         view = msgspec.structs.replace(view, model=await _open_model(run))

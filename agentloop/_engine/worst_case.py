@@ -32,7 +32,7 @@ def find_worst_case(run: LiveRun, request: ModelRequest, price: Price | None) ->
         )
     sent = estimate_input(run.state, request)
     usage = RequestUsage(input_tokens=sent, output_tokens=most, total_tokens=sent + most)
-    name = str(getattr(run.turn.view.model if run.turn.view is not None else None, "name", None) or "")
+    name = str(getattr(run.view.model if run.view is not None else None, "name", None) or "")
     return WorstCase(sent, most, Decimal(0) if price is None else to_amount("price", price(name, usage)))
 
 

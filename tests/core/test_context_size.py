@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from core.folding import Writer, called
 
-from agentloop import Agent, ContextPolicy, UserError
+from agentloop import ContextPolicy, UserError
 from agentloop import records as r
 from agentloop._core.context_size import context_due, count_context, find_counted, make_context_view
 from agentloop._core.turn_view import TurnView
@@ -24,7 +24,7 @@ def view(window: int | None = None) -> TurnView:
     """Return a turn's view with a model of so large a window."""
     model: Any = SimpleNamespace(info=ModelInfo("p", "m", context_window=window))
     return TurnView(
-        agent=Agent("guide"), system="Be brief.", tools=(), by_key={}, settings=ModelSettings(), model=model, shown=b"]"
+        agent="guide", system="Be brief.", tools=(), by_key={}, settings=ModelSettings(), model=model, shown=b"]"
     )
 
 

@@ -25,7 +25,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 import anyio
 import anyio.lowlevel
@@ -326,7 +326,7 @@ class _NotCancelled:
     __await__ = ().__iter__
 
 
-_NOT_CANCELLED: Any = _NotCancelled()
+_NOT_CANCELLED: Awaitable[None] = cast(Any, _NotCancelled())
 
 
 class LiveRun(msgspec.Struct, eq=False, kw_only=True):
@@ -416,9 +416,11 @@ class LiveRun(msgspec.Struct, eq=False, kw_only=True):
 
     def find_tool_hooks(self) -> tuple[HookPair, ...]:
         """Return the hooks of tool calls. They are found once for each agent at work."""
-        agent_hooks, found = self.agent.hooks, self._tool_hooks
-        if found is None or found[0] is not agent_hooks:
-            found = self._tool_hooks = (agent_hooks, find_tool_hooks(self.settings.hooks, agent_hooks))
+        of_run, of_agent, found = self.settings.hooks, self.agent.hooks, self._tool_hooks
+        if of_run is None and of_agent is None:
+            return ()
+        if found is None or found[0] is not of_agent:
+            found = self._tool_hooks = (of_agent, find_tool_hooks(of_run, of_agent))
         return found[1]
 
     def find_hooks(self, event: Event) -> Sequence[Callback]:
@@ -447,12 +449,10 @@ class LiveRun(msgspec.Struct, eq=False, kw_only=True):
         what the run does next: `await run.checkpoint()`.
         """
         nursery, scope, limit = self.nursery, self.scope, self.limit_scope
-        if nursery is None or scope is None or scope.cancel_called or nursery.ended or nursery.is_leaving():
+        if nursery is None or scope is None or scope.cancel_called or nursery.is_leaving():
             return checkpoint_if_cancelled()
-        if limit is not None and limit.cancel_called:
-            return checkpoint_if_cancelled()
-        surely: Awaitable[None] = _NOT_CANCELLED
-        return surely  # we know each scope around the run: a search through them takes 2 µs, three times a turn
+        # Else we know each scope around the run: a search through them takes 2 µs, three times a turn.
+        return _NOT_CANCELLED if limit is None or not limit.cancel_called else checkpoint_if_cancelled()
 
     def check_request(self, worst: WorstCase | None = None) -> None:
         """Check that every budget that has to pay for one more model request allows it, or its *worst* case.
@@ -460,7 +460,7 @@ class LiveRun(msgspec.Struct, eq=False, kw_only=True):
         Raises:
             UsageLimitExceeded: by the nearest budget that is spent, but for the turn left for the final output.
         """
-        run: LiveRun | None = None if self.state.is_closing else self
+        run: LiveRun | None = None if self.state.closing and self.state.is_closing else self
         while run is not None:
             outer = run.parent
             if run.settings.budget is not None and (outer is None or run.settings.budget is not outer.settings.budget):

@@ -502,7 +502,7 @@ class ReplayLog:
         live = self.live_run(record.path) if isinstance(record, r.SessionSaved) else None
         if live is None or live.state.tripped is not None:
             return False
-        return isinstance(next_action(live.state, live.turn.view), UNJUDGED)
+        return isinstance(next_action(live.state, live.view), UNJUDGED)
 
     def before_end(self, index: int, start: int | None = None) -> int:
         """Return *index*, or the number of the first record from *start* on of an end of the run, if that is earlier.
