@@ -43,7 +43,9 @@ class TurnView(msgspec.Struct, eq=False, kw_only=True, frozen=True):
         searches: The tools among `tools` that search for deferred tools; mostly none.
         searchable: The deferred tools, where a search of this library finds them; those not found aren't in `tools`.
         offered: `tools` as the model is shown them, where that is otherwise: a tool that was found isn't deferred.
-        shown: JSON of all this as far as the model is shown it, for the digest of a request.
+        shown: JSON of all this as far as the model is shown it, for the digest of a request; empty in a view that was
+            kept, where each turn decides about a part.
+        call_steps: The steps of the calls of each tool (`CallSteps`), by tool and needs, once it has been called.
     """
 
     agent: str
@@ -66,6 +68,7 @@ class TurnView(msgspec.Struct, eq=False, kw_only=True, frozen=True):
     searchable: tuple[FunctionTool, ...] = ()
     offered: tuple[FunctionTool, ...] = ()
     shown: bytes = b""
+    call_steps: dict[Any, Any] = {}
 
     def handoff(self, name: str) -> Handoff:
         """Return the handoff with the tool name *name*.

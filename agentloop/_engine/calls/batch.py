@@ -187,11 +187,10 @@ class Batch:
         return live
 
     def _find_steps(self, tool: FunctionTool, needs: CallNeeds) -> CallSteps[Step]:
-        """Return the steps of a call of *tool* with these *needs*, chosen at the first such call of the run."""
-        known = self.run.call_steps
+        """Return the steps of a call of *tool* with these *needs*, chosen at the first such call of the agent."""
+        assert self.run.view is not None  # the plan is made by it
+        known = self.run.view.call_steps
         if (steps := known.get((tool, needs))) is None:
-            if not known:
-                known = self.run.call_steps = {}
             steps = known[tool, needs] = choose(tool, needs, STEPS)
         return steps
 

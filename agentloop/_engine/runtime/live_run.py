@@ -360,8 +360,6 @@ class LiveRun(msgspec.Struct, eq=False, kw_only=True):
     _cleanup: Cleanup | None = None
     _tool_hooks: tuple[AgentHooks | None, tuple[HookPair, ...]] | None = None
     """The hooks of tool calls, with those of the agent for which they were found."""
-    call_steps: dict[Any, Any] = NO_DICT
-    """The steps of the calls of each tool (`CallSteps`), by tool and needs, once it has been called."""
     has_begun: bool = False
     """True once the log has the first record of this run segment."""
     stop_after_turn: bool = False
