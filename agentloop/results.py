@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar
 
 import attrs
 
@@ -99,18 +99,6 @@ class RunData(ReprByFields):
         }
 
 
-class RunSource(Protocol):
-    """The run that a result is of, as far as the result knows it."""
-
-    def collect(self) -> Mapping[str, Any]:
-        """Return the fields that most callers don't read, by name."""
-        ...
-
-    def to_state(self) -> RunState:
-        """Return the run as a state."""
-        ...
-
-
 @attrs.frozen(kw_only=True, eq=False, repr=False)
 class RunResult(RunData, Generic[OutputT]):
     """The result of one run segment (start or resume).
@@ -136,8 +124,8 @@ class RunResult(RunData, Generic[OutputT]):
     last_response_id: str | None = None
     interruptions: tuple[ApprovalRequest, ...] = ()
     _history: tuple[Item, ...] = attrs.field(default=(), alias="history", repr=False)
-    _source: RunSource | None = attrs.field(default=None, init=False, repr=False)
-    """The maker of the fields that have no value yet; None for a result that no run has made."""
+    _source: Any = attrs.field(default=None, alias="source", repr=False)
+    """The maker of the fields that have no value yet (`run_result`); None for a result that no run has made."""
 
     @classmethod
     def _of(cls, **fields: Any) -> RunResult[Any]:
@@ -276,7 +264,8 @@ class RunResult(RunData, Generic[OutputT]):
         """
         if self._source is None:
             raise UserError("to_state: no run made this result, so it has no state")
-        return self._source.to_state()
+        state: RunState = self._source.to_state()
+        return state
 
     def to_input_list(self, mode: Literal["model", "all"] = "model") -> list[Item]:
         """Return the input for another run: the items the model would be shown next, or all items (`"all"`)."""

@@ -442,18 +442,19 @@ async def test_a_result_made_by_hand_has_no_state(run_mode: Run) -> None:
     result = await run_mode(make_agent([]), "go")
     assert result.to_state().records
     with pytest.raises(UserError, match="no run made this result"):
-        attrs.evolve(result, state=None).to_state()
+        attrs.evolve(result, source=None).to_state()
 
 
 async def test_fields_of_a_result_are_made_at_the_first_use_of_one(run_mode: Run) -> None:
     """They stay the same objects then, in copies too; an attribute that is no field is none before and after."""
     result = await run_mode(make_agent([]), "go")
     assert result.final_output == "done"
-    assert result._rest is not None
+    with pytest.raises(AttributeError):
+        object.__getattribute__(result, "new_items")
     with pytest.raises(AttributeError, match="'RunResult' object has no attribute 'nothing'"):
         result.nothing  # type: ignore[attr-defined]
     items = result.new_items
-    assert result._rest is None
+    assert object.__getattribute__(result, "new_items") is items
     assert result.new_items is items is copy.copy(result).new_items
     with pytest.raises(AttributeError, match="nothing"):
         result.nothing  # type: ignore[attr-defined]
