@@ -58,7 +58,7 @@ async def accept(run: LiveRun, candidate: CheckOutput) -> FinishedRun | None:
                 await _ask_again(run, str(error))
                 return None
             return FinishedRun("completed", await handle_error(run, _explain_cut(run, error), "invalid_final_output"))
-    faults = await _check_output(run, output, candidate.made_by, may_ask_again(run.state, run.agent.output_retries))
+    faults = await _check_output(run, output, candidate.made_by, may_ask=True)
     if faults:
         maker = None if candidate.made_by is None else run.state.calls[candidate.made_by].call
         await _ask_again(run, faults, secret=maker is not None and run.state.gives_secret(maker))
@@ -88,7 +88,7 @@ def _explain_cut(run: LiveRun, error: ModelBehaviorError) -> ModelBehaviorError:
     return explained
 
 
-async def _check_output(run: LiveRun, output: Any, made_by: str | None = None, may_ask: bool = False) -> str:
+async def _check_output(run: LiveRun, output: Any, made_by: str | None = None, *, may_ask: bool = False) -> str:
     """Call the agent's end hooks, run the output guardrails and save the session; return an empty text.
 
     Return what the model has to hear if a guardrail asks for another answer, and the model may be asked (*may_ask*). If
@@ -109,8 +109,9 @@ async def _judge(run: LiveRun, output: Any, made_by: str | None, may_ask: bool) 
     """Run the output guardrails, as `_check_output` says."""
     from agentloop._engine.run_guardrails import judge_final_output
 
+    retries = run.agent.output_retries
     try:
-        withheld = None if made_by is None else WITHHELD
+        withheld, may_ask = None if made_by is None else WITHHELD, may_ask and may_ask_again(run.state, retries)
         return await judge_final_output(run, output, withheld=withheld, may_ask=may_ask)
     except BaseException as error:
         # Read the log, not the error: if the run is cancelled as a guardrail trips, the error is the cancellation.

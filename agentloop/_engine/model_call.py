@@ -146,7 +146,7 @@ async def _request_response(run: LiveRun, view: TurnView, request: ModelRequest)
             read = _read_response if request.settings.timeout is None else _read_in_time
             do = partial(read, run, view, request, attempt)
             model, shown = view.model, attempt.note_shown
-            effect = e.CallModel(run.path, request.turn, attempt.number, do, request, run.agent_key, model, shown)
+            effect = e.CallModel(state.path, request.turn, attempt.number, do, request, state.agent, model, shown)
             return await perform(effect), attempt.first_delta_at
         except cancelled_types():
             record_end(run)
