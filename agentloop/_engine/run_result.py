@@ -76,8 +76,8 @@ def run_data_of(run: LiveRun) -> RunData:
     )
 
 
-class _Source(Value, frozen=True, eq=False):
-    """What the fields of a result are made of: the run's data and not the run, which a stored result would keep."""
+class _ResultMaker(Value, frozen=True, eq=False):
+    """Makes fields of a result at their first use, of the run's data: a stored result would keep the run itself."""
 
     root: Agent[Any, Any]
     state: RunFold
@@ -120,7 +120,7 @@ def result_of(run: LiveRun, *, from_records: bool = False) -> RunResult[Any]:
         stop_reason=end.stop_reason,
         last_agent=run.agent,
         context=context,
-        _source=_Source(tree.graph.root, state, tree.log.state, context, run.settings.config.converter, judged),
+        _source=_ResultMaker(tree.graph.root, state, tree.log.state, context, run.settings.config.converter, judged),
     )
     if run.parent is not None:
         result._complete()  # the tree's usage is to be that of this moment
