@@ -5,6 +5,7 @@ import inspect
 import logging
 from typing import Any
 
+import msgspec
 import pydantic
 import pytest
 
@@ -15,6 +16,13 @@ from agentloop.items import Refusal, Text, ToolOutput, UrlCitation
 from agentloop.journal import MemoryJournal
 from agentloop.testing import ScriptedModel, call, say
 from agentloop.testing.replaying import replay
+
+
+def forced(value: Any, **fields: Any) -> Any:
+    """Return *value* with *fields* of wrong types, which no constructor takes."""
+    for name, given in fields.items():
+        msgspec.structs.force_setattr(value, name, given)
+    return value
 
 
 class Wordless:
@@ -104,9 +112,9 @@ VALUES: dict[str, Any] = {
     "a set": lambda: {1, 2},
     "a generator": lambda: (n for n in range(3)),
     "a text of another kind": lambda: WordlessText("fine"),
-    "a part of something else": lambda: [Text("fine"), Text(5)],  # type: ignore[arg-type]
-    "a part of nothing": lambda: Refusal(None),  # type: ignore[arg-type]
-    "a part with an odd source": lambda: Text("fine", (UrlCitation(5),)),  # type: ignore[arg-type]
+    "a part of something else": lambda: [Text("fine"), forced(Text("five"), text=5)],
+    "a part of nothing": lambda: forced(Refusal("no"), refusal=None),
+    "a part with an odd source": lambda: Text("fine", (forced(UrlCitation("five"), url=5),)),
 }
 UNWRITABLE = (
     "wordless",
