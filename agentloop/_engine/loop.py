@@ -289,7 +289,7 @@ async def _begin_turn(run: LiveRun) -> TurnView:
             length = len(run.state.history)
             _check_limits(run)
             if len(run.state.history) > length:
-                view = run.view = await prepare_turn(run)  # what the run was told changes what it is shown
+                view = run.view = await prepare_turn(run)  # a note changes what the model is shown
     if run.settings.budget is not None and run.settings.budget.counts_worst_case and not run.state.is_closing:
         view = await _check_worst_case(run, view)
     state, log, judges = run.state, run.tree.log, _name_judges(run)
