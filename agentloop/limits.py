@@ -313,7 +313,7 @@ class TokenRate(Limit):
     def __init__(self, tokens: int, per: float = 60.0, name: str | None = None) -> None:
         checked_tokens, checked_per = check_count("tokens", tokens), check_seconds("per", per)
         if checked_tokens is None or checked_per is None:
-            raise UserTypeError("TokenRate: tokens and per are both needed")
+            raise UserTypeError("TokenRate needs both: tokens and per")
         self.tokens: int = checked_tokens
         self.per: float = checked_per
         if name is not None:

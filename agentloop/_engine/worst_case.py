@@ -27,8 +27,8 @@ def find_worst_case(run: LiveRun, request: ModelRequest, price: Price | None) ->
     most = request.settings.max_tokens
     if most is None:
         raise UserError(
-            f"UsageLimits(worst_case=True) needs to know how long an answer of agent {run.agent.name!r} may be: write "
-            "ModelSettings(max_tokens=…)"
+            f"UsageLimits(worst_case=True) needs to know how long an answer of agent {run.agent.name!r} may be: give "
+            "its ModelSettings a max_tokens"
         )
     sent = estimate_input(run.state, request)
     usage = RequestUsage(input_tokens=sent, output_tokens=most, total_tokens=sent + most)

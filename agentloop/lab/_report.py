@@ -172,7 +172,7 @@ def read_report(path: str | os.PathLike[str]) -> LabReport:
     try:
         return LabReport.from_json(Path(path).read_text(encoding="utf-8"))
     except (OSError, StateError) as error:
-        raise StateError(f"{os.fspath(path)}: {error}") from error
+        raise StateError(f"{os.fspath(path)}: {getattr(error, 'strerror', None) or error}") from error
 
 
 # -- rows as JSON

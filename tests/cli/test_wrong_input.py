@@ -72,6 +72,18 @@ CASES = [
     Wrong("trace web", ("{here}/web", "there is no job; name one of its journals: a.journal, b.journal")),
     Wrong("trace changed", ("{here}/changed/run.journal", "line 2 was changed"), FAILED),
     Wrong("trace job --run x", ("--run is for a SQLite file",)),
+    Wrong("lab absent --agent agents.py:echo", ("there is no 'absent'",)),
+    Wrong("lab other --agent agents.py:echo", ("'other' holds no journal", ".journal or .jsonl")),
+    Wrong("lab job --agent absent.py:agent", ("'absent.py:agent'", "no file 'absent.py'")),
+    Wrong("lab job --agent agents.py:echo --where color=red", ("--where", "status=…", "'color=red'")),
+    Wrong("lab job --agent agents.py:echo --against absent", ("absent", "No such file")),
+    Wrong("show absent --at 1", ("there is no absent",)),
+    Wrong("show other --at 1", ("{here}/other", "there is no journal")),
+    Wrong("show job --at 999", ("expected from 1 to", "got 999")),
+    Wrong("show job --at x", ("'--at'", "'x'")),
+    Wrong("diff job", ("Missing argument 'B'",)),
+    Wrong("diff absent job", ("there is no absent",)),
+    Wrong("diff job other", ("{here}/other", "there is no journal")),
     *(
         wrong
         for verdict in ("approve", "reject")
