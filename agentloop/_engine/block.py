@@ -199,11 +199,13 @@ class Block:
             self._stop()
         # The nursery does not get the block's own exception: it would come back wrapped in a group.
         await self._join(exc)
-        await checkpoint_if_cancelled()  # the holder's own cancellation continues
         error = self._error
         try:
-            if error is not None and exc is None and not self._error_raised:
-                raise self._take_error(error)
+            leaving = error if exc is None and not self._error_raised else exc
+            if leaving is None or not is_fatal(leaving):
+                await checkpoint_if_cancelled()  # the holder's own cancellation continues
+            if leaving is not None and exc is None:
+                raise self._take_error(leaving)
             if error is not None and exc is not None and exc is not error and exc.__context__ is None:
                 exc.__context__ = error
         finally:

@@ -30,6 +30,8 @@ from collections.abc import Awaitable, Callable
 from contextvars import copy_context
 from functools import partial
 
+from anyio.lowlevel import cancel_shielded_checkpoint
+
 from agentloop._common.error_text import is_fatal, summary_parts
 from agentloop._concurrency.backend import (
     cancelled_types,
@@ -332,6 +334,7 @@ async def _finish_apart(live: LiveCall, rest: Callable[[], Awaitable[None]]) -> 
     """
     nursery = live.batch.nursery
     if nursery.on_trio:
+        await cancel_shielded_checkpoint()  # it begins in the next pass, as on asyncio: so both give one log
         await rest()
     else:
         if nursery.is_group:  # it would be cancelled with a task that ends as cancelled

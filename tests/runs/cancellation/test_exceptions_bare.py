@@ -91,6 +91,30 @@ async def test_a_cancellation_at_any_record_does_not_hide_a_fatal_exception_befo
     assert place > 3
 
 
+@pytest.mark.parametrize("holder", ["leaves", "is cancelled", "raises"])
+async def test_a_fatal_exception_of_a_stream_leaves_its_block_before_a_cancellation(holder: str) -> None:
+    """Nobody has read it, and the holder's scope has been cancelled since; the holder's own error keeps its place."""
+    error = Fatal("stop")
+
+    async def hold() -> None:
+        async with Runner.run_streamed(make_agent([raising(error)], call("fails")), "go") as stream:
+            await stream.finished()
+            scope.cancel()
+            if holder == "is cancelled":
+                await anyio.lowlevel.checkpoint()
+            if holder == "raises":
+                raise Boom
+
+    if holder == "raises":
+        with anyio.CancelScope() as scope:
+            await hold()
+        assert scope.cancelled_caught
+        return
+    with pytest.raises(Fatal) as caught, anyio.CancelScope() as scope:
+        await hold()
+    assert caught.value is error
+
+
 @pytest.mark.real_clock
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
 async def test_fatal_exception_of_a_sync_body_leaves_bare(run_mode: Run, kind: type[BaseException]) -> None:
