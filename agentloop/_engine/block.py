@@ -199,17 +199,17 @@ class Block:
             self._stop()
         # The nursery does not get the block's own exception: it would come back wrapped in a group.
         await self._join(exc)
-        error = self._error
+        error, unread = self._error, exc is None and not self._error_raised
         try:
-            leaving = error if exc is None and not self._error_raised else exc
+            leaving = error if unread else exc
             if leaving is None or not is_fatal(leaving):
                 await checkpoint_if_cancelled()  # the holder's own cancellation continues
-            if leaving is not None and exc is None:
-                raise self._take_error(leaving)
-            if error is not None and exc is not None and exc is not error and exc.__context__ is None:
+            if unread and error is not None:
+                raise self._take_error(error)
+            if exc is not None and exc is not error and exc.__context__ is None:
                 exc.__context__ = error
         finally:
-            del error  # a frame of its traceback would hold it
+            del error, leaving  # a frame of its traceback would hold it
         return False
 
     async def _leave_cancelled(
