@@ -334,7 +334,8 @@ class Runner:
         if model_limits or ledger is not None:
             instruments = config.instruments if ledger is None else (*config.instruments, ledger)
             limits = (*config.model_limits, *model_limits)
-            config = options["run_config"] = attrs.evolve(config, instruments=instruments, model_limits=limits)
+            config = attrs.evolve(config, instruments=instruments, model_limits=limits)
+            options.update({"run_config": config})
 
         async def work(index: int, given: Any) -> RunResult[OutputT]:
             _batch_budget.set(ledger)

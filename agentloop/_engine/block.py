@@ -200,8 +200,8 @@ class Block:
         # The nursery does not get the block's own exception: it would come back wrapped in a group.
         await self._join(exc)
         error, unread = self._error, exc is None and not self._error_raised
+        leaving = error if unread else exc
         try:
-            leaving = error if unread else exc
             if leaving is None or not is_fatal(leaving):
                 await checkpoint_if_cancelled()  # the holder's own cancellation continues
             if unread and error is not None:

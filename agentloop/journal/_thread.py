@@ -82,7 +82,7 @@ class _Job:
         assert work is not None
         try:
             self.value = work()
-        except BaseException as error:
+        except BaseException as error:  # noqa: ASYNC103 - of a thread: the task that waits for the job raises it
             self.error = error
         self.done = True
 
@@ -132,7 +132,7 @@ class OneAtATime:
         except cancelled_types():
             if self._withdraw(job) or not enclosing_cancelled():
                 raise
-            with anyio.CancelScope(shield=True):  # bounded as *work* is
+            with anyio.CancelScope(shield=True):  # noqa: ASYNC912 - bounded as *work* is
                 while not job.done:
                     await job.wakeup.wait()
         return cast(ResultT, job.take())
@@ -160,7 +160,7 @@ class OneAtATime:
                 with _lock:
                     _count -= 1
                     if _count or job.begun:
-                        return  # another worker comes to it
+                        return  # noqa: ASYNC104 - no thread has started, and another worker comes to the job
                     _due.remove(self)
                     self._served_in = None
                 raise

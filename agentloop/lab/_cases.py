@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,10 @@ _NAME = re.compile(r"[\w.-]{1,80}")
 def _check_name(_case: Case, _attribute: Any, name: str) -> None:
     if _NAME.fullmatch(name) is None:
         raise UserValueError(f"Case.name: expected letters, digits, '.', '_' and '-', at most 80, got {name!r}")
+
+
+def _as_tuple(checks: Iterable[RunCheck]) -> tuple[RunCheck, ...]:
+    return tuple(checks)
 
 
 @attrs.frozen
@@ -54,7 +58,7 @@ class Case:
     )
     make_context: Callable[[], Any] | None = attrs.field(default=None, kw_only=True)
     expect: str | None = attrs.field(default=None, kw_only=True)
-    checks: Sequence[RunCheck] = attrs.field(default=(), kw_only=True, converter=tuple)
+    checks: Sequence[RunCheck] = attrs.field(default=(), kw_only=True, converter=_as_tuple)
 
     @property
     def all_checks(self) -> tuple[RunCheck, ...]:
@@ -77,6 +81,6 @@ async def record_case(case: Case, agent: Agent[Any, Any], config: RunConfig, fol
         try:
             await Runner.run(agent, case.input, journal=journal, run_config=config, context=context)
         except AgentLoopError:
-            if not await journal.read():
+            if not await journal.read():  # noqa: ASYNC120 - the run's error is in the journal; a cancellation goes on
                 raise
     return path

@@ -283,12 +283,12 @@ class Recording:
 
     def find_exchange(self, path: Path, turn: int, digest: str) -> RecordedExchange | None:
         """Return the exchange of an equal request: that of the same place, else the first that isn't used yet."""
-        found = self.by_digest.get(digest, ())
+        found = self.by_digest.get(digest, [])
         return _choose(found, lambda one: (one.path, one.turn) == (path, turn), again=True)
 
     def find_call(self, tool: str, arguments: str, path: Path, call_id: str) -> RecordedCall | None:
         """Return the call of an equal tool and arguments: that of the same id, else the first not used yet."""
-        found = self.calls.get((tool, digest_arguments(arguments)), ())
+        found = self.calls.get((tool, digest_arguments(arguments)), [])
         return _choose(found, lambda one: (one.path, one.call_id) == (path, call_id))
 
     def lacks_outcome(self, path: Path, call_id: str) -> bool:

@@ -91,7 +91,7 @@ class RecordedQueue(Admission):
         own, queued = position.admissions.get((path, live.call_id), (math.inf, None))
         if position.over or own <= position.cursor:
             return False
-        left = {limit: limit.free(self._now) for limit in live.tool.capacity}
+        left: dict[Limit, float] = {limit: limit.free(self._now) for limit in live.tool.capacity}
         if any(isinstance(limit, Rate) and limit.name_shown in ticket.waited_for for limit in left):
             return True
         for (of, call_id), (index, at) in position.admissions.items():
