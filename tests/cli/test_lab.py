@@ -224,7 +224,6 @@ def test_show_tells_what_a_run_was_about(shop: Path, invoke: Invoke) -> None:
     assert invoke("show", "nothing").exit_code == 2
 
 
-@pytest.mark.scenario("LB-18")
 def test_diff_tells_the_first_difference(shop: Path, invoke: Invoke) -> None:
     """By the exit code, too."""
     Path("prompt.txt").write_text("be quick")

@@ -89,7 +89,6 @@ async def test_a_record_that_is_not_there_is_refused(n: int) -> None:
         lab.moment_at(records, n)
 
 
-@pytest.mark.scenario("LB-18")
 async def test_a_diff_tells_the_first_difference_and_what_follows() -> None:
     """Ids and times don't count."""
     one, two = await record("parallel", 3), await record("parallel", 3)

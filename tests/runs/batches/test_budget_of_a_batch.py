@@ -34,7 +34,6 @@ def price(name: str, usage: Any) -> int:
     return int(usage.total_tokens)
 
 
-@pytest.mark.scenario("LM-05")
 @pytest.mark.parametrize(
     "budget", [{"requests": 3}, {"total_tokens": 30}, {"input_tokens": 27}, {"output_tokens": 3}, {"cost": 30}], ids=str
 )
@@ -50,7 +49,6 @@ async def test_no_run_asks_once_the_budget_is_spent(budget: Any, own: Any) -> No
     assert (batch.usage.requests, batch.usage.total_tokens, batch.cost) == (3, 30, Decimal(30))
 
 
-@pytest.mark.scenario("LM-05")
 async def test_calls_and_nested_runs_take_from_it() -> None:
     """A call for which nothing is left is skipped, in whichever run it is."""
 
@@ -79,7 +77,6 @@ async def test_calls_and_nested_runs_take_from_it() -> None:
     assert batch.cost == 8
 
 
-@pytest.mark.scenario("LM-05")
 async def test_a_run_that_a_tool_begins_is_not_of_the_batch() -> None:
     """It is the application's own."""
 
@@ -106,7 +103,6 @@ async def test_a_run_that_a_tool_begins_is_not_of_the_batch() -> None:
     assert batch.usage.requests == 2
 
 
-@pytest.mark.scenario("LM-05")
 @pytest.mark.real_clock
 async def test_what_a_journal_has_is_in_the_sum(tmp_path: Path) -> None:
     """A batch that is done again after a crash has spent what it had spent before."""
@@ -121,7 +117,6 @@ async def test_what_a_journal_has_is_in_the_sum(tmp_path: Path) -> None:
     assert again.usage.requests == 4
 
 
-@pytest.mark.scenario("LM-05")
 async def test_limits_of_requests_hold_over_the_batch() -> None:
     """Beside those of the configuration."""
     busy = most = 0
