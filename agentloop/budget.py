@@ -309,8 +309,8 @@ class BatchBudget(Instrument):
     """
 
     def __init__(self, limits: UsageLimits) -> None:
-        self.usage = Usage()
-        self.ledger = Budget(limits, used=self)
+        self.usage: Usage = Usage()
+        self.ledger: Budget = Budget(limits, used=self)
 
     @property
     def requests(self) -> int:

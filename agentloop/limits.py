@@ -412,8 +412,8 @@ class Hold(Limit):
     freed_by_calls = False
 
     def __init__(self, name: str) -> None:
-        self.name = name
-        self.until = -math.inf
+        self.name: str | None = name
+        self.until: float = -math.inf
         """A time on the clock of the loop."""
 
     def extend(self, until: float) -> None:

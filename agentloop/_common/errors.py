@@ -195,7 +195,7 @@ class ContextTooLong(AgentLoopError):
         self.tokens = tokens
         self.window = window
         self.target = target
-        self.steps = tuple(steps)
+        self.steps: tuple[tuple[str, int | str], ...] = tuple(steps)
 
 
 class ToolTimeoutError(AgentLoopError):
