@@ -89,7 +89,10 @@ class RunHooks:
         """Called right before a body; always followed by one `on_tool_end`."""
 
     async def on_tool_end(self, ctx: ToolContext[Any], agent: Any, tool: Any, outcome: CallOutcome) -> None:
-        """Called with the outcome of every call that was started, failures and cancellations included."""
+        """Called with the outcome of every call that was started, failures and cancellations included.
+
+        The tool's output guardrails have judged it before.
+        """
 
     async def on_handoff(self, ctx: RunContext[Any], from_agent: Any, to_agent: Any) -> None:
         """Called when *from_agent* hands over to *to_agent*."""

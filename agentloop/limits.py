@@ -4,6 +4,8 @@ A limit holds numbers only; the waiting calls are in the queue of the admission 
 and `take`; an admitted call calls `begin` and `give`. A limit is bound to the event loop of its first use and is not
 thread-safe: a use from a second loop while the first is alive raises `UserError`. Does not know about tasks or clocks:
 the time is an argument.
+
+What bounds calls without a limit of yours are the defaults of `ToolExecution` (`agentloop/settings.py`).
 """
 
 from __future__ import annotations

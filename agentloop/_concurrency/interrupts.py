@@ -5,7 +5,8 @@ In protected code it waits, and raises it at the next checkpoint of the program'
 decides. So each function at which our code begins (a task's first function, a method that an application calls) is
 marked `uninterrupted`, and each function that calls into the application is marked `interruptible`.
 
-On asyncio the first interrupt cancels the program's main task, and tears nothing.
+On asyncio the first interrupt cancels the program's main task, and tears nothing. What an interrupt does to a run, and
+what a second one does, is in `_engine/block.py`; the command line has its own handling (`cli/supervision.py`).
 """
 
 from __future__ import annotations

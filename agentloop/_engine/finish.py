@@ -1,6 +1,7 @@
 """The end of a run segment: save the session, close resources, call `on_run_end`, append `RunEnded`, leave the sandbox.
 
-Knows the parts of a run, not the loop: the caller has decided that and how the segment ends.
+Knows the parts of a run, not the loop: the caller has decided that and how the segment ends. The agent's end hooks and
+the output guardrails come before, in this order: `final_output`.
 """
 
 from __future__ import annotations

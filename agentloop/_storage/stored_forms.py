@@ -2,7 +2,8 @@
 
 *Where to add.* A new field of a record: in `agentloop/records.py` only, and in `SECRETS` below if it may be secret. A
 new kind of record: its class in `records.py`, a line in `SECRETS`, and what the fold does with it
-(`_core/run_fold.py`). A kind that isn't in `SECRETS` is refused, because we don't know what of it may be secret.
+(`_core/run_fold.py`). A kind that isn't in `SECRETS` is refused, because we don't know what of it may be secret. A
+change that older logs don't fit: `SCHEMA_VERSION` and `UPGRADES` in `record_codec`.
 
 A stored object is what msgspec makes of the class: its tag first, then its fields in the order of their declaration,
 those at their default left out. Before msgspec writes it, `store` replaces what JSON can't hold or must not show; after

@@ -1,6 +1,7 @@
 """Tool values as the model sees them: any Python value as text or parts, bounded in length.
 
 Pure but for `put`, which stores a text that is too long. Does not know about calls, guardrails or secrets.
+The text of a call that failed: `default_tool_error_function` in `agentloop/tools.py`.
 """
 
 from __future__ import annotations
