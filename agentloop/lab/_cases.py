@@ -81,6 +81,6 @@ async def record_case(case: Case, agent: Agent[Any, Any], config: RunConfig, fol
         try:
             await Runner.run(agent, case.input, journal=journal, run_config=config, context=context)
         except AgentLoopError:
-            if not await journal.read():  # noqa: ASYNC120 - the run's error is in the journal; a cancellation goes on
+            if not await journal.read():  # noqa: ASYNC120 - the journal has the run's error; a cancellation continues
                 raise
     return path

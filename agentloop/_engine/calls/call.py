@@ -7,10 +7,10 @@ batch does.
 * Steps 8 to 12 (up to the end of the body) run in the call's own scope, which the tool's timeouts, `cancel_call` and a
   sibling's failure cancel. They end in a body result (`body_result`). `_reach_end` is the one boundary at which every
   exception becomes a result, and `_decide_end` then lets the call's own scope overrule the body.
-* Steps 13 to 17 (conversion, output guardrails, output store, end hooks, outcome) run outside of that scope, because the
-  body's effect has happened. A sibling's failure only sets a deadline for 13 to 15, and only the cleanup deadline cuts
-  16. A call without such steps, and without end hooks, settles in the very step in which its body ended: its
-  `CallSettled` tells that the body has ended, too. Any other call records `BodyEnded` before it waits.
+* Steps 13 to 17 (conversion, output guardrails, output store, end hooks, outcome) run outside of that scope: the body's
+  effect has happened. A sibling's failure only sets a deadline for 13 to 15, and only the cleanup deadline cuts 16. A
+  call without such steps, and without end hooks, settles in the very step in which its body ended: its `CallSettled`
+  tells that the body has ended, too. Any other call records `BodyEnded` before it waits.
 
 Invariants: the call settles exactly once, in a synchronous step. The task itself ends normally, except for a
 cancellation of a scope around the call, which continues after the call has settled as `cancelled`; on asyncio a task
