@@ -679,3 +679,15 @@ def test_tickets_of_one_limit_have_their_amounts_kept_together() -> None:
     assert admission.admit(2.0) == [first]
     tank.fill(20)
     assert admission.admit(3.0) == [second, small[-1]]
+
+
+def test_a_line_is_read_once_however_often_its_limit_gets_room() -> None:
+    """Several may give a token back before the next admission."""
+    admission, tank = Admission(), _Tank(0)
+    waits = Ticket((tank,), weight=1)
+    assert _admit(admission, waits) == []
+    for _ in range(2):
+        tank.line.mark()
+    assert admission.marked == [tank.line]
+    tank.fill(1)
+    assert admission.admit(1.0) == [waits]

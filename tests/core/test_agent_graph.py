@@ -3,7 +3,7 @@
 import pytest
 
 from agentloop import Agent
-from agentloop._core.agent_graph import AgentGraph
+from agentloop._core.agent_graph import AgentGraph, changes
 from agentloop.exceptions import StateError
 
 
@@ -56,3 +56,12 @@ def test_agents_added_one_after_the_other_keep_their_keys() -> None:
     assert len({*keys, graph.key(root)}) == 3
     assert [graph.key(agent) for agent in (root, *later)] == ["root", *keys]
     assert [graph.find(key) for key in keys] == later
+
+
+def test_other_handoffs_are_a_change_of_their_agent() -> None:
+    """An agent that is gone or new, another first agent, and handoffs of one that stays are named."""
+    before = AgentGraph(Agent("a", handoffs=[Agent("b")])).describe()
+    after = AgentGraph(Agent("a", handoffs=[Agent("c")])).describe()
+    assert changes(before, before) == ()
+    assert set(changes(before, after)) == {"agent 'b' is gone", "agent 'c' is new", "agent 'a': other handoffs"}
+    assert "first agent: 'a', now 'z'" in changes(before, AgentGraph(Agent("z")).describe())

@@ -330,7 +330,7 @@ async def test_wrong_limits_are_named() -> None:
         tool(name="f", capacity=TokenRate(5))(lambda: "x")  # type: ignore[arg-type]
     with pytest.raises(UserError, match="tokens"):
         TokenRate(0)
-    with pytest.raises(UserTypeError, match="both needed"):
+    with pytest.raises(UserTypeError, match="needs both"):
         TokenRate(None)  # type: ignore[arg-type]
     assert repr(TokenRate(5, name="mine")) == "TokenRate(5, 60, name='mine')"
     assert RunConfig(model_limits=Capacity(3)).model_limits[0].name_shown == "Capacity"
