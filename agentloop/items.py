@@ -84,6 +84,8 @@ def _check_fields(value: Value) -> None:
     """
     for name, check in _checks_of(type(value)):
         given = getattr(value, name)
+        if type(given) in check.classes and not check.choices and not check.members:
+            continue
         place = f"{type(value).__name__}: {name}"
         if not isinstance(given, check.classes) or (type(given) is bool and bool not in check.classes):
             raise UserTypeError(f"{place}: expected {check.words}, got {type(given).__name__}")
@@ -582,6 +584,10 @@ class HandoffCall(_ProviderItem, frozen=True, tag="handoff_call"):
     name: str
     arguments: str = msgspec.field(default_factory=_no_arguments)
 
+    def __post_init__(self) -> None:
+        if not (type(self.call_id) is type(self.name) is type(self.arguments) is str and self.provider_data is None):
+            _check_fields(self)
+
 
 class HandoffOutput(_ProviderItem, frozen=True, tag="handoff_output"):
     """The answer to one `HandoffCall`. Agents are given by name."""
@@ -590,6 +596,11 @@ class HandoffOutput(_ProviderItem, frozen=True, tag="handoff_output"):
     output: str
     source_agent: str
     target_agent: str
+
+    def __post_init__(self) -> None:
+        plain = type(self.call_id) is type(self.output) is type(self.source_agent) is type(self.target_agent) is str
+        if not (plain and self.provider_data is None):
+            _check_fields(self)
 
 
 class HostedToolCall(_Item, frozen=True, tag="hosted_tool_call"):
