@@ -9,6 +9,9 @@ Decisions:
 A request waits in the run's own task: no task of its own, so a cancellation ends the wait at once and takes the ticket
 out. The wait is no effect. A replay takes it from the record of the request, behind which everything comes.
 
+Where the text is held until the input guardrails have settled, a request that would hold a place meanwhile waits for
+them before it queues. It would keep its place while it waits for a guardrail that may ask a model for the same limit.
+
 Tokens are taken before they are known: the estimate of the input, and what answers took beyond it before. Rejected:
 counting them when the answer comes. A hundred requests would begin while the first one is answered.
 """
@@ -66,6 +69,8 @@ class ModelPlace:
         self._started = self._began = False
         self._wall = run.tree.log.wall
         self._queued_at = self._wall()
+        holds = run.settings.config.hold_text_until_guarded and any(limit.freed_by_calls for limit in limits)
+        self._judged = run.guards_settled if holds else None
 
     def start(self) -> None:
         """Note that its limits are taken, and what, and wake its run. Called by the dispatcher, in the same step."""
@@ -78,6 +83,8 @@ class ModelPlace:
 
         Cancellation: it leaves the queue at once; limits that were taken in the same step are given back.
         """
+        if self._judged is not None:
+            await self._judged.wait()
         self._dispatcher.sleepers[self._wake] = None
         try:
             self._dispatcher.add([self._ticket])

@@ -3,7 +3,7 @@
 import random
 from collections import deque
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,8 @@ from kit.watching import Watch
 from agentloop import (
     Agent,
     Capacity,
+    GuardrailFunctionOutput,
+    InputGuardrailTripwireTriggered,
     Rate,
     RequestUsage,
     RunConfig,
@@ -25,6 +27,7 @@ from agentloop import (
     TokenRate,
     UserError,
     UserTypeError,
+    input_guardrail,
     tool,
 )
 from agentloop import records as r
@@ -320,6 +323,38 @@ def test_a_wrapped_model_has_the_limits_of_the_one_within() -> None:
     assert list(Wrapped(first).limits) == first.limits  # type: ignore[attr-defined]
     assert list(FallbackModel([first, second]).limits) == [*first.limits, *second.limits]  # type: ignore[attr-defined]
     assert list(Wrapped(ScriptedModel([])).limits) == []
+
+
+@pytest.mark.parametrize("trips", [False, True])
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_held_text_and_a_guardrail_with_the_same_limit_do_not_wait_for_each_other(
+    backend: Any, streamed: bool, trips: bool
+) -> None:
+    """The guardrail asks a model for the only place: the request whose text is held queues behind it."""
+    watch, place = Watch(), Capacity(1)
+    config = RunConfig(model_limits=[place], hold_text_until_guarded=True, instruments=[watch])
+    inner = RunConfig(model_limits=[place])
+
+    @input_guardrail
+    async def judge(ctx: Any, agent: Any, given: Any) -> GuardrailFunctionOutput:
+        await Runner.run(script_agent("judge", say("fine")), "?", run_config=inner)
+        return GuardrailFunctionOutput(tripwire_triggered=trips)
+
+    agent = script_agent("a", say("hello"), input_guardrails=[judge])
+
+    async def run() -> None:
+        if streamed:
+            async with Runner.run_streamed(agent, "go", run_config=config) as stream:
+                _ = [event async for event in stream]
+        else:
+            await Runner.run(agent, "go", run_config=config)
+
+    with pytest.raises(InputGuardrailTripwireTriggered) if trips else nullcontext():
+        anyio.run(run, backend=backend)
+    assert len(watch.of(r.ModelRequested)) == (not trips)
+    again = replay(watch.records, agent, backend=backend, run_config=attrs.evolve(config, instruments=()))
+    assert (again.result is None) == trips
 
 
 async def test_wrong_limits_are_named() -> None:
