@@ -48,7 +48,8 @@ class _Progress:
             self._read(self.path, settings)
 
     def _read(self, path: Path, settings: str) -> None:
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        # A text of a run may hold any character, and some of them end a line for `splitlines`.
+        lines = path.read_text(encoding="utf-8").rstrip("\n").split("\n") if path.exists() else []
         if lines and lines[0] != settings:
             lines = []  # of other settings
         for line in lines[1:]:
@@ -65,7 +66,7 @@ class _Progress:
         self.rows.append(row)
         if self.path is not None:
             with open(self.path, "a", encoding="utf-8") as file:
-                file.write(json.dumps(make_entry(row, before, after), ensure_ascii=False) + "\n")
+                file.write(json.dumps(make_entry(row, before, after)) + "\n")
 
     def entries(self) -> Iterator[Any]:
         """Yield what the page shows of each row."""

@@ -2,7 +2,8 @@
 
 Bodies, guardrails and callbacks stay in the copies, because the engine calls them through the effects. What it calls
 directly is replaced: models are opened at their first request only, so that a comparison without a request needs no
-key; hooks, sessions, instruments and sandboxes are left out; limits are copied, so that no other run is held up.
+key; hooks, sessions, instruments and sandboxes are left out; limits of tools are copied, so that no other run is held
+up. Requests have no limits, because most are answered from the log, and a wait would let real time pass.
 """
 
 from __future__ import annotations
@@ -86,6 +87,17 @@ class MissingModel(Model):
         raise UserError("the candidate has no model, and is asked something that the recorded run wasn't: give it one")
 
 
+class UnlimitedModels(ModelProvider):
+    """The models of *given*, whose limits hold for no request of the lab."""
+
+    def __init__(self, given: ModelProvider) -> None:
+        self._given: ModelProvider = given
+
+    def get_model(self, name: str) -> Model:
+        """Return the model of the provider."""
+        return self._given.get_model(name)
+
+
 class SessionOfLog:
     """A session whose items come through the effects, from the log. None of its methods is called."""
 
@@ -127,6 +139,8 @@ class Candidate:
             tracing=attrs.evolve(given.tracing, disabled=True),
             sandbox=None,
             timeout=None,  # the log's time isn't the clock's
+            model_limits=(),
+            model_provider=None if given.model_provider is None else UnlimitedModels(given.model_provider),
         )
 
     def _copy_model(self, given: str | Model | None) -> Model:

@@ -68,7 +68,7 @@ class AnswerCache:
         handle, name = tempfile.mkstemp(dir=self._folder, suffix=".part")
         try:
             with open(handle, "w", encoding="utf-8") as file:
-                json.dump({"seconds": round(seconds, 3), "answer": answer}, file, ensure_ascii=False)
+                json.dump({"seconds": round(seconds, 3), "answer": answer}, file)
             os.replace(name, self._folder / f"{key}.json")
         except BaseException:
             with contextlib.suppress(OSError):

@@ -115,11 +115,13 @@ async def compare(
         judges: Functions of a `CaseRun` that return a `Score`, or questions for *judge_model*.
         judge_model: The model, or model string, that judges by questions; default: that of *agent*.
         repeat: How often each run is repeated: several times for a model whose answers vary.
-        run_config: The configuration of the runs; it should be that of production.
+        run_config: The configuration of the runs; it should be that of production. Limits of requests don't hold in
+            the lab, neither its own nor those of providers and models: *concurrency* and *budget* do.
         context: A function that makes the application's object of a run.
         unmatched: What a call gets that the recorded run hasn't made, of a tool that doesn't only read: `"refuse"`
             tells the model that the tool isn't available, `"stub"` gives a value of its output schema, `"simulate"`
-            that of *simulate*, and `"live"` runs the body.
+            that of *simulate*, and `"live"` runs the body. A request with hosted tools, which the provider runs,
+            goes to the model with `"live"` only; any other rule makes it an error of its row.
         simulate: `(SimulatedCall) -> value`, sync or async.
         verdict: The verdict on a call that needs one and isn't a recorded one: `"ask"` gives none, so the run ends
             there and its row says that it would ask.

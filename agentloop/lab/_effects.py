@@ -1,6 +1,7 @@
 """The firewall: the one door of every run in the lab. Nothing of the outside world happens unless it is allowed.
 
-    a model call    equal to a recorded one: the recorded answer. Any other: the candidate's model, through the cache
+    a model call    equal to a recorded one: the recorded answer. Any other: the candidate's model, through the cache;
+                    with tools that the provider runs itself only if `unmatched` is "live"
     a tool call     equal to a recorded one (tool, arguments, occurrence): the recorded outcome. Any other: the body of
                     a tool that only reads; else what `unmatched` says
     a nested run    runs, through this same door
@@ -47,7 +48,7 @@ from agentloop.lab._recording import (
 )
 from agentloop.lab._stub import draw_value
 from agentloop.lab._watch import watch
-from agentloop.model_events import ModelResponse
+from agentloop.model_events import ModelRequest, ModelResponse
 from agentloop.outcomes import SUCCESSES, CallOutcome
 from agentloop.tools import FunctionTool
 
@@ -290,10 +291,15 @@ class LabEffects:
         key = key_of(effect.request, effect.model.info, self._repeat)
         self._asked[key] += 1
         place = f"{key}-{self._asked[key]}" if self._asked[key] > 1 else key
-        # An answer may quote what its tools call secret, so it isn't written anywhere.
-        secret = any(getattr(one, "secret", ()) or getattr(one, "secret_output", False) for one in effect.request.tools)
+        secret = _may_quote_secrets(effect.request)
         kept = None if secret else rules.cache.find(place)
         if kept is None:
+            if effect.request.hosted and rules.unmatched != "live":
+                kinds = ", ".join(sorted({one.kind for one in effect.request.hosted}))
+                raise UserError(
+                    f"hosted tools ({kinds}) run for real: the lab sends them with unmatched='live' (--unmatched live) "
+                    "only, because the provider runs them"
+                )
             rules.budget.spend()
             self.requests += 1
             clock = time.monotonic()
@@ -476,10 +482,18 @@ def _play(call: RecordedCall, tool: FunctionTool[Any]) -> Any:
     raise rebuilt(settled.error or outcome.status, fatal=body is not None and body.fatal)
 
 
+def _may_quote_secrets(request: ModelRequest) -> bool:
+    """Tell whether the answer may quote something secret, of the input or of a tool: then it is kept nowhere."""
+    said = any(getattr(one, "secret", False) for one in request.items)
+    return said or any(getattr(one, "secret", ()) or getattr(one, "secret_output", False) for one in request.tools)
+
+
 def _as_verdict(settled: r.GuardrailSettled) -> Any:
+    detail: Any = settled.detail
+    if settled.verdict == "ask_again":
+        return g.AskAgain(detail if isinstance(detail, str) else "", settled.info)
     if settled.call_id is None:
         return g.GuardrailFunctionOutput(settled.info, settled.verdict == "tripped")
-    detail: Any = settled.detail
     match settled.verdict:
         case "RejectContent":
             return g.RejectContent(detail if isinstance(detail, str) else "", settled.info)

@@ -8,6 +8,7 @@ said is shown as text, cut; secrets are masked as in every timeline.
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
@@ -17,11 +18,11 @@ from agentloop import records as r
 from agentloop._common.error_text import shorten
 from agentloop._common.terminal_text import exact
 from agentloop.lab._diff import find_difference
-from agentloop.lab._report import LabReport, row_to_json
+from agentloop.lab._report import LabReport, row_to_json, spell_surrogates
 from agentloop.lab._rows import LabRow
 from agentloop.lab._runs import CaseRun, list_steps
 from agentloop.tracing import read_timeline
-from agentloop.tracing._timeline_page import _digest, _encode, _read_files
+from agentloop.tracing._timeline_page import _UNSAFE, _digest, _read_files
 
 Entry: TypeAlias = dict[str, Any]
 _MOST_CHARS = 600
@@ -91,6 +92,12 @@ def render_lab_page(report: LabReport, entries: Iterable[Entry]) -> str:
         name, _, rest = after.partition("}}")
         page += before + (values[name] if opening else "")
     return page
+
+
+def _encode(data: Entry) -> str:
+    """Return *data* as JSON text that ends no element of a page, and that UTF-8 can write."""
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    return spell_surrogates(text).translate(_UNSAFE)
 
 
 def _shorten(entry: Entry, limit: int) -> Entry:

@@ -130,7 +130,7 @@ class LabReport:
             "sums": self.sums(),
             "rows": [row_to_json(row) for row in self.rows],
         }
-        return json.dumps(data, ensure_ascii=False, indent=1) + "\n"
+        return spell_surrogates(json.dumps(data, ensure_ascii=False, indent=1)) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> LabReport:
@@ -149,11 +149,11 @@ class LabReport:
 
     def to_junit(self) -> str:
         """Return the report as JUnit XML: a test for each row; one that couldn't be compared is skipped."""
-        suite = xml.Element("testsuite", name=f"agentloop lab: {self.agent}", tests=str(len(self.rows)))
+        suite = xml.Element("testsuite", name=exact(f"agentloop lab: {self.agent}"), tests=str(len(self.rows)))
         suite.set("failures", str(len(self.failed)))
         suite.set("skipped", str(self.count("not comparable")))
         for row in self.rows:
-            case = xml.SubElement(suite, "testcase", classname=self.agent, name=_title(row))
+            case = xml.SubElement(suite, "testcase", classname=exact(self.agent), name=exact(_title(row)))
             if row.failed:
                 text = "\n".join(f"{name}: {row.checks[name]}" for name in row.failed)
                 xml.SubElement(case, "failure", message=exact(row.verdict)).text = exact(text)
@@ -173,6 +173,11 @@ def read_report(path: str | os.PathLike[str]) -> LabReport:
         return LabReport.from_json(Path(path).read_text(encoding="utf-8"))
     except (OSError, StateError) as error:
         raise StateError(f"{os.fspath(path)}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def spell_surrogates(text: str) -> str:
+    """Return the JSON *text* with half characters, which UTF-8 doesn't have, as escapes of JSON."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 # -- rows as JSON

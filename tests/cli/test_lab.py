@@ -11,6 +11,10 @@ from xml.etree import ElementTree
 import pytest
 from click.testing import Result
 
+from agentloop.cli.lab_run import _Progress
+from agentloop.lab import LabReport, LabRow, read_report
+from agentloop.lab._page import render_lab_page
+
 Invoke = Callable[..., Result]
 Start = Callable[..., "subprocess.Popen[str]"]
 
@@ -202,6 +206,30 @@ def test_ctrl_c_leaves_a_report_and_the_same_command_continues(shop: Path, invok
     assert not kept.exists()
     assert len(json.loads(Path("lab.json").read_text())["rows"]) == 10
     assert Path("lab.html").read_text().count('"differs":') == 10
+
+
+@pytest.mark.parametrize("mark", ["\n", "\r", "\x0b", "\x0c", "\x1c", "\x85", "\u2028", "\u2029", "\ud83d", "é"])
+def test_rows_of_any_text_are_kept_and_written(mark: str, tmp_path: Path) -> None:
+    """No character ends a line of what is kept, and none keeps a file from being written."""
+    rows = [LabRow(name=f"{mark}{n}", verdict="answer differs", why=(f"one{mark}two",)) for n in range(3)]
+    place = tmp_path / "lab.json"
+    for row in rows:
+        progress = _Progress(place, "settings")
+        progress.add(row, None, None)
+    again = _Progress(place, "settings")
+    assert again.rows == rows
+    assert _Progress(place, "others").rows == []
+    again = _Progress(place, "settings")
+    assert again.rows == []
+    for row in rows:
+        again.add(row, None, None)
+    made = LabReport("desk", tuple(rows))
+    place.write_text(made.to_json(), encoding="utf-8", newline="")
+    assert read_report(place).rows == made.rows
+    ElementTree.fromstring(made.to_junit().encode())
+    page = render_lab_page(made, again.entries()).encode().decode()
+    data = page.partition('<script type="application/json" id="data">')[2].partition("</script>")[0]
+    assert [one["row"]["name"] for one in json.loads(data)["rows"]] == [row.name for row in rows]
 
 
 # ------------------------------------------------------------------------------------------------ show and diff

@@ -4,16 +4,41 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
-from lab.shop import LEDGER, STORIES, TOOLS, ask, last_text, look_up, make_agent, record, refund, state_of
+from lab.shop import (
+    LEDGER,
+    STORIES,
+    TOOLS,
+    ask,
+    last_text,
+    look_up,
+    make_agent,
+    read_again,
+    record,
+    refund,
+    state_of,
+)
 
-from agentloop import Agent, RunConfig, Runner, lab, tool
-from agentloop.guardrails import GuardrailFunctionOutput, input_guardrail
+from agentloop import Agent, AgentLoopError, AskAgain, Capacity, RunConfig, Runner, RunState, lab, tool
+from agentloop.guardrails import (
+    Allow,
+    GuardrailFunctionOutput,
+    RaiseException,
+    RejectContent,
+    ReplaceOutput,
+    Rewrite,
+    input_guardrail,
+    output_guardrail,
+    tool_input_guardrail,
+    tool_output_guardrail,
+)
+from agentloop.items import UserMessage
 from agentloop.journal import MemoryJournal
-from agentloop.records import CallSettled
+from agentloop.records import CallSettled, GuardrailSettled, ModelRequested
 from agentloop.testing import FunctionModel, ScriptedModel, call, say
+from agentloop.tools import HostedTool
 
 pytestmark = pytest.mark.real_clock
 
@@ -207,6 +232,164 @@ async def test_recorded_guards_take_the_verdict_of_the_log() -> None:
     assert ran == [1]
     assert (await lab.compare(result, agent)).count("same") == 1
     assert ran == [1, 1]
+
+
+PASSED = GuardrailFunctionOutput()
+ANSWERS: dict[str, tuple[str, Any]] = {
+    "passed": ("input", PASSED),
+    "input tripped": ("input", GuardrailFunctionOutput("why", True)),
+    "output tripped": ("output", GuardrailFunctionOutput("why", True)),
+    "asks again": ("output", AskAgain("Name your source.", "why")),
+    "allows": ("tool_input", Allow("why")),
+    "rejects": ("tool_input", RejectContent("Not so.", "why")),
+    "raises": ("tool_input", RaiseException("why")),
+    "rewrites": ("tool_input", Rewrite({"order": "other"}, "why")),
+    "rejects an output": ("tool_output", RejectContent("Not so.", "why")),
+    "replaces an output": ("tool_output", ReplaceOutput("Replaced.", "why")),
+}
+
+
+@pytest.mark.parametrize("stored", [False, True])
+@pytest.mark.parametrize("kind", ANSWERS)
+async def test_every_answer_of_a_guardrail_is_given_again(kind: str, stored: bool) -> None:
+    """With `recorded_guards` it isn't asked, and says what it said: the run goes the same way."""
+    stage, given = ANSWERS[kind]
+    asked: list[str] = []
+
+    def answer(default: Any) -> Any:
+        asked.append(kind)
+        return given if len(asked) == 1 else default
+
+    @input_guardrail
+    def at_input(ctx: Any, agent: Any, shown: Any) -> Any:
+        return answer(PASSED) if stage == "input" else PASSED
+
+    @output_guardrail
+    def at_output(ctx: Any, agent: Any, output: Any) -> Any:
+        return answer(PASSED) if stage == "output" else PASSED
+
+    @tool_input_guardrail
+    def at_call(data: Any) -> Any:
+        return answer(Allow()) if stage == "tool_input" else Allow()
+
+    @tool_output_guardrail
+    def at_return(data: Any) -> Any:
+        return answer(Allow()) if stage == "tool_output" else Allow()
+
+    @tool(tool_input_guardrails=[at_call], tool_output_guardrails=[at_return])
+    async def find(order: str) -> str:
+        """Find."""
+        return f"found {order}"
+
+    steps = [call("find", {"order": "o"}), say("one"), say("two")]
+    guards: dict[str, Any] = {"input_guardrails": [at_input], "output_guardrails": [at_output]}
+    agent = Agent("a", model=ScriptedModel(steps), tools=[find], **guards)
+    try:
+        records = list((await Runner.run(agent, "go")).records)
+    except AgentLoopError as error:
+        records = list(cast("Any", error).run_data.records)
+    assert asked
+    asked.clear()
+    kept: list[Any] = []
+    log = RunState(agent, read_again(records) if stored else records)
+    report = await lab.compare(log, agent, recorded_guards=True, observe=lambda row, before, after: kept.append(after))
+    assert (report.rows[0].verdict, report.rows[0].requests) == ("same", 0), report.rows[0].why
+    assert asked == []
+    said = [[one.verdict for one in log if isinstance(one, GuardrailSettled)] for log in (records, kept[0].records)]
+    assert said[0] == said[1]
+
+
+class Hosting(ScriptedModel):
+    """A model whose provider runs tools."""
+
+    features = frozenset({"hosted_tools"})
+
+
+SERVER = HostedTool("mcp", {"server_url": "https://example.com/mcp", "require_approval": "never"})
+
+
+@pytest.mark.parametrize("unmatched", ["refuse", "stub", "simulate"])
+async def test_tools_that_the_provider_runs_are_not_sent_unless_that_is_allowed(unmatched: Any, tmp_path: Path) -> None:
+    """A recorded answer and a kept one need no provider; any other request is an error, which names the option."""
+    rule: dict[str, Any] = {"unmatched": unmatched, "simulate": str if unmatched == "simulate" else None}
+    before = Agent("a", model=Hosting([say("hi")]), tools=[SERVER])
+    result = await Runner.run(before, "go")
+    assert (await lab.compare(result, before, **rule)).count("same") == 1
+    model = Hosting([say("hi")])
+    changed = Agent("a", instructions="New.", model=model, tools=[SERVER])
+    (row,) = (await lab.compare(result, changed, cache=tmp_path, **rule)).rows
+    assert (row.verdict, model.requests) == ("error", [])
+    assert "hosted tools (mcp)" in row.why[0]
+    assert "unmatched='live'" in row.why[0]
+    (row,) = (await lab.compare(result, changed, cache=tmp_path, unmatched="live")).rows
+    assert (row.verdict, len(model.requests)) == ("same", 1)
+    (row,) = (await lab.compare(result, changed, cache=tmp_path, **rule)).rows
+    assert (row.verdict, len(model.requests)) == ("same", 1)
+
+
+class LimitedModels:
+    """A provider with a limit of its requests."""
+
+    def __init__(self) -> None:
+        self.limits = (Capacity(1, "provider"),)
+
+    def get_model(self, name: str) -> Any:
+        """Return a model that says its name."""
+        return FunctionModel(lambda request: say(name))
+
+    async def __aenter__(self) -> LimitedModels:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        return None
+
+
+@pytest.mark.parametrize("instructions", [None, "New."])
+@pytest.mark.parametrize("of", ["configuration", "provider"])
+async def test_no_request_waits_for_a_limit(of: str, instructions: str | None) -> None:
+    """A recorded answer would take a place that requests of other runs need, or let real time pass."""
+    provider, kept = LimitedModels(), list[Any]()
+    config = (
+        RunConfig(model_provider=provider)
+        if of == "provider"
+        else RunConfig(model_provider=provider, model_limits=[Capacity(1, "account")])
+    )
+    if of == "configuration":
+        provider.limits = ()
+    inner = Agent("inner", model="small")
+    tools = [inner.as_tool("ask_inner", "Ask.", run_config=config)]
+    made = Agent("a", model=ScriptedModel([call("ask_inner", {"input": "x"}), say("big")]), tools=tools)
+    result = await Runner.run(made, "go", run_config=config)
+    assert all(one.queued_at is not None for one in result.records if isinstance(one, ModelRequested))
+    changed = made.clone(instructions=instructions, model="big") if instructions else made
+    report = await lab.compare(
+        result, changed, run_config=config, observe=lambda row, before, after: kept.append(after.records)
+    )
+    assert report.rows[0].verdict == ("other calls" if instructions else "same")
+    requested = [one for one in kept[0] if isinstance(one, ModelRequested)]
+    assert [one.queued_at for one in requested] == [None] * (1 if instructions else 3)
+
+
+@pytest.mark.parametrize("secret", [False, True])
+async def test_an_answer_to_something_secret_is_kept_nowhere(secret: bool, tmp_path: Path) -> None:
+    """It may quote it."""
+    agent = Agent("a", model=ScriptedModel([say("hello")]))
+    result = await Runner.run(agent, [UserMessage("My pin is 4711.", secret=secret)])
+    changed = Agent("a", instructions="New.", model=FunctionModel(lambda request: say("Your pin is 4711.")))
+    for _ in range(2):
+        await lab.compare(result, changed, cache=tmp_path)
+    texts = [path.read_text() for path in tmp_path.iterdir()]  # noqa: ASYNC240
+    assert ["4711" in text for text in texts] == ([] if secret else [True])
+
+
+async def test_an_answer_with_half_a_character_is_kept_as_any_other(tmp_path: Path) -> None:
+    """UTF-8 has none; JSON does."""
+    result = await Runner.run(Agent("a", model=ScriptedModel([say("hello")])), "go")
+    changed = Agent("a", instructions="New.", model=ScriptedModel([say("\ud83d")]))
+    one = await lab.compare(result, changed, cache=tmp_path)
+    two = await lab.compare(result, changed, cache=tmp_path)
+    assert one.count("answer differs") == 1
+    assert (one.requests, two.to_json()) == (1, one.to_json())
 
 
 async def test_a_session_is_neither_read_nor_written() -> None:
