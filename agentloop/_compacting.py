@@ -7,11 +7,13 @@ turns or, once, where the provider refuses a request as too long. All of it is o
 A summary is a run of one turn, nested in this one, with its own path: so its request is counted, priced, limited,
 cancelled, traced and recorded by what does that for each request. It isn't the run of an agent: no hook, guardrail or
 tool takes part. Its log holds neither the transcript, which follows from the items before, nor the summary twice: the
-history has it as an item. After a crash a summary that was made is used; one that wasn't is asked for again.
+history has it as an item. After a crash a summary that was made is used, if it is of the same transcript, by the same
+instructions and model; one that wasn't is asked for again.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -20,6 +22,7 @@ from typing import TypeAlias
 import attrs
 
 from agentloop import effects as e
+from agentloop._common.digests import digestible
 from agentloop._common.error_text import error_summary
 from agentloop._common.values import Value
 from agentloop._core.context_size import context_due, count_context, find_window, make_context_view
@@ -194,7 +197,7 @@ async def _summarize_older(
     if not older:
         return shown, shown.tokens
     try:
-        nested = _make_summary_run(run, step, format_transcript(older, int(_TRANSCRIPT * shown.window)), index)
+        nested = _make_summary_run(run, view, step, format_transcript(older, int(_TRANSCRIPT * shown.window)), index)
         summary = await _summarize(run, nested, view, step, ask)
     except (JournalError, UserError):
         raise
@@ -228,7 +231,7 @@ async def _summarize(run: LiveRun, nested: LiveRun, view: TurnView, step: Summar
         tools=(),
         by_key={},
         system=step.instructions,
-        settings=_choose_settings(view, step),
+        settings=_choose_settings(run, view, step),
         model=model,
         shown=b"]",
     )
@@ -258,19 +261,29 @@ def _read_summary(response: ModelResponse) -> str:
     return text
 
 
-def _choose_settings(view: TurnView, step: Summarize) -> ModelSettings:
+def _choose_settings(run: LiveRun, view: TurnView, step: Summarize) -> ModelSettings:
     """Return the settings of the agent's requests where its model summarizes; of another model its own, with the
-    agent's patience."""
+    agent's patience.
+
+    Where a budget counts the worst case, an answer needs a length: the agent's holds if the model has none of its own.
+    """
     if step.model is None:
         return attrs.evolve(view.settings, tool_choice=None, parallel_tool_calls=None, context_management=None)
     patience = ModelSettings(timeout=view.settings.timeout, retry=view.settings.retry)
-    return implicit_settings(step.model).resolve(patience)
+    settings, budget = implicit_settings(step.model).resolve(patience), run.settings.budget
+    if settings.max_tokens is not None or budget is None or not budget.counts_worst_case:
+        return settings
+    return attrs.evolve(settings, max_tokens=view.settings.max_tokens)
 
 
-def _make_summary_run(run: LiveRun, step: Summarize, transcript: str, index: int) -> LiveRun:
-    """Return the run of a summary. Its path tells after which response it is made, and for which step."""
+def _make_summary_run(run: LiveRun, view: TurnView, step: Summarize, transcript: str, index: int) -> LiveRun:
+    """Return the run of a summary. Its path tells after which response it is made, for which step, and by a digest of
+    what: a resumed run with another policy or model doesn't take one of other items for its own."""
     state, config = run.state, run.settings.config
-    call_id = f"summary-{state.compactions}-{len(state.responses)}-{index}"
+    model = step.model or view.model
+    asked = (transcript, step.instructions, model if isinstance(model, str) else model.info.name)
+    digest = hashlib.sha256(digestible(asked)).hexdigest()[:8]
+    call_id = f"summary-{state.compactions}-{len(state.responses)}-{index}-{digest}"
     usual = config.history.call_model_input_filter
 
     async def show(data: ModelInputData) -> ModelInputData:

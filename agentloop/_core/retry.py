@@ -1,8 +1,9 @@
 """The decision whether and when a failed model request is made again, apart from the waiting.
 
 Does not know about clocks or randomness: the random number and the time left are arguments. A policy can't override
-three rules: a cancellation is never retried, a response of which the caller saw a part is never retried, and
-`max_retries` holds. Without settings a request is retried twice, if its error allows it.
+four rules: a cancellation is never retried, nor a response of which the caller saw a part, nor a request that is too
+long for the model's window, which stays so; and `max_retries` holds. Without settings a request is retried twice, if
+its error allows it.
 
 Decisions:
 
@@ -93,6 +94,7 @@ def may_retry(settings: ModelRetrySettings, context: RetryContext, *, streamed: 
     return (
         not streamed
         and isinstance(context.error, Exception)  # cancellations and fatal errors aren't
+        and not (isinstance(context.error, ModelTransportError) and context.error.context_too_long)
         and context.attempt <= settings.max_retries
     )
 

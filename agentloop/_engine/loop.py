@@ -307,7 +307,7 @@ async def _check_worst_case(run: LiveRun, view: TurnView) -> TurnView:
     from agentloop._engine.worst_case import find_worst_case
 
     try:
-        run.check_request(find_worst_case(run, make_request(run, view), find_price(run, view.model)))
+        run.check_request(find_worst_case(run, view.model, make_request(run, view), find_price(run, view.model)))
     except UsageLimitExceeded:
         if run.state.turn_open or not _answers_at_limit(run, "usage_limits"):
             raise

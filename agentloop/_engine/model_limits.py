@@ -55,9 +55,10 @@ class ModelPlace:
         shared = run.tree.shared
         self._dispatcher = shared.pump
         for limit in limits:
-            if limit.binding.loop is not shared:
-                limit.hold = None  # a time on the clock of another loop
+            bound = limit.binding.loop
             limit.binding.bind(limit, shared, shared.loop_lives, shared.pump.pump)
+            if bound is not shared:
+                limit.hold = None  # a time on the clock of a loop that has ended: `bind` refuses a living one's limit
             limit.hold = limit.hold or Hold(f"{limit.name_shown} (the server)")
         self._limits: tuple[Limit, ...] = (*limits, *(limit.hold for limit in limits))
         self.input_tokens = estimate_input(run.state, request) if any(limit.weighed for limit in limits) else 0

@@ -9,6 +9,7 @@ from typing import TypeVar
 from agentloop._core.context_size import estimate_input
 from agentloop._core.turn_view import TurnView
 from agentloop._engine.runtime.live_run import LiveRun
+from agentloop.abc import Model
 from agentloop.budget import WorstCase, to_amount
 from agentloop.config import Price
 from agentloop.exceptions import UserError
@@ -18,8 +19,8 @@ from agentloop.usage import RequestUsage
 AnswerT = TypeVar("AnswerT")
 
 
-def find_worst_case(run: LiveRun, request: ModelRequest, price: Price | None) -> WorstCase:
-    """Return the worst case of *request*, of which *price* gives the cost.
+def find_worst_case(run: LiveRun, model: Model, request: ModelRequest, price: Price | None) -> WorstCase:
+    """Return the worst case of *request* to *model*, of which *price* gives the cost: by the dearest of its members.
 
     Raises:
         UserError: an answer may have any length.
@@ -32,8 +33,18 @@ def find_worst_case(run: LiveRun, request: ModelRequest, price: Price | None) ->
         )
     sent = estimate_input(run.state, request)
     usage = RequestUsage(input_tokens=sent, output_tokens=most, total_tokens=sent + most)
-    name = str(getattr(run.view.model if run.view is not None else None, "name", None) or "")
-    return WorstCase(sent, most, Decimal(0) if price is None else to_amount("price", price(name, usage)))
+    cost = Decimal(0)
+    if price is not None:
+        cost = max(to_amount("price", price(name, usage)) for name in _find_names(model))
+    return WorstCase(sent, most, cost)
+
+
+def _find_names(model: Model) -> list[str]:
+    """Return the names under which an answer of *model* may be priced: its own, or those of all that it may ask."""
+    if own := getattr(model, "name", None):
+        return [str(own)]
+    asked = getattr(model, "members", None) or (getattr(model, "wrapped", None),)
+    return [name for one in asked if one is not None for name in _find_names(one)] or [model.info.name]
 
 
 async def within_worst_case(
@@ -49,7 +60,7 @@ async def within_worst_case(
         UsageLimitExceeded: they haven't.
         UserError: as `find_worst_case`.
     """
-    budget, worst = run.settings.budget, find_worst_case(run, request, price)
+    budget, worst = run.settings.budget, find_worst_case(run, view.model, request, price)
     assert budget is not None  # it counts the worst case
     run.check_request(worst)
     budget.hold_request(worst)

@@ -168,6 +168,8 @@ def test_retries_end_with_their_number() -> None:
         (STEADY, RATE_LIMITED, 4, False, False),
         (STEADY, RATE_LIMITED, 1, True, False),
         (STEADY, KeyboardInterrupt(), 1, False, False),
+        (STEADY, ModelTransportError("x", code="context_length_exceeded"), 1, False, False),
+        (STEADY, ModelTransportError("prompt is too long", status=400, should_retry=True), 1, False, False),
     ],
 )
 def test_a_policy_is_asked_only_where_it_can_decide(

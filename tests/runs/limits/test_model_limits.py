@@ -312,6 +312,44 @@ async def test_a_request_larger_than_the_limit_waits_for_an_empty_window(run_mod
 # -- the models
 
 
+@pytest.mark.backends("asyncio", "trio")
+@pytest.mark.scenario("LM-03")
+async def test_a_second_loop_leaves_the_time_of_the_first() -> None:
+    """It is refused, since the first loop is alive: and no request of the first begins before the server's time."""
+    account = Capacity(5)
+    busy = fail(ModelTransportError("busy", status=429, retry_after=1000.0))
+    settings = ModelSettings(retry=ModelRetrySettings(max_retries=0))
+    first = script_agent("a", busy, say("too early"), model_settings=settings)
+    config = RunConfig(model_limits=[account])
+    with pytest.raises(ModelTransportError):
+        await Runner.run(first, "go", run_config=config)
+    held = account.hold
+    assert held is not None
+    until = held.until
+    with pytest.raises(UserError, match="belongs to another event loop"):
+        await anyio.to_thread.run_sync(lambda: Runner.run_sync(script_agent("b", say("b")), "go", run_config=config))
+    assert account.hold is held
+    assert held.until == until
+    with anyio.move_on_after(0) as scope:
+        await Runner.run(first, "go", run_config=config)
+    assert scope.cancelled_caught
+
+
+@pytest.mark.scenario("LM-03")
+def test_the_next_loop_knows_no_time_of_the_one_that_has_ended() -> None:
+    """Its clock was another."""
+    account = Capacity(5)
+    busy = fail(ModelTransportError("busy", status=429, retry_after=1000.0))
+    agent = script_agent("a", busy, model_settings=ModelSettings(retry=ModelRetrySettings(max_retries=0)))
+    config = RunConfig(model_limits=[account])
+    with pytest.raises(ModelTransportError):
+        Runner.run_sync(agent, "go", run_config=config)
+    result = Runner.run_sync(
+        script_agent("b", say("b")), "go", run_config=RunConfig(model_limits=[account], timeout=60)
+    )
+    assert result.final_output == "b"
+
+
 def test_a_wrapped_model_has_the_limits_of_the_one_within() -> None:
     """Of several models, a request holds a place of each that it may ask."""
     first, second = ScriptedModel([]), ScriptedModel([])

@@ -1,5 +1,6 @@
 """Requests whose worst case would pass a limit: refused before they are made, also while others are under way."""
 
+from collections.abc import Callable
 from typing import Any
 
 import anyio
@@ -9,8 +10,11 @@ from kit.results import read_requests
 
 from agentloop import Agent, ModelSettings, RequestUsage, RunConfig, Runner, UsageLimitExceeded, UsageLimits, UserError
 from agentloop import testing as t
+from agentloop.abc import Model
 from agentloop.items import ToolCall
 from agentloop.journal import MemoryJournal
+from agentloop.model_events import ModelInfo
+from agentloop.models import FallbackModel, WrapperModel
 from agentloop.testing import FunctionModel, ScriptedModel, call, respond, say
 from agentloop.testing.replaying import replay
 
@@ -76,6 +80,53 @@ async def test_an_answer_of_any_length_is_refused(run_mode: Run) -> None:
     with pytest.raises(UserError, match="agent 'a' may be: give its ModelSettings a max_tokens"):
         await run_mode(agent, "go", run_config=RunConfig(limits=UsageLimits(cost=9, worst_case=True), price=cost))
     assert read_requests(agent) == []
+
+
+PRICES = {"cheap": 1, "dear": 3}
+
+
+def cost_by_name(name: str, used: RequestUsage) -> int:
+    """Return the price of a request to a model of `PRICES`: there is no other."""
+    return PRICES[name] * used.output_tokens
+
+
+class Unnamed(FunctionModel):
+    """A model whose name is in its `info` alone; its answers name it."""
+
+    info = ModelInfo("p", "dear")
+
+
+class Named(FunctionModel):
+    """A model of the name *name*."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(lambda request: say("done", usage(50)))
+        self.name = name
+
+
+MODELS: dict[str, Callable[[], tuple[Model, int]]] = {
+    "named": lambda: (Named("cheap"), 100),
+    "unnamed": lambda: (Unnamed(lambda request: say("done", usage(50).replace(model="dear"))), 300),
+    "several": lambda: (FallbackModel([Named("cheap"), Named("dear")]), 300),
+    "the dearest first": lambda: (FallbackModel([Named("dear"), Named("cheap")]), 300),
+    "wrapped": lambda: (WrapperModel(FallbackModel([Named("cheap"), Named("dear")])), 300),
+    "lists in a list": lambda: (FallbackModel([Named("cheap"), FallbackModel([Named("dear")])]), 300),
+}
+
+
+@pytest.mark.scenario("LM-02")
+@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+@pytest.mark.parametrize("room", [-1, 0])
+async def test_the_worst_case_is_of_the_dearest_model_that_may_answer(run_mode: Run, make: Any, room: int) -> None:
+    """Each is priced under the name under which its answer is; `prices` knows no other."""
+    model, worst = make()
+    agent = Agent("a", model=model, model_settings=SETTINGS)
+    config = RunConfig(limits=UsageLimits(cost=worst + room, worst_case=True), price=cost_by_name)
+    if room < 0:
+        with pytest.raises(UsageLimitExceeded, match=f"cost 0 and at most {worst} more"):
+            await run_mode(agent, "go", run_config=config)
+    else:
+        assert (await run_mode(agent, "go", run_config=config)).final_output == "done"
 
 
 @pytest.mark.scenario("LM-02")

@@ -146,6 +146,24 @@ async def test_another_model_may_summarize(run_mode: Any) -> None:
     assert not any(request.path for request in model.requests)
 
 
+@pytest.mark.parametrize(("own", "worst_case", "most"), [(None, True, 100), (7, True, 7), (None, False, None)], ids=str)
+async def test_a_summary_has_a_length_where_the_worst_case_counts(
+    run_mode: Any, own: int | None, worst_case: bool, most: int | None
+) -> None:
+    """The agent's, if its model has none of its own: nobody could give it one but by another model."""
+
+    class Other(FunctionModel):
+        default_settings = ModelSettings(max_tokens=own)
+
+    other = Other(lambda request: say("Pages were read."))
+    agent = make_agent(
+        policy(Summarize(model=other, keep_turns=1)), reader(8), model_settings=ModelSettings(max_tokens=100)
+    )
+    config = RunConfig(limits=UsageLimits(total_tokens=10**7, worst_case=worst_case))
+    assert (await run_mode(agent, "go", run_config=config)).final_output == "done"
+    assert {request.settings.max_tokens for request in other.requests} == {most}
+
+
 async def test_the_models_own_settings_hold_for_its_summary(run_mode: Any) -> None:
     """But for what only calls need."""
     model = reader(8)
@@ -437,15 +455,20 @@ async def test_a_refusal_that_no_step_helps_ends_the_run(run_mode: Any) -> None:
     "error",
     [
         ModelTransportError("no", status=400, code="context_length_exceeded"),
+        ModelTransportError("no", code="context_length_exceeded"),
+        ModelTransportError("no", status=500, code="context_length_exceeded"),
+        ModelTransportError("no", code="context_length_exceeded", should_retry=True),
+        ModelTransportError("prompt is too long"),
         ModelTransportError("This model's maximum context length is 8192 tokens.", status=400),
         ModelTransportError("input token count (1048577) exceeds the maximum number of tokens", status=400),
     ],
 )
 async def test_providers_say_it_in_their_own_words(run_mode: Any, error: ModelTransportError) -> None:
-    """By a code or by their words."""
+    """By a code or by their words. The request isn't made again as it was: it stays too long."""
     model = ScriptedModel([call("read", {"page": 1}), fail(error), say("done")])
     result = await run_mode(make_agent(policy(ClearToolOutputs(keep_last=0)), model), "Read.")
     assert len(compactions(result.records)) == 1
+    assert len(model.requests) == 3
 
 
 @pytest.mark.parametrize("error", [ModelTransportError("too many tokens", status=429), ModelTransportError("context")])

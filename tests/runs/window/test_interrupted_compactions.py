@@ -1,6 +1,7 @@
 """A compaction that is cancelled, crashes, pauses or runs out of time leaves the old history or the new one; a replay
 takes it from the log."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,7 @@ from agentloop import (
 )
 from agentloop import records as r
 from agentloop import testing as t
+from agentloop.abc import Model, ModelProvider
 from agentloop.journal import MemoryJournal
 from agentloop.testing import FunctionModel, replay, say, wait
 
@@ -86,6 +88,65 @@ async def test_a_summary_that_a_crash_has_left_is_used(tmp_path: Any) -> None:
         assert resumed.usage.requests == result.usage.requests
         first = compactions(resumed.records)[0]
         assert first.items == compactions(result.records)[0].items
+
+
+class Provider(ModelProvider):
+    """A provider of models that say the same."""
+
+    def get_model(self, name: str) -> Model:
+        return FunctionModel(lambda request: say("Kept."))
+
+
+class OtherModel(FunctionModel):
+    """A model of another name."""
+
+
+OTHERS: dict[str, Callable[[], Summarize]] = {
+    "items": lambda: Summarize(keep_turns=0),
+    "instructions": lambda: Summarize(keep_turns=1, instructions="You summarize pages."),
+    "model": lambda: Summarize(keep_turns=1, model=OtherModel(lambda request: say("Other."))),
+    "name of a model": lambda: Summarize(keep_turns=1, model="kept"),
+}
+
+
+@pytest.mark.scenario("CX-02")
+@pytest.mark.parametrize("step", OTHERS.values(), ids=OTHERS)
+async def test_a_summary_of_something_else_is_not_used(step: Any) -> None:
+    """It would stand for items that its model never saw, or in the words of other instructions or another model."""
+    journal = MemoryJournal()
+    result = await Runner.run(make_agent(POLICIES["summarized"](), reader(5)), "Read.", journal=journal)
+    lines = await journal.read()
+    ended = next(n for n, one in enumerate(result.records) if one.path and isinstance(one, r.RunEnded))
+    left = MemoryJournal()
+    await left.append(lines[: len(lines) - len(result.records) + ended + 1])
+    policy = ContextPolicy(window=WINDOW, steps=[step()])
+    config = RunConfig(context=policy, model_provider=Provider())
+    resumed = await Runner.resume(make_agent(None, reader(5)), left, run_config=config)
+    assert resumed.final_output == "done"
+    old, new = [one.path for one in summaries(resumed.records)][:2]
+    assert old != new
+    made = next(one for one in resumed.records if one.path == new and isinstance(one, r.ModelResponded))
+    assert resumed.records.index(made) < resumed.records.index(compactions(resumed.records)[0])
+
+
+@pytest.mark.scenario("CX-02", "CX-04")
+async def test_a_journal_whose_summaries_have_shorter_ids_is_read() -> None:
+    """Without a digest, as they were written before: a replay follows, and a resumed run asks for its summary."""
+    agent, journal = make_agent(POLICIES["summarized"](), reader(5)), MemoryJournal()
+    result = await Runner.run(agent, "Read.", journal=journal)
+    lines = [re.sub(rb"(summary-\d+-\d+-\d+)-[0-9a-f]{8}", rb"\1", line) for line in await journal.read()]
+    assert lines != await journal.read()
+    whole = MemoryJournal()
+    await whole.append(lines)
+    replayed = await anyio.to_thread.run_sync(lambda: replay(whole, agent))
+    assert replayed.result is not None
+    assert replayed.result.to_input_list() == result.to_input_list()
+    ended = next(n for n, one in enumerate(result.records) if one.path and isinstance(one, r.RunEnded))
+    left = MemoryJournal()
+    await left.append(lines[: len(lines) - len(result.records) + ended + 1])
+    resumed = await Runner.resume(agent, left)
+    assert resumed.final_output == "done"
+    assert len(summaries(resumed.records)) == len(summaries(result.records)) + 1
 
 
 @pytest.mark.scenario("CX-02")
