@@ -73,9 +73,10 @@ def _is_undecided(run: LiveRun, entry: PlanEntry) -> bool:
     planned, tool, call = entry.disposition, entry.tool, entry.call
     if not isinstance(planned, Execute) or tool is None or planned.resumed or planned.decided:
         return False
+    asked = _was_asked(run, call)  # first: where the definitions don't fit the call, an engine leaves the step here
     if call.call_id in run.state.cancel_requests:  # it won't run, so there is nothing to ask
         return False
-    return bool(run.settings.config.policies) or tool.needs_approval is not False or _was_asked(run, call)
+    return asked or bool(run.settings.config.policies) or tool.needs_approval is not False
 
 
 def _was_asked(run: LiveRun, call: ToolCall) -> bool:
