@@ -279,6 +279,8 @@ def _watch(live: LiveCall, body: Coroutine[Any, Any, Any]) -> Generator[Any, Any
     *body* can't tell the difference: what is sent and thrown into us goes to it, with the traceback that it came with.
     """
     live.coro = body
+    if live.batch.nursery.on_trio:  # a KeyboardInterrupt between two steps would be lost here
+        return (yield from body.__await__())
     answer, error, value = None, None, None
     while True:
         began = clock()

@@ -20,6 +20,9 @@ from agentloop import FunctionTool, ToolContext, tool
 from agentloop._engine.calls import steps as call_steps
 from agentloop.testing import call, say
 
+pytestmark = pytest.mark.backends("asyncio", "asyncio-eager", "asyncio-virtual")
+"""On trio no step is timed: see `_watch`."""
+
 
 class Steps:
     """A clock that a body moves when it "blocks"."""
