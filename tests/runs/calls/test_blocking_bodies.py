@@ -20,7 +20,7 @@ from agentloop import FunctionTool, ToolContext, tool
 from agentloop._engine.calls import steps as call_steps
 from agentloop.testing import call, say
 
-pytestmark = pytest.mark.backends("asyncio", "asyncio-eager", "asyncio-virtual")
+pytestmark = pytest.mark.backends("asyncio", "asyncio-eager")
 """On trio no step is timed: see `_watch`."""
 
 
@@ -214,7 +214,8 @@ async def test_a_body_that_is_closed_is_closed_at_its_wait() -> None:
             raise
 
     coroutine = body()
-    around = call_steps._watch(SimpleNamespace(coro=None), coroutine)  # type: ignore[arg-type]
+    live = SimpleNamespace(coro=None, batch=SimpleNamespace(nursery=SimpleNamespace(on_trio=False)))
+    around = call_steps._watch(live, coroutine)  # type: ignore[arg-type]
     around.send(None)
     around.close()
     assert ended == ["closed"]
