@@ -248,7 +248,12 @@ def _call_on_loop(live: LiveCall, body: PythonBody) -> Awaitable[Any]:
     bound = live.arguments.bound
     assert bound is not None
     value = bound.call(body.fn, _context_for(live, body))
-    return _watch(live, value) if isinstance(value, CoroutineType) else resolve(value)
+    return _watch(live, _run_on(value)) if isinstance(value, CoroutineType) else resolve(value)
+
+
+@interruptible
+async def _run_on(body: Coroutine[Any, Any, Any]) -> Any:
+    return await body
 
 
 def _call_raw(live: LiveCall, body: RawBody) -> Awaitable[Any]:
@@ -271,16 +276,16 @@ async def _call_in_thread(live: LiveCall, body: PythonBody) -> Any:
     return await resolve(value)
 
 
-@interruptible
+@uninterrupted
 @coroutine
 def _watch(live: LiveCall, body: Coroutine[Any, Any, Any]) -> Generator[Any, Any, Any]:
     """Await *body* of the call *live*, and log a warning of a step that has blocked the event loop.
 
     *body* can't tell the difference: what is sent and thrown into us goes to it, with the traceback that it came with.
+    It is marked as interruptible, and we aren't: an interrupt between two of its steps would leave it, with the scopes
+    that it has open, before its end.
     """
     live.coro = body
-    if live.batch.nursery.on_trio:  # a KeyboardInterrupt between two steps would be lost here
-        return (yield from body.__await__())
     answer, error, value = None, None, None
     while True:
         began = clock()

@@ -20,9 +20,6 @@ from agentloop import FunctionTool, ToolContext, tool
 from agentloop._engine.calls import steps as call_steps
 from agentloop.testing import call, say
 
-pytestmark = pytest.mark.backends("asyncio", "asyncio-eager")
-"""On trio no step is timed: see `_watch`."""
-
 
 class Steps:
     """A clock that a body moves when it "blocks"."""
@@ -214,8 +211,7 @@ async def test_a_body_that_is_closed_is_closed_at_its_wait() -> None:
             raise
 
     coroutine = body()
-    live = SimpleNamespace(coro=None, batch=SimpleNamespace(nursery=SimpleNamespace(on_trio=False)))
-    around = call_steps._watch(live, coroutine)  # type: ignore[arg-type]
+    around = call_steps._watch(SimpleNamespace(coro=None), coroutine)  # type: ignore[arg-type]
     around.send(None)
     around.close()
     assert ended == ["closed"]
