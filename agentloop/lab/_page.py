@@ -1,8 +1,7 @@
 """A comparison as one HTML page that needs no network: the table, filters, and for each run both histories and times.
 
-The page is made as that of a timeline is (`tracing._timeline_page`), whose colours it takes: a template, a style, a
-script, and the data as JSON that no browser executes; its policy allows this script and this style only. What a run
-said is shown as text, cut; secrets are masked as in every timeline.
+The page is made as that of a timeline is (`tracing._html_page`), whose colours it takes. What a run said is shown as
+text, cut; secrets are masked as in every timeline.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Iterable, Sequence
-from html import escape
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -22,7 +20,8 @@ from agentloop.lab._report import LabReport, row_to_json, spell_surrogates
 from agentloop.lab._rows import LabRow
 from agentloop.lab._runs import CaseRun, list_steps
 from agentloop.tracing import read_timeline
-from agentloop.tracing._timeline_page import _UNSAFE, _digest, _read_files
+from agentloop.tracing._html_page import PageFiles, embed, fill_page
+from agentloop.tracing._timeline_page import read_timeline_files
 
 Entry: TypeAlias = dict[str, Any]
 _MOST_CHARS = 600
@@ -31,7 +30,6 @@ _MOST_OF_ALL = 6_000_000
 """Characters of a page's data above which what the runs said is cut shorter."""
 _MOST_STEPS = 120
 _MOST_BARS = 60
-_FOLDER = Path(__file__).with_name("_page")
 _KEPT = ("turn", "model", "call", "hosted", "guardrail")
 """The rows of a timeline that the small one shows."""
 
@@ -65,39 +63,19 @@ def _list_bars(records: Sequence[r.Record]) -> list[list[Any]]:
 
 def render_lab_page(report: LabReport, entries: Iterable[Entry]) -> str:
     """Return the page of *report*, whose rows are shown from *entries*, to be written as UTF-8."""
-    template, style, script = _read_own_files()
     shown = sorted(entries, key=lambda one: (one["row"]["name"], one["row"].get("repeat", 0)))
     head, data = {"agent": exact(report.agent), "sums": report.sums()}, ""
     for limit in _SHORTER:
         data = _encode({**head, "rows": [_shorten(entry, limit) for entry in shown]})
         if len(data) <= _MOST_OF_ALL:
             break
-    policy = [
-        "default-src 'none'",
-        f"style-src '{_digest(style)}'",
-        f"script-src '{_digest(script)}'",
-        "base-uri 'none'",
-        "form-action 'none'",
-    ]
-    values = {
-        "title": escape(exact(f"{report.agent}: {len(report.rows)} runs compared")),
-        "policy": "; ".join(policy),
-        "style": style,
-        "script": script,
-        "data": data,
-    }
-    page, rest = "", template
-    while rest:  # one pass: a value that holds a placeholder is left as it is
-        before, opening, after = rest.partition("{{")
-        name, _, rest = after.partition("}}")
-        page += before + (values[name] if opening else "")
-    return page
+    return fill_page(_read_own_files(), exact(f"{report.agent}: {len(report.rows)} runs compared"), data)
 
 
 def _encode(data: Entry) -> str:
     """Return *data* as JSON text that ends no element of a page, and that UTF-8 can write."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
-    return spell_surrogates(text).translate(_UNSAFE)
+    return embed(spell_surrogates(text))
 
 
 def _shorten(entry: Entry, limit: int) -> Entry:
@@ -108,8 +86,7 @@ def _shorten(entry: Entry, limit: int) -> Entry:
 
 
 @functools.cache
-def _read_own_files() -> tuple[str, str, str]:
-    names = ("lab.html", "lab.css", "lab.js")
-    template, style, script = (_FOLDER.joinpath(name).read_text(encoding="utf-8") for name in names)
-    colours, _, _ = _read_files()[1].partition(".symbols")
-    return template, colours + style, script
+def _read_own_files() -> PageFiles:
+    own = PageFiles.read(Path(__file__).with_name("_page"), "lab")
+    colours, _, _ = read_timeline_files().style.partition(".symbols")
+    return own.replace(style=colours + own.style)

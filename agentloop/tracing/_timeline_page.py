@@ -1,8 +1,6 @@
-"""A timeline as one HTML page that needs no network: the template, its style and script, and the timeline as data.
+"""A timeline as one HTML page (`_html_page`): the timeline is its data, which the script puts into the page as texts.
 
-The data is JSON in an element that no browser executes, with every sign that could end it written out; the script puts
-texts into the page as texts. The page's policy allows this script and this style only, by their digests, so that even
-a text that became markup could run nothing. Does not know about records.
+Does not know about records.
 
 Decisions:
 
@@ -19,10 +17,7 @@ form, which tests assert in the page.
 
 from __future__ import annotations
 
-import base64
 import functools
-import hashlib
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +26,7 @@ import msgspec
 from agentloop._common.error_text import shorten
 from agentloop._common.strict_json import read_strict
 from agentloop._common.terminal_text import exact
+from agentloop.tracing._html_page import PageFiles, embed, fill_page
 from agentloop.tracing._timeline_words import (
     CAUSES,
     KINDS,
@@ -54,7 +50,6 @@ _ARGUMENT_CHARS = 100
 _VALUE_CHARS = 26
 """Characters of all values together, so that a name has room for the end of each."""
 _FOLDER = Path(__file__).with_name("_page")
-_UNSAFE = str.maketrans({char: f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"})
 _WORDS = {
     "statuses": STATUSES,
     "causes": CAUSES,
@@ -93,34 +88,14 @@ def render_follow_page() -> str:
 
 
 def _fill(timeline: Timeline, data: str, *, connects: bool = False) -> str:
-    """Return the page with *data*, harmless JSON text. *connects* allows it to ask its own server."""
-    template, style, script = _read_files()
-    policy = ["default-src 'none'", f"style-src '{_digest(style)}'", f"script-src '{_digest(script)}'"]
-    policy += ["base-uri 'none'", "form-action 'none'", *(["connect-src 'self'"] if connects else [])]
-    values = {
-        "title": escape(_title(timeline)),
-        "policy": "; ".join(policy),
-        "style": style,
-        "script": script,
-        "data": data,
-    }
-    page, rest = "", template
-    while rest:  # one pass: a value that holds a placeholder is left as it is
-        before, opening, after = rest.partition("{{")
-        name, _, rest = after.partition("}}")
-        page += before + (values[name] if opening else "")
-    return page
+    """Return the page with *data*. *connects* allows it to ask its own server."""
+    return fill_page(read_timeline_files(), _title(timeline), data, connects=connects)
 
 
 @functools.cache
-def _read_files() -> tuple[str, str, str]:
-    names = ("timeline.html", "timeline.css", "timeline.js")
-    template, style, script = (_FOLDER.joinpath(name).read_text(encoding="utf-8") for name in names)
-    return template, style, script
-
-
-def _digest(text: str) -> str:
-    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+def read_timeline_files() -> PageFiles:
+    """Return the files of the page."""
+    return PageFiles.read(_FOLDER, "timeline")
 
 
 def _title(timeline: Timeline) -> str:
@@ -155,7 +130,7 @@ def _name_arguments(row: TimelineRow) -> str:
 
 def _encode(data: Json) -> str:
     """Return *data* as JSON text that ends no element of a page."""
-    return msgspec.json.encode(data).decode().translate(_UNSAFE)
+    return embed(msgspec.json.encode(data).decode())
 
 
 def head_to_json(timeline: Timeline) -> Json:
