@@ -73,8 +73,7 @@ async def _ask_again(run: LiveRun, faults: str, *, secret: bool = False) -> None
     text = redact(f"{ASKED_AGAIN}\n{faults}")
     secret = secret or run.settings.redacts_errors
     message = UserMessage(text if limit is None else shorten(text, limit), secret=secret)
-    asked = HistoryReplaced(*run.here(), "invalid_final_output", len(run.state.history), (message,), added=True)
-    run.tree.log.append(asked)
+    run.add_message("invalid_final_output", message)
     await save_turn(run)
 
 
@@ -203,9 +202,7 @@ async def handle_error(run: LiveRun, error: AgentLoopError, name: HandlerName) -
     output = result.final_output if typed is None else typed.validate(result.final_output)
     if result.include_in_history:
         text = output if isinstance(output, str) else typed.dump(output) if typed is not None else str(output)
-        message = AssistantMessage(text)
-        answered = HistoryReplaced(*run.here(), "error_handler", len(run.state.history), (message,), added=True)
-        run.tree.log.append(answered)
+        run.add_message("error_handler", AssistantMessage(text))
     await _check_output(run, output)
     return output
 

@@ -18,7 +18,6 @@ from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.conditions import Condition, ConditionView, Fired
 from agentloop.exceptions import ToolLoopDetected
 from agentloop.items import AssistantMessage, SystemMessage, ToolOutput, UserMessage
-from agentloop.records import HistoryReplaced
 
 ANSWER_NOW = "A limit of this run is reached, and you have no tools any more. Answer now with what you have."
 
@@ -68,8 +67,7 @@ def check_loop(run: LiveRun, limit: int) -> None:
         if count - here >= limit:
             raise ToolLoopDetected(f"The model has called tool {tool} {count} times with equal arguments and results")
         text = f"Tool {tool} has given the same result {count} times for the same arguments. Do something else."
-        warning = HistoryReplaced(*run.here(), "loop_warning", len(state.history), (SystemMessage(text),), added=True)
-        run.tree.log.append(warning)
+        run.add_message("loop_warning", SystemMessage(text))
 
 
 def answer_at_limit(run: LiveRun, limit: Literal["max_turns", "usage_limits"]) -> bool:
@@ -77,7 +75,7 @@ def answer_at_limit(run: LiveRun, limit: Literal["max_turns", "usage_limits"]) -
     if run.state.closing:
         return False
     run.stopped_by = None
-    _tell(run, limit, ANSWER_NOW)
+    run.add_message(limit, UserMessage(ANSWER_NOW))
     return True
 
 
@@ -88,9 +86,5 @@ def nudge(run: LiveRun, share: float) -> None:
         return
     left = state.max_turns - state.turn
     if left == 1 or state.turn >= share * state.max_turns:
-        _tell(run, "turns_left", f"{left} turn{'s' * (left > 1)} left. Give your final answer by then.")
-
-
-def _tell(run: LiveRun, reason: str, text: str) -> None:
-    note = HistoryReplaced(*run.here(), reason, len(run.state.history), (UserMessage(text),), added=True)
-    run.tree.log.append(note)
+        text = f"{left} turn{'s' * (left > 1)} left. Give your final answer by then."
+        run.add_message("turns_left", UserMessage(text))

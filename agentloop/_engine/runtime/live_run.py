@@ -55,7 +55,7 @@ from agentloop.context import Callback, RunContext, Sandbox
 from agentloop.exceptions import UsageLimitExceeded
 from agentloop.hooks import AgentHooks, RunHooks
 from agentloop.items import Item, ToolCall
-from agentloop.records import ApprovalRequested, CallbackReturned, CancelRequested, CleanupCut
+from agentloop.records import ApprovalRequested, CallbackReturned, CancelRequested, CleanupCut, HistoryReplaced
 from agentloop.tools import AgentCall
 from agentloop.usage import Usage
 
@@ -415,6 +415,10 @@ class LiveRun(msgspec.Struct, eq=False, kw_only=True):
     def here(self) -> tuple[tuple[str, ...], int, float]:
         """Return the first fields of every record: path, turn and wall-clock time."""
         return self.state.path, self.state.turn, self.tree.log.wall()
+
+    def add_message(self, reason: str, message: Item) -> None:
+        """Append *message*, which the library itself adds to the history, with the *reason* of its record."""
+        self.tree.log.append(HistoryReplaced(*self.here(), reason, len(self.state.history), (message,), added=True))
 
     def find_tool_hooks(self) -> tuple[HookPair, ...]:
         """Return the hooks of tool calls. They are found once for each agent at work."""
