@@ -288,26 +288,21 @@ class Admission:
 
     def _find_lacking(self, ticket: Ticket) -> list[Limit]:
         """Return the limits that have no room for *ticket* beyond the tokens kept for earlier tickets."""
-        now = self._now
         lacking = []
         for limit in ticket.limits:
             line = self._line(limit)
             earlier = bisect_left(line.kept, (ticket.seq,)) if line is not None and line.kept else 0
-            if limit.weighed:
-                if not self._fits(limit, ticket, earlier):
-                    lacking.append(limit)
-            elif limit.free(now) <= earlier:
+            if not self._fits(limit, ticket, earlier):
                 lacking.append(limit)
         return lacking
 
-    def _is_full(self, limit: Limit, ticket: Ticket) -> bool:
-        """Tell whether *limit* has no room for *ticket*, even if nothing were kept for others."""
-        return limit.free(self._now) < (limit.amount(ticket.weight) if limit.weighed else 1)
-
-    def _fits(self, limit: Limit, ticket: Ticket, earlier: int) -> bool:
-        """Tell whether *limit*, which is weighed, has room for *ticket* beyond what is kept for *earlier* tickets."""
+    def _fits(self, limit: Limit, ticket: Ticket, earlier: int = 0) -> bool:
+        """Tell whether *limit* has room for *ticket* beyond what is kept for *earlier* tickets."""
+        free = limit.free(self._now)
+        if not limit.weighed:
+            return free > earlier
         kept = sum([limit.amount(other.weight) for _, other in limit.line.kept[:earlier]]) if earlier else 0
-        return limit.free(self._now) - kept >= limit.amount(ticket.weight)
+        return free - kept >= limit.amount(ticket.weight)
 
     def _start(self, ticket: Ticket, started: list[Ticket]) -> None:
         for limit in ticket.limits:
@@ -332,7 +327,7 @@ class Admission:
     def _join_line(self, lane: _Lane, ticket: Ticket, lacking: list[Limit]) -> None:
         """Put *lane*, with its head *ticket*, into the line of one of the *lacking* limits."""
         for limit in lacking:
-            if limit.name_shown not in ticket.waited_for and self._is_full(limit, ticket):
+            if limit.name_shown not in ticket.waited_for and not self._fits(limit, ticket):
                 ticket.waited_for = (*ticket.waited_for, limit.name_shown)
         timed = [limit for limit in lacking if not limit.freed_by_calls]
         spent = ticket.passed >= PATIENCE
@@ -370,8 +365,7 @@ class Admission:
         first = line.first()
         if first is None:
             return
-        earlier, limit = bisect_left(line.kept, (first[0],)), line.limit
-        if limit.free(self._now) > earlier if not limit.weighed else self._fits(limit, first[1].tickets[0], earlier):
+        if self._fits(line.limit, first[1].tickets[0], bisect_left(line.kept, (first[0],))):
             heappop(line.queue)
             first[1].line = None
             heappush(self._agenda, (*first, line))
