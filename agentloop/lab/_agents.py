@@ -18,7 +18,7 @@ from agentloop.abc import Effects, Model, ModelProvider
 from agentloop.agents import Agent
 from agentloop.config import RunConfig
 from agentloop.exceptions import UserError
-from agentloop.handoffs import Handoff
+from agentloop.lab._copies import AgentCopies, ClosedSession
 from agentloop.limits import Capacity, Rate
 from agentloop.model_events import ModelEvent, ModelFeature, ModelInfo, ModelRequest
 from agentloop.models.registry import Providers, resolve_model
@@ -98,24 +98,7 @@ class UnlimitedModels(ModelProvider):
         return self._given.get_model(name)
 
 
-class SessionOfLog:
-    """A session whose items come through the effects, from the log. None of its methods is called."""
-
-    async def get_items(self, limit: int | None = None) -> list[Any]:
-        """Return nothing."""
-        return []
-
-    async def add_items(self, items: Any) -> None:
-        """Do nothing."""
-
-    async def pop_item(self) -> Any:
-        """Return nothing."""
-
-    async def clear(self) -> None:
-        """Do nothing."""
-
-
-class Candidate:
+class Candidate(AgentCopies):
     """Copies of an agent, and of all agents that it reaches, for runs through *effects*. Made for each run.
 
     Attributes:
@@ -124,16 +107,16 @@ class Candidate:
     """
 
     def __init__(self, agent: Agent[Any, Any], config: RunConfig, effects: Effects, providers: Providers) -> None:
+        super().__init__()
         self._effects, self._providers, self._source = effects, providers, config.model_provider
-        self._agents: dict[int, Agent[Any, Any]] = {}
         self._limits: dict[int, Any] = {}
         self.config: RunConfig = self._copy_config(config)
-        self.agent: Agent[Any, Any] = self._copy(agent)
+        self.agent: Agent[Any, Any] = self.copy_agent(agent)
 
     def _copy_config(self, given: RunConfig) -> RunConfig:
         return attrs.evolve(
             given,
-            model=None if given.model is None else self._copy_model(given.model),
+            model=None if given.model is None else self._open_late(given.model),
             effects=self._effects,
             instruments=(),
             tracing=attrs.evolve(given.tracing, disabled=True),
@@ -143,34 +126,23 @@ class Candidate:
             model_provider=None if given.model_provider is None else UnlimitedModels(given.model_provider),
         )
 
-    def _copy_model(self, given: str | Model | None) -> Model:
+    def _open_late(self, given: str | Model | None) -> Model:
         return MissingModel() if given is None else LazyModel(given, self._providers, self._source)
 
-    def _copy(self, given: Agent[Any, Any]) -> Agent[Any, Any]:
-        found = self._agents.get(id(given))
-        if found is None:
-            model = None if given.model is None and self.config.model is not None else self._copy_model(given.model)
-            found = self._agents[id(given)] = given.clone(
-                model=model, model_settings=given.model_settings, hooks=None, tools=[], handoffs=[]
-            )
-            found.tools = [self._copy_tool(tool) if isinstance(tool, FunctionTool) else tool for tool in given.tools]
-            found.handoffs = [self._copy_handoff(entry) for entry in given.handoffs]
-        return found
+    def copy_model(self, given: Agent[Any, Any]) -> Model | None:
+        """Return the model, opened at its first request; None where the configuration has one for all."""
+        return None if given.model is None and self.config.model is not None else self._open_late(given.model)
 
-    def _copy_handoff(self, entry: Agent[Any, Any] | Handoff) -> Agent[Any, Any] | Handoff:
-        if isinstance(entry, Agent):
-            return self._copy(entry)
-        return attrs.evolve(entry, agent=self._copy(entry.agent))
-
-    def _copy_tool(self, tool: FunctionTool[Any]) -> FunctionTool[Any]:
+    def copy_tool(self, tool: FunctionTool[Any]) -> FunctionTool[Any]:
+        """Return the tool with limits that no other run shares."""
         limits = tuple(map(self._copy_limit, tool.capacity))
         if not isinstance(tool.body, AgentCall):
             return attrs.evolve(tool, capacity=limits) if limits else tool
         body = attrs.evolve(
             tool.body,
-            agent=self._copy(tool.body.agent),
+            agent=self.copy_agent(tool.body.agent),
             run_config=None if tool.body.run_config is None else self._copy_config(tool.body.run_config),
-            session=None if tool.body.session is None else SessionOfLog(),
+            session=None if tool.body.session is None else ClosedSession(),
             conversation=None,
             hooks=None,
             on_stream=None,

@@ -28,10 +28,11 @@ from agentloop.config import RunConfig
 from agentloop.exceptions import AgentLoopError, JournalError, StateError, UserError, UserTypeError, UserValueError
 from agentloop.journal._folder import journal_files
 from agentloop.journal._reading import _read_lines_of, list_runs
-from agentloop.lab._agents import Candidate, SessionOfLog
+from agentloop.lab._agents import Candidate
 from agentloop.lab._cache import AnswerCache
 from agentloop.lab._cases import Case, record_case
 from agentloop.lab._checks import Judge, RunCheck, Score, judge_by
+from agentloop.lab._copies import ClosedSession
 from agentloop.lab._effects import LabBudget, LabEffects, LabRules, Simulation, Unmatched
 from agentloop.lab._recorded_errors import is_rebuilt
 from agentloop.lab._recording import Recording, holds_hidden
@@ -431,7 +432,7 @@ async def _run_segments(candidate: Candidate, recording: Recording, options: Lab
         "run_config": config,
         "context": None if options.context is None else options.context(),
         "max_turns": recording.max_turns,
-        "session": SessionOfLog() if started.shown is not None else None,
+        "session": ClosedSession() if started.shown is not None else None,
     }
     given: Any = started.input
     while True:

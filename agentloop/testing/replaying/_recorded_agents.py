@@ -1,8 +1,7 @@
-"""The agents of a replay: copies without the application's code that the engine calls directly.
+"""The agents of a replay: copies without the application's code that the engine calls directly (`lab._copies`).
 
-The engine calls bodies, guardrails, callbacks and sessions through the effects, which a replay answers from the log:
-they stay in the copies. It calls models, hooks and the functions that price a call or a request directly: these are
-replaced. Limits are copied, so that other runs hold nothing of them.
+These are models, hooks and the functions that price a call or a request. Limits are copied, so that other runs hold
+nothing of them.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ from agentloop.config import RunConfig
 from agentloop.context import Sandbox
 from agentloop.exceptions import UserError
 from agentloop.guardrails import tool_input_guardrail, tool_output_guardrail
-from agentloop.handoffs import Handoff
 from agentloop.hooks import AgentHooks, RunHooks
 from agentloop.items import ToolCall
+from agentloop.lab._copies import AgentCopies, ClosedSession
 from agentloop.limits import Capacity, Rate
 from agentloop.model_events import ModelEvent, ModelFeature, ModelRequest
 from agentloop.settings import ModelSettings
@@ -72,26 +71,6 @@ class ClosedModels(ModelProvider):
     def get_model(self, name: str) -> Model:
         """Return a placeholder, for any *name*."""
         return ClosedModel()
-
-
-class ClosedSession:
-    """A placeholder for a session, which is neither read nor written."""
-
-    async def get_items(self, limit: int | None = None) -> list[Any]:
-        """Raise UserError."""
-        raise UserError("a replay reads no session")
-
-    async def add_items(self, items: Any) -> None:
-        """Raise UserError."""
-        raise UserError("a replay writes to no session")
-
-    async def pop_item(self) -> Any:
-        """Raise UserError."""
-        raise UserError("a replay writes to no session")
-
-    async def clear(self) -> None:
-        """Raise UserError."""
-        raise UserError("a replay writes to no session")
 
 
 class ClosedSandboxes:
@@ -181,39 +160,33 @@ def _refuse_body(*_: Any, **__: Any) -> Any:
     raise UserError("a replay runs no body")
 
 
-class RecordedAgents:
+class RecordedAgents(AgentCopies):
     """Copies of agents, one for each given agent, for a replay through *effects*.
 
     Owned by one attempt of a replay. Copies of limits are shared between the copies as the originals are.
     """
 
     def __init__(self, effects: ReplayEffects) -> None:
+        super().__init__()
         self._effects = effects
-        self._agents: dict[int, Agent[Any, Any]] = {}
         self._limits: dict[int, Any] = {}
-        self._hooks = HooksOfAgents(effects)
+        self.hooks = HooksOfAgents(effects)
         self._sourced: dict[tuple[Path, str], SourcedTools] = {}
         self._described_limits: dict[tuple[Any, ...], Capacity | Rate] = {}
         self._charged: r.ModelResponded | None = None
         effects.restore_tools = self._restore_tools
 
-    def agent(self, given: Agent[Any, Any]) -> Agent[Any, Any]:
-        """Return the copy of *given*, made at the first call together with those of all reachable agents."""
-        found = self._agents.get(id(given))
-        if found is None:
-            # The name of a model stays: it tells agents of one name apart, and the configuration's provider opens it.
-            # An agent without a model stays without one: the configuration of the run may have given it one.
-            model = given.model if isinstance(given.model, str) else self._close_model(given.model)
-            found = self._agents[id(given)] = given.clone(
-                model=model, model_settings=given.model_settings, hooks=self._hooks, tools=[], handoffs=[]
-            )
-            found.tools = [self._copy_tool(tool) if isinstance(tool, FunctionTool) else tool for tool in given.tools]
-            found.handoffs = [self._copy_handoff(entry) for entry in given.handoffs]
-        return found
+    def copy_model(self, given: Agent[Any, Any]) -> str | Model | None:
+        """Return a placeholder.
+
+        The name of a model stays: it tells agents of one name apart, and the configuration's provider opens it. An
+        agent without a model gets one, because the configuration of the run may have given it one.
+        """
+        return given.model if isinstance(given.model, str) else ClosedModel(given.model)
 
     def config(self, given: RunConfig) -> RunConfig:
         """Return a copy of *given* for a replay: with these effects and recorded prices, without instruments."""
-        model = given.model if isinstance(given.model, str) or given.model is None else self._close_model(given.model)
+        model = given.model if isinstance(given.model, str) or given.model is None else ClosedModel(given.model)
         if given.tool_execution.pre_approval_tool_input_guardrails:
             self._effects.asked_before_admission = True
         return attrs.evolve(
@@ -229,16 +202,8 @@ class RecordedAgents:
             hosted_price=None if given.hosted_price is None else self._find_recorded_cost,
         )
 
-    @staticmethod
-    def _close_model(given: Any) -> Model:
-        return ClosedModel(given)
-
-    def _copy_handoff(self, entry: Agent[Any, Any] | Handoff) -> Agent[Any, Any] | Handoff:
-        if isinstance(entry, Agent):
-            return self.agent(entry)
-        return attrs.evolve(entry, agent=self.agent(entry.agent))
-
-    def _copy_tool(self, tool: FunctionTool) -> FunctionTool:
+    def copy_tool(self, tool: FunctionTool) -> FunctionTool:
+        """Return a copy that runs no body, with recorded costs."""
         body: Any = tool.body
         if tool.name in self._effects.recorded.hidden:
             body = RawBody(_refuse_body)  # the digests in place of its secrets needn't fit the schema
@@ -249,7 +214,7 @@ class RecordedAgents:
         elif isinstance(body, AgentCall):
             body = attrs.evolve(
                 body,
-                agent=self.agent(body.agent),
+                agent=self.copy_agent(body.agent),
                 run_config=None if body.run_config is None else self.config(body.run_config),
                 session=None if body.session is None else ClosedSession(),
                 hooks=None if body.hooks is None else HooksOfRuns(self._effects),

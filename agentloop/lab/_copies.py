@@ -1,0 +1,76 @@
+"""Copies of agents for runs that aren't the application's: those of the lab, and replays.
+
+The engine calls bodies, guardrails, callbacks and sessions through the effects, so they may stay in a copy. What it
+calls directly has to be replaced: a subclass says by what.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from agentloop.abc import Model
+from agentloop.agents import Agent
+from agentloop.exceptions import UserError
+from agentloop.handoffs import Handoff
+from agentloop.hooks import AgentHooks
+from agentloop.tools import FunctionTool
+
+
+class ClosedSession:
+    """A placeholder for a session, which is neither read nor written: its items come through the effects."""
+
+    async def get_items(self, limit: int | None = None) -> list[Any]:
+        """Raise UserError."""
+        raise UserError("a replay reads no session")
+
+    async def add_items(self, items: Any) -> None:
+        """Raise UserError."""
+        raise UserError("a replay writes to no session")
+
+    async def pop_item(self) -> Any:
+        """Raise UserError."""
+        raise UserError("a replay writes to no session")
+
+    async def clear(self) -> None:
+        """Raise UserError."""
+        raise UserError("a replay writes to no session")
+
+
+class AgentCopies:
+    """Copies of agents, each made once, together with those of all agents that it reaches."""
+
+    hooks: AgentHooks | None = None
+    """The hooks of each copy."""
+
+    def __init__(self) -> None:
+        self._agents: dict[int, Agent[Any, Any]] = {}
+
+    def copy_model(self, given: Agent[Any, Any]) -> str | Model | None:
+        """Return the model of the copy of *given*."""
+        raise NotImplementedError
+
+    def copy_tool(self, tool: FunctionTool[Any]) -> FunctionTool[Any]:
+        """Return the copy of *tool*."""
+        raise NotImplementedError
+
+    def copy_agent(self, given: Agent[Any, Any]) -> Agent[Any, Any]:
+        """Return the copy of *given*, made at the first call."""
+        found = self._agents.get(id(given))
+        if found is None:
+            found = self._agents[id(given)] = given.clone(
+                model=self.copy_model(given),
+                model_settings=given.model_settings,
+                hooks=self.hooks,
+                tools=[],
+                handoffs=[],
+            )
+            found.tools = [self.copy_tool(tool) if isinstance(tool, FunctionTool) else tool for tool in given.tools]
+            found.handoffs = [self._copy_handoff(entry) for entry in given.handoffs]
+        return found
+
+    def _copy_handoff(self, entry: Agent[Any, Any] | Handoff) -> Agent[Any, Any] | Handoff:
+        if isinstance(entry, Agent):
+            return self.copy_agent(entry)
+        return attrs.evolve(entry, agent=self.copy_agent(entry.agent))
