@@ -249,17 +249,10 @@ class Runner:
             StateError: if the run has failed for good, or the agents don't fit it.
             JournalError: if the journal is broken.
         """
-        from agentloop.state import RunState
-
-        if not isinstance(journal, Journal):
-            raise UserTypeError(f"journal: expected a Journal, got {journal!r}{_example('FileJournal', journal)}")
         items = to_items(input)
-        state = await RunState._find_in(agent, journal)
+        state = await _find_state(agent, items, journal)
         if state is None:
             return await Runner.run(agent, items, journal=journal, **options)
-        if not state.began_with(items):
-            begun = ", ".join(repr(_text_or_item(item)) for item in state.input)
-            raise UserError(f"input: the run in {journal!r} began with another one: {shorten(begun, _SHOWN_CHARS)}")
         return await _continue(agent, state, journal, options)
 
     @staticmethod
@@ -274,6 +267,7 @@ class Runner:
         fail_fast: bool = False,
         budget: UsageLimits | None = None,
         model_limits: Limit | Sequence[Limit] = (),
+        retry_failed: bool = False,
         **options: Unpack[ResumeOptions[ContextT]],
     ) -> RunBatch[RunResult[OutputT]]:
         """Return the runs of *agent* on many inputs, to be iterated in an `async with` block, or awaited for a list.
@@ -293,6 +287,10 @@ class Runner:
             budget: One budget over all runs, beside the limits that each may have: once it is spent, no run makes
                 another request. `RunBatch.usage` and `RunBatch.cost` are the sums, earlier run segments included.
             model_limits: Limits of the requests of all runs, added to those of the configuration.
+            retry_failed: True to begin an input anew whose run has failed for good in an earlier call, once a call,
+                with a new journal beside the old ones: `run-000000.try-2.journal` in a folder. A callable of *journals*
+                is then one of `(index, input, attempt)`, with attempts from 1. What the failed runs used counts in the
+                budget.
             **options: `RunOptions` but for the journal, shared by all runs.
 
         Models, connections and threads are shared as in `open_runtime`, which the batch opens if none is open.
@@ -325,6 +323,9 @@ class Runner:
         check_count("limit", limit)
         check("ordered", NAMES.flag(), ordered)
         check("fail_fast", NAMES.flag(), fail_fast)
+        check("retry_failed", NAMES.flag(), retry_failed)
+        if retry_failed and journals is None:
+            raise UserError("retry_failed: needs journals=…, which tell that the run of an input has failed")
         open_journal = None if journals is None else _read_journals(journals)
         config = check_run_config(options.get("run_config") or _USUAL)
         check("budget", optional(NAMES.a(UsageLimits)), budget)
@@ -343,13 +344,30 @@ class Runner:
                 return await Runner.run(agent, given, **options)
             if not isinstance(given, str) and _is_state(given):
                 raise UserTypeError("inputs: with journals a RunState is no input: its journal has it already")
-            return await run_with_journal(
-                open_journal,
-                index,
-                given,
-                lambda journal: Runner.run_or_resume(agent, given, journal=journal, **options),
-                config.tool_execution.cleanup_grace,
-            )
+            items, failed = to_items(given), ""  # the run of the attempt before
+
+            @uninterrupted
+            async def attempt(journal: Journal) -> RunResult[OutputT] | None:
+                """Return the result of the run of *journal*; None if that has failed in an earlier call."""
+                nonlocal failed
+                state = await _find_state(agent, items, journal)
+                if state is None:
+                    return await Runner.run(agent, items, journal=journal, **options)
+                if not (retry_failed and state._has_failed):
+                    return await _continue(agent, state, journal, options)
+                if state.run_id == failed:
+                    raise UserError(f"journals: the next attempt of input {index} has the same journal: {journal!r}")
+                failed = state.run_id
+                if ledger is not None:
+                    ledger.join(state._fold.records)
+                return None
+
+            result, number, grace = None, 0, config.tool_execution.cleanup_grace
+            while result is None:  # noqa: ASYNC913 - waits
+                number += 1
+                place = (index, given, number) if retry_failed else (index, given)
+                result = await run_with_journal(open_journal, place, attempt, grace)
+            return result
 
         return RunBatch(
             work,
@@ -494,6 +512,23 @@ def _is_state(given: object) -> TypeGuard[RunState]:
 
 def _text_or_item(item: Item) -> object:
     return item.text if isinstance(item, UserMessage) and not item.secret else item
+
+
+async def _find_state(agent: Agent[Any, Any], items: tuple[Item, ...], journal: Journal) -> RunState | None:
+    """Return the state of the run of *journal*, which must have begun with *items*; None if no run has.
+
+    Raises:
+        UserError: the run began with another input.
+    """
+    from agentloop.state import RunState
+
+    if not isinstance(journal, Journal):
+        raise UserTypeError(f"journal: expected a Journal, got {journal!r}{_example('FileJournal', journal)}")
+    state = await RunState._find_in(agent, journal)
+    if state is not None and not state.began_with(items):
+        begun = ", ".join(repr(_text_or_item(item)) for item in state.input)
+        raise UserError(f"input: the run in {journal!r} began with another one: {shorten(begun, _SHOWN_CHARS)}")
+    return state
 
 
 async def _continue(

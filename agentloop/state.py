@@ -183,6 +183,17 @@ class RunState:
         return self._fold.ended.status if self._fold.ended is not None else None
 
     @property
+    def _has_failed(self) -> bool:
+        """True if the run has failed for good: no other run segment may continue it."""
+        if self._fold.started is None or self.status == "completed":
+            return False
+        try:
+            check_goes_on(self._fold)
+        except StateError:
+            return True
+        return False
+
+    @property
     def input(self) -> tuple[Item, ...]:
         """The items that the run began with; empty if it has not started. Later input (`add_input`) is not in it."""
         return self._fold.input

@@ -69,8 +69,9 @@ ResultT = TypeVar("ResultT")
 
 Work = Callable[[int, Any], Awaitable[ResultT]]
 """Does one run: of an index and an input. Returns its result."""
-JournalFactory: TypeAlias = Callable[[int, Any], Journal | Awaitable[Journal]]
-"""Returns the journal of one run: of an index and an input."""
+_Opened: TypeAlias = Journal | Awaitable[Journal]
+JournalFactory: TypeAlias = Callable[[int, Any], _Opened] | Callable[[int, Any, int], _Opened]
+"""Returns the journal of one run: of an index and an input; where failed runs are tried again, of an attempt, too."""
 
 _AHEAD = 64
 """Ordered runs that may be started and not taken, per run under way: others continue behind a slow one."""
@@ -330,33 +331,32 @@ class RunBatch(Block, Generic[ResultT]):
 @uninterrupted
 async def run_with_journal(
     open_journal: JournalFactory,
-    index: int,
-    given: Any,
+    given: tuple[Any, ...],
     run: Callable[[Journal], Awaitable[ResultT]],
-    cleanup_grace: float,
+    grace: float,
 ) -> ResultT:
-    """Do *run* with the journal that *open_journal* makes for the run of *index* and *given*, and close the journal.
+    """Do *run* with the journal that *open_journal* makes of *given*, and close the journal.
 
-    Closing has *cleanup_grace* seconds, also after a cancellation: when the batch has been left, its journals are free.
+    Closing has *grace* seconds, also after a cancellation: when the batch has been left, its journals are free.
 
     Raises:
         JournalError: the run has ended, but its journal didn't close in time, and may still be locked.
     """
-    journal = await _call_factory(open_journal, index, given)
+    journal = await _call_factory(open_journal, given)
     if not isinstance(journal, Journal):
         raise UserTypeError(f"journals: expected a Journal, got {journal!r}")
     try:
         result = await run(journal)
     finally:
-        has_closed = await close_in_time(journal, cleanup_grace)  # noqa: ASYNC102 - shielded there
+        has_closed = await close_in_time(journal, grace)  # noqa: ASYNC102 - shielded there
     if not has_closed:
-        raise JournalError(f"the journal of run {index} of a batch did not close within {cleanup_grace} s: {journal!r}")
+        raise JournalError(f"the journal of run {given[0]} of a batch did not close within {grace} s: {journal!r}")
     return result
 
 
 @interruptible
-async def _call_factory(open_journal: JournalFactory, index: int, given: Any) -> object:
-    journal: object = open_journal(index, given)
+async def _call_factory(open_journal: Callable[..., object], given: tuple[Any, ...]) -> object:
+    journal: object = open_journal(*given)
     return await journal if inspect.isawaitable(journal) else journal
 
 

@@ -25,8 +25,8 @@ def journal_files(folder: str | os.PathLike[str]) -> list[Path]:
     return sorted(path for path in found if path.name != _REQUESTS)
 
 
-def journals_in(folder: str | os.PathLike[str]) -> Callable[[int, Any], FileJournal]:
-    """Return a function that opens the journal of the run with a given index and input in *folder*.
+def journals_in(folder: str | os.PathLike[str]) -> Callable[..., FileJournal]:
+    """Return a function that opens the journal of the run with a given index and input in *folder*, at an attempt.
 
     It makes the folder where there is none, readable by its owner only, since journals hold private data.
 
@@ -34,12 +34,13 @@ def journals_in(folder: str | os.PathLike[str]) -> Callable[[int, Any], FileJour
         UserError: if the folder can't be made.
     """
 
-    def open_journal(index: int, _input: Any) -> FileJournal:
+    def open_journal(index: int, _input: Any, attempt: int = 1) -> FileJournal:
         try:
             os.makedirs(folder, mode=0o700, exist_ok=True)
         except OSError as error:
             place = os.fspath(folder)
             raise UserError(f"journals: {place!r} can't be made a folder: {error.strerror or error}") from error
-        return FileJournal(os.path.join(folder, f"run-{index:06}.journal"))
+        name = f"run-{index:06}" if attempt == 1 else f"run-{index:06}.try-{attempt}"
+        return FileJournal(os.path.join(folder, f"{name}.journal"))
 
     return open_journal

@@ -38,6 +38,7 @@ def price(name: str, usage: Any) -> int:
     "budget", [{"requests": 3}, {"total_tokens": 30}, {"input_tokens": 27}, {"output_tokens": 3}, {"cost": 30}], ids=str
 )
 @pytest.mark.parametrize("own", [None, UsageLimits(requests=5)], ids=["no own limits", "own limits"])
+@pytest.mark.scenario("LM-05")
 async def test_no_run_asks_once_the_budget_is_spent(budget: Any, own: Any) -> None:
     """Each run for itself would be within it; the sums are those of all runs."""
     config = RunConfig(price=price, limits=own)
@@ -117,6 +118,7 @@ async def test_what_a_journal_has_is_in_the_sum(tmp_path: Path) -> None:
     assert again.usage.requests == 4
 
 
+@pytest.mark.scenario("LM-05")
 async def test_limits_of_requests_hold_over_the_batch() -> None:
     """Beside those of the configuration."""
     busy = most = 0
