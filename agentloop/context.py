@@ -97,6 +97,8 @@ class RunServices(Protocol):
 
     def find_output(self, call_id: str) -> str: ...
 
+    def idempotency_key(self, call_id: str) -> str: ...
+
     async def shared_resource(self, factory: Callable[[], AbstractAsyncContextManager[Any]]) -> Any: ...
 
 
@@ -131,6 +133,9 @@ class _Detached:
     def find_output(self, call_id: str) -> str:
         raise LookupError("There is no run whose outputs could be read again.")
 
+    def idempotency_key(self, call_id: str) -> str:
+        return ""
+
     async def shared_resource(self, factory: Callable[[], AbstractAsyncContextManager[Any]]) -> Any:
         raise UserError("RunContext.shared_resource works only inside a run")
 
@@ -157,7 +162,7 @@ class RunContext(msgspec.Struct, Generic[ContextT_co], kw_only=True, eq=False, w
         print(Runner.run_sync(agent, "Who?", context="Ada").new_items[1].output)  # Ada is
     """
 
-    _unshown: ClassVar[frozenset[str]] = frozenset({"_run", "_secret_input", "_call", "_secret"})
+    _unshown: ClassVar[frozenset[str]] = frozenset({"_run", "_secret_input", "_call", "_secret", "_key"})
 
     context: ContextT_co
     run_id: str = ""
@@ -230,8 +235,6 @@ class ToolContext(RunContext[ContextT_co], kw_only=True, eq=False):
         agent: The caller's agent object.
         run_config: The run's configuration.
         conversation_history: The items that the model had been shown when it made the call, then its response.
-        idempotency_key: A key that is the same for every attempt of this call, after a crash, too. Pass it to the
-            services that the body calls.
 
     Example:
         from agentloop import Agent, Runner, tool, ToolContext
@@ -253,9 +256,25 @@ class ToolContext(RunContext[ContextT_co], kw_only=True, eq=False):
     agent: Any = None
     run_config: Any = None
     conversation_history: Sequence[Item] = ()
-    idempotency_key: str = ""
     _call: CallServices | None = None
     _secret: tuple[str, ...] = ()
+    _key: str | None = None
+    """The given idempotency key; None for the one that the run makes of the call's id when it is read, as few are."""
+
+    @property
+    def idempotency_key(self) -> str:
+        """A key that is the same for every attempt of this call, after a crash, too. Empty outside of a run.
+
+        Pass it to the services that the body calls. It can be set.
+        """
+        return self._run.idempotency_key(self.tool_call_id) if self._key is None else self._key
+
+    @idempotency_key.setter
+    def idempotency_key(self, key: str) -> None:
+        self._key = key
+
+    def __repr__(self) -> str:
+        return f"{super().__repr__()[:-1]}, idempotency_key={self.idempotency_key!r})"
 
     def _masks(self) -> dict[str, str]:
         return {**super()._masks(), "tool_arguments": repr(mask_arguments(self.tool_arguments, self._secret))}
@@ -272,7 +291,7 @@ class ToolContext(RunContext[ContextT_co], kw_only=True, eq=False):
         agent: Any = None,
         run_config: Any = None,
         conversation_history: Sequence[Item] = (),
-        idempotency_key: str = "",
+        idempotency_key: str | None = None,
         call: CallServices | None = None,
         secret: tuple[str, ...] = (),
     ) -> ToolContext[ContextT_co]:
@@ -292,11 +311,12 @@ class ToolContext(RunContext[ContextT_co], kw_only=True, eq=False):
             agent=agent,
             run_config=run_config,
             conversation_history=conversation_history,
-            idempotency_key=idempotency_key,
             _call=call,
         )
         if secret:
             made._secret = secret
+        if idempotency_key is not None:
+            made._key = idempotency_key
         return made
 
     def _require_services(self, method: str) -> CallServices:

@@ -20,7 +20,7 @@ from agentloop._common.checks import NAMES, check, optional
 from agentloop._common.error_text import shorten
 from agentloop._common.turns import ITEMS_A_TURN
 from agentloop._core.agent_graph import AgentGraph, changes
-from agentloop._core.call_identity import arguments_digest, find_tool
+from agentloop._core.call_identity import find_tool, have_same_arguments
 from agentloop._core.call_state import CallState, make_interruption
 from agentloop._core.plan import read_arguments
 from agentloop._core.record_events import parse_event_id, read_events
@@ -620,8 +620,7 @@ def verdict_on(
             raise StateError(
                 f"the interruption of call {call_id!r} is of another tool or agent than the one that waits"
             )
-        texts = {shown, call.call.arguments}
-        if len({arguments_digest(text, inner.limits) for text in texts}) > 1:
+        if not have_same_arguments(shown, call.call.arguments, inner.limits):
             raise StateError(f"the interruption of call {call_id!r} has other arguments than the call that waits")
     if (edited := verdict.get("arguments")) is not None:
         verdict["arguments"] = _check_edited(edited, state.call, graph.find(request.agent), inner.limits, converter)

@@ -28,11 +28,13 @@ characters, and so has its namespace."""
 
 def same_invocation(a: ToolCall | HandoffCall, b: ToolCall | HandoffCall, limits: JsonLimits) -> bool:
     """Tell whether two calls of one id request the same: equal kind and tool, and arguments equal as JSON."""
-    if type(a) is not type(b) or a.name != b.name or _namespace(a) != _namespace(b):
-        return False
-    if a.arguments == b.arguments:
-        return True
-    return canonical_arguments(a.arguments, limits) == canonical_arguments(b.arguments, limits)
+    is_same_tool = type(a) is type(b) and a.name == b.name and _namespace(a) == _namespace(b)
+    return is_same_tool and have_same_arguments(a.arguments, b.arguments, limits)
+
+
+def have_same_arguments(a: str, b: str, limits: JsonLimits) -> bool:
+    """Tell whether two calls' arguments are equal as JSON."""
+    return a == b or canonical_arguments(a, limits) == canonical_arguments(b, limits)
 
 
 def arguments_digest(text: str, limits: JsonLimits) -> str:

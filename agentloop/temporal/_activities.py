@@ -164,9 +164,9 @@ async def call_tool(asked: dict[str, Any]) -> dict[str, Any]:
             tool_namespace=asked["namespace"],
             agent=agent,
             run_config=setup.config,
-            idempotency_key=asked["key"],
             _call=_ActivityCall(resources, setup.config.tool_execution.cleanup_grace, asked["call_id"], beats),
             _secret=tool.secret,
+            _key=asked["key"],
         )
         try:
             value = await tool._invoke(context, arguments)

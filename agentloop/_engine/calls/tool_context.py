@@ -10,7 +10,6 @@ from typing import Any
 import anyio
 from anyio.lowlevel import checkpoint
 
-from agentloop._common.digests import idempotency_key
 from agentloop._common.values import Value
 from agentloop._concurrency.interrupts import uninterrupted
 from agentloop._engine.calls.live_call import LiveCall
@@ -121,7 +120,6 @@ def tool_context(
         agent=run.agent,
         run_config=run.settings.config,
         conversation_history=conversation,
-        idempotency_key=idempotency_key(run.tree.log.state.run_id, run.path, call.call_id),
         call=services,
         secret=tool.secret,
     )

@@ -33,6 +33,7 @@ import msgspec
 
 from agentloop import effects as e
 from agentloop._common.checks import NAMES, check, optional
+from agentloop._common.digests import idempotency_key
 from agentloop._common.error_text import REDACTED, error_summary, redact_message
 from agentloop._common.values import Value
 from agentloop._concurrency.backend import checkpoint_if_cancelled, liveness, running_loop, token_again
@@ -197,6 +198,10 @@ class RunServicesView(Value, frozen=True, eq=False):
         from agentloop._core.recall import find_output
 
         return find_output(self.fold.at(self.path) or self.fold, call_id)
+
+    def idempotency_key(self, call_id: str) -> str:
+        """Return the key of a call of the run itself."""
+        return idempotency_key(self.fold.run_id, self.path, call_id)
 
 
 class Cancellable(Protocol):
