@@ -13,13 +13,14 @@ task adds its next job, and no second thread is started for it.
 Who wakes whom:
 
 * *A worker* is woken by the loop that adds a job to a lane without a worker. If none is idle and there are fewer than
-  `_MOST`, one is started; if the system refuses that and there is no other, the job is withdrawn and the caller gets
-  the error. Otherwise the lane waits for a worker that ends its job.
+  `_MOST`, one is started. Otherwise, and where the system refuses one, the lane waits for a worker that ends its job.
 * *The task* is woken by a call scheduled on its event loop. It comes after the task has begun to wait, because the
   task doesn't yield between adding the job and waiting; so no ring is lost. A cancelled task withdraws a waiting job,
   and awaits one that has begun. A native cancellation, which no shield holds, leaves the job to the worker: it is done,
   and the jobs behind it in the lane come after it.
 * *A loop that has ended* isn't woken, and its job is done nevertheless.
+* *Jobs whose workers can't be started* get the system's error from the last worker that was refused: of several loops
+  that begin at once each may have counted on another's.
 * *A worker without work* ends after `_LINGER` seconds. Nothing ends it earlier: not a loop, because several loops may
   use it, nor a journal that is closed. Workers aren't daemons, so the process ends after the jobs that have begun.
 * *A worker doesn't die of a job*: each error that this raises is the caller's.
@@ -156,14 +157,16 @@ class OneAtATime:
         if worker is not None:
             try:
                 worker.call()
-            except BaseException:
-                with _lock:
-                    _count -= 1
-                    if _count or job.begun:
-                        return  # noqa: ASYNC104 - no thread has started, and another worker comes to the job
-                    _due.remove(self)
-                    self._served_in = None
-                raise
+            except Exception as error:  # the system has no thread for it
+                _lose_worker(str(error))
+
+    def give_up(self) -> list[_Job]:
+        """Return the jobs that wait, and wait no more: no worker will come. Called with `_lock`."""
+        lost, self._jobs = list(self._jobs), deque()
+        self._served_in = None
+        for job in lost:
+            job.begun = True
+        return lost
 
     def _withdraw(self, job: _Job) -> bool:
         """Take *job* out of the queue; False if it has begun."""
@@ -186,6 +189,20 @@ class OneAtATime:
             else:
                 self._served_in = None
         return _do_nothing if job is None else job.ring
+
+
+def _lose_worker(reason: str) -> None:
+    """Count a worker out whose thread couldn't be started; if it was the last one, fail every job that waits."""
+    global _count
+    with _lock:
+        _count -= 1
+        lost = [] if _count else [job for lane in _due for job in lane.give_up()]
+        if not _count:
+            _due.clear()
+    for job in lost:
+        job.error = RuntimeError(reason)
+        job.done = True
+        job.ring()
 
 
 def _do_nothing() -> None:

@@ -191,6 +191,36 @@ async def test_a_system_without_threads_is_an_error_and_the_job_does_not_run(
     assert seen == [2]
 
 
+def test_two_loops_that_are_refused_a_thread_at_once_both_get_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has counted the other's worker before either is refused."""
+    both, start = threading.Barrier(2), threading.Thread.start
+    raised: list[BaseException] = []
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name != "agentloop journal":
+            return start(thread)
+        both.wait(20)
+        raise RuntimeError("can't start new thread")
+
+    async def main() -> None:
+        with anyio.fail_after(20):
+            await OneAtATime().run(lambda: raised.append(AssertionError("it ran")))
+
+    def loop() -> None:
+        try:
+            anyio.run(main)
+        except BaseException as error:
+            raised.append(error)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    loops = [threading.Thread(target=loop) for _ in range(2)]
+    for one in loops:
+        one.start()
+    for one in loops:
+        one.join(60)
+    assert [repr(error) for error in raised] == [repr(RuntimeError("can't start new thread"))] * 2
+
+
 async def test_without_a_further_thread_a_lane_waits_for_one_there_is(
     door: Door, anyio_backend: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
