@@ -29,7 +29,9 @@ from agentloop._core.context_size import context_due, count_context, find_window
 from agentloop._core.turn_view import TurnView
 from agentloop._engine.runtime.callbacks import call_user
 from agentloop._engine.runtime.live_run import LiveRun, RunServicesView, RunSettings
+from agentloop._engine.runtime.session_progress import SessionProgress, digest_item
 from agentloop._storage.incoming import check_items
+from agentloop.abc import ReplaceableSession
 from agentloop.agents import Agent, implicit_settings
 from agentloop.config import HistorySettings, ModelInputData, RunConfig
 from agentloop.context import RunContext
@@ -38,6 +40,7 @@ from agentloop.exceptions import (
     JournalError,
     ModelBehaviorError,
     ModelTransportError,
+    SessionConflict,
     UserError,
 )
 from agentloop.items import AssistantMessage, Item, UserMessage, to_items
@@ -98,6 +101,8 @@ async def keep_in_window(
     await run.checkpoint()
     if made is None:
         return view
+    if run.settings.session is not None:
+        run.settings.session.note_compaction(run.state)
     run.tree.log.append(
         HistoryReplaced(
             *run.here(),
@@ -178,6 +183,43 @@ async def _take_step(step: ContextStep | StepFunction, shown: ContextView) -> tu
     if (fault := find_fault(shown.items, items)) is not None:
         raise UserError(f"ContextPolicy.steps: {name_step(step)} made a history that no model can be shown: {fault}")
     return items
+
+
+# -- the session
+
+
+async def save_compacted(run: LiveRun, progress: SessionProgress, items: list[Item]) -> None:
+    """Add *items* to the session of *progress*, and put the shorter history in the place of the longer one there.
+
+    One step: a crash or a conflict leaves the longer one. Where the session doesn't end with the history that the run
+    had (it was filtered, or other code has written to the session), it stays as it is.
+
+    Cancellation: as of the session.
+
+    Raises:
+        Exception: the error of the session.
+    """
+    session, state = progress.session, run.state
+    if items:
+        await session.add_items(items)
+    policy, before = run.settings.config.context or run.agent.context, progress.before
+    compacts = policy is not None and policy.compact_session and isinstance(session, ReplaceableSession)
+    if not compacts or before is None or state.compacted is None:
+        return
+    assert isinstance(session, ReplaceableSession)
+    held = {id(item) for item in progress.held}
+    old = [item for item in (*before, *state.new_items[progress.since :]) if id(item) not in held]
+    there = await session.get_items()
+    start = len(there) - len(old)
+    if start < 0 or list(map(digest_item, there[start:])) != list(map(digest_item, old)):
+        logger.warning("%r isn't made shorter: it doesn't end with the history of the run", session)
+        return
+    own = {id(item): left for item, left in zip(old, there[start:], strict=True)}
+    new = [own.get(id(item), item) for item in state.history if id(item) not in held]
+    try:
+        await session.replace([*there[:start], *new], expect=there)
+    except SessionConflict as error:
+        logger.warning("%r isn't made shorter: %s", session, error)
 
 
 # -- the summary

@@ -16,16 +16,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 
 from agentloop import effects as e
-from agentloop._common.digests import digestible
 from agentloop._core.history import valid_history
 from agentloop._engine.runtime.callbacks import call_user
 from agentloop._engine.runtime.live_run import LiveRun, seconds_to_deadline
-from agentloop._engine.runtime.session_progress import SessionProgress
+from agentloop._engine.runtime.session_progress import SessionProgress, digest_item
 from agentloop._storage.incoming import check_items
-from agentloop._storage.record_codec import part_to_json
-from agentloop._storage.withholding import DIGESTS
 from agentloop.exceptions import UserTypeError
 from agentloop.items import HandoffCall, HandoffOutput, Item, ToolCall, ToolOutput, to_items
 from agentloop.records import SessionSaved
@@ -77,7 +75,9 @@ async def save_items(
     written = {id(item) for item in kept}
     progress.held = [item for item in due if id(item) not in written]
     progress.saved, progress.input_saved = len(state.new_items), True
-    if not items:
+    if upto is not valid_history:
+        progress.before = None  # a guardrail has refused a part of what the model was shown
+    if not items and progress.before is None:
         return
     left = seconds_to_deadline()
     seconds = math.inf if left is None else max(left, 0.0) + run.cleanup.grace
@@ -94,30 +94,36 @@ async def _write(run: LiveRun, progress: SessionProgress, items: list[Item]) -> 
     in_doubt = {id(item) for item in progress.doubtful}
     doubtful = [item for item in items if id(item) in in_doubt]
     if doubtful:
-        before = progress.preceding
-        effect = e.LoadSession(run.path, lambda: session.get_items(len(before) + len(doubtful)))
+        most = max(map(len, progress.preceding)) + len(doubtful)
+        effect = e.LoadSession(run.path, lambda: session.get_items(most))
         tail = list(await run.tree.effects.perform(effect))
-        left = {id(item) for item in _not_there(doubtful, _cut_after(tail, before, len(doubtful)))}
+        left = {id(item) for item in _not_there(doubtful, _cut_after(tail, progress.preceding, len(doubtful)))}
         # Others may come between those: an output that a guardrail has withheld since is another item.
         items = [item for item in items if id(item) in left or id(item) not in in_doubt]
     progress.doubtful, progress.preceding = [], []
-    if items:
+    if items or progress.before is not None:
+        save: e.Do = partial(session.add_items, items)
+        if progress.before is not None:
+            from agentloop._compacting import save_compacted
+
+            save = partial(save_compacted, run, progress, items)
         progress.failed = True
-        await run.tree.effects.perform(e.SaveSession(run.path, lambda: session.add_items(items)))
-        progress.failed = False
+        await run.tree.effects.perform(e.SaveSession(run.path, save))
+        progress.failed, progress.before = False, None
     run.tree.log.append(SessionSaved(*run.here(), progress.saved))
 
 
-def _cut_after(tail: list[Item], before: list[Item], most: int) -> list[Item]:
-    """Return the items that *tail*, the end of a session, has after the items *before*.
+def _cut_after(tail: list[Item], befores: list[list[Item]], most: int) -> list[Item]:
+    """Return the items that *tail*, the end of a session, has after those of *befores* that it has.
 
     Equal items may be on both sides of that place: a model repeats its answer, a user a question. If the session lacks
-    *before* (it was compacted, or other code wrote to it in between), the last *most* items are returned.
+    all of *befores* (it was compacted, or other code wrote to it in between), the last *most* items are returned.
     """
-    found, wanted = [_digest_item(item) for item in tail], [_digest_item(item) for item in before]
-    for stop in range(len(found), len(wanted) - 1, -1) if wanted else ():
-        if found[stop - len(wanted) : stop] == wanted:
-            return tail[stop:]
+    found = [digest_item(item) for item in tail]
+    for wanted in [[digest_item(item) for item in before] for before in befores if before]:
+        for stop in range(len(found), len(wanted) - 1, -1):
+            if found[stop - len(wanted) : stop] == wanted:
+                return tail[stop:]
     return tail[-most:]
 
 
@@ -127,16 +133,16 @@ def _not_there(items: list[Item], tail: list[Item]) -> list[Item]:
     The last write had complete pairs of these items. After several such writes, in run segments that didn't reach their
     ends, later items follow pairs that were completed before them.
     """
-    due = Counter(map(_digest_item, items))
+    due = Counter(map(digest_item, items))
     written: Counter[bytes] = Counter()
     for item in reversed(tail):
-        key = _digest_item(item)
+        key = digest_item(item)
         if written[key] == due[key]:
             break  # written by other code, or before: no earlier item of the session is one of these
         written[key] += 1
     left = []
     for item in items:
-        key = _digest_item(item)
+        key = digest_item(item)
         if written[key]:
             written[key] -= 1
         else:
@@ -170,11 +176,11 @@ def whole_pairs(items: tuple[Item, ...]) -> tuple[Item, ...]:
 def _select_own(shown: tuple[Item, ...], history: tuple[Item, ...], given: tuple[Item, ...]) -> tuple[Item, ...]:
     """Return the items of *shown* that are the run's own: by identity, else by equality, never a copy of history."""
     ids = {id(item) for item in given}
-    left = Counter(map(_digest_item, given))
-    old = Counter(map(_digest_item, history))
+    left = Counter(map(digest_item, given))
+    old = Counter(map(digest_item, history))
     own: list[Item] = []
     for item in shown:
-        key = _digest_item(item)
+        key = digest_item(item)
         if id(item) in ids or (left[key] and not old[key]):
             if left[key]:
                 left[key] -= 1
@@ -182,9 +188,3 @@ def _select_own(shown: tuple[Item, ...], history: tuple[Item, ...], given: tuple
         elif old[key]:
             old[key] -= 1
     return tuple(own)
-
-
-def _digest_item(item: Item) -> bytes:
-    # Not of the repr, in which all secrets look alike. The log of a resumed run may have only digests of them.
-    form = part_to_json(item, DIGESTS) if getattr(item, "secret", False) else item
-    return digestible([type(item).__name__, form])

@@ -45,6 +45,8 @@ class ContextPolicy(ByFields):
         recall: True to give the model a tool, `recall_output(call_id, start=0, chars=4000)`, that reads an output again
             from the run's log, also one that was cleared. It is a call like others. It reads no secret output, and none
             of another run.
+        compact_session: False to keep all items in the run's session. Otherwise it is made shorter, too, in one step
+            when the turn is saved, if it is a `ReplaceableSession`.
 
     Example:
         from agentloop import Agent, ContextPolicy, Runner
@@ -62,3 +64,4 @@ class ContextPolicy(ByFields):
         validator=FIELDS.each("a step (ClearToolOutputs, Summarize, DropOldest or a function)", fits(is_step)),
     )
     recall: bool = attrs.field(default=False, validator=FIELDS.flag())
+    compact_session: bool = attrs.field(default=True, validator=FIELDS.flag())

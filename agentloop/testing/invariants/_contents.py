@@ -99,12 +99,23 @@ def history_is_valid(log: ObservedLog) -> Findings:
 def sessions_get_each_item_once(log: ObservedLog) -> Findings:
     """A session gets the items that the run added, each once and in order, calls together with their outputs.
 
-    A write may be missing if the timeout of the run and its cleanup grace cut it off.
+    A write may be missing if the timeout of the run and its cleanup grace cut it off. Where a compaction has made the
+    history shorter, the session may have the shorter one in the place of its earlier items.
     """
     saved = log.observation.saved
     if saved is None:
         return
-    before = list(log.observation.saved_before)
+    before, data = list(log.observation.saved_before), log.observation.result
+    if list(saved[: len(before)]) != before and any(map(_is_compaction, log.records)):
+        if faults := list(faults_of_history(saved)):
+            yield broken(f"the session holds: {'; '.join(faults)}")
+        shown = data.to_input_list() if isinstance(data, RunResult) and data.status == "completed" else []
+        if shown and list(map(repr, saved[-len(shown) :])) != list(map(repr, shown)):
+            yield broken(
+                f"the session ends with {_format_kinds(saved[-len(shown) :])}, not with what the model is shown"
+            )
+        yield HELD
+        return
     if list(saved[: len(before)]) != before:
         yield broken("the session's earlier items have changed")
         return
@@ -120,7 +131,6 @@ def sessions_get_each_item_once(log: ObservedLog) -> Findings:
     faults = list(faults_of_history(fresh))
     if faults:
         yield broken(f"the session holds: {'; '.join(faults)}")
-    data = log.observation.result
     cut = any(isinstance(one, r.CleanupCut) and one.section == "session save" for one in log.records)
     if isinstance(data, RunResult) and data.status == "completed" and not cut:
         wanted = [*data.input, *data.new_items]
@@ -129,6 +139,10 @@ def sessions_get_each_item_once(log: ObservedLog) -> Findings:
             yield broken(f"the session got {_format_kinds(fresh)}, the run has {_format_kinds(wanted)}")
     if fresh:
         yield HELD
+
+
+def _is_compaction(record: r.Record) -> bool:
+    return isinstance(record, r.HistoryReplaced) and record.reason == "compaction" and not record.path
 
 
 def _format_kinds(items: Iterable[Item]) -> str:
