@@ -25,6 +25,7 @@ from agentloop._common.extras import describe_foreign
 from agentloop._common.terminal_text import exact, harmless
 from agentloop.cli import errors
 from agentloop.cli.chat import chat
+from agentloop.cli.fork import fork
 from agentloop.cli.graph import graph
 from agentloop.cli.help_text import examples
 from agentloop.cli.init import init
@@ -86,6 +87,7 @@ _ORDER = (
     "show",
     "diff",
     "lab",
+    "fork",
     "graph",
     "sandbox",
     "model",
@@ -133,7 +135,7 @@ def app() -> None:
     """Run agents from the command line."""
 
 
-for _command in (model, pending, approve, reject, sandbox_commands, init, graph, trace, show, diff, lab, chat):
+for _command in (model, pending, approve, reject, sandbox_commands, init, graph, trace, show, diff, lab, fork, chat):
     app.add_command(_command)
 
 

@@ -203,7 +203,7 @@ def _compare(command: LabCommand, base: LabReport | None) -> int:
         judges=[_load_judge(one) for one in command.judges],
         judge_model=command.judge_model,
         repeat=command.repeat,
-        run_config=_load_config(command.config, command.model),
+        run_config=load_config(command.config, command.model),
         context=load_context(command.context),
         unmatched=command.unmatched,
         simulate=None if command.simulate is None else load_function(command.simulate),
@@ -255,7 +255,7 @@ def _confirm_live() -> None:
         raise UserError("nothing was run")
 
 
-def _load_config(given: str | None, model: str | None) -> RunConfig:
+def load_config(given: str | None, model: str | None) -> RunConfig:
     found = RunConfig() if given is None else load_object(given, "config")
     if not isinstance(found, RunConfig):
         raise UserError(f"--config {given!r}: expected a RunConfig, got {found!r}")

@@ -3,6 +3,9 @@
 `compare` runs recorded runs again with an agent as it is now, and says what became of each: an answer to "I changed the
 prompt, what breaks?". Nothing of the outside world happens meanwhile: models are asked only what the log doesn't
 answer, and of the tools only those run that only read. The command line has it as `agentloop lab`.
+
+`fork` continues a recorded run from one of its records in several ways at once, behind the same firewall: an answer to
+"what if the tool had said 'sold out'?". The command line has it as `agentloop fork`.
 """
 
 from __future__ import annotations
@@ -28,7 +31,10 @@ if TYPE_CHECKING:
     )
     from agentloop.lab._compare import compare
     from agentloop.lab._diff import RunDiff, diff_runs
+    from agentloop.lab._edits import DropCall, Edit, SetInput, SetOutput
     from agentloop.lab._effects import SimulatedCall
+    from agentloop.lab._fork import Branch, fork
+    from agentloop.lab._fork_tree import Fork, ForkedRun, Origin
     from agentloop.lab._moments import Moment, MomentCall, MomentRun, moment_at
     from agentloop.lab._pytest import for_each_journal
     from agentloop.lab._report import LabReport, read_report
@@ -36,6 +42,15 @@ if TYPE_CHECKING:
     from agentloop.lab._runs import CaseCall, CaseRun, RunStep
 
 __all__ = [
+    "fork",
+    "Fork",
+    "ForkedRun",
+    "Branch",
+    "Origin",
+    "Edit",
+    "SetOutput",
+    "SetInput",
+    "DropCall",
     "RunStep",
     "for_each_journal",
     "moment_at",
@@ -66,6 +81,15 @@ __all__ = [
 ]
 
 _LAZY = {
+    "fork": "_fork",
+    "Fork": "_fork_tree",
+    "ForkedRun": "_fork_tree",
+    "Branch": "_fork",
+    "Origin": "_fork_tree",
+    "Edit": "_edits",
+    "SetOutput": "_edits",
+    "SetInput": "_edits",
+    "DropCall": "_edits",
     "RunStep": "_runs",
     "for_each_journal": "_pytest",
     "moment_at": "_moments",

@@ -20,6 +20,7 @@ import attrs
 from agentloop import records as r
 from agentloop._common.checks import check_count
 from agentloop._common.error_text import error_summary
+from agentloop._storage.json_bytes import decode
 from agentloop._storage.state_codec import codec_of, read_lines
 from agentloop.abc import Codec, Journal
 from agentloop.agents import Agent
@@ -58,21 +59,29 @@ def _is_news(record: logging.LogRecord) -> bool:
     return not _in_lab.get()
 
 
+def enter_lab() -> None:
+    """Mark the task, and what it starts, as the lab's: failures of tools there aren't logged."""
+    logger = logging.getLogger("agentloop.tools")
+    if _is_news not in logger.filters:
+        logger.addFilter(_is_news)
+    _in_lab.set(True)
+
+
 @attrs.frozen(kw_only=True, eq=False)
 class LabOptions:
-    """The checked options of a comparison."""
+    """The checked options of a comparison, or of a fork."""
 
     agent: Agent[Any, Any]
     rules: LabRules
     config: RunConfig
     context: Callable[[], Any] | None
     verdict: VerdictRule
-    checks: tuple[RunCheck, ...]
-    judges: dict[str, Judge]
-    repeat: int
-    key: bytes | None
-    codec: Codec | None
-    cases: str | os.PathLike[str]
+    checks: tuple[RunCheck, ...] = ()
+    judges: dict[str, Judge] = attrs.field(factory=dict)
+    repeat: int = 1
+    key: bytes | None = None
+    codec: Codec | None = None
+    cases: str | os.PathLike[str] = ""
 
 
 async def compare(
@@ -190,7 +199,7 @@ async def compare(
     waiting = iter(sources)
 
     async def work() -> None:
-        _in_lab.set(True)  # of this task, and of what it starts
+        enter_lab()
         for name, source in waiting:
             if all((name, number) in known for number in range(repeat)):
                 continue
@@ -199,10 +208,7 @@ async def compare(
                 if observe is not None:
                     observe(made, before, after)
 
-    logger = logging.getLogger("agentloop.tools")
-    if _is_news not in logger.filters:
-        logger.addFilter(_is_news)
-    async with Providers() as providers, _raise_bare(), anyio.create_task_group() as group:
+    async with Providers() as providers, raise_bare(), anyio.create_task_group() as group:
         for _ in range(min(concurrency, len(sources))):
             group.start_soon(work)
     rows.sort(key=lambda row: (row.name, row.repeat))
@@ -210,7 +216,7 @@ async def compare(
 
 
 @asynccontextmanager
-async def _raise_bare() -> AsyncIterator[None]:
+async def raise_bare() -> AsyncIterator[None]:
     """Raise the first error of a group bare: the others ended because of it, or say the same."""
     try:
         yield
@@ -286,7 +292,7 @@ def _list_files(given: Path) -> Iterator[tuple[str, Any]]:
         yield run_id, JournaledRun(given, run_id)
 
 
-async def _load(name: str, source: Any, options: LabOptions) -> Recording:
+async def load_recording(name: str, source: Any, options: LabOptions) -> Recording:
     """Return the recording of *source*.
 
     Raises:
@@ -296,7 +302,7 @@ async def _load(name: str, source: Any, options: LabOptions) -> Recording:
     match source:
         case Case():
             path = await record_case(source, options.agent, options.config, options.cases)
-            return await _load(name, path, options)
+            return await load_recording(name, path, options)
         case Path():
             lines = _read_lines_of(os.fspath(source), None, options.key)
         case JournaledRun(path, run_id):
@@ -309,10 +315,10 @@ async def _load(name: str, source: Any, options: LabOptions) -> Recording:
     if not lines:
         raise JournalError("it is empty, or nothing whole is in it")
     contents = read_lines(lines, codec)
-    return Recording.of(name, contents.records, contents.graph)
+    return Recording.of(name, contents.records, contents.graph, decode(lines[0]).get("origins"))
 
 
-def _find_obstacle(recording: Recording, agent: Agent[Any, Any]) -> str | None:
+def find_obstacle(recording: Recording, agent: Agent[Any, Any]) -> str | None:
     """Return why a run can't be compared at all; None if it can."""
     started = recording.started
     if started.schema != RunState.schema_version:
@@ -335,7 +341,7 @@ async def _compare_source(
 ) -> list[tuple[LabRow, CaseRun | None, CaseRun | None]]:
     """Return the rows of one source, with both runs; none if *where* refuses it."""
     try:
-        recording = await _load(name, source, options)
+        recording = await load_recording(name, source, options)
         if not recording.records or not isinstance(recording.records[0], r.RunStarted):
             raise StateError("it is the log of no run")
     except AgentLoopError as error:
@@ -343,7 +349,7 @@ async def _compare_source(
     before = read_run(name, recording.records)
     if where is not None and not where(before):
         return []
-    if (obstacle := _find_obstacle(recording, options.agent)) is not None:
+    if (obstacle := find_obstacle(recording, options.agent)) is not None:
         row = LabRow(name=name, verdict="not comparable", why=(obstacle,), before=Figures.of(before))
         return [(row, before, None)]
     made: list[tuple[LabRow, CaseRun | None, CaseRun | None]] = []
@@ -386,14 +392,7 @@ async def _follow(
     """Run the candidate on the input of *recording*, behind the firewall, and compare."""
     effects = LabEffects(recording, options.rules, repeat=number)
     candidate = Candidate(options.agent, options.config, effects, providers)
-    error: BaseException | None = None
-    with effects.scope:
-        try:
-            await _run_segments(candidate, recording, options, effects)
-        except BaseException as raised:  # noqa: ASYNC103 - the log's own fatal error, or raised again
-            if not isinstance(raised, Exception) and not is_rebuilt(raised):
-                raise
-            error = raised
+    error = await run_behind(candidate, recording, options, effects, recording.started.input)
     if not effects.records:  # it was refused before it began
         why = "" if error is None else error_summary(error)
         row = LabRow(name=before.name, repeat=number, verdict="error", why=(why,), before=Figures.of(before))
@@ -405,6 +404,20 @@ async def _follow(
     if error is not None and after.error is None and effects.ended is None:
         after = after.replace(error=error_summary(error))
     return compare_runs(before, after, effects, repeat=number), after
+
+
+async def run_behind(
+    candidate: Candidate, recording: Recording, options: LabOptions, effects: LabEffects, given: Any
+) -> BaseException | None:
+    """Run the candidate on *given*, an input or a state, behind the firewall; return the error that ended it."""
+    with effects.scope:
+        try:
+            await _run_segments(candidate, recording, options, effects, given)
+        except BaseException as raised:  # noqa: ASYNC103 - the log's own fatal error, or raised again
+            if not isinstance(raised, Exception) and not is_rebuilt(raised):
+                raise
+            return raised
+    return None
 
 
 class _StopAfter(Condition):
@@ -421,7 +434,9 @@ class _StopAfter(Condition):
         return f"input after turn {sorted(self._turns)}"
 
 
-async def _run_segments(candidate: Candidate, recording: Recording, options: LabOptions, effects: LabEffects) -> None:
+async def _run_segments(
+    candidate: Candidate, recording: Recording, options: LabOptions, effects: LabEffects, given: Any
+) -> None:
     """Run the candidate, and give the recorded verdicts and inputs between its segments."""
     started = recording.started
     config = candidate.config
@@ -434,7 +449,9 @@ async def _run_segments(candidate: Candidate, recording: Recording, options: Lab
         "max_turns": recording.max_turns,
         "session": ClosedSession() if started.shown is not None else None,
     }
-    given: Any = started.input
+    if isinstance(given, RunState) and given.interruptions:
+        _decide(given, recording, options.verdict)
+        effects.records = list(given.records)
     while True:
         result = await Runner.run(candidate.agent, given, **common)
         state = result.to_state()

@@ -10,7 +10,8 @@
     a clock         the log's: time passes by what the recorded work took
 
 A run of the lab follows the log until the log says no more: it was cut off there, or it hides a secret. Then the lab
-ends the run, by cancelling it, and `end` says why. A nested run that its call cut off ends without the others.
+ends the run, by cancelling it, and `end` says why; a fork continues where the log was cut off. A nested run that its
+call cut off ends without the others.
 
 Two kinds of effects are no more than watched: what a guardrail or a callback does by itself can't be prevented from
 here. Callbacks without a result that counts (`on_handoff`) and those that keep something elsewhere (`output_store`)
@@ -23,7 +24,7 @@ import inspect
 import json
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import anyio
@@ -102,6 +103,10 @@ class LabRules:
     simulate: Simulation | None = None
     recorded_guards: bool = False
     toolsets: bool = False
+    continues: bool = False
+    """True if a run continues where the log says no more: at an end from outside, or a call without an outcome."""
+    fresh: bool = False
+    """True to ask models also what the log answers."""
     seed: int = 0
     cache: AnswerCache = attrs.field(factory=lambda: AnswerCache(None))
     budget: LabBudget = attrs.field(factory=lambda: LabBudget(None))
@@ -130,9 +135,14 @@ class LabEffects:
         requests: How many requests the candidate's models really got.
     """
 
-    def __init__(self, recording: Recording, rules: LabRules, *, repeat: int = 0) -> None:
+    def __init__(
+        self, recording: Recording, rules: LabRules, *, repeat: int = 0, begun: Sequence[r.Record] = ()
+    ) -> None:
         self._recording, self._rules, self._repeat = recording, rules, repeat
-        self.records: list[r.Record] = []
+        self.records: list[r.Record] = list(begun)
+        started = begun[0] if begun else recording.started
+        assert isinstance(started, r.RunStarted)
+        self._run_id = started.run_id
         self.seen: list[SeenRequest] = []
         self.sources: dict[tuple[Path, str], Source] = {}
         self.notes: list[str] = []
@@ -140,7 +150,7 @@ class LabEffects:
         self.ended_in = 0
         self.requests = 0
         self.scope = anyio.CancelScope()
-        self._now = recording.records[0].at
+        self._now = begun[-1].at if begun else recording.records[0].at
         self._digest: dict[Path, str] = {}
         self._matched: dict[tuple[Path, str], RecordedCall] = {}
         self._nested: dict[Path, anyio.CancelScope] = {}
@@ -151,6 +161,11 @@ class LabEffects:
     def follows(self) -> bool:
         """True as long as all answers of models came from the log."""
         return not any(one.asked for one in self.seen)
+
+    @property
+    def _may_end(self) -> bool:
+        """True if the run ends where the log says no more."""
+        return self.follows and not self._rules.continues
 
     # -- what the log of the run needs
 
@@ -201,7 +216,7 @@ class LabEffects:
         """
         match effect:
             case e.NewId():
-                return self._recording.started.run_id
+                return self._run_id
             case e.Now():
                 return self.wall()
             case e.Random():
@@ -242,8 +257,8 @@ class LabEffects:
     async def _call_model(self, effect: e.CallModel) -> ModelResponse:
         path, turn, began = effect.path, effect.turn, self._now
         digest = self._digest[path]
-        exchange = self._find_exchange(effect, digest)
-        if exchange is not None:
+        exchange = None if self._rules.fresh else self._find_exchange(effect, digest)
+        if exchange is not None and not (exchange.end == "cut" and self._rules.continues):
             self.seen.append(SeenRequest(path, turn))
             if exchange.end is not None:
                 await self.end(path, turn, exchange.end)
@@ -256,7 +271,7 @@ class LabEffects:
             error.should_retry = False  # type: ignore[attr-defined]
             raise error
         recorded = self._recording
-        if self.follows and recorded.is_cut and (path, turn) not in recorded.by_place:
+        if self._may_end and recorded.is_cut and (path, turn) not in recorded.by_place:
             await self.end(path, turn, "cut")
         self.seen.append(SeenRequest(path, turn, self._find_changes(effect, digest), asked=True))
         if effect.attempt == 1 and recorded.started.kept and not path:
@@ -323,8 +338,10 @@ class LabEffects:
             return await self._run_nested(effect, call)
         turn = next((one.turn for one in reversed(self.seen) if one.path == path), 0)
         if call is None:
-            if self.follows and self._recording.is_cut and self._recording.lacks_outcome(path, call_id):
+            if self._may_end and self._recording.is_cut and self._recording.lacks_outcome(path, call_id):
                 await self.end(path, turn, "cut")
+            return await self._call_unmatched(effect, began)
+        if call.end == "cut" and self._rules.continues:
             return await self._call_unmatched(effect, began)
         if call.end is not None:
             await self.end(path, turn, call.end)

@@ -135,6 +135,8 @@ class Recording:
     name: str
     records: tuple[r.Record, ...]
     graph: Mapping[str, Any] | None = None
+    origins: object = None
+    """The origins of a fork, as its journal has them; unchecked."""
     by_digest: dict[str, list[RecordedExchange]] = attrs.field(factory=lambda: defaultdict(list))
     by_place: dict[tuple[Path, int], RecordedExchange] = attrs.field(factory=dict)
     calls: dict[tuple[str, str], list[RecordedCall]] = attrs.field(factory=lambda: defaultdict(list))
@@ -146,9 +148,15 @@ class Recording:
     """By turn: the input that the application added after it."""
 
     @classmethod
-    def of(cls, name: str, records: Iterable[r.Record], graph: Mapping[str, Any] | None = None) -> Recording:
+    def of(
+        cls,
+        name: str,
+        records: Iterable[r.Record],
+        graph: Mapping[str, Any] | None = None,
+        origins: object = None,
+    ) -> Recording:
         """Return the recording of *records*."""
-        made = cls(name, tuple(records), graph)
+        made = cls(name, tuple(records), graph, origins)
         made._index()
         return made
 
@@ -213,6 +221,25 @@ class Recording:
                 exchange.history = normal_items(run.history)
                 found[exchange.history, *parts_of(exchange.digest)[1:]].append(exchange)
         return found
+
+    def skip(self, count: int) -> None:
+        """Take what the first *count* records answer as used: a run that continues after them asks for the rest."""
+        for record in self.records[:count]:
+            match record:
+                case r.ModelResponded() if (asked := self.by_place.get((record.path, record.turn))) is not None:
+                    asked.used = True
+                case r.CallSettled():
+                    calls = (one for found in self.calls.values() for one in found if one.settled is record)
+                    for one in calls:
+                        one.used = True
+                case r.VerdictGiven():
+                    self.find_verdict(record.tool, record.digest, record.call_id)
+                case r.GuardrailSettled():
+                    self.guardrails[record.path, record.stage, record.guardrail, record.call_id].remove(record)
+                case r.InputAdded(path=()):
+                    self.inputs.pop(record.turn, None)
+                case _:
+                    pass
 
     def _index(self) -> None:
         started: dict[tuple[Path, str], RecordedCall] = {}

@@ -146,7 +146,7 @@ def read_run(
     ended = _find_end(records)
     given = [one for one in records if isinstance(one, r.ApprovalRequested)]
     decided = {(one.path, one.call_id) for one in records if isinstance(one, r.VerdictGiven)}
-    turns = [one for one in records if isinstance(one, r.TurnStarted)]
+    turns = {(one.path, one.turn) for one in records if isinstance(one, r.TurnStarted)}  # a resumed one begins again
     answer = None if ended is None else ended.final_output
     return CaseRun(
         name=name,
