@@ -13,6 +13,7 @@ from typing import Any, Protocol, Self, runtime_checkable
 
 from agentloop._common.values import Value
 from agentloop.effects import Effect
+from agentloop.events import CustomEvent
 from agentloop.items import Item, ToolCall
 from agentloop.model_events import ModelEvent, ModelFeature, ModelInfo, ModelRequest
 from agentloop.records import Record
@@ -379,6 +380,12 @@ class Instrument:
 
     def on_span_end(self, span: Span) -> None:
         """Called when a piece of work has ended."""
+
+    def on_custom_event(self, event: CustomEvent, span: Span | None) -> None:
+        """Called with each event that a body emits (`ToolContext.emit`); *span* is its call's.
+
+        None if the run makes no spans: no instrument has a method for them, or tracing is disabled.
+        """
 
     def on_still_running(self, report: StillRunning) -> None:
         """Called once a second for each call that outlives the cleanup deadline."""

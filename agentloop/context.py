@@ -109,6 +109,8 @@ class CallServices(Protocol):
 
     def report_nowait(self, progress: float, total: float | None, message: str | None) -> None: ...
 
+    def emit(self, value: Any) -> None: ...
+
     def cleanup(self, seconds: float | None) -> AbstractContextManager[Any]: ...
 
     async def resource(self, factory: Callable[[], AbstractAsyncContextManager[Any]]) -> Any: ...
@@ -334,6 +336,43 @@ class ToolContext(RunContext[ContextT_co], kw_only=True, eq=False):
     def report_nowait(self, progress: float, total: float | None = None, message: str | None = None) -> None:
         """Report progress from a sync body (a worker thread), or without a checkpoint."""
         self._require_services("report_nowait").report_nowait(progress, total, message)
+
+    def emit(self, value: Any) -> None:
+        """Emit an event of your own: a `CustomEvent` with this call and *value* in the run's stream.
+
+        Web clients and instruments (`Instrument.on_custom_event`) get it, too. It is a signal: no log stores it, and a
+        replay has none. Callable from any thread; never waits for a consumer. While the consumer is behind, a newer
+        event replaces the unread last one of the same call. After the call's outcome nothing is emitted.
+
+        Args:
+            value: Any object. Consumers in the process get the object itself, so don't change it afterwards. The web
+                form writes it as JSON: a mapping of JSON's own types is best.
+
+        Raises:
+            UserError: the runtime isn't running the call.
+
+        Example:
+            import anyio
+            from agentloop import Agent, Runner, ToolContext, tool
+            from agentloop.events import CustomEvent
+            from agentloop.testing import ScriptedModel, call, say
+
+            @tool
+            async def search(ctx: ToolContext[None]) -> str:
+                "Search the library."
+                ctx.emit({"source": "catalogue", "hits": 3})
+                return "three books"
+
+            async def main():
+                agent = Agent("a", model=ScriptedModel([call("search"), say("ok")]), tools=[search])
+                async with Runner.run_streamed(agent, "go") as stream:
+                    async for event in stream:
+                        if isinstance(event, CustomEvent):
+                            print(event.call.name, event.value["hits"])  # search 3
+
+            anyio.run(main)
+        """
+        self._require_services("emit").emit(value)
 
     def cleanup(self, seconds: float | None = None) -> AbstractContextManager[Any]:
         """Return a context manager whose block is shielded from cancellation, for a bounded time.

@@ -11,8 +11,7 @@ from typing import Any, Literal, TypeAlias
 from agentloop._common.values import SharesName, Value
 from agentloop.items import ApprovalRequest as ApprovalRequestItem
 from agentloop.items import Item, ToolCall
-from agentloop.outcomes import CallOutcome
-from agentloop.records import RunStatus
+from agentloop.outcomes import CallOutcome, RunStatus
 
 __all__ = [
     "AgentUpdated",
@@ -21,6 +20,7 @@ __all__ = [
     "CallProgress",
     "CallSettled",
     "CallStarted",
+    "CustomEvent",
     "Event",
     "GuardrailSettled",
     "HostedProgress",
@@ -117,6 +117,18 @@ class CallProgress(_Event, frozen=True, tag="call_progress", gc=False):
     message: str | None = None
 
 
+class CustomEvent(_Event, frozen=True, tag="custom"):
+    """A body emitted *value*, by `ToolContext.emit`: an event of the application's own.
+
+    In the web form `value` is written as a tool's value is; if the tool's output is secret, it is hidden there, too.
+    """
+
+    call: ToolCall
+    value: Any
+
+    _unshown = frozenset({"value"})
+
+
 class CallSettled(_Event, frozen=True, tag="call_settled", metaclass=SharesName):
     """A call has settled with *outcome*; sent at once, so events come in the order of settling."""
 
@@ -161,6 +173,7 @@ Event: TypeAlias = (
     | ItemCreated
     | CallStarted
     | CallProgress
+    | CustomEvent
     | CallSettled
     | ApprovalRequested
     | GuardrailSettled

@@ -12,6 +12,7 @@ __all__ = [
     "CallOutcome",
     "CancelledBy",
     "FROM_ABOVE",
+    "RunStatus",
     "SUCCESSES",
     "Status",
 ]
@@ -27,6 +28,9 @@ SUCCESSES: tuple[Status, ...] = ("succeeded", "replayed")
 """The members whose output is what the tool gave; of the others it says why there is no such output."""
 FROM_ABOVE: tuple[CancelledBy, ...] = ("parent", "deadline")
 """The members that cancel a call because its run ends: the call is due again when that run resumes."""
+
+RunStatus: TypeAlias = Literal["completed", "interrupted", "cancelled", "stopped", "failed"]
+"""How a run, or a segment of it, ended."""
 
 
 class CallOutcome(NotedValue, frozen=True, kw_only=True):

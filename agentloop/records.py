@@ -16,7 +16,7 @@ from agentloop._common.masking import mask_arguments
 from agentloop._common.values import NotedValue, SharesName, Value
 from agentloop.items import Item
 from agentloop.model_events import ModelInfo, ModelResponse
-from agentloop.outcomes import CallOutcome
+from agentloop.outcomes import CallOutcome, RunStatus
 from agentloop.usage import RequestUsage
 
 __all__ = [
@@ -47,9 +47,6 @@ __all__ = [
     "TurnStarted",
     "VerdictGiven",
 ]
-
-RunStatus: TypeAlias = Literal["completed", "interrupted", "cancelled", "stopped", "failed"]
-"""How a run, or a segment of it, ended."""
 
 
 class _Record(Value, frozen=True, tag_field="kind", gc=False):

@@ -122,6 +122,8 @@ def _event_to_json(event: ev.Event, secrets: Secrets) -> dict[str, Any]:
         value = getattr(event, name)
         if name not in _LEFT_OUT and value is not None:
             written[name] = _member_to_json(value, secrets)
+    if isinstance(event, ev.CustomEvent) and event.call.secret_output:
+        written["value"] = secrets.hide_json(value_to_json(event.value, secrets))
     return written
 
 

@@ -11,8 +11,10 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
+from agentloop._storage.value_codec import value_to_json
+from agentloop.events import CustomEvent
 from agentloop.otel._definitions import RunDefinitions
-from agentloop.otel._messages import content_text, messages_text
+from agentloop.otel._messages import content_text, encode_text, messages_text
 from agentloop.spans import Span
 
 Attributes = dict[str, str | bool | int | float | tuple[str, ...]]
@@ -206,6 +208,13 @@ def _list_content(span: Span) -> Iterator[tuple[str, str]]:
                 yield "gen_ai.tool.call.result", content_text(data["output"])
         case _:
             pass
+
+
+def list_custom(span: Span, event: CustomEvent) -> Attributes:
+    """Return the value of a custom event, which is content; nothing where it is hidden, as the call's output is."""
+    if event.call.secret_output or "arguments" not in span.data:  # `include_sensitive_data` is off
+        return {}
+    return _clean({"agentloop.event.value": encode_text(value_to_json(event.value))})
 
 
 def find_root(span: Span) -> Span:

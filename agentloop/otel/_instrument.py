@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from agentloop._common.errors import UserError
 from agentloop._common.extras import describe_missing
 from agentloop.abc import Instrument
+from agentloop.events import CustomEvent
 from agentloop.spans import RunOpening, Span
 
 if TYPE_CHECKING:
@@ -60,6 +61,11 @@ class OTelInstrument(Instrument):
     def on_span_start(self, span: Span) -> None:
         """Begin the span of a piece of work, and make it the current one where it is worked."""
         self._writer.start(span)
+
+    def on_custom_event(self, event: CustomEvent, span: Span | None) -> None:
+        """Add an event to the span of the call that emits it."""
+        if span is not None:
+            self._writer.add_event(span, event)
 
     def on_span_end(self, span: Span) -> None:
         """End the span of a piece of work, and measure it."""

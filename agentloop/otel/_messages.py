@@ -28,15 +28,16 @@ def messages_text(items: Iterable[i.Item], finish_reason: str | None = None) -> 
             messages.append({"role": role, "parts": parts})
     if messages and finish_reason is not None:
         messages[-1]["finish_reason"] = finish_reason
-    return _encode(messages)
+    return encode_text(messages)
 
 
 def content_text(content: i.Content) -> str:
     """Return the output of a tool as text: its own, or the JSON text of its parts."""
-    return content if isinstance(content, str) else _encode(list(map(_format_part, content)))
+    return content if isinstance(content, str) else encode_text(list(map(_format_part, content)))
 
 
-def _encode(value: Any) -> str:
+def encode_text(value: Any) -> str:
+    """Return *value*, of JSON's own types, as JSON text."""
     try:
         return msgspec.json.encode(value).decode()
     except UnicodeEncodeError:  # half a surrogate pair, which no encoding has

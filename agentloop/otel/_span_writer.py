@@ -58,6 +58,7 @@ from opentelemetry.trace import Link, SpanKind, Status, StatusCode, TracerProvid
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from agentloop._common.version import __version__
+from agentloop.events import CustomEvent
 from agentloop.otel import _attributes as a
 from agentloop.otel._definitions import RunDefinitions
 from agentloop.otel._metrics import SCOPE
@@ -122,6 +123,11 @@ class SpanWriter:
         self._live[span] = live._replace(before=contexts.get_current())
         if span.kind not in _MOMENTARY:
             contexts.attach(live.context)
+
+    def add_event(self, span: Span, event: CustomEvent) -> None:
+        """Add a custom event to the exported span of *span*; its value is content."""
+        if (live := self._live.get(span)) is not None:
+            live.span.add_event("agentloop.custom_event", a.list_custom(span, event) if self._content else None)
 
     def end(self, span: Span) -> Context | None:
         """End the exported span of *span*, and return the context that has it; None if there is none.

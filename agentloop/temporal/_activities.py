@@ -29,7 +29,7 @@ from agentloop.context import ToolContext
 from agentloop.exceptions import AgentLoopError, ModelBehaviorError, UserError
 from agentloop.items import HandoffCall, ToolCall
 from agentloop.model_events import ItemDone, ModelRequest, ResponseDone, TextDelta
-from agentloop.temporal._live import ShownText, progress_to_json
+from agentloop.temporal._live import ShownText, custom_to_json, progress_to_json
 from agentloop.temporal._options import HEARTBEAT_SECONDS, AgentSetup, find_setup
 from agentloop.temporal._payloads import (
     PayloadTooLarge,
@@ -249,6 +249,10 @@ class _ActivityCall:
 
     def report_nowait(self, progress: float, total: float | None, message: str | None) -> None:
         self._beats.details = (progress_to_json(self._call_id, progress, total, message),)
+        self._beats.send()
+
+    def emit(self, value: Any) -> None:
+        self._beats.details = (custom_to_json(self._call_id, value),)
         self._beats.send()
 
     def cleanup(self, seconds: float | None) -> anyio.CancelScope:

@@ -1,4 +1,4 @@
-"""The view of activities under way: a model's text so far, and the progress that a body reports.
+"""The view of activities under way: a model's text so far, and what a body reports or emits.
 
 It travels as the details of heartbeats. The engine keeps the latest ones of each activity that is under way and
 answers itself: no worker is asked, and no event is added to the history. A heartbeat is sent each second, so text comes
@@ -18,13 +18,14 @@ from typing import Any, TypeAlias
 
 import attrs
 
-from agentloop.events import CallProgress, TextDelta
+from agentloop._storage.value_codec import value_to_json
+from agentloop.events import CallProgress, CustomEvent, TextDelta
 from agentloop.items import ToolCall
 from agentloop.records import CallSettled, GuardrailSettled, ModelFailed, ModelResponded, Record, TurnStarted
 
 _MOST = 16_000
 """Characters of a text that a heartbeat carries: the last ones."""
-LiveEvent: TypeAlias = TextDelta | CallProgress
+LiveEvent: TypeAlias = TextDelta | CallProgress | CustomEvent
 
 
 class ShownText:
@@ -52,6 +53,11 @@ def progress_to_json(call_id: str, progress: float, total: float | None, message
     return {"call_id": call_id, "progress": progress, "total": total, "message": message}
 
 
+def custom_to_json(call_id: str, value: Any) -> dict[str, Any]:
+    """Return the details of a heartbeat of a body that emits an event of its own."""
+    return {"call_id": call_id, "custom": value_to_json(value)}
+
+
 @attrs.frozen
 class Beat:
     """The latest heartbeat of one activity under way."""
@@ -73,7 +79,7 @@ class LiveView:
         self._over: set[object] = set()
         self._followed: dict[tuple[tuple[str, ...], int], tuple[str, int]] = {}
         self._length: dict[tuple[tuple[str, ...], int], int] = {}
-        self._progress: dict[str, dict[str, Any]] = {}
+        self._reports: dict[str, dict[str, Any]] = {}
         self._failed: set[tuple[tuple[str, ...], int]] = set()
         """The places of attempts that failed since the last `read`."""
         self._unguarded: dict[tuple[tuple[str, ...], int], list[str]] = {}
@@ -106,7 +112,7 @@ class LiveView:
     def read(self, beats: Iterable[Beat]) -> Iterator[LiveEvent]:
         """Yield what *beats* show that wasn't shown before."""
         for beat in beats:
-            event = self._read_progress(beat) if "call_id" in beat.details else self._read_text(beat)
+            event = self._read_report(beat) if "call_id" in beat.details else self._read_text(beat)
             if event is not None:
                 yield event
         self._failed.clear()
@@ -124,12 +130,14 @@ class LiveView:
         text = details["text"][max(known - start, 0) :]
         return TextDelta(path=place[0], turn=place[1], text=text) if text else None
 
-    def _read_progress(self, beat: Beat) -> CallProgress | None:
+    def _read_report(self, beat: Beat) -> CallProgress | CustomEvent | None:
         details = beat.details
         call_id = details["call_id"]
-        if call_id not in self._calls or self._progress.get(call_id) == details:
+        if call_id not in self._calls or self._reports.get(call_id) == details:
             return None
-        self._progress[call_id] = details
+        self._reports[call_id] = details
         call, path, turn = self._calls[call_id]
+        if "custom" in details:
+            return CustomEvent(path=path, turn=turn, call=call, value=details["custom"])
         given = {name: details[name] for name in ("progress", "total", "message")}
         return CallProgress(path=path, turn=turn, call=call, **given)

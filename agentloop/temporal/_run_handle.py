@@ -224,11 +224,11 @@ class AgentRunHandle:
     ) -> AsyncIterator[Record | LiveEvent]:
         """Return an iterator of the run's records, like `records`, and between them of what its activities show.
 
-        A `TextDelta` is new text of a model's answer, a `CallProgress` a body's report. They come with heartbeats, so
-        about each second, and are a preview: the record that follows has the whole. Text that came between two looks
-        and was longer than 16,000 characters is shortened to these; a model that answers within a second shows none; of
-        a call whose worker was lost, the text of the first attempt is shown. Progress is shown of calls whose
-        `ModelResponded` this iterator has yielded.
+        A `TextDelta` is new text of a model's answer, a `CallProgress` a body's report, and a `CustomEvent` what a body
+        emitted last, as JSON. They come with heartbeats, so about each second, and are a preview: the record that
+        follows has the whole. Text that came between two looks and was longer than 16,000 characters is shortened to
+        these; a model that answers within a second shows none; of a call whose worker was lost, the text of the first
+        attempt is shown. Progress is shown of calls whose `ModelResponded` this iterator has yielded.
         """
         return _Events(self.workflow, after, interval, timeout)
 

@@ -136,6 +136,7 @@ VALUES: list[Any] = [
     ev.TextDelta("t", path=("c1",), turn=2),
     ev.RawModelEvent({1: object()}),
     ev.CallProgress(CALL, 0.5, message="half"),
+    ev.CustomEvent(CALL, {"found": object()}),
     ev.CallSettled(CALL, CallOutcome(status="failed", error=ValueError(HUSH), output=HUSH, secret=True)),
     ev.ApprovalRequested(i.ApprovalRequest(CALL, "a")),
     ev.GuardrailSettled(INPUT),

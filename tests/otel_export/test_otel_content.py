@@ -11,7 +11,8 @@ pytest.importorskip("opentelemetry.sdk", reason="needs the extra test-otel: nox 
 from kit.agents import PASSED, make_input_guard
 from otel_export.exporting import Exported, attributes_of
 
-from agentloop import Agent, Runner, tool
+from agentloop import Agent, Runner, ToolContext, tool
+from agentloop.config import TracingSettings
 from agentloop.exceptions import ModelTransportError
 from agentloop.items import (
     AssistantMessage,
@@ -198,3 +199,32 @@ def test_messages_have_the_form_of_the_conventions() -> None:
     ]
     assert messages_text([]) == "[]"
     assert content_text("as it is") == "as it is"
+
+
+@tool
+async def look(ctx: ToolContext[Any], place: str) -> str:
+    """Emit an event."""
+    ctx.emit({"found": f"{WORDS} in {place}"})
+    return "seen"
+
+
+@tool(secret_output=True)
+async def open_safe(ctx: ToolContext[Any]) -> str:
+    """Emit what is as secret as the output."""
+    ctx.emit({"key": KEY})
+    return KEY
+
+
+@pytest.mark.parametrize(("content", "sensitive"), [(True, True), (True, False), (False, True)])
+async def test_custom_events_are_events_of_their_calls_span(content: bool, sensitive: bool) -> None:
+    """The value is content: it is there if it may be, and if the output may be."""
+    exported = Exported(content=content)
+    steps = [[call("look", {"place": "a"}), call("open_safe")], say("done")]
+    agent = Agent("a", model=ScriptedModel(steps), tools=[look, open_safe])
+    config = exported.config(tracing=TracingSettings(include_sensitive_data=sensitive))
+    await Runner.run(agent, "go", run_config=config)
+    told = {span.name: [(event.name, dict(event.attributes or {})) for event in span.events] for span in exported.spans}
+    value = {"agentloop.event.value": json.dumps({"found": f"{WORDS} in a"}, separators=(",", ":"))}
+    assert told["execute_tool look"] == [("agentloop.custom_event", value if content and sensitive else {})]
+    assert told["execute_tool open_safe"] == [("agentloop.custom_event", {})]
+    assert KEY not in exported.everything()

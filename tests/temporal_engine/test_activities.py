@@ -262,6 +262,7 @@ async def test_the_services_of_a_body() -> None:
         assert await ctx.resource(connect) is await ctx.resource(connect)
         await ctx.report(1, 2, "half")
         ctx.report_nowait(2, 2, "all")
+        ctx.emit({"found": {1}})
         with ctx.cleanup(3.0) as within:
             opened.append(f"cleanup {within.shield}")
         with pytest.raises(UserError, match="only in the workflow"):
@@ -286,8 +287,8 @@ async def test_the_services_of_a_body() -> None:
     answered = await environment.run(call_tool, asked_tool("work"))
     assert value_from_json(answered["value"]) == ["k1", "c1"]
     assert opened == ["opened", "cleanup True", "closed"]
-    told = [details["message"] for beat in beats for details in beat]
-    assert list(dict.fromkeys(told)) == ["half", "all"]
+    told = [str(details.get("message", details.get("custom"))) for beat in beats for details in beat]
+    assert list(dict.fromkeys(told)) == ["half", "all", "{'found': [1]}"]
     blocked = await environment.run(call_tool, asked_tool("block"))
     assert value_from_json(blocked["value"]) == "[1, 2]"  # JSON has no sets: it is what the model would be shown
     failed = await environment.run(call_tool, asked_tool("fail"))

@@ -17,14 +17,14 @@ from temporalio.worker import Worker
 
 from agentloop import Agent, GuardrailFunctionOutput, RunConfig, Runner, ToolContext, input_guardrail, tool
 from agentloop.abc import Model
-from agentloop.events import CallProgress, TextDelta
+from agentloop.events import CallProgress, CustomEvent, TextDelta
 from agentloop.items import AssistantMessage, ToolCall
 from agentloop.model_events import ItemDone, ModelRequest, ModelResponse, ResponseDone
 from agentloop.model_events import TextDelta as TextSent
 from agentloop.outcomes import CallOutcome
 from agentloop.records import CallSettled, GuardrailSettled, ModelFailed, ModelResponded, TurnStarted
 from agentloop.temporal import AgentPlugin, start_run
-from agentloop.temporal._live import Beat, LiveView, ShownText, progress_to_json
+from agentloop.temporal._live import Beat, LiveView, ShownText, custom_to_json, progress_to_json
 from agentloop.temporal._options import find_setup
 from agentloop.testing import ScriptedModel, say
 
@@ -137,6 +137,9 @@ def test_progress_is_that_of_known_calls() -> None:
     shown = CallProgress(path=(), turn=1, call=CALL, progress=1, total=2, message="half")
     assert list(view.read(half)) == [shown]
     assert list(view.read(half)) == []
+    found = [Beat("3", custom_to_json("c1", {"found": 1}))]
+    assert list(view.read(found)) == [CustomEvent(path=(), turn=1, call=CALL, value={"found": 1})]
+    assert list(view.read(found)) == []
     view.note(CallSettled((), 1, 0.0, call_id="c1", tool="measure", outcome=CallOutcome(status="succeeded", output="")))
     assert list(view.read([Beat("3", progress_to_json("c1", 2, 2, None))])) == []
 

@@ -246,3 +246,18 @@ async def test_protocol_is_spoken_only_where_it_is_wanted(monkeypatch: pytest.Mo
     monkeypatch.setattr(_app, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="extra `ag-ui`"):
         AgentApp(Watched().agent([]), ag_ui=True)
+
+
+async def test_events_of_the_applications_own_are_custom_events() -> None:
+    """With the call, by the public JSON form; a value that no JSON has is written as text."""
+
+    @tool
+    async def look(ctx: ToolContext[Any]) -> str:
+        """Emit events."""
+        ctx.emit({"found": "\ud83d"})
+        return "seen"
+
+    model = ScriptedModel([call("look", {}, "c1"), say("Seen.")])
+    events = await converse(AgentApp(Agent("a", model=model, tools=[look]), ag_ui=True), make_input())
+    [custom] = [event.value for event in events if event.type == "CUSTOM" and event.name == "custom"]
+    assert (custom["value"], custom["call"]["call_id"]) == ({"found": "?"}, "c1")

@@ -15,7 +15,7 @@ from agentloop._concurrency.interrupts import uninterrupted
 from agentloop._engine.calls.live_call import LiveCall
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.context import ToolContext
-from agentloop.events import CallProgress
+from agentloop.events import CallProgress, CustomEvent
 from agentloop.items import Item, ToolCall
 from agentloop.tools import FunctionTool
 
@@ -34,11 +34,19 @@ class ToolContextServices(Value, frozen=True, eq=False):
     @uninterrupted
     def report_nowait(self, progress: float, total: float | None, message: str | None) -> None:
         """Report progress, from the loop or from the body's thread (which waits for the loop)."""
-        run = self.live.run
-        if run.tree.shared.is_current():
-            self._report(progress, total, message)
+        self._on_loop(self._report, progress, total, message)
+
+    @uninterrupted
+    def emit(self, value: Any) -> None:
+        """Pass *value* to the consumers and the instruments, from the loop or from a thread (which waits for it)."""
+        self._on_loop(self._emit, value)
+
+    def _on_loop(self, work: Callable[..., None], *args: Any) -> None:
+        shared = self.live.run.tree.shared
+        if shared.is_current():
+            work(*args)
         else:
-            anyio.from_thread.run_sync(self._report, progress, total, message, token=run.tree.shared.token())
+            anyio.from_thread.run_sync(work, *args, token=shared.token())
 
     def _report(self, progress: float, total: float | None, message: str | None) -> None:
         live = self.live
@@ -51,7 +59,16 @@ class ToolContextServices(Value, frozen=True, eq=False):
         run = live.run
         for buffer in run.tree.log.buffers():
             event = CallProgress(live.call, progress, total, message, path=run.path, turn=run.state.turn)
-            buffer.progress(event)
+            buffer.signal_of_call(event)
+
+    def _emit(self, value: Any) -> None:
+        live, log = self.live, self.live.run.tree.log
+        if live.phase != "body" or live.body is None:
+            return  # as in `_report`
+        event = CustomEvent(live.call, value, path=live.run.path, turn=live.run.state.turn)
+        for buffer in log.buffers():
+            buffer.signal_of_call(event)
+        log.tell("on_custom_event", event, None if log.spans is None else log.spans.call_span(event.path, live.call_id))
 
     @contextmanager
     @uninterrupted

@@ -15,8 +15,9 @@ calls that wait to start, and never one that has started.
 States: open; closed (`close`: the run has ended, unread events can still be taken); discarding (`discard`: nothing is
 kept any more). `take` returns None when closed and empty, or when discarding.
 
-Facts: `_unread`, `_taken`, `closed`, `discarding`, `_sources`. `_progress` is an index: the number, counted from the
-run's first event, of each call's last progress report, from which its position in the deque follows.
+Facts: `_unread`, `_taken`, `closed`, `discarding`, `_sources`. `_reports` is an index: the number, counted from the
+run's first event, of each call's last report (of its progress, or a custom event), from which its position in the deque
+follows.
 
 Invariants: events are taken in the order of putting. `_announce_room` runs in the step in which the buffer stops being
 full: it wakes the waiting tasks and runs the dispatchers in `on_room`.
@@ -105,8 +106,8 @@ class EventBuffer:
         """The count of events that have left the deque, which is the number of the first unread one."""
         self._sources: deque[_Source] = deque()
         """The records behind the unread events and behind the one that was taken last."""
-        self._progress: dict[tuple[tuple[str, ...], str], int] = {}
-        """The event number of the last progress report of each call that has not settled."""
+        self._reports: dict[tuple[tuple[str, ...], str], dict[type, int]] = {}
+        """Of each call that has not settled, the event number of its last report of each kind."""
         self.on_room: dict[Callable[[], None], None] = {}
         """Functions of batches to call when the consumer has caught up, in this order."""
         self.closed: bool = False
@@ -157,16 +158,16 @@ class EventBuffer:
         elif kind is m.Raw:
             self.put(ev.RawModelEvent(event.data, path=path, turn=turn))
 
-    def progress(self, event: ev.CallProgress) -> None:
-        """Add a progress report; while the consumer is behind, a newer one replaces the unread one of its call."""
+    def signal_of_call(self, event: ev.CallProgress | ev.CustomEvent) -> None:
+        """Add a body's report; while the consumer is behind, it replaces the unread last one of its call and kind."""
         if self.discarding or not self.hears(event.path):
             return
-        key = event.path, event.call.call_id
-        unread = self._progress.get(key, -1) - self._taken
+        of_call = self._reports.setdefault((event.path, event.call.call_id), {})
+        unread = of_call.get(type(event), -1) - self._taken
         if self.full and unread >= 0:
             self._unread[unread] = event
             return
-        self._progress[key] = self._taken + len(self._unread)
+        of_call[type(event)] = self._taken + len(self._unread)
         self.put(event)
 
     def record(self, record: r.Record) -> None:
@@ -174,7 +175,7 @@ class EventBuffer:
         if self.discarding or not self.hears(record.path):
             return
         if type(record) is r.CallSettled:
-            self._progress.pop((record.path, record.call_id), None)
+            self._reports.pop((record.path, record.call_id), None)
         made = events_of(record, self._state, self._agents)
         if not made:
             return
@@ -214,7 +215,7 @@ class EventBuffer:
         """Drop the unread events and all later ones, since no consumer will read them; waiting tasks continue."""
         self.discarding = True
         self._unread.clear()
-        self._progress.clear()
+        self._reports.clear()
         self._announce_room()
         self._some.ring()
 

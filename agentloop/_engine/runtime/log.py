@@ -121,7 +121,7 @@ class Log:
         """Return the buffers that take signals; empty where there are none, so that no signal need be made."""
         return self.listeners if self.events is None else [self.events, *self.listeners]
 
-    def tell(self, method: str, report: object) -> None:
+    def tell(self, method: str, *report: object) -> None:
         """Notify every instrument by its *method*.
 
         An Exception of an instrument, or a cancellation that it raises itself, is logged, once for each instrument. Any
@@ -131,7 +131,7 @@ class Log:
             try:
                 notify = getattr(instrument, method, None)  # an instrument may have only some of the methods
                 if notify is not None:
-                    notify(report)
+                    notify(*report)
             except BaseException as error:  # noqa: ASYNC103 - kept, and raised at the end of the run
                 if not isinstance(error, (Exception, *cancelled_types())):
                     self.instrument_error = self.instrument_error or error

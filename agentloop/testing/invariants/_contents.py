@@ -184,7 +184,7 @@ def _list_texts(log: ObservedLog) -> Iterator[tuple[str, str]]:
 
 @invariant("accounting")
 def signals_have_their_place(log: ObservedLog) -> Findings:
-    """Progress of a call comes between its start and its end; a message equals the text pieces shown before it."""
+    """Reports of a call come between its start and its end; a message equals the text pieces shown before it."""
     running: set[tuple[Path, str]] = set()
     pieces: dict[Path, str] = {}
     for place, event in enumerate(log.observation.events):
@@ -193,11 +193,11 @@ def signals_have_their_place(log: ObservedLog) -> Findings:
                 running.add((event.path, call.call_id))
             case ev.CallSettled(call=call):
                 running.discard((event.path, call.call_id))
-            case ev.CallProgress(call=call):
+            case ev.CallProgress(call=call) | ev.CustomEvent(call=call):
                 if (event.path, call.call_id) in running:
                     yield HELD
                 else:
-                    yield broken(f"event {place}: progress of call {call.call_id}, which doesn't run")
+                    yield broken(f"event {place}: a report of call {call.call_id}, which doesn't run")
             case ev.TurnStarted():
                 pieces[event.path] = ""
             case ev.TextDelta(text=text):

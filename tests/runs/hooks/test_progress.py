@@ -206,7 +206,7 @@ async def test_a_report_finds_the_unread_one_of_its_call_by_what_the_call_is() -
     buffer = EventBuffer(fold, 1, lambda path: None)
 
     def report(call_id: str, progress: float, path: tuple[str, ...] = ()) -> None:
-        buffer.progress(ev.CallProgress(ToolCall(call_id, "t", "{}"), progress, path=path, turn=1))
+        buffer.signal_of_call(ev.CallProgress(ToolCall(call_id, "t", "{}"), progress, path=path, turn=1))
 
     for call_id, path in (("a", ()), ("b", ()), ("a", ("b",))):
         for progress in (1.0, 2.0):
@@ -253,9 +253,9 @@ async def test_a_reader_that_is_behind_holds_nothing_of_calls_that_have_settled(
     for record in result.records:
         fold.apply(record)
         if isinstance(record, r.CallStarted):
-            buffer.progress(ev.CallProgress(fold.calls[record.call_id].call, 1.0, turn=1))
+            buffer.signal_of_call(ev.CallProgress(fold.calls[record.call_id].call, 1.0, turn=1))
         buffer.record(record)
-        held.append(len(buffer._progress))
+        held.append(len(buffer._reports))
     assert max(held) > held[-1] == 0
 
 
