@@ -20,12 +20,11 @@ import attrs
 import msgspec
 
 from agentloop._common.checks import NAMES, check, check_count, is_a, optional
+from agentloop._common.empty_containers import NO_DICT
 from agentloop._common.error_text import shorten
 from agentloop._common.misplaced import function_takes_options
 from agentloop._common.type_parameters import ContextT, OutputT
 from agentloop._concurrency.interrupts import uninterrupted
-from agentloop._core.agent_graph import AgentGraph
-from agentloop._core.empty_containers import NO_DICT
 from agentloop._core.run_fold import RunFold
 from agentloop._engine.run_result import result_of
 from agentloop._engine.run_stream import RunStream
@@ -43,6 +42,7 @@ from agentloop._engine.runtime.resources import ResourceHost, Resources
 from agentloop._engine.start import RunSegment, StartingPoint
 from agentloop.abc import ApprovalEffects, Instrument, Journal, Model, ReplayingEffects, Session, TimedEffects
 from agentloop.agents import Agent
+from agentloop.agents._graph import AgentGraph
 from agentloop.budget import BatchBudget, Budget, UsageLimits
 from agentloop.config import ErrorHandler, RunConfig, check_priced, check_run_config
 from agentloop.context import RunContext

@@ -19,7 +19,6 @@ from agentloop import records as r
 from agentloop._common.checks import NAMES, check, optional
 from agentloop._common.error_text import shorten
 from agentloop._common.turns import ITEMS_A_TURN
-from agentloop._core.agent_graph import AgentGraph, changes
 from agentloop._core.call_identity import find_tool, have_same_arguments
 from agentloop._core.call_state import CallState, make_interruption
 from agentloop._core.plan import read_arguments
@@ -30,6 +29,7 @@ from agentloop._storage.incoming import check_items
 from agentloop._storage.signing import Keys
 from agentloop.abc import Codec, Journal
 from agentloop.agents import Agent
+from agentloop.agents._graph import AgentGraph, changes
 from agentloop.events import Event
 from agentloop.exceptions import ModelBehaviorError, StateError, UserError, UserTypeError, UserValueError
 from agentloop.items import ApprovalRequest, Item, ToolCall, to_items

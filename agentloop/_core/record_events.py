@@ -17,11 +17,11 @@ from typing import Any, TypeAlias
 
 from agentloop import events as ev
 from agentloop import records as r
-from agentloop._core.agent_graph import AgentGraph
 from agentloop._core.call_state import CallState, make_interruption
 from agentloop._core.guardrail_results import restore_result
 from agentloop._core.run_fold import RunFold
 from agentloop.agents import Agent
+from agentloop.agents._graph import AgentGraph
 from agentloop.exceptions import UserTypeError, UserValueError
 from agentloop.items import Item, ToolCall
 
@@ -41,8 +41,8 @@ def _finish_reason(state: RunFold) -> str | None:
     return state.responses[-1].finish_reason if state.responses else None
 
 
-def _created(items: Iterable[Item], state: RunFold) -> list[ev.Event]:
-    return [ev.ItemCreated(item, path=state.path, turn=state.turn) for item in items]
+def _created(items: Iterable[Item], at: r.Record | RunFold) -> list[ev.Event]:
+    return [ev.ItemCreated(item, path=at.path, turn=at.turn) for item in items]
 
 
 def events_of(record: r.Record, root: RunFold, find_agent: FindAgent) -> list[ev.Event]:
@@ -61,35 +61,41 @@ def events_of(record: r.Record, root: RunFold, find_agent: FindAgent) -> list[ev
             return [ev.AgentUpdated(find_agent(record.path), **where)]
         case r.HandedOff(ignored=ignored):
             items = state.new_items[-1 - len(set(ignored)) :]
-            created: list[ev.Event] = [ev.ItemCreated(item, **where) for item in items]
-            return [*created, ev.AgentUpdated(find_agent(record.path), **where)]
+            return [*_created(items, record), ev.AgentUpdated(find_agent(record.path), **where)]
         case r.TurnStarted():
             return [ev.TurnStarted(**where)]
         case r.ModelResponded():
-            return [ev.ItemCreated(item, **where) for item in state.response or ()]
+            return _created(state.response or (), record)
         case r.HistoryReplaced(reason=reason, items=items) if reason in _SAID:
-            return [ev.ItemCreated(item, **where) for item in items]
+            return _created(items, record)
+        case r.BatchEnded():
+            return [ev.TurnEnded(_finish_reason(state), **where)]
+        case r.RunResumed():
+            return _created(state.just_released, state)
+        case r.RunEnded(status=status):
+            return [ev.RunEnded(status, _finish_reason(state), **where), *_released_around(record, root)]
+        case _:
+            return _events_of_calls(record, state, find_agent, where)
+
+
+def _released_around(record: r.RunEnded, root: RunFold) -> list[ev.Event]:
+    """Return the items of the run around a nested one, which its end has released."""
+    outer = root.at(record.path[:-1]) if record.path else None
+    return [] if outer is None else _created(outer.just_released, outer)
+
+
+def _events_of_calls(record: r.Record, state: RunFold, find_agent: FindAgent, where: Any) -> list[ev.Event]:
+    match record:
         case r.CallStarted(call_id=call_id):
             return [ev.CallStarted(as_run(state.calls[call_id]), **where)]
         case r.CallSettled(call_id=call_id, outcome=outcome):
             return [ev.CallSettled(state.calls[call_id].call, outcome, **where), *_created(state.just_released, state)]
-        case r.RunResumed():
-            return _created(state.just_released, state)
         case r.ApprovalRequested(call_id=call_id):
             return [ev.ApprovalRequested(make_interruption(state.calls[call_id].call, record), **where)]
         case r.GuardrailSettled(result=result):
             if result is None:  # the log was stored: it holds no objects
                 result = restore_result(record, state, find_agent(record.path))
             return [ev.GuardrailSettled(result, **where)]
-        case r.BatchEnded():
-            return [ev.TurnEnded(_finish_reason(state), **where)]
-        case r.RunEnded(status=status):
-            ended: list[ev.Event] = [ev.RunEnded(status, _finish_reason(state), **where)]
-            if record.path:
-                outer = root.at(record.path[:-1])
-                assert outer is not None  # the run is nested in it
-                ended += _created(outer.just_released, outer)
-            return ended
         case _:
             return []
 

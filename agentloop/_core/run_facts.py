@@ -17,10 +17,10 @@ import msgspec
 
 from agentloop import records as r
 from agentloop._common.digests import digestible
+from agentloop._common.empty_containers import NO_DICT, NO_SET, append_to
 from agentloop._common.error_text import shorten, summary_parts, tool_failure
 from agentloop._core.call_identity import arguments_digest
 from agentloop._core.call_state import CallState, is_search, make_interruption
-from agentloop._core.empty_containers import NO_DICT, NO_SET, append_to
 from agentloop._core.failure_choice import Rank, class_of_summary, rank_of_summary
 from agentloop.items import ApprovalRequest, HandoffCall, Item, ToolCall, ToolOutput
 from agentloop.model_events import ModelInfo, ModelResponse

@@ -52,12 +52,12 @@ from operator import attrgetter
 from typing import Any, get_args
 
 from agentloop import records as r
+from agentloop._common.empty_containers import NO_DICT, NO_SET, append_to
 from agentloop._common.error_text import shorten
 from agentloop._common.naming import number_names
 from agentloop._core.call_identity import same_invocation
 from agentloop._core.call_state import CallState, fits, is_search
 from agentloop._core.client_calls import describe_item, find_unanswered, says_nothing
-from agentloop._core.empty_containers import NO_DICT, NO_SET, append_to
 from agentloop._core.run_facts import RunFacts
 from agentloop._core.secret_marks import MAY_HOLD_SECRETS, has_gaps, mark_record
 from agentloop._storage.withholding import WithheldText

@@ -36,23 +36,30 @@ def mark_record(record: Any, root: RunFacts) -> Any:
     fold = root.at(record.path)
     if fold is None:
         return record
-    if isinstance(record, r.RunEnded):
-        return record.replace(secret=True) if record.status == "completed" and _gives_secret(fold) else record
-    state = fold.calls.get(record.call_id) if record.call_id is not None else None
+    call_id: Any = getattr(record, "call_id", None)
+    state = fold.calls.get(call_id)
     if state is None:
-        judges = isinstance(record, r.GuardrailSettled)
-        secret = judges and (fold.secret_input if record.stage == "input" else _gives_secret(fold))
-        return record.replace(secret=True) if secret else record
+        return _mark_if(_shows_secret(record, fold), record)
     arguments, output = state.call.secret, fold.gives_secret(state.call)
-    changes: dict[str, Any] = {}
-    if type(record) in _WITH_ARGUMENTS:
-        if arguments:
-            changes["secret"] = arguments
-        if output and isinstance(record, r.CallSettled):
-            changes["outcome"] = record.outcome.replace(secret=True)
-    elif output or (arguments and isinstance(record, r.GuardrailSettled)):
-        changes["secret"] = True
-    return record.replace(**changes) if changes else record
+    if type(record) not in _WITH_ARGUMENTS:
+        return _mark_if(output or (bool(arguments) and isinstance(record, r.GuardrailSettled)), record)
+    if output and isinstance(record, r.CallSettled):
+        record = record.replace(outcome=record.outcome.replace(secret=True))
+    return record.replace(secret=arguments) if arguments else record
+
+
+def _mark_if(secret: bool, record: Any) -> Any:
+    return record.replace(secret=True) if secret else record
+
+
+def _shows_secret(record: r.Record, fold: RunFacts) -> bool:
+    """Tell whether *record*, which is of no call, shows secret input or output of the run."""
+    if isinstance(record, r.GuardrailSettled) and record.stage == "input":
+        return fold.secret_input
+    is_output = isinstance(record, r.GuardrailSettled) or (
+        isinstance(record, r.RunEnded) and record.status == "completed"
+    )
+    return is_output and _gives_secret(fold)
 
 
 def _gives_secret(fold: RunFacts) -> bool:

@@ -30,10 +30,10 @@ from agentloop.settings import ModelSettings, Prompt
 from agentloop.tools import AgentCall, FunctionTool, HostedTool, PythonBody, ToolSearch
 
 if TYPE_CHECKING:
-    from agentloop._core.agent_graph import AgentGraph
     from agentloop._core.run_fold import RunFold
-    from agentloop._core.sourced_tools import SourcedTools
     from agentloop.agents import Agent
+    from agentloop.agents._graph import AgentGraph
+    from agentloop.agents._sourced_tools import SourcedTools
     from agentloop.config import RunConfig
 
 DeclaredT = TypeVar("DeclaredT", FunctionTool, Handoff)
@@ -219,7 +219,7 @@ def _limit_to_found(run: LiveRun, made: TurnView) -> TurnView:
     Raises:
         UserError: a deferred tool has the name of another tool or of a handoff, and the policy is "raise".
     """
-    from agentloop._core.tool_search import choose_shown
+    from agentloop.agents._tool_search import choose_shown
 
     if "tool_search" in made.model.features and all(map(_is_native_search, made.searches)):
         tools = tuple([tool for tool in made.tools if tool not in made.searches])

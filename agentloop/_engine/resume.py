@@ -10,12 +10,12 @@ import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from agentloop._core.agent_graph import AgentGraph
 from agentloop._core.call_identity import find_called_tool
 from agentloop._core.planner import check_shown
 from agentloop._core.run_fold import RunFold
 from agentloop._engine.start import StartingPoint
 from agentloop.agents import Agent
+from agentloop.agents._graph import AgentGraph
 from agentloop.exceptions import StateError, UserError
 from agentloop.handoffs import target_of
 from agentloop.items import ToolCall

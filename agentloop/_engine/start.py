@@ -21,9 +21,9 @@ from agentloop.settings import Conversation
 from agentloop.spans import RunOpening, Trace
 
 if TYPE_CHECKING:
-    from agentloop._core.agent_graph import AgentGraph
     from agentloop._core.run_fold import RunFold
     from agentloop.agents import Agent
+    from agentloop.agents._graph import AgentGraph
     from agentloop.state import RunState
 
 

@@ -12,9 +12,9 @@ from typing import Any
 from agentloop._common.error_text import message_of
 from agentloop._concurrency.backend import checkpoint_if_cancelled
 from agentloop._concurrency.beside import beside
-from agentloop._core.sourced_tools import SourcedTools
 from agentloop._engine.runtime.callbacks import call_user
 from agentloop._engine.runtime.live_run import LiveRun
+from agentloop.agents._sourced_tools import SourcedTools
 from agentloop.exceptions import AgentLoopError, ToolSourceError
 from agentloop.records import CallbackReturned
 from agentloop.tools import ToolSource, source_name

@@ -22,10 +22,10 @@ import msgspec
 
 from agentloop import records as r
 from agentloop._common.errors import StateError
+from agentloop._common.json_bytes import decode as decode
+from agentloop._common.json_bytes import encode as encode
 from agentloop._common.values import Value
 from agentloop._storage.faults import fault_text, read_whole
-from agentloop._storage.json_bytes import decode as decode
-from agentloop._storage.json_bytes import encode as encode
 from agentloop._storage.stored_forms import RECORD_STORERS, RECORDS, SECRETS, plain_text, read_part, store, to_tree
 from agentloop._storage.value_codec import read_value, value_to_json
 from agentloop._storage.withholding import DIGESTS, Secrets

@@ -17,11 +17,11 @@ import msgspec
 from agentloop import records as r
 from agentloop._common.checks import NAMES, check
 from agentloop._common.errors import JournalError, StateError, UserError, UserTypeError
+from agentloop._common.json_bytes import decode, encode
 from agentloop._common.turns import collect_in_turns
 from agentloop._common.version import __version__
 from agentloop._schema.conversion import each_fault, structure
 from agentloop._storage import record_codec as rc
-from agentloop._storage.json_bytes import decode, encode
 from agentloop._storage.signing import Keys, check_seal, make_seal
 from agentloop._storage.value_codec import value_from_json, value_to_json
 from agentloop._storage.withholding import Secrets

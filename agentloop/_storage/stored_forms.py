@@ -36,9 +36,9 @@ from msgspec.structs import force_setattr
 from agentloop import items as i
 from agentloop import records as r
 from agentloop._common.errors import StateError, UserTypeError
+from agentloop._common.json_bytes import decode, encode
 from agentloop._common.values import Value, field_names
 from agentloop._storage.faults import CodecError, kind_of, read_at
-from agentloop._storage.json_bytes import decode, encode
 from agentloop._storage.withholding import Secrets, WithheldText, hide_arguments, is_mark, reveal_arguments
 from agentloop.model_events import ModelInfo, ModelResponse
 from agentloop.outcomes import CallOutcome

@@ -15,9 +15,9 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeGuard
 
 from agentloop._common.errors import StateError
+from agentloop._common.json_bytes import encode
 from agentloop._common.masking import replace_arguments, replace_spans, select_spans, spans_of
 from agentloop._common.values import Value
-from agentloop._storage.json_bytes import encode
 from agentloop.items import ToolCall
 
 if TYPE_CHECKING:

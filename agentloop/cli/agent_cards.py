@@ -7,8 +7,8 @@ from typing import Any, Literal, TypeAlias
 
 import attrs
 
-from agentloop._core.agent_graph import AgentGraph
 from agentloop.agents import Agent
+from agentloop.agents._graph import AgentGraph
 from agentloop.cli.target import name_model
 from agentloop.guardrails import ToolInputGuardrail, ToolOutputGuardrail
 from agentloop.handoffs import target_of

@@ -17,8 +17,8 @@ import attrs
 import click
 
 from agentloop._common.terminal_text import exact
-from agentloop._core.agent_graph import AgentGraph
 from agentloop.agents import Agent
+from agentloop.agents._graph import AgentGraph
 from agentloop.cli import errors
 from agentloop.cli.private_files import open_private
 from agentloop.cli.progress_bar import Bar

@@ -12,8 +12,8 @@ from typing import Any
 import attrs
 
 from agentloop._common.masking import MASK
-from agentloop._core.agent_graph import AgentGraph
 from agentloop._storage.withholding import Withheld, WithheldText
+from agentloop.agents._graph import AgentGraph
 from agentloop.cli.errors import PastError
 from agentloop.cli.journal_folder import FolderError
 from agentloop.cli.run_options import CliOptions

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from agentloop._storage.json_bytes import ObjectLine, decode
+from agentloop._common.json_bytes import ObjectLine, decode
 from agentloop.abc import Codec
 from agentloop.exceptions import StateError, UserTypeError, UserValueError
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from agentloop._core.agent_graph import AgentGraph
 from agentloop.agents import Agent, settings_for
+from agentloop.agents._graph import AgentGraph
 from agentloop.config import RunConfig
 from agentloop.spans import RunOpening, Span
 

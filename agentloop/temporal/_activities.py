@@ -20,11 +20,11 @@ import anyio.lowlevel
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
-from agentloop._core.agent_graph import describe_tool
 from agentloop._core.call_identity import find_tool
 from agentloop._storage.model_codec import model_error_to_json, model_event_to_json
 from agentloop.abc import Model
 from agentloop.agents import Agent
+from agentloop.agents._graph import describe_tool
 from agentloop.context import ToolContext
 from agentloop.exceptions import AgentLoopError, ModelBehaviorError, UserError
 from agentloop.items import HandoffCall, ToolCall

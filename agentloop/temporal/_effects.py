@@ -22,8 +22,8 @@ from temporalio.common import RetryPolicy
 from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
 
 from agentloop import effects as e
-from agentloop._core.agent_graph import describe_tool
 from agentloop._storage.model_codec import model_error_from_json, model_event_from_json
+from agentloop.agents._graph import describe_tool
 from agentloop.exceptions import OutcomeUnknown, StateError
 from agentloop.items import ToolCall
 from agentloop.model_events import ModelResponse, ResponseDone

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 from attrs import validators as v
 
-from agentloop._core.agent_graph import AgentGraph
+from agentloop.agents._graph import AgentGraph
 from agentloop.config import RunConfig
 from agentloop.exceptions import StateError, UserError, UserValueError
 from agentloop.tools import AgentCall, FunctionTool, PythonBody

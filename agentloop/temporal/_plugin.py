@@ -13,11 +13,11 @@ from temporalio.plugin import SimplePlugin
 from temporalio.worker import ReplayerConfig, UnsandboxedWorkflowRunner, WorkerConfig
 
 from agentloop._common.checks import NAMES, check, check_count, is_a
-from agentloop._core.agent_graph import AgentGraph
 from agentloop._storage.public_json import to_json
 from agentloop._storage.signing import Keys
 from agentloop.abc import Codec, Model
 from agentloop.agents import Agent
+from agentloop.agents._graph import AgentGraph
 from agentloop.config import RunConfig, check_run_config
 from agentloop.exceptions import AgentLoopError
 from agentloop.models.registry import Providers

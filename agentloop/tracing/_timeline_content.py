@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from agentloop._common.error_text import REDACTED, shorten
+from agentloop._common.json_bytes import encode
 from agentloop._common.masking import MASK, mask_arguments
-from agentloop._storage.json_bytes import encode
 from agentloop._storage.value_codec import value_to_json
 from agentloop._storage.withholding import DIGESTS, MARKS, Withheld, WithheldText
 from agentloop.items import AssistantMessage, Item, Reasoning, Refusal, SystemMessage, Text, UserMessage

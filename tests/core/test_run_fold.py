@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentloop import records as r
-from agentloop._core.empty_containers import NO_DICT
+from agentloop._common.empty_containers import NO_DICT
 from agentloop._core.handoff_outputs import IGNORED_HANDOFF
 from agentloop._core.run_facts import UsageMeter
 from agentloop._core.run_fold import RunFold, drop_repeats

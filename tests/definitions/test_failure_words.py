@@ -7,8 +7,8 @@ import pytest
 
 from agentloop import Agent, FunctionTool, RunConfig, ToolExecution, UserTypeError, UserValueError, tool
 from agentloop._common.checks import COLLISION_WORDS, NOT_FOUND_WORDS, TIMEOUT_WORDS
-from agentloop._core.agent_graph import describe_tool
-from agentloop._core.sourced_tools import describe
+from agentloop.agents._graph import describe_tool
+from agentloop.agents._sourced_tools import describe
 from agentloop.tools import default_tool_error_function
 
 WORDS = ("tell_model", "raise")

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+from agentloop._common.json_bytes import decode
 from agentloop._schema.json_text import canonical_arguments, parse_object
 from agentloop._storage.item_codec import item_from_json
-from agentloop._storage.json_bytes import decode
 from agentloop._storage.record_codec import record_from_json, record_to_json
 from agentloop._storage.stored_forms import KINDS as RECORD_KINDS
 from agentloop.models._sse import SSEDecoder

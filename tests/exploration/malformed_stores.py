@@ -13,9 +13,9 @@ from typing import Any
 
 import attrs
 
-from agentloop._core.agent_graph import AgentGraph
 from agentloop._storage.state_codec import header, plain_line
 from agentloop.agents import Agent
+from agentloop.agents._graph import AgentGraph
 from agentloop.exceptions import AgentLoopError
 from agentloop.items import AssistantMessage, ToolCall
 from agentloop.journal._envelope import START, Seal, scan, write_batch

@@ -29,7 +29,7 @@ from agentloop import (
     input_guardrail,
     tool,
 )
-from agentloop._storage.json_bytes import encode
+from agentloop._common.json_bytes import encode
 from agentloop.exceptions import ModelTransportError
 from agentloop.guardrails import Allow, RejectContent, tool_input_guardrail, tool_output_guardrail
 from agentloop.items import Reasoning, ToolCall

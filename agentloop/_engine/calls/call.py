@@ -318,7 +318,7 @@ async def _conclude(live: LiveCall, ended: end.Ending) -> None:
             draft = await _take_last_steps(live, draft)
     outcome, failure = live.complete(draft.outcome), draft.failure
     if type(live.tool.body) is ToolSearch:
-        from agentloop._core.tool_search import list_found  # few agents search
+        from agentloop.agents._tool_search import list_found  # few agents search
 
         outcome = outcome.replace(found=list_found(outcome.value))
     if live.hooked:

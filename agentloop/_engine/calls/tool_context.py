@@ -99,7 +99,7 @@ class ToolContextServices(Value, frozen=True, eq=False):
 
     def search_tools(self, query: str, limit: int | None) -> list[dict[str, str]]:
         """Return the names and descriptions of the turn's deferred tools that fit *query* best, at most *limit*."""
-        from agentloop._core.tool_search import rank  # few agents search
+        from agentloop.agents._tool_search import rank  # few agents search
 
         view = self.live.run.view
         found = rank(query, () if view is None else view.searchable, limit)

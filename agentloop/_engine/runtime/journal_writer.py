@@ -30,6 +30,7 @@ import anyio
 from anyio.lowlevel import checkpoint
 
 from agentloop._common.error_text import is_fatal
+from agentloop._common.json_bytes import ObjectLine
 from agentloop._concurrency.backend import (
     Wakeup,
     capture,
@@ -40,7 +41,6 @@ from agentloop._concurrency.backend import (
 )
 from agentloop._concurrency.cleanup import Cleanup
 from agentloop._concurrency.interrupts import uninterrupted
-from agentloop._storage.json_bytes import ObjectLine
 from agentloop.abc import Journal
 from agentloop.exceptions import JournalError
 from agentloop.records import CancelRequested, DeadlinePassed, Record

@@ -34,12 +34,11 @@ import msgspec
 from agentloop import effects as e
 from agentloop._common.checks import NAMES, check, optional
 from agentloop._common.digests import idempotency_key
+from agentloop._common.empty_containers import NO_DICT
 from agentloop._common.error_text import REDACTED, error_summary, redact_message
 from agentloop._common.values import Value
 from agentloop._concurrency.backend import checkpoint_if_cancelled, liveness, running_loop, token_again
 from agentloop._concurrency.interrupts import interruptible
-from agentloop._core.agent_graph import AgentGraph
-from agentloop._core.empty_containers import NO_DICT
 from agentloop._core.history import HistoryView
 from agentloop._core.plan import Arguments
 from agentloop._core.run_fold import RunFold
@@ -50,6 +49,7 @@ from agentloop._engine.runtime.log import Log
 from agentloop._engine.runtime.resources import Resources
 from agentloop.abc import ApprovalEffects, Effects, LateResult, Model, StillRunning
 from agentloop.agents import Agent
+from agentloop.agents._graph import AgentGraph
 from agentloop.budget import Budget, WorstCase
 from agentloop.config import HostedPrice, Price, RunConfig
 from agentloop.context import Callback, RunContext, Sandbox
@@ -63,9 +63,9 @@ from agentloop.usage import Usage
 if TYPE_CHECKING:
     from agentloop._concurrency.cleanup import Cleanup
     from agentloop._concurrency.nursery import Nursery
-    from agentloop._core.sourced_tools import SourcedTools
     from agentloop._engine.runtime.session_progress import SessionProgress
     from agentloop._engine.runtime.threads import Threads
+    from agentloop.agents._sourced_tools import SourcedTools
     from agentloop.conditions import Condition
 
 logger = logging.getLogger("agentloop")

@@ -27,10 +27,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import anyio
 import msgspec
 
+from agentloop._common.empty_containers import NO_DICT
 from agentloop._common.error_text import error_summary
 from agentloop._concurrency.backend import Work, capture, starter, wait_out_cancellations
 from agentloop._concurrency.interrupts import uninterrupted
-from agentloop._core.empty_containers import NO_DICT
 from agentloop.exceptions import UserError
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ import attrs
 from agentloop import records as r
 from agentloop._common import notebook
 from agentloop._common.error_text import error_details
-from agentloop._core.agent_graph import AgentGraph, changes
 from agentloop.abc import Codec, Journal
 from agentloop.agents import Agent
+from agentloop.agents._graph import AgentGraph, changes
 from agentloop.config import RunConfig
 from agentloop.exceptions import (
     AgentLoopError,

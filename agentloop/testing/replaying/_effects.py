@@ -20,12 +20,12 @@ from agentloop import guardrails as g
 from agentloop import records as r
 from agentloop._common.error_text import summary_parts
 from agentloop._core.failure_choice import class_of_summary
-from agentloop._core.tool_search import FoundText
 from agentloop._engine.calls.output_text import render
 from agentloop._engine.runtime.body_result import Paused
 from agentloop._engine.runtime.event_buffer import EventBuffer
 from agentloop._schema.json_text import parse_object
 from agentloop._storage.withholding import Withheld, WithheldText
+from agentloop.agents._tool_search import FoundText
 from agentloop.exceptions import OutcomeUnknown
 from agentloop.lab._recorded_errors import rebuilt, rebuilt_model_error
 from agentloop.limits import Limit

@@ -18,9 +18,9 @@ import attrs
 
 from agentloop import records as r
 from agentloop._common.error_text import summary_parts
-from agentloop._core.sourced_tools import ASKED, SourcedTools
 from agentloop.abc import Model, ModelProvider
 from agentloop.agents import Agent, implicit_settings
+from agentloop.agents._sourced_tools import ASKED, SourcedTools
 from agentloop.config import RunConfig
 from agentloop.context import Sandbox
 from agentloop.exceptions import UserError

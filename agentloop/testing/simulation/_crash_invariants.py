@@ -13,8 +13,8 @@ from itertools import zip_longest
 from typing import Any, TypeAlias
 
 from agentloop import records as r
-from agentloop._core.agent_graph import AgentGraph
 from agentloop._storage.state_codec import plain_line
+from agentloop.agents._graph import AgentGraph
 from agentloop.exceptions import EarlierFailure, StateError, ToolCallError
 from agentloop.items import HandoffCall, HandoffOutput, Item, ToolCall, ToolOutput
 from agentloop.outcomes import FROM_ABOVE

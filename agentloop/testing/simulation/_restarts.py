@@ -18,7 +18,7 @@ import anyio
 import attrs
 
 from agentloop import records as r
-from agentloop._storage.json_bytes import decode
+from agentloop._common.json_bytes import decode
 from agentloop._storage.record_codec import record_from_json
 from agentloop._storage.withholding import Secrets
 from agentloop.exceptions import StateError, UserError

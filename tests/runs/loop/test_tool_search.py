@@ -22,7 +22,7 @@ from agentloop import (
     tool_search,
 )
 from agentloop import records as r
-from agentloop._core.tool_search import rank
+from agentloop.agents._tool_search import rank
 from agentloop.exceptions import ModelBehaviorError
 from agentloop.guardrails import RejectContent, ReplaceOutput, tool_output_guardrail
 from agentloop.journal import MemoryJournal

@@ -14,7 +14,7 @@ from kit.resuming import copy_state
 
 from agentloop import Runner, RunState
 from agentloop import records as r
-from agentloop._storage.json_bytes import decode, encode
+from agentloop._common.json_bytes import decode, encode
 from agentloop.exceptions import JournalError, StateError
 from agentloop.journal import FileJournal, MemoryJournal, read_journal
 from agentloop.journal._reading import GrowingJournal

@@ -30,9 +30,9 @@ from agentloop import (
     tool,
 )
 from agentloop import records as r
-from agentloop._core.agent_graph import AgentGraph
-from agentloop._storage.json_bytes import encode
+from agentloop._common.json_bytes import encode
 from agentloop._storage.record_codec import record_to_json
+from agentloop.agents._graph import AgentGraph
 from agentloop.journal import FileJournal, MemoryJournal, read_journal
 from agentloop.testing import ScriptedModel, call, say
 

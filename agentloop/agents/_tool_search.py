@@ -87,29 +87,36 @@ def rank(query: str, tools: Sequence[FunctionTool], limit: int | None) -> list[F
     query that is a tool's name finds that tool first.
     """
     texts = [Counter(_words_of(tool)) for tool in tools]
-    lengths = [text.total() for text in texts]
-    usual = sum(lengths) / len(lengths) if lengths else 0.0
-    holders = Counter(word for text in texts for word in text)
-    # In the order of the query, so that the sum is the same in every process.
-    wanted = {
-        word: math.log(1 + (len(texts) - holders[word] + 0.5) / (holders[word] + 0.5))
-        for word in _words(query)
-        if word not in _SMALL
-    }
+    usual = sum(text.total() for text in texts) / max(len(texts), 1)
+    wanted = _weigh(query, texts)
     scored = []
-    for place, (tool, text, length) in enumerate(zip(tools, texts, lengths, strict=True)):
-        score = 0.0
-        for word, weight in wanted.items():
-            if word not in text:
-                continue
-            damping = _SATURATION * (1 - _LENGTH + _LENGTH * length / usual)
-            score += weight * text[word] * (_SATURATION + 1) / (text[word] + damping)
-        if query.strip() in (tool.name, tool.qualified_name):
-            score = math.inf
+    for place, (tool, text) in enumerate(zip(tools, texts, strict=True)):
+        is_named = query.strip() in (tool.name, tool.qualified_name)
+        score = math.inf if is_named else _score(text, wanted, usual)
         if score > 0:
             scored.append((-score, place, tool))
     best = heapq.nsmallest(len(scored) if limit is None else limit, scored, key=itemgetter(0, 1))
     return [tool for _, _, tool in best]
+
+
+def _weigh(query: str, texts: Sequence[Counter[str]]) -> dict[str, float]:
+    """Return the weight of each word of *query*, in its order: the sums are then the same in every process."""
+    holders = Counter(word for text in texts for word in text)
+    return {
+        word: math.log(1 + (len(texts) - holders[word] + 0.5) / (holders[word] + 0.5))
+        for word in _words(query)
+        if word not in _SMALL
+    }
+
+
+def _score(text: Counter[str], wanted: Mapping[str, float], usual: float) -> float:
+    """Return how well *text* fits the *wanted* words; *usual* is the mean length of all texts."""
+    score = 0.0
+    for word, weight in wanted.items():
+        if word in text:
+            damping = _SATURATION * (1 - _LENGTH + _LENGTH * text.total() / usual)
+            score += weight * text[word] * (_SATURATION + 1) / (text[word] + damping)
+    return score
 
 
 def _words_of(tool: FunctionTool) -> Iterator[str]:

@@ -3,7 +3,7 @@
 import pytest
 
 from agentloop import Agent
-from agentloop._core.agent_graph import AgentGraph, changes
+from agentloop.agents._graph import AgentGraph, changes
 from agentloop.exceptions import StateError
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from agentloop import Agent, Capacity, Rate, tool
-from agentloop._core.sourced_tools import ASKED, SourcedTools, describe
+from agentloop.agents._sourced_tools import ASKED, SourcedTools, describe
 from agentloop.exceptions import ToolSourceError
 from agentloop.guardrails import Allow, tool_input_guardrail, tool_output_guardrail
 

@@ -19,8 +19,8 @@ from weakref import WeakKeyDictionary
 
 from agentloop._common.checks import stored_word
 from agentloop._common.digests import digestible
-from agentloop._core.empty_containers import NO_DICT
-from agentloop._storage.json_bytes import encode
+from agentloop._common.empty_containers import NO_DICT
+from agentloop._common.json_bytes import encode
 from agentloop.agents import Agent
 from agentloop.exceptions import StateError
 from agentloop.handoffs import target_of
@@ -203,22 +203,31 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[str, .
     found: list[str] = []
     if before.get("root") != after.get("root"):
         found.append(f"first agent: {before.get('root')!r}, now {after.get('root')!r}")
-    old, new = before.get("agents") or {}, after.get("agents") or {}
-    found += [f"agent {key!r} is gone" for key in old if key not in new]
-    found += [f"agent {key!r} is new" for key in new if key not in old]
-    for key in old:
-        if key in new:
-            found += _find_tool_changes(key, old[key].get("tools") or {}, new[key].get("tools") or {})
-            if (old[key].get("handoffs") or {}) != (new[key].get("handoffs") or {}):
-                found.append(f"agent {key!r}: other handoffs")
+    lines, both = _compare_keys("agent", _part(before, "agents"), _part(after, "agents"))
+    found += lines
+    for key, old, new in both:
+        found += _find_tool_changes(f"agent {key!r}", _part(old, "tools"), _part(new, "tools"))
+        if _part(old, "handoffs") != _part(new, "handoffs"):
+            found.append(f"agent {key!r}: other handoffs")
     return tuple(found)
 
 
+def _part(of: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    return of.get(name) or {}
+
+
+def _compare_keys(
+    what: str, old: Mapping[str, Any], new: Mapping[str, Any]
+) -> tuple[list[str], list[tuple[str, Any, Any]]]:
+    """Return lines about the keys that only one of the two has, and the others with both of their values."""
+    lines = [f"{what} {key!r} is gone" for key in old if key not in new]
+    lines += [f"{what} {key!r} is new" for key in new if key not in old]
+    return lines, [(key, old[key], new[key]) for key in old if key in new]
+
+
 def _find_tool_changes(agent: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    found = [f"agent {agent!r}: tool {key!r} is gone" for key in old if key not in new]
-    found += [f"agent {agent!r}: tool {key!r} is new" for key in new if key not in old]
-    for key in old:
-        if key in new and old[key] != new[key]:
-            what = " and ".join(part for part in ("schema", "policy") if old[key].get(part) != new[key].get(part))
-            found.append(f"agent {agent!r}: tool {key!r} has another {what}")
+    found, both = _compare_keys(f"{agent}: tool", old, new)
+    for key, before, now in both:
+        if other := [part for part in ("schema", "policy") if before.get(part) != now.get(part)]:
+            found.append(f"{agent}: tool {key!r} has another {' and '.join(other)}")
     return found

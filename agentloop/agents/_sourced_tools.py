@@ -32,7 +32,7 @@ its tools out of the turn instead would make the model act without them, and the
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import is_
 from typing import Any
 
@@ -40,18 +40,49 @@ from agentloop._common.checks import stored_word
 from agentloop._common.digests import digestible
 from agentloop._common.values import Value
 from agentloop.exceptions import ToolSourceError
-from agentloop.limits import Rate
-from agentloop.tools import AgentCall, FunctionTool, default_tool_error_function
+from agentloop.limits import Capacity, Rate
+from agentloop.tools import AgentCall, FunctionTool
 
 ASKED = "asked"
 """In the description of a tool: the option is a callable of the application."""
-_AS_THEY_ARE = (
-    *("namespace", "timeout", "idle_timeout", "idempotent", "in_doubt", "serial", "exclusive"),
-    *("reads_only", "defer_loading", "kind", "secret", "secret_output"),
-)
-"""Options that are plain data."""
-_CALLABLES = ("is_enabled", "needs_approval", "timeout_error_function", "cost", "custom_data_extractor")
-"""Options that may be callables: of these the description only says so."""
+
+
+def _describe_callable(value: Any) -> bool | str | None:
+    return value if value is None or isinstance(value, bool) else ASKED
+
+
+def _describe_plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _describe_limits(limits: Sequence[Rate | Capacity]) -> list[list[Any]]:
+    return [
+        ["rate", one.name, one.count, one.per] if isinstance(one, Rate) else ["capacity", one.name, one.total_tokens]
+        for one in limits
+    ]
+
+
+def _name_guardrails(guardrails: Sequence[Any]) -> list[str]:
+    return [one.name for one in guardrails]
+
+
+_OPTIONS: Mapping[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(
+        (
+            *("namespace", "timeout", "idle_timeout", "idempotent", "in_doubt", "serial", "exclusive"),
+            *("reads_only", "defer_loading", "kind", "secret", "secret_output"),
+        ),
+        _describe_plain,
+    ),
+    "timeout_behavior": stored_word,
+    **dict.fromkeys(
+        ("is_enabled", "needs_approval", "timeout_error_function", "cost", "custom_data_extractor"), _describe_callable
+    ),
+    "failure_error_function": _describe_callable,
+    **dict.fromkeys(("tool_input_guardrails", "tool_output_guardrails"), _name_guardrails),
+    "capacity": _describe_limits,
+}
+"""How the value of each option is described where it isn't the usual one."""
 _USUAL = FunctionTool(name="usual", on_invoke_tool=lambda ctx, text: None)
 
 
@@ -98,26 +129,8 @@ def describe(tool: FunctionTool[Any], source: str) -> dict[str, Any]:
     """
     shown = digestible([source, tool.description, tool.params_json_schema])
     made: dict[str, Any] = {"name": tool.name, "digest": hashlib.sha256(shown).hexdigest()[:16]}
-    for option in _AS_THEY_ARE:
+    for option, describe_value in _OPTIONS.items():
         value = getattr(tool, option)
         if value != getattr(_USUAL, option):
-            made[option] = list(value) if isinstance(value, tuple) else value
-    if tool.timeout_behavior != _USUAL.timeout_behavior:
-        made["timeout_behavior"] = stored_word(tool.timeout_behavior)
-    for option in _CALLABLES:
-        value = getattr(tool, option)
-        if value is not getattr(_USUAL, option):
-            made[option] = value if isinstance(value, bool) else ASKED
-    if tool.failure_error_function is not default_tool_error_function:
-        made["failure_error_function"] = None if tool.failure_error_function is None else ASKED
-    for option in ("tool_input_guardrails", "tool_output_guardrails"):
-        if guards := getattr(tool, option):
-            made[option] = [guard.name for guard in guards]
-    if tool.capacity:
-        made["capacity"] = [
-            ["rate", limit.name, limit.count, limit.per]
-            if isinstance(limit, Rate)
-            else ["capacity", limit.name, limit.total_tokens]
-            for limit in tool.capacity
-        ]
+            made[option] = describe_value(value)
     return made
