@@ -20,7 +20,7 @@ import attrs
 from agentloop import records as r
 from agentloop._common.checks import check_count
 from agentloop._common.error_text import error_summary
-from agentloop._storage.json_bytes import decode
+from agentloop._common.json_bytes import decode
 from agentloop._storage.state_codec import codec_of, read_lines
 from agentloop.abc import Codec, Journal
 from agentloop.agents import Agent

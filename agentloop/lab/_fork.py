@@ -22,12 +22,12 @@ import attrs
 from agentloop import records as r
 from agentloop._common.checks import check_count
 from agentloop._common.error_text import error_summary, shorten
-from agentloop._core.agent_graph import AgentGraph
+from agentloop._common.json_bytes import decode, encode
 from agentloop._core.run_fold import RunFold
-from agentloop._storage.json_bytes import decode, encode
 from agentloop._storage.state_codec import header, line_encoder
 from agentloop.abc import Codec, Model
 from agentloop.agents import Agent
+from agentloop.agents._graph import AgentGraph
 from agentloop.budget import total_cost
 from agentloop.config import RunConfig
 from agentloop.exceptions import StateError, UserError, UserTypeError, UserValueError
