@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -22,6 +22,7 @@ from agentloop.cli.supervision import check_backend, supervise
 from agentloop.cli.trace_server import HOST, files_of, serve_timeline
 from agentloop.exceptions import AgentLoopError, UserError
 from agentloop.journal._reading import GrowingJournal, list_runs, read_whole_records
+from agentloop.records import Record
 from agentloop.tracing import Timeline, TimelineFold, read_timeline, render_html, render_text
 
 _WIDTH_OF_A_PIPE = 120
@@ -68,13 +69,13 @@ class TracedJournal:
     def _place(self) -> dict[str, Any]:
         return {"run_id": self.run_id, "key": self.key, "older_seals": self.older_seals}
 
-    def read(self, *, content: bool) -> Timeline:
-        """Return the timeline of what is whole in the journal; an empty one if nothing is yet.
+    def read(self) -> Sequence[Record]:
+        """Return the records of what is whole in the journal; none if nothing is yet.
 
         Raises:
             JournalError, StateError: if the journal is damaged, or sealed with a key.
         """
-        return read_timeline(read_whole_records(self.path, **self._place) or (), content=content)
+        return read_whole_records(self.path, **self._place) or ()
 
     def follow(self, *, content: bool) -> Callable[[], Timeline]:
         """Return a function that returns the timeline of what is whole in the journal at each of its calls.
@@ -104,8 +105,8 @@ class TracedRows:
     key: bytes | None = attrs.field(default=None, repr=False)
     older_seals: bool = False
 
-    def read(self, *, content: bool) -> Timeline:
-        """Return the timeline of the run, which is only read.
+    def read(self) -> Sequence[Record]:
+        """Return the records of the run, which is only read.
 
         Raises:
             UserError: if the extra `postgres` is missing, or the address or the run is wrong.
@@ -115,8 +116,7 @@ class TracedRows:
         from agentloop.postgres._reading import read_stored_lines
 
         ask = partial(read_stored_lines, self.address, self.run_id, key=self.key, older_seals=self.older_seals)
-        lines = anyio.run(ask)
-        return read_timeline(read_lines(lines, None).records, content=content)
+        return read_lines(anyio.run(ask), None).records
 
 
 class _Place(click.Path):
@@ -205,12 +205,16 @@ def trace(
         if follow and isinstance(source, TracedJournal):
             check_backend(backend)
             sys.exit(_follow(source, backend, content=not no_content))
-        timeline = source.read(content=not no_content)
+        records = source.read()
+        timeline = read_timeline(records, content=not no_content)
         if html is None:
             _write_text(timeline, width)
         else:
+            from agentloop.lab import list_moments  # a text needs none
+
+            page = render_html(timeline, moments=None if no_content else list_moments(records))
             with open(html, "w", encoding="utf-8", opener=open_private) as file:
-                file.write(render_html(timeline))
+                file.write(page)
     except AgentLoopError as error:
         click.echo(errors.words_for(error), err=True, nl=False)
         sys.exit(errors.code_of(error))

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from agentloop.lab._effects import SimulatedCall
     from agentloop.lab._fork import Branch, fork
     from agentloop.lab._fork_tree import Fork, ForkedRun, Origin
-    from agentloop.lab._moments import Moment, MomentCall, MomentRun, moment_at
+    from agentloop.lab._moments import Moment, MomentCall, MomentRun, list_moments, moment_at
     from agentloop.lab._pytest import for_each_journal
     from agentloop.lab._report import LabReport, read_report
     from agentloop.lab._rows import Figures, LabRow
@@ -54,6 +54,7 @@ __all__ = [
     "RunStep",
     "for_each_journal",
     "moment_at",
+    "list_moments",
     "MomentRun",
     "MomentCall",
     "Moment",
@@ -93,6 +94,7 @@ _LAZY = {
     "RunStep": "_runs",
     "for_each_journal": "_pytest",
     "moment_at": "_moments",
+    "list_moments": "_moments",
     "MomentRun": "_moments",
     "MomentCall": "_moments",
     "Moment": "_moments",

@@ -3,21 +3,26 @@
 history     what the model would be shown next, and what it may call
 waiting     what has not ended: requests, calls, verdicts, with what they wait for
 limits      who holds which limit, and how much of the run's turns, tokens and cost is spent
+
+A page that shows any moment gets all of them by `list_moments`: after each record only what it changed, because a whole
+history for each of ten thousand records would be a hundred million lines.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from agentloop import records as r
 from agentloop._common.masking import MASK, mask_arguments
 from agentloop._common.values import Value
 from agentloop._core.run_fold import RunFold
+from agentloop._storage.withholding import WithheldText
 from agentloop.exceptions import UserValueError
 from agentloop.items import (
     AssistantMessage,
+    Content,
     HandoffCall,
     Item,
     Reasoning,
@@ -28,6 +33,7 @@ from agentloop.items import (
 )
 from agentloop.lab._runs import text_of
 from agentloop.settings import JsonLimits
+from agentloop.tracing._timeline_content import SEALED, show_arguments, show_value
 
 
 class MomentCall(Value, frozen=True, kw_only=True):
@@ -148,35 +154,120 @@ def moment_at(records: Sequence[r.Record], n: int) -> Moment:
 def read_moment(fold: RunFold, records: Sequence[r.Record], *, of: int) -> Moment:
     """Return the moment of *fold*, the state after *records*."""
     last = records[-1]
-    name = getattr(last, "call_id", None) or getattr(last, "guardrail", None)
+    index: dict[Any, r.Record] = {}
+    for record in records:
+        _note(index, record)
     return Moment(
-        n=len(records),
-        of=of,
-        record=" ".join(filter(None, [type(last).__name__, name])),
-        at=last.at,
-        runs=tuple(_read_runs(fold, _index(records))),
+        n=len(records), of=of, record=_name(last), at=last.at, runs=tuple(_read_runs(fold, index, _describe_history))
     )
 
 
-def _index(records: Sequence[r.Record]) -> dict[Any, r.Record]:
-    """Return the last record of a kind by place: of turns, requests, and of the starts and verdicts of calls."""
-    found: dict[Any, r.Record] = {}
+def list_moments(records: Sequence[r.Record]) -> dict[str, Any]:
+    """Return the run of *records* after each of them as JSON values, for `tracing.render_html`; secrets are masked.
+
+    `lines` are the texts, `calls` the calls under way, each once. `steps` has for each record its name, its wall-clock
+    seconds, the runs that it has changed by path, and the paths of those that have ended. Of a run it has the fields of
+    a `MomentRun` that are new; of its history how many lines stay, and the positions of those that follow.
+
+    Raises:
+        StateError: a record doesn't fit those before it.
+
+    Example:
+        from agentloop import Agent, Runner, lab
+        from agentloop.testing import ScriptedModel, say
+        from agentloop.tracing import read_timeline, render_html
+
+        records = Runner.run_sync(Agent("a", model=ScriptedModel([say("hello")])), "hi").records
+        page = render_html(read_timeline(records), moments=lab.list_moments(records))
+        print("State at a record" in page)  # True
+    """
+    lines: dict[str, int] = {}
+    calls: dict[MomentCall, int] = {}
+    shown: dict[tuple[str, ...], list[Item]] = {}
+    before: dict[tuple[str, ...], dict[str, Any]] = {}
+    fold, index, steps = RunFold(limits=JsonLimits()), dict[Any, r.Record](), list[Any]()
+
+    def place(text: str) -> int:
+        return lines.setdefault(text, len(lines))
+
     for record in records:
-        match record:
-            case r.CallStarted() | r.ApprovalRequested() | r.VerdictGiven():
-                found[type(record), record.path, record.call_id] = record
-            case r.TurnStarted():
-                found[r.TurnStarted, record.path] = record
-            case r.ModelRequested() | r.ModelResponded() | r.ModelFailed():
-                found[r.ModelRequested, record.path] = record
-            case r.RunResumed():  # what had started runs no more
-                found = {place: one for place, one in found.items() if place[0] is not r.CallStarted}
-            case _:
-                pass
-    return found
+        fold.apply(record)
+        _note(index, record)
+        changed, now = {}, set()
+        for run, items in _read_runs_with_items(fold, index):
+            now.add(run.path)
+            known = shown.get(run.path, [])
+            keep = _count_kept(known, items, is_new=isinstance(record, r.HistoryReplaced | r.RunResumed))
+            added = [place(_describe_item(item)) for item in items[keep:]]
+            state: dict[str, Any] = {name: getattr(run, name) for name in _PLAIN_FIELDS}
+            state["tools"] = place(", ".join((*run.tools, *run.handoffs)))
+            state["calls"] = [calls.setdefault(one, len(calls)) for one in run.calls]
+            old = before.get(run.path, {})
+            new = {name: value for name, value in state.items() if name not in old or old[name] != value}
+            if added or keep < len(known):
+                new["history"], shown[run.path] = [keep, added], items[:]
+            if new:
+                changed["/".join(run.path)] = new
+            before[run.path] = state
+        gone = [path for path in before if path not in now]
+        for path in gone:
+            del before[path]
+            shown.pop(path, None)
+        steps.append([_name(record), record.at, changed, ["/".join(path) for path in gone]])
+    listed = [[one.call_id, one.tool, place(one.arguments), one.state, one.since] for one in calls]
+    return {"lines": list(lines), "calls": listed, "steps": steps}
 
 
-def _read_runs(fold: RunFold, index: dict[Any, r.Record]) -> Iterator[MomentRun]:
+_PLAIN_FIELDS = ("agent", "turn", "max_turns", "status", "requested", "tokens", "cost")
+
+
+def _count_kept(known: Sequence[Item], items: Sequence[Item], *, is_new: bool) -> int:
+    """Return how many items at the beginning of a history are those known; it only grows unless it *is_new*."""
+    if not is_new and len(items) >= len(known):
+        return len(known)
+    same = itertools.takewhile(lambda pair: pair[0] is pair[1], zip(known, items, strict=False))
+    return sum(1 for _ in same)
+
+
+def _name(record: r.Record) -> str:
+    name = getattr(record, "call_id", None) or getattr(record, "guardrail", None)
+    return " ".join(filter(None, [type(record).__name__, name]))
+
+
+def _note(index: dict[Any, r.Record], record: r.Record) -> None:
+    """Note *record* in *index*: the last one of a kind by place, of turns, requests, starts and verdicts of calls."""
+    match record:
+        case r.CallStarted() | r.ApprovalRequested() | r.VerdictGiven():
+            index[type(record), record.path, record.call_id] = record
+        case r.TurnStarted():
+            index[r.TurnStarted, record.path] = record
+        case r.ModelRequested() | r.ModelResponded() | r.ModelFailed():
+            index[r.ModelRequested, record.path] = record
+        case r.RunResumed():  # what had started runs no more
+            for place in [place for place in index if place[0] is r.CallStarted]:
+                del index[place]
+        case _:
+            pass
+
+
+def _describe_history(items: Sequence[Item]) -> tuple[str, ...]:
+    return tuple(map(_describe_item, items))
+
+
+def _read_runs_with_items(fold: RunFold, index: dict[Any, r.Record]) -> Iterator[tuple[MomentRun, list[Item]]]:
+    found: list[list[Item]] = []
+
+    def keep(items: list[Item]) -> tuple[str, ...]:
+        found.append(items)
+        return ()
+
+    for run in _read_runs(fold, index, keep):
+        yield run, found.pop()
+
+
+def _read_runs(
+    fold: RunFold, index: dict[Any, r.Record], describe: Callable[[list[Item]], tuple[str, ...]]
+) -> Iterator[MomentRun]:
     turn: Any = index.get((r.TurnStarted, fold.path))
     usage = fold.meter.total()
     yield MomentRun(
@@ -187,7 +278,7 @@ def _read_runs(fold: RunFold, index: dict[Any, r.Record]) -> Iterator[MomentRun]
         status=None if fold.ended is None else fold.ended.status,
         tools=() if turn is None else turn.tools,
         handoffs=() if turn is None else turn.handoffs,
-        history=tuple(map(_describe_item, fold.history)),
+        history=describe(fold.history),
         requested=isinstance(index.get((r.ModelRequested, fold.path)), r.ModelRequested) and fold.ended is None,
         tokens=usage.input_tokens + usage.output_tokens,
         cost=None if usage.cost is None else f"{usage.cost:f}",
@@ -195,7 +286,7 @@ def _read_runs(fold: RunFold, index: dict[Any, r.Record]) -> Iterator[MomentRun]
     )
     for nested in fold.nested.values():
         if nested.ended is None or nested.ended.resumable:
-            yield from _read_runs(nested, index)
+            yield from _read_runs(nested, index, describe)
 
 
 def _list_calls(fold: RunFold, index: dict[Any, r.Record]) -> Iterable[MomentCall]:
@@ -214,23 +305,32 @@ def _list_calls(fold: RunFold, index: dict[Any, r.Record]) -> Iterable[MomentCal
             turn=fold.turn,
             call_id=call_id,
             tool=call.call.name,
-            arguments=mask_arguments(call.arguments or call.call.arguments, call.call.secret),
+            arguments=_show_arguments(call.arguments or call.call.arguments, call.call.secret),
             state=state,
             since=(known or turn).at,
         )
+
+
+def _show(content: Content, *, secret: bool) -> str:
+    hidden = show_value(content, secret=secret)
+    return hidden if hidden in (MASK, SEALED) else text_of(content)
+
+
+def _show_arguments(text: str, secret: Sequence[str]) -> str:
+    return show_arguments(text, secret) if isinstance(text, WithheldText) else mask_arguments(text, tuple(secret))
 
 
 def _describe_item(item: Item) -> str:
     match item:
         case SystemMessage() | UserMessage() | AssistantMessage():
             who = {SystemMessage: "system", UserMessage: "user", AssistantMessage: "model"}[type(item)]
-            return f"{who}: {MASK if item.secret else text_of(item.content)}"
+            return f"{who}: {_show(item.content, secret=item.secret)}"
         case ToolCall():
-            return f"call {item.call_id}: {item.name} {mask_arguments(item.arguments, item.secret)}"
+            return f"call {item.call_id}: {item.name} {_show_arguments(item.arguments, item.secret)}"
         case HandoffCall():
             return f"call {item.call_id}: {item.name}"
         case ToolOutput():
-            return f"output {item.call_id}: {MASK if item.secret else text_of(item.output)}"
+            return f"output {item.call_id}: {_show(item.output, secret=item.secret)}"
         case Reasoning():
             return "(reasoning)"
         case _:

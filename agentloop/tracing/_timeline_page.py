@@ -64,10 +64,11 @@ EMPTY = "No run has begun in this journal."
 Json = dict[str, Any]
 
 
-def render_html(timeline: Timeline) -> str:
+def render_html(timeline: Timeline, *, moments: Json | None = None) -> str:
     """Return *timeline* as an HTML page, to be written as UTF-8.
 
-    It opens without a network. Facts are cut shorter where the page would exceed some three megabytes.
+    It opens without a network. Facts are cut shorter where the page would exceed some three megabytes. With *moments*,
+    which `lab.list_moments` gives for the same records, it has a slider that shows the state after any record.
     """
     head, data, cancellers = head_to_json(timeline), "", name_canceller(timeline)
     for limit in FACT_CHARS:
@@ -75,7 +76,7 @@ def render_html(timeline: Timeline) -> str:
             row_to_json(row, timeline.start, cancellers.get(position, []), limit)
             for position, row in enumerate(timeline.rows)
         ]
-        data = _encode({**head, "rows": rows})
+        data = _encode({**head, "rows": rows, **_shorten_moments(moments, timeline.start, limit)})
         if len(data) <= MOST_CHARS:
             break
     return _fill(timeline, data)
@@ -85,6 +86,19 @@ def render_follow_page() -> str:
     """Return the page of a timeline that comes as server-sent events from the address `events` beside it."""
     empty = Timeline()
     return _fill(empty, _encode({**head_to_json(empty), "rows": [], "follow": True}), connects=True)
+
+
+def _shorten_moments(moments: Json | None, start: float, limit: int) -> Json:
+    """Return *moments* as a part of the page's data, with lines of at most *limit* characters, and times from *start*.
+
+    No line is cut shorter than 60 characters: it would say nothing more.
+    """
+    if moments is None:
+        return {}
+    steps = [[name, _seconds(at, start), *rest] for name, at, *rest in moments["steps"]]
+    lines = [exact(shorten(line, max(limit, 60))) for line in moments["lines"]]
+    calls = [[*said, _seconds(since, start)] for *said, since in moments["calls"]]
+    return {"moments": {"lines": lines, "calls": calls, "steps": steps}}
 
 
 def _fill(timeline: Timeline, data: str, *, connects: bool = False) -> str:

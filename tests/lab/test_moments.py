@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,11 @@ import pytest
 from lab.shop import STORIES, ask, make_agent, record, state_of
 
 from agentloop import Agent, RunConfig, Runner, UserError, lab, tool
+from agentloop.items import AssistantMessage
 from agentloop.journal import FileJournal
 from agentloop.lab._moments import moment_at, read_moment
 from agentloop.lab._recording import Recording
+from agentloop.records import HistoryReplaced
 from agentloop.testing import FunctionModel, ScriptedModel, call, say
 
 pytestmark = pytest.mark.real_clock
@@ -47,6 +50,49 @@ async def test_a_moment_is_that_of_the_live_run(kind: str) -> None:
     assert len(watcher.moments) > 3
     for n, live in enumerate(watcher.moments, 1):
         assert moment_at(watcher.records, n).replace(of=0) == live
+
+
+@pytest.mark.scenario("LB-16")
+@pytest.mark.parametrize("kind", sorted(STORIES))
+async def test_the_moments_of_a_page_are_those_of_the_run(kind: str) -> None:
+    """What each record changes, one after the other, gives what `moment_at` tells of it."""
+    records = await record(kind, 3)
+    data = json.loads(json.dumps(lab.list_moments(records)))
+    runs: dict[str, dict[str, Any]] = {}
+    for n, (name, at, changed, gone) in enumerate(data["steps"], 1):
+        for path in gone:
+            del runs[path]
+        for path, fields in changed.items():
+            keep, added = fields.pop("history", (None, ()))
+            run = runs.setdefault(path, {"lines": []})
+            run["lines"][slice(keep, None) if keep is not None else slice(len(run["lines"]), None)] = added
+            run.update(fields)
+        moment = lab.moment_at(records, n)
+        assert (name, at) == (moment.record, moment.at)
+        assert set(runs) == {"/".join(one.path) for one in moment.runs}
+        for one in moment.runs:
+            run = runs["/".join(one.path)]
+            assert [data["lines"][line] for line in run["lines"]] == list(one.history)
+            assert data["lines"][run["tools"]] == ", ".join((*one.tools, *one.handoffs))
+            for field in ("agent", "turn", "max_turns", "status", "requested", "tokens", "cost"):
+                assert run[field] == getattr(one, field)
+            calls = [data["calls"][call] for call in run["calls"]]
+            assert [(call[0], call[1], data["lines"][call[2]], *call[3:]) for call in calls] == [
+                (call.call_id, call.tool, call.arguments, call.state, call.since) for call in one.calls
+            ]
+
+
+async def test_a_history_that_was_replaced_is_that_of_the_moment() -> None:
+    """Its lines stay up to the first that is another one."""
+    records = await record("parallel", 3)
+    end = next(n for n, one in enumerate(records) if type(one).__name__ == "BatchEnded")
+    new = HistoryReplaced((), 1, 0.0, "compaction", 1, (AssistantMessage("shorter"),))
+    replaced = [*records[: end + 1], new]
+    step = lab.list_moments(replaced)["steps"][-1]
+    keep, added = step[2][""]["history"]
+    assert keep == 1
+    assert [lab.list_moments(replaced)["lines"][line] for line in added] == ["model: shorter"]
+    assert lab.moment_at(replaced, len(replaced)).runs[0].history == ("user: Help me.", "model: shorter")
 
 
 async def test_a_moment_tells_what_waits_for_what() -> None:

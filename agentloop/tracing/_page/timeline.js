@@ -262,6 +262,7 @@ function drawNow() {
   drawRuler(full);
   drawArrows(first, after, full);
   drawBrush();
+  drawNowLine();
 }
 function drawRuler(full) {
   const rough = (view.to - view.from) / Math.max(full / 110, 1), power = 10 ** Math.floor(Math.log10(rough));
@@ -446,6 +447,66 @@ function jump(step) {
   sayFound();
 }
 
+// -- the state at a record
+//
+// `runs` are the runs under way after record `reached`, by path: the data has only what each record changes. Going on adds
+// to them, going back begins again.
+
+let reached = 0, runs = new Map();
+function reach(n) {
+  if (n < reached) { reached = 0; runs = new Map(); }
+  for (; reached < n; reached++) {
+    const [, , changed, gone] = model.moments.steps[reached];
+    for (const path of gone) runs.delete(path);
+    for (const [path, { history: [keep, added] = [], ...fields }] of Object.entries(changed)) {
+      const run = runs.get(path) ?? { path, lines: [] };
+      if (added) { run.lines.length = keep; run.lines.push(...added); }
+      runs.set(path, Object.assign(run, fields));
+    }
+  }
+}
+const MOST_LINES = 200;
+function describe(run, now, all) {
+  const line = (at) => model.moments.lines[at], waits = [], spent = [`${run.turn} turns`, run.max_turns === null ? "no limit" : `of ${run.max_turns}`, `${run.tokens} tokens`];
+  if (run.requested) waits.push("the model works on its request");
+  for (const [id, tool, given, state, since] of run.calls.map((at) => model.moments.calls[at])) waits.push(`${id} ${tool} ${line(given)} ${state}, for ${format(Math.max(now - since, 0))}`);
+  if (run.cost !== null) spent.push(`cost ${run.cost}`);
+  const from = all ? 0 : Math.max(run.lines.length - MOST_LINES, 0), list = el("ol", { start: from + 1 }, ...run.lines.slice(from).map((at) => el("li", {}, line(at))));
+  return [
+    el("h2", {}, `${run.agent}${run.path ? ` (in the run of call ${run.path})` : ""}: turn ${run.turn}, ${run.status || "under way"}`),
+    el("h3", {}, "What the model would be shown"),
+    from ? el("button", { type: "button", on: { click: () => showState(true) } }, `Show the ${from} lines before`) : null, list,
+    el("h3", {}, "What it may call"), el("p", {}, line(run.tools) || "nothing"),
+    el("h3", {}, "What has not ended"), waits.length ? el("ul", {}, ...waits.map((words) => el("li", {}, words))) : el("p", {}, "nothing"),
+    el("h3", {}, "Spent"), el("p", {}, spent.join(", ")),
+  ].filter((each) => each);
+}
+function showState(all = false) {
+  const n = Number($("at").value), [name, at] = model.moments.steps[n - 1], words = `record ${n} of ${model.moments.steps.length}: ${name}`;
+  reach(n);
+  $("at").setAttribute("aria-valuetext", words);
+  $("record").textContent = `${words}, at ${format(at)}`;
+  $("state").replaceChildren(...[...runs.values()].flatMap((run) => describe(run, at, all)));
+  drawNowLine();
+}
+function drawNowLine() {
+  const line = $("now"), open = model.moments && $("moments").open;
+  const at = open ? x(model.moments.steps[Number($("at").value) - 1][1]) : -1;
+  line.hidden = !(at >= 0 && at <= across);
+  if (!line.hidden) line.style.left = `${$("head-row").lastElementChild.getBoundingClientRect().left - $("scroller").getBoundingClientRect().left + at}px`;
+  if (!line.hidden) line.style.height = `${$("scroller").scrollHeight}px`;
+}
+function beginMoments() {
+  if (!model.moments?.steps.length) return;
+  $("moments").hidden = false;
+  $("at").max = $("at").value = model.moments.steps.length;
+  const step = (by) => { $("at").value = Number($("at").value) + by; showState(); };
+  $("at").addEventListener("input", () => showState());
+  $("earlier").addEventListener("click", () => step(-1));
+  $("later").addEventListener("click", () => step(1));
+  $("moments").addEventListener("toggle", () => { if ($("moments").open) showState(); draw(); });
+}
+
 // -- keys and pointers
 
 function onKey(event) {
@@ -622,5 +683,6 @@ fillLegend();
 paint();
 begin(false);
 listen();
+beginMoments();
 if (model.follow) follow();
 document.documentElement.dataset.ready = "true";
