@@ -31,6 +31,7 @@ __all__ = [
     "TextDelta",
     "TurnEnded",
     "TurnStarted",
+    "UsageNote",
 ]
 
 
@@ -148,6 +149,20 @@ class GuardrailSettled(_Event, frozen=True, tag="guardrail_settled", metaclass=S
     result: Any
 
 
+class UsageNote(_Event, frozen=True, tag="usage_note", gc=False, metaclass=SharesName):
+    """The provider has read less than half as many tokens from its cache as for the turn before.
+
+    So the beginning of the request has changed, or the provider has forgotten it. There is no note where the run itself
+    has changed the history: after a compaction or a handoff. `RunResult.usage_notes` has the notes of a run.
+
+    Attributes:
+        cached_before, cached: The tokens that were read from the cache, for the turn before and for this one.
+    """
+
+    cached_before: int
+    cached: int
+
+
 class TurnEnded(_Event, frozen=True, tag="turn_ended", gc=False):
     """A turn is over, its outputs accepted. `finish_reason` is the provider's reason for the end of its answer."""
 
@@ -177,6 +192,7 @@ Event: TypeAlias = (
     | CallSettled
     | ApprovalRequested
     | GuardrailSettled
+    | UsageNote
     | TurnEnded
     | RunEnded
 )

@@ -126,8 +126,11 @@ class ModelRequest(NotedValue, frozen=True, kw_only=True):
     """The ids of the run's calls so far, also of calls that a filter removed from `items`."""
     note_rates: Callable[[RateState], None] | None = None
     """Called by a model with what its server has left, if the run has limits that share it; None otherwise."""
+    cache_group: str | None = None
+    """The id of the session, else of the trace's group, else of the run: a default for `CachePolicy.key`, where the
+    provider takes one."""
 
-    _notes: ClassVar[frozenset[str]] = frozenset({"call_ids", "note_rates"})
+    _notes: ClassVar[frozenset[str]] = frozenset({"call_ids", "note_rates", "cache_group"})
     _unshown: ClassVar[frozenset[str]] = _notes
 
     def __reduce__(self) -> tuple[Callable[..., ModelRequest], tuple[type[ModelRequest], dict[str, Any]]]:

@@ -14,7 +14,7 @@ from agentloop._common.masking import MASK, make_masked_repr
 from agentloop._common.type_parameters import OutputT
 from agentloop._common.values import ReprByFields
 from agentloop.agents import Agent
-from agentloop.events import CallSettled
+from agentloop.events import CallSettled, UsageNote
 from agentloop.guardrails import InputGuardrailResult, OutputGuardrailResult, ToolGuardrailResult
 from agentloop.items import ApprovalRequest, Item
 from agentloop.model_events import ModelResponse
@@ -195,6 +195,24 @@ class RunResult(RunData, Generic[OutputT]):
             calls=((call.call, call.outcome) for call in self.calls),
             waiting=self.interruptions,
         )
+
+    @property
+    def usage_notes(self) -> tuple[UsageNote, ...]:
+        """The notes on answers for which the provider's cache held much less than before, nested runs included.
+
+        Example:
+            from agentloop import Agent, RequestUsage, Runner
+            from agentloop.items import ToolCall
+            from agentloop.testing import ScriptedModel, respond, say
+
+            first = respond(ToolCall("c", "look", "{}"), usage=RequestUsage(cached_tokens=2_048))
+            turns = [first, say("done", RequestUsage())]
+            result = Runner.run_sync(Agent("a", model=ScriptedModel(turns)), "go")
+            print([(note.turn, note.cached_before, note.cached) for note in result.usage_notes])  # [(2, 2048, 0)]
+        """
+        from agentloop._core.record_events import find_usage_notes
+
+        return tuple(find_usage_notes(self.records))
 
     @property
     def _is_secret(self) -> bool:

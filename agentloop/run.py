@@ -638,6 +638,7 @@ def _make_run(
         shared_resources=shared_resources,
         resolve_model=resolve_model,
         nest=_run_nested,
+        cache_group=getattr(session, "session_id", None) or config.tracing.group_id,
     )
     settings = RunSettings(
         config=config,

@@ -12,7 +12,7 @@ that is read later.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 from agentloop import events as ev
@@ -65,7 +65,7 @@ def events_of(record: r.Record, root: RunFold, find_agent: FindAgent) -> list[ev
         case r.TurnStarted():
             return [ev.TurnStarted(**where)]
         case r.ModelResponded():
-            return _created(state.response or (), record)
+            return [*_created(state.response or (), record), *_note_usage(root.records, state)]
         case r.HistoryReplaced(reason=reason, items=items) if reason in _SAID:
             return _created(items, record)
         case r.BatchEnded():
@@ -98,6 +98,38 @@ def _events_of_calls(record: r.Record, state: RunFold, find_agent: FindAgent, wh
             return [ev.GuardrailSettled(result, **where)]
         case _:
             return []
+
+
+def _note_usage(records: Sequence[r.Record], state: RunFold) -> Iterator[ev.UsageNote]:
+    """Yield the note on the last answer of *state*, if there is one to make. Nearly always two numbers tell."""
+    usages = [response.usage for response in state.responses[-2:]]
+    if len(usages) == 2 and is_bust(*[0 if usage is None else usage.cached_tokens for usage in usages]):
+        own = [record for record in records if record.path == state.path]
+        answers = [at for at, record in enumerate(own) if isinstance(record, r.ModelResponded)]
+        yield from find_usage_notes(own[answers[-2] :])
+
+
+def is_bust(before: int, now: int) -> bool:
+    """Tell whether tokens read from a cache have fallen by more than half."""
+    return 2 * now < before
+
+
+def find_usage_notes(records: Iterable[r.Record]) -> Iterator[ev.UsageNote]:
+    """Yield a note on each answer in *records* for which the provider's cache held much less than for the one before.
+
+    Where the run itself has changed the history in between, by a compaction or a handoff, nothing is said.
+    """
+    read: dict[tuple[str, ...], int] = {}
+    for record in records:
+        match record:
+            case r.ModelResponded(path=path, turn=turn, response=response):
+                before, read[path] = read.get(path, 0), 0 if response.usage is None else response.usage.cached_tokens
+                if is_bust(before, read[path]):
+                    yield ev.UsageNote(before, read[path], path=path, turn=turn)
+            case r.HandedOff(path=path) | r.HistoryReplaced(path=path, added=False):
+                read.pop(path, None)
+            case _:
+                pass
 
 
 _SAID = frozenset({"invalid_final_output", "max_turns", "usage_limits", "turns_left"})

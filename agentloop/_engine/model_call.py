@@ -306,6 +306,7 @@ def make_request(run: LiveRun, view: TurnView) -> ModelRequest:
         turn=state.turn,
         path=state.path,
         call_ids=state.calls.keys() | state.handoffs.keys() if state.handoffs else state.calls.keys(),
+        cache_group=run.tree.cache_group or run.tree.log.state.run_id,
     )
 
 

@@ -93,7 +93,7 @@ class AGUIForm:
             case ev.ItemCreated(item=ToolOutput() | HandoffOutput() as output):
                 content = _text(to_json(output)["output"])
                 yield ui.ToolCallResultEvent(message_id=new_name(), tool_call_id=output.call_id, content=content)
-            case ev.AgentUpdated() | ev.CallProgress() | ev.CustomEvent():
+            case ev.AgentUpdated() | ev.CallProgress() | ev.CustomEvent() | ev.UsageNote():
                 data = to_json(event)
                 yield ui.CustomEvent(name=data["type"], value=data)
             case ev.TurnStarted() | ev.RunEnded():

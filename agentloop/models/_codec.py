@@ -6,6 +6,7 @@ the JSON of a server, its errors and its counts.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import re
@@ -184,6 +185,18 @@ class Vendor:
     key_variable: str
     url_variable: str | None = None
     name: str | None = None
+    cache_key: str | None = None
+    """The field of a request for the key of its cache, where the vendor takes one."""
+
+    def add_cache_key(self, body: Mapping[str, Any], request: ModelRequest) -> Mapping[str, Any]:
+        """Return *body* with the default key of the cache, unless the application has chosen one, or has left it out.
+
+        A digest: the id of a session may be the name of a person.
+        """
+        field, group = self.cache_key, request.cache_group
+        if field is None or group is None or field in {**body, **(request.settings.extra_body or {})}:
+            return body
+        return {**body, field: f"agentloop-{hashlib.sha256(group.encode()).hexdigest()[:32]}"}
 
     def is_at(self, url: str) -> bool:
         """Tell whether *url* is on the vendor's own host, and reached as the vendor is: with TLS."""

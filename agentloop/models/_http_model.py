@@ -86,6 +86,7 @@ class HttpModel(Model):
         self.name = name
         self.base_url: str
         self.base_url, self._query = split_url(url)
+        self._cached_by = vendor if vendor is not None and vendor.is_at(self.base_url) else None
         self._codec = codec
         self._vendor = vendor
         self._info = identify(vendor, name, self.base_url)
@@ -153,9 +154,14 @@ class HttpModel(Model):
             reply = await self._post(stack, request)
             yield ReplyEvents(reply, decoder)
 
+    def _encode(self, request: ModelRequest) -> Mapping[str, Any]:
+        """Return the body that sends *request*; to the vendor's own server with a key of its cache."""
+        body = self._codec.encode(request, self.name)
+        return body if self._cached_by is None else self._cached_by.add_cache_key(body, request)
+
     async def _post(self, stack: AsyncExitStack, request: ModelRequest) -> Reply:
         """Post *request*, and return the answer, which *stack* closes."""
-        driver, body = self._driver(), self._codec.encode(request, self.name)
+        driver, body = self._driver(), self._encode(request)
         while True:  # noqa: ASYNC913 - each round posts a request
             sent = {name: value for name, value in body.items() if name not in self._refused}
             answer = driver.post(

@@ -5,7 +5,11 @@ from __future__ import annotations
 from agentloop.models._codec import Vendor, without_none
 
 OPENAI = Vendor(
-    url="https://api.openai.com/v1", key_variable="OPENAI_API_KEY", url_variable="OPENAI_BASE_URL", name="openai"
+    url="https://api.openai.com/v1",
+    key_variable="OPENAI_API_KEY",
+    url_variable="OPENAI_BASE_URL",
+    name="openai",
+    cache_key="prompt_cache_key",
 )
 
 

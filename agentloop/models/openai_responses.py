@@ -123,7 +123,7 @@ class OpenAIResponsesModel(HttpModel):
     @asynccontextmanager
     async def _converse(self, request: ModelRequest) -> AsyncIterator[AsyncIterator[ModelEvent]]:
         pool: Any = self._driver()
-        body = {name: value for name, value in self._codec.encode(request, self.name).items() if name != "stream"}
+        body = {name: value for name, value in self._encode(request).items() if name != "stream"}
         decoder = ResponsesDecoder(request)
         headers = {name: value for name, value in self._headers_of(request).items() if name not in _OF_POSTS}
         target = Target(check_headers(headers), self._query_of(request))

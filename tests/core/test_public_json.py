@@ -140,6 +140,7 @@ VALUES: list[Any] = [
     ev.CallSettled(CALL, CallOutcome(status="failed", error=ValueError(HUSH), output=HUSH, secret=True)),
     ev.ApprovalRequested(i.ApprovalRequest(CALL, "a")),
     ev.GuardrailSettled(INPUT),
+    ev.UsageNote(4_096, 0),
     CallOutcome(status="succeeded", output="ok", value=object()),
     m.ModelResponse((CALL,), RequestUsage(input_tokens=1)),
     RequestUsage(input_tokens=1, raw={"a": [1]}),

@@ -254,6 +254,8 @@ class RunTree(msgspec.Struct, eq=False, kw_only=True):
     """Keys of the warnings that were logged already: each is logged once."""
     sourced: dict[tuple[tuple[str, ...], str], SourcedTools] = NO_DICT
     """The last answer of each source of tools, by path and by the place of the source."""
+    cache_group: str | None = None
+    """The id of the session, else of the trace's group; None if there is neither."""
     _shared: LoopState | None = None
 
     @property

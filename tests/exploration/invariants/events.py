@@ -14,7 +14,7 @@ from agentloop.testing.invariants._observation import ObservedLog, Path
 
 Said = tuple[Any, ...]
 _OF_AN_ANSWER = (ev.TextDelta, ev.ReasoningDelta, ev.ArgumentsDelta, ev.HostedProgress, ev.RawModelEvent)
-_SIGNALS = (*_OF_AN_ANSWER, ev.CallProgress, ev.CustomEvent)
+_SIGNALS = (*_OF_AN_ANSWER, ev.CallProgress, ev.CustomEvent, ev.UsageNote)
 
 
 @invariant("accounting")
