@@ -93,6 +93,7 @@ from agentloop.tools import (
 from agentloop.usage import RequestUsage, Usage
 
 if TYPE_CHECKING:
+    from agentloop._bundling import Bundle
     from agentloop._common.version import __version__ as __version__
     from agentloop._engine.run_batch import BatchedRun, RunBatch
     from agentloop._schema.json_schema import JsonSchema
@@ -124,6 +125,7 @@ _LAZY = {
     **dict.fromkeys(("BatchedRun", "RunBatch"), "_engine.run_batch"),
     **dict.fromkeys(("Condition", "MaxTurns", "TextMention", "TokenLimit", "ToolCalled"), "conditions"),
     **dict.fromkeys(("Computer", "Editor", "Shell"), "executors"),
+    "Bundle": "_bundling",
     "JsonSchema": "_schema.json_schema",
     "OutputType": "_schema.output_schema",
     **dict.fromkeys(("item_from_json", "record_from_json", "to_json"), "_storage.public_json"),
@@ -184,6 +186,7 @@ __all__ = [
     "Ask",
     "AskAgain",
     "BatchedRun",
+    "Bundle",
     "CachePolicy",
     "CallOutcome",
     "Capacity",

@@ -334,7 +334,7 @@ def _make_summary_run(run: LiveRun, view: TurnView, step: Summarize, transcript:
 
     own: RunConfig = attrs.evolve(config, history=HistorySettings(call_model_input_filter=show))
     fold = state.nested.get(call_id) or state.nest(call_id, config.json_limits)
-    services = RunServicesView(fold.path, run.tree.log.state, run.tree.shared_resources)
+    services = RunServicesView(fold.path, run.tree.log.state, run.resources, run.tree.shared_resources)
     nested = LiveRun(
         tree=run.tree,
         settings=RunSettings(

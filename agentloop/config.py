@@ -35,6 +35,7 @@ from agentloop.usage import RequestUsage
 if TYPE_CHECKING:
     from cattrs import BaseConverter
 
+    from agentloop._bundling import Bundle
     from agentloop.conditions import Condition, PredicateFunction
     from agentloop.tools import ToolSource
     from agentloop.window.policy import ContextPolicy
@@ -124,6 +125,13 @@ def _condition(_config: RunConfig, attribute: attrs.Attribute[Any], value: Any) 
         as_condition(value)
     except UserTypeError as error:
         raise UserTypeError(f"RunConfig.{attribute.name}: {error}") from None
+
+
+def _check_bundles(config: RunConfig, attribute: attrs.Attribute[Any], value: object) -> None:
+    if value != ():
+        from agentloop._bundling import BUNDLES_OF_RUN  # few configurations have bundles
+
+        BUNDLES_OF_RUN(config, attribute, value)
 
 
 def check_context_policy(owner: object, attribute: attrs.Attribute[Any], value: Any) -> None:
@@ -279,6 +287,7 @@ class RunConfig(ByFields):
             schema from `JsonSchema`.
         stream_buffer: The number of unread events above which a streamed run waits for its consumer.
         effects: The door of side effects; None is the live one.
+        bundles: `Bundle`s for every agent of the run, such as those of `agentloop.bundles`.
         sandbox: The `SandboxProvider` of the run's sandbox, `RunContext.sandbox`. Runs nested in it share the sandbox.
             Every segment of the run needs it.
 
@@ -343,6 +352,7 @@ class RunConfig(ByFields):
     effects: Effects | None = attrs.field(
         default=None, validator=optional(FIELDS.needs("expected Effects (with `perform`)", has("perform")))
     )
+    bundles: Sequence[Bundle] = attrs.field(default=(), validator=_check_bundles)
     sandbox: SandboxProvider | None = attrs.field(
         default=None,
         validator=optional(
@@ -382,6 +392,7 @@ class RunConfig(ByFields):
             converter: BaseConverter | None = ...,
             stream_buffer: int = ...,
             effects: Effects | None = ...,
+            bundles: Sequence[Bundle] = ...,
             sandbox: SandboxProvider | None = ...,
             # the parts of groups that are accepted here, too
             handoff_input_filter: HandoffInputFilter | None = ...,
@@ -416,7 +427,7 @@ class RunConfig(ByFields):
 
 
 def check_run_config(config: object) -> RunConfig:
-    """Return *config* if it is a `RunConfig` whose sequences have valid members.
+    """Return *config* if it is a `RunConfig` whose sequences have valid members; its bundles are merged into it.
 
     The sequences are checked again here, because the caller may have changed them since the configuration was made.
 
@@ -426,13 +437,40 @@ def check_run_config(config: object) -> RunConfig:
     if not isinstance(config, RunConfig):
         raise UserTypeError(f"run_config: expected a RunConfig, got {config!r}")
     if (
-        config.input_guardrails or config.output_guardrails or config.policies or config.instruments or config.toolsets
+        config.input_guardrails
+        or config.output_guardrails
+        or config.policies
+        or config.instruments
+        or config.toolsets
+        or config.bundles
     ):  # rarely: a run asks
         fields: Any = attrs.fields(RunConfig)
         guards = (fields.input_guardrails, fields.output_guardrails, fields.policies)
-        for field in (*guards, fields.instruments, fields.toolsets):
+        for field in (*guards, fields.instruments, fields.toolsets, fields.bundles):
             field.validator(config, field, getattr(config, field.name))
-    return config
+    return _merge_bundles(config) if config.bundles else config
+
+
+def _merge_bundles(config: RunConfig) -> RunConfig:
+    """Return *config* with the parts of its bundles written out. What stays is their instructions: each turn adds them.
+
+    So a configuration may be merged twice.
+    """
+    from agentloop import _bundling
+
+    bundles = tuple(config.bundles)
+    changes: dict[str, Any] = {
+        name: [*(part for bundle in bundles for part in getattr(bundle, name)), *getattr(config, name)]
+        for name in ("policies", "input_guardrails", "output_guardrails")
+    }
+    sources = (source for bundle in bundles for source in _bundling.sources_for_run(bundle))
+    changes["toolsets"] = [*sources, *config.toolsets]
+    changes["context"] = _bundling.merge_context(bundles, config.context)
+    if any(bundle.model_settings is not None for bundle in bundles):
+        changes["model_settings"] = _bundling.merge_settings(bundles, config.model_settings or ModelSettings())
+    asked = [bundle for bundle in bundles if bundle.instructions is not None]
+    rest = [_bundling.Bundle(bundle.name, instructions=bundle.instructions) for bundle in asked]
+    return attrs.evolve(config, bundles=rest, **changes)
 
 
 def check_priced(config: RunConfig, limits: UsageLimits, agents: Iterable[Any]) -> None:

@@ -99,6 +99,8 @@ class RunServices(Protocol):
 
     def idempotency_key(self, call_id: str) -> str: ...
 
+    async def resource(self, factory: Callable[[], AbstractAsyncContextManager[Any]]) -> Any: ...
+
     async def shared_resource(self, factory: Callable[[], AbstractAsyncContextManager[Any]]) -> Any: ...
 
 
@@ -137,6 +139,9 @@ class _Detached:
 
     def idempotency_key(self, call_id: str) -> str:
         return ""
+
+    async def resource(self, factory: Callable[[], AbstractAsyncContextManager[Any]]) -> Any:
+        raise UserError("RunContext.resource works only inside a run")
 
     async def shared_resource(self, factory: Callable[[], AbstractAsyncContextManager[Any]]) -> Any:
         raise UserError("RunContext.shared_resource works only inside a run")
@@ -211,12 +216,28 @@ class RunContext(msgspec.Struct, Generic[ContextT_co], kw_only=True, eq=False, w
             raise UserError("the run has no sandbox: give RunConfig.sandbox, for one LocalSandboxes(folder)")
         return held
 
+    async def resource(self, factory: Callable[[], AbstractAsyncContextManager[ResourceT]]) -> ResourceT:
+        """Return the value of *factory*'s context manager, entered once per run and left before the run ends.
+
+        For bodies of tools, sources of tools and callbacks. Concurrent first uses enter it once and share the value.
+        The run leaves its resources in reverse order, also on cancellation and error. A nested run has its own. Equal
+        factories are one, as for `shared_resource`.
+
+        Cancellation: a checkpoint. The resource is still entered if the caller is cancelled here.
+
+        Raises:
+            UserError: outside of a run, or while it is ending.
+            Exception: the error of entering, for all that wait for it; the next use tries again.
+        """
+        resource: ResourceT = await self._run.resource(factory)
+        return resource
+
     async def shared_resource(self, factory: Callable[[], AbstractAsyncContextManager[ResourceT]]) -> ResourceT:
         """Return the value of *factory*'s context manager, entered once for all runs that can share it.
 
         Inside `open_runtime` the runtime holds it until its block ends; else the outermost run does, until it ends. It
         is entered and left in its own task. Equal factories are one: give the same function, or the same method
-        of the same object. For sources of tools and callbacks; `ToolContext.resource` is for what only one run needs.
+        of the same object. `resource` is for what only one run needs.
 
         Cancellation: a checkpoint. The resource is still entered if the caller is cancelled here.
 
@@ -386,11 +407,7 @@ class ToolContext(RunContext[ContextT_co], kw_only=True, eq=False):
         return self._require_services("cleanup").cleanup(seconds)
 
     async def resource(self, factory: Callable[[], AbstractAsyncContextManager[ResourceT]]) -> ResourceT:
-        """Return the value of *factory*'s context manager, entered once per run and left before the run ends.
-
-        Concurrent first uses enter it once and share the value. The run leaves its resources in reverse order, also on
-        cancellation and error. If entering fails, all concurrent callers receive the error; the next call tries again.
-        """
+        """Return the value of *factory*'s context manager, as `RunContext.resource`."""
         resource: ResourceT = await self._require_services("resource").resource(factory)
         return resource
 

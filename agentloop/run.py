@@ -620,7 +620,7 @@ def _make_run(
     run_context: RunContext[Any] = RunContext(
         context=context,
         run_id=begun.run_id if begun is not None else "",
-        _run=RunServicesView(start.fold.path, start.fold, shared_resources),
+        _run=RunServicesView(start.fold.path, start.fold, resources, shared_resources),
     )
     if config.limits is not None:
         check_priced(config, config.limits, graph.agents())

@@ -22,7 +22,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "schema": ("_schema",),
     "definitions": (
         *("context", "guardrails", "handoffs", "hooks", "limits", "tools", "policies", "conditions", "budget"),
-        *("config", "agents", "window"),
+        *("_bundling", "config", "agents", "window"),
     ),
     "storage": ("_storage",),
     "core": ("_core",),
@@ -37,10 +37,10 @@ LAYERS: dict[str, tuple[str, ...]] = {
 FLOOR = {layer: floor for floor, layer in enumerate(LAYERS)}
 APART = (("edges", "core"), ("edges", "state"), ("edges", "runtime"), ("edges", "calls"), ("edges", "engine"))
 """Edges know nothing of the machine, nor the machine of them."""
-MOST_ROOMS, MOST_FLOORS = 53, 15
+MOST_ROOMS, MOST_FLOORS = 54, 15
 """Rooms of the package, and the longest way down through their imports: more of either is a decision.
 
-The library itself has 46; each of six adapters (executors, mcp, postgres, temporal, asgi, otel) is one more, outermost,
+The library itself has 47; each of six adapters (executors, mcp, postgres, temporal, asgi, otel) is one more, outermost,
 and so is the lab, which nothing else needs.
 What an agent behind the web and one behind MCP both use, states and the words about errors, is a room below both.
 """
@@ -250,7 +250,7 @@ def _tops(targets: set[str]) -> set[str]:
 
 # ------------------------------------------------------------------------------------ sizes
 
-MOST_LINES = {("_core", "_engine"): 9_401, ("_concurrency",): 730, ("_storage",): 1_353}
+MOST_LINES = {("_core", "_engine"): 9_416, ("_concurrency",): 730, ("_storage",): 1_353}
 """The most lines of code that these rooms may have together. What grows them says in its commit for what; a feature
 that needs no step of the loop is an outer room."""
 

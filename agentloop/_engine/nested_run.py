@@ -209,6 +209,7 @@ def _make_nested_run(outer: LiveRun, call: ToolCall, body: AgentCall, config: Ru
         stop_when=as_condition(stop_when) if stop_when is not None else None,
         redacts_errors=outer.redacts_errors_of(call),
     )
+    resources = Resources(outer.resources)
     run = LiveRun(
         tree=outer.tree,
         settings=settings,
@@ -218,10 +219,10 @@ def _make_nested_run(outer: LiveRun, call: ToolCall, body: AgentCall, config: Ru
             context=outer.context.context,
             run_id=f"{outer.context.run_id}/{call_id}",
             _run=RunServicesView(
-                state.path, outer.tree.log.state, outer.tree.shared_resources, outer.context._run.sandbox
+                state.path, outer.tree.log.state, resources, outer.tree.shared_resources, outer.context._run.sandbox
             ),
         ),
-        resources=Resources(outer.resources),
+        resources=resources,
         parent=outer,
     )
     outer.tree.children = outer.tree.children or {}

@@ -85,7 +85,7 @@ def _without_tools(view: TurnView) -> TurnView:
 
 async def _decide_anew(run: LiveRun, view: TurnView) -> TurnView:
     """Return *view* with what each turn decides for itself: tools found, tool choice, instructions, prompt."""
-    given, prompt, settings = run.agent.instructions, run.agent.prompt, view.settings
+    given, prompt, settings = _find_instructions(run), run.agent.prompt, view.settings
     if view.searches:
         view = _limit_to_found(run, view)
     if settings.tool_choice is not None and _has_obeyed(run, view):
@@ -97,6 +97,16 @@ async def _decide_anew(run: LiveRun, view: TurnView) -> TurnView:
     system, parts = (given, ()) if given is None or isinstance(given, str) else ("\n\n".join(given), tuple(given))
     view = msgspec.structs.replace(view, settings=settings, prompt=prompt, system=system, instructions=parts)
     return msgspec.structs.replace(view, shown=_format_shown(view))
+
+
+def _find_instructions(run: LiveRun) -> Any:
+    """Return the instructions of the agent at work, with those of the run's bundles."""
+    own, bundles = run.agent.instructions, run.settings.config.bundles
+    if not bundles:
+        return own
+    from agentloop._bundling import merge_instructions
+
+    return merge_instructions(bundles, own)
 
 
 def _list_parts(run: LiveRun, sourced: Sequence[SourcedTools]) -> tuple[object, ...]:
@@ -115,6 +125,7 @@ def _list_parts(run: LiveRun, sourced: Sequence[SourcedTools]) -> tuple[object, 
         agent.prompt,
         agent.name,
         config.context or agent.context,
+        *config.bundles,
         *agent.tools,
     )
     if sourced:
@@ -163,7 +174,7 @@ async def _resolve_definitions(run: LiveRun, parts: tuple[object, ...], sourced:
 def _make_view(run: LiveRun, tools: tuple[FunctionTool, ...], handoffs: tuple[Handoff, ...], **by_key: Any) -> TurnView:
     """Return the view of the agent at work with the enabled *tools* and *handoffs*, and with the maps *by_key*."""
     agent, config = run.agent, run.settings.config
-    given, prompt, model, output = agent.instructions, agent.prompt, _find_model(run), agent._typed_output()
+    given, prompt, model, output = _find_instructions(run), agent.prompt, _find_model(run), agent._typed_output()
     made = TurnView(
         agent=agent.name,
         model=model if getattr(type(model), "is_open", None) is _ALWAYS_OPEN else None,

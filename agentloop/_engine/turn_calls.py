@@ -72,7 +72,7 @@ def _has_to_ask(run: LiveRun, plan: Plan) -> bool:
 
     A call may have been asked about before: in an earlier run segment, or in the history of an engine.
     """
-    if run.settings.config.policies or run.state.turn_has_effects or run.tree.approvals is not None:
+    if run.policies or run.state.turn_has_effects or run.tree.approvals is not None:
         return True
     return bool([entry for entry in plan if entry.tool is not None and entry.tool.needs_approval is not False])
 

@@ -21,8 +21,9 @@ from agentloop.abc import Model, Session
 from agentloop.config import RunConfig, check_context_policy, check_run_config
 from agentloop.context import Callback
 from agentloop.guardrails import InputGuardrail, OutputGuardrail
-from agentloop.handoffs import Handoff
+from agentloop.handoffs import Handoff, target_of
 from agentloop.hooks import AgentHooks, RunHooks
+from agentloop.policies import Policy
 from agentloop.settings import Conversation, ModelSettings, Prompt
 from agentloop.tools import (
     CONTEXT_TYPES,
@@ -33,9 +34,11 @@ from agentloop.tools import (
     ToolOptions,
     ToolSource,
     ToolUseBehavior,
+    source_name,
 )
 
 if TYPE_CHECKING:
+    from agentloop._bundling import Bundle
     from agentloop._schema.function_schema import FunctionSchema
     from agentloop._schema.output_schema import OutputType, TypedOutput
     from agentloop.window.policy import ContextPolicy
@@ -86,6 +89,13 @@ def _make_tool_schema(name: str) -> FunctionSchema:
     return function_schema(_ask, name=name, context_types=CONTEXT_TYPES)
 
 
+def _check_bundles(agent: Agent[Any, Any], attribute: attrs.Attribute[Any], value: object) -> None:
+    if value != ():
+        from agentloop._bundling import BUNDLES  # few agents have bundles
+
+        BUNDLES(agent, attribute, value)
+
+
 def implicit_settings(model: object) -> ModelSettings:
     """Return the default settings of *model*; a model string has none."""
     if model is None or isinstance(model, str):
@@ -95,8 +105,12 @@ def implicit_settings(model: object) -> ModelSettings:
 
 def settings_for(agent: Agent[Any, Any], model: object) -> ModelSettings:
     """Return *agent*'s settings for *model*: its own, or *model*'s defaults if it has only those of its own model."""
-    own = agent.model_settings
-    return implicit_settings(model) if own == implicit_settings(agent.model) else own
+    return choose_settings(agent.model_settings, agent.model, model)
+
+
+def choose_settings(own: ModelSettings, of: object, model: object) -> ModelSettings:
+    """Return the settings *own* of an agent with the model *of*, or the defaults of *model* if it has those of *of*."""
+    return implicit_settings(model) if own == implicit_settings(of) else own
 
 
 class AgentOptions(TypedDict, total=False):
@@ -120,7 +134,9 @@ class AgentOptions(TypedDict, total=False):
     reset_tool_choice: bool
     tool_execution: Literal["concurrent", "sequential"]
     toolsets: Sequence[ToolSource]
+    policies: Sequence[Policy]
     context: ContextPolicy | None
+    bundles: Sequence[Bundle]
 
 
 @takes_options("Agent(…, OPTION=…)")
@@ -159,7 +175,11 @@ class Agent(Generic[ContextT, OutputT]):
             `(ctx, results)` that decides and returns `ToolsToFinalOutput`.
         tool_execution: `"concurrent"`, or `"sequential"` for one call at a time in model order.
         toolsets: Sources of further tools, asked every turn: `ToolSource`s, such as the servers of `agentloop.mcp`.
+        policies: Policies that decide on every call of this agent, beside those of `RunConfig`; the strictest decision
+            holds.
         context: What becomes of a history that grows too long for the model, where `RunConfig` doesn't say it.
+        bundles: `Bundle`s, such as those of `agentloop.bundles`. Their parts become parts of the agent when it is made:
+            `tools`, `instructions` and the others have them, and the sequences are then the agent's own lists.
 
     Example:
         from agentloop import Agent, Runner, tool
@@ -237,8 +257,14 @@ class Agent(Generic[ContextT, OutputT]):
         kw_only=True,
         validator=FIELDS.each("a ToolSource (with `tools`)", has("tools")),
     )
+    policies: Sequence[Policy] = attrs.field(
+        default=(), kw_only=True, validator=FIELDS.each("a Policy (with `decide`)", is_a(Policy))
+    )
     context: ContextPolicy | None = attrs.field(default=None, kw_only=True, validator=optional(check_context_policy))
+    bundles: Sequence[Bundle] = attrs.field(default=(), kw_only=True, validator=_check_bundles)
 
+    _brought: dict[str, Any] | None = attrs.field(default=None, init=False)
+    """Additions of the bundles: to each sequence, and of other fields the own value and the merged one."""
     _typed: tuple[Any, TypedOutput | None] | None = attrs.field(default=None, init=False)
     _prepared: tuple[tuple[object, ...], Any] | None = attrs.field(default=None, init=False)
     """The definitions that the engine resolved for an earlier turn, behind the objects that they were made of."""
@@ -290,6 +316,75 @@ class Agent(Generic[ContextT, OutputT]):
         ) -> None: ...
         def __init__(self, name: str, **options: Any) -> None: ...
 
+    def __attrs_post_init__(self) -> None:
+        if self.bundles:
+            self._merge(tuple(self.bundles))
+
+    def _merge(self, bundles: tuple[Bundle, ...]) -> None:
+        """Make the parts of *bundles* parts of this agent; `_bundling` says in which order."""
+        from agentloop import _bundling
+
+        self.bundles = bundles
+        self._brought = brought = _bundling.merge_sequences(bundles)
+        for name, parts in brought.items():
+            setattr(self, name, [*parts, *getattr(self, name)])
+        usual = implicit_settings(self.model)
+        explicit = self.model_settings != usual
+        settings = _bundling.merge_settings(bundles, self.model_settings if explicit else ModelSettings())
+        merged = {
+            "instructions": _bundling.merge_instructions(bundles, self.instructions),
+            "hooks": _bundling.merge_hooks(bundles, self.hooks),
+            "context": _bundling.merge_context(bundles, self.context),
+            "model_settings": settings if explicit else usual.resolve(settings),
+        }
+        for name, value in merged.items():
+            brought[name] = (getattr(self, name), value)
+            setattr(self, name, value)
+
+    def describe(self) -> dict[str, Any]:
+        """Return what the agent has, by the names of its fields: for its parts their names, as they are now.
+
+        Of each bundle it says what it brings. Instructions that are asked each turn are `"asked"`. The result is JSON,
+        for people and tests; its form may grow.
+
+        Example:
+            from agentloop import Agent, Bundle
+
+            agent = Agent("a", instructions="Be brief.", bundles=[Bundle("manners", instructions="Be polite.")])
+            print(agent.describe()["bundles"])  # {'manners': ['instructions']}
+        """
+        return {
+            "name": self.name,
+            "model": self.model if isinstance(self.model, str) or self.model is None else type(self.model).__name__,
+            "instructions": "asked" if callable(self.instructions) else self.instructions,
+            "model_settings": {
+                field.name: value if isinstance(value, bool | int | float | str) else repr(value)
+                for field in attrs.fields(ModelSettings)
+                if (value := getattr(self.model_settings, field.name)) is not None
+            },
+            "tools": [tool.qualified_name if isinstance(tool, FunctionTool) else tool.kind for tool in self.tools],
+            "toolsets": [source_name(source) for source in self.toolsets],
+            "handoffs": [target_of(entry).agent.name for entry in self.handoffs],
+            "input_guardrails": [guardrail.name for guardrail in self.input_guardrails],
+            "output_guardrails": [guardrail.name for guardrail in self.output_guardrails],
+            "policies": [type(policy).__name__ for policy in self.policies],
+            "hooks": None if self.hooks is None else type(self.hooks).__name__,
+            "context": None if self.context is None else repr(self.context),
+            "bundles": {bundle.name: bundle.brings() for bundle in self.bundles},
+        }
+
+    def _own_parts(self) -> dict[str, Any]:
+        """Return the fields that bundles have added to, as they are without the bundles."""
+        own: dict[str, Any] = {}
+        for name, brought in (self._brought or {}).items():
+            current = getattr(self, name)
+            if isinstance(brought, list):
+                theirs = {id(part) for part in brought}
+                own[name] = [part for part in current if id(part) not in theirs]
+            else:
+                own[name] = brought[0] if current is brought[1] else current
+        return own
+
     def __repr__(self) -> str:
         return f"<Agent {self.name!r}>"
 
@@ -311,6 +406,8 @@ class Agent(Generic[ContextT, OutputT]):
     def clone(self, **changes: Any) -> Agent[Any, Any]:
         """Return a shallow copy with *changes*; fields not given hold the same objects.
 
+        Bundles are merged anew: *changes* are to be as given to `Agent`, without what the bundles bring.
+
         If *changes* has another model, settings that equal the old model's defaults become the new model's defaults;
         other settings stay.
 
@@ -327,8 +424,11 @@ class Agent(Generic[ContextT, OutputT]):
         unknown = set(changes) - {field.name for field in attrs.fields(Agent) if field.init}
         if unknown:
             raise UserTypeError(f"Agent.clone: no field {', '.join(sorted(unknown))}")
+        own = self._own_parts()
         if "model" in changes and "model_settings" not in changes:
-            changes["model_settings"] = settings_for(self, changes["model"])
+            given = own.get("model_settings", self.model_settings)
+            changes["model_settings"] = choose_settings(given, self.model, changes["model"])
+        changes = {**own, **changes}
         agent: Any = self  # mypy takes a class whose constructor is overloaded for none of attrs
         return attrs.evolve(agent, **changes)
 
@@ -398,7 +498,8 @@ class Agent(Generic[ContextT, OutputT]):
         check("include_input_schema", NAMES.flag(), include_input_schema)
         check("conversation", optional(NAMES.a(Conversation)), conversation)
         check("hooks", optional(NAMES.needs("expected RunHooks", is_a(RunHooks))), hooks)
-        if run_config is not None and check_run_config(run_config).instruments:
+        run_config = None if run_config is None else check_run_config(run_config)
+        if run_config is not None and run_config.instruments:
             raise UserError(
                 "as_tool: the nested run's configuration can't have instruments. "
                 "Give them to the outer run: they see nested records by their `path`."

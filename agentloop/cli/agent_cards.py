@@ -14,7 +14,7 @@ from agentloop.guardrails import ToolInputGuardrail, ToolOutputGuardrail
 from agentloop.handoffs import target_of
 from agentloop.tools import AgentCall, FunctionTool, HostedTool, source_name
 
-PartKind: TypeAlias = Literal["input guardrail", "output guardrail", "tool", "hosted tool", "tool source"]
+PartKind: TypeAlias = Literal["input guardrail", "output guardrail", "tool", "hosted tool", "tool source", "bundle"]
 LinkKind: TypeAlias = Literal["hands over", "calls"]
 
 
@@ -81,6 +81,8 @@ def _find_parts(agent: Agent[Any, Any]) -> Iterator[AgentPart]:
             yield AgentPart("tool", tool.qualified_name, _describe_tool(tool))
     for source in agent.toolsets:
         yield AgentPart("tool source", source_name(source))
+    for bundle in agent.bundles:
+        yield AgentPart("bundle", bundle.name, tuple(bundle.brings()))
     for check in agent.output_guardrails:
         yield AgentPart("output guardrail", check.name)
     if agent.output_validator is not None:

@@ -21,6 +21,7 @@ _SHAPES = {
     "tool": '(["{}"])',
     "hosted tool": '[["{}"]]',
     "tool source": '[("{}")]',
+    "bundle": '[/"{}"/]',
     "input guardrail": '{{{{"{}"}}}}',
     "output guardrail": '{{{{"{}"}}}}',
 }
@@ -43,8 +44,8 @@ def graph(target: str, svg: Path | None) -> None:
     """Show the agents that the agent at TARGET (module:agent or file.py:agent) leads to.
 
     Standard output gets a Mermaid flowchart, which forges and many editors draw: agents with their tools, sources of
-    tools and guardrails; thick arrows are handoffs, dotted ones agents that are called as tools. With --svg a drawing
-    is written to FILE. Nothing is run, and no model or server is asked.
+    tools, bundles and guardrails; thick arrows are handoffs, dotted ones agents that are called as tools. With --svg a
+    drawing is written to FILE. Nothing is run, and no model or server is asked.
 
     Exit codes: 0 all went well, 1 FILE can't be written, 2 wrong use.
     """

@@ -44,12 +44,19 @@ _SIGNS = {
     "tool": "ƒ",
     "hosted tool": "ƒ",
     "tool source": "▤",
+    "bundle": "▣",
     "input guardrail": "◇",
     "output guardrail": "◇",
     "hands over": "→",
     "calls": "⇢",
 }
-_WORDS = {"hosted tool": "hosted: ", "tool source": "tools of ", "input guardrail": "in: ", "output guardrail": "out: "}
+_WORDS = {
+    "hosted tool": "hosted: ",
+    "tool source": "tools of ",
+    "bundle": "bundle: ",
+    "input guardrail": "in: ",
+    "output guardrail": "out: ",
+}
 _STYLE = """
 svg { font: 12px ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace; background: #fff; color: #1b1f24 }
 text { fill: currentColor; white-space: pre } .dim { fill: #59636e } .name { font-weight: bold }
@@ -83,7 +90,7 @@ def draw_svg(cards: Cards) -> str:
     right = _place_boxes(boxes, rows, back)
     width = max(right + _TRACK * (len(back) + 1), 36 * _CHAR) + _EDGE
     bottom = max(box.y + box.height for box in boxes) + _GAP + _TRACK * len(back)
-    legend = "→ hands over   ⇢ calls as a tool   ƒ tool   ▤ source of tools   ◇ guardrail"
+    legend = "→ hands over   ⇢ calls as a tool   ƒ tool   ▤ source of tools   ▣ bundle   ◇ guardrail"
     width = max(width, 2 * _EDGE + _measure(legend))
     names = ", ".join(exact(card.name) for card in cards.cards)
     parts = [

@@ -59,7 +59,10 @@ class AgentCopies:
         """Return the copy of *given*, made at the first call."""
         found = self._agents.get(id(given))
         if found is None:
-            found = self._agents[id(given)] = given.clone(
+            original: Any = given
+            found = self._agents[id(given)] = attrs.evolve(  # not `clone`: the parts of bundles stay written out
+                original,
+                bundles=(),
                 model=self.copy_model(given),
                 model_settings=given.model_settings,
                 hooks=self.hooks,

@@ -13,6 +13,7 @@ from click.testing import Result
 from agentloop import (
     Agent,
     Allow,
+    Bundle,
     GuardrailFunctionOutput,
     HostedTool,
     handoff,
@@ -76,7 +77,8 @@ def look(path: str) -> str:
 
 def make_desk() -> Agent[Any, Any]:
     """Return an agent that leads to others, to itself, and back."""
-    librarian: Agent[Any, Any] = Agent("librarian", model="local:", toolsets=[Files()])
+    bundle = Bundle("manners", instructions="Be polite.")
+    librarian: Agent[Any, Any] = Agent("librarian", model="local:", toolsets=[Files()], bundles=[bundle])
     librarian.tools = [librarian.as_tool("ask_itself", "Ask.")]
     billing: Agent[Any, Any] = Agent("billing", model=ScriptedModel([]), tools=[delete, look])
     billing.output_guardrails = [discreet]
@@ -105,7 +107,7 @@ def test_cards_have_what_an_agent_has() -> None:
             AgentPart("tool", "look", ("may ask", "found by search", "not always")),
             AgentPart("output guardrail", 'no "secrets" <b>'),
         ),
-        (AgentPart("tool source", "files"),),
+        (AgentPart("tool source", "files"), AgentPart("bundle", "manners", ("instructions",))),
     ]
     assert found.links == (
         AgentLink(0, 1, "hands over", "transfer_to_billing", ("not always",)),
@@ -134,6 +136,8 @@ def test_mermaid_has_every_part_and_link() -> None:
         '    a2["<b>librarian</b><br/>local:"]',
         '    a2p0[("tool source<br/>files")]',
         "    a2 --- a2p0",
+        '    a2p1[/"bundle<br/>manners<br/>instructions"/]',
+        "    a2 --- a2p1",
         '    a0 ==>|"transfer_to_billing<br/>not always"| a1',
         '    a0 -.->|"ask"| a2',
         '    a1 ==>|"transfer_to_desk"| a0',

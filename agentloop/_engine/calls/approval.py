@@ -76,7 +76,7 @@ def _is_undecided(run: LiveRun, entry: PlanEntry) -> bool:
     asked = _was_asked(run, call)  # first: where the definitions don't fit the call, an engine leaves the step here
     if call.call_id in run.state.cancel_requests:  # it won't run, so there is nothing to ask
         return False
-    return asked or bool(run.settings.config.policies) or tool.needs_approval is not False
+    return asked or bool(run.policies) or tool.needs_approval is not False
 
 
 def _was_asked(run: LiveRun, call: ToolCall) -> bool:
@@ -282,7 +282,7 @@ async def denial(run: LiveRun, call: ToolCall, tool: FunctionTool, arguments: Ar
     A policy that only wants an approval has no effect here: the call has passed its approval, and the guardrail that
     rewrote it is the tool's own.
     """
-    if not run.settings.config.policies:
+    if not run.policies:
         return None
     decision = await _run_policies(run, call, tool, arguments)
     return _make_denial(run, call, decision).outcome if isinstance(decision, Deny) else None
@@ -310,7 +310,7 @@ async def _run_policies(
     denied: Deny | None = None
     asking: dict[str, None] = {}
     reasons: list[str] = []
-    for index, policy in enumerate(run.settings.config.policies):
+    for index, policy in enumerate(run.policies):
         pending = PendingCall(
             call=call,
             tool=tool,

@@ -56,6 +56,7 @@ from agentloop.context import Callback, RunContext, Sandbox
 from agentloop.exceptions import UsageLimitExceeded
 from agentloop.hooks import AgentHooks, RunHooks
 from agentloop.items import Item, ToolCall
+from agentloop.policies import Policy
 from agentloop.records import ApprovalRequested, CallbackReturned, CancelRequested, CleanupCut, HistoryReplaced
 from agentloop.tools import AgentCall
 from agentloop.usage import Usage
@@ -167,6 +168,8 @@ class RunServicesView(Value, frozen=True, eq=False):
 
     path: tuple[str, ...]
     fold: RunFold
+    own: Resources
+    """The resources of the run itself."""
     shared: Resources
     """The resources of the open runtime, or of the outermost run."""
     sandbox: Sandbox | None = None
@@ -184,6 +187,10 @@ class RunServicesView(Value, frozen=True, eq=False):
 
         own = self.fold.at(self.path)
         return 0 if own is None else count_context(own)
+
+    async def resource(self, factory: Callable[[], AbstractAsyncContextManager[Any]]) -> Any:
+        """Return the one value of *factory* in `own`."""
+        return await self.own.get(factory)
 
     async def shared_resource(self, factory: Callable[[], AbstractAsyncContextManager[Any]]) -> Any:
         """Return the one value of *factory* in `shared`."""
@@ -418,6 +425,11 @@ class LiveRun(msgspec.Struct, eq=False, kw_only=True):
     def conversation(self) -> Sequence[Item]:
         """The items that were shown to the model, and its response, for calls of the batch: outputs come after it."""
         return HistoryView(self.state.history)
+
+    @property
+    def policies(self) -> tuple[Policy, ...]:
+        """The policies of the run, and then those of the agent at work."""
+        return (*self.settings.config.policies, *self.agent.policies)
 
     def here(self) -> tuple[tuple[str, ...], int, float]:
         """Return the first fields of every record: path, turn and wall-clock time."""

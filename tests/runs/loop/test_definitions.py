@@ -64,6 +64,8 @@ WRONG: dict[str, list[Any]] = {
     "tool_execution": [None, "parallel", 5],
     "toolsets": [None, 5, "server", [len], [look]],
     "context": [5, 0.8, "summarize"],
+    "policies": [None, 5, "deny", [len], [look]],
+    "bundles": [None, 5, "files", [len], [look]],
 }
 
 
