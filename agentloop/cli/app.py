@@ -25,6 +25,7 @@ from agentloop._common.extras import describe_foreign
 from agentloop._common.terminal_text import exact, harmless
 from agentloop.cli import errors
 from agentloop.cli.chat import chat
+from agentloop.cli.enter import enter
 from agentloop.cli.fork import fork
 from agentloop.cli.graph import graph
 from agentloop.cli.help_text import examples
@@ -88,6 +89,7 @@ _ORDER = (
     "diff",
     "lab",
     "fork",
+    "enter",
     "graph",
     "sandbox",
     "model",
@@ -135,7 +137,22 @@ def app() -> None:
     """Run agents from the command line."""
 
 
-for _command in (model, pending, approve, reject, sandbox_commands, init, graph, trace, show, diff, lab, fork, chat):
+for _command in (
+    model,
+    pending,
+    approve,
+    reject,
+    sandbox_commands,
+    init,
+    graph,
+    trace,
+    show,
+    diff,
+    lab,
+    fork,
+    enter,
+    chat,
+):
     app.add_command(_command)
 
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from agentloop.lab._diff import RunDiff, diff_runs
     from agentloop.lab._edits import DropCall, Edit, SetInput, SetOutput
     from agentloop.lab._effects import SimulatedCall
+    from agentloop.lab._enter import EnteredCall, enter
     from agentloop.lab._fork import Branch, fork
     from agentloop.lab._fork_tree import Fork, ForkedRun, Origin
     from agentloop.lab._moments import Moment, MomentCall, MomentRun, list_moments, moment_at
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
     from agentloop.lab._runs import CaseCall, CaseRun, RunStep
 
 __all__ = [
+    "enter",
+    "EnteredCall",
     "fork",
     "Fork",
     "ForkedRun",
@@ -82,6 +85,8 @@ __all__ = [
 ]
 
 _LAZY = {
+    "enter": "_enter",
+    "EnteredCall": "_enter",
     "fork": "_fork",
     "Fork": "_fork_tree",
     "ForkedRun": "_fork_tree",

@@ -52,7 +52,7 @@ class SetOutput:
         Raises:
             UserError: the call has no outcome there, or one that no body gave.
         """
-        place, index = _find(records, self.call)
+        place, index = find_call(records, self.call)
         settled = next((one for one in records if isinstance(one, r.CallSettled) and _place(one) == place), None)
         if settled is None:
             raise self._refuse("the call hasn't settled there, so it has no output: fork at a later record")
@@ -132,7 +132,7 @@ class DropCall:
         Raises:
             UserError: something in the log needs it.
         """
-        place, index = _find(records, self.call)
+        place, index = find_call(records, self.call)
         path, call_id = place
         _refuse_replaced(self, records, path, index)
         for n, one in enumerate(records[index:], index + 1):
@@ -163,7 +163,7 @@ def _place(record: r.CallSettled | r.BodyEnded) -> tuple[Path, str]:
     return record.path, record.call_id
 
 
-def _find(records: Sequence[r.Record], call: str) -> tuple[tuple[Path, str], int]:
+def find_call(records: Sequence[r.Record], call: str) -> tuple[tuple[Path, str], int]:
     """Return the place of a call, and the index of the answer in which the model made it.
 
     Raises:

@@ -191,7 +191,7 @@ async def fork(
         key=key,
         codec=codec,
     )
-    name, recording, origins = await _load(journal, common)
+    name, recording, origins = await load_run(journal, common)
     count = find_cut(recording.records, at, turn)
     begun = edit_records(recording.records[:count], edits)
     fold = RunFold()
@@ -255,7 +255,12 @@ def _plan_files(branches: Sequence[Branch], folder: str | os.PathLike[str] | Non
     return paths
 
 
-async def _load(journal: Any, options: LabOptions) -> tuple[str, Recording, tuple[Origin, ...]]:
+async def load_run(journal: Any, options: LabOptions) -> tuple[str, Recording, tuple[Origin, ...]]:
+    """Return the name, the recording and the origins of the one run that *journal* is.
+
+    Raises:
+        AgentLoopError: it is of several runs, or can't be read, or not be run by the lab.
+    """
     if isinstance(journal, ForkedRun):
         return journal.name, Recording.of(journal.name, journal.records), journal.origins
     sources = list(list_sources(journal))
@@ -316,7 +321,7 @@ def _rename(records: Sequence[r.Record], origin: Origin) -> tuple[r.Record, ...]
 # ------------------------------------------------------------------------------------------------ a branch
 
 
-class _ForkCandidate(Candidate):
+class ForkCandidate(Candidate):
     """A candidate that asks the firewall again about calls that were under way at the fork."""
 
     def copy_tool(self, tool: FunctionTool[Any]) -> FunctionTool[Any]:
@@ -340,7 +345,7 @@ async def _run_branch(
     effects = LabEffects(recording, rules, repeat=seed or 0, begun=begun)
     error: BaseException | None
     try:
-        candidate = _ForkCandidate(branch.agent or common.agent, config, effects, providers)
+        candidate = ForkCandidate(branch.agent or common.agent, config, effects, providers)
         if branch.instructions is not None:
             AgentGraph(candidate.agent).get(active).instructions = branch.instructions
         state = RunState(candidate.agent, begun)

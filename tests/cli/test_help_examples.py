@@ -14,8 +14,8 @@ from agentloop.cli.app import app
 
 Invoke = Callable[..., Result]
 
-PARSED_ONLY = (("model", "install"), ("model", "path"), ("serve",))
-"""They install, depend on what is installed, or end only with their client."""
+PARSED_ONLY = (("model", "install"), ("model", "path"), ("serve",), ("enter",))
+"""They install, depend on what is installed, end only with their client, or take the streams of the process."""
 
 AGENT = '''
 from agentloop import Agent, tool
