@@ -95,13 +95,13 @@ from agentloop.usage import RequestUsage, Usage
 if TYPE_CHECKING:
     from agentloop._bundling import Bundle
     from agentloop._common.version import __version__ as __version__
-    from agentloop._engine.run_batch import BatchedRun, RunBatch
     from agentloop._schema.json_schema import JsonSchema
     from agentloop._schema.output_schema import OutputType
     from agentloop._storage.public_json import item_from_json, record_from_json, to_json
     from agentloop._storage.signing import SealKey
     from agentloop.conditions import Condition, MaxTurns, TextMention, TokenLimit, ToolCalled
     from agentloop.executors import Computer, Editor, Shell
+    from agentloop.run._batch import BatchedRun, RunBatch
     from agentloop.state import RunState
     from agentloop.window import ClearToolOutputs, ContextPolicy, ContextView, DropOldest, Summarize
 
@@ -122,7 +122,7 @@ _SUBMODULES = (
 )
 _LAZY = {
     "__version__": "_common.version",
-    **dict.fromkeys(("BatchedRun", "RunBatch"), "_engine.run_batch"),
+    **dict.fromkeys(("BatchedRun", "RunBatch"), "run._batch"),
     **dict.fromkeys(("Condition", "MaxTurns", "TextMention", "TokenLimit", "ToolCalled"), "conditions"),
     **dict.fromkeys(("Computer", "Editor", "Shell"), "executors"),
     "Bundle": "_bundling",

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agentloop._core.handoff_history import DEFAULT_WRAPPER, nest_history
 from agentloop._core.handoff_outputs import handoff_outputs
 from agentloop._core.machine import Transfer
 from agentloop._core.turn_view import TurnView
@@ -16,6 +15,7 @@ from agentloop._engine.runtime.live_run import LiveRun
 from agentloop._storage.incoming import check_items
 from agentloop.exceptions import UserError, UserTypeError
 from agentloop.handoffs import Handoff, HandoffInputData
+from agentloop.handoffs._history import DEFAULT_WRAPPER, nest_history
 from agentloop.items import HandoffOutput, Item
 from agentloop.records import HandedOff, HistoryReplaced
 

@@ -75,7 +75,7 @@ def test_only_what_can_hold_an_object_of_the_application_is_tracked_by_the_colle
     assert {cls.__name__ for cls in public if cls.__struct_config__.gc} == {
         *("CallOutcome", "OutputSchema", "ModelRequest", "Raw"),
         *("GuardrailSettled", "BodyEnded", "CallSettled", "CallbackReturned", "RunEnded"),
-        *("AgentUpdated", "RawModelEvent"),
+        *("AgentUpdated", "CustomEvent", "RawModelEvent"),
     }
 
 

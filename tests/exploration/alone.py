@@ -20,7 +20,6 @@ import attrs
 
 from agentloop import records as r
 from agentloop._core.admission import Admission, Ticket
-from agentloop._core.handoff_history import nest_history
 from agentloop.abc import Instrument, Journal, LateResult
 from agentloop.agents import Agent
 from agentloop.config import RunConfig
@@ -28,6 +27,7 @@ from agentloop.context import ToolContext
 from agentloop.events import CallProgress
 from agentloop.exceptions import AgentLoopError, StateError
 from agentloop.guardrails import Allow, ToolOutputData, ToolOutputGuardrail
+from agentloop.handoffs._history import nest_history
 from agentloop.items import (
     ApprovalRequest,
     AssistantMessage,

@@ -9,9 +9,9 @@ from typing import Any
 
 from agentloop import events as ev
 from agentloop import records as r
-from agentloop._core.handoff_history import nest_history
 from agentloop.config import RunConfig
 from agentloop.handoffs import HandoffInputData, target_of
+from agentloop.handoffs._history import nest_history
 from agentloop.items import (
     AssistantMessage,
     HandoffCall,

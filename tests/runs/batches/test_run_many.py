@@ -27,13 +27,13 @@ from agentloop import (
     open_runtime,
     tool,
 )
-from agentloop._engine.run_batch import _AHEAD, _BUFFERED
 from agentloop.exceptions import JournalError
 from agentloop.items import ToolOutput, UserMessage
 from agentloop.journal import MemoryJournal
 from agentloop.model_events import ModelRequest
 from agentloop.models import Model
 from agentloop.run import current_runtime
+from agentloop.run._batch import _AHEAD, _BUFFERED
 from agentloop.testing import ScriptedModel, call, say, wait
 
 MANY = 10_000

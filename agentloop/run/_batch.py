@@ -19,7 +19,7 @@ started, since runs start in order: so an ordered consumer never waits for a run
 
 Decisions:
 
-Many runs are a context manager of ended runs (`_engine/run_batch.py`). A generator that yields inside a nursery would
+Many runs are a context manager of ended runs (`run/_batch.py`). A generator that yields inside a nursery would
 be closed by another task, so the block holds the nursery and the consumer takes values; a short form awaits it for a
 list. One run's failure is its own by default: runs cost time and money, and a list of outcomes loses none of them.
 Rejected: cancelling siblings always, as a nursery does; `fail_fast` asks for it. Rejected: a queue of results without

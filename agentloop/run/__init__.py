@@ -58,11 +58,11 @@ from agentloop.spans import Span, Trace, current_trace
 
 if TYPE_CHECKING:
     from agentloop._core.plan import Arguments
-    from agentloop._engine.run_batch import JournalFactory, RunBatch
     from agentloop._engine.runtime.session_progress import SessionProgress
     from agentloop._engine.runtime.threads import Threads
     from agentloop.conditions import Condition, PredicateFunction
     from agentloop.models.registry import Providers
+    from agentloop.run._batch import JournalFactory, RunBatch
     from agentloop.state import RunState
     from agentloop.tools import AgentCall
     from agentloop.tracing import SpanFold
@@ -313,7 +313,7 @@ class Runner:
 
             anyio.run(main)
         """
-        from agentloop._engine.run_batch import RunBatch, run_with_journal
+        from agentloop.run._batch import RunBatch, run_with_journal
 
         if not isinstance(agent, Agent):
             raise UserTypeError(f"agent: expected an Agent, got {agent!r}")

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentloop._core.handoff_history import DEFAULT_WRAPPER, nest_history
+from agentloop.handoffs._history import DEFAULT_WRAPPER, nest_history
 from agentloop.items import (
     AssistantMessage,
     File,
