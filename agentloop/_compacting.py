@@ -122,13 +122,13 @@ async def make_room(
 ) -> TurnView:
     """Return *view* with a shorter history, after the provider has *refused* the turn's request as too long.
 
-    *again* tells that it has refused the shorter one, too.
+    *again* tells that it has refused the shorter one, too. Of a history that it keeps there is no shorter one.
 
     Raises:
         ContextTooLong: the history couldn't be made shorter, or was already.
         UsageLimitExceeded: a summary has spent the budget.
     """
-    if again:
+    if again or run.state.kept_by_provider:
         window, tokens = find_window(view, policy), count_context(run.state)
         run.stopped_by = ContextTooLong(tokens, window, int(policy.target * window), (("the provider", "refused it"),))
         raise run.stopped_by from refused

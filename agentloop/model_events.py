@@ -62,10 +62,11 @@ class ModelInfo(Value, frozen=True, gc=False):
     context_window: int | None = None
 
 
-ModelFeature: TypeAlias = Literal["conversations", "hosted_tools", "prompts", "tool_search"]
-"""A feature of a provider beyond the answer to one request: conversations that it keeps (`conversation_id`,
-`previous_response_id`), tools that it runs itself (`HostedTool`), prompts that it has stored (`Prompt`), and its own
-search for deferred tools (`FunctionTool.defer_loading`)."""
+ModelFeature: TypeAlias = Literal["context_management", "conversations", "hosted_tools", "prompts", "tool_search"]
+"""A feature of a provider beyond the answer to one request: its own means to make a long history shorter
+(`ContextPolicy.provider`), conversations that it keeps (`conversation_id`, `previous_response_id`), tools that it runs
+itself (`HostedTool`), prompts that it has stored (`Prompt`), and its own search for deferred tools
+(`FunctionTool.defer_loading`)."""
 
 
 class HostedToolDefinition(Protocol):
@@ -126,6 +127,8 @@ class ModelRequest(NotedValue, frozen=True, kw_only=True):
     """The ids of the run's calls so far, also of calls that a filter removed from `items`."""
     note_rates: Callable[[RateState], None] | None = None
     """Called by a model with what its server has left, if the run has limits that share it; None otherwise."""
+    context_trigger: int | None = None
+    """The tokens of input above which the provider is to make the history shorter by its own means; None = never."""
     cache_group: str | None = None
     """The id of the session, else of the trace's group, else of the run: a default for `CachePolicy.key`, where the
     provider takes one."""

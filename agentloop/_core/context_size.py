@@ -66,6 +66,14 @@ def find_window(view: TurnView, policy: ContextPolicy) -> int:
     return window
 
 
+def find_trigger(view: TurnView, policy: ContextPolicy) -> int | None:
+    """Return the tokens above which the provider of *view*'s model makes the history shorter itself; None if the run
+    does it.
+    """
+    own = policy.provider and "context_management" in view.model.features
+    return int(policy.start_at * find_window(view, policy)) if own else None
+
+
 def context_due(state: RunFold, view: TurnView, policy: ContextPolicy) -> ContextView | None:
     """Return the history as the steps of *policy* see it if it is too long for the next request, else None.
 
@@ -73,10 +81,13 @@ def context_due(state: RunFold, view: TurnView, policy: ContextPolicy) -> Contex
         UserError: nothing is known of the model's window, or the provider keeps the history.
     """
     window = find_window(view, policy)
+    if find_trigger(view, policy) is not None:
+        return None
     if state.kept_by_provider:
         raise UserError(
             f"agent {view.agent!r} has a ContextPolicy, but the provider keeps the conversation, so that no step "
-            "can change it: leave out conversation=, or write ModelSettings(context_management=…)"
+            "can change it: leave out conversation=, or write ContextPolicy(provider=True) for a model whose provider "
+            "can shorten it itself"
         )
     limit = policy.start_at * window
     if state.compacted is not None and state.compacted.tokens is not None:

@@ -14,7 +14,7 @@ from decimal import Decimal
 from functools import partial
 from operator import is_
 from struct import Struct
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import msgspec
@@ -51,6 +51,9 @@ from agentloop.records import ModelFailed, ModelRequested, ModelResponded
 from agentloop.settings import RetryContext
 from agentloop.tools import FunctionTool
 from agentloop.usage import RequestUsage
+
+if TYPE_CHECKING:
+    from agentloop.window.policy import ContextPolicy
 
 logger = logging.getLogger("agentloop")
 
@@ -288,7 +291,7 @@ def _find_priced_name(model: Model, response: ModelResponse) -> str:
 
 def make_request(run: LiveRun, view: TurnView) -> ModelRequest:
     """Return the turn's request; where the provider keeps the conversation, only items not sent yet are in it."""
-    state, started = run.state, run.state.started
+    state, started, policy = run.state, run.state.started, run.settings.config.context or run.agent.context
     kept, items = started is not None and started.kept, HistoryView(state.history)
     return ModelRequest(
         system=view.system,
@@ -306,8 +309,15 @@ def make_request(run: LiveRun, view: TurnView) -> ModelRequest:
         turn=state.turn,
         path=state.path,
         call_ids=state.calls.keys() | state.handoffs.keys() if state.handoffs else state.calls.keys(),
+        context_trigger=None if policy is None or not policy.provider else _find_trigger(view, policy),
         cache_group=run.tree.cache_group or run.tree.log.state.run_id,
     )
+
+
+def _find_trigger(view: TurnView, policy: ContextPolicy) -> int | None:
+    from agentloop._core.context_size import find_trigger
+
+    return find_trigger(view, policy)
 
 
 async def _filter_request(run: LiveRun, chosen: ModelInputFilter, request: ModelRequest) -> ModelRequest:

@@ -11,11 +11,12 @@ from typing import Any, Unpack, get_args
 
 from agentloop._common.checks import check_count
 from agentloop.exceptions import UserValueError
+from agentloop.model_events import ModelRequest
 from agentloop.models._codec import HttpCodec, Vendor, without_none
 from agentloop.models._http_model import HttpModel
 from agentloop.models._messages.answer import MessagesDecoder
 from agentloop.models._messages.executors import computer_type
-from agentloop.models._messages.request import OutputMode, encode
+from agentloop.models._messages.request import EDITING_BETA, OutputMode, encode
 from agentloop.models._pieces import PieceCache
 from agentloop.models.timeouts import HttpOptions, ModelTimeouts
 
@@ -73,7 +74,7 @@ class AnthropicModel(HttpModel):
                 encode, max_tokens=max_tokens, output_mode=output_mode, computer=computer, pieces=PieceCache()
             ),
             decoder=partial(MessagesDecoder, output_mode=output_mode, computer=computer),
-            features=frozenset({"hosted_tools", "tool_search"}),
+            features=frozenset({"context_management", "hosted_tools", "tool_search"}),
         )
         super().__init__(
             name,
@@ -86,6 +87,12 @@ class AnthropicModel(HttpModel):
             timeouts=timeouts,
             **options,
         )
+
+    def _headers_of(self, request: ModelRequest) -> dict[str, str]:
+        headers = super()._headers_of(request)
+        if request.context_trigger is not None:
+            headers["anthropic-beta"] = ",".join(filter(None, (headers.get("anthropic-beta"), EDITING_BETA)))
+        return headers
 
 
 def _make_headers(key: str | None, *, version: str, betas: str) -> dict[str, str]:

@@ -37,7 +37,7 @@ def make_responses_codec(headers: Callable[[str | None], Mapping[str, str]]) -> 
         headers=headers,
         encode=partial(encode, pieces=PieceCache()),
         decoder=ResponsesDecoder,
-        features=frozenset({"conversations", "hosted_tools", "prompts", "tool_search"}),
+        features=frozenset({"context_management", "conversations", "hosted_tools", "prompts", "tool_search"}),
     )
 
 

@@ -138,6 +138,7 @@ def request_to_json(effect: e.CallModel, codec: Codec | None = None) -> dict[str
         "conversation_id": request.conversation_id,
         "prompt": None if request.prompt is None else attrs.asdict(request.prompt),
         "call_ids": sorted(request.call_ids),
+        "context_trigger": request.context_trigger,
         "cache_group": request.cache_group,
     }
 
@@ -172,6 +173,7 @@ def request_from_json(
         turn=asked["turn"],
         path=tuple(asked["path"]),
         call_ids=frozenset(asked["call_ids"]),
+        context_trigger=asked.get("context_trigger"),
         cache_group=asked.get("cache_group"),
     )
 

@@ -45,6 +45,9 @@ class ContextPolicy(ByFields):
         recall: True to give the model a tool, `recall_output(call_id, start=0, chars=4000)`, that reads an output again
             from the run's log, also one that was cleared. It is a call like others. It reads no secret output, and none
             of another run.
+        provider: True to leave it to the provider, where it has the means (Anthropic's context editing,
+            the compaction of OpenAI Responses): it makes the history shorter for itself when it has more than
+            `start_at` of the window. With other models the steps are used.
         compact_session: False to keep all items in the run's session. Otherwise it is made shorter, too, in one step
             when the turn is saved, if it is a `ReplaceableSession`.
 
@@ -64,4 +67,5 @@ class ContextPolicy(ByFields):
         validator=FIELDS.each("a step (ClearToolOutputs, Summarize, DropOldest or a function)", fits(is_step)),
     )
     recall: bool = attrs.field(default=False, validator=FIELDS.flag())
+    provider: bool = attrs.field(default=False, validator=FIELDS.flag())
     compact_session: bool = attrs.field(default=True, validator=FIELDS.flag())

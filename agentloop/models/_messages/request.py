@@ -85,10 +85,22 @@ def encode(
                 }
             )
             or None,
+            "context_management": None if request.context_trigger is None else _edits(request.context_trigger),
             "metadata": without_none({"user_id": (settings.metadata or {}).get("user_id")}) or None,
         }
     )
     return add_extras(body | tools | {"stream": True}, settings)
+
+
+EDITING_BETA = "context-management-2025-06-27"
+"""The beta that the edits of a context need."""
+
+
+def _edits(trigger: int) -> JsonDict:
+    """Return the field by which the provider clears old results of tools above *trigger* tokens; the latest three stay,
+    which is its default."""
+    limit = {"type": "input_tokens", "value": trigger}
+    return {"edits": [{"type": "clear_tool_uses_20250919", "trigger": limit}]}
 
 
 _MOST_MARKS = 4

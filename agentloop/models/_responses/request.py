@@ -43,6 +43,8 @@ def encode(request: ModelRequest, model_name: str, *, pieces: PieceCache | None 
     body |= fields
     body |= _tool_fields(request, model_name)
     body |= _text_fields(request.output_schema, settings)
+    if request.context_trigger is not None:
+        body["context_management"] = [{"type": "compaction", "compact_threshold": request.context_trigger}]
     body |= _setting_fields(settings)
     body |= without_none(
         {
