@@ -32,6 +32,7 @@ from agentloop.cli.help_text import examples
 from agentloop.cli.init import init
 from agentloop.cli.journal_folder import Folder, FolderError, KeptRequests, Order, Requests
 from agentloop.cli.lab import lab
+from agentloop.cli.models import models
 from agentloop.cli.moments import diff, show
 from agentloop.cli.progress_bar import Bar
 from agentloop.cli.run_options import CONTEXT_HELP, PRICE_HELP, CliOptions, approver_for, can_ask
@@ -92,6 +93,7 @@ _ORDER = (
     "enter",
     "graph",
     "sandbox",
+    "models",
     "model",
 )
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -152,6 +154,7 @@ for _command in (
     fork,
     enter,
     chat,
+    models,
 ):
     app.add_command(_command)
 

@@ -30,6 +30,7 @@ from agentloop.model_events import (
 )
 
 if TYPE_CHECKING:
+    from agentloop.models._chat_vendors import model_by_vendor
     from agentloop.models._codec import Decoder, HttpCodec, Vendor
     from agentloop.models._http_model import HttpModel
     from agentloop.models._prices import Prices, prices
@@ -76,6 +77,7 @@ __all__ = [
     "ToolDefinition",
     "Vendor",
     "WrapperModel",
+    "model_by_vendor",
     "prices",
 ]
 
@@ -95,6 +97,7 @@ _LAZY = {
     "RealtimeModel": "realtime",
     "Vendor": "_codec",
     "WrapperModel": "wrapper",
+    "model_by_vendor": "_chat_vendors",
     "prices": "_prices",
 }
 

@@ -179,12 +179,14 @@ class Vendor:
         key_variable: Holds the key. It is sent to the vendor, and to the server that `url_variable` names, only.
         url_variable: Holds another base URL; None: there is no such variable.
         name: Its name in logs and spans (`ModelInfo.provider`); None: the host of `url`.
+        needs_key: False for a server that you run yourself, and that may have none.
     """
 
     url: str
     key_variable: str
     url_variable: str | None = None
     name: str | None = None
+    needs_key: bool = True
     cache_key: str | None = None
     """The field of a request for the key of its cache, where the vendor takes one."""
 

@@ -29,6 +29,7 @@ from agentloop.models._codec import (
     split_url,
 )
 from agentloop.models._long_json import open_event
+from agentloop.models._omitted import advise, choose_features, choose_omitted
 from agentloop.models._patience import Pace, Patience
 from agentloop.models._refusals import Failure, read_rates, redact_error
 from agentloop.models._shared import Shared
@@ -59,6 +60,10 @@ class HttpModel(Model):
 
     `limits` of its requests hold in all runs of the event loop that use them: a `Capacity`, a `Rate`, a `TokenRate`, or
     several. A request waits for its place; what the server says with `Retry-After` and in its rate headers slows all.
+
+    `omit` names fields of the request that aren't sent, for a server that refuses them; `features` says what of the
+    interface your server has (`Model.features`), where it has less than the vendor's: a run that needs another one is
+    refused before its first request.
     """
 
     holds_resources: bool = True
@@ -100,8 +105,9 @@ class HttpModel(Model):
         self.holds_resources = http_client is None
         self.timeouts: ModelTimeouts = choose_timeouts(timeouts, options)
         self.limits: tuple[Limit, ...] = choose_limits(options)
-        self._refused: set[str] = set()
-        """Dispensable fields that the server doesn't know."""
+        self._features = choose_features(options, codec.features)
+        self._refused: set[str] = choose_omitted(options)
+        """Fields that aren't sent: those of `omit`, and dispensable ones that the server doesn't know."""
         self._drivers = Shared(self._open, _close)
 
     def __repr__(self) -> str:
@@ -114,8 +120,8 @@ class HttpModel(Model):
 
     @property
     def features(self) -> frozenset[ModelFeature]:
-        """Those of the codec."""
-        return self._codec.features
+        """Those of the interface, or the `features` given."""
+        return self._features
 
     @property
     def is_entered(self) -> bool:
@@ -180,7 +186,7 @@ class HttpModel(Model):
             except ModelTransportError as error:
                 unknown = self._find_unknown(error, sent)
                 if not unknown:
-                    raise
+                    raise advise(error, sent) from error.__cause__
                 logger.warning("%s doesn't know %s: it is asked without it", self._info.provider, ", ".join(unknown))
                 self._refused |= unknown
 
@@ -217,9 +223,10 @@ class HttpModel(Model):
         return await self._new_driver().__aenter__()
 
     def _require_key(self) -> None:
-        if self._has_credentials or self._vendor is None or not self._vendor.is_at(self.base_url):
+        vendor = self._vendor
+        if self._has_credentials or vendor is None or not (vendor.needs_key and vendor.is_at(self.base_url)):
             return
-        variable = self._vendor.key_variable
+        variable = vendor.key_variable
         raise UserError(f"{self!r}: no API key. Set the environment variable {variable}, or give `api_key`.")
 
 

@@ -31,6 +31,7 @@ def make_chat_codec(
     replay_reasoning: bool = False,
     custom_tools: bool = False,
     stream_usage: bool = True,
+    strict: bool = True,
 ) -> HttpCodec:
     """Return the codec of Chat Completions. With *extra_content*, calls go back with the vendor's own part of them."""
     return HttpCodec(
@@ -44,6 +45,7 @@ def make_chat_codec(
             replay_reasoning=replay_reasoning,
             custom_tools=custom_tools,
             stream_usage=stream_usage,
+            strict=strict,
             pieces=PieceCache(),
         ),
         decoder=partial(ChatDecoder, constrained=constrained),
@@ -60,8 +62,10 @@ class OpenAIChatModel(HttpModel):
     answer). Tools of free text are known to the vendor only, and refused for others. `replay_reasoning=True` sends
     earlier reasoning back as `reasoning_content`, and the `reasoning_details` that it came with, for servers that want
     them. Streams are asked for their use of tokens (`stream_options`), which limits and prices need. A server that
-    refuses this field by name is asked without it from then on; `stream_usage=False` never sends it. Everything else is
-    as in `HttpModel`.
+    refuses this field by name is asked without it from then on; `stream_usage=False` never sends it. With
+    `strict=False` no tool says that it is strict, for servers that refuse the word; `max_tokens_field` is their name
+    for the most tokens of an answer. `vendor` is whose server it is, if it isn't OpenAI's. Everything else is as in
+    `HttpModel`.
     """
 
     _home: ClassVar[Vendor] = OPENAI
@@ -77,26 +81,33 @@ class OpenAIChatModel(HttpModel):
         constrained: bool = False,
         replay_reasoning: bool = False,
         stream_usage: bool = True,
+        strict: bool = True,
+        max_tokens_field: str | None = None,
+        vendor: Vendor | None = None,
         organization: str | None = None,
         project: str | None = None,
         timeouts: ModelTimeouts | None = None,
         **options: Unpack[HttpOptions],
     ) -> None:
-        url = self._home.find_url(base_url)
+        vendor = vendor or self._home
+        url = vendor.find_url(base_url)
+        if max_tokens_field is None:
+            # The vendor's newer models refuse the old name of the field; other servers may not know the new one.
+            max_tokens_field = "max_completion_tokens" if OPENAI.is_at(url) else "max_tokens"
         codec = make_chat_codec(
             partial(make_headers, organization=organization, project=project),
-            # The vendor's newer models refuse the old name of the field; other servers may not know the new one.
-            max_tokens_field="max_completion_tokens" if OPENAI.is_at(url) else "max_tokens",
+            max_tokens_field=max_tokens_field,
             constrained=constrained,
             extra_content=GEMINI.is_at(url),
             replay_reasoning=replay_reasoning,
             custom_tools=OPENAI.is_at(url),
             stream_usage=stream_usage,
+            strict=strict,
         )
         super().__init__(
             name,
             codec,
-            vendor=self._home,
+            vendor=vendor,
             base_url=base_url,
             api_key=api_key,
             auth=auth,

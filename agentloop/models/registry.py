@@ -4,6 +4,7 @@
 * `openai:NAME`: the vendor's Responses, or the server that OPENAI_BASE_URL names
 * `anthropic:NAME`: Anthropic's Messages, or the server that ANTHROPIC_BASE_URL names
 * `gemini:NAME`: Gemini behind its vendor's Chat Completions
+* `mistral:NAME`, `groq:NAME`, `ollama:NAME` and others: a row of `_chat_vendors`
 * `oci:NAME`: a model of Oracle's cloud
 * `openai-realtime:NAME`: the vendor's Realtime interface in text, or that of the server that OPENAI_BASE_URL names
 * `local:NAME`, `local:`: the model that runs on this machine
@@ -18,7 +19,9 @@ not know about runs.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -28,6 +31,7 @@ from anyio.abc import TaskGroup, TaskStatus
 
 from agentloop.abc import Model
 from agentloop.exceptions import UserError, UserTypeError, UserValueError
+from agentloop.models._codec import read_variable
 
 _PREFIXES = {
     "openai-chat": "agentloop.models.openai_chat:model_by_name",
@@ -72,12 +76,68 @@ def resolve_model(name: str, *, http_client: Any = None) -> Model:
     return model
 
 
+@attrs.frozen
+class Provider:
+    """A prefix of model strings.
+
+    Attributes:
+        prefix: The part before the colon.
+        where: The base URL that is asked, or what else answers.
+        missing: What it needs and hasn't: environment variables, or a command to run.
+    """
+
+    prefix: str
+    where: str
+    missing: tuple[str, ...] = ()
+
+
+def list_providers() -> list[Provider]:
+    """Return the prefixes of model strings, and what each needs; those of installed packages have no more to say.
+
+    Looks at the environment, and asks no server.
+    """
+    from importlib.metadata import entry_points  # for this list only
+
+    from agentloop.models import _chat_vendors, _install
+    from agentloop.models._openai import OPENAI
+    from agentloop.models.anthropic import ANTHROPIC
+    from agentloop.models.openai_chat import GEMINI
+
+    rows = []
+    for prefix, vendor in (
+        ("openai", OPENAI),
+        ("openai-chat", OPENAI),
+        ("openai-realtime", OPENAI),
+        ("anthropic", ANTHROPIC),
+        ("gemini", GEMINI),
+    ):
+        url = vendor.find_url(None)
+        missing = () if vendor.find_key(url) or not vendor.is_at(url) else (vendor.key_variable,)
+        rows.append(Provider(prefix, url, missing))
+    for prefix in _chat_vendors.CHAT_VENDORS:
+        rows.append(Provider(prefix, _chat_vendors.describe_url(prefix), tuple(_chat_vendors.list_missing(prefix))))
+    needs = () if read_variable("OCI_GENAI_API_KEY") or _has_oci_profile() else ("OCI_GENAI_API_KEY or a profile",)
+    rows.append(Provider("oci", "Oracle's cloud", needs))
+    is_here = _install.has_engine() and _install.find_weights() is not None
+    rows.append(Provider("local", "this machine", () if is_here else (f"`{_install.INSTALL_COMMAND}`",)))
+    rows += [Provider(point.name, point.value) for point in sorted(entry_points(group=ENTRY_POINTS))]
+    return rows
+
+
+def _has_oci_profile() -> bool:
+    return Path(read_variable("OCI_CONFIG_FILE") or "~/.oci/config").expanduser().exists()
+
+
 def _find_maker(prefix: str) -> Callable[..., Model] | None:
     """Return the function for *prefix*, of the library or of an installed package; None if there is none."""
     if place := _PREFIXES.get(prefix):
         module, _, function = place.partition(":")
         make: Callable[..., Model] = getattr(import_module(module), function)
         return make
+    from agentloop.models._chat_vendors import CHAT_VENDORS, model_by_vendor  # for these prefixes only
+
+    if prefix in CHAT_VENDORS:
+        return partial(model_by_vendor, prefix)
     from importlib.metadata import entry_points  # reads the disk, for prefixes from elsewhere only
 
     for point in entry_points(group=ENTRY_POINTS, name=prefix):
@@ -96,7 +156,9 @@ def _format_unknown(name: str, prefix: str) -> str:
         prefix = name
     from importlib.metadata import entry_points  # as in `_find_maker`
 
-    prefixes = [*_PREFIXES, *sorted(entry_points(group=ENTRY_POINTS).names)]
+    from agentloop.models._chat_vendors import CHAT_VENDORS
+
+    prefixes = [*_PREFIXES, *CHAT_VENDORS, *sorted(entry_points(group=ENTRY_POINTS).names)]
     known = ", ".join(f"{known}:NAME" for known in prefixes)
     import difflib  # for this text only
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import EllipsisType
 from typing import Any, TypedDict
 
@@ -14,6 +14,7 @@ from agentloop._common.checks import FIELDS, NAMES, check, is_a, optional
 from agentloop._common.values import ByFields
 from agentloop.exceptions import UserTypeError
 from agentloop.limits import Capacity, Limit, Rate, TokenRate
+from agentloop.model_events import ModelFeature
 from agentloop.models._patience import ANSWER_TIMEOUT, Patience
 from agentloop.settings import ModelSettings
 
@@ -61,17 +62,21 @@ class ModelTimeouts(ByFields):
 class HttpOptions(TypedDict, total=False):
     """Further arguments of a model that has a server.
 
-    `limits` are those of its requests, in all runs: a `Capacity`, `Rate` or `TokenRate`, or several. The others are
+    `limits` are those of its requests, in all runs: a `Capacity`, `Rate` or `TokenRate`, or several. `omit` names
+    fields that aren't sent, `features` what of the interface the server has; see `HttpModel`. The others are
     what `ModelTimeouts` replaced; each is accepted for one more release, with a warning.
     """
 
     limits: Limit | Sequence[Limit]
+    omit: Sequence[str]
+    features: Collection[ModelFeature]
     connect_timeout: float | None
     first_output_timeout: float | EllipsisType | None
     silence_timeout: float | None
     answer_timeout: float | None
 
 
+_LASTING = ("limits", "omit", "features")
 _NOW = {
     "connect_timeout": "connect",
     "first_output_timeout": "first_output",
@@ -98,7 +103,7 @@ def choose_timeouts(timeouts: ModelTimeouts | None, options: Mapping[str, Any]) 
     Raises:
         UserTypeError, UserValueError: both are given, or there is no such argument, or it has no such value.
     """
-    former = {name: value for name, value in options.items() if name != "limits"}
+    former = {name: value for name, value in options.items() if name not in _LASTING}
     if unknown := [name for name in former if name not in _NOW]:
         raise UserTypeError(f"{unknown[0]}: a model has no such argument")
     if timeouts is not None:

@@ -48,6 +48,7 @@ def encode(
     replay_reasoning: bool = False,
     custom_tools: bool = False,
     stream_usage: bool = True,
+    strict: bool = True,
     pieces: PieceCache | None = None,
 ) -> JsonDict:
     """Return the body that sends *request* to *model_name*.
@@ -56,7 +57,8 @@ def encode(
     the question. `extra_body` overrides fields of the result. With *extra_content*, a call that came with such a field
     goes back with it: a vendor's signature of the thought behind it. With *replay_reasoning*, reasoning goes back as
     `reasoning_content`. With *custom_tools*, the server knows tools of free text. Without *stream_usage*, no stream is
-    asked for its use of tokens. *pieces* has what earlier requests wrote with these options.
+    asked for its use of tokens; without *strict*, no tool says that it is. *pieces* has what earlier requests wrote
+    with these options.
 
     Raises:
         UserError: for a part that Chat Completions can't express; names its place in the request.
@@ -73,7 +75,7 @@ def encode(
         if not written:
             raise no_message()
         body["messages"] = WrittenArray(written)
-        body |= _tool_fields(request) | _format_fields(request.output_schema)
+        body |= _tool_fields(request, strict=strict) | _format_fields(request.output_schema)
     body |= _setting_fields(request.settings, max_tokens_field)
     if stream:
         body |= {"stream": True} | ({STREAM_OPTIONS: {"include_usage": True}} if stream_usage else {})
@@ -102,8 +104,8 @@ def _format_fields(output: OutputSchema | None) -> JsonDict:
     return {"response_format": {"type": "json_schema", "json_schema": described}}
 
 
-def _tool_fields(request: ModelRequest) -> JsonDict:
-    tools = [_tool(tool) for tool in (*request.tools, *request.handoffs)]
+def _tool_fields(request: ModelRequest, *, strict: bool) -> JsonDict:
+    tools = [_tool(tool, strict=strict) for tool in (*request.tools, *request.handoffs)]
     if not tools:
         return {}
     fields: JsonDict = {"tools": tools}
@@ -131,7 +133,7 @@ def _write_allowed(tool: Mapping[str, Any]) -> JsonDict:
             return dict(tool)
 
 
-def _tool(tool: ToolDefinition) -> JsonDict:
+def _tool(tool: ToolDefinition, *, strict: bool) -> JsonDict:
     if tool.kind == "custom":
         return {"type": "custom", "custom": _custom(tool)}
     described = {
@@ -140,7 +142,7 @@ def _tool(tool: ToolDefinition) -> JsonDict:
         "parameters": with_properties(tool.params_json_schema),
     }
     # Left out, it means False, and servers that don't know it refuse tools that have it.
-    return {"type": "function", "function": described | ({"strict": True} if tool.strict_mode else {})}
+    return {"type": "function", "function": described | ({"strict": True} if strict and tool.strict_mode else {})}
 
 
 def _custom(tool: ToolDefinition) -> JsonDict:
