@@ -17,7 +17,9 @@ import msgspec
 
 from agentloop._common.errors import UserValueError
 
-SpanKind: TypeAlias = Literal["run", "agent", "turn", "model", "tool", "hosted_tool", "guardrail", "handoff"]
+SpanKind: TypeAlias = Literal[
+    "run", "agent", "turn", "model", "tool", "hosted_tool", "guardrail", "handoff", "compaction"
+]
 
 
 class Trace(msgspec.Struct, kw_only=True, eq=False, frozen=True):

@@ -7,7 +7,7 @@ their own, without a package so far); the tests compare them with it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -16,6 +16,7 @@ from agentloop.events import CustomEvent
 from agentloop.otel._definitions import RunDefinitions
 from agentloop.otel._messages import content_text, encode_text, messages_text
 from agentloop.spans import Span
+from agentloop.usage import RequestUsage
 
 Attributes = dict[str, str | bool | int | float | tuple[str, ...]]
 
@@ -39,6 +40,8 @@ AGENT_NAME = "gen_ai.agent.name"
 ERROR_TYPE = "error.type"
 SERVER_ADDRESS = "server.address"
 SERVER_PORT = "server.port"
+
+CONTEXT_TOKENS = "agentloop.context.tokens"
 
 _PROVIDERS = {
     "api.groq.com": "groq",
@@ -78,6 +81,7 @@ _FACTS = {
     },
     "hosted_tool": {"status": "agentloop.call.status"},
     "run": {"status": "agentloop.run.status"},
+    "compaction": {"tokens_before": "agentloop.context.tokens_before", "tokens": CONTEXT_TOKENS},
 }
 """Names of attributes of a span that has ended, by the names in its `data`."""
 
@@ -127,12 +131,14 @@ def list_start(span: Span, defined: RunDefinitions | None = None) -> Attributes:
         case "model":
             found |= list_request(span)
             found |= {AGENT_NAME: span.name, "agentloop.attempt": data["attempt"], "agentloop.turn": data["turn"]}
+            if "queued_at" in data:
+                found |= {"agentloop.request.queued": queued(span), "agentloop.request.waited_for": _waited_for(data)}
         case "tool":
             found |= {TOOL_NAME: span.name, TOOL_TYPE: "function", "gen_ai.tool.call.id": data["call_id"]}
             if "attempt" in data:
                 found |= {"agentloop.attempt": data["attempt"], "agentloop.turn": data["turn"]}
             if "queued_at" in data:
-                found["agentloop.call.queued"] = max(span.started_at - data["queued_at"], 0.0)
+                found["agentloop.call.queued"] = queued(span)
         case "hosted_tool":
             found |= {TOOL_NAME: span.name, TOOL_TYPE: "extension"}
             if data["call_id"] is not None:
@@ -140,6 +146,8 @@ def list_start(span: Span, defined: RunDefinitions | None = None) -> Attributes:
         case "guardrail":
             found |= {"agentloop.guardrail.name": span.name, "agentloop.guardrail.stage": data["stage"]}
             found["agentloop.guardrail.verdict"] = data["verdict"]
+        case "compaction":
+            found |= {AGENT_NAME: span.name, "agentloop.compaction.steps": tuple(data["steps"])}
         case _:
             pass
     if defined is not None:
@@ -186,7 +194,23 @@ def list_end(span: Span, *, content: bool) -> Attributes:
             found["gen_ai.response.time_to_first_chunk"] = first_chunk_after(span)
         if (usage := data.get("usage")) is not None:
             found |= {name: getattr(usage, key) for name, key in _USAGE.items()}
+            if (tokens := count_context(usage)) is not None:
+                found[CONTEXT_TOKENS] = tokens
     return _clean(found | dict(_list_content(span)) if content else found)
+
+
+def queued(span: Span) -> float:
+    """Return the seconds that a call or a request has waited for its limits; not below 0, as wall clocks may step."""
+    return max(float(span.started_at - span.data["queued_at"]), 0.0)
+
+
+def _waited_for(data: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple([clean_text(name) for name in data["waited_for"]])
+
+
+def count_context(usage: RequestUsage) -> int | None:
+    """Return the tokens of the history as an answer leaves it; None if the provider hasn't counted all of it."""
+    return usage.input_tokens + usage.output_tokens if usage.complete and usage.input_tokens > 0 else None
 
 
 def first_chunk_after(span: Span) -> float:

@@ -65,6 +65,21 @@ class Metrics:
             "Time from the request to the first piece of the answer.",
             explicit_bucket_boundaries_advisory=_FIRST_CHUNK,
         )
+        self._queued = meter.create_histogram(
+            "agentloop.client.queue.duration",
+            "s",
+            "Time that requests to models have waited for their limits.",
+            explicit_bucket_boundaries_advisory=_SECONDS,
+        )
+        self._context = meter.create_histogram(
+            a.CONTEXT_TOKENS,
+            "{token}",
+            "Tokens of a history after an answer.",
+            explicit_bucket_boundaries_advisory=_TOKENS,
+        )
+        self._compactions = meter.create_counter(
+            "agentloop.compactions", "{compaction}", "Histories that were made shorter to fit the model's window."
+        )
         self._cached = meter.create_counter(
             "agentloop.client.cache.usage",
             "{token}",
@@ -83,6 +98,8 @@ class Metrics:
                 self._measure(span, attributes, context)
             case "agent":
                 self._measure(span, {a.AGENT_NAME: span.name}, context)
+            case "compaction":
+                self._compactions.add(1, {a.AGENT_NAME: span.name}, context)
             case "run":
                 self._measure(span, {a.WORKFLOW_NAME: span.name}, context)
             case _:
@@ -102,11 +119,15 @@ class Metrics:
         self._measure(span, attributes, context)
         if "first_delta_at" in data:
             self._first_chunk.record(a.first_chunk_after(span), attributes, context)
+        if "queued_at" in data:
+            self._queued.record(a.queued(span), attributes, context)
         usage = data.get("usage")
         if usage is None or not usage.complete:  # the tokens of an answer that was cut are unknown
             return
         for kind, tokens in (("input", usage.input_tokens), ("output", usage.output_tokens)):
             self._tokens.record(max(tokens, 0), {**attributes, "gen_ai.token.type": kind}, context)
+        if (held := a.count_context(usage)) is not None:
+            self._context.record(held, attributes, context)
         for use, tokens in (("read", usage.cached_tokens), ("write", usage.cache_write_tokens)):
             if tokens > 0:
                 self._cached.add(tokens, {**attributes, "agentloop.cache.operation": use}, context)

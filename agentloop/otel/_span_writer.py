@@ -65,7 +65,7 @@ from agentloop.otel._metrics import SCOPE
 from agentloop.spans import RunOpening, Span
 
 _PROPAGATOR = TraceContextTextMapPropagator()
-_MOMENTARY = ("guardrail", "handoff", "hosted_tool")
+_MOMENTARY = ("compaction", "guardrail", "handoff", "hosted_tool")
 """Kinds whose spans start and end in one step: no code runs in between."""
 
 

@@ -151,6 +151,9 @@ class SpanFold:
                 self._guardrail(opened, record)
             case r.HandedOff():
                 self._hand_off(opened, record)
+            case r.HistoryReplaced(reason="compaction"):
+                data = {"tokens_before": record.tokens_before, "tokens": record.tokens, "steps": list(record.steps)}
+                self._close(self._open("compaction", opened.agent.name, record, opened.top(), data), record)
             case r.RunEnded():
                 self._end_run(opened, record)
             case _:

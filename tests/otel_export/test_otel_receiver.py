@@ -72,6 +72,7 @@ async def test_a_run_arrives_whole_at_a_collector() -> None:
         await anyio.to_thread.run_sync(meters.shutdown)
         assert len(receiver.spans) == 500
         assert {metric.name for metric in receiver.metrics} == {
+            "agentloop.context.tokens",
             "gen_ai.client.operation.duration",
             "gen_ai.client.operation.time_to_first_chunk",
             "gen_ai.client.token.usage",

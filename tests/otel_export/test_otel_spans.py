@@ -207,6 +207,7 @@ async def test_spans_of_a_request_are_within_that_of_the_model_call(run_mode: An
         "gen_ai.operation.name": "chat",
         "gen_ai.provider.name": "127.0.0.1",
         "gen_ai.request.model": "m",
+        "agentloop.context.tokens": 14,
         "server.address": "127.0.0.1",
         "server.port": 9,
         "gen_ai.agent.name": "a",
