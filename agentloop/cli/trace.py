@@ -21,7 +21,7 @@ from agentloop.cli.private_files import open_private
 from agentloop.cli.supervision import check_backend, supervise
 from agentloop.cli.trace_server import HOST, files_of, serve_timeline
 from agentloop.exceptions import AgentLoopError, UserError
-from agentloop.journal._reading import GrowingJournal, list_runs, read_whole_records
+from agentloop.journal._reading import GrowingJournal, find_runs, list_runs, read_whole_records
 from agentloop.records import Record
 from agentloop.tracing import Timeline, TimelineFold, read_timeline, render_html, render_text
 
@@ -51,7 +51,8 @@ class TracedJournal:
         if given.is_dir():
             if run_id is not None:
                 raise UserError(f"{given} is a folder: --run is for a SQLite file")
-            return cls(_find_in_folder(given, line), None, key, older_seals)
+            path, run_id = _find_in_folder(given, line)
+            return cls(path, run_id, key, older_seals)
         if line is not None:
             raise UserError(f"{given} is no folder: --line is for a folder of `agentloop run --journal`")
         if not given.exists():
@@ -127,22 +128,30 @@ class _Place(click.Path):
         return value if is_address else super().convert(value, param, ctx)
 
 
-def _find_in_folder(given: Path, line: int | None) -> Path:
+def _find_in_folder(given: Path, line: int | None) -> tuple[Path, str | None]:
+    """Return the file of the run in a folder, and the run's id if it is in a SQLite file.
+
+    Raises:
+        UserError: there is none, or several and *line* chooses none of them.
+    """
     folder = Folder.at(str(given))
     found = dict(folder.journals())
     if line is not None:
         if line not in found:
             raise folder.refusal(f"there is no journal of line {line}")
-        return found[line]
+        return found[line], None
     if len(found) > 1:
         numbers = [str(number) for number in found if number is not None]
         raise folder.refusal(f"it holds {len(found)} runs, choose one by --line: {_name_some(numbers)}")
     if not found:
-        others = sorted(path.name for path in given.glob("*.journal"))
+        others = find_runs(given)
+        if len(others) == 1:
+            return others[0][1:]
         if others:
-            raise folder.refusal(f"there is no job; name one of its journals: {_name_some(others)}")
+            names = sorted({path.name for _, path, _ in others})
+            raise folder.refusal(f"there is no job; name one of its journals: {_name_some(names)}")
         raise folder.refusal("there is no journal")
-    return next(iter(found.values()))
+    return next(iter(found.values())), None
 
 
 def _name_some(names: list[str]) -> str:

@@ -7,6 +7,7 @@ import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from pathlib import Path
 from urllib.parse import quote
 
 from agentloop._common.regular_files import open_regular
@@ -15,6 +16,7 @@ from agentloop.abc import Codec
 from agentloop.exceptions import JournalError
 from agentloop.journal._checks import check_codec, check_path
 from agentloop.journal._envelope import Seal, scan
+from agentloop.journal._folder import journal_files
 from agentloop.journal._rows import scan_rows
 from agentloop.journal._storage import FileStorage
 from agentloop.journal.file import seal_of_file
@@ -141,6 +143,25 @@ def _read_lines_of(name: str, run_id: str | None, key: bytes | None, *, older_se
     if data.startswith(_SQLITE):
         return _read_rows(name, run_id, key, older_seals=older_seals)
     return scan(data, seal_of_file(name, run_id, key, older_seals=older_seals), name).records
+
+
+def find_runs(folder: str | os.PathLike[str]) -> list[tuple[str, Path, str | None]]:
+    """Return the runs in the journals of *folder*: a name, the file, and the run's id if the file holds several.
+
+    These are the files of `journal_files`, and those of SQLite that have journals, with any ending.
+
+    Raises:
+        OSError: the folder can't be listed.
+    """
+    files = journal_files(folder)
+    found: list[tuple[str, Path, str | None]] = [(path.stem, path, None) for path in files]
+    for path in sorted(set(Path(folder).iterdir()) - set(files)):
+        try:
+            runs = list_runs(path)
+        except JournalError:  # no file, or a database of something else
+            continue
+        found += [(run_id, path, run_id) for run_id in runs or ()]
+    return found
 
 
 def list_runs(path: str | os.PathLike[str]) -> list[str] | None:

@@ -27,8 +27,7 @@ from agentloop.agents import Agent
 from agentloop.conditions import Answers, Condition, ConditionView, Fired
 from agentloop.config import RunConfig
 from agentloop.exceptions import AgentLoopError, JournalError, StateError, UserError, UserTypeError, UserValueError
-from agentloop.journal._folder import journal_files
-from agentloop.journal._reading import _read_lines_of, list_runs
+from agentloop.journal._reading import _read_lines_of, find_runs, list_runs
 from agentloop.lab._agents import Candidate
 from agentloop.lab._cache import AnswerCache
 from agentloop.lab._cases import Case, record_case
@@ -276,11 +275,13 @@ def list_sources(journals: Any) -> Iterator[tuple[str, Any]]:
 
 def _list_files(given: Path) -> Iterator[tuple[str, Any]]:
     if given.is_dir():
-        found = journal_files(given)
+        found = find_runs(given)
         if not found:
-            raise UserError(f"journals: {str(given)!r} holds no journal: they end with .journal or .jsonl")
-        for path in found:
-            yield path.stem, path
+            raise UserError(
+                f"journals: {str(given)!r} holds no journal: they end with .journal or .jsonl, or are of SQLite"
+            )
+        for name, path, run_id in found:
+            yield name, path if run_id is None else JournaledRun(path, run_id)
         return
     if not given.exists():
         raise UserError(f"journals: there is no {str(given)!r}")

@@ -20,7 +20,6 @@ import anyio
 import attrs
 
 from agentloop import records as r
-from agentloop._common.checks import check_count
 from agentloop._common.error_text import error_summary, shorten
 from agentloop._common.json_bytes import decode, encode
 from agentloop._core.run_fold import RunFold
@@ -298,9 +297,8 @@ def find_cut(records: Sequence[r.Record], at: int | None, turn: int | None) -> i
     if (at is None) == (turn is None):
         raise UserValueError("at: expected the number of a record, or in its place turn=")
     if at is not None:
-        check_count("at", at)
-        if at > len(records):
-            raise UserValueError(f"at: expected from 1 to {len(records)}, got {at}")
+        if type(at) is not int or not 1 <= at <= len(records):
+            raise UserValueError(f"at: expected the number of a record, from 1 to {len(records)}, got {at!r}")
         return at
     for index, one in enumerate(records):
         if isinstance(one, r.TurnStarted) and not one.path and one.turn == turn:

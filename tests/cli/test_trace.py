@@ -259,3 +259,23 @@ def test_secrets_are_in_no_line(invoke: Invoke, journal: Path) -> None:
     """With or without content."""
     for options in ((), ("--no-content",)):
         assert "hunter2" not in invoke("trace", str(journal), "--width", "400", *options).output
+
+
+def test_a_folder_with_one_journal_is_shown_without_a_job(invoke: Invoke, tmp_path: Path) -> None:
+    """Whatever its ending: of a file, or of SQLite; `show` and `diff` take it, too."""
+
+    async def write() -> None:
+        agent = Agent("a", model=ScriptedModel([say("one"), say("one")]))
+        (tmp_path / "file").mkdir()
+        (tmp_path / "rows").mkdir()
+        async with FileJournal(tmp_path / "file" / "run-000001.jsonl") as journal:
+            await Runner.run(agent, "hi", journal=journal)
+        async with SQLiteJournal(tmp_path / "rows" / "runs.sqlite", "run-1") as rows:
+            await Runner.run(agent, "hi", journal=rows)
+
+    anyio.run(write)
+    places = [str(tmp_path / name) for name in ("file", "rows")]
+    for place in places:
+        assert "one" in invoke("show", place).output
+        assert invoke("trace", place).exit_code == 0
+    assert invoke("diff", *places).output == "the runs are the same\n"

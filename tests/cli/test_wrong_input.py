@@ -81,7 +81,7 @@ CASES = [
     Wrong("enter job c9 --agent agents.py:doubler", ("call:c9", "no such call")),
     Wrong("fork absent --agent agents.py:echo --at 1", ("there is no 'absent'",)),
     Wrong("fork job --agent agents.py:doubler", ("at: expected the number of a record", "turn=")),
-    Wrong("fork job --agent agents.py:doubler --at 99", ("at: expected from 1 to", "got 99")),
+    Wrong("fork job --agent agents.py:doubler --at 99", ("at: expected the number of a record, from 1 to", "got 99")),
     Wrong("fork job --agent agents.py:doubler --at 1 --set output=1", ("--set", "call:ID.output=JSON", "'output=1'")),
     Wrong("fork job --agent agents.py:doubler --at 1 --set call:c3.output=sold", ("--set", "isn't JSON", "quotes")),
     Wrong("fork job --agent agents.py:doubler --at 1 --set call:c3.output=1", ("call:c3", "no such call")),

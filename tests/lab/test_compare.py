@@ -16,6 +16,7 @@ from lab.shop import TOOLS, ask, last_text, look_up, make_agent, pay, record, re
 from agentloop import Agent, RunConfig, Runner, UserError, lab, tool
 from agentloop.journal import FileJournal, MemoryJournal, SQLiteJournal
 from agentloop.lab import CaseRun, LabReport, Score
+from agentloop.sessions import SQLiteSession
 from agentloop.testing import FunctionModel, ScriptedModel, call, say
 
 pytestmark = pytest.mark.real_clock
@@ -449,3 +450,19 @@ async def test_a_sealed_secret_is_opened_by_the_codec_of_its_journal() -> None:
     report = await lab.compare(journal, agent())
     assert (report.rows[0].verdict, report.requests) == ("same", 0)
     assert "swordfish" not in report.to_json() + str(report)
+
+
+async def test_a_folder_may_hold_journals_of_every_ending(tmp_path: Path) -> None:
+    """Files of today and of older versions, and SQLite files with several runs; other databases are left out."""
+    agent = Agent("a", model=ScriptedModel([say("one")] * 5))
+    for name in ("b.journal", "c.jsonl"):
+        async with FileJournal(tmp_path / name) as journal:
+            await Runner.run(agent, "hi", journal=journal)
+    for run_id in ("run-1", "run-2"):
+        async with SQLiteJournal(tmp_path / "a.sqlite", run_id) as journal:
+            await Runner.run(agent, "hi", journal=journal)
+    async with SQLiteSession(tmp_path / "sessions.db", "s") as session:
+        await session.add_items([])
+    (tmp_path / "requests.jsonl").write_text("not a journal")
+    report = await lab.compare(tmp_path, agent)
+    assert [(row.name, row.verdict) for row in report.rows] == [(name, "same") for name in ("b", "c", "run-1", "run-2")]

@@ -317,7 +317,7 @@ async def test_wrong_arguments_are_named() -> None:
     state, agent = state_of(records), make_agent([])
     for words, given in {
         "at: expected the number of a record": {},
-        "at: expected from 1 to": {"at": 99},
+        "at: expected the number of a record, from 1 to": {"at": 99},
         "turn: the run has no turn 9": {"turn": 9},
         "agent: expected an Agent": {"at": 1, "agent": 3},
         "branches: expected Branch objects": {"at": 1, "branches": ["x"]},

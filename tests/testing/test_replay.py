@@ -146,6 +146,7 @@ def test_a_changed_limit_diverges_where_it_first_shows(tmp_path: Path) -> None:
     assert caught.value.n > 3
 
 
+@pytest.mark.filterwarnings("ignore:replay.mode=:DeprecationWarning")
 def test_what_if_another_model_had_answered(tmp_path: Path) -> None:
     """The first turn is replayed, and the other model answers the second one."""
     record(worker(), tmp_path / "run.journal")

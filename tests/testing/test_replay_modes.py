@@ -30,6 +30,18 @@ KEY = b"a key that is thirty-two bytes!!"
 CANARY = "canary-7f3a"
 PAID: list[str] = []
 both = pytest.mark.parametrize("backend", BACKENDS)
+pytestmark = pytest.mark.filterwarnings("ignore:replay.mode=:DeprecationWarning")
+
+
+@pytest.mark.filterwarnings("default:replay.mode=:DeprecationWarning")
+def test_the_modes_that_the_lab_replaces_say_what_takes_their_place(tmp_path: Path) -> None:
+    """The warning is at the caller's line."""
+    path = record(tmp_path / "run.jsonl")
+    for mode, words in {"what_if": r"goes in 0\.3: lab\.fork", "shadow": r"goes in 0\.3: lab\.compare"}.items():
+        place = {"turn": 2, "then": clerk("Done.")} if mode == "what_if" else {}
+        with pytest.warns(DeprecationWarning, match=words) as caught:
+            replay(path if mode == "what_if" else tmp_path, clerk(), mode=mode, **place)  # type: ignore[call-overload]
+        assert caught[0].filename == __file__
 
 
 def clerk(last: str = "Both are paid.", instructions: str = "Be brief.", *, asks: bool = False) -> Agent[Any, Any]:

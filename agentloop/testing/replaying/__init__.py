@@ -6,6 +6,7 @@ This module knows the sources of logs (journals, states, results) and the modes.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -137,6 +138,13 @@ class _Loaded:
     graph: Mapping[str, Any] | None = None
 
 
+_REPLACED = {
+    "what_if": "lab.fork continues a run from a record, behind a firewall",
+    "shadow": "lab.compare runs many journals with an agent of today; lab.for_each_journal makes a test of each",
+}
+"""By mode: what takes its place."""
+
+
 @overload
 def replay(source: Source, agent: Agent[Any, Any], *, mode: Literal["shadow"], **options: Any) -> ShadowReport: ...
 @overload
@@ -173,10 +181,11 @@ def replay(
         `"strict"`: gives the same records, to the byte, or raises `ReplayDivergence`. A log that ends early is replayed
         up to its end.
         `"resume"`: replays the whole log strictly; then the run continues live.
-        `"what_if"`: replays the log up to *turn* or *record* strictly; then the run continues live as if it had never
-        been further, with the agent *then*, or with another model in *options* (`run_config=`). Calls that had started
-        and not settled at that point are in doubt, as after a crash.
-        `"shadow"`: replays every journal of a directory strictly; raises no divergence: the report names them.
+        `"what_if"`: deprecated, `lab.fork` takes its place. Replays the log up to *turn* or *record* strictly; then the
+        run continues live as if it had never been further, with the agent *then*, or with another model in *options*
+        (`run_config=`). Calls that had started and not settled at that point are in doubt, as after a crash.
+        `"shadow"`: deprecated, `lab.compare` takes its place. Replays every journal of a directory strictly; raises no
+        divergence: the report names them.
 
     Args:
         source: A path of a `FileJournal`, a journal, a `RunState`, the result of a run, or records. For `"shadow"` a
@@ -211,6 +220,9 @@ def replay(
         print(replay(result, agent).result.final_output)  # hi
     """
     _refuse_inside_a_loop()
+    if mode in _REPLACED:
+        words = f"replay(mode={mode!r}) goes in 0.3: {_REPLACED[mode]}"
+        warnings.warn(words, DeprecationWarning, stacklevel=2)
     if not isinstance(agent, Agent):
         raise UserTypeError(f"agent: expected an Agent, got {agent!r}")
     config = run_config or RunConfig()
@@ -231,7 +243,9 @@ def replay(
         case "resume" | "what_if":
             loaded = _load(source, key=key, codec=codec)
             if mode == "what_if":
-                loaded = attrs.evolve(loaded, records=loaded.records[: _find_cut(loaded.records, turn, record)])
+                from agentloop.lab._fork import find_cut  # no other mode needs the lab
+
+                loaded = attrs.evolve(loaded, records=loaded.records[: find_cut(loaded.records, record, turn)])
             live = options.pop("live_config", config)
             return _continue_live(strictly(loaded), then or agent, backend, {"run_config": live, **options})
         case _:
@@ -354,24 +368,6 @@ def _add_changes(
         return divergence
     why = f"{divergence.why} Changed since: {'; '.join(found)}."
     return ReplayDivergence(divergence.n, divergence.wanted, divergence.got, why)
-
-
-def _find_cut(records: Sequence[r.Record], turn: int | None, record: int | None) -> int:
-    """Return the number of records that are replayed before the run continues live.
-
-    Raises:
-        UserValueError: unless exactly one of *turn* and *record* is given, and the log has it.
-    """
-    if (turn is None) == (record is None):
-        raise UserValueError("what_if: expected turn or record")
-    if record is not None:
-        if not 0 < record <= len(records):
-            raise UserValueError(f"record: expected from 1 to {len(records)}, got {record!r}")
-        return record
-    for index, one in enumerate(records):
-        if isinstance(one, r.TurnStarted) and not one.path and one.turn == turn:
-            return index
-    raise UserValueError(f"turn: the run has no turn {turn!r}")
 
 
 def _continue_live(

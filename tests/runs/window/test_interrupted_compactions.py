@@ -212,6 +212,7 @@ def test_a_run_that_was_cancelled_in_a_compaction_is_replayed(policy: Any) -> No
 
 
 @pytest.mark.scenario("CX-04")
+@pytest.mark.filterwarnings("ignore:replay.mode=:DeprecationWarning")
 def test_a_replay_goes_on_live_with_the_policy() -> None:
     """`resume` and `what_if` follow the log first."""
     agent = make_agent(POLICIES["summarized"](), reader(7))
