@@ -72,8 +72,8 @@ class Bundle(ReprByFields):
     """Instructions, tools, guardrails and other things that belong together beside an agent.
 
     `Agent(bundles=[…])` gives it to an agent, `RunConfig(bundles=[…])` to every agent of a run. The agent is then
-    equal to one with these parts written out; `agentloop/_bundling.py` says in which order they come. A bundle for a
-    run can't have hooks, agents as tools or tools of the provider, which only an agent has.
+    equal to one with these parts written out; the how-to page has a table of their order. A bundle for a run
+    can't have hooks, agents as tools or tools of the provider: only an agent has them.
 
     Subclass it to open something: override `open`, and use `opened` in the bodies of the tools. An agent reads its
     bundles when it is made, a run those of its configuration when it begins.

@@ -1,0 +1,244 @@
+"""`Files`: tools that list, find, search and read the files below one folder, and change them if they may.
+
+Nothing outside the folder is read: every file is opened part by part below the folder's descriptor, as the editor of
+`agentloop.executors` does, and a walk (`os.fwalk`) goes from descriptor to descriptor and follows no link.
+
+Decisions:
+
+A search is for a text, not for a regular expression. A model writes it, Python's own matching of some expressions takes
+longer than any run, and a thread that does it can't be ended. Rejected: the package `regex`, which has a timeout; one
+dependency more for what a model does as well by two searches.
+
+Everything is bounded, because a folder may hold more than a model can read: what is left out is said in the output.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from agentloop._bundling import Bundle
+from agentloop._common.checks import NAMES, check
+from agentloop._common.errors import UserValueError
+from agentloop.context import ToolContext
+from agentloop.executors import EditError, LocalEditor, editor_tool
+from agentloop.executors._edit_files import list_folder, read_file, to_text
+from agentloop.tools import FunctionTool, tool
+
+_MOST_ENTRIES = 20_000
+"""The most files that one search looks at."""
+_MOST_DEPTH = 100
+_MOST_FOUND = 200
+_MOST_LINES = 2_000
+_MOST_CHARS = 400
+"""The most characters of one line."""
+_MOST_BYTES = 1_000_000
+_SKIPPED = frozenset({"node_modules", "__pycache__"})
+
+
+class Files(Bundle):
+    """Tools for the files below *root*: `list_files`, `find_files`, `search_files`, `read_file`; maybe an editor.
+
+    Nothing outside of the root is read or written: `..` and symbolic links are refused, or passed by in a search.
+    Searches pass by folders whose names begin with a dot, `node_modules` and `__pycache__`. What a call costs is
+    bounded: files of at most 1 MB are read, and an output says what it leaves out.
+
+    Args:
+        root: The folder, which must exist.
+        write: True to add `apply_patch`, the tool of `agentloop.executors.editor_tool`, on a `LocalEditor` of the root.
+        needs_approval: False to let a change happen without an approval.
+
+    Raises:
+        UserValueError: if *root* isn't a folder.
+
+    Example:
+        import tempfile
+        from pathlib import Path
+
+        from agentloop import Agent, Runner
+        from agentloop.bundles import Files
+        from agentloop.testing import ScriptedModel, call, say
+
+        with tempfile.TemporaryDirectory() as root:
+            Path(root, "a.txt").write_text("red\\nblue\\n")
+            model = ScriptedModel([call("search_files", {"text": "blue"}), say("In a.txt.")])
+            result = Runner.run_sync(Agent("a", model=model, bundles=[Files(root)]), "Where is blue?")
+            print(result.new_items[1].output)  # a.txt:2: blue
+    """
+
+    def __init__(self, root: str | os.PathLike[str], *, write: bool = False, needs_approval: bool = True) -> None:
+        check("write", NAMES.flag(), write)
+        check("needs_approval", NAMES.flag(), needs_approval)
+        folder = Path(root).absolute()
+        if not folder.is_dir():
+            raise UserValueError(f"root: expected a folder that exists, got {os.fspath(root)!r}")
+        tools = _make_tools(folder)
+        if write:
+            tools.append(editor_tool(LocalEditor(folder), needs_approval=needs_approval))
+        about = "Paths are relative, with / between their parts."
+        super().__init__("files", instructions=about, tools=tools)
+
+
+def _make_tools(root: Path) -> list[FunctionTool[Any]]:
+    """Return the tools that read. Their bodies are sync: a run calls them in worker threads."""
+
+    @tool(reads_only=True)
+    def list_files(path: str = ".") -> str:
+        """List the names in a folder; folders end with a slash.
+
+        Args:
+            path: The folder.
+        """
+        with _OpenRoot(root) as top:
+            names = list_folder(top, path)
+        if names is None:
+            raise EditError(f"{path}: there is no such folder")
+        return _join(names, len(names)) or "The folder is empty."
+
+    @tool(reads_only=True)
+    def find_files(ctx: ToolContext[Any], pattern: str) -> str:
+        """Find files by a pattern of their path: * is any text within a name, ** any folders, as in src/**/*.py.
+
+        Args:
+            pattern: The pattern.
+        """
+        found: list[str] = []
+        with _OpenRoot(root) as top:
+            walk = _FileWalk(ctx, top)
+            for path in walk.paths():
+                if path_matches(path, pattern):
+                    found.append(path)
+                    if len(found) > _MOST_FOUND:
+                        break
+        return _join(found[:_MOST_FOUND], len(found), walk.cut) or f"No file matches.{walk.cut}"
+
+    @tool(reads_only=True)
+    def search_files(ctx: ToolContext[Any], text: str, pattern: str = "**", ignore_case: bool = False) -> str:
+        """Search files for a text within a line; returns path:line: text of each line.
+
+        Args:
+            text: The text, as it is; no regular expression.
+            pattern: Files to search, as in find_files.
+            ignore_case: True if capitals don't matter.
+        """
+        wanted = re.compile(re.escape(text), re.IGNORECASE if ignore_case else 0)
+        found: list[str] = []
+        with _OpenRoot(root) as top:
+            walk = _FileWalk(ctx, top)
+            for path in walk.paths():
+                if path_matches(path, pattern):
+                    found += _find_lines(top, path, wanted)
+                    if len(found) > _MOST_FOUND:
+                        break
+        return _join(found[:_MOST_FOUND], len(found), walk.cut) or f"No line has it.{walk.cut}"
+
+    @tool(name="read_file", reads_only=True)
+    def read_lines(path: str, first: int = 1, last: int | None = None) -> str:
+        """Read a text file, or some of its lines, with line numbers.
+
+        Args:
+            path: The file.
+            first: The first line, from 1.
+            last: The last line; the end of the file if left out.
+        """
+        with _OpenRoot(root) as top:
+            lines = to_text(read_file(top, path, _MOST_BYTES), path).splitlines()
+        first = max(first, 1)
+        until = min(len(lines) if last is None else last, len(lines))
+        shown = [f"{n}\t{_cut(lines[n - 1])}" for n in range(first, min(until, first + _MOST_LINES - 1) + 1)]
+        if until - first + 1 > _MOST_LINES:
+            left, following = until - first + 1 - _MOST_LINES, first + _MOST_LINES
+            shown.append(f"[{left:,} more lines: read on from {following}]")
+        return "\n".join(shown) or f"There is no such line: the file has {len(lines):,}."
+
+    return [list_files, find_files, search_files, read_lines]
+
+
+class _OpenRoot:
+    """The descriptor of a folder, while the block runs."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def __enter__(self) -> int:
+        self._descriptor = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        return self._descriptor
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._descriptor)
+
+
+class _FileWalk:
+    """A walk over the files below a descriptor. `cut` says, once it has ended, that it has left something out."""
+
+    def __init__(self, ctx: ToolContext[Any], top: int) -> None:
+        self._ctx, self._top, self.cut = ctx, top, ""
+
+    def paths(self) -> Iterator[str]:
+        """Yield the path of each file in sorted order of folders; the caller's cancellation ends it."""
+        looked = 0
+        for folder, folders, files, _ in os.fwalk(".", dir_fd=self._top):
+            self._ctx.check_cancelled()
+            deep = folder.count("/") >= _MOST_DEPTH
+            folders[:] = sorted(name for name in folders if not (deep or name[0] == "." or name in _SKIPPED))
+            for name in sorted(files):
+                looked += 1
+                if looked > _MOST_ENTRIES:
+                    self.cut = f"\n[only {_MOST_ENTRIES:,} files were looked at: use a narrower folder]"
+                    return
+                yield f"{folder}/{name}".removeprefix("./")
+
+
+def _find_lines(top: int, path: str, wanted: re.Pattern[str]) -> list[str]:
+    """Return the lines of one file; of none that is a link, too large or no text."""
+    try:
+        text = to_text(read_file(top, path, _MOST_BYTES), path)
+    except EditError:
+        return []
+    return [f"{path}:{n}: {_cut(line)}" for n, line in enumerate(text.splitlines(), 1) if wanted.search(line)]
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= _MOST_CHARS else f"{line[:_MOST_CHARS]}…"
+
+
+def _join(lines: list[str], count: int, cut: str = "") -> str:
+    """Return *lines*, of *count*, with a note of what is left out; empty if there is none."""
+    if not lines:
+        return ""
+    kept = lines[:_MOST_LINES]
+    more = "\n[there are more: narrow the search]" if count > len(kept) else ""
+    return "\n".join(name.encode(errors="replace").decode() for name in kept) + more + cut
+
+
+def path_matches(path: str, pattern: str) -> bool:
+    """Tell whether *path* fits *pattern*, in which `**` is any number of folders or, at the end, of any names.
+
+    Its time grows with both lengths for any pattern.
+    """
+    parts = [part for part in pattern.split("/") if part not in ("", ".")]
+    places = _skip_stars({0}, parts)
+    for name in path.split("/"):
+        places = _skip_stars(
+            {
+                place if parts[place] == "**" else place + 1
+                for place in places
+                if place < len(parts) and (parts[place] == "**" or fnmatch.fnmatchcase(name, parts[place]))
+            },
+            parts,
+        )
+    return len(parts) in places
+
+
+def _skip_stars(places: set[int], parts: list[str]) -> set[int]:
+    """Add to *places* those behind a `**`, which may be no folder at all."""
+    found = set(places)
+    for place in sorted(places):
+        while place < len(parts) and parts[place] == "**":
+            place += 1
+            found.add(place)
+    return found

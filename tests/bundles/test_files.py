@@ -1,0 +1,176 @@
+"""`Files`: what it finds and reads, and that nothing outside its folder is read or written."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kit.agents import Run, script_agent
+from kit.results import read_outputs
+
+from agentloop import Agent, Runner, ToolContext, UserError, UserValueError
+from agentloop.bundles import Files
+from agentloop.bundles import _files as files_module
+from agentloop.bundles._files import path_matches
+from agentloop.testing import call, say
+
+pytestmark = [pytest.mark.scenario("FI-01"), pytest.mark.real_clock]
+SECRET = "planted-word"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Return a folder with files, a folder beside it with a secret, and ways out of it by links."""
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "secret.txt").write_text(f"{SECRET}\n")
+    root = tmp_path / "root"
+    for folder in ("src/deep", ".git", "node_modules"):
+        (root / folder).mkdir(parents=True)
+        (root / folder / "a.py").write_text("red\nBlue line\n")
+    (root / "b.txt").write_text("blue\n")
+    (root / "data.bin").write_bytes(b"\xff\x00blue")
+    (root / "link").symlink_to(tmp_path / "outside")
+    (root / "link.txt").symlink_to(tmp_path / "outside" / "secret.txt")
+    os.mkfifo(root / "pipe")
+    return root
+
+
+async def ask(root: Path, name: str, run: Any = Runner.run, **arguments: Any) -> str:
+    """Return the output of one call of a tool of the bundle."""
+    agent = script_agent("a", call(name, arguments), say("done"), bundles=[Files(root)])
+    (output,) = read_outputs((await run(agent, "go")).new_items).values()
+    return str(output)
+
+
+async def test_tools_list_find_search_and_read(run_mode: Run, root: Path) -> None:
+    """Links, pipes, binary files and hidden folders are passed by in a search."""
+    assert (await ask(root, "list_files", run_mode)).splitlines() == [
+        *(".git/", "b.txt", "data.bin", "link", "link.txt", "node_modules/", "pipe", "src/")
+    ]
+    assert (await ask(root, "list_files", run_mode, path="src")) == "deep/"
+    assert await ask(root, "find_files", run_mode, pattern="**/*.py") == "src/deep/a.py"
+    assert await ask(root, "find_files", run_mode, pattern="*.md") == "No file matches."
+    assert await ask(root, "search_files", run_mode, text="blue", ignore_case=True) == (
+        "b.txt:1: blue\nsrc/deep/a.py:2: Blue line"
+    )
+    assert await ask(root, "search_files", run_mode, text="blue", pattern="src/**") == "No line has it."
+    assert await ask(root, "read_file", run_mode, path="src/deep/a.py") == "1\tred\n2\tBlue line"
+    assert await ask(root, "read_file", run_mode, path="src/deep/a.py", first=2, last=9) == "2\tBlue line"
+    assert await ask(root, "read_file", run_mode, path="b.txt", first=7) == "There is no such line: the file has 1."
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("read_file", {"path": path})
+        for path in ("link/secret.txt", "link.txt", "../outside/secret.txt", "/etc/passwd", "src/../../x", "pipe", "")
+    ]
+    + [("list_files", {"path": path}) for path in ("link", "..", "/", "src/..", "b.txt", "none")],
+)
+async def test_ways_out_of_the_folder_are_refused(root: Path, name: str, arguments: dict[str, Any]) -> None:
+    """By links, by `..`, by absolute paths; what is no text file isn't read."""
+    output = await ask(root, name, **arguments)
+    assert output.startswith(f"Tool {name} failed with: ")
+    assert SECRET not in output
+
+
+async def test_what_is_left_out_is_said(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of too many files, hits and lines."""
+    monkeypatch.setattr(files_module, "_MOST_LINES", 3)
+    monkeypatch.setattr(files_module, "_MOST_FOUND", 3)
+    (root / "long.txt").write_text("x\n" * 9 + "y" * 500)
+    assert await ask(root, "read_file", path="long.txt") == "1\tx\n2\tx\n3\tx\n[7 more lines: read on from 4]"
+    assert await ask(root, "read_file", path="long.txt", first=10) == f"10\t{'y' * 400}…"
+    found = await ask(root, "search_files", text="x")
+    assert found == "long.txt:1: x\nlong.txt:2: x\nlong.txt:3: x\n[there are more: narrow the search]"
+    assert (await ask(root, "find_files", pattern="**")).endswith("[there are more: narrow the search]")
+    assert (await ask(root, "list_files")).endswith("[there are more: narrow the search]")
+    monkeypatch.setattr(files_module, "_MOST_ENTRIES", 1)
+    note = "\n[only 1 files were looked at: use a narrower folder]"
+    assert await ask(root, "find_files", pattern="none") == f"No file matches.{note}"
+    assert await ask(root, "find_files", pattern="**") == f"b.txt{note}"
+    assert await ask(root, "search_files", text="none") == f"No line has it.{note}"
+    empty = root / "empty"
+    empty.mkdir()
+    assert await ask(empty, "list_files") == "The folder is empty."
+
+
+async def test_a_walk_ends_at_a_depth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tree of any depth needs no more stack than that."""
+    monkeypatch.setattr(files_module, "_MOST_DEPTH", 1)
+    (tmp_path / "a/b/c").mkdir(parents=True)
+    for folder in ("a", "a/b", "a/b/c"):
+        (tmp_path / folder / "f").touch()
+    assert await ask(tmp_path, "find_files", pattern="**/f") == "a/f"
+
+
+async def test_writing_is_an_editor_that_asks(run_mode: Run, root: Path) -> None:
+    """Without `write` there is no such tool; with it a change waits for a person unless it is said otherwise."""
+    patch = "*** Begin Patch\n*** Add File: new.txt\n+text\n*** Add File: {}/x\n+text\n*** End Patch"
+    assert [tool.name for tool in Agent("a", bundles=[Files(root)]).tools] == [  # type: ignore[union-attr]
+        *("list_files", "find_files", "search_files", "read_file")
+    ]
+    agent = script_agent("a", call("apply_patch", {"patch": patch}), bundles=[Files(root, write=True)])
+    assert (await run_mode(agent, "go")).status == "interrupted"
+    for folder in ("link", ".."):
+        step = call("apply_patch", {"patch": patch.format(folder)})
+        agent = script_agent("a", step, say("done"), bundles=[Files(root, write=True, needs_approval=False)])
+        (output,) = read_outputs((await run_mode(agent, "go")).new_items).values()
+        assert "symbolic link" in str(output) or "without '..'" in str(output)
+    assert not (root / "new.txt").exists()
+    assert os.listdir(root.parent / "outside") == ["secret.txt"]
+
+
+def test_arguments_are_checked(tmp_path: Path) -> None:
+    """A folder that doesn't exist, and a flag that is none."""
+    with pytest.raises(UserValueError, match="root: expected a folder that exists, got '/nowhere'"):
+        Files("/nowhere")
+    with pytest.raises(UserError, match="write: expected True or False, got 'yes'"):
+        Files(tmp_path, write="yes")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("path", "pattern", "fits"),
+    [
+        *(("a.py", pattern, True) for pattern in ("*.py", "a.*", "**", "**/*.py", "**/**/a.py", "./a.py", "?.py")),
+        *(("x/y/a.py", pattern, True) for pattern in ("**", "x/**", "**/a.py", "x/**/a.py", "x/*/a.py", "**/y/**")),
+        *(("x/y/a.py", pattern, False) for pattern in ("*", "*.py", "x/*", "**/b", "x/y", "y/**", "", "x/y/a.py/z")),
+    ],
+)
+def test_patterns_of_paths(path: str, pattern: str, fits: bool) -> None:
+    """`*` stays within a name, `**` is any number of folders, or any names at the end."""
+    assert path_matches(path, pattern) is fits
+
+
+PARTS = st.sampled_from(["..", ".", "link", "link.txt", "secret.txt", "src", "outside", "~", "*", "**", "\0", "", "/"])
+
+
+@pytest.mark.hypothesis
+@settings(deadline=None, max_examples=60)
+@given(parts=st.lists(PARTS | st.text(max_size=3), min_size=1, max_size=6))
+def test_no_path_and_no_pattern_leaves_the_folder(tmp_path_factory: pytest.TempPathFactory, parts: list[str]) -> None:
+    """Whatever a model writes, the planted word outside is in no output."""
+    top = tmp_path_factory.mktemp("fuzz")
+    (top / "outside").mkdir()
+    (top / "outside" / "secret.txt").write_text(SECRET)
+    (top / "root" / "src").mkdir(parents=True)
+    (top / "root" / "link").symlink_to("../outside")
+    (top / "root" / "link.txt").symlink_to("../outside/secret.txt")
+    path = "/".join(parts)
+    tools = {tool.name: tool for tool in Files(top / "root").tools}  # type: ignore[union-attr]
+    ctx: Any = ToolContext(context=None, tool_name="x", tool_call_id="1")
+    ctx._call = type("Calm", (), {"check_cancelled": lambda self: None})()
+    for name, arguments in (
+        ("list_files", (path,)),
+        ("read_file", (path,)),
+        ("find_files", (ctx, path)),
+        ("search_files", (ctx, SECRET, path)),
+    ):
+        try:
+            output = tools[name](*arguments)  # type: ignore[operator]
+        except files_module.EditError as error:
+            output = str(error)
+        assert SECRET not in output.replace(repr(path), "")
+        assert "secret.txt" not in output or name not in ("find_files", "search_files")

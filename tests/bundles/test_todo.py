@@ -1,0 +1,67 @@
+"""`Todo`: a list in the log of the run, which every turn shows."""
+
+from typing import Any
+
+import pytest
+from kit.agents import Run, script_agent
+from kit.results import read_outputs, read_requests
+
+from agentloop import Agent, ContextPolicy, DropOldest, Runner, RunState, tool
+from agentloop.bundles import Todo
+from agentloop.testing import call, say
+
+pytestmark = pytest.mark.scenario("TD-01")
+FIRST = {"todos": [{"text": "read\nall", "status": "doing"}, {"text": "write"}]}
+SECOND = {"todos": [{"text": "read all", "status": "done"}, {"text": "write", "status": "doing"}]}
+
+
+def lists_in(agent: Agent[Any, Any]) -> list[str]:
+    """Return the list as each request showed it."""
+    systems = [request.system or "" for request in read_requests(agent)]
+    return [system.partition("The list now:\n")[2] for system in systems]
+
+
+async def test_each_turn_shows_the_list_as_it_is(run_mode: Run) -> None:
+    """A call replaces all of it; one that fails changes nothing; some models write JSON in strings."""
+    texts = {"todos": '[{"text": "one", "status": "open"}]'}
+    wrong = {"todos": [{"text": "x", "status": "never"}]}
+    long = {"todos": [{"text": "x" * 501}]}
+    steps = [call("write_todos", given) for given in (FIRST, wrong, long, SECOND, texts, {"todos": []})]
+    agent = script_agent("a", *steps, say("done"), bundles=[Todo()])
+    result = await run_mode(agent, "go")
+    outputs = list(read_outputs(result.new_items).values())
+    assert (outputs[0], outputs[3]) == ("0 of 2 done.", "1 of 2 done.")
+    assert "at most 100 items of at most 500 characters" in str(outputs[2])
+    first, second = "- [>] read all\n- [ ] write", "- [x] read all\n- [>] write"
+    assert lists_in(agent) == ["", first, first, first, second, "- [ ] one", ""]
+
+
+async def test_the_list_survives_compaction_and_resume() -> None:
+    """The calls that wrote it are dropped from the history, and the run is stored, read and resumed."""
+
+    @tool(needs_approval=True)
+    async def look() -> str:
+        """Look."""
+        return "x" * 2000
+
+    policy = ContextPolicy(window=1600, start_at=0.6, target=0.5, steps=[DropOldest(keep_turns=1)])
+    steps = [call("write_todos", SECOND), call("look"), call("look"), say("done")]
+    agent = script_agent("a", *steps, tools=[look], bundles=[Todo()], context=policy)
+    result = await Runner.run(agent, "go")
+    for _ in range(2):
+        state = RunState.from_json(agent, result.to_state().to_json())
+        state.approve(state.interruptions[0])
+        result = await Runner.run(agent, state)
+    assert result.final_output == "done"
+    last = read_requests(agent)[-1]
+    assert not any(getattr(item, "name", None) == "write_todos" for item in last.items)
+    assert lists_in(agent)[1:] == ["- [x] read all\n- [>] write"] * 3
+
+
+async def test_each_run_has_its_own_list() -> None:
+    """A second run of the agent begins without one."""
+    todo = Todo()
+    for expected in (["", "- [>] read all\n- [ ] write"], ["", "- [>] read all\n- [ ] write"]):
+        agent = script_agent("a", call("write_todos", FIRST), say("done"), bundles=[todo])
+        await Runner.run(agent, "go")
+        assert lists_in(agent) == expected
