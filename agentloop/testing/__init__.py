@@ -11,6 +11,7 @@ from agentloop.testing.scripted import ScriptedModel, Step, call, fail, reason, 
 from agentloop.testing.simulation.normal_form import normal
 
 if TYPE_CHECKING:
+    from agentloop.testing.explorer._own import invariant
     from agentloop.testing.invariants import INVARIANTS, CoverageCounter, InvariantError, Observation, check
     from agentloop.testing.models import CassetteDivergence, FunctionModel, RecordingModel, ReplayModel
     from agentloop.testing.replaying import Replayed, Shadowed, ShadowReport, replay
@@ -63,6 +64,7 @@ _FROM = {
     "simulation.exploring": ("ExplorationFailure", "Explored", "Swept", "explore", "explore_world", "kill_sweep"),
     "simulation.gate": ("Gate",),
     "simulation.generated": ("approvals", "cancel_points", "scripts", "strategy", "tool_behaviours", "worlds"),
+    "explorer._own": ("invariant",),
     "invariants": ("INVARIANTS", "Observation", "InvariantError", "CoverageCounter", "check"),
     "models": ("CassetteDivergence", "FunctionModel", "RecordingModel", "ReplayModel"),
     "replaying": ("Replayed", "ShadowReport", "Shadowed", "replay"),
@@ -147,4 +149,5 @@ __all__ = [
     "CoverageCounter",
     "Observation",
     "INVARIANTS",
+    "invariant",
 ]

@@ -6,6 +6,7 @@ it is used, and nothing here is newer than pytest 7.0.
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from agentloop.testing.fixtures import ScriptedModels, VirtualClock
 
 OPTION = "--agentloop-schedules"
+EXPLORE = "--agentloop-explore"
+SEED = "agentloop::"
 UNSEEN = "agentloop_not_explored"
 """The property of a test's report that says what its searches couldn't see; reports of other processes have it too."""
 
@@ -27,6 +30,22 @@ def _count(text: str) -> int:
     if number < 1:
         raise ValueError(f"expected at least 1, got {number}")
     return number
+
+
+def _seconds(text: str) -> float:
+    number, unit = (text[:-1], text[-1]) if text[-1:] in _UNITS else (text, "s")
+    try:
+        seconds = float(number) * _UNITS[unit]
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"expected a time like 2m or 90s, after an equals sign, got {text!r}"
+        ) from None
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a time above 0, got {text!r}")
+    return seconds
+
+
+_UNITS = {"s": 1, "m": 60, "h": 3600}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -39,6 +58,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="N",
         help="how many schedules agentloop.testing.explore runs where a test doesn't say (5000)",
     )
+    group.addoption(
+        EXPLORE,
+        type=_seconds,
+        nargs="?",
+        const=60.0,
+        default=None,
+        metavar="TIME",
+        help="explore the agents of agentloop_agents for that time (2m, 90s; 1m if it isn't said), without a test",
+    )
+    parser.addini("agentloop_agents", "agents to explore, each as module:agent", type="linelist", default=[])
+    parser.addini(
+        "agentloop_context",
+        "the function that makes the context of a run, as module:function; or one for each agent, - for none",
+        type="linelist",
+        default=[],
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -47,6 +82,13 @@ def pytest_configure(config: pytest.Config) -> None:
     if schedules is not None:
         _set(config, "schedules", schedules)
     _set(config, "unseen", [])
+    seeds = [one.removeprefix(SEED) for one in config.args if one.startswith(SEED)]
+    seconds = config.getoption(EXPLORE)
+    if seeds or seconds is not None:
+        from agentloop.testing.explorer._pytest import Exploration
+
+        config.args[:] = [one for one in config.args if not one.startswith(SEED)]
+        config.pluginmanager.register(Exploration(config, seconds, seeds), "agentloop-explore")
 
 
 def _set(config: pytest.Config, name: str, value: Any) -> None:
