@@ -99,8 +99,6 @@ class RunServices(Protocol):
 
     def idempotency_key(self, call_id: str) -> str: ...
 
-    def succeeded_calls(self, tool: str) -> list[tuple[str, str]]: ...
-
     async def resource(self, factory: Callable[[], AbstractAsyncContextManager[Any]]) -> Any: ...
 
     async def shared_resource(self, factory: Callable[[], AbstractAsyncContextManager[Any]]) -> Any: ...
@@ -141,9 +139,6 @@ class _Detached:
 
     def idempotency_key(self, call_id: str) -> str:
         return ""
-
-    def succeeded_calls(self, tool: str) -> list[tuple[str, str]]:
-        return []
 
     async def resource(self, factory: Callable[[], AbstractAsyncContextManager[Any]]) -> Any:
         raise UserError("RunContext.resource works only inside a run")

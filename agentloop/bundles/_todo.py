@@ -13,6 +13,7 @@ import attrs
 
 from agentloop._bundling import Bundle
 from agentloop._common.errors import ModelBehaviorError
+from agentloop.bundles._log import succeeded_calls
 from agentloop.context import RunContext
 from agentloop.tools import tool
 
@@ -52,7 +53,7 @@ def _read(given: Any) -> Any:
 
 def _show(ctx: RunContext[Any], _agent: Any) -> str:
     """Return the instructions with the list as it is now."""
-    calls = ctx._run.succeeded_calls("write_todos")
+    calls = succeeded_calls(ctx, "write_todos")
     items = map(_read, _read(_read(calls[-1][0])["todos"])) if calls else ()
     lines = [f"- {_MARKS[item.get('status', 'open')]} {' '.join(item['text'].split())}" for item in items]
     return "\n".join([_ABOUT, *(["", "The list now:", *lines] if lines else [])])

@@ -6,7 +6,7 @@ import pytest
 from kit.agents import Run, script_agent
 from kit.results import read_outputs, read_requests
 
-from agentloop import Agent, ContextPolicy, DropOldest, Runner, RunState, tool
+from agentloop import Agent, ContextPolicy, DropOldest, RunContext, Runner, RunState, tool
 from agentloop.bundles import Todo
 from agentloop.testing import call, say
 
@@ -65,3 +65,10 @@ async def test_each_run_has_its_own_list() -> None:
         agent = script_agent("a", call("write_todos", FIRST), say("done"), bundles=[todo])
         await Runner.run(agent, "go")
         assert lists_in(agent) == expected
+
+
+async def test_outside_of_a_run_the_list_is_empty() -> None:
+    """For an application that shows what its agent is told."""
+    (bundle,) = Agent("a", bundles=[Todo()]).bundles
+    assert callable(bundle.instructions)
+    assert "The list now" not in bundle.instructions(RunContext(context=None), None)

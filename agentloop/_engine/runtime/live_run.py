@@ -206,13 +206,6 @@ class RunServicesView(Value, frozen=True, eq=False):
 
         return find_output(self.fold.at(self.path) or self.fold, call_id)
 
-    def succeeded_calls(self, tool: str) -> list[tuple[str, str]]:
-        """Return arguments and output, as texts, of each call of *tool* in the run itself that has succeeded."""
-        own = self.fold.at(self.path) or self.fold
-        calls = [one for one in own.calls.values() if one.call.name == tool and one.outcome is not None]
-        found = [one for one in calls if one.outcome is not None and one.outcome.status == "succeeded"]
-        return [(one.arguments or one.call.arguments, str(one.outcome and one.outcome.output)) for one in found]
-
     def idempotency_key(self, call_id: str) -> str:
         """Return the key of a call of the run itself."""
         return idempotency_key(self.fold.run_id, self.path, call_id)
