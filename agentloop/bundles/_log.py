@@ -1,4 +1,4 @@
-"""What the bundles read from the log of a run: the calls of their tools. It is there after a resume and a compaction."""
+"""The calls of tools in the log of a run, which bundles read: they are there after a resume and a compaction."""
 
 from __future__ import annotations
 
