@@ -34,8 +34,8 @@ import attrs
 from attrs.validators import and_, matches_re
 
 from agentloop._common.checks import FIELDS, Fields, check_count, either, fits, has, is_a, optional, read_timeout_word
-from agentloop._common.error_text import error_details, is_redacted
-from agentloop._common.errors import ModelBehaviorError, UserTypeError, UserValueError
+from agentloop._common.errors import UserTypeError, UserValueError
+from agentloop._common.failed_tool_text import tell_error
 from agentloop._common.masking import ALL_ARGUMENTS, MASK
 from agentloop._common.misplaced import raise_misplaced
 from agentloop._common.naming import TOOL_NAME, TOOL_NAME_NEEDS
@@ -63,14 +63,6 @@ def default_tool_error_function(ctx: RunContext[Any], error: Exception) -> str:
     Secrets are redacted, and the length is bounded. For an exception group the text names every leaf.
     """
     return tell_error(getattr(ctx, "tool_name", "tool"), error)
-
-
-def tell_error(name: str, error: Exception) -> str:
-    """Return the text of `default_tool_error_function` for the tool *name*, without a context, which takes 5 µs."""
-    undecodable = f"Arguments of tool {name} aren't valid JSON"
-    if isinstance(error, ModelBehaviorError) and str(error).startswith(undecodable):
-        return undecodable if is_redacted(error) else str(error)
-    return f"Tool {name} failed with: {error_details(error)}"
 
 
 class PythonBody(Value, frozen=True):

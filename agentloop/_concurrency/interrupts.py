@@ -1,12 +1,14 @@
-"""Ctrl-C on trio: our code is never torn by a KeyboardInterrupt, application code can be.
+"""What Ctrl-C does to a run, and the marks by which it never tears our code.
 
-trio raises KeyboardInterrupt at once where the interrupt meets code that isn't protected, between any two instructions.
-In protected code it waits, and raises it at the next checkpoint of the program's main task. The nearest marked caller
-decides. So each function at which our code begins (a task's first function, a method that an application calls) is
-marked `uninterrupted`, and each function that calls into the application is marked `interruptible`.
+The first one cancels the run: bodies get their cleanup, calls settle as `cancelled`, the log is written, and the
+`KeyboardInterrupt` leaves the block. A second one sets the cleanup deadline to now, if the run is in the program's main
+task (`_engine/block.py` counts them). The command line has its own handling, for SIGTERM as well (`cli/supervision.py`).
 
-On asyncio the first interrupt cancels the program's main task, and tears nothing. What an interrupt does to a run, and
-what a second one does, is in `_engine/block.py`; the command line has its own handling (`cli/supervision.py`).
+On asyncio an interrupt is a cancellation of the main task, and tears nothing. trio raises `KeyboardInterrupt` at once
+if the interrupt meets code that isn't protected, between any two instructions, also in the middle of settling a call.
+In protected code it waits, and raises it at the next checkpoint of the main task. The nearest marked caller decides. So
+each function at which our code begins (a task's first function, a method that an application calls) is marked
+`uninterrupted`, and each function that calls into the application is marked `interruptible`.
 """
 
 from __future__ import annotations

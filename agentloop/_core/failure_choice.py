@@ -1,5 +1,5 @@
 """The choice of the failure to raise of a turn's calls: by class, then phase, then model order; the others become its
-notes. Where the end of a run fails as well, `_engine/finish.py` chooses; of guardrails, `_engine/run_guardrails.py`.
+notes. If the end of a run fails as well, `_engine/close_segment.py` chooses; of guardrails `_engine/run_guardrails.py`.
 
 The order in which failures arrive plays no part, so the choice is the same on every backend. A failure of which a log
 has stored only a summary gets the rank of the original.

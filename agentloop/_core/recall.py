@@ -1,4 +1,4 @@
-"""The outputs that a model may read again: those in the log of its own run, as they were before they were cleared."""
+"""The outputs that a model may read again: those in the log of the run, as they were before they were cleared."""
 
 from collections.abc import Iterator
 

@@ -63,11 +63,7 @@ The end of the loop is the run's cancellation. A task that meets a native cancel
 that very step: the call settles as `cancelled` by `parent`, not as a tool that cancelled itself. If other code
 cancels just one task of a run, the run fails with an error that says so.
 
-An interrupt never tears engine code (`_concurrency/interrupts.py`). trio raises `KeyboardInterrupt` between any two
-instructions of code that isn't protected, also in the middle of settling a call. So the functions in which engine
-code begins are marked as protected, and the functions that call into the application are marked as interruptible. On
-asyncio the first interrupt is a cancellation of the main task. A second interrupt sets the cleanup deadline to now on
-both, where the run is in the program's main task.
+An interrupt never tears engine code: what Ctrl-C does is in `_concurrency/interrupts.py`.
 
 Instruments can't tear it either. A record is appended in the middle of a step. An exception of an instrument is kept
 until later: an `Exception` is logged; any other `BaseException` ends the run, and is raised bare when all its work

@@ -18,8 +18,8 @@ import logging
 from typing import Any, Literal
 
 from agentloop._common.error_text import redact, shorten
-from agentloop._core.machine import CheckOutput, GiveUp, may_ask_again
-from agentloop._engine.finish import FinishedRun, save, save_turn
+from agentloop._core.next_action import CheckOutput, GiveUp, may_ask_again
+from agentloop._engine.close_segment import FinishedRun, save, save_turn
 from agentloop._engine.run_result import run_data_of
 from agentloop._engine.runtime.callbacks import call_user
 from agentloop._engine.runtime.live_run import LiveRun

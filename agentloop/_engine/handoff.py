@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agentloop._core.handoff_outputs import handoff_outputs
-from agentloop._core.machine import Transfer
+from agentloop._core.next_action import Transfer
 from agentloop._core.turn_view import TurnView
 from agentloop._engine.runtime.callbacks import call_user
 from agentloop._engine.runtime.live_run import LiveRun

@@ -44,7 +44,7 @@ from agentloop._concurrency.backend import (
     own_task_and_count,
     raise_native_cancel,
 )
-from agentloop._core.machine import (
+from agentloop._core.next_action import (
     AskBehavior,
     CheckOutput,
     Finish,
@@ -58,8 +58,8 @@ from agentloop._core.machine import (
     turn_or_give_up,
 )
 from agentloop._core.turn_view import TurnView
+from agentloop._engine.close_segment import FinishedRun, finish_segment, save_turn
 from agentloop._engine.final_output import accept, ask_behavior, give_up
-from agentloop._engine.finish import FinishedRun, finish_segment, save_turn
 from agentloop._engine.model_call import call_model, find_price, make_request
 from agentloop._engine.prepare_turn import prepare_turn
 from agentloop._engine.run_result import attach_run_data

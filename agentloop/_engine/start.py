@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from agentloop._common.values import Value
-from agentloop._core.machine import Pause, next_action
+from agentloop._core.next_action import Pause, next_action
 from agentloop._engine.prepare_turn import check_models
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.effects import NewId

@@ -6,7 +6,7 @@ import pytest
 from core.folding import Writer, called, view_of
 
 from agentloop._core.client_calls import describe_item, find_unanswered, is_call, says_nothing
-from agentloop._core.machine import CheckOutput, RequestModel, Settle, next_action
+from agentloop._core.next_action import CheckOutput, RequestModel, Settle, next_action
 from agentloop._core.plan import PlanRules
 from agentloop._core.planner import plan_response
 from agentloop.exceptions import ModelBehaviorError

@@ -17,7 +17,7 @@ import attrs
 from agentloop import records as r
 from agentloop._core.admission import Admission, Ticket
 from agentloop._core.failure_choice import Failure, choose
-from agentloop._core.machine import CheckOutput, Finish, GiveUp, Pause, RequestModel, Settle, Transfer, next_action
+from agentloop._core.next_action import CheckOutput, Finish, GiveUp, Pause, RequestModel, Settle, Transfer, next_action
 from agentloop._core.plan import (
     Answer,
     Arguments,

@@ -19,6 +19,7 @@ from agentloop._common.error_text import (
     tool_failure,
 )
 from agentloop._common.errors import UnwritableValue
+from agentloop._common.failed_tool_text import tell_error
 from agentloop._common.values import Value
 from agentloop._core.cancellation import CUTS
 from agentloop._core.failure_choice import Failure, class_of_summary
@@ -35,7 +36,7 @@ from agentloop.exceptions import (
 )
 from agentloop.outcomes import CallOutcome
 from agentloop.records import BodyEnded
-from agentloop.tools import AgentCall, tell_error
+from agentloop.tools import AgentCall
 
 
 class Draft(Value, frozen=True):

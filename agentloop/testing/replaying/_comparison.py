@@ -48,8 +48,8 @@ import anyio
 import attrs
 
 from agentloop import records as r
-from agentloop._core.machine import next_action
-from agentloop._engine.finish import UNJUDGED
+from agentloop._core.next_action import next_action
+from agentloop._engine.close_segment import UNJUDGED
 from agentloop._engine.runtime.live_run import loop_state
 from agentloop.exceptions import ReplayDivergence
 from agentloop.limits import Limit

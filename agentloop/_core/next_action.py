@@ -1,4 +1,4 @@
-"""The machine of a run: one pure function from its state to the next action.
+"""The machine of a run: one pure function from its state to the next action, `next_action`.
 
 `next_action` is the only control boundary of a run. The engine's loop calls it, performs the action, appends the
 records of the result, and calls it again until it returns `Finish`. A fresh run, a resumed one and a recovered one call
@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import Any, Literal, TypeAlias, final
 
 from agentloop._common.values import Value
+from agentloop._core import max_turns
 from agentloop._core.call_state import CallState
 from agentloop._core.client_calls import is_call
 from agentloop._core.run_fold import RunFold
@@ -117,7 +118,7 @@ def turn_or_give_up(state: RunFold) -> RequestModel | GiveUp:
 
     A limit may have left one turn more, for the final output (`state.closing`); none follows that.
     """
-    if not state.turn_open and state.max_turns is not None and state.turn >= max(state.max_turns, state.closing):
+    if not state.turn_open and max_turns.is_used_up(state):
         return GiveUp("max_turns", state.max_turns)
     return RequestModel()
 

@@ -6,7 +6,7 @@ import pytest
 from core.folding import Writer, called, view_of
 
 from agentloop import records as r
-from agentloop._core.machine import (
+from agentloop._core.next_action import (
     AskBehavior,
     CheckOutput,
     Finish,

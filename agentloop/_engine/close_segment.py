@@ -21,7 +21,7 @@ from agentloop._concurrency.backend import (
     wait_out_cancellations,
 )
 from agentloop._core.history import valid_history
-from agentloop._core.machine import AskBehavior, CheckOutput, GiveUp, Prepare, next_action
+from agentloop._core.next_action import AskBehavior, CheckOutput, GiveUp, Prepare, next_action
 from agentloop._engine.runtime.cancel_source import record_end
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.exceptions import RunTimeoutError
