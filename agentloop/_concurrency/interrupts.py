@@ -1,4 +1,4 @@
-"""What Ctrl-C does to a run, and the marks by which it never tears our code.
+"""The effect of Ctrl-C on a run, and the marks by which it never tears our code.
 
 The first one cancels the run: bodies get their cleanup, calls settle as `cancelled`, the log is written, and the
 `KeyboardInterrupt` leaves the block. A second one sets the cleanup deadline to now, if the run is in the program's main

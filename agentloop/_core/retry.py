@@ -14,8 +14,8 @@ would see two beginnings.
 A paused answer is one answer in several requests. The provider interrupts its own tools and waits to be asked again;
 a turn is one logical request, so the rest is asked for in the same turn: same view, no second `TurnStarted`, a record
 of request and response for each part, and usage for each. The fold leaves the turn open, so a run that stops between
-two parts is resumed by the rule for a turn without an answer. The limit of turns can't end such a turn, hence a separate
-bound. Rejected: reading on within the model's client. The parts would be one request in the log, and a crash
+two parts is resumed by the rule for a turn without an answer. The limit of turns can't end such a turn, hence
+another bound. Rejected: reading on within the model's client. The parts would be one request in the log, and a crash
 would lose work that was paid for.
 """
 
