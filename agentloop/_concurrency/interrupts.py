@@ -2,7 +2,7 @@
 
 The first one cancels the run: bodies get their cleanup, calls settle as `cancelled`, the log is written, and the
 `KeyboardInterrupt` leaves the block. A second one sets the cleanup deadline to now, if the run is in the program's main
-task (`_engine/block.py` counts them). The command line has its own handling, for SIGTERM as well (`cli/supervision.py`).
+task (`_engine/block.py` counts them). The command line has its own handling, also of SIGTERM (`cli/supervision.py`).
 
 On asyncio an interrupt is a cancellation of the main task, and tears nothing. trio raises `KeyboardInterrupt` at once
 if the interrupt meets code that isn't protected, between any two instructions, also in the middle of settling a call.

@@ -436,7 +436,7 @@ class Batch:
         self.waiting.withdraw([live.ticket for live in calls if live.ticket is not None])
 
     def cancel_waiting(self, live: LiveCall) -> None:
-        """Take the cancelled, waiting call *live* out of the queue; a task of its own makes the outcome."""
+        """Take the cancelled, waiting call *live* out of the queue; another task makes the outcome."""
         self._withdraw([live])
         if self._opened and not self.halted:
             live.to("starting")
@@ -660,7 +660,7 @@ class Batch:
             raise choose_error(self.failures)
 
     def raise_fatal(self) -> None:
-        """Raise the failure that outranks even the cancellation under way, if there is one: it is no Exception."""
+        """Raise the failure that outranks even the cancellation under way, if there is one: it isn't an Exception."""
         fatal = [failure for failure in self.failures if is_fatal(failure.error)]
         if fatal:
             raise choose_error(fatal)
