@@ -18,6 +18,7 @@ from agentloop._common.error_text import error_details
 from agentloop._common.masking import MASK
 from agentloop._common.terminal_text import exact, harmless
 from agentloop.cli import errors
+from agentloop.cli.fork import choose_run
 from agentloop.cli.help_text import examples
 from agentloop.cli.run_options import CONTEXT_HELP
 from agentloop.cli.supervision import check_backend, supervise
@@ -36,6 +37,7 @@ _NOT_SHOWN = ("agentloop.*", "anyio.*", "asyncio.*", "trio.*", "contextlib", "fu
 )
 @click.argument("journal")
 @click.argument("call")
+@click.option("--run", "run_id", metavar="ID", help="The run of that id, of a SQLite file or a database.")
 @click.option("--agent", "target", metavar="TARGET", required=True, help="module:agent or file.py:agent of the run.")
 @click.option("--context", metavar="NAME", help=CONTEXT_HELP)
 @click.option("--config", metavar="NAME", help="module:name or file.py:name of the RunConfig.")
@@ -45,6 +47,7 @@ _NOT_SHOWN = ("agentloop.*", "anyio.*", "asyncio.*", "trio.*", "contextlib", "fu
 def enter(
     journal: str,
     call: str,
+    run_id: str | None,
     target: str,
     context: str | None,
     config: str | None,
@@ -67,7 +70,7 @@ def enter(
         check_backend(backend)
         work = partial(
             lab.enter,
-            journal,
+            choose_run(journal, run_id),
             load_agent(target, backend),
             call,
             debugger=stop_at_first_line,

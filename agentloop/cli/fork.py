@@ -21,6 +21,7 @@ from agentloop.cli.run_options import CONTEXT_HELP
 from agentloop.cli.supervision import check_backend, supervise
 from agentloop.cli.target import load_agent, load_context, load_function
 from agentloop.exceptions import AgentLoopError, UserError
+from agentloop.journal._folder import is_address
 
 
 @click.command(
@@ -32,6 +33,7 @@ from agentloop.exceptions import AgentLoopError, UserError
     ),
 )
 @click.argument("journal")
+@click.option("--run", "run_id", metavar="ID", help="The run of that id, of a SQLite file or a database.")
 @click.option("--agent", "target", metavar="TARGET", required=True, help="module:agent or file.py:agent of the run.")
 @click.option("--at", type=int, metavar="N", help="Number of the last record that the branches begin with, from 1.")
 @click.option("--turn", type=click.IntRange(min=1), help="In place of --at: the turn before which they begin.")
@@ -67,8 +69,9 @@ from agentloop.exceptions import AgentLoopError, UserError
 @click.option("--toolsets", is_flag=True, help="Let the agent's sources of tools be asked.")
 @click.option("--key-file", type=click.File("rb"), help="File with the key that the journal is sealed with.")
 @click.option("--backend", type=click.Choice(["asyncio", "trio"]), default="asyncio", show_default=True)
-def fork(journal: str, target: str, html: Path | None, backend: str, **options: Any) -> None:
-    """Continue the run in JOURNAL from one of its records, as it was or edited, in all branches at once.
+def fork(journal: str, run_id: str | None, target: str, html: Path | None, backend: str, **options: Any) -> None:
+    """Continue the run in JOURNAL from one of its records, as it was or edited, in all branches at once. JOURNAL is a
+    file, a folder with one, or a PostgreSQL database by its address, postgresql://….
 
     Nothing before that record is repeated. What follows happens as in `agentloop lab`: equal requests and calls are
     answered from the journal, other requests go to the branch's model, and of the tools only those run that only read.
@@ -78,7 +81,7 @@ def fork(journal: str, target: str, html: Path | None, backend: str, **options: 
     """
     try:
         check_backend(backend)
-        work = _prepare(journal, load_agent(target, backend), **options)
+        work = _prepare(choose_run(journal, run_id), load_agent(target, backend), **options)
         ended = anyio.run(supervise, work, lambda number: None, backend=backend)
         if ended.error is not None:
             raise ended.error
@@ -94,10 +97,28 @@ def fork(journal: str, target: str, html: Path | None, backend: str, **options: 
         click.echo(f"Error: {exact(str(error.filename or journal))}: {error.strerror or error}", err=True)
         sys.exit(errors.USAGE)
     click.echo(str(ended.value))
-    sys.exit(any(one.error or one.run.error for one in ended.value.branches))
+    sys.exit(int(any(one.error or one.run.error for one in ended.value.branches)))
 
 
-def _prepare(journal: str, agent: Any, **options: Any) -> Any:
+def choose_run(journal: str, run_id: str | None) -> Any:
+    """Return the run *run_id* of *journal*, a path or the address of a database; *journal* if there is no *run_id*.
+
+    Raises:
+        UserError: there is no such run.
+    """
+    from agentloop.lab._compare import StoredRun, list_sources
+
+    if run_id is None:
+        return journal
+    if is_address(journal):
+        return StoredRun(journal, run_id)
+    found = dict(list_sources(journal))
+    if run_id not in found:
+        raise UserError(f"--run: {journal!r} holds no run {run_id!r}")
+    return found[run_id]
+
+
+def _prepare(journal: Any, agent: Any, **options: Any) -> Any:
     """Return the fork to be awaited.
 
     Raises:

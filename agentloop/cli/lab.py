@@ -58,7 +58,8 @@ from agentloop.cli.run_options import CONTEXT_HELP
 def lab(**options: Any) -> None:
     """Run the recorded runs of JOURNALS again with the agent of TARGET, and tell what became of each.
 
-    JOURNALS is a folder of journals, a file, or file.py:cases, a list of cases. Nothing of the outside world happens:
+    JOURNALS is a folder of journals, a file, a PostgreSQL database by its address, postgresql://…, or file.py:cases, a
+    list of cases. Nothing of the outside world happens:
     equal requests and calls are answered from the journals, other requests go to the agent's model, and of the tools
     only those run that only read.
 

@@ -26,8 +26,9 @@ from agentloop.cli.supervision import check_backend, supervise
 from agentloop.cli.target import load_agent, load_context, load_function, load_object
 from agentloop.config import RunConfig
 from agentloop.exceptions import AgentLoopError, UserError
+from agentloop.journal._folder import is_address
 from agentloop.lab import Case, CaseRun, LabReport, LabRow, RunCheck, compare, read_report
-from agentloop.lab._compare import VerdictRule, list_sources
+from agentloop.lab._compare import VerdictRule, find_stored_runs, list_sources
 from agentloop.lab._effects import Unmatched
 from agentloop.lab._page import make_entry, render_lab_page
 from agentloop.lab._report import row_from_json
@@ -102,7 +103,9 @@ def _read_where(text: str | None) -> Callable[[CaseRun], bool] | None:
 
 
 def _load_sources(given: str) -> Any:
-    """Return the path *given*, or the cases that it names as `file.py:cases`."""
+    """Return the path *given*, the runs of the database at that address, or the cases of `file.py:cases`."""
+    if is_address(given):
+        return anyio.run(find_stored_runs, given)
     if os.path.exists(given) or ":" not in given:
         return given
     found = load_object(given, "cases")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
@@ -12,25 +12,25 @@ import click
 from agentloop._common.terminal_text import exact, harmless
 from agentloop.cli import errors
 from agentloop.cli.help_text import examples
-from agentloop.cli.trace import TracedJournal
+from agentloop.cli.trace import Place, find_journal
 from agentloop.exceptions import AgentLoopError, UserError
-from agentloop.journal._reading import read_whole_records
+from agentloop.journal._folder import is_address
+from agentloop.journal._reading import list_runs
 from agentloop.records import Record
 
-_PLACE = click.Path(path_type=Path)
+_PLACE = Place(path_type=Path)
 _KEY = click.option("--key-file", type=click.File("rb"), help="File with the key that the journal is sealed with.")
 
 
-def _read(place: Path, line: int | None, run_id: str | None, key: bytes | None) -> Sequence[Record]:
+def _read(place: Path | str, line: int | None, run_id: str | None, key: bytes | None) -> Sequence[Record]:
     """Return the records of the journal at *place*.
 
     Raises:
         AgentLoopError: there is none, or it can't be read.
     """
-    found = TracedJournal.find(place, line, run_id, key)
-    records = read_whole_records(found.path, run_id=found.run_id, key=found.key)
+    records = find_journal(place, line, run_id, key).read()
     if not records:
-        raise UserError(f"{place}: nothing whole is in it")
+        raise UserError(f"{place if isinstance(place, Path) else 'the database'}: nothing whole is in it")
     return records
 
 
@@ -48,17 +48,18 @@ def _read(place: Path, line: int | None, run_id: str | None, key: bytes | None) 
 @click.option("--waiting", is_flag=True, help="What has not ended, and what it waits for.")
 @click.option("--limits", is_flag=True, help="How much of the run's limits is spent.")
 @click.option("--line", type=click.IntRange(min=1), help="The request of that line, of a folder with many.")
-@click.option("--run", "run_id", metavar="ID", help="The run of that id, of a SQLite file.")
+@click.option("--run", "run_id", metavar="ID", help="The run of that id, of a SQLite file or a database.")
 @_KEY
 def show(
-    journal: Path,
+    journal: Path | str,
     at: int | None,
     line: int | None,
     run_id: str | None,
     key_file: BinaryIO | None,
     **parts: bool,
 ) -> None:
-    """Show what a run of JOURNAL was about after its record N: all of it, or the parts that are named.
+    """Show what a run of JOURNAL was about after its record N: all of it, or the parts that are named. JOURNAL is a
+    file, a folder of `run --journal`, or a PostgreSQL database by its address, postgresql://….
 
     The agents aren't imported, and nothing is run. Nested runs that haven't ended follow the outermost one.
 
@@ -81,11 +82,13 @@ def show(
 )
 @click.argument("before", metavar="A", type=_PLACE)
 @click.argument("after", metavar="B", type=_PLACE)
+@click.option("--run", "run_ids", metavar="ID", multiple=True, help="The run of A, then that of B, as in `show`.")
 @_KEY
-def diff(before: Path, after: Path, key_file: BinaryIO | None) -> None:
+def diff(before: Path | str, after: Path | str, run_ids: tuple[str, ...], key_file: BinaryIO | None) -> None:
     """Tell the first difference of the runs in the journals A and B, and what follows from it.
 
-    Ids and times don't count. The agents aren't imported.
+    With one --run it is that of each journal that holds several runs. Ids and times don't count. The agents aren't
+    imported.
 
     Exit codes: 0 the runs are the same, 1 they differ, 2 wrong use, or a journal can't be read.
     """
@@ -93,12 +96,27 @@ def diff(before: Path, after: Path, key_file: BinaryIO | None) -> None:
 
     try:
         key = None if key_file is None else key_file.read()
-        found = diff_runs(*(_read(place, None, None, key) for place in (before, after)))
+        found = diff_runs(*(_read(*one, key) for one in _choose_runs((before, after), run_ids)))
     except AgentLoopError as error:
         click.echo(errors.words_for(error), err=True, nl=False)
         sys.exit(errors.USAGE)
     click.echo("\n".join(map(exact, str(found).splitlines())))
     sys.exit(0 if found.first is None else 1)
+
+
+def _choose_runs(
+    places: Sequence[Path | str], run_ids: Sequence[str]
+) -> Iterator[tuple[Path | str, int | None, str | None]]:
+    """Yield each of two places with the run that is chosen of it.
+
+    Raises:
+        click.UsageError: there are too many runs.
+    """
+    if len(run_ids) > len(places):
+        raise click.UsageError("--run: expected one, or one for A and one for B.")
+    for place, run_id in zip(places, [*run_ids, *run_ids, None, None], strict=False):
+        holds_many = is_address(place) or (isinstance(place, Path) and place.is_file() and list_runs(place) is not None)
+        yield place, None, run_id if holds_many or len(run_ids) > 1 else None
 
 
 def _refuse(error: AgentLoopError) -> NoReturn:

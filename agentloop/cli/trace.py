@@ -21,6 +21,7 @@ from agentloop.cli.private_files import open_private
 from agentloop.cli.supervision import check_backend, supervise
 from agentloop.cli.trace_server import HOST, files_of, serve_timeline
 from agentloop.exceptions import AgentLoopError, UserError
+from agentloop.journal._folder import is_address
 from agentloop.journal._reading import GrowingJournal, find_runs, list_runs, read_whole_records
 from agentloop.records import Record
 from agentloop.tracing import Timeline, TimelineFold, read_timeline, render_html, render_text
@@ -120,12 +121,27 @@ class TracedRows:
         return read_lines(anyio.run(ask), None).records
 
 
-class _Place(click.Path):
+def find_journal(
+    given: Path | str, line: int | None, run_id: str | None, key: bytes | None, *, older_seals: bool = False
+) -> TracedJournal | TracedRows:
+    """Return the journal at *given*, a path or the address of a database.
+
+    Raises:
+        click.UsageError: a database without *run_id*, or with *line*.
+        AgentLoopError: as for `TracedJournal.find`.
+    """
+    if isinstance(given, Path):
+        return TracedJournal.find(given, line, run_id, key, older_seals=older_seals)
+    if run_id is None or line is not None:
+        raise click.UsageError("a database needs --run; --line is for a folder.")
+    return TracedRows(given, run_id, key, older_seals)
+
+
+class Place(click.Path):
     """A path, or the address of a database as text."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        is_address = isinstance(value, str) and value.startswith(("postgresql://", "postgres://"))
-        return value if is_address else super().convert(value, param, ctx)
+        return value if is_address(value) else super().convert(value, param, ctx)
 
 
 def _find_in_folder(given: Path, line: int | None) -> tuple[Path, str | None]:
@@ -167,7 +183,7 @@ def _name_some(names: list[str]) -> str:
         "agentloop trace run.journal --follow",
     ),
 )
-@click.argument("journal", metavar="JOURNAL", type=_Place(path_type=Path))
+@click.argument("journal", metavar="JOURNAL", type=Place(path_type=Path))
 @click.option("--html", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path), help="Write a page to FILE.")
 @click.option("--follow", is_flag=True, help="Serve the page on this machine, and keep it up to date, until Ctrl-C.")
 @click.option("--line", type=click.IntRange(min=1), help="The request of that line, of a folder with many.")
@@ -205,12 +221,9 @@ def trace(
         raise click.UsageError("--follow serves a page, --html writes one: give one of them.")
     try:
         key = None if key_file is None else key_file.read()
-        if isinstance(journal, str):
-            if run_id is None or line is not None or follow:
-                raise click.UsageError("a database needs --run; --line is for a folder, --follow is for files.")
-            source: TracedJournal | TracedRows = TracedRows(journal, run_id, key, older_seals)
-        else:
-            source = TracedJournal.find(journal, line, run_id, key, older_seals=older_seals)
+        if follow and is_address(journal):
+            raise click.UsageError("--follow is for files.")
+        source = find_journal(journal, line, run_id, key, older_seals=older_seals)
         if follow and isinstance(source, TracedJournal):
             check_backend(backend)
             sys.exit(_follow(source, backend, content=not no_content))

@@ -1,4 +1,5 @@
-"""A folder of journals, one in its own file for each run of a batch, by the position of the run's input."""
+"""Places of journals: the address of a database, or a folder with one in its own file for each run of a batch, by the
+position of the run's input."""
 
 from __future__ import annotations
 
@@ -12,6 +13,11 @@ from agentloop.journal.file import FileJournal
 
 _REQUESTS = "requests.jsonl"
 """The requests that `agentloop run --journal` keeps beside its journals."""
+
+
+def is_address(given: object) -> bool:
+    """Tell whether *given* is the address of a PostgreSQL database."""
+    return isinstance(given, str) and given.startswith(("postgresql://", "postgres://"))
 
 
 def journal_files(folder: str | os.PathLike[str]) -> list[Path]:

@@ -27,6 +27,7 @@ from agentloop.agents import Agent
 from agentloop.conditions import Answers, Condition, ConditionView, Fired
 from agentloop.config import RunConfig
 from agentloop.exceptions import AgentLoopError, JournalError, StateError, UserError, UserTypeError, UserValueError
+from agentloop.journal._folder import is_address
 from agentloop.journal._reading import _read_lines_of, find_runs, list_runs
 from agentloop.lab._agents import Candidate
 from agentloop.lab._cache import AnswerCache
@@ -45,7 +46,8 @@ from agentloop.run import Runner
 from agentloop.state import RunState
 
 Recorded: TypeAlias = "str | os.PathLike[str] | Journal | RunState | RunData | Case"
-"""A run to compare: a file of a journal, a folder of them, a journal, a state, a result, or a case."""
+"""A run to compare: a file of a journal, a folder of them, the address of a database with some, a journal, a state, a
+result, or a case."""
 VerdictRule: TypeAlias = Literal["approve", "reject", "ask"]
 Observer: TypeAlias = Callable[[LabRow, CaseRun | None, CaseRun | None], None]
 
@@ -118,7 +120,8 @@ async def compare(
     test; hooks, instruments, sessions, journals and sandboxes are left out. Your result is in the report's rows.
 
     Args:
-        journals: A folder of journals, a file, a journal, a `RunState`, the result of a run, a `Case`, or several.
+        journals: A folder of journals, a file, the address of a PostgreSQL database, a journal, a `RunState`, the
+            result of a run, a `Case`, or several.
         agent: The candidate.
         checks: What must be true of every run, in addition to those of its case.
         judges: Functions of a `CaseRun` that return a `Score`, or questions for *judge_model*.
@@ -191,7 +194,7 @@ async def compare(
         codec=codec,
         cases=cases,
     )
-    sources = list(list_sources(journals))
+    sources = list(list_sources(await find_stored_runs(journals)))
     rows: list[LabRow] = list(done)
     known = {(row.name, row.repeat) for row in done}
 
@@ -251,6 +254,27 @@ class JournaledRun:
     run_id: str
 
 
+@attrs.frozen
+class StoredRun:
+    """One run of a PostgreSQL database."""
+
+    address: str = attrs.field(repr=False)  # it may hold a password
+    run_id: str
+
+
+async def find_stored_runs(journals: Any) -> Any:
+    """Return the runs of the database whose address *journals* is; else *journals*.
+
+    Raises:
+        UserError, JournalError: the database can't be read; the address isn't quoted.
+    """
+    if not is_address(journals):
+        return journals
+    from agentloop.postgres._reading import list_stored_runs  # it needs an extra
+
+    return [StoredRun(journals, run_id) for run_id in await list_stored_runs(journals)]
+
+
 def list_sources(journals: Any) -> Iterator[tuple[str, Any]]:
     """Yield the runs of *journals*, each with the name of its row.
 
@@ -261,7 +285,7 @@ def list_sources(journals: Any) -> Iterator[tuple[str, Any]]:
         yield from _list_files(Path(journals))
     elif isinstance(journals, Case):
         yield journals.name, journals
-    elif isinstance(journals, JournaledRun):
+    elif isinstance(journals, JournaledRun | StoredRun):
         yield journals.run_id, journals
     elif isinstance(journals, RunState | RunData | RunResult | Journal):
         yield "run", journals
@@ -308,6 +332,10 @@ async def load_recording(name: str, source: Any, options: LabOptions) -> Recordi
             lines = _read_lines_of(os.fspath(source), None, options.key)
         case JournaledRun(path, run_id):
             lines = _read_lines_of(os.fspath(path), run_id, options.key)
+        case StoredRun(address, run_id):
+            from agentloop.postgres._reading import read_stored_lines  # it needs an extra
+
+            lines = await read_stored_lines(address, run_id, key=options.key)
         case RunState() | RunData() | RunResult():
             return Recording.of(name, source.records)
         case _:

@@ -38,6 +38,7 @@ from agentloop.lab._compare import (
     VerdictRule,
     enter_lab,
     find_obstacle,
+    find_stored_runs,
     list_sources,
     load_recording,
     raise_bare,
@@ -262,7 +263,7 @@ async def load_run(journal: Any, options: LabOptions) -> tuple[str, Recording, t
     """
     if isinstance(journal, ForkedRun):
         return journal.name, Recording.of(journal.name, journal.records), journal.origins
-    sources = list(list_sources(journal))
+    sources = list(list_sources(await find_stored_runs(journal)))
     if len(sources) != 1:
         names = ", ".join(name for name, _ in sources[:5])
         raise UserValueError(

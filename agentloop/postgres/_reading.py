@@ -1,9 +1,12 @@
-"""Reading the journal of one run without changing its database: no tables are made or migrated there."""
+"""Reading the journals of a database without changing its database: no tables are made or migrated there."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from agentloop.exceptions import JournalError, UserError
-from agentloop.postgres._connections import import_driver
+from agentloop.postgres._connections import Connection, as_journal_error, import_driver
 from agentloop.postgres._journal import PostgresJournal
 from agentloop.postgres._store import PostgresStore
 
@@ -21,15 +24,40 @@ async def read_stored_lines(
         PostgresStore(make_read_only(address), connections=1) as store,
         PostgresJournal(store, run_id, key=key, older_seals=older_seals) as journal,
     ):
-        try:
+        with _tables_of_this_version():
             lines = await journal.read()
-        except JournalError as error:
-            if isinstance(error.__cause__, import_driver().errors.ReadOnlySqlTransaction):
-                raise UserError("the database has no journals of this version of agentloop") from error
-            raise
     if not lines:
         raise UserError(f"the database holds no run {run_id!r}")
     return lines
+
+
+async def list_stored_runs(address: str) -> list[str]:
+    """Return the ids of the runs that the database at *address* holds, sorted.
+
+    Raises:
+        UserError, JournalError: as for `read_stored_lines`.
+    """
+
+    def select(connection: Connection) -> list[str]:
+        return [run_id for (run_id,) in connection.execute(_RUNS).fetchall()]
+
+    async with PostgresStore(make_read_only(address), connections=1) as store:
+        with _tables_of_this_version(), as_journal_error("the database"):
+            return await store.connections.run(select, again=True)
+
+
+_RUNS = "SELECT run_id FROM agentloop_journal_lines WHERE n = 0 ORDER BY run_id"
+
+
+@contextmanager
+def _tables_of_this_version() -> Iterator[None]:
+    """Raise UserError where the tables would have to be made or changed first."""
+    try:
+        yield
+    except JournalError as error:
+        if isinstance(error.__cause__, import_driver().errors.ReadOnlySqlTransaction):
+            raise UserError("the database has no journals of this version of agentloop") from error
+        raise
 
 
 def make_read_only(address: str) -> str:

@@ -279,3 +279,25 @@ def test_a_folder_with_one_journal_is_shown_without_a_job(invoke: Invoke, tmp_pa
         assert "one" in invoke("show", place).output
         assert invoke("trace", place).exit_code == 0
     assert invoke("diff", *places).output == "the runs are the same\n"
+
+
+def test_runs_of_one_file_are_chosen_by_their_ids(invoke: Invoke, tmp_path: Path) -> None:
+    """`diff` takes one id for each place, or one for both; `fork` one."""
+    path = tmp_path / "runs.sqlite"
+
+    async def write() -> None:
+        for run_id in ("one", "two"):
+            async with SQLiteJournal(path, run_id) as journal:
+                await Runner.run(Agent("a", model=ScriptedModel([say(run_id)])), "hi", journal=journal)
+
+    anyio.run(write)
+    place = str(path)
+    assert "- turn 1, says: one" in invoke("diff", place, place, "--run", "one", "--run", "two").output
+    assert invoke("diff", place, place, "--run", "two").exit_code == 0
+    assert invoke("diff", place, place, *("--run", "x") * 3).exit_code == 2
+    source = "from agentloop import Agent\nfrom agentloop.testing import ScriptedModel\n"
+    (tmp_path / "a.py").write_text(f"{source}agent = Agent('a', model=ScriptedModel([]))\n")
+    fork = ("fork", place, "--agent", f"{tmp_path}/a.py:agent", "--at", "1")
+    assert "expected one run, got 2" in invoke(*fork).output
+    assert invoke(*fork, "--run", "two").exit_code == 0
+    assert "holds no run 'x'" in invoke(*fork, "--run", "x").output
