@@ -93,7 +93,7 @@ def _make_tools(root: Path) -> list[FunctionTool[Any]]:
         Args:
             path: The folder.
         """
-        with _OpenRoot(root) as top:
+        with OpenRoot(root) as top:
             names = list_folder(top, path)
         if names is None:
             raise EditError(f"{path}: there is no such folder")
@@ -107,7 +107,7 @@ def _make_tools(root: Path) -> list[FunctionTool[Any]]:
             pattern: The pattern.
         """
         found: list[str] = []
-        with _OpenRoot(root) as top:
+        with OpenRoot(root) as top:
             walk = _FileWalk(ctx, top)
             for path in walk.paths():
                 if path_matches(path, pattern):
@@ -127,7 +127,7 @@ def _make_tools(root: Path) -> list[FunctionTool[Any]]:
         """
         wanted = re.compile(re.escape(text), re.IGNORECASE if ignore_case else 0)
         found: list[str] = []
-        with _OpenRoot(root) as top:
+        with OpenRoot(root) as top:
             walk = _FileWalk(ctx, top)
             for path in walk.paths():
                 if path_matches(path, pattern):
@@ -145,7 +145,7 @@ def _make_tools(root: Path) -> list[FunctionTool[Any]]:
             first: The first line, from 1.
             last: The last line; the end of the file if left out.
         """
-        with _OpenRoot(root) as top:
+        with OpenRoot(root) as top:
             lines = to_text(read_file(top, path, _MOST_BYTES), path).splitlines()
         first = max(first, 1)
         until = min(len(lines) if last is None else last, len(lines))
@@ -158,7 +158,7 @@ def _make_tools(root: Path) -> list[FunctionTool[Any]]:
     return [list_files, find_files, search_files, read_lines]
 
 
-class _OpenRoot:
+class OpenRoot:
     """The descriptor of a folder, while the block runs."""
 
     def __init__(self, root: Path) -> None:

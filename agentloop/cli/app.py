@@ -38,6 +38,7 @@ from agentloop.cli.progress_bar import Bar
 from agentloop.cli.run_options import CONTEXT_HELP, PRICE_HELP, CliOptions, approver_for, can_ask
 from agentloop.cli.runs import BatchRun, run_one, show_for
 from agentloop.cli.sandboxes import sandbox as sandbox_commands
+from agentloop.cli.skills import skills as skills_commands
 from agentloop.cli.streams import Lines, Output, count_lines
 from agentloop.cli.supervision import announce_cancellation, check_backend, perform, supervise, write_message
 from agentloop.cli.target import absolute_target, load_agent, load_context, load_function
@@ -93,6 +94,7 @@ _ORDER = (
     "enter",
     "graph",
     "sandbox",
+    "skills",
     "models",
     "model",
 )
@@ -145,6 +147,7 @@ for _command in (
     approve,
     reject,
     sandbox_commands,
+    skills_commands,
     init,
     graph,
     trace,

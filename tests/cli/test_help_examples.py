@@ -60,10 +60,13 @@ EXAMPLES = [example for command in (app, *COMMANDS.values()) for example in exam
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, invoke: Invoke) -> Path:
-    """A working folder with an agent, two jobs, a journal and a folder of sandboxes."""
+    """A working folder with an agent, two jobs, a journal, and folders of sandboxes and of skills."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my-agent").mkdir()
     (tmp_path / "sandboxes").mkdir()
+    skill = tmp_path / "skills" / "greeting" / "SKILL.md"
+    skill.parent.mkdir(parents=True)
+    skill.write_text("---\nname: greeting\ndescription: How to greet.\n---\nSay ahoy.\n")
     for name in ("my-agent/agent.py", "agent.py"):
         (tmp_path / name).write_text(AGENT)
     (tmp_path / "requests.txt").write_text("One?\n")

@@ -50,6 +50,7 @@ CASES = [
     Wrong("serve absent.py:agent", ("'absent.py:agent'", "no file 'absent.py'")),
     Wrong("serve agents.py:echo --http 8000 --backend trio", ("--http needs --backend asyncio",)),
     Wrong("sandbox prune absent", ("absent",)),
+    Wrong("skills check absent", ("absent",)),
     Wrong("init file", ("'file'", "is a file")),
     Wrong("graph absent.py:agent", ("'absent.py:agent'", "no file 'absent.py'")),
     Wrong("graph agents.py:echo --svg absent/a.svg", ("absent/a.svg", "No such file"), FAILED),

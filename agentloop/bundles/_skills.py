@@ -1,0 +1,294 @@
+"""`Skills`: folders with instructions for a kind of work, in the public Agent Skills format, read when they are needed.
+
+A skill is a folder with `SKILL.md`: a head of YAML between two lines of `---`, and a body in Markdown. The model is
+shown names and descriptions; the body comes by `load_skill`, other files by `read_skill_file`.
+
+What is loaded is in the log: the call of `load_skill`, its output and in it the digest of the file. So a skill that was
+loaded stays the one that it was: a second call gives the output of the first again, also after a resume, and after a
+compaction that has cleared it.
+
+Decisions:
+
+The head is read by this module, not by a YAML library. The format has five texts and one flat mapping of texts; a
+library would be one dependency more, and read `no`, dates and numbers as other types than the text that is meant. Plain
+and quoted values, block texts (`|`, `>`), and a mapping are read; every other line is a fault that names its number.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from agentloop._bundling import Bundle
+from agentloop._common.errors import ModelBehaviorError, UserValueError
+from agentloop._common.regular_files import open_regular
+from agentloop.bundles._files import OpenRoot
+from agentloop.bundles._log import succeeded_calls
+from agentloop.context import RunContext, ToolContext
+from agentloop.executors import EditError
+from agentloop.executors._edit_files import read_file, to_text
+from agentloop.guardrails import Allow
+from agentloop.policies import Deny, PendingCall
+from agentloop.tools import FunctionTool, tool
+
+logger: logging.Logger = logging.getLogger("agentloop")
+
+_MOST_BYTES = 1_000_000
+_MOST_LISTED = 240
+"""The most bytes by which one skill makes the instructions longer: below 100 tokens."""
+_KEYS = ("name", "description", "license", "compatibility", "metadata", "allowed-tools")
+_NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+_LINE = re.compile(r"(\s*)([A-Za-z0-9_.-]+):(?:\s+(.*))?")
+_ABOUT = (
+    "Skills are instructions for certain kinds of work. Before you do work that one of these describes, read it with "
+    "load_skill; read its other files with read_skill_file."
+)
+
+
+class SkillFault(ValueError):
+    """A `SKILL.md` that can't be read: its path, the number of the line, and what is wrong there."""
+
+    def __init__(self, path: Path, line: int, what: str) -> None:
+        super().__init__(f"{path}:{line}: {what}")
+
+
+@attrs.frozen
+class Skill:
+    """One skill as its head describes it. `allowed_tools` is None where the head doesn't have them."""
+
+    folder: Path
+    name: str
+    description: str
+    allowed_tools: tuple[str, ...] | None = None
+    other: dict[str, Any] = attrs.field(factory=dict, repr=False)
+    """Further keys of the head, as texts: license, compatibility, metadata."""
+
+    @classmethod
+    def read(cls, folder: Path) -> Skill:
+        """Return the skill in *folder*.
+
+        Raises:
+            SkillFault: its head is missing, or isn't as the format wants it.
+            OSError: there is no `SKILL.md`, or it can't be read.
+        """
+        path = folder / "SKILL.md"
+        with open_regular(path) as file:
+            text = file.read(_MOST_BYTES).decode(errors="replace")
+        head, _ = split_skill(text, path)
+        name, line = head.pop("name", ("", 1))
+        if not isinstance(name, str) or _NAME.fullmatch(name) is None or len(name) > 64:
+            raise SkillFault(path, line, f"name: expected at most 64 of a-z, 0-9 and single hyphens, got {name!r}")
+        if name != folder.name:
+            raise SkillFault(path, line, f"name: expected the name of the folder, {folder.name!r}, got {name!r}")
+        description, line = head.pop("description", ("", 1))
+        if not isinstance(description, str) or not 0 < len(description) <= 1024:
+            raise SkillFault(path, line, "description: expected a text of at most 1,024 characters")
+        allowed, line = head.pop("allowed-tools", (None, 1))
+        if allowed is not None and not isinstance(allowed, str):
+            raise SkillFault(path, line, "allowed-tools: expected names with spaces between them")
+        tools = None if allowed is None else tuple(re.findall(r"[\w.-]+(?:\([^)]*\))?", allowed))
+        return cls(folder.absolute(), name, description, tools, {key: value for key, (value, _) in head.items()})
+
+
+def split_skill(text: str, path: Path) -> tuple[dict[str, tuple[Any, int]], str]:
+    """Return the head of a `SKILL.md`, by key the value and its line, and the body.
+
+    Raises:
+        SkillFault: there is no head, or a line of it can't be read.
+    """
+    lines = text.lstrip("\ufeff").splitlines()
+    if not lines or lines[0].rstrip() != "---" or "---" not in [line.rstrip() for line in lines[1:]]:
+        raise SkillFault(path, 1, "expected a head between two lines of ---")
+    end = next(number for number, line in enumerate(lines) if number and line.rstrip() == "---")
+    head: dict[str, tuple[Any, int]] = {}
+    at = 1
+    while at < end:
+        line, number = lines[at], at + 1
+        at += 1
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        found = _LINE.fullmatch(line.rstrip())
+        if found is None or found[1]:
+            raise SkillFault(path, number, f"expected KEY: VALUE, got {line.strip()[:80]!r}")
+        block = []
+        while at < end and (not lines[at].strip() or lines[at][0] in " \t"):
+            block.append(lines[at])
+            at += 1
+        head[found[2]] = (_read_value(found[3] or "", block, path, number), number)
+    return head, "\n".join(lines[end + 1 :]).strip()
+
+
+def _read_value(given: str, block: list[str], path: Path, number: int) -> Any:
+    """Return the value of a key: the text behind it, and the indented lines below it."""
+    if re.fullmatch(r"[|>][+-]?", given):
+        text = textwrap.dedent("\n".join(block)).strip()
+        return text if given[0] == "|" else re.sub(r"(?<!\n)\n(?!\n)", " ", text)
+    below = [(line, number + index) for index, line in enumerate(block, 1) if line.strip()]
+    if not given and below:
+        pairs = [(_LINE.fullmatch(line.rstrip()), line, at) for line, at in below]
+        wrong = next(((line, at) for pair, line, at in pairs if pair is None or not pair[3]), None)
+        if wrong is not None:
+            raise SkillFault(path, wrong[1], f"expected KEY: VALUE, got {wrong[0].strip()[:80]!r}")
+        return {pair[2]: _read_plain(pair[3], path, at) for pair, _, at in pairs if pair is not None}
+    return _read_plain(" ".join([given, *(line.strip() for line, _ in below)]).strip(), path, number)
+
+
+def _read_plain(given: str, path: Path, number: int) -> str:
+    if given[:1] == given[-1:] == "'" and len(given) > 1:
+        return given[1:-1].replace("''", "'")
+    if given[:1] == '"':
+        try:
+            text = json.loads(given, strict=False)
+        except ValueError:
+            raise SkillFault(path, number, f"expected a text in quotes, got {given[:80]!r}") from None
+        return str(text)
+    if given[:1] in ("[", "{", "&", "*", "!", "|", ">", "%", "@", "`"):
+        raise SkillFault(path, number, f"expected a plain text, in quotes if it begins with {given[0]!r}")
+    return re.sub(r"\s+#.*", "", given)
+
+
+def find_skills(folder: Path) -> Iterator[Path]:
+    """Yield the folders of skills: *folder* itself if it is one, else those in it."""
+    if (folder / "SKILL.md").is_file():
+        yield folder
+    else:
+        yield from sorted(path.parent for path in folder.glob("*/SKILL.md"))
+
+
+class Skills(Bundle):
+    """Skills below *folders*, each a folder with `SKILL.md`: instructions for a kind of work, read when needed.
+
+    The model is shown name and description of each (at most 100 tokens), and has the tools `load_skill` and
+    `read_skill_file`. A skill that a run has loaded stays as it was, also if the file changes: its text and digest are
+    in the log, and a resumed run, or one whose history was made shorter, reads it again from there. While skills with
+    `allowed-tools` are loaded, other tools than theirs are denied, unless a loaded skill allows all.
+
+    A head that can't be read is one warning in the log, with file and line; the other skills load. `agentloop skills
+    check FOLDER` says the same. Scripts of a skill are read like other files: no tool here runs them.
+
+    Args:
+        folders: Skills, or folders of skills. Heads are read now, bodies when they are loaded.
+
+    Raises:
+        UserValueError: if one isn't a folder, or two skills have one name.
+
+    Example:
+        import tempfile
+        from pathlib import Path
+
+        from agentloop import Agent, Runner
+        from agentloop.bundles import Skills
+        from agentloop.testing import ScriptedModel, call, say
+
+        with tempfile.TemporaryDirectory() as root:
+            skill = Path(root, "greeting")
+            skill.mkdir()
+            (skill / "SKILL.md").write_text("---\\nname: greeting\\ndescription: How to greet.\\n---\\nSay ahoy.\\n")
+            model = ScriptedModel([call("load_skill", {"name": "greeting"}), say("Ahoy!")])
+            result = Runner.run_sync(Agent("a", model=model, bundles=[Skills(root)]), "Greet me.")
+        print(result.new_items[1].output.splitlines()[-1])  # Say ahoy.
+    """
+
+    def __init__(self, *folders: str | os.PathLike[str]) -> None:
+        skills: dict[str, Skill] = {}
+        for given in folders:
+            if not Path(given).is_dir():
+                raise UserValueError(f"folders: expected a folder that exists, got {os.fspath(given)!r}")
+            for folder in find_skills(Path(given)):
+                try:
+                    skill = Skill.read(folder)
+                except (SkillFault, OSError) as fault:
+                    logger.warning("a skill can't be read and is left out: %s", fault)
+                    continue
+                if skill.name in skills:
+                    raise UserValueError(f"folders: {skill.folder} and {skills[skill.name].folder} have one name")
+                skills[skill.name] = skill
+        lines = [_ABOUT, *([""] if skills else []), *map(_list, skills.values())]
+        tools = _make_tools(skills) if skills else []
+        policies = [_AllowedTools(skills)] if any(skill.allowed_tools is not None for skill in skills.values()) else []
+        super().__init__("skills", instructions="\n".join(lines) if skills else None, tools=tools, policies=policies)
+
+
+def _list(skill: Skill) -> str:
+    line = f"- {skill.name}: {' '.join(skill.description.split())}".encode()
+    return line.decode() if len(line) <= _MOST_LISTED else f"{line[: _MOST_LISTED - 3].decode(errors='ignore')}…"
+
+
+def _make_tools(skills: dict[str, Skill]) -> list[FunctionTool[Any]]:
+    def find(name: str) -> Skill:
+        if name not in skills:
+            raise ModelBehaviorError(f"There is no skill {name!r}; there are: {', '.join(skills)}.")
+        return skills[name]
+
+    @tool(reads_only=True, serial="load_skill")
+    def load_skill(ctx: ToolContext[Any], name: str) -> str:
+        """Read the instructions of a skill.
+
+        Args:
+            name: Its name.
+        """
+        skill = find(name)
+        if (earlier := _loaded(ctx).get(name)) is not None:
+            return earlier
+        data = _read(skill, "SKILL.md").encode()
+        try:
+            _, body = split_skill(data.decode(), skill.folder / "SKILL.md")
+        except SkillFault as fault:
+            raise EditError(f"skill {name}: its file has changed and can't be read: {fault}") from None
+        return f"Skill {name} (sha256 {hashlib.sha256(data).hexdigest()[:16]})\n\n{body}"
+
+    @tool(reads_only=True)
+    def read_skill_file(name: str, path: str) -> str:
+        """Read a text file of a skill, which its instructions name.
+
+        Args:
+            name: The skill's name.
+            path: The file, relative to the skill's folder.
+        """
+        return _read(find(name), path)
+
+    return [load_skill, read_skill_file]
+
+
+def _read(skill: Skill, path: str) -> str:
+    with OpenRoot(skill.folder) as top:
+        return to_text(read_file(top, path, _MOST_BYTES), path)
+
+
+def _loaded(ctx: RunContext[Any]) -> dict[str, str]:
+    """Return the skills that the run has loaded, by name, with the output of the first call."""
+    found: dict[str, str] = {}
+    for arguments, output in succeeded_calls(ctx, "load_skill"):
+        given = json.loads(arguments)
+        found.setdefault(str((given if isinstance(given, dict) else json.loads(given)).get("name")), output)
+    return found
+
+
+@attrs.frozen
+class _AllowedTools:
+    """The policy that denies other tools than those which the loaded skills allow."""
+
+    skills: dict[str, Skill]
+
+    def decide(self, call: PendingCall) -> Allow | Deny:
+        """Deny a call if every loaded skill names the tools that it allows, and none names this one."""
+        loaded = [self.skills[name] for name in _loaded(call.context) if name in self.skills]
+        lists = [skill.allowed_tools for skill in loaded]
+        if not loaded or None in lists or call.tool.name in ("load_skill", "read_skill_file"):
+            return Allow()
+        allowed = {name.partition("(")[0] for names in lists for name in names or ()}
+        if call.tool.name in allowed:
+            return Allow()
+        names = ", ".join(skill.name for skill in loaded)
+        return Deny(
+            f"Tool {call.tool.name} isn't allowed by the loaded skills ({names}): {', '.join(sorted(allowed))}."
+        )

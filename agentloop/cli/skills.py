@@ -1,0 +1,41 @@
+"""`agentloop skills check`: whether the skills of a folder can be read, and what is wrong where they can't."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from agentloop._common.terminal_text import exact
+from agentloop.bundles._skills import Skill, SkillFault, find_skills
+from agentloop.cli import errors
+from agentloop.cli.help_text import examples
+
+
+@click.group()
+def skills() -> None:
+    """Look after folders of skills."""
+
+
+@skills.command(epilog=examples("agentloop skills check skills", "agentloop skills check skills/greeting"))
+@click.argument("folder", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
+def check(folder: Path) -> None:
+    """Read the heads of the skills in DIR, which is a skill or has skills in it, and tell what is wrong.
+
+    Exit codes: 0 all can be read, 1 one can't or there is none, 2 wrong use.
+    """
+    failed, found = False, 0
+    for place in find_skills(folder):
+        found += 1
+        try:
+            skill = Skill.read(place)
+        except (SkillFault, OSError) as fault:
+            failed = True
+            click.echo(f"Error: {exact(str(fault))}", err=True)
+        else:
+            click.echo(f"{skill.name}: {exact(skill.description)}")
+    if not found:
+        click.echo(f"Error: {exact(str(folder))} has no skill: a folder with SKILL.md", err=True)
+    if failed or not found:
+        sys.exit(errors.FAILED)

@@ -1,0 +1,24 @@
+"""`agentloop skills check`: what can be read, and what is wrong where it can't."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from click.testing import Result
+
+Invoke = Callable[..., Result]
+
+
+def test_skills_of_a_folder_are_checked(invoke: Invoke, tmp_path: Path) -> None:
+    """Each is named; a fault has its file and line, and makes the command fail; so does a folder without skills."""
+    for name, head in (("one", "name: one\ndescription: What \x1b[2J for."), ("two", "name: other\ndescription: x")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "SKILL.md").write_text(f"---\n{head}\n---\nbody\n")
+    good = invoke("skills", "check", str(tmp_path / "one"))
+    assert (good.exit_code, good.stdout) == (0, "one: What \\x1b[2J for.\n")
+    mixed = invoke("skills", "check", str(tmp_path))
+    assert (mixed.exit_code, mixed.stdout) == (1, good.stdout)
+    assert f"{tmp_path}/two/SKILL.md:2: name: expected the name of the folder, 'two', got 'other'" in mixed.stderr
+    (tmp_path / "empty").mkdir()
+    bare = invoke("skills", "check", str(tmp_path / "empty"))
+    assert bare.exit_code == 1
+    assert "has no skill: a folder with SKILL.md" in bare.stderr
