@@ -200,9 +200,11 @@ class InputGuardrailResult(NotedValue, frozen=True, kw_only=True):
     """
 
     guardrail: Any
-    output: GuardrailFunctionOutput
+    output: GuardrailFunctionOutput | AskAgain
     duration: float
     secret: bool = False
+    input_id: str | None = None
+    """The input added to the run that was judged; None for the run's own input. After `AskAgain` it isn't shown."""
 
     def __repr__(self) -> str:
         return self._format({"output": f"<{type(self.output).__name__}>"} if self.secret else {})
@@ -259,7 +261,9 @@ class InputGuardrail(ReprByFields):
     """A check of a run's input: *fn(ctx, agent, input)* returns `GuardrailFunctionOutput`.
 
     With `run_in_parallel` it runs beside the first model call, and the calls of that response wait for it; without it
-    the model call waits.
+    the model call waits. An input that was added to the run (`RunStream.add_input`) is judged by itself before it is
+    shown. For such an input it may return `AskAgain`: the run continues without the input, and `RunState.inputs` tells
+    its sender why. For the run's own input `AskAgain` trips.
 
     Example:
         from agentloop import Agent, GuardrailFunctionOutput, InputGuardrail

@@ -1,17 +1,19 @@
-"""The outcome of one tool call: a frozen value, made when the call settles."""
+"""The outcome of a tool call, and of an input that was added to a run: frozen values, made as the log tells them."""
 
 from __future__ import annotations
 
 from typing import Any, Literal, TypeAlias
 
 from agentloop._common.masking import MASK, error_repr
-from agentloop._common.values import NotedValue
-from agentloop.items import Content
+from agentloop._common.values import NotedValue, Value
+from agentloop.items import Content, Item
 
 __all__ = [
+    "AddedInput",
     "CallOutcome",
     "CancelledBy",
     "FROM_ABOVE",
+    "InputStatus",
     "RunStatus",
     "SUCCESSES",
     "Status",
@@ -31,6 +33,22 @@ FROM_ABOVE: tuple[CancelledBy, ...] = ("parent", "deadline")
 
 RunStatus: TypeAlias = Literal["completed", "interrupted", "cancelled", "stopped", "failed"]
 """How a run, or a segment of it, ended."""
+InputStatus: TypeAlias = Literal["waiting", "shown", "withdrawn", "rejected"]
+"""The state of an added input: `withdrawn` by its sender, `rejected` by a guardrail that answered `AskAgain`."""
+
+
+class AddedInput(Value, frozen=True):
+    """An input that was added to a run under way, and what has become of it (`RunState.inputs`).
+
+    `reason` is what the guardrail says that has rejected it, and `by` names its giver, in the application's words.
+    """
+
+    id: str
+    items: tuple[Item, ...]
+    when: Literal["turn", "idle"]
+    by: str | None = None
+    status: InputStatus = "waiting"
+    reason: str | None = None
 
 
 class CallOutcome(NotedValue, frozen=True, kw_only=True):

@@ -34,6 +34,8 @@ __all__ = [
     "HandedOff",
     "HistoryReplaced",
     "InputAdded",
+    "InputShown",
+    "InputWithdrawn",
     "ModelFailed",
     "ModelRequested",
     "ModelResponded",
@@ -188,6 +190,9 @@ class GuardrailSettled(_ValueRecord, frozen=True, tag="guardrail_settled", metac
     info: Any = None
     detail: Any = None
     """The content of a verdict: a tool guardrail's message, arguments or value, or the message of `AskAgain`."""
+    input_id: str | None = None
+    """The added input that an input guardrail has judged; None for the run's own input. With the verdict `"ask_again"`
+    the run doesn't show it."""
     result: Any = None
     """The live result object; in this process only."""
 
@@ -332,9 +337,29 @@ class HistoryReplaced(_Record, frozen=True, tag="history_replaced"):
 
 
 class InputAdded(_Record, frozen=True, tag="input_added"):
-    """The application added input to a run under way."""
+    """The application added input to a run under way: it waits until the run shows it to the model (`InputShown`)."""
 
     items: tuple[Item, ...]
+    id: str = ""
+    """The name of the input, once in a run. Of an older log it is empty: the model was shown the input at once."""
+    when: Literal["turn", "idle"] = "turn"
+    """The moment to show it: with the next request, or when the run would end otherwise."""
+    by: str | None = None
+    """The giver of the input, in the application's words."""
+
+
+class InputShown(_Record, frozen=True, tag="input_shown"):
+    """The run took the added input *id* into the history, after its guardrails: the next request has it."""
+
+    id: str
+
+
+class InputWithdrawn(_Record, frozen=True, tag="input_withdrawn"):
+    """The application took the added input *id* back before the run showed it."""
+
+    id: str
+    by: str | None = None
+    """As in `InputAdded`."""
 
 
 class SessionSaved(_Record, frozen=True, tag="session_saved"):
@@ -429,6 +454,8 @@ Record: TypeAlias = (
     | HandedOff
     | HistoryReplaced
     | InputAdded
+    | InputShown
+    | InputWithdrawn
     | SandboxOpened
     | SessionSaved
     | CallbackReturned

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, final
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, final
 
 from anyio.lowlevel import checkpoint
 
@@ -25,16 +25,22 @@ from agentloop._core.plan import read_arguments
 from agentloop._core.record_events import parse_event_id, read_events
 from agentloop._core.run_fold import RunFold
 from agentloop._schema.json_text import parse_object
-from agentloop._storage.incoming import check_items
 from agentloop._storage.signing import Keys
 from agentloop.abc import Codec, Journal
 from agentloop.agents import Agent
 from agentloop.agents._graph import AgentGraph, changes
 from agentloop.events import Event
-from agentloop.exceptions import ModelBehaviorError, StateError, UserError, UserTypeError, UserValueError
+from agentloop.exceptions import (
+    InputRefusedError,
+    ModelBehaviorError,
+    StateError,
+    UserError,
+    UserTypeError,
+    UserValueError,
+)
 from agentloop.items import ApprovalRequest, Item, ToolCall, to_items
+from agentloop.outcomes import AddedInput
 from agentloop.settings import JsonLimits
-from agentloop.tools import StopAtTools
 
 if TYPE_CHECKING:
     from cattrs import BaseConverter
@@ -339,33 +345,73 @@ class RunState:
         given = verdict_on(self._fold, call, graph, own=own, converter=self.converter, replace=replace, **verdict)
         self._append(given)
 
-    def add_input(self, input: str | Iterable[Item]) -> None:
-        """Add input that the model is shown at its next call, after the current agent's guardrails have checked it.
+    @property
+    def inputs(self) -> tuple[AddedInput, ...]:
+        """The inputs that were added to the run, in their order, and what has become of each."""
+        return tuple(self._fold.inputs.values())
+
+    def add_input(
+        self,
+        input: str | Iterable[Item],
+        *,
+        when: Literal["turn", "idle"] = "turn",
+        id: str | None = None,
+        by: str | None = None,
+    ) -> str:
+        """Add input that the model is shown once the state is resumed; return its id. See `RunStream.add_input`.
+
+        Args:
+            input: Text or items.
+            when: `"turn"` to show it with the next request, `"idle"` when the run would end otherwise.
+            id: The id of the input, which you choose; a second call with it and the same input adds nothing.
+            by: Who gives the input, in the application's words; the log keeps it (`InputAdded.by`).
 
         Raises:
-            StateError: if the run is over or has no turn left, or if the model's last answer is not processed yet.
-        """
-        fold = self._fold
-        items = check_items("input", to_items(input))
-        check_goes_on(fold)
-        paused = fold.turn_open and fold.pauses  # no item may separate the parts of one answer
-        if fold.batch_open or fold.handoffs_due or paused or self._may_end(fold):
-            raise StateError("add_input: the model's last answer isn't dealt with yet; run the state on first")
-        if fold.max_turns is not None and fold.turn >= fold.max_turns and not fold.turn_open:
-            raise StateError(f"add_input: no turn is left (max_turns={fold.max_turns})")
-        self._append(r.InputAdded((), fold.turn, time.time(), items))
+            InputRefusedError: if the run is over or has no turn left, or if another input has the id.
 
-    def _may_end(self, fold: RunFold) -> bool:
-        """Return True if the model's message or a call's output may be the final output."""
-        if fold.response is None:
-            return False
-        if not fold.batch:
-            return True
-        agent = AgentGraph(self.agent).find(fold.agent)
-        behavior = agent.tool_use_behavior if agent is not None else None
-        if isinstance(behavior, StopAtTools):
-            return any(call.call.name in behavior.names for call in fold.batch)
-        return behavior != "run_llm_again"
+        Example:
+            from agentloop import Agent, RunConfig, Runner
+            from agentloop.conditions import MaxTurns
+            from agentloop.testing import ScriptedModel, call, say
+            from agentloop import tool
+
+            @tool
+            def look() -> str:
+                "Look."
+                return "a cat"
+
+            agent = Agent("a", model=ScriptedModel([call("look"), say("ok")]), tools=[look])
+            state = Runner.run_sync(agent, "Look.", run_config=RunConfig(stop_when=MaxTurns(1))).to_state()
+            print(state.add_input("In French, please."))  # input_1
+            print(Runner.run_sync(agent, state).new_items[-2].text)  # In French, please.
+        """
+        from agentloop._core.inbox import check_open, make_input  # few states get one
+
+        self._check_takes_input("add_input")
+        check_open(self._fold, live=False)
+        added = make_input(self._fold, input, when, id, by, time.time())
+        if added is None:
+            assert id is not None
+            return id
+        self._append(added)
+        return added.id
+
+    def withdraw(self, id: str, *, by: str | None = None) -> None:
+        """Take the added input *id* back, which the model hasn't been shown.
+
+        Raises:
+            InputRefusedError: if the run is over, or the input doesn't wait; its `reason` says what has become of it.
+        """
+        from agentloop._core.inbox import make_withdrawal
+
+        self._check_takes_input("withdraw")
+        self._append(make_withdrawal(self._fold, id, by, time.time()))
+
+    def _check_takes_input(self, what: str) -> None:
+        try:
+            check_goes_on(self._fold)
+        except StateError as error:
+            raise InputRefusedError(f"{what}: {error}", reason="over") from None
 
     # -- storing
 

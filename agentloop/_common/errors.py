@@ -263,6 +263,20 @@ class StateError(AgentLoopError):
     """Stored state can't be used: unknown schema, another run's, or it says the run is over."""
 
 
+class InputRefusedError(StateError):
+    """A run takes no further input, or the input that is to be taken back doesn't wait any more.
+
+    Attributes:
+        reason: The reason as a word. Of an input: `"over"` (the run is over, or ends), `"no_turn_left"`,
+            `"other_input"` (the id is another input's). Of a withdrawal: `"over"`, `"judged"` (an input guardrail is
+            at it), `"unknown"`, or what has become of the input: `"shown"`, `"withdrawn"`, `"rejected"`.
+    """
+
+    def __init__(self, message: str, *, reason: str) -> None:
+        super().__init__(message)
+        self.reason: str = reason
+
+
 class JournalError(AgentLoopError):
     """The journal failed, or does not belong to this run."""
 

@@ -48,12 +48,17 @@ def restore_result(record: GuardrailSettled, state: RunFold, agent: Any, known: 
             call=call.call if call is not None else ToolCall(record.call_id or "", ""),
         )
     guardrail = _find_guardrail(record, known)
+    output: Any = GuardrailFunctionOutput(record.info, record.verdict == "tripped")
     if record.verdict == "ask_again":
-        asked = AskAgain(str(record.detail or ""), record.info)
-        return OutputGuardrailResult(guardrail=guardrail, output=asked, duration=record.duration, agent=agent)
-    output = GuardrailFunctionOutput(record.info, record.verdict == "tripped")
+        output = AskAgain(str(record.detail or ""), record.info)
     if record.stage == "input":
-        return InputGuardrailResult(guardrail=guardrail, output=output, duration=record.duration, secret=record.secret)
+        return InputGuardrailResult(
+            guardrail=guardrail,
+            output=output,
+            duration=record.duration,
+            secret=record.secret,
+            input_id=record.input_id,
+        )
     return OutputGuardrailResult(guardrail=guardrail, output=output, duration=record.duration, agent=agent)
 
 

@@ -66,6 +66,8 @@ def events_of(record: r.Record, root: RunFold, find_agent: FindAgent) -> list[ev
             return [ev.TurnStarted(**where)]
         case r.ModelResponded():
             return [*_created(state.response or (), record), *_note_usage(root.records, state)]
+        case r.InputShown(id=input_id):
+            return _created(state.inputs[input_id].items, record)
         case r.HistoryReplaced(reason=reason, items=items) if reason in _SAID:
             return _created(items, record)
         case r.BatchEnded():

@@ -24,14 +24,14 @@ from agentloop._core.call_state import CallState, is_search, make_interruption
 from agentloop._core.failure_choice import Rank, class_of_summary, rank_of_summary
 from agentloop.items import ApprovalRequest, HandoffCall, Item, ToolCall, ToolOutput
 from agentloop.model_events import ModelInfo, ModelResponse
-from agentloop.outcomes import FROM_ABOVE
+from agentloop.outcomes import FROM_ABOVE, AddedInput
 from agentloop.settings import JsonLimits
 from agentloop.usage import RequestUsage, Usage
 
 _DEFAULT_LIMITS = JsonLimits()
 _SHALLOW = (
     *("guardrails", "failures", "handoffs_due", "just_released"),
-    *("receipts", "cancel_requests", "sticky", "_repeats", "handoffs", "found_tools"),
+    *("inbox", "inputs", "receipts", "cancel_requests", "sticky", "_repeats", "handoffs", "found_tools"),
 )
 """The lists and dictionaries of a fold with entries that never change."""
 
@@ -150,6 +150,10 @@ class RunFacts(msgspec.Struct, eq=False):
     """Input guardrails that have to pass `unchecked_input`, as the current turn's start names them; often none."""
     input_guards_passed: frozenset[tuple[str, int]] = NO_SET
     """Input guardrails that have passed `unchecked_input`, by name and position among those of that name."""
+    inbox: dict[str, AddedInput] = NO_DICT
+    """The inputs that were added and wait, by id, in the order in which they came."""
+    inputs: dict[str, AddedInput] = NO_DICT
+    """All inputs that were added, by id."""
     guardrails: Sequence[r.GuardrailSettled] = ()
     tripped: r.GuardrailSettled | None = None
     """The input or output guardrail of the run whose tripwire ends this run segment."""

@@ -10,7 +10,7 @@ attribute. Those are of two kinds:
 
 * *Contents*, which copy what records said: `run_id`, `agent`, `turn`, `input`, `history`, `new_items`, `responses`,
   `response`, `calls`, `batch`, `guardrails`, `tripped`, `failures`, `meter`, `saved`, `compacted`, `started`,
-  `resumed`, `ended`.
+  `resumed`, `ended`, `inbox`, `inputs`.
 * *Indices*, which a scan of `records` would find too: `nested`, `released_late`, `released`, `sticky`,
   `cancel_requests`, `handoffs`, `receipts`, `settled_tools`, `tool_users`, `found_tools`, `searches`,
   `input_guards_passed`, `turn_began`, `compactions`, the caches `_found`, `_digest` and `_repeats`. They exist because
@@ -62,7 +62,7 @@ from agentloop._core.run_facts import RunFacts
 from agentloop._core.secret_marks import MAY_HOLD_SECRETS, has_gaps, mark_record
 from agentloop._storage.withholding import WithheldText
 from agentloop.items import AssistantMessage, HandoffCall, Item, Reasoning, ToolCall, ToolOutput
-from agentloop.outcomes import FROM_ABOVE, SUCCESSES
+from agentloop.outcomes import FROM_ABOVE, SUCCESSES, AddedInput, InputStatus
 from agentloop.settings import JsonLimits
 from agentloop.usage import RequestUsage
 
@@ -253,7 +253,11 @@ def _model_failed(fold: RunFacts, record: r.ModelFailed) -> None:
 
 def _guardrail_settled(fold: RunFacts, record: r.GuardrailSettled) -> None:
     fold.guardrails = append_to(fold.guardrails, record)
-    if record.stage == "input" and record.verdict == "passed":
+    if record.input_id is not None and record.verdict != "tripped":
+        if record.verdict == "ask_again" and record.input_id in fold.inbox:
+            reason = record.detail if isinstance(record.detail, str) else None
+            _leave_inbox(fold, record.input_id, "rejected", reason)
+    elif record.stage == "input" and record.verdict == "passed":
         fold.input_guards_passed |= {(record.guardrail, record.nth)}
         _accept_if_passed(fold)
     elif record.stage in ("input", "output") and record.verdict == "tripped":
@@ -446,11 +450,35 @@ def _history_replaced(fold: RunFacts, record: r.HistoryReplaced) -> None:
 
 def _input_added(fold: RunFacts, record: r.InputAdded) -> None:
     _note_secrets(fold, record.items)
+    if record.id:
+        if fold.inputs is NO_DICT:
+            fold.inbox, fold.inputs = {}, {}
+        added = AddedInput(record.id, record.items, record.when, record.by)
+        fold.inbox[record.id] = fold.inputs[record.id] = added
+        return
+    # A log of an earlier version: the run showed the input at once, and its guardrails judged it in the next turn.
     fold.history.extend(record.items)
     fold.new_items.extend(record.items)
     fold.input_added_later, fold.input_accepted = fold.input_added_later or fold.input_accepted, False
     fold.input_guards_passed = NO_SET  # a guardrail that passed the earlier input has not seen the new one
     fold.unchecked_input += record.items
+
+
+def _leave_inbox(fold: RunFacts, input_id: str, status: InputStatus, reason: str | None = None) -> AddedInput:
+    added = fold.inbox.pop(input_id)
+    fold.inputs[input_id] = added.replace(status=status, reason=reason)
+    return added
+
+
+def _input_shown(fold: RunFacts, record: r.InputShown) -> None:
+    added = _leave_inbox(fold, record.id, "shown")
+    fold.history.extend(added.items)
+    fold.new_items.extend(added.items)
+    fold.response = None  # it isn't a candidate for the final output any more
+
+
+def _input_withdrawn(fold: RunFacts, record: r.InputWithdrawn) -> None:
+    _leave_inbox(fold, record.id, "withdrawn")
 
 
 def _sandbox_opened(fold: RunFacts, record: r.SandboxOpened) -> None:
@@ -484,6 +512,8 @@ _FOLDS: dict[type, Callable[[RunFacts, Any], None]] = {
     r.HandedOff: _handed_off,
     r.HistoryReplaced: _history_replaced,
     r.InputAdded: _input_added,
+    r.InputShown: _input_shown,
+    r.InputWithdrawn: _input_withdrawn,
     r.SandboxOpened: _sandbox_opened,
     r.SessionSaved: _session_saved,
     r.CancelRequested: _cancel_requested,

@@ -51,7 +51,9 @@ OF_RUNS: dict[type, tuple[RunPhase, ...]] = {
     r.BatchEnded: _CALLS,
     r.HandedOff: ("handoff",),
     r.HistoryReplaced: ("between", "model"),
-    r.InputAdded: ("between", "model", "ended"),
+    r.InputAdded: _STARTED,
+    r.InputShown: ("between", "model"),
+    r.InputWithdrawn: _STARTED,
     r.SandboxOpened: _UNDER_WAY,
     r.SessionSaved: _UNDER_WAY,
     r.CallbackReturned: _UNDER_WAY,
@@ -197,6 +199,25 @@ def _check_sandbox(fold: RunFold, _record: r.SandboxOpened) -> None:
         raise ValueError("a run has one sandbox, which its nested runs share")
 
 
+def _check_added(fold: RunFold, record: r.InputAdded) -> None:
+    if not record.id and (fold.batch_open or fold.handoffs_due):  # of an earlier version, whose fold showed it at once
+        raise ValueError("the turn's calls have no outputs yet")
+    if record.id in fold.inputs:
+        raise ValueError(f"input {record.id!r} was added before")
+
+
+def _check_waiting(fold: RunFold, record: r.InputShown | r.InputWithdrawn) -> None:
+    if record.id not in fold.inbox:
+        known = fold.inputs.get(record.id)
+        raise ValueError(f"input {record.id!r} doesn't wait: it is {'unknown' if known is None else known.status}")
+
+
+def _check_shown(fold: RunFold, record: r.InputShown) -> None:
+    _check_waiting(fold, record)
+    if fold.turn_open and fold.pauses:
+        raise ValueError("the provider has paused its answer, and nothing may separate the parts of it")
+
+
 _CHECKS: dict[type, Callable[[RunFold, Any], object]] = {
     r.TurnStarted: _check_turn,
     r.SandboxOpened: _check_sandbox,
@@ -208,6 +229,9 @@ _CHECKS: dict[type, Callable[[RunFold, Any], object]] = {
     r.BatchEnded: _check_batch,
     r.HandedOff: _check_handoff,
     r.HistoryReplaced: _check_replaced,
+    r.InputAdded: _check_added,
+    r.InputShown: _check_shown,
+    r.InputWithdrawn: _check_waiting,
 }
 """By kind: what a record must fit besides the phase of its run."""
 

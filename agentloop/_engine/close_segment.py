@@ -112,6 +112,7 @@ async def finish_segment(run: LiveRun, given: FinishedRun) -> BaseException | No
     """
     turn_ended_at = run.tree.log.wall() if run.state.turn and not run.state.batch else None  # else a record says so
     errors: list[BaseException] = []
+    run.take_no_input()
     _bound_cleanup(run, given)
     if run.settings.session is not None and given.status != "completed":  # else the turn's end has saved it
         errors += await _attempt(partial(_save_rest, run, run.settings.session, given.error))

@@ -39,8 +39,9 @@ HandlerName = Literal["max_turns", "model_refusal", "invalid_final_output"]
 async def accept(run: LiveRun, candidate: CheckOutput) -> FinishedRun | None:
     """Return the end of the run with *candidate* as its final output, after hooks and output guardrails.
 
-    None if the model's answer doesn't fit the output type, or a guardrail asks for another one, and the history now has
-    a message that asks the model to correct it. The session is saved in both cases.
+    None if the run continues: the model's answer doesn't fit the output type, or a guardrail asks for another one, and
+    the history now has a message that asks the model to correct it; or the history has an input that was added to the
+    run. The session is saved in each case.
 
     Raises:
         ModelBehaviorError: the answer doesn't fit, the model isn't asked again, and no handler has another output.
@@ -54,17 +55,53 @@ async def accept(run: LiveRun, candidate: CheckOutput) -> FinishedRun | None:
         try:
             output = typed.parse(output, run.settings.config.json_limits)
         except ModelBehaviorError as error:
-            if may_ask_again(run.state, run.agent.output_retries):
-                await _ask_again(run, str(error))
-                return None
-            return FinishedRun("completed", await handle_error(run, _explain_cut(run, error), "invalid_final_output"))
+            return await _correct(run, error)
     faults = await _check_output(run, output, candidate.made_by, may_ask=True)
     if faults:
         maker = None if candidate.made_by is None else run.state.calls[candidate.made_by].call
         await _ask_again(run, faults, secret=maker is not None and run.state.gives_secret(maker))
         return None
+    if await continues_with_input(run):
+        return None
+    await save(run)
     stop_reason = run.state.closed_by if run.state.turn == run.state.closing else None
     return FinishedRun("completed", output, stop_reason=stop_reason)
+
+
+async def _correct(run: LiveRun, error: ModelBehaviorError) -> FinishedRun | None:
+    """Return the end of the run whose answer doesn't fit, by *error*; None if the model is asked again, or continues.
+
+    Raises:
+        ModelBehaviorError: no handler has another output.
+    """
+    try:
+        if may_ask_again(run.state, run.agent.output_retries):
+            await _ask_again(run, str(error))
+            return None
+        if await continues_with_input(run):
+            return None
+        return FinishedRun("completed", await handle_error(run, _explain_cut(run, error), "invalid_final_output"))
+    finally:
+        del error  # as in `handle_error`
+
+
+async def continues_with_input(run: LiveRun) -> bool:
+    """Show the inputs that were added to the run, which would end now; tell whether there was one.
+
+    If not, the run takes no input from now on.
+    """
+    if run.state.inbox and await show_due_inputs(run, ends=True):
+        await save_turn(run)
+        return True
+    run.takes_input = False
+    return False
+
+
+async def show_due_inputs(run: LiveRun, *, ends: bool = False) -> bool:
+    """Show the added inputs that are due, as `inbox.show_inputs`."""
+    from agentloop._engine.inbox import show_inputs  # few runs get one
+
+    return await show_inputs(run, ends=ends)
 
 
 async def _ask_again(run: LiveRun, faults: str, *, secret: bool = False) -> None:
@@ -88,11 +125,11 @@ def _explain_cut(run: LiveRun, error: ModelBehaviorError) -> ModelBehaviorError:
 
 
 async def _check_output(run: LiveRun, output: Any, made_by: str | None = None, *, may_ask: bool = False) -> str:
-    """Call the agent's end hooks, run the output guardrails and save the session; return an empty text.
+    """Call the agent's end hooks and run the output guardrails; return an empty text.
 
     Return what the model has to hear if a guardrail asks for another answer, and the model may be asked (*may_ask*). If
     a guardrail trips, the output of the call *made_by* is withheld, and the session is not saved here. For any other
-    Exception the session is saved first.
+    Exception the session is saved first; the caller saves it otherwise.
     """
     agent = run.agent
     await run.call_hooks("agent_end", agent, output)
@@ -100,7 +137,6 @@ async def _check_output(run: LiveRun, output: Any, made_by: str | None = None, *
     if (validated or run.settings.config.output_guardrails) and (faults := await _judge(run, output, made_by, may_ask)):
         return faults
     await run.checkpoint()  # the last one: from here on the output is accepted
-    await save(run)
     return ""
 
 
@@ -204,6 +240,7 @@ async def handle_error(run: LiveRun, error: AgentLoopError, name: HandlerName) -
         text = output if isinstance(output, str) else typed.dump(output) if typed is not None else str(output)
         run.add_message("error_handler", AssistantMessage(text))
     await _check_output(run, output)
+    await save(run)
     return output
 
 

@@ -59,7 +59,7 @@ from agentloop._core.next_action import (
 )
 from agentloop._core.turn_view import TurnView
 from agentloop._engine.close_segment import FinishedRun, finish_segment, save_turn
-from agentloop._engine.final_output import accept, ask_behavior, give_up
+from agentloop._engine.final_output import accept, ask_behavior, continues_with_input, give_up, show_due_inputs
 from agentloop._engine.model_call import call_model, find_price, make_request
 from agentloop._engine.prepare_turn import prepare_turn
 from agentloop._engine.run_result import attach_run_data
@@ -233,6 +233,9 @@ async def _give_up(run: LiveRun, action: GiveUp) -> FinishedRun | None:
             return ended
         if _answers_at_limit(run, "max_turns"):
             return None
+    elif await continues_with_input(run):
+        return None
+    run.takes_input = False
     return FinishedRun("completed", await give_up(run, action))
 
 
@@ -281,6 +284,21 @@ async def _begin_turn(run: LiveRun) -> TurnView:
         raise run.stopped_by
     view = run.view = await prepare_turn(run)
     await run.checkpoint()  # a shielded section before this may have hidden the end of the run
+    view = await _fit_request(run, view)
+    while run.state.inbox and await show_due_inputs(run):  # the last look is in the step of `TurnStarted`
+        view = await _fit_request(run, view)
+    state, log, judges = run.state, run.tree.log, _name_judges(run)
+    turn = state.turn if state.turn_open else state.turn + 1  # open: from an earlier run segment, without an answer
+    log.append(TurnStarted(state.path, turn, log.wall(), state.agent, view.tool_names, view.handoff_names, judges))
+    return view
+
+
+async def _fit_request(run: LiveRun, view: TurnView) -> TurnView:
+    """See to it that the request fits the model's window and the budgets; return the view, which may have changed.
+
+    Raises:
+        ContextTooLong, UsageLimitExceeded: as `_begin_turn`.
+    """
     if (policy := run.settings.config.context or run.agent.context) is not None:
         from agentloop._compacting import keep_in_window
 
@@ -292,9 +310,6 @@ async def _begin_turn(run: LiveRun) -> TurnView:
                 view = run.view = await prepare_turn(run)  # a note changes what the model is shown
     if run.settings.budget is not None and run.settings.budget.counts_worst_case and not run.state.is_closing:
         view = await _check_worst_case(run, view)
-    state, log, judges = run.state, run.tree.log, _name_judges(run)
-    turn = state.turn if state.turn_open else state.turn + 1  # open: from an earlier run segment, without an answer
-    log.append(TurnStarted(state.path, turn, log.wall(), state.agent, view.tool_names, view.handoff_names, judges))
     return view
 
 

@@ -45,6 +45,7 @@ from agentloop.guardrails import (
     OutputGuardrailResult,
 )
 from agentloop.items import Item
+from agentloop.outcomes import AddedInput
 from agentloop.records import GuardrailSettled
 
 
@@ -54,13 +55,13 @@ async def _run_guardrail(run: LiveRun, stage: Any, guardrail: Any, *args: Any) -
         run.path, stage, guardrail.name, None, lambda: call_user(guardrail.fn, run.context, run.agent, *args)
     )
     output = await run.tree.effects.perform(effect)
-    if not isinstance(output, GuardrailFunctionOutput) and not (stage == "output" and isinstance(output, AskAgain)):
-        kinds = "GuardrailFunctionOutput or AskAgain" if stage == "output" else "GuardrailFunctionOutput"
+    if not isinstance(output, GuardrailFunctionOutput | AskAgain):
+        kinds = "GuardrailFunctionOutput or AskAgain"
         raise UserTypeError(f"guardrail {guardrail.name!r} must return {kinds}, not {output!r}")
     return output, anyio.current_time() - began
 
 
-def _record_result(run: LiveRun, stage: Any, index: int, result: Any, nth: int) -> None:
+def _record_result(run: LiveRun, stage: Any, index: int, result: Any, nth: int, *, input_id: str | None = None) -> None:
     output = result.output
     asks = isinstance(output, AskAgain)
     run.tree.log.append(
@@ -74,6 +75,7 @@ def _record_result(run: LiveRun, stage: Any, index: int, result: Any, nth: int) 
             nth=nth,
             info=output.output_info,
             detail=output.message if asks else None,
+            input_id=input_id,
             result=result,
         )
     )
@@ -123,14 +125,36 @@ def guards_missing(run: LiveRun) -> list[Judge]:
     ]
 
 
-def _make_input_judge(run: LiveRun, judge: Judge, given: tuple[Item, ...]) -> Any:
+async def judge_added_input(run: LiveRun, added: AddedInput) -> None:
+    """Run all input guardrails on *added*, at once, before the model is shown it.
+
+    Raises:
+        InputGuardrailTripwireTriggered: by the first that trips; the others have ended.
+        Exception: the error of a guardrail; the others have ended, too.
+    """
+    guards = input_guardrails(run)
+    keys = number_names(guard.name for guard in guards)
+    judges = [
+        _make_input_judge(run, Judge(index, keys[index][1], one), added.items, added.id)
+        for index, one in enumerate(guards)
+    ]
+    await beside(judges, "agentloop guardrail")
+
+
+def _make_input_judge(
+    run: LiveRun, judge: Judge, given: tuple[Item, ...], input_id: str | None = None
+) -> Callable[[], Awaitable[None]]:
     guardrail = judge.guardrail
 
     async def judge_input() -> None:
         output, duration = await _run_guardrail(run, "input", guardrail, given)
+        if isinstance(output, AskAgain) and input_id is None:
+            output = output._refused()  # the run has no sender who could give it another input
         secret = run.state.secret_input
-        result = InputGuardrailResult(guardrail=guardrail, output=output, duration=duration, secret=secret)
-        _record_result(run, "input", judge.index, result, judge.nth)
+        result = InputGuardrailResult(
+            guardrail=guardrail, output=output, duration=duration, secret=secret, input_id=input_id
+        )
+        _record_result(run, "input", judge.index, result, judge.nth, input_id=input_id)
         if output.tripwire_triggered:
             raise InputGuardrailTripwireTriggered(f"Input guardrail {guardrail.name} tripped", guardrail_result=result)
 

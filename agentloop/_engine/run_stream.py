@@ -20,7 +20,7 @@ Facts: those of the block; all else of a run is in `_live`.
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping
 from contextvars import copy_context
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Self, final
@@ -42,7 +42,7 @@ from agentloop._engine.runtime.live_run import LiveRun
 from agentloop._engine.start import RunSegment
 from agentloop.agents import Agent
 from agentloop.exceptions import UserError, UserTypeError, UserValueError
-from agentloop.items import ApprovalRequest, ToolCall
+from agentloop.items import ApprovalRequest, Item, ToolCall
 from agentloop.results import RunResult
 
 if TYPE_CHECKING:
@@ -291,6 +291,82 @@ class RunStream(Block, Generic[OutputT]):
     ) -> None:
         """Reject a call that waits, while the run is under way: as `RunState.reject`."""
         self._give_verdict(call, approved=False, message=message, always=always, by=by, replace=replace)
+
+    @uninterrupted
+    async def add_input(
+        self,
+        input: str | Iterable[Item],
+        *,
+        when: Literal["turn", "idle"] = "turn",
+        id: str | None = None,
+        by: str | None = None,
+    ) -> str:
+        """Add input to the run under way; return its id once it is durable.
+
+        The model is shown it once: at the end of the turn under way, before the next request, or, with
+        `when="idle"`, when the run would end, which then continues. The input guardrails judge it first. If the run
+        pauses, fails or is cancelled before that, the input waits in its log for the next run segment.
+
+        From any task, also of another event loop. A thread without one writes `anyio.run(stream.add_input, "text")`.
+
+        Cancellation: a checkpoint. If it is cancelled, the input may be in the log: ask again with the same *id*.
+
+        Args:
+            input: Text or items.
+            when: `"turn"` or `"idle"`.
+            id: The id of the input, which you choose; a second call with it and the same input adds nothing, so that
+                you can repeat a call of which you don't know whether it arrived.
+            by: Who gives the input, in the application's words; the log keeps it (`InputAdded.by`).
+
+        Raises:
+            InputRefusedError: the run is over or ends, or has no turn left, or another input has the id.
+            JournalError: the journal has failed; the run ends, and the input may be lost.
+
+        Example:
+            import anyio
+            from agentloop import Agent, Runner, tool
+            from agentloop.testing import ScriptedModel, call, say
+
+            @tool
+            async def look() -> str:
+                "Look."
+                return "a cat"
+
+            async def main():
+                agent = Agent("a", model=ScriptedModel([call("look"), say("Un chat.")]), tools=[look])
+                async with Runner.run_streamed(agent, "What is it?") as stream:
+                    await stream.add_input("Answer in French.")
+                    async for event in stream:
+                        pass
+                print(stream.state.inputs[0].status)  # shown
+
+            anyio.run(main)
+        """
+        from agentloop._core.inbox import make_input
+        from agentloop._engine.inbox import give, put_input
+
+        live = self._find_inbox()
+        given = await give(live, lambda: put_input(live, lambda fold, at: make_input(fold, input, when, id, by, at)))
+        return given or id or ""
+
+    @uninterrupted
+    async def withdraw(self, id: str, *, by: str | None = None) -> None:
+        """Take back the added input *id*, which the model hasn't been shown. As `add_input`.
+
+        Raises:
+            InputRefusedError: it doesn't wait; its `reason` says what has become of it.
+            JournalError: the journal has failed.
+        """
+        from agentloop._core.inbox import make_withdrawal
+        from agentloop._engine.inbox import give, withdraw_input
+
+        live = self._find_inbox()
+        await give(live, lambda: withdraw_input(live, lambda fold, at: make_withdrawal(fold, id, by, at)))
+
+    def _find_inbox(self) -> LiveRun:
+        if self._nursery is None:
+            raise UserError("the run has not started: enter the block first")
+        return self._live
 
     @uninterrupted
     def _give_verdict(

@@ -98,8 +98,7 @@ async def _begin(run: LiveRun, segment: RunSegment, given: tuple[Item, ...], tra
             own, shown = await load_session(run, run.settings.session, given)
             started = started.replace(input=own, shown=shown)
     finally:
-        run.tree.log.append(started)  # the first record, also if loading the session fails
-        run.has_begun = True
+        run.begin(started)  # also if loading the session fails
     await _ensure_sandbox(run)
     if run.find_hooks("agent_start"):
         await run.checkpoint()
@@ -139,8 +138,7 @@ async def _resume(run: LiveRun, segment: RunSegment, trace: Trace | None) -> Non
     if state.ended is not None and state.ended.status == "stopped":
         run.last_stopped_turn = state.turn
     traced: dict[str, Any] = {} if trace is None else _open_trace(run, trace)
-    log.append(RunResumed(*run.here(), run.tree.graph.key(run.agent), segment.max_turns, **traced))
-    run.has_begun = True
+    run.begin(RunResumed(*run.here(), run.tree.graph.key(run.agent), segment.max_turns, **traced))
     if segment.graph_changes:
         log.append(GraphChanged(*run.here(), segment.graph_changes))
     await _ensure_sandbox(run)

@@ -66,8 +66,8 @@ _ARGUMENTS = Secret(arguments=True)
 SECRETS: Mapping[type, Secret] = {
     **dict.fromkeys((r.RunStarted, r.RunResumed, r.TurnStarted, r.BatchEnded, r.GraphChanged), _NOTHING),
     **dict.fromkeys((r.ModelRequested, r.ModelResponded, r.ModelFailed, r.HandedOff), _NOTHING),
-    **dict.fromkeys((r.HistoryReplaced, r.InputAdded, r.SandboxOpened, r.SessionSaved), _NOTHING),
-    **dict.fromkeys((r.CancelRequested, r.DeadlinePassed, r.CleanupCut), _NOTHING),
+    **dict.fromkeys((r.HistoryReplaced, r.SandboxOpened, r.SessionSaved, r.CleanupCut), _NOTHING),
+    **dict.fromkeys((r.InputAdded, r.InputShown, r.InputWithdrawn, r.CancelRequested, r.DeadlinePassed), _NOTHING),
     **dict.fromkeys((r.ApprovalRequested, r.VerdictGiven, r.CallStarted, r.CallSettled), _ARGUMENTS),
     r.GuardrailSettled: Secret(("info", "detail"), live=("result",)),
     r.BodyEnded: Secret(("value",)),

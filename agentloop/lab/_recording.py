@@ -245,6 +245,7 @@ class Recording:
         started: dict[tuple[Path, str], RecordedCall] = {}
         named: dict[tuple[Path, str], tuple[str, str]] = {}
         models: dict[Path, ModelInfo | None] = {}
+        added: dict[str, tuple[Item, ...]] = {}
         for record in self.records:
             match record:
                 case r.ModelRequested():
@@ -283,7 +284,11 @@ class Recording:
                 case r.VerdictGiven():
                     self.verdicts[record.tool, record.digest].append(record)
                 case r.InputAdded(path=()):
-                    self.inputs[record.turn] = (*self.inputs.get(record.turn, ()), *record.items)
+                    added[record.id] = record.items
+                    if not record.id:  # of an older log, which showed it at once
+                        self.inputs[record.turn] = (*self.inputs.get(record.turn, ()), *record.items)
+                case r.InputShown(path=()):
+                    self.inputs[record.turn] = (*self.inputs.get(record.turn, ()), *added[record.id])
                 case _:
                     pass
 

@@ -242,6 +242,10 @@ class TimelineFold:
                 row.add_mark("cleanup_cut", record.at, f"cleanup cut at its deadline: {section}")
             case r.InputAdded(items=items):
                 run.row.add_mark("note", record.at, f"input added: {len(items)}")
+            case r.InputShown(id=input_id):
+                run.row.add_mark("note", record.at, f"input shown: {input_id}")
+            case r.InputWithdrawn(id=input_id):
+                run.row.add_mark("note", record.at, f"input withdrawn: {input_id}")
             case r.HistoryReplaced(reason="compaction", tokens_before=int(before), tokens=int(after), steps=steps):
                 by = f" by {', '.join(steps)}" if steps else ""
                 run.row.add_mark("note", record.at, f"history made shorter{by}: {before:,} to {after:,} tokens")

@@ -24,7 +24,7 @@ from agentloop.items import (
     UserMessage,
 )
 from agentloop.model_events import ModelResponse
-from agentloop.outcomes import CallOutcome
+from agentloop.outcomes import AddedInput, CallOutcome
 from agentloop.settings import JsonLimits
 from agentloop.usage import RequestUsage, Usage
 
@@ -281,12 +281,52 @@ def test_a_withheld_output_is_withheld_everywhere_but_in_the_log() -> None:
     assert outcome.output == "secret"
 
 
-def test_added_input_stands_in_history_and_items() -> None:
-    """The input is the last of the history and of the run's items."""
+def test_added_input_of_an_older_log_stands_in_history_and_items() -> None:
+    """The input is the last of the history and of the run's items: it was shown at once."""
     writer = Writer().begin()
     writer.append(r.InputAdded, (UserMessage("more"),))
     assert writer.state.history == [UserMessage("go"), UserMessage("more")]
     assert writer.state.new_items == [UserMessage("more")]
+
+
+@pytest.mark.scenario("PE-01")
+def test_added_input_enters_the_history_as_it_is_shown() -> None:
+    """Until then it waits; then it is the last of the history and of the run's items, and no answer is a candidate."""
+    writer = Writer().begin().turn(AssistantMessage("hi"))
+    writer.append(r.InputAdded, (UserMessage("more"),), "i", "idle", "ann")
+    writer.append(r.InputAdded, (UserMessage("even more"),), "j")
+    state = writer.state
+    assert state.history == [UserMessage("go"), AssistantMessage("hi")]
+    assert list(state.inbox) == list(state.inputs) == ["i", "j"]
+    before = state.detached()
+    writer.append(r.InputShown, "i")
+    assert state.history[2:] == [UserMessage("more")] == state.new_items[1:]
+    assert (state.response, list(state.inbox)) == (None, ["j"])
+    assert state.inputs["i"] == AddedInput("i", (UserMessage("more"),), "idle", "ann", "shown")
+    writer.append(r.InputWithdrawn, "j")
+    assert (state.inbox, state.inputs["j"].status) == ({}, "withdrawn")
+    assert [list(before.inbox), before.inputs["i"].status] == [["i", "j"], "waiting"]
+    assert len(state.history) == 3
+
+
+@pytest.mark.scenario("PE-03")
+def test_a_guardrail_judges_an_added_input_by_itself() -> None:
+    """It rejects the input alone; a pass says nothing about the run's own input; a tripwire ends the run."""
+    writer = Writer().begin()
+    writer.append(r.InputAdded, (UserMessage("more"),), "i")
+    settled = {"index": 0, "input_id": "i"}
+    writer.append(r.GuardrailSettled, "input", "g", "passed", 0.0, **settled)
+    assert (writer.state.input_guards_passed, list(writer.state.inbox)) == (frozenset(), ["i"])
+    for _ in range(2):  # of two guardrails that reject it, the first one's words are kept
+        writer.append(r.GuardrailSettled, "input", "g", "ask_again", 0.0, detail="No.", **settled)
+    rejected = writer.state.inputs["i"]
+    assert (rejected.status, rejected.reason, list(writer.state.inbox)) == ("rejected", "No.", [])
+    writer.append(r.InputAdded, (UserMessage("secret"),), "j")
+    writer.append(r.GuardrailSettled, "input", "g", "ask_again", 0.0, detail=None, input_id="j")
+    assert writer.state.inputs["j"].reason is None
+    writer.append(r.InputAdded, (UserMessage("bad"),), "k")
+    writer.append(r.GuardrailSettled, "input", "g", "tripped", 0.0, input_id="k")
+    assert writer.state.tripped is not None
 
 
 def test_the_digest_is_of_the_history_alone() -> None:

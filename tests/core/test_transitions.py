@@ -8,7 +8,7 @@ import pytest
 from agentloop import records as r
 from agentloop._core.run_fold import RunFold
 from agentloop._core.transitions import OF_CALLS, OF_RUNS, check_next
-from agentloop.items import HandoffCall, ToolCall
+from agentloop.items import AssistantMessage, HandoffCall, ToolCall, UserMessage
 from agentloop.model_events import ModelResponse
 from agentloop.outcomes import CallOutcome
 
@@ -57,7 +57,9 @@ RECORDS: tuple[r.Record, ...] = (
     r.BatchEnded(*AT),
     r.HandedOff(*AT, "h", "a", "b"),
     r.HistoryReplaced(*AT, "compaction", 0, ()),
-    r.InputAdded(*AT, ()),
+    r.InputAdded(*AT, (), "i"),
+    r.InputShown(*AT, "i"),
+    r.InputWithdrawn(*AT, "i"),
     r.SandboxOpened(*AT, "box"),
     r.SessionSaved(*AT, 0),
     r.CallbackReturned(*AT, "what", "key"),
@@ -120,6 +122,8 @@ def test_a_record_is_allowed_in_the_phases_of_its_run_alone(record: r.Record) ->
     for phase, before in PHASES.items():
         fold = fold_of(*before)
         assert read_refusal(fold, OF_NO_KIND) == REFUSALS[phase]
+        if isinstance(record, r.InputShown | r.InputWithdrawn) and phase != "unstarted":
+            fold.apply(r.InputAdded(*AT, (), "i"))
         if type(record) not in OF_CALLS and not isinstance(record, r.BatchEnded | r.TurnStarted):
             assert is_allowed(fold, record) == (phase in OF_RUNS[type(record)]), phase
         elif phase not in OF_RUNS[type(record)]:
@@ -188,6 +192,35 @@ def test_a_record_of_an_unknown_run_is_marked_by_nothing() -> None:
     assert fold.holds_secrets
     ended = r.RunEnded(("nobody",), 0, 0.0, "failed")
     assert fold.mark(ended) is ended
+
+
+ADDED = r.InputAdded(*AT, (UserMessage("more"),), "i")
+
+
+@pytest.mark.scenario("PE-01")
+def test_an_input_waits_once_and_is_shown_or_withdrawn_once() -> None:
+    """An id names one input of the run; what doesn't wait can't be shown or taken back."""
+    shown, withdrawn = r.InputShown(*AT, "i"), r.InputWithdrawn(*AT, "i")
+    waiting = fold_of(STARTED, ADDED)
+    assert not is_allowed(waiting, ADDED)
+    assert "it is unknown" in read_refusal(waiting, shown.replace(id="j"))
+    for last, status in ((shown, "shown"), (withdrawn, "withdrawn")):
+        over = fold_of(STARTED, ADDED, last)
+        assert not is_allowed(over, ADDED)
+        for again in (shown, withdrawn):
+            assert read_refusal(over, again) == f"input 'i' doesn't wait: it is {status}"
+
+
+@pytest.mark.scenario("PE-01")
+def test_no_input_separates_a_call_and_its_output_or_the_parts_of_an_answer() -> None:
+    """It is taken at any time, and shown where the history is whole. An input of an older log was shown at once."""
+    paused = r.ModelResponded(*AT, ModelResponse((AssistantMessage("a"),), finish_reason="pause"))
+    for records in (IN_CALLS, PHASES["handoff"], (STARTED, TURN, paused)):
+        fold = fold_of(*records, ADDED)
+        assert not is_allowed(fold, r.InputShown(*AT, "i"))
+    assert not is_allowed(fold_of(*IN_CALLS), r.InputAdded(*AT, ()))
+    assert not is_allowed(fold_of(*PHASES["handoff"]), r.InputAdded(*AT, ()))
+    assert is_allowed(fold_of(STARTED, TURN), r.InputAdded(*AT, ()))
 
 
 def test_a_run_has_one_sandbox_which_nested_runs_share() -> None:

@@ -32,8 +32,9 @@ from agentloop import (
 from agentloop._common.json_bytes import encode
 from agentloop.exceptions import ModelTransportError
 from agentloop.guardrails import Allow, RejectContent, tool_input_guardrail, tool_output_guardrail
-from agentloop.items import Reasoning, ToolCall
+from agentloop.items import Reasoning, ToolCall, UserMessage
 from agentloop.journal import FileJournal
+from agentloop.records import InputAdded
 from agentloop.sessions import MemorySession
 from agentloop.testing import call, fail, respond, say
 from agentloop.usage import RequestUsage
@@ -151,7 +152,8 @@ async def make_state() -> RunState:
         async for _ in stream:
             pass
     state = stream.state
-    state.add_input("Be quick.")
+    # As the library did when the schema was frozen. Today the record has an id, and the run shows the input later.
+    state._append(InputAdded((), state._fold.turn, 0.5, (UserMessage("Be quick."),)))
     state = (await Runner.run(root, state, session=session)).to_state()
     state.reject("other_pay", message="Too much.")
     state.approve("own_pay", arguments={"amount": 10}, always=True)

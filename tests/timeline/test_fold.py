@@ -199,7 +199,10 @@ def test_marks_tell_what_happened_to_a_run() -> None:
     """A cancellation that was asked for, input that came, other definitions, cleanup that was cut."""
     story = Story()
     story.begin(0)
-    story.tell(r.InputAdded, 1, (UserMessage("more"),))
+    story.tell(r.InputAdded, 1, (UserMessage("more"),), "i")
+    story.tell(r.InputAdded, 1, (UserMessage("more"),), "j")
+    story.tell(r.InputShown, 1.5, "i")
+    story.tell(r.InputWithdrawn, 1.5, "j")
     story.tell(r.HistoryReplaced, 2, "compacted", 0, ())
     story.tell(r.GraphChanged, 3, ("tool x is gone",))
     story.tell(r.SandboxOpened, 4, "box-1")
@@ -208,7 +211,7 @@ def test_marks_tell_what_happened_to_a_run() -> None:
     story.tell(r.SessionSaved, 7, 1)
     story.tell(r.RunEnded, 8, "cancelled", error="Cancelled()", final_output={"a": 1})
     run = read_timeline(story.records).rows[0]
-    assert [mark.kind for mark in run.marks] == ["note", "note", "note", "cancel_requested", "cleanup_cut"]
+    assert [mark.kind for mark in run.marks] == ["note"] * 6 + ["cancel_requested", "cleanup_cut"]
     assert dict(run.facts)["sandbox"] == "box-1"
     assert dict(run.facts)["final output"] == '{"a":1}'
     ending = run.ending

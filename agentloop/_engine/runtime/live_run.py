@@ -57,7 +57,15 @@ from agentloop.exceptions import UsageLimitExceeded
 from agentloop.hooks import AgentHooks, RunHooks
 from agentloop.items import Item, ToolCall
 from agentloop.policies import Policy
-from agentloop.records import ApprovalRequested, CallbackReturned, CancelRequested, CleanupCut, HistoryReplaced
+from agentloop.records import (
+    ApprovalRequested,
+    CallbackReturned,
+    CancelRequested,
+    CleanupCut,
+    HistoryReplaced,
+    RunResumed,
+    RunStarted,
+)
 from agentloop.tools import AgentCall
 from agentloop.usage import Usage
 
@@ -380,6 +388,14 @@ class LiveRun(msgspec.Struct, eq=False, kw_only=True):
     """The hooks of tool calls, with those of the agent for which they were found."""
     has_begun: bool = False
     """True once the log has the first record of this run segment."""
+    begun: anyio.Event | None = None
+    """Set then, or when the run ends before; made by a task that waits for it."""
+    takes_input: bool = True
+    """False once the run has looked into its inbox for the last time: it ends."""
+    last_given: anyio.Event | None = None
+    """Set once the sender of the last input, or withdrawal, has its answer."""
+    judged_input: str | None = None
+    """The id of the added input that guardrails judge now."""
     stop_after_turn: bool = False
     last_stopped_turn: int = 0
     """The last turn after which `stop_when` has stopped a run segment: it doesn't do so twice after one turn."""
@@ -541,7 +557,20 @@ class LiveRun(msgspec.Struct, eq=False, kw_only=True):
         run = self.tree.children.get(path) if path else self
         return run.agent if run is not None else None
 
+    def begin(self, record: RunStarted | RunResumed) -> None:
+        """Append *record*, the first of this run segment."""
+        self.tree.log.append(record)
+        self.has_begun = True
+        if self.begun is not None:
+            self.begun.set()
+
     # -- the end
+
+    def take_no_input(self) -> None:
+        """Refuse input from now on: nothing of the run looks for it any more."""
+        self.takes_input = False
+        if self.begun is not None:
+            self.begun.set()
 
     def cut(self, section: str, call_id: str | None = None) -> None:
         """Record that a section of cleanup was cut at the deadline."""

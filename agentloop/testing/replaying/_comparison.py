@@ -56,6 +56,7 @@ from agentloop.limits import Limit
 from agentloop.outcomes import FROM_ABOVE
 from agentloop.testing.replaying._queue import RecordedQueue
 from agentloop.testing.replaying._recorded import (
+    INPUTS,
     Call,
     Leniency,
     Path,
@@ -306,7 +307,7 @@ class ReplayLog:
                 return self._accept(merged)
             if isinstance(record, r.CleanupCut) and record.section in _HOOKS:
                 return None  # the recorded run had no such hooks, or they had returned
-            inserted = isinstance(wanted, r.VerdictGiven | r.InputAdded | r.GraphChanged | r.CleanupCut)
+            inserted = isinstance(wanted, (r.VerdictGiven, *INPUTS, r.GraphChanged, r.CleanupCut))
             if not inserted and not self.is_of_summary(wanted) and not self.is_end_too_late():
                 self.diverge(record, explained(wanted, record, difference))
                 return record
@@ -428,6 +429,14 @@ class ReplayLog:
             return True  # its failure settles the call in this step
         index = self.next_of_call(*call)
         return index is not None and _is_unstarted_cut(self.records[index], FROM_ABOVE)
+
+    def insert_inputs(self) -> None:
+        """Append the due records of senders of input, as recorded, at once: before the run looks into its inbox.
+
+        The run takes no input between that look and its next record, so it had seen them all if the log has one there.
+        """
+        while not self.over and isinstance(self.due, INPUTS):
+            self.insert()
 
     def insert_cuts(self) -> None:
         """Append the due records of resources whose closing was cut, as recorded: a replay has only their placeholders.
@@ -982,8 +991,8 @@ def pass_time(seconds: float) -> None:
 
 
 def is_input_guardrail(record: r.Record) -> bool:
-    """Tell whether *record* is of an input guardrail, which runs beside the other steps of its run."""
-    return isinstance(record, r.GuardrailSettled) and record.stage == "input"
+    """Tell whether *record* is of a guardrail of the run's own input, which runs beside the other steps of its run."""
+    return isinstance(record, r.GuardrailSettled) and record.stage == "input" and record.input_id is None
 
 
 def _is_cut_exit(record: r.Record) -> bool:

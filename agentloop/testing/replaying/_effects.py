@@ -40,7 +40,7 @@ from agentloop.testing.replaying._comparison import (
     pass_time,
     task_key,
 )
-from agentloop.testing.replaying._recorded import Call, Path, Standin, same_output
+from agentloop.testing.replaying._recorded import INPUTS, Call, Path, Standin, same_output
 
 _current_path: ContextVar[Path] = ContextVar("agentloop_replay_path", default=())
 """The run whose model call the current task makes: the effects `Random` and `Sleep` don't name their run."""
@@ -522,10 +522,11 @@ class Consumer(EventBuffer):
         return _RecordedAdmission(self._effects, *self._effects.current_run())
 
     def record(self, record: r.Record) -> None:
-        """Cause the cancellation or append the cut that is due after *record*, which is folded now.
+        """Append the inputs, cause the cancellation or append the cut that is due after *record*, which is folded now.
 
         Nothing reads events in a replay.
         """
+        self._effects.insert_inputs()
         self._effects.insert_cuts()
         self._effects.cause_end_at_once()
         self._effects.admit_held()
@@ -536,7 +537,7 @@ class Consumer(EventBuffer):
         await checkpoint_if_cancelled()
 
 
-_BESIDE = (r.CancelRequested, r.DeadlinePassed)
+_BESIDE = (*INPUTS, r.CancelRequested, r.DeadlinePassed)
 """Records of what came from outside, at any moment."""
 
 

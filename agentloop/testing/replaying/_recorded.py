@@ -29,7 +29,9 @@ Call: TypeAlias = tuple[Path, str]
 
 OF_CALL = (r.CallStarted, r.BodyEnded, r.CallSettled, r.GuardrailSettled, r.CleanupCut)
 """Kinds of records that a call's own task appends, if they name a call."""
-FROM_OUTSIDE = (r.VerdictGiven, r.InputAdded, r.GraphChanged, r.CancelRequested, r.DeadlinePassed)
+INPUTS = (r.InputAdded, r.InputWithdrawn)
+"""Kinds of records that a sender of input appends. The run acts on them at its next look into the inbox."""
+FROM_OUTSIDE = (r.VerdictGiven, *INPUTS, r.GraphChanged, r.CancelRequested, r.DeadlinePassed)
 """Kinds of records that the caller appends, at a moment that doesn't depend on the run."""
 
 
@@ -360,7 +362,7 @@ def _split_segments(records: Sequence[r.Record]) -> Iterator[RecordedSegment]:
             continue
         stop = following
         # Verdicts and inputs given before the next segment belong to neither of the two.
-        while following < len(records) and isinstance(records[stop - 1], r.VerdictGiven | r.InputAdded):
+        while following < len(records) and isinstance(records[stop - 1], (r.VerdictGiven, *INPUTS)):
             stop -= 1
         yield RecordedSegment(start, stop, False)
 

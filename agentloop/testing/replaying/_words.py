@@ -33,6 +33,8 @@ def named(record: r.Record | None) -> str:
                 parts.append(f"({record.outcome.status})")
         case r.GuardrailSettled():
             parts.append(f"of guardrail {record.guardrail}")
+        case r.InputAdded() | r.InputShown() | r.InputWithdrawn():
+            parts.append(f"of input {record.id}".rstrip())
         case r.CallbackReturned():
             parts.append(f"to {record.what} {record.key}".rstrip())
         case r.HandedOff():

@@ -68,6 +68,12 @@ def _describe_record(record: r.Record) -> str:
             return f"{call_id} {tool} {outcome.status}{by}: {_shorten(outcome.output)}"
         case r.HandedOff(source_agent=source, target_agent=target):
             return f"{source} hands over to {target}"
+        case r.InputAdded(id=input_id, when=when):
+            return f"input {input_id} is added ({when})"
+        case r.InputShown(id=input_id):
+            return f"input {input_id} is shown"
+        case r.InputWithdrawn(id=input_id):
+            return f"input {input_id} is withdrawn"
         case r.SandboxOpened(name=name):
             return f"sandbox {name} is the run's"
         case r.SessionSaved(count=count):

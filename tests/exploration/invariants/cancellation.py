@@ -37,7 +37,9 @@ def every_entry_ends_once(log: ObservedLog) -> Findings:
                 yield broken(f"an entry of run {format_path(run.path)} never ended", began)
             elif ends:
                 late = [n for n in range(ends[0] + 1, until) if log.records[n].path[: len(run.path)] == run.path]
-                late = [n for n in late if not isinstance(log.records[n], r.VerdictGiven | r.InputAdded)]
+                late = [
+                    n for n in late if not isinstance(log.records[n], r.VerdictGiven | r.InputAdded | r.InputWithdrawn)
+                ]
                 late = [n for n in late if not _cancels_a_call(log.records[n])]  # of one that waits
                 if late:
                     yield broken(f"records of run {format_path(run.path)} stand after its end", ends[0], *late)

@@ -77,14 +77,14 @@ def input_is_judged_once(log: ObservedLog) -> Findings:
     """An input guardrail that has passed the run's input doesn't run again, also not after a resume; only the input
     guardrails of the agent with which the run began (and of its configuration) run.
     """
-    if any(isinstance(record, r.InputAdded) for record in log.records):
-        return  # input that is added later is judged when it comes
     for run in log.runs.values():
         known: dict[tuple[str, int], int] = {}
         first = _first_agent(log, run)
         guards = [*log.config(run.path).input_guardrails, *(first.input_guardrails if first is not None else ())]
         names = {guard.name for guard in guards}
         for n, record in _list_run_guards(log, run, "input"):
+            if record.input_id is not None:
+                continue  # input that was added to the run is judged when it is shown
             if first is not None and record.guardrail not in names:
                 yield broken(f"guardrail {record.guardrail} judged the input, and it isn't {first.name}'s", n)
             key = (record.guardrail, record.nth)

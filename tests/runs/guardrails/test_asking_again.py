@@ -20,7 +20,6 @@ from agentloop import (
     Runner,
     RunState,
     UserTypeError,
-    input_guardrail,
     output_guardrail,
     tool,
 )
@@ -214,13 +213,9 @@ async def test_the_output_of_an_error_handler_trips(run_mode: Run) -> None:
 
 @pytest.mark.scenario("LM-07")
 async def test_wrong_answers_of_guardrails_are_named(run_mode: Run) -> None:
-    """An input guardrail has nobody to ask; a validator returns None or `AskAgain`."""
+    """A validator returns None or `AskAgain`."""
     agent = script_agent("a", say("a"), output_validator=lambda ctx, output: output)
     with pytest.raises(UserTypeError, match=r"output_validator must return None or AskAgain\(…\), not 'a'"):
-        await run_mode(agent, "go")
-    judge = input_guardrail(lambda ctx, agent, given: AskAgain("why"), name="gate")
-    agent = script_agent("a", say("a"), input_guardrails=[judge])
-    with pytest.raises(UserTypeError, match="must return GuardrailFunctionOutput, not AskAgain"):
         await run_mode(agent, "go")
     agent = script_agent("a", say("a"), output_guardrails=[make_output_guard("odd", "yes")])
     with pytest.raises(UserTypeError, match="must return GuardrailFunctionOutput or AskAgain, not 'yes'"):

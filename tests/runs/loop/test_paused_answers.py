@@ -7,7 +7,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 from kit.agents import Run, look, make_input_guard, make_usage, script_agent
-from kit.results import describe, find_records, read_requests
+from kit.results import describe, find_records, read_requests, read_user_texts
 from kit.watching import Watch
 
 from agentloop import (
@@ -23,7 +23,6 @@ from agentloop import (
     RunHooks,
     Runner,
     RunState,
-    StateError,
     UsageLimitExceeded,
     UsageLimits,
     input_guardrail,
@@ -171,12 +170,24 @@ async def test_every_request_is_counted_and_limited(run_mode: Run) -> None:
         await run_mode(agent, "go", run_config=RunConfig(limits=UsageLimits(requests=1)), journal=journal)
     assert len(read_requests(agent)) == 1
     state = await RunState.from_journal(agent, journal)
-    with pytest.raises(StateError, match="isn't dealt with yet"):
-        state.add_input("hurry")  # it would stand between the two parts of an answer
     result = await run_mode(agent, state, journal=journal, max_turns=1)
     assert result.final_output == "done"
     assert [record.turn for record in find_records(result, r.TurnStarted)] == [1, 1]
     assert result.usage.requests == 2
+
+
+@pytest.mark.scenario("WR-11", "PE-01")
+async def test_added_input_is_shown_after_the_whole_answer(run_mode: Run) -> None:
+    """It would stand between the two parts of an answer."""
+    agent = script_agent("a", PAUSED, say("done"), say("quickly"))
+    with pytest.raises(UsageLimitExceeded) as caught:
+        await run_mode(agent, "go", run_config=RunConfig(limits=UsageLimits(requests=1)))
+    assert caught.value.run_data is not None
+    state = RunState(agent, caught.value.run_data.records)
+    state.add_input("hurry")
+    result = await run_mode(agent, state)
+    assert result.final_output == "quickly"
+    assert [texts for place in range(3) if "hurry" in (texts := read_user_texts(agent, place))] == [["go", "hurry"]]
 
 
 @pytest.mark.scenario("WR-11", "MT-02")

@@ -181,37 +181,42 @@ async def test_without_a_turn_left_no_input_is_taken(run_mode: Run) -> None:
 
 
 @pytest.mark.scenario("RS-13")
-async def test_while_calls_wait_no_input_is_taken(run_mode: Run) -> None:
-    """Input is refused because the answer that made the waiting calls comes first, decided or not."""
+async def test_input_added_while_calls_wait_is_shown_after_their_outputs(run_mode: Run) -> None:
+    """It comes before the verdict or after it."""
     agent = Agent("guide", model=script_turns(call("pay", {"amount": 1}, call_id="p"), say("done")), tools=[pay])
     state = restore_paused(await run_mode(agent, "go"))
-    for _ in range(2):
-        with pytest.raises(StateError, match="isn't dealt with"):
-            state.add_input("more")
-        state.approve("p")
-    assert find_records(state, r.InputAdded) == []
+    state.add_input("before")
+    state.approve("p")
+    state.add_input("after")
+    done = await run_mode(agent, copy_state(state))
+    assert done.final_output == "done"
+    shown = ["user:go", "call:pay#p", "output:paid 1#p", "user:before", "user:after"]
+    assert describe(read_requests(agent)[1].items) == shown
 
 
 @pytest.mark.scenario("RS-13")
 @pytest.mark.parametrize("ends", ["by a message", "by a tool", "by a handoff"])
-async def test_where_what_is_there_may_end_the_run_no_input_is_taken(ends: str) -> None:
-    """Input is refused in a log that a crash cut before an output was judged or before the next agent took over."""
-    target = Agent("target", model=script_turns(say("-"), say("end")))
+async def test_where_what_is_there_may_end_the_run_it_continues_with_the_input(ends: str) -> None:
+    """The log is one that a crash cut before an output was judged or before the next agent took over."""
+    target = Agent("target", model=script_turns(say("-"), say("more is done")))
     agent = Agent("guide", tools=[look])
     cut: type = r.RunEnded
     if ends == "by a message":
-        agent.model = script_turns(say("done"))
+        agent.model = script_turns(say("done"), say("more is done"))
     elif ends == "by a tool":
-        agent.model, agent.tool_use_behavior = script_turns(call("look", call_id="l")), "stop_on_first_tool"
+        agent.model = script_turns(call("look", call_id="l"), say("more is done"))
+        agent.tool_use_behavior = "stop_on_first_tool"
     else:
         agent.model, cut = script_turns(call("over", call_id="h")), r.HandedOff
         agent.handoffs = [handoff(target, tool_name="over")]
     records = (await Runner.run(agent, "go")).records
     place = next(place for place, record in enumerate(records) if isinstance(record, cut))
     state = RunState(agent, records[:place])
-    with pytest.raises(StateError):
-        state.add_input("more")
-    assert (await Runner.run(agent, state)).status == "completed"
+    state.add_input("more", when="idle" if ends == "by a message" else "turn")
+    done = await Runner.run(agent, state)
+    assert done.final_output == "more is done"
+    asked = read_requests(target if ends == "by a handoff" else agent)
+    assert describe(asked[-1].items)[-1] == "user:more"
 
 
 # ---------------------------------------------------------------------------------------------- changed definitions

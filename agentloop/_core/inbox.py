@@ -1,0 +1,107 @@
+"""The inbox of a run: input that was added to it, from its log; which of it is shown next, and why some is refused.
+
+An input waits in the log (`InputAdded`) until the run takes it into the history (`InputShown`), its sender takes it
+back (`InputWithdrawn`) or an input guardrail refuses it (`GuardrailSettled` with `input_id`). So it outlives the
+process once its record is durable, and it is shown exactly once.
+
+The run looks into the inbox at two places, each in the very step of the record that follows: right before a turn
+begins, and right before a final output is accepted. So the log tells what the run saw there, and a replay sees
+the same. There the history has an output for each call. After the last look nothing more is taken: see `check_open`.
+
+Decisions:
+
+One input after the other. Each is judged by itself, so that a rejection tells its own sender, and shown by a record of
+its own. Judging all that waits at once would make the records depend on what came while the guardrails ran.
+
+An answer that would have ended the run is judged as usual before the run looks into the inbox: a person has read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+from agentloop import records as r
+from agentloop._common.checks import NAMES, check, optional
+from agentloop._core.run_fold import RunFold
+from agentloop._storage.incoming import check_items
+from agentloop.exceptions import InputRefusedError, UserValueError
+from agentloop.items import Item, to_items
+from agentloop.outcomes import AddedInput
+
+_TEXT = optional(NAMES.text())
+
+
+def due_input(state: RunFold, *, ends: bool = False) -> AddedInput | None:
+    """Return the added input to show next; None if none is due. With *ends* the run would end otherwise.
+
+    An `"idle"` input is due as well before the last turn: no later request could show it.
+    """
+    if not state.inbox or (state.turn_open and state.pauses):  # no item may separate the parts of one answer
+        return None
+    following = state.turn + (not state.turn_open)
+    last = state.is_closing or (state.max_turns is not None and following >= state.max_turns)
+    return next((one for one in state.inbox.values() if ends or last or one.when == "turn"), None)
+
+
+def check_open(state: RunFold, *, live: bool) -> None:
+    """Check that a later request of the run can show an input. *live*: a run segment is under way.
+
+    Raises:
+        InputRefusedError: no turn is left for one.
+    """
+    # A run under way has made the request of its open turn; a stored one makes it again.
+    following = state.turn + 1 if live else state.turn + (not state.turn_open)
+    if (state.max_turns is not None and following > state.max_turns) or state.closing:
+        raise InputRefusedError(f"add_input: no turn is left (max_turns={state.max_turns})", reason="no_turn_left")
+
+
+def make_input(
+    state: RunFold,
+    given: str | Iterable[Item],
+    when: Literal["turn", "idle"],
+    input_id: str | None,
+    by: str | None,
+    at: float,
+) -> r.InputAdded | None:
+    """Return the record of *given* as input for the run of *state*; None if the log has it already, by its id.
+
+    Raises:
+        InputRefusedError: another input has the id.
+        UserTypeError, UserValueError: the input, its id or its moment is none.
+    """
+    items = check_items("input", to_items(given))
+    if not items:
+        raise UserValueError("input: expected text or at least one item")
+    if when not in ("turn", "idle"):
+        raise UserValueError(f"when: expected 'turn' or 'idle', got {when!r}")
+    check("id", _TEXT, input_id)
+    check("by", _TEXT, by)
+    if input_id == "":
+        raise UserValueError("id: expected text that isn't empty, got ''")
+    known = state.inputs.get(input_id) if input_id is not None else None
+    if known is None:
+        return r.InputAdded(state.path, state.turn, at, items, input_id or _name_input(state), when, by)
+    if known.items != items:
+        raise InputRefusedError(f"add_input: {input_id!r} is the id of another input", reason="other_input")
+    return None
+
+
+def _name_input(state: RunFold) -> str:
+    number = len(state.inputs) + 1
+    while f"input_{number}" in state.inputs:
+        number += 1
+    return f"input_{number}"
+
+
+def make_withdrawal(state: RunFold, input_id: str, by: str | None, at: float) -> r.InputWithdrawn:
+    """Return the record that takes the input *input_id* back.
+
+    Raises:
+        InputRefusedError: it doesn't wait (any more); says what has become of it.
+    """
+    if input_id in state.inbox:
+        return r.InputWithdrawn(state.path, state.turn, at, input_id, by)
+    known = state.inputs.get(input_id)
+    status = "unknown" if known is None else known.status
+    raise InputRefusedError(f"withdraw: input {input_id!r} doesn't wait: it is {status}", reason=status)
