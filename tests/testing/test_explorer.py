@@ -16,7 +16,7 @@ from agentloop.testing.simulation._lines import CAN_MONITOR, monitor_lines
 
 ZOO = Path(__file__).parent / "zoo"
 ANIMALS = sorted(path.stem for path in ZOO.glob("*.py"))
-SHORT = ("charges", "counted_visits", "default_basket", "pool")
+SHORT = ("charges", "default_basket")
 """The animals that are looked at with every change."""
 NEEDS_LINES = {"counted_in_threads"}
 
@@ -98,12 +98,13 @@ def test_fault_of_the_zoo_is_found_and_repeated_on_both_backends(animal: str, mo
 def test_sound_agent_that_comes_near_is_left_alone(animal: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same rounds say nothing about the agent without the fault."""
     with monitor_lines(), _runs.own_temporary_folder():
-        assert _found(_plan(animal, "sound", monkeypatch), 10) == []
+        assert _found(_plan(animal, "sound", monkeypatch), 7) == []
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(os.environ.get("AGENTLOOP_SWEEP") != "whole", reason="minutes: `nox -s long -- zoo`")
 @pytest.mark.scenario("LB-11")
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_most_of_the_zoo_is_found_in_two_minutes_and_no_sound_agent(monkeypatch: pytest.MonkeyPatch) -> None:
     """At least 18 of 20 faults in 240 seconds of two cores, 0 of 20 sound agents, each fault again on its backends."""
     missed, wrong = [], []

@@ -32,10 +32,10 @@ _PAIRS = (
     ("open", "clos"), ("acquir", "releas"), ("connect", "disconnect"), ("connect", "clos"), ("lock", "unlock"),
     ("enter", "exit"), ("checked_out", "checked_in"), ("checkout", "checkin"), ("borrow", "return"),
     ("taken", "return"),
-    ("taken", "given_back"), ("alloc", "free"), ("begin", "end"), ("begun", "ended"), ("attach", "detach"),
+    ("taken", "given_back"), ("alloc", "free"), ("attach", "detach"),
     ("subscrib", "unsubscrib"), ("login", "logout"), ("mount", "unmount"), ("hold", "releas"), ("reserv", "releas"),
 )  # fmt: skip
-_CLOSED = re.compile(r"\b(closed|is_closed|released|disposed|finished|done)=(True|False)")
+_CLOSED = re.compile(r"\b(closed|is_closed|released|disposed)=(True|False)")
 _BY_PYTHON = (
     KeyError, IndexError, AttributeError, TypeError, AssertionError, NameError, ZeroDivisionError, RuntimeError,
     StopIteration, StopAsyncIteration, RecursionError,
@@ -72,7 +72,7 @@ def named(tools: Iterable[str]) -> str:
 
 def is_a_note(place: str) -> bool:
     """Return True for a place in which a program notes how it ran."""
-    return _NOTES.search(re.split(r"[.\[]", place.rstrip("]"))[-1]) is not None
+    return _NOTES.search(last_name(place)) is not None
 
 
 # ---------------------------------------------------------------------------------------------- what must be given back
@@ -127,7 +127,23 @@ def not_given_back(seen: Seen, gauges: dict[str, Any]) -> list[str]:
         wanted = before.get(place, usual if " - " in place or ":" in place else "missing")
         if (found := after.get(place, wanted)) != wanted:
             lines.append(f"{place} is {quote(found)}, and was {quote(wanted)} before the call")
+    if not lines:
+        failed = any(body.ended != "value" for body in seen.bodies)
+        for place in differing(seen.before, seen.after):
+            was, found = seen.before.get(place), seen.after.get(place)
+            kept_lock = (was, found) == ("free", "locked")
+            if kept_lock or (failed and type(was) in (int, bool) and _TAKEN.search(last_name(place))):
+                lines.append(f"{place} is {quote(found)}, and was {quote(was)} before the call")
     return lines
+
+
+_TAKEN = re.compile(r"^(in_use|active|busy|held|is_held|locked|is_locked|borrowed|acquired|checked_out|in_flight)$")
+"""Names of numbers and flags that a call that failed, or was cut, must have put back."""
+
+
+def last_name(place: str) -> str:
+    """Return the name at the end of *place*."""
+    return re.split(r"[.\[]", place.rstrip("]"))[-1]
 
 
 # ---------------------------------------------------------------------------------------------- any run
@@ -144,9 +160,10 @@ def fault_of(seen: Seen, calls: Sequence[Call], secrets: dict[str, str]) -> Faul
         where = _place_of(run.error)
         return fault("endless", f"{named(tools)} runs on without ever waiting{where}: the run had to be interrupted")
     if isinstance(run.error, Deadlock):
-        waiting = [f"{body.call_id} {body.tool}" for body in run.bodies if body.ended is None]
-        what = f": {', '.join(waiting)} never ended" if waiting else ""
-        return fault("deadlock", f"everything waits for ever{what}", error=run.error)
+        settled = {one.call_id for one in run.records if isinstance(one, r.CallSettled)}
+        waiting = [f"{body.call_id} {body.tool}" for body in run.bodies if body.call_id not in settled]
+        what = f", {' and '.join(waiting)} among them" if waiting else ""
+        return fault("deadlock", f"all tasks wait for ever{what}: nothing can go on", error=run.error)
     if run.world.cancel is not None and run.world.cancel.step == MOST_STEPS and run.cancelled_at is not None:
         return fault(
             "endless",

@@ -212,7 +212,7 @@ class Repeated(_Item):
         """
         with monitor_lines(), own_temporary_folder():
             plan = self.own.plan(self.target)
-            wanted = [backend for backend in self.backends if backend in plan.backends]
+            wanted: list[Backend] = [backend for backend in self.backends if backend in plan.backends]
             if not wanted:
                 pytest.skip(f"the tools of {self.target.agent} don't run on {', '.join(self.backends)}")
             fault = plan.find_again(self.kept.round(plan), self.kept.key, wanted)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import itertools
 import json
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -19,7 +20,7 @@ from agentloop.testing.explorer import _faults_of_runs as f
 from agentloop.testing.explorer._faults_of_runs import Fault
 from agentloop.testing.explorer._own import OwnInvariant
 from agentloop.testing.explorer._runs import CONTEXT, MOST_STEPS, Call, Place, Seen, Subject, places_of
-from agentloop.testing.explorer._state import Picture, differing
+from agentloop.testing.explorer._state import Picture, differing, value_at
 from agentloop.testing.explorer._values import arguments_of, context_type_of
 from agentloop.testing.simulation._crash_invariants import sound
 from agentloop.testing.simulation._restarts import CrashRun, run_crashing, run_undisturbed
@@ -77,6 +78,8 @@ class Plan:
     backends: tuple[Backend, ...] = BACKENDS
     needs_context: dict[str, str] = attrs.field(factory=dict)
     """Tools whose bodies need a context that there is no factory for, with the error that showed it."""
+    succeeded: set[str] = attrs.field(factory=set)
+    """Tools of which a call succeeded as the first one of a run."""
     broken: set[str] = attrs.field(factory=set)
     """Tools of which a call shows a fault by itself."""
     runs: int = 0
@@ -153,6 +156,8 @@ class Plan:
                 return
             changed = frozenset(differing(seen.before, seen.after))
             status = seen.statuses.get("c1", "")
+            if status == "succeeded":
+                self.succeeded.add(place.name)
             if status == "succeeded" and changed:
                 acting.append(call)
             else:
@@ -199,7 +204,8 @@ class Plan:
                 call = Call(place, json.dumps(arguments))
                 seen = self._try(((before,), (call,)), call)
                 if seen.statuses.get("c2") == "succeeded":
-                    self.good[name].insert(0, ((before,), call))
+                    # A tool that only reads answers without it, too: then that comes first.
+                    self.good[name].insert(len(self.good[name]) if name in self.succeeded else 0, ((before,), call))
                     break
 
     def _does(self, call: Call) -> bool:
@@ -269,7 +275,14 @@ class Plan:
                 setup = tuple((call,) for call in dict.fromkeys((*before, *also)))
                 ranked.append((rank, len(ranked), (*setup, (a, b))))
         ranked.sort(key=lambda each: each[:2])
-        yield from (turns for _, _, turns in ranked)
+        # The first pair of each two tools comes before the second pair of any.
+        seen: Counter[tuple[str, ...]] = Counter()
+        rows: list[tuple[int, Turns]] = []
+        for _, _, turns in ranked:
+            names_of_pair = tuple(call.tool for call in turns[-1])
+            rows.append((seen[names_of_pair], turns))
+            seen[names_of_pair] += 1
+        yield from (turns for _, turns in sorted(rows, key=lambda row: row[0]))
 
     def _in_two_runs(self, alone: Sequence[tuple[Any, Call]]) -> list[tuple[tuple[Any, Call], tuple[Any, Call]]]:
         pairs = [(a, b) for a in alone for b in alone if not a[0] and not b[0]]
@@ -300,7 +313,7 @@ class Plan:
         """Return the first fault that round *one* shows on one of *backends*."""
         if not one.calls:
             return None
-        wanted = [backend for backend in backends or self.backends if backend in self.backends]
+        wanted: list[Backend] = [backend for backend in backends or self.backends if backend in self.backends]
         match one.kind:
             case "alone":
                 return self._alone(one, wanted)
@@ -536,21 +549,25 @@ class Plan:
     def _in_sequence(self, one: Round, backends: Sequence[Backend]) -> Fault | None:
         """A run, and then another one in the same process: the second is as if it were alone."""
         first, second = one.turns[-2:]
-        if not self.shared or _is_synchronized(self.subject, [*first, *second]):
+        if not self.shared:
             return None
-        for backend in backends:
+        on_purpose = _is_synchronized(self.subject, [*first, *second])
+        for backend, other_context in itertools.product(backends, (False, True)):
             alone = self.run((second,), backend=backend, order="passes")
             again = self.run((second,), backend=backend, order="passes", seed=1)
             noise = frozenset(differing(alone.after, again.after))
-            before = self.run((first,), backend=backend, order="passes")
+            before = self.run((first,), backend=backend, order="passes", other_context=other_context)
             after = self.run((second,), backend=backend, order="passes", restore=False)
-            held = [place for place in self.shared if before.before.get(place) != before.after.get(place)]
+            changed_by_first = differing(before.before, before.after)
+            held = sorted(self.shared & changed_by_first)
             if not held or alone.outputs != again.outputs:
                 continue
             changed = [
                 place for place in f.disagreement(after.after, [alone.after], noise) if place.startswith(CONTEXT)
             ]
             if alone.outputs == after.outputs and not changed:
+                continue
+            if on_purpose and (f.unexpected_errors(alone) or not f.unexpected_errors(after)):
                 continue
             tools = (first[0].tool, second[0].tool)
             place = held[0]
@@ -559,7 +576,7 @@ class Plan:
                 usual = f.quote(alone.outputs.get("c1"))
                 lines.append(f"{tools[1]} answers {f.quote(after.outputs.get('c1'))}; without the other run {usual}")
             lines += f.describe_places(changed, after.after, [alone.after], "without the other run")
-            was, became = (f.quote(one.get(place)) for one in (before.before, before.after))
+            was, became = (f.quote(value_at(one, place)) for one in (before.before, before.after))
             lines.append(f"{place} was {was} before the first run, and {became} after it")
             return Fault("shared", tools, tuple(lines), after, None, place)
         return None
@@ -673,7 +690,7 @@ def _turns(setup: Sequence[Call], call: Call) -> Turns:
 def _renamed(seen: Seen, names: dict[str, str]) -> Seen:
     """Return *seen* with the ids of calls as they are where the calls are made together."""
 
-    def rename(found: Any) -> dict[str, str]:
+    def rename(found: Mapping[str, str]) -> dict[str, str]:
         return {names.get(name, name): value for name, value in found.items()}
 
     return attrs.evolve(seen, outputs=rename(seen.outputs), statuses=rename(seen.statuses))
@@ -701,7 +718,11 @@ def _why_unreturned(seen: Seen) -> str:
     ):
         return "when it is cancelled"
     errors = [body.error for body in seen.bodies if body.error is not None]
-    return f"when it fails with {f.describe_error(errors[0])}" if errors else "when calls are made together"
+    if errors:
+        return f"when it fails with {f.describe_error(errors[0])}"
+    if "timed_out" in seen.statuses.values():
+        return "when it times out"
+    return "when calls are made together" if len(seen.bodies) > 1 else "when it answers otherwise than usual"
 
 
 def _is_for_want_of_context(error: Exception | None) -> bool:

@@ -23,7 +23,7 @@ import attrs
 from agentloop import records as r
 from agentloop.agents import Agent
 from agentloop.handoffs import target_of
-from agentloop.testing.explorer._state import Picture, Program, picture_of
+from agentloop.testing.explorer._state import Picture, Program, make_other, picture_of
 from agentloop.testing.explorer._values import Words, arguments_of, functions_of
 from agentloop.testing.scripted import call, say, wait
 from agentloop.testing.simulation._simulated_parts import Body, agents_of
@@ -198,6 +198,7 @@ class Subject:
         seed: int = 0,
         moments: bool = False,
         restore: bool = True,
+        other_context: bool = False,
         runner: Callable[[World], WorldRun] | None = None,
     ) -> Seen:
         """Run *world* once on the program's first state, and return what was seen."""
@@ -210,6 +211,8 @@ class Subject:
 
         def context() -> Any:
             made = self.make_context() if self.make_context is not None else None
+            if other_context:
+                make_other(made)
             holder.append(made)
             before.append(self.picture(made))
             return made
@@ -239,7 +242,7 @@ class Subject:
                 lambda: run_one(attrs.evolve(full, cancel=CancelAt(0)), backend=backend, streamed=streamed),
             )
         after = self.picture(run.context if runner is not None else (holder[-1] if holder else None))
-        calls = {one.call_id: one.outcome for one in run.records if isinstance(one, r.CallSettled)}
+        calls = {one.call_id or "": one.outcome for one in run.records if isinstance(one, r.CallSettled)}
         return Seen(
             run=run,
             before=before[0] if before else {},

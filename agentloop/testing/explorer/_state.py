@@ -307,6 +307,17 @@ def _set(value: Any, name: str, one: Any) -> None:
         return
 
 
+def make_other(context: Any) -> None:
+    """Give the plain values of *context* others, in place: that of another customer. Those within containers stay."""
+    if context is None or isinstance(context, _PLAIN) or not is_of_the_program(type(context)):
+        return
+    for name, value in fields_of(context).items():
+        if isinstance(value, str):
+            _set(context, name, f"{value}~")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            _set(context, name, value + 1)
+
+
 # ---------------------------------------------------------------------------------------------- looking at it
 
 

@@ -10,6 +10,7 @@ import inspect
 import json
 import random
 import re
+import sqlite3
 import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -62,7 +63,19 @@ class Words:
             if isinstance(one, dict):
                 for key in list(one):
                     self._add(key, self.keys)
+            elif isinstance(one, sqlite3.Connection):
+                self._add_rows(one)
             unseen += [part for _, part in _parts(one)]
+
+    def _add_rows(self, connection: sqlite3.Connection) -> None:
+        try:
+            tables = [name for (name,) in connection.execute("select name from sqlite_master where type = 'table'")]
+            for table in tables:
+                for row in connection.execute(f'select * from "{table}" limit 20'):
+                    for value in row:
+                        self._add(value, self.keys)
+        except sqlite3.Error:
+            return
 
     def add_code(self, fn: Callable[..., Any]) -> None:
         """Add the constants of *fn*, without its docstring."""
@@ -237,7 +250,7 @@ def _drawn(strategy: Any) -> Any:
         database=None,
         derandomize=True,
         phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
         deadline=None,
     )
     @given(strategy)
