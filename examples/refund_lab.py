@@ -1,4 +1,5 @@
-"""Forty recorded runs of a refund desk, and two edits of its prompt: the lab tells the good one from the bad one.
+"""Forty recorded runs of a refund desk, and two edits of its prompt: the lab tells the good one from the bad one. Then
+one of the runs is continued as if a tool had said something else.
 
 The part of the model is played by a function that does what its instructions say, so the output is exact. Nothing is
 paid while the edits are tried: the ledger of the shop says so.
@@ -13,7 +14,7 @@ from typing import Any
 import anyio
 
 from agentloop import Agent, Runner, lab, tool
-from agentloop.items import ToolOutput, UserMessage
+from agentloop.items import ToolCall, ToolOutput, UserMessage
 from agentloop.model_events import ModelRequest
 from agentloop.testing import FunctionModel, call, say
 
@@ -70,7 +71,7 @@ async def main() -> None:
     """Record the runs, then try the edits on them."""
     with tempfile.TemporaryDirectory() as folder:
         async with Runner.run_many(make_agent(PROMPT), list(requests()), journals=folder) as batch:
-            runs = [run.result async for run in batch]
+            runs = {run.index: run.result async for run in batch}
         print(f"{len(runs)} runs, {len(LEDGER)} payments")
         LEDGER.clear()
         base = await lab.compare(folder, make_agent(PROMPT), checks=CHECKS)
@@ -78,6 +79,10 @@ async def main() -> None:
             report = await lab.compare(folder, make_agent(prompt), checks=CHECKS)
             print(f"-- {name}: {report.requests} requests, exit code {report.exit_code(base)}")
             print("\n".join(str(report).splitlines()[:6]))
+        looked = next(item for item in runs[0].new_items if isinstance(item, ToolCall))
+        edit = lab.SetOutput(looked.call_id, 0)
+        fork = await lab.fork(runs[0], make_agent(PROMPT), turn=2, edits=[edit])
+        print(f"-- if nothing had been paid for {json.loads(looked.arguments)['order']}: {fork.branches[0].answer}")
         print(f"{len(LEDGER)} payments in the lab")
 
 

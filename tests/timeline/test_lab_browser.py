@@ -63,3 +63,22 @@ async def test_a_thousand_runs_open_with_their_rows_alone(tmp_path: Path) -> Non
         assert await browser.evaluate("document.querySelectorAll('*').length") < 30_000
         await browser.evaluate("document.querySelector('#rows button').click()")
         assert await browser.evaluate("document.querySelectorAll('.steps').length") == 2
+
+
+@pytest.mark.scenario("LB-14")
+async def test_the_page_of_a_fork_is_a_tree_that_axe_finds_nothing_in(tmp_path: Path) -> None:
+    """Of a fork of a fork, too, folded and unfolded, light and dark."""
+    agent = Agent("a", instructions="One.", model=ScriptedModel([say("one"), say("two"), say("three")]))
+    result = await Runner.run(agent, "hi")
+    first = await lab.fork(result, agent, at=1, branches=[lab.Branch(seed=1), lab.Branch()])
+    second = await lab.fork(first["seed=1"], agent, at=1, branches=[lab.Branch(instructions="Two."), lab.Branch()])
+    path = tmp_path / "fork.html"
+    await anyio.Path(path).write_text(second.to_html(), encoding="utf-8")
+    async with showing(path) as browser:
+        assert await browser.evaluate("document.querySelectorAll('.tree ul ul > li').length") == 2
+        assert await violations(browser) == []
+        await browser.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
+        assert "+ turn 1, says: three" in await browser.evaluate("document.querySelector('pre').textContent")
+        assert await violations(browser) == []
+        await browser.evaluate("document.documentElement.dataset.theme = 'dark'")
+        assert await violations(browser) == []
