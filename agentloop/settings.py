@@ -287,9 +287,13 @@ class Conversation(Value, frozen=True):
 
 
 class ToolErrorArgs(Value, frozen=True, kw_only=True):
-    """The argument of a `tool_error_formatter`: the kind of text, the call, and the text it may replace."""
+    """The argument of a `tool_error_formatter`: the kind of text, the call, and the text it may replace.
 
-    kind: Literal["tool_not_found", "approval_rejected"]
+    The kinds: there is no such tool (`"tool_not_found"`), a verdict rejected the call (`"approval_rejected"`), and the
+    tool raised `error`, whose text its own `failure_error_function` doesn't write (`"tool_exception"`).
+    """
+
+    kind: Literal["tool_not_found", "approval_rejected", "tool_exception"]
     tool: str
     call_id: str
     error: BaseException | None
@@ -337,6 +341,7 @@ class ToolExecution(ByFields):
     of a source never wins over a tool of the agent: with `"tell_model"` it is left out. Two sources with tools of one
     name are a `UserError` either way."""
     error_formatter: ToolErrorFormatter | None = attrs.field(default=None, validator=optional(FIELDS.function()))
+    """Writes the text that the model receives in place of an output; None from it leaves the library's text."""
     """`(ToolErrorArgs) -> str | None`, the text for the model of a call that is answered without running; None keeps
     the default."""
     loop_detection: int | None = attrs.field(default=None, validator=optional(NAMES.count(2)))

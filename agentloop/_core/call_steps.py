@@ -66,6 +66,7 @@ class CallNeeds(Value, frozen=True):
     hooks: bool = False
     output_store: bool = False
     replayed: bool = False
+    formats_errors: bool = False
 
 
 class Limits(Value, frozen=True):
@@ -108,6 +109,10 @@ class Rule(Value, frozen=True):
     applies: Callable[[FunctionTool, CallNeeds], object]
 
 
+def _writes_failure(tool: FunctionTool, needs: CallNeeds) -> bool:
+    return needs.replayed or needs.formats_errors or _has_own_words(tool)
+
+
 BEFORE = (
     Rule("check_budget", ("cost",), lambda tool, needs: needs.budget),
     Rule("check_enabled", ("is_enabled",), lambda tool, needs: tool.is_enabled is not True),
@@ -126,7 +131,7 @@ VALUE = (
 )
 FAILURE = (
     # Our own function never waits. But a replay takes its text from the log.
-    Rule("write_failure", ("failure_error_function",), lambda tool, needs: needs.replayed or _has_own_words(tool)),
+    Rule("write_failure", ("failure_error_function",), _writes_failure),
 )
 TIMEOUT = (
     Rule("write_timeout", ("timeout_error_function",), lambda tool, needs: tool.timeout_error_function is not None),

@@ -5,7 +5,6 @@ Joins the plan, the approvals and the batch; does not know about single bodies o
 
 from __future__ import annotations
 
-import logging
 from contextvars import copy_context
 from functools import partial
 
@@ -15,15 +14,13 @@ from agentloop._core.plan import Answer, Plan, PlanEntry, PlanRules, read_argume
 from agentloop._core.planner import check_secrets, plan_response
 from agentloop._core.turn_view import TurnView
 from agentloop._engine.calls.batch import Batch
+from agentloop._engine.calls.steps import format_tool_error
 from agentloop._engine.prepare_turn import ask_enabled
-from agentloop._engine.runtime.callbacks import call_user, log_error
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.exceptions import StateError
 from agentloop.outcomes import CallOutcome
 from agentloop.records import BatchEnded
 from agentloop.settings import ToolErrorArgs
-
-logger = logging.getLogger("agentloop")
 
 
 async def plan_turn(run: LiveRun, view: TurnView) -> Plan:
@@ -165,17 +162,5 @@ async def _format_answer(run: LiveRun, entry: PlanEntry) -> CallOutcome:
         error=outcome.error,
         default=outcome.output,
     )
-    try:
-        text = await run.call_callback(
-            "tool_error_formatter", args.call_id, lambda: call_user(formatter, args), record_answer=False
-        )
-    except Exception as error:
-        redact = run.redacts_errors_of(entry.call)
-        log_error(error, "tool_error_formatter raised; the default text is used", redact=redact)
-        return outcome
-    if isinstance(text, str):
-        return outcome.replace(output=text)
-    if text is not None:
-        kind = type(text).__name__
-        logger.warning("tool_error_formatter returned a value of type %s, not text; the default text is used", kind)
-    return outcome
+    text = await format_tool_error(run, formatter, args, redact=run.redacts_errors_of(entry.call))
+    return outcome if text is None else outcome.replace(output=text)

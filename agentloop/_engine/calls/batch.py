@@ -100,6 +100,7 @@ class Batch:
             hooks=bool(self.hooks),
             output_store=run.settings.config.output_store is not None,
             replayed=run.tree.log.expect is not None,
+            formats_errors=run.settings.config.tool_execution.error_formatter is not None,
         )
         self._sleeps_until = math.inf
         self._report_next = -math.inf

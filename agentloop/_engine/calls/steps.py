@@ -18,6 +18,7 @@ that watches the loop, which can't tell which body blocks.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
 from functools import partial
@@ -26,6 +27,7 @@ from typing import Any
 
 from agentloop import effects as e
 from agentloop._common.errors import UnwritableValue
+from agentloop._common.failed_tool_text import tell_error
 from agentloop._concurrency.backend import checkpoint_if_cancelled
 from agentloop._concurrency.interrupts import interruptible, uninterrupted
 from agentloop._core.call_identity import find_tool
@@ -36,13 +38,17 @@ from agentloop._engine.calls.outcome import Draft, draft_failure, tell
 from agentloop._engine.calls.output_text import bound_output
 from agentloop._engine.calls.tool_context import call_context
 from agentloop._engine.runtime import body_result as end
-from agentloop._engine.runtime.callbacks import call_user, resolve
+from agentloop._engine.runtime.callbacks import call_user, log_error, resolve
+from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.context import ToolContext
 from agentloop.exceptions import OutcomeUnknown, UserTypeError
 from agentloop.outcomes import CallOutcome
 from agentloop.records import CallStarted
+from agentloop.settings import ToolErrorArgs, ToolErrorFormatter
 from agentloop.spans import set_current_span
 from agentloop.tools import AgentCall, PythonBody, RawBody, default_tool_error_function, may_run_again
+
+logger = logging.getLogger("agentloop")
 
 LONGEST_STEP = 0.2
 """Seconds that a step may take before it is worth a line."""
@@ -332,10 +338,35 @@ async def extract_custom_data(live: LiveCall, draft: Draft) -> Draft:
 
 async def write_failure(live: LiveCall, draft: Draft) -> Draft:
     """Ask the application for the text that the model receives of an error; without one the run raises the error."""
-    fn = live.tool.failure_error_function
+    fn, error = live.tool.failure_error_function, draft.outcome.error
+    formatter = live.run.settings.config.tool_execution.error_formatter
+    is_usual = fn is default_tool_error_function and draft.outcome.status == "failed"
+    if formatter is not None and is_usual and isinstance(error, Exception):
+        usual, name = tell_error(live.tool.name, error), live.call.name
+        args = ToolErrorArgs(kind="tool_exception", tool=name, call_id=live.call_id, error=error, default=usual)
+        told = await format_tool_error(live.run, formatter, args, redact=live.redacts_errors)
+        return tell(live, draft, usual if told is None else told, secret=told is not None and live.redacts_errors)
     text = await _ask(live, "failure_error_function", fn, draft)
     # A text of the application's own function may repeat a secret: only the model receives it.
     return tell(live, draft, text, secret=fn is not default_tool_error_function and live.redacts_errors)
+
+
+async def format_tool_error(
+    run: LiveRun, formatter: ToolErrorFormatter, args: ToolErrorArgs, *, redact: bool
+) -> str | None:
+    """Return the text that the application's *formatter* gives in place of the usual one; None if it gives none."""
+    try:
+        text = await run.call_callback(
+            "tool_error_formatter", args.call_id, lambda: call_user(formatter, args), record_answer=False
+        )
+    except Exception as error:
+        log_error(error, "tool_error_formatter raised; the default text is used", redact=redact)
+        return None
+    if text is None or isinstance(text, str):
+        return text
+    kind = type(text).__name__
+    logger.warning("tool_error_formatter returned a value of type %s, not text; the default text is used", kind)
+    return None
 
 
 async def write_timeout(live: LiveCall, draft: Draft) -> Draft:
