@@ -10,8 +10,10 @@ from typing import Any
 
 import attrs
 
+from agentloop._common.values import Value
 from agentloop.abc import Model
 from agentloop.agents import Agent
+from agentloop.context import Sandbox
 from agentloop.exceptions import UserError
 from agentloop.handoffs import Handoff
 from agentloop.hooks import AgentHooks
@@ -36,6 +38,33 @@ class ClosedSession:
     async def clear(self) -> None:
         """Raise UserError."""
         raise UserError("a replay writes to no session")
+
+
+class RecordedSandbox(Value, frozen=True):
+    """The sandbox of a run that isn't the application's: its name only. Nothing is run in it, and it has no storage."""
+
+    name: str
+    isolation: str = "none"
+    shell: Any = None
+    editor: Any = None
+
+    async def release(self) -> None:
+        """Do nothing."""
+
+    async def remove(self) -> None:
+        """Do nothing."""
+
+
+class ClosedSandboxes:
+    """A placeholder for a provider of sandboxes, which is not asked: the log has their names."""
+
+    async def create(self, run_id: str) -> Sandbox:
+        """Raise UserError."""
+        raise UserError("a replay makes no sandbox")
+
+    async def find(self, name: str, run_id: str) -> Sandbox:
+        """Raise UserError."""
+        raise UserError("a replay finds no sandbox")
 
 
 class AgentCopies:

@@ -36,6 +36,7 @@ from agentloop import records as r
 from agentloop._common.values import Value
 from agentloop.exceptions import UserError
 from agentloop.lab._cache import AnswerCache, key_of
+from agentloop.lab._copies import RecordedSandbox
 from agentloop.lab._recorded_errors import rebuilt, rebuilt_model_error
 from agentloop.lab._recording import (
     PARTS,
@@ -440,6 +441,8 @@ class LabEffects:
             case "failure_error_function" if (call := self._matched.get((effect.path, effect.key))) is not None:
                 assert call.settled is not None
                 return call.settled.outcome.output  # None: the error ended the run
+            case "sandbox":
+                return RecordedSandbox(effect.key)
             case "output_store":
                 return "(not kept in the lab)"
             case "toolset" if not self._rules.toolsets:

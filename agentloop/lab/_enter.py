@@ -136,6 +136,7 @@ async def enter(
     effects = _EnteringEffects(own, rules, place, recording.records[:count], live=live)
     async with Providers() as providers:
         candidate = _EnteringCandidate(agent, options.config, effects, providers, recorded.tool, debugger)
+        candidate.find_sandbox(recording.records[:count])
         state = RunState(candidate.agent, recording.records[:count])
         error = await run_behind(candidate, own, options, effects, state)
     if not effects.has_entered:

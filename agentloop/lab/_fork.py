@@ -44,6 +44,7 @@ from agentloop.lab._compare import (
     raise_bare,
     run_behind,
 )
+from agentloop.lab._copies import ClosedSandboxes
 from agentloop.lab._edits import Edit, edit_records
 from agentloop.lab._effects import LabBudget, LabEffects, LabRules, Simulation, Unmatched
 from agentloop.lab._fork_tree import Fork, ForkedRun, Origin
@@ -323,6 +324,11 @@ def _rename(records: Sequence[r.Record], origin: Origin) -> tuple[r.Record, ...]
 class ForkCandidate(Candidate):
     """A candidate that asks the firewall again about calls that were under way at the fork."""
 
+    def find_sandbox(self, begun: Sequence[r.Record]) -> None:
+        """Let the run find the sandbox that the log names: a placeholder, because the lab opens none."""
+        if any(isinstance(one, r.SandboxOpened) for one in begun):
+            self.config = attrs.evolve(self.config, sandbox=ClosedSandboxes())
+
     def copy_tool(self, tool: FunctionTool[Any]) -> FunctionTool[Any]:
         """Return the candidate's copy, which may be run again: its body isn't, unless it only reads."""
         copy = super().copy_tool(tool)
@@ -345,6 +351,7 @@ async def _run_branch(
     error: BaseException | None
     try:
         candidate = ForkCandidate(branch.agent or common.agent, config, effects, providers)
+        candidate.find_sandbox(begun)
         if branch.instructions is not None:
             AgentGraph(candidate.agent).get(active).instructions = branch.instructions
         state = RunState(candidate.agent, begun)

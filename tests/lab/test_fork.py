@@ -10,11 +10,13 @@ import anyio
 import pytest
 from lab.shop import LEDGER, STORIES, ask, make_agent, read_again, record, state_of
 
-from agentloop import Agent, RequestUsage, RunConfig, Runner, StateError, UserError, lab, tool
+from agentloop import Agent, Conversation, RequestUsage, RunConfig, Runner, StateError, UserError, lab, tool
+from agentloop.executors import LocalSandboxes
 from agentloop.items import AssistantMessage, Reasoning, ToolCall, ToolOutput
 from agentloop.journal import FileJournal, read_journal
 from agentloop.lab._edits import edit_records
 from agentloop.records import CallStarted, ModelRequested, ModelResponded, RunStarted
+from agentloop.sessions import MemorySession
 from agentloop.testing import FunctionModel, ScriptedModel, call, say
 
 real = pytest.mark.real_clock
@@ -367,3 +369,39 @@ async def test_a_fork_of_a_journal_on_disk(tmp_path: Path) -> None:
     made = await lab.fork(path, agent, at=place)
     assert made.branches[0].answer == "one"
     assert path.read_bytes() == before
+
+
+@real
+async def test_a_run_with_a_sandbox_a_session_or_a_kept_conversation_is_forked(tmp_path: Path) -> None:
+    """The lab opens no sandbox and no session; a conversation that the provider keeps can't be continued."""
+
+    @tool
+    async def look(item: str) -> str:
+        """Look."""
+        return "5 left"
+
+    def make(*steps: Any) -> Agent[Any, Any]:
+        return Agent("a", model=ScriptedModel(list(steps)), tools=[look])
+
+    steps = [call("look", {"item": "tea"}, call_id="c1"), say("yes")]
+    session = MemorySession()
+    options = {
+        "sandbox": {"run_config": RunConfig(sandbox=LocalSandboxes(tmp_path / "sandboxes"))},
+        "session": {"session": session},
+    }
+    for name, given in options.items():
+        result = await Runner.run(make(*steps), "Is there tea?", **given)  # type: ignore[arg-type]
+        items = await session.get_items()
+        for at in range(1, len(result.records)):
+            made = await lab.fork(result, make(), at=at)
+            assert made.branches[0].answer == "yes", (name, at)
+            assert made.branches[0].requests == 0
+        assert await session.get_items() == items
+        entered = await lab.enter(result, make(), "c1")
+        assert entered.value == "5 left"
+    kept = await Runner.run(make(*steps), "Is there tea?", conversation=Conversation(id="conv-1"))
+    place = next(n for n, one in enumerate(kept.records, 1) if type(one).__name__ == "CallSettled")
+    as_it_is = await lab.fork(kept, make(), at=place)
+    assert as_it_is.branches[0].answer == "yes"
+    other = await lab.fork(kept, make(say("no")), at=place, edits=[lab.SetOutput("c1", "sold out")])
+    assert other.branches[0].answer == "from turn 2 on: the provider kept the earlier conversation"

@@ -12,10 +12,10 @@ from typing import Any, NoReturn, Protocol
 from agentloop import guardrails as g
 from agentloop import records as r
 from agentloop._common.error_text import REDACTED
-from agentloop._common.values import Value
 from agentloop._core.handoff_outputs import handoff_outputs
 from agentloop.config import ErrorHandlerResult, ModelInputData
 from agentloop.handoffs import HandoffInputData
+from agentloop.lab._copies import RecordedSandbox
 from agentloop.lab._recorded_errors import rebuilt
 from agentloop.outcomes import CallOutcome
 from agentloop.policies import Ask, Deny
@@ -25,21 +25,6 @@ from agentloop.testing.replaying._recorded import Call, Path, RecordedRun
 from agentloop.tools import ToolsToFinalOutput
 
 _REFERENCE = re.compile(r"characters cut, all of it at (.*?) …\]\n", re.DOTALL)
-
-
-class RecordedSandbox(Value, frozen=True):
-    """The sandbox of a replayed run: its name only. Nothing is run in it, and it has no storage."""
-
-    name: str
-    isolation: str = "none"
-    shell: Any = None
-    editor: Any = None
-
-    async def release(self) -> None:
-        """Do nothing."""
-
-    async def remove(self) -> None:
-        """Do nothing."""
 
 
 class Answering(Protocol):

@@ -52,7 +52,7 @@ from agentloop._engine.runtime.cancel_source import record_end
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.agents import Agent
 from agentloop.config import RunConfig
-from agentloop.lab._copies import ClosedSession
+from agentloop.lab._copies import ClosedSandboxes, ClosedSession
 from agentloop.lab._recorded_errors import rebuilt
 from agentloop.limits import Rate
 from agentloop.results import RunResult
@@ -63,7 +63,7 @@ from agentloop.state import RunState
 from agentloop.testing.replaying._comparison import CLEARLY, CUT_OFF, SLACK, NoVerdict, Pending, pass_time
 from agentloop.testing.replaying._effects import Consumer, ReplayEffects
 from agentloop.testing.replaying._recorded import INPUTS, Call, Path, RecordedRun, RecordedSegment, call_of
-from agentloop.testing.replaying._recorded_agents import ClosedSandboxes, HooksOfRuns, RecordedAgents
+from agentloop.testing.replaying._recorded_agents import HooksOfRuns, RecordedAgents
 from agentloop.testing.replaying._words import stuck
 from agentloop.testing.simulation.event_loop import Backend, Deadlock, run_deterministic, waiting
 

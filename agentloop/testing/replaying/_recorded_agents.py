@@ -22,7 +22,6 @@ from agentloop.abc import Model, ModelProvider
 from agentloop.agents import Agent, implicit_settings
 from agentloop.agents._sourced_tools import ASKED, SourcedTools
 from agentloop.config import RunConfig
-from agentloop.context import Sandbox
 from agentloop.exceptions import UserError
 from agentloop.guardrails import tool_input_guardrail, tool_output_guardrail
 from agentloop.hooks import AgentHooks, RunHooks
@@ -71,18 +70,6 @@ class ClosedModels(ModelProvider):
     def get_model(self, name: str) -> Model:
         """Return a placeholder, for any *name*."""
         return ClosedModel()
-
-
-class ClosedSandboxes:
-    """A placeholder for a provider of sandboxes, which is not asked: the log has their names."""
-
-    async def create(self, run_id: str) -> Sandbox:
-        """Raise UserError."""
-        raise UserError("a replay makes no sandbox")
-
-    async def find(self, name: str, run_id: str) -> Sandbox:
-        """Raise UserError."""
-        raise UserError("a replay finds no sandbox")
 
 
 class HooksOfAgents(AgentHooks):
