@@ -10,7 +10,7 @@ import attrs
 from attrs import validators as v
 
 from agentloop.agents._graph import AgentGraph
-from agentloop.config import RunConfig
+from agentloop.config import RunConfig, check_run_config
 from agentloop.exceptions import StateError, UserError, UserValueError
 from agentloop.tools import AgentCall, FunctionTool, PythonBody
 
@@ -119,9 +119,9 @@ def check_setups(setups: Iterable[AgentSetup], tools: Mapping[str, ToolActivity]
     for setup in setups:
         names.update(_check_tools(setup))
         _check_windows(setup)
-        if setup.config.toolsets:
+        if check_run_config(setup.config).toolsets:
             raise UserError(
-                "RunConfig.toolsets: sources of tools can't be asked in a workflow; give the agent the tools"
+                "RunConfig.toolsets, bundles: sources of tools can't be asked in a workflow; give the agent the tools"
             )
     for name in tools:
         if name not in names:

@@ -16,7 +16,19 @@ from temporal_engine.durable_agents import agents
 from temporalio.client import Client, WorkflowFailureError, WorkflowUpdateFailedError
 from temporalio.worker import Replayer, Worker
 
-from agentloop import Agent, Capacity, ContextPolicy, RunConfig, Runner, RunState, SealKey, Summarize, UserError, tool
+from agentloop import (
+    Agent,
+    Bundle,
+    Capacity,
+    ContextPolicy,
+    RunConfig,
+    Runner,
+    RunState,
+    SealKey,
+    Summarize,
+    UserError,
+    tool,
+)
 from agentloop.exceptions import StateError, UserTypeError
 from agentloop.records import CallSettled
 from agentloop.temporal import AgentPlugin, AgentRunHandle, AgentWorkflow, ToolActivity, WorkerUnavailable, start_run
@@ -539,6 +551,8 @@ def test_what_cannot_run_in_a_workflow() -> None:
         AgentPlugin({"b": Agent("b", model="local:x", toolsets=[Source()])})
     with pytest.raises(UserError, match=r"RunConfig\.toolsets"):
         AgentPlugin({"a": agent}, run_config=RunConfig(toolsets=[Source()]))
+    with pytest.raises(UserError, match=r"RunConfig\.toolsets, bundles"):
+        AgentPlugin({"a": agent}, run_config=RunConfig(bundles=[Bundle("x", tools=[sync])]))
     with pytest.raises(UserError, match="a summary is made by the agent's own model"):
         AgentPlugin({"a": agent}, run_config=RunConfig(context=ContextPolicy(steps=[Summarize(model="local:x")])))
     AgentPlugin({"a": agent}, run_config=RunConfig(context=ContextPolicy()))
