@@ -93,6 +93,7 @@ class RunState:
         self.converter: BaseConverter | None = None
         self._made: RunFold | None = None
         self._found = len(self.records)  # when the object was made: what follows was given on it
+        self._stored = self._found  # what follows isn't in the journal that this was read from
 
     @classmethod
     def _of(cls, agent: Agent[Any, Any], fold: RunFold, context: Any, converter: BaseConverter | None) -> RunState:
@@ -414,6 +415,56 @@ class RunState:
             raise InputRefusedError(f"{what}: {error}", reason="over") from None
 
     # -- storing
+
+    async def append_to(self, journal: Journal) -> None:
+        """Append what was given on this object to *journal*, from which it was read: verdicts, inputs, withdrawals.
+
+        The run's own process isn't needed, and whoever resumes the run from the journal finds them. Of several objects
+        that read the same journal one can append; a run that is under way has its journal to itself.
+
+        Cancellation: as `Journal.append`. Until this has returned, the records may be in the journal or not.
+
+        Raises:
+            JournalError: if something else has written to the journal since, or a run has it.
+
+        Example:
+            import tempfile
+            from pathlib import Path
+
+            import anyio
+            from agentloop import Agent, Runner, RunState, tool
+            from agentloop.journal import FileJournal
+            from agentloop.testing import ScriptedModel, call, say
+
+            @tool(needs_approval=True)
+            def pay(amount: int) -> str:
+                "Pay."
+                return f"paid {amount}"
+
+            async def main(path):
+                agent = Agent("a", model=ScriptedModel([call("pay", {"amount": 5}), say("ok")]), tools=[pay])
+                async with FileJournal(path) as journal:
+                    await Runner.run(agent, "Pay 5.", journal=journal)
+                async with FileJournal(path) as journal:  # in another process
+                    state = await RunState.from_journal(agent, journal)
+                    state.add_input("And note it.")
+                    await state.append_to(journal)
+                async with FileJournal(path) as journal:
+                    print(len((await RunState.from_journal(agent, journal)).inputs))  # 1
+
+            with tempfile.TemporaryDirectory() as folder:
+                anyio.run(main, Path(folder, "run.journal"))
+        """
+        from agentloop._storage.state_codec import codec_of, line_encoder
+
+        given = self.records[self._stored :]
+        if given:
+            encode = line_encoder(codec_of(journal), self.converter)
+            await journal.append([encode(record) for record in given])
+            self._stored += len(given)
+            self._close_verdicts()
+        else:
+            await checkpoint()
 
     def to_json(
         self,

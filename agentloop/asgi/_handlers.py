@@ -101,19 +101,17 @@ class Handlers:
         feed: Feed | None = None
         response: RunResponse | None = None
         async with self.host.claimed(run) as (live, journal):
-            known = 0
             if isinstance(given, str):
                 chosen: str | RunState = given
             else:
                 chosen = await self.host.load(journal)
-                known = len(chosen.records)
                 given(chosen)
             if self.goes_on:
                 await self.host.prepare(live, chosen, journal, grant.options)
             else:
                 response = self._prepare(live, journal, chosen, grant)
             if isinstance(chosen, RunState):
-                await append_verdicts(journal, chosen, known)
+                await append_verdicts(journal, chosen)
             if response is None:
                 feed = self.host.start(live, journal)
             else:

@@ -92,7 +92,6 @@ from agentloop._common.turns import collect_in_turns
 from agentloop._engine.journal_closing import close_in_time
 from agentloop._serving.public_errors import describe_summary
 from agentloop._serving.states import is_name
-from agentloop._storage.state_codec import codec_of, line_encoder
 from agentloop.abc import Journal
 from agentloop.agents import Agent
 from agentloop.asgi._feed import Feed, position_after
@@ -367,14 +366,13 @@ def _describe_end(state: RunState, run: str) -> tuple[dict[str, Any], ...]:
     return () if state.error is None else ({"type": "error", "error": describe_summary(state.error)},)
 
 
-async def append_verdicts(journal: Journal, state: RunState, known: int) -> None:
-    """Append the records of *state* from *known* on, which makes this process the only one that resumes the run.
+async def append_verdicts(journal: Journal, state: RunState) -> None:
+    """Append what was given on *state*, which makes this process the only one that resumes the run.
 
     Raises:
         HTTPRefusal: another process does (409).
     """
-    encode = line_encoder(codec_of(journal), state.converter)
     try:
-        await journal.append([encode(record) for record in state.records[known:]])
+        await state.append_to(journal)
     except JournalError as error:
         raise HTTPRefusal(409, "The run is being resumed elsewhere, or its journal takes no verdict.") from error

@@ -17,7 +17,7 @@ import attrs
 import click
 
 from agentloop._common.terminal_text import exact
-from agentloop._storage.state_codec import line_encoder, state_from_journal
+from agentloop._storage.state_codec import state_from_journal
 from agentloop.agents import Agent
 from agentloop.cli import errors
 from agentloop.cli.help_text import examples
@@ -147,13 +147,12 @@ def _decide(folder: str, call: str, decided: str, give: Verdict) -> None:
             if not await journal.try_lock():  # before the state is read, so that nothing is written between the two
                 raise kept.refusal(f"{exact(name)}: its run is under way in another process, which has its journal")
             state = await _load_state(journal)
-            known = len(state.records)
             try:
                 give(state, _find_decided(state, given))
             except StateError as error:  # a wrong name of a call is an error of the user, not of the run
                 text = str(error).replace(REPLACE_HINT, REPLACE_HINT.replace("replace=True", "--replace"))
                 raise kept.refusal(f"{text} (those that wait: {_format_names(waiting)})") from None
-            await journal.append(list(map(line_encoder(journal.codec), state.records[known:])))
+            await state.append_to(journal)
         left = sum(one.name != name for one in waiting)
         click.echo(f"{exact(name)} is {decided}.")
         then = f"{left} more wait" + ("s" if left == 1 else "") if left else "Nothing else waits"

@@ -1,6 +1,7 @@
 """Runs that resume from a state: added input, changed definitions, sessions, traces, receipts."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -25,6 +26,7 @@ from agentloop import (
     AgentLoopError,
     GuardrailFunctionOutput,
     InputGuardrailTripwireTriggered,
+    JournalError,
     MaxTurnsExceeded,
     RunConfig,
     RunHooks,
@@ -40,6 +42,7 @@ from agentloop import (
 from agentloop import records as r
 from agentloop.abc import Instrument
 from agentloop.items import AssistantMessage, ToolOutput, UserMessage
+from agentloop.journal import FileJournal, SQLiteJournal
 from agentloop.policies import Deny
 from agentloop.sessions import MemorySession
 from agentloop.testing import call, normal, say
@@ -217,6 +220,45 @@ async def test_where_what_is_there_may_end_the_run_it_continues_with_the_input(e
     assert done.final_output == "more is done"
     asked = read_requests(target if ends == "by a handoff" else agent)
     assert describe(asked[-1].items)[-1] == "user:more"
+
+
+@pytest.mark.real_clock
+@pytest.mark.scenario("PE-01", "PE-02")
+@pytest.mark.parametrize("kind", ["file", "sqlite"])
+async def test_input_is_added_to_a_journal_without_the_process_of_the_run(
+    run_mode: Run, kind: str, tmp_path: Path
+) -> None:
+    """It waits for the resume. Of two objects that read the same journal one adds to it."""
+
+    def opened() -> Any:
+        path = tmp_path / "run.journal"
+        return FileJournal(path) if kind == "file" else SQLiteJournal(path, "run")
+
+    agent = Agent("guide", model=script_turns(call("pay", {"amount": 1}, call_id="p"), say("done")), tools=[pay])
+    async with opened() as journal:
+        await run_mode(agent, "go", journal=journal)
+    async with opened() as journal, opened() as other:
+        first, late = [await RunState.from_journal(agent, each) for each in (journal, other)]
+        await first.append_to(journal)  # nothing was given
+        first.add_input("more")
+        first.approve("p")
+        await first.append_to(journal)
+        first.add_input("even more", when="idle")
+        first.withdraw(first.add_input("gone"))
+        await first.append_to(journal)
+        late.add_input("late")
+        with pytest.raises(JournalError):
+            await late.append_to(other)
+    async with opened() as journal:
+        state = await RunState.from_journal(agent, journal)
+        assert [(one.id, one.status) for one in state.inputs] == [
+            ("input_1", "waiting"),
+            ("input_2", "waiting"),
+            ("input_3", "withdrawn"),
+        ]
+        done = await run_mode(agent, state, journal=journal, max_turns=2)
+    assert done.final_output == "done"
+    assert describe(read_requests(agent)[1].items)[-3:] == ["output:paid 1#p", "user:more", "user:even more"]
 
 
 # ---------------------------------------------------------------------------------------------- changed definitions
