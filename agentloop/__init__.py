@@ -80,6 +80,7 @@ from agentloop.settings import (
 )
 from agentloop.spans import RunOpening, Span, Trace, current_span, trace
 from agentloop.tools import (
+    ExternalTool,
     FunctionTool,
     HostedTool,
     StopAtTools,
@@ -87,6 +88,7 @@ from agentloop.tools import (
     ToolSelection,
     ToolSource,
     ToolsToFinalOutput,
+    ask_user,
     default_tool_error_function,
     tool,
     tool_search,
@@ -203,6 +205,7 @@ __all__ = [
     "Editor",
     "ErrorHandlerData",
     "ErrorHandlerResult",
+    "ExternalTool",
     "FunctionTool",
     "GuardrailFunctionOutput",
     "Handoff",
@@ -286,6 +289,7 @@ __all__ = [
     "UserError",
     "UserTypeError",
     "UserValueError",
+    "ask_user",
     "current_span",
     "default_tool_error_function",
     "handoff",

@@ -10,11 +10,12 @@ from typing import Any, Literal, TypeAlias
 
 from agentloop._common.values import SharesName, Value
 from agentloop.items import ApprovalRequest as ApprovalRequestItem
-from agentloop.items import Item, ToolCall
+from agentloop.items import CallToAnswer, Item, ToolCall
 from agentloop.outcomes import CallOutcome, RunStatus
 
 __all__ = [
     "AgentUpdated",
+    "AnswerRequested",
     "ApprovalRequested",
     "ArgumentsDelta",
     "CallProgress",
@@ -143,6 +144,12 @@ class ApprovalRequested(_Event, frozen=True, tag="approval_requested", gc=False,
     request: ApprovalRequestItem
 
 
+class AnswerRequested(_Event, frozen=True, tag="answer_requested", gc=False, metaclass=SharesName):
+    """A call waits for the application's answer: `RunStream.answer` gives it, or `RunState.answer` once it paused."""
+
+    request: CallToAnswer
+
+
 class GuardrailSettled(_Event, frozen=True, tag="guardrail_settled", metaclass=SharesName):
     """A guardrail has settled. `result` is its result object."""
 
@@ -191,6 +198,7 @@ Event: TypeAlias = (
     | CustomEvent
     | CallSettled
     | ApprovalRequested
+    | AnswerRequested
     | GuardrailSettled
     | UsageNote
     | TurnEnded

@@ -25,6 +25,7 @@ __all__ = [
     "AssistantMessage",
     "Audio",
     "CallKind",
+    "CallToAnswer",
     "Caller",
     "Compaction",
     "ContainerFileCitation",
@@ -36,6 +37,7 @@ __all__ = [
     "HostedToolCall",
     "ITEM_TYPES",
     "Image",
+    "Interruption",
     "Item",
     "JsonObject",
     "OpaqueItem",
@@ -632,6 +634,43 @@ class ApprovalRequest(_RequiredVerdict, frozen=True, tag="approval_request"):
     def __post_init__(self) -> None:
         _set_tuple(self, "path")
         _check_fields(self)
+
+
+class CallToAnswer(_Item, frozen=True, kw_only=True, tag="call_to_answer"):
+    """A call that the application answers, and that waits for the answer. It is part of no conversation.
+
+    Attributes:
+        call: The call, with the arguments that it started with.
+        agent: The agent's name.
+        path: The ids of the enclosing agent-tool calls.
+        returns: The JSON schema of the answer: from it a form can be made.
+        expires_at: Wall-clock seconds after which no answer counts; None if the tool has no timeout.
+
+    Example:
+        from agentloop import Agent, ExternalTool, Runner
+        from agentloop.testing import ScriptedModel, call, say
+
+        place = ExternalTool("place", "Ask where the user is.", {}, returns={"type": "string"})
+        agent = Agent("a", model=ScriptedModel([call("place"), say("Hello, Rome.")]), tools=[place])
+        state = Runner.run_sync(agent, "Where am I?").to_state()
+        waiting = state.interruptions[0]
+        print(waiting.call.name, waiting.returns)  # place {'type': 'string'}
+        state.answer(waiting, "Rome")
+        print(Runner.run_sync(agent, state).final_output)  # Hello, Rome.
+    """
+
+    call: ToolCall
+    agent: str
+    path: tuple[str, ...] = ()
+    returns: JsonObject
+    expires_at: float | None = None
+
+    def __post_init__(self) -> None:
+        _set_tuple(self, "path")
+
+
+Interruption: TypeAlias = ApprovalRequest | CallToAnswer
+"""What a run that has paused waits for: a verdict on a call, or the answer to one."""
 
 
 class Compaction(_Item, frozen=True, tag="compaction"):

@@ -14,16 +14,18 @@ from typing import Any, ClassVar, Literal, TypeAlias
 from agentloop._common.digests import idempotency_key
 from agentloop._common.masking import mask_arguments
 from agentloop._common.values import NotedValue, SharesName, Value
-from agentloop.items import Item
+from agentloop.items import Item, JsonObject
 from agentloop.model_events import ModelInfo, ModelResponse
 from agentloop.outcomes import CallOutcome, RunStatus
 from agentloop.usage import RequestUsage
 
 __all__ = [
     "CallbackReturned",
+    "AnswerRequested",
     "ApprovalRequested",
     "BatchEnded",
     "BodyEnded",
+    "CallAnswered",
     "CallSettled",
     "CallStarted",
     "CancelRequested",
@@ -242,6 +244,41 @@ class VerdictGiven(_CallRecord, frozen=True, tag="verdict_given"):
     """That of the request."""
 
 
+class AnswerRequested(_Record, frozen=True, tag="answer_requested", metaclass=SharesName):
+    """A call of an external tool has started and waits: the application answers it (`CallAnswered`).
+
+    Attributes:
+        returns: The JSON schema of the answer, so that any process can check one without the run's agents.
+        expires_at: Wall-clock seconds after which no answer counts; None if the tool has no timeout.
+    """
+
+    call_id: str
+    agent: str
+    tool: str
+    returns: JsonObject
+    expires_at: float | None = None
+
+
+class CallAnswered(_ValueRecord, frozen=True, tag="call_answered"):
+    """The application answered a call that waits for it; the first answer counts.
+
+    Attributes:
+        value: The answer as plain data of JSON, which fits `AnswerRequested.returns`.
+        failed: True if the value is the text of an error, which the model is told.
+        by: The giver of the answer, in the application's words.
+        late: True if nobody answered in time; the run itself appends this.
+    """
+
+    call_id: str
+    value: Any = None
+    failed: bool = False
+    by: str | None = None
+    late: bool = False
+
+    _notes: ClassVar[frozenset[str]] = frozenset({"value", "secret"})
+    _unshown: ClassVar[frozenset[str]] = _notes
+
+
 class CallStarted(_CallRecord, frozen=True, tag="call_started", metaclass=SharesName):
     """A call was admitted and its body is about to run; durable before it does."""
 
@@ -447,6 +484,8 @@ Record: TypeAlias = (
     | GuardrailSettled
     | ApprovalRequested
     | VerdictGiven
+    | AnswerRequested
+    | CallAnswered
     | CallStarted
     | BodyEnded
     | CallSettled

@@ -16,7 +16,7 @@ from agentloop._common.values import ReprByFields
 from agentloop.agents import Agent
 from agentloop.events import CallSettled, UsageNote
 from agentloop.guardrails import InputGuardrailResult, OutputGuardrailResult, ToolGuardrailResult
-from agentloop.items import ApprovalRequest, Item
+from agentloop.items import Interruption, Item
 from agentloop.model_events import ModelResponse
 from agentloop.records import Record, RunEnded
 from agentloop.usage import Usage
@@ -115,14 +115,15 @@ class RunResult(RunData, Generic[OutputT]):
         calls: One `CallSettled` for each call, in model order.
         records: The log of the run and of the runs nested in it.
         last_response_id: The provider's id of the last response.
-        interruptions: The calls that wait for a verdict, those of nested runs included.
+        interruptions: The calls that wait for a verdict (`ApprovalRequest`) or for their answer (`CallToAnswer`), those
+            of nested runs included.
     """
 
     final_output: OutputT
     status: Literal["completed", "interrupted", "cancelled", "stopped"]
     stop_reason: str | None = None
     last_response_id: str | None = None
-    interruptions: tuple[ApprovalRequest, ...] = ()
+    interruptions: tuple[Interruption, ...] = ()
     _history: tuple[Item, ...] = attrs.field(default=(), alias="history", repr=False)
     _source: Any = attrs.field(default=None, alias="source", repr=False)
     """The maker of the fields that have no value yet (`run_result`); None for a result that no run has made."""

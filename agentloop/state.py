@@ -24,6 +24,7 @@ from agentloop._core.call_state import CallState, make_interruption
 from agentloop._core.plan import read_arguments
 from agentloop._core.record_events import parse_event_id, read_events
 from agentloop._core.run_fold import RunFold
+from agentloop._schema.json_check import find_misfit
 from agentloop._schema.json_text import parse_object
 from agentloop._storage.signing import Keys
 from agentloop.abc import Codec, Journal
@@ -38,7 +39,7 @@ from agentloop.exceptions import (
     UserTypeError,
     UserValueError,
 )
-from agentloop.items import ApprovalRequest, Item, ToolCall, to_items
+from agentloop.items import ApprovalRequest, CallToAnswer, Interruption, Item, ToolCall, to_items
 from agentloop.outcomes import AddedInput
 from agentloop.settings import JsonLimits
 
@@ -243,8 +244,11 @@ class RunState:
     # -- deciding
 
     @property
-    def interruptions(self) -> tuple[ApprovalRequest, ...]:
-        """The calls that wait for a verdict, those of nested runs included; empty unless the run was interrupted."""
+    def interruptions(self) -> tuple[Interruption, ...]:
+        """The calls that wait for a verdict (`ApprovalRequest`) or for their answer (`CallToAnswer`).
+
+        Those of nested runs are included. Empty unless the run was interrupted.
+        """
         return tuple(self._fold.interruptions())
 
     def _asked(self) -> Iterator[ApprovalRequest]:
@@ -255,16 +259,21 @@ class RunState:
                     yield make_interruption(call.call, call.approval)
 
     def _refuse_cancel(self, path: tuple[str, ...], call_id: str) -> None:
-        """Say what to do instead, if the call to be cancelled waits for a verdict in this paused run.
+        """Say what to do instead, if the call to be cancelled waits for somebody in this paused run.
 
         Raises:
             StateError: it does.
         """
-        if any(one.call.call_id == call_id and one.path == path for one in self.interruptions):
-            raise StateError(
-                f"cancel_call: call {call_id!r} waits for a verdict, and the run has paused, so nothing of it can be "
-                "cancelled: reject the call, with the reason as the message, and resume the run"
-            )
+        for one in self.interruptions:
+            if one.call.call_id == call_id and one.path == path:
+                answers = isinstance(one, CallToAnswer)
+                what, do = (
+                    ("its answer", "answer the call by error=,") if answers else ("a verdict", "reject the call,")
+                )
+                raise StateError(
+                    f"cancel_call: call {call_id!r} waits for {what}, and the run has paused, so nothing of it can be "
+                    f"cancelled: {do} with the reason as the message, and resume the run"
+                )
 
     def _close_verdicts(self) -> None:
         """From now on take the verdicts given so far as those of another process."""
@@ -272,7 +281,7 @@ class RunState:
 
     def approve(
         self,
-        call: ApprovalRequest | str,
+        call: Interruption | str,
         *,
         arguments: str | Mapping[str, Any] | None = None,
         always: bool = False,
@@ -315,7 +324,7 @@ class RunState:
 
     def reject(
         self,
-        call: ApprovalRequest | str,
+        call: Interruption | str,
         *,
         message: str | None = None,
         always: bool = False,
@@ -340,11 +349,45 @@ class RunState:
         """
         self._decide(call, replace, approved=False, message=message, always=always, by=by)
 
-    def _decide(self, call: ApprovalRequest | str, replace: bool, **verdict: Any) -> None:
+    def _decide(self, call: Interruption | str, replace: bool, **verdict: Any) -> None:
         check_goes_on(self._fold)
         graph, own = AgentGraph(self.agent), self.records[self._found :]
         given = verdict_on(self._fold, call, graph, own=own, converter=self.converter, replace=replace, **verdict)
         self._append(given)
+
+    def answer(
+        self, call: Interruption | str, value: Any = None, *, error: str | None = None, by: str | None = None
+    ) -> None:
+        """Answer *call*, which waits for the application, so that the run continues with it when it is resumed.
+
+        Args:
+            call: An interruption, or its call id.
+            value: The answer, of JSON's own types. It must fit the schema that the tool's answers have. The tool's
+                output guardrails and bounds see it when the run continues.
+            error: In place of a value: the model is told that the call has failed, in these words.
+            by: Who answers, in the application's words; the log keeps it (`CallAnswered.by`).
+
+        Raises:
+            StateError: if the call has its answer (says whose: the first one counts), if it took longer than the tool's
+                timeout, if no such call waits or the run is over, or if the interruption is of another call.
+            UserError: if *value* doesn't fit. The call then still waits.
+
+        Example:
+            from agentloop import Agent, Runner, tool
+            from agentloop.testing import ScriptedModel, call, say
+
+            @tool(external=True)
+            def choose(question: str) -> int:
+                "Ask the user for a number."
+
+            model = ScriptedModel([call("choose", {"question": "How many?"}), say("Three.")])
+            agent = Agent("a", model=model, tools=[choose])
+            state = Runner.run_sync(agent, "Go.").to_state()
+            state.answer(state.interruptions[0], 3, by="ada")
+            print(Runner.run_sync(agent, state).new_items[-2].output)  # 3
+        """
+        check_goes_on(self._fold)
+        self._append(answer_to(self._fold, call, value, time.time(), error=error, by=by))
 
     @property
     def inputs(self) -> tuple[AddedInput, ...]:
@@ -676,7 +719,7 @@ OpenRequests: TypeAlias = Mapping[Place, r.ApprovalRequested]
 
 def verdict_on(
     fold: RunFold,
-    call: ApprovalRequest | str,
+    call: Interruption | str,
     graph: AgentGraph,
     open_requests: OpenRequests | None = None,
     *,
@@ -700,6 +743,8 @@ def verdict_on(
     for name, validator in _PARTS_OF_VERDICTS.items():
         check(name, validator, verdict.get(name))
     check("replace", _FLAG, replace)
+    if isinstance(call, CallToAnswer):
+        raise StateError(f"call {call.call.call_id!r} waits for its answer, not for a verdict: answer it")
     path, call_id = _locate_call(fold, call, open_requests or {})
     inner = fold.at(path)
     state = inner.calls.get(call_id) if inner is not None else None
@@ -728,7 +773,91 @@ def verdict_on(
     )
 
 
+def answer_to(
+    root: RunFold, call: Interruption | str, value: Any, at: float, *, error: str | None = None, by: str | None = None
+) -> r.CallAnswered:
+    """Return the record of the answer to a call of the tree of *root*, given at the wall-clock time *at*.
+
+    Raises:
+        StateError: no such call waits for an answer; says what became of it.
+        UserError: the answer doesn't fit the schema of the call's answers, or has a wrong type.
+    """
+    for name, text in (("error", error), ("by", by)):
+        check(name, _PARTS_OF_ANSWERS[name], text)
+    if error is not None and value is not None:
+        raise UserValueError("answer: expected a value or an error, got both")
+    path, call_id = _locate_question(root, call)
+    fold = root.at(path)
+    state = fold.calls.get(call_id) if fold is not None else None
+    asked = state.question if state is not None else None
+    if fold is None or state is None or asked is None:
+        if state is not None and state.approval is not None and state.outcome is None and not state.attempt:
+            raise StateError(f"no call {call_id!r} waits for an answer: it waits for a verdict, approve or reject it")
+        raise StateError(f"no call {call_id!r} waits for an answer")
+    if isinstance(call, CallToAnswer) and (call.agent, call.call.name) != (asked.agent, state.call.name):
+        raise StateError(f"the interruption of call {call_id!r} is of another tool or agent than the one that waits")
+    if obstacle := _find_obstacle_to_answer(root, fold, state, asked, at):
+        raise StateError(f"no call {call_id!r} waits for an answer: {obstacle}")
+    if error is None and (wrong := find_misfit(_as_json(value), asked.returns)) is not None:
+        raise UserValueError(f"the answer to call {call_id!r} of tool {state.call.name!r} doesn't fit: {wrong}")
+    return r.CallAnswered(
+        path, fold.turn, at, call_id, _as_json(value) if error is None else error, failed=error is not None, by=by
+    )
+
+
+def _as_json(value: Any) -> Any:
+    """Return a copy of *value* in JSON's own types.
+
+    Raises:
+        UserTypeError: it has no JSON form.
+    """
+    import json
+
+    try:
+        return json.loads(json.dumps(value, ensure_ascii=False, allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as fault:
+        raise UserTypeError(f"answer: it has no JSON form: {fault}") from None
+
+
+def describe_answer(answer: r.CallAnswered) -> str:
+    """Return that *answer* was given, and by whom, as far as it says."""
+    return "it was answered" if answer.by is None else f"it was answered by {shorten(answer.by, 80)!r}"
+
+
+def _find_obstacle_to_answer(root: RunFold, fold: RunFold, call: CallState, asked: r.AnswerRequested, at: float) -> str:
+    """Return why *call*, of the run of *fold*, takes no answer at the time *at*; an empty text if it takes one."""
+    around = [(root.at(fold.path[:depth]), one) for depth, one in enumerate(fold.path)]
+    if call.answer is not None:
+        said = "nobody has answered in time" if call.answer.late else describe_answer(call.answer)
+        return said
+    if call.outcome is not None or not fold.batch_open:
+        return "it has settled"
+    if any(outer and outer.calls[one].outcome is not None for outer, one in around):
+        return "the call of the agent around it has settled"
+    if call.call.call_id in fold.cancel_requests:
+        return "it was cancelled"
+    if asked.expires_at is not None and at >= asked.expires_at:
+        return f"its time, {asked.expires_at - asked.at:g} seconds, has passed"
+    return ""
+
+
+def _locate_question(root: RunFold, call: Interruption | str) -> tuple[tuple[str, ...], str]:
+    if isinstance(call, CallToAnswer):
+        return call.path, call.call.call_id
+    if isinstance(call, ApprovalRequest):
+        raise StateError(f"call {call.call.call_id!r} waits for a verdict, not for an answer: approve or reject it")
+    if not isinstance(call, str):
+        raise UserTypeError(f"call: expected an interruption or a call id, got {call!r}")
+    holders = [fold for fold in _walk_folds(root) if call in fold.calls and fold.calls[call].question is not None]
+    waiting = [fold for fold in holders if fold.calls[call].answer is None and fold.calls[call].outcome is None]
+    found = waiting or holders
+    if len(found) > 1:
+        raise StateError(f"call id {call!r} waits in {len(found)} runs of the tree: give the interruption itself")
+    return (found[0].path if found else ()), call
+
+
 _TEXT, _FLAG = NAMES.text(), NAMES.flag()
+_PARTS_OF_ANSWERS = {"error": optional(_TEXT), "by": optional(_TEXT)}
 _PARTS_OF_VERDICTS = {"by": optional(_TEXT), "message": optional(_TEXT), "always": optional(_FLAG)}
 
 

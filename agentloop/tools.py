@@ -93,6 +93,19 @@ class RawBody(Value, frozen=True):
     check: Callable[[Mapping[str, Any]], str | None] | None = None
 
 
+class ExternalBody(RawBody, frozen=True, kw_only=True):
+    """No body: the application answers the call (`ExternalTool`, `tool(external=True)`).
+
+    *returns* is the JSON schema of the answer. The engine knows by this class which calls wait; *fn* only refuses.
+    """
+
+    returns: Mapping[str, Any]
+
+
+def _refuse_to_answer(ctx: ToolContext[Any], text: str) -> Any:
+    raise UserTypeError(f"tool {ctx.tool_name!r} has no body: the application answers its calls")
+
+
 @attrs.frozen(eq=False, repr=False, kw_only=True)
 class AgentCall(ByFields):
     """Another agent, run as a tool. The engine interprets it, so that the nested run is part of the same log."""
@@ -312,6 +325,9 @@ class FunctionTool(ReprByFields, Generic[ContextT_contra]):
                 f"tool {self.name!r}: an agent tool holds a slot of its own turn only; give the capacity to the tools "
                 "of its agent"
             )
+        if isinstance(self.body, ExternalBody) and (self.idle_timeout is not None or self.kind != "function"):
+            field = "kind" if self.idle_timeout is None else "idle_timeout"
+            raise UserValueError(f"tool {self.name!r}: {field}: the application answers the calls, no body runs")
         if self.runs_in_thread:
             self._check_thread()
         elif self.abandon_on_cancel:
@@ -496,6 +512,7 @@ class FunctionOptions(ToolOptions, total=False):
     strict_mode: bool
     capacity: Capacity | Rate | Sequence[Capacity | Rate]
     abandon_on_cancel: bool
+    external: bool
     kind: ToolKind
     format: Mapping[str, Any] | None
 
@@ -522,7 +539,9 @@ def _tool_from(fn: Callable[..., Any], options: FunctionOptions) -> FunctionTool
         raise UserTypeError(f"{made!r} is a tool already; make a copy with attrs.evolve")
     fields: dict[str, Any] = {**options}
     name, description = fields.pop("name", None), fields.pop("description", None)
-    strict = fields.get("strict_mode", True)
+    strict, external = fields.get("strict_mode", True), fields.pop("external", False)
+    if not isinstance(external, bool):
+        raise UserTypeError(f"external: expected a bool, got {external!r}")
     from agentloop._schema.function_schema import function_schema
 
     schema = function_schema(fn, name=name, description=description, strict=strict, context_types=CONTEXT_TYPES)
@@ -532,9 +551,147 @@ def _tool_from(fn: Callable[..., Any], options: FunctionOptions) -> FunctionTool
         name=schema.name,
         description=schema.description,
         params_json_schema=schema.params_json_schema,
-        body=PythonBody(fn, schema),
+        body=_external_body(fn, schema) if external else PythonBody(fn, schema),
         **fields,
     )
+
+
+_DOES_NOTHING = frozenset(
+    {"CACHE", "CALL_INTRINSIC_1", "COPY_FREE_VARS", "LOAD_CONST", "MAKE_CELL", "NOP", "POP_TOP"}
+    | {"RERAISE", "RESUME", "RETURN_CONST", "RETURN_GENERATOR", "RETURN_VALUE"}
+)
+"""The instructions of a function without a body."""
+
+
+def _external_body(fn: Callable[..., Any], schema: FunctionSchema) -> ExternalBody:
+    """Return the body of an external tool: *fn* says by its annotations what the tool takes and is answered by.
+
+    Raises:
+        UserTypeError: if it does something, takes a context, or says nothing about the answer.
+    """
+    import dis
+
+    code = getattr(inspect.unwrap(fn), "__code__", None)
+    if code is None or any(one.opname not in _DOES_NOTHING for one in dis.get_instructions(code)):
+        raise UserTypeError(f"tool {schema.name!r}: external=True is for a function without a body, which never runs")
+    if schema.context_parameter is not None:
+        raise UserTypeError(f"tool {schema.name!r}: an external tool has no body that could take a context")
+    if schema.returns is None:
+        raise UserTypeError(f"tool {schema.name!r}: annotate the answer: def {schema.name}(...) -> str: ...")
+    from agentloop._schema.function_schema import schema_of
+    from agentloop._schema.json_check import check_schema
+
+    what = f"tool {schema.name!r}: the answer"
+    answers = check_schema(what, schema_of(what, schema.returns))
+
+    def check(given: Mapping[str, Any]) -> str | None:
+        try:
+            schema.bind(dict(given))
+        except ModelBehaviorError as error:
+            return str(error).partition(" don't fit: ")[2] or str(error)
+        return None
+
+    return ExternalBody(_refuse_to_answer, check, returns=answers)
+
+
+def ExternalTool(
+    name: str,
+    description: str,
+    schema: Mapping[str, Any],
+    *,
+    returns: Mapping[str, Any] | None = None,
+    **options: Unpack[ToolOptions],
+) -> FunctionTool[Any]:
+    """Make a tool whose calls the application answers: a person, a front end, a service that calls back.
+
+    A call is planned, judged and approved as any other; then it starts, and waits. It never blocks the calls beside
+    it. While these run, `RunStream.answer` answers it. When only such calls are left, the run pauses, as for an
+    approval: `RunResult.interruptions` holds a `CallToAnswer`. `RunState.answer`, in this process or in another,
+    gives the answer, and the run continues with it. The answer then passes the output guardrails and bounds of the
+    tool. The first answer counts.
+
+    With `timeout`, an answer that comes later than so many seconds after the start is refused, and the model receives
+    the text of a timeout. The time counts in a pause, too. Cancellation: as for a call that waits for approval.
+
+    Args:
+        name, description: As the model is shown them.
+        schema: The JSON schema of the arguments, an object.
+        returns: The JSON schema of the answer; None if any value of JSON will do.
+        options: Those of `tool` for any tool. `idle_timeout` and `in_doubt` have no meaning here.
+
+    Raises:
+        UserTypeError, UserValueError: if an argument is invalid; also for a keyword in *schema* or *returns* that the
+            check of answers doesn't know.
+
+    Example:
+        from agentloop import Agent, ExternalTool, Runner
+        from agentloop.testing import ScriptedModel, call, say
+
+        place = ExternalTool("place", "Ask where the user is.", {}, returns={"type": "string"})
+        agent = Agent("a", model=ScriptedModel([call("place"), say("Hello, Rome.")]), tools=[place])
+        state = Runner.run_sync(agent, "Where am I?").to_state()
+        state.answer(state.interruptions[0], "Rome")
+        print(Runner.run_sync(agent, state).final_output)  # Hello, Rome.
+    """
+    from agentloop._schema.json_check import check_schema, find_misfit
+
+    if unknown := options.keys() - ToolOptions.__optional_keys__:
+        raise_misplaced(ToolOptions.__optional_keys__, "ExternalTool", min(unknown))
+    params = {"type": "object", "properties": {}} | dict(check_schema(f"tool {name!r}: schema", schema))
+    answers = check_schema(f"tool {name!r}: returns", {} if returns is None else returns)
+    fields: dict[str, Any] = {**options}
+    return FunctionTool(
+        name=name,
+        description=description,
+        params_json_schema=params,
+        strict_mode=False,
+        body=ExternalBody(_refuse_to_answer, functools.partial(find_misfit, schema=params), returns=answers),
+        **fields,
+    )
+
+
+_ASKS = "Ask the user one question, and wait for the answer. Ask only for what you can't find out yourself."
+
+
+def ask_user(
+    *,
+    options: Sequence[str] | None = None,
+    name: str = "ask_user",
+    description: str = _ASKS,
+    **tool: Unpack[ToolOptions],
+) -> FunctionTool[Any]:
+    """Make a tool by which the model asks the user: an `ExternalTool` that takes a question.
+
+    `agentloop run` and `chat` ask at the terminal; anywhere else the application shows the question, and answers the
+    call. The arguments of the call are `{"question": TEXT}`.
+
+    Args:
+        options: The answers to choose from; None for any text.
+        name, description: As the model is shown them.
+        tool: The options of any tool: `timeout`, for example.
+
+    Raises:
+        UserTypeError, UserValueError: if an argument is invalid.
+
+    Example:
+        from agentloop import Agent, Runner, ask_user
+        from agentloop.testing import ScriptedModel, call, say
+
+        model = ScriptedModel([call("ask_user", {"question": "Which size?"}), say("A large one.")])
+        agent = Agent("a", model=model, tools=[ask_user(options=["small", "large"])])
+        state = Runner.run_sync(agent, "A coffee.").to_state()
+        print(state.interruptions[0].call.arguments)  # {"question": "Which size?"}
+        state.answer(state.interruptions[0], "large")
+        print(Runner.run_sync(agent, state).final_output)  # A large one.
+    """
+    returns: dict[str, Any] = {"type": "string"}
+    if options is not None:
+        choices = _to_names(options)
+        if not choices or not all(isinstance(one, str) for one in choices):
+            raise UserTypeError(f"options: expected texts to choose from, got {options!r}")
+        returns["enum"] = list(choices)
+    schema = {"type": "object", "properties": {"question": {"type": "string"}}, "required": ["question"]}
+    return ExternalTool(name, description, schema, returns=returns, **tool)
 
 
 class ToolDecorator(Protocol):
@@ -593,6 +750,8 @@ def tool(fn: Callable[..., Any] | None = None, /, **options: Unpack[FunctionOpti
             in the group `"custom"` unless another is given.
         exclusive: True if no other call may run beside a call.
         abandon_on_cancel: For sync functions: True to leave the thread running when its call is cancelled.
+        external: True if the application answers the calls, as of an `ExternalTool`: the function has no body, and its
+            annotations say what the tool takes and what the answer is.
         namespace: The namespace of the tool; the model calls it as a member of that namespace.
         defer_loading: True if the model is shown the tool only once a search has found it: the provider's own search,
             or that of `tool_search`.

@@ -3,9 +3,10 @@
 The first rule that fits decides:
 
 1. An agent tool continues its nested run (`Execute` with `resumed`, or `AwaitVerdict` while that run is paused).
-2. A body with a stored end is not run again: `Deliver`, or `Answer` if its value was not kept.
-3. A tool that may be run again (idempotent, only reading, or with `in_doubt="rerun"`) gives `Execute`.
-4. Any other gives `Answer` with status unknown, or the run fails (`in_doubt="raise"`).
+2. A call of an external tool continues to wait (`AwaitVerdict`), or is answered now (`Execute` with `resumed`).
+3. A body with a stored end is not run again: `Deliver`, or `Answer` if its value was not kept.
+4. A tool that may be run again (idempotent, only reading, or with `in_doubt="rerun"`) gives `Execute`.
+5. Any other gives `Answer` with status unknown, or the run fails (`in_doubt="raise"`).
 
 Pure; `planner` asks for each such call. Which calls have no outcome is in the log: `RunFold.due_calls`.
 """
@@ -20,7 +21,7 @@ from agentloop._storage.withholding import Withheld
 from agentloop.exceptions import ToolCallError
 from agentloop.outcomes import CallOutcome
 from agentloop.records import BodyEnded
-from agentloop.tools import AgentCall, FunctionTool, may_run_again
+from agentloop.tools import AgentCall, ExternalBody, FunctionTool, may_run_again
 
 
 def plan_in_doubt(view: TurnView, state: RunFold, rules: PlanRules, call: CallState, tool: FunctionTool) -> Disposition:
@@ -37,6 +38,8 @@ def plan_in_doubt(view: TurnView, state: RunFold, rules: PlanRules, call: CallSt
             return AwaitVerdict(arguments)
         return Execute(arguments, attempt=call.attempt if call.cut is None else call.attempt + 1, resumed=True)
     attempt = call.attempt + 1
+    if isinstance(tool.body, ExternalBody):
+        return _plan_external(call, arguments)
     if call.body is not None:
         return _plan_finished_body(call, call.body, tool, arguments, attempt)
     # A disabled tool, which `by_key` lacks, isn't run again.
@@ -53,6 +56,13 @@ def plan_in_doubt(view: TurnView, state: RunFold, rules: PlanRules, call: CallSt
             outcome=outcome,
         )
     return Answer(outcome, attempt=attempt)
+
+
+def _plan_external(call: CallState, arguments: Arguments) -> Execute | AwaitVerdict:
+    """Return `Execute` if the application has answered, or was not asked yet. Nothing runs, so nothing is in doubt."""
+    if call.question is not None and call.answer is None:
+        return AwaitVerdict(arguments)
+    return Execute(arguments, attempt=call.attempt if call.cut is None else call.attempt + 1, resumed=True)
 
 
 def _plan_finished_body(

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from agentloop import records as r
-from agentloop.items import ApprovalRequest, ToolCall, ToolOutput
+from agentloop.items import ApprovalRequest, CallToAnswer, ToolCall, ToolOutput
 from agentloop.outcomes import CallOutcome
 
 
@@ -32,6 +32,9 @@ class CallState(msgspec.Struct, eq=False):
     """The output as an item of the run, once it is released."""
     approval: r.ApprovalRequested | None = None
     verdict: r.VerdictGiven | None = None
+    question: r.AnswerRequested | None = None
+    """The application's answer was requested: the call is one of an external tool."""
+    answer: r.CallAnswered | None = None
 
     @property
     def value(self) -> Any:
@@ -56,6 +59,15 @@ def fits(verdict: r.VerdictGiven, request: r.ApprovalRequested) -> bool:
         request.tool,
         request.definition,
         request.digest,
+    )
+
+
+def make_question(call: CallState, asked: r.AnswerRequested) -> CallToAnswer:
+    """Return the interruption for the answer that *asked* requests: *call* with the arguments it started with."""
+    assert call.arguments is not None  # it has started
+    made = call.call.replace(arguments=call.arguments)
+    return CallToAnswer(
+        call=made, agent=asked.agent, path=asked.path, returns=asked.returns, expires_at=asked.expires_at
     )
 
 

@@ -59,7 +59,8 @@ class Arguments(Value, frozen=True, kw_only=True):
 class Execute(Value, frozen=True):
     """Run the body with these arguments (or convert their fault).
 
-    `attempt` counts starts. `resumed`: an agent tool that started in an earlier run segment continues its nested run.
+    `attempt` counts starts. `resumed`: an agent tool that started in an earlier run segment continues its nested run,
+    and the call of an external tool, which has started, is answered.
     `decided`: policies and approvals have decided in an earlier run segment, and are not consulted again.
     """
 
@@ -78,7 +79,7 @@ class Deliver(Value, frozen=True):
 
 
 class AwaitVerdict(Value, frozen=True):
-    """Wait for a verdict. `request` is the approval request to append; None if the log has it already."""
+    """Wait for a verdict or an answer. `request` is the approval request to append; None if the log has it already."""
 
     arguments: Arguments
     request: ApprovalRequested | None = None

@@ -32,7 +32,7 @@ from agentloop._storage.withholding import WithheldText, find_missing_secrets
 from agentloop.exceptions import ModelBehaviorError, StateError
 from agentloop.items import ToolCall
 from agentloop.outcomes import CallOutcome
-from agentloop.tools import FunctionTool
+from agentloop.tools import ExternalBody, FunctionTool
 
 
 def plan_response(view: TurnView, state: RunFold, rules: PlanRules) -> Plan:
@@ -61,7 +61,8 @@ def check_secrets(plan: Plan, state: RunFold) -> None:
     for entry in plan:
         if not isinstance(entry.disposition, Execute) or entry.call.call_id in state.cancel_requests:
             continue
-        if isinstance(entry.disposition.arguments.text, WithheldText):
+        answers = entry.disposition.resumed and entry.tool is not None and isinstance(entry.tool.body, ExternalBody)
+        if isinstance(entry.disposition.arguments.text, WithheldText) and not answers:
             _check_secrets_of(entry.call, entry.disposition.arguments.text)
         nested = state.nested.get(entry.call.call_id)
         if nested is not None:

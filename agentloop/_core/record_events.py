@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 from agentloop import events as ev
 from agentloop import records as r
-from agentloop._core.call_state import CallState, make_interruption
+from agentloop._core.call_state import CallState, make_interruption, make_question
 from agentloop._core.guardrail_results import restore_result
 from agentloop._core.run_fold import RunFold
 from agentloop.agents import Agent
@@ -94,6 +94,9 @@ def _events_of_calls(record: r.Record, state: RunFold, find_agent: FindAgent, wh
             return [ev.CallSettled(state.calls[call_id].call, outcome, **where), *_created(state.just_released, state)]
         case r.ApprovalRequested(call_id=call_id):
             return [ev.ApprovalRequested(make_interruption(state.calls[call_id].call, record), **where)]
+        case r.AnswerRequested(call_id=call_id):
+            asked = ev.AnswerRequested(make_question(state.calls[call_id], record), **where)
+            return [asked, *_created(state.just_released, state)]
         case r.GuardrailSettled(result=result):
             if result is None:  # the log was stored: it holds no objects
                 result = restore_result(record, state, find_agent(record.path))

@@ -20,9 +20,9 @@ from agentloop._common.digests import digestible
 from agentloop._common.empty_containers import NO_DICT, NO_SET, append_to
 from agentloop._common.error_text import shorten, summary_parts, tool_failure
 from agentloop._core.call_identity import arguments_digest
-from agentloop._core.call_state import CallState, is_search, make_interruption
+from agentloop._core.call_state import CallState, is_search, make_interruption, make_question
 from agentloop._core.failure_choice import Rank, class_of_summary, rank_of_summary
-from agentloop.items import ApprovalRequest, HandoffCall, Item, ToolCall, ToolOutput
+from agentloop.items import HandoffCall, Interruption, Item, ToolCall, ToolOutput
 from agentloop.model_events import ModelInfo, ModelResponse
 from agentloop.outcomes import FROM_ABOVE, AddedInput
 from agentloop.settings import JsonLimits
@@ -320,10 +320,12 @@ class RunFacts(msgspec.Struct, eq=False):
         return [call for call in self.batch if call.outcome is None]
 
     def waits(self, call: CallState) -> bool:
-        """Tell whether *call*, which has no outcome, needs a verdict first, on itself or on a call nested in it."""
+        """Tell whether *call*, which has no outcome, needs a verdict or an answer first, on itself or within."""
         nested = self.nested.get(call.call.call_id)
         if nested is not None and nested.started is not None:
             return nested.paused
+        if call.question is not None:
+            return call.answer is None
         return call.approval is not None and self.verdict(call) is None
 
     def verdict(self, call: CallState) -> r.VerdictGiven | None:
@@ -384,13 +386,15 @@ class RunFacts(msgspec.Struct, eq=False):
         """Return the calls of the batch that are uses of tools: no searches, and none that the provider runs itself."""
         return [call for call in self.batch if call.call.kind != "approval" and not is_search(call)]
 
-    def interruptions(self) -> list[ApprovalRequest]:
-        """Return the calls that wait for a verdict; those of a nested run replace the call that started it."""
-        found: list[ApprovalRequest] = []
+    def interruptions(self) -> list[Interruption]:
+        """Return what waits for a verdict or an answer; the calls of a nested run replace the one that started it."""
+        found: list[Interruption] = []
         for call in self.due_calls() if self.batch_open else ():
             nested = self.nested.get(call.call.call_id)
             if nested is not None:
                 found += nested.interruptions()
+            elif call.question is not None:
+                found += [] if call.answer is not None else [make_question(call, call.question)]
             elif call.approval is not None and self.verdict(call) is None:
                 found.append(make_interruption(call.call, call.approval))
         return found

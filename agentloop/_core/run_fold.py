@@ -316,6 +316,15 @@ def _verdict_given(fold: RunFacts, record: r.VerdictGiven) -> None:
             fold.sticky[record.agent, record.tool, record.definition] = record
 
 
+def _answer_requested(fold: RunFacts, record: r.AnswerRequested) -> None:
+    fold.calls[record.call_id].question = record
+    _release(fold)
+
+
+def _call_answered(fold: RunFacts, record: r.CallAnswered) -> None:
+    fold.calls[record.call_id].answer = record
+
+
 def _cancel_requested(fold: RunFacts, record: r.CancelRequested) -> None:
     if record.call_id in fold.calls:
         if fold.cancel_requests is NO_DICT:
@@ -367,7 +376,7 @@ def _release(fold: RunFacts) -> None:
         if not call.released:
             if call.outcome is not None:
                 _release_call(fold, call, released)
-            elif (call.approval is None and not fold.nested) or not fold.waits(call):
+            elif (call.approval is None and call.question is None and not fold.nested) or not fold.waits(call):
                 break
         index += 1
     fold.released = index
@@ -505,6 +514,8 @@ _FOLDS: dict[type, Callable[[RunFacts, Any], None]] = {
     r.GuardrailSettled: _guardrail_settled,
     r.ApprovalRequested: _approval_requested,
     r.VerdictGiven: _verdict_given,
+    r.AnswerRequested: _answer_requested,
+    r.CallAnswered: _call_answered,
     r.CallStarted: _call_started,
     r.BodyEnded: _body_ended,
     r.CallSettled: _call_settled,

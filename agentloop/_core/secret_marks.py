@@ -27,7 +27,7 @@ from agentloop.exceptions import UserTypeError
 from agentloop.items import AssistantMessage, Item, SystemMessage, Text, ToolCall, ToolOutput, UserMessage
 
 _WITH_ARGUMENTS = frozenset({r.ApprovalRequested, r.VerdictGiven, r.CallStarted, r.CallSettled})
-MAY_HOLD_SECRETS = frozenset({*_WITH_ARGUMENTS, r.BodyEnded, r.GuardrailSettled, r.RunEnded})
+MAY_HOLD_SECRETS = frozenset({*_WITH_ARGUMENTS, r.BodyEnded, r.CallAnswered, r.GuardrailSettled, r.RunEnded})
 """Records that may hold arguments or output of one call, or the run's final output."""
 
 

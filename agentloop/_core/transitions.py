@@ -27,7 +27,15 @@ from agentloop._core.call_state import CallState
 from agentloop._core.run_fold import RunFold
 
 RunPhase: TypeAlias = Literal["unstarted", "between", "model", "calls", "handoff", "ended"]
-_CallRecord: TypeAlias = r.ApprovalRequested | r.VerdictGiven | r.CallStarted | r.BodyEnded | r.CallSettled
+_CallRecord: TypeAlias = (
+    r.ApprovalRequested
+    | r.VerdictGiven
+    | r.AnswerRequested
+    | r.CallAnswered
+    | r.CallStarted
+    | r.BodyEnded
+    | r.CallSettled
+)
 CallPhase: TypeAlias = Literal["new", "asked", "started", "returned", "settled", "released"]
 
 _MODEL: tuple[RunPhase, ...] = ("model",)
@@ -45,6 +53,8 @@ OF_RUNS: dict[type, tuple[RunPhase, ...]] = {
     r.GuardrailSettled: _UNDER_WAY,
     r.ApprovalRequested: _CALLS,
     r.VerdictGiven: ("calls", "ended"),
+    r.AnswerRequested: _CALLS,
+    r.CallAnswered: ("calls", "ended"),
     r.CallStarted: _CALLS,
     r.BodyEnded: _CALLS,
     r.CallSettled: _CALLS,
@@ -68,6 +78,8 @@ OF_RUNS: dict[type, tuple[RunPhase, ...]] = {
 OF_CALLS: dict[type, tuple[CallPhase, ...]] = {
     r.ApprovalRequested: ("new", "asked"),
     r.VerdictGiven: ("new", "asked"),
+    r.AnswerRequested: ("started",),
+    r.CallAnswered: ("started",),
     r.CallStarted: ("new", "asked", "started"),
     r.BodyEnded: ("started", "returned"),
     r.CallSettled: ("new", "asked", "started", "returned"),
@@ -182,6 +194,17 @@ def _check_start(fold: RunFold, record: r.CallStarted) -> None:
         raise ValueError(f"attempt {record.attempt} of call {record.call_id!r} follows attempt {call.attempt}")
 
 
+def _check_question(fold: RunFold, record: r.AnswerRequested) -> None:
+    if _check_call(fold, record).question is not None:
+        raise ValueError(f"call {record.call_id!r} waits for an answer already")
+
+
+def _check_answer(fold: RunFold, record: r.CallAnswered) -> None:
+    call = _check_call(fold, record)
+    if call.question is None or call.answer is not None:
+        raise ValueError(f"call {record.call_id!r} waits for no answer")
+
+
 def _check_body_end(fold: RunFold, record: r.BodyEnded) -> None:
     call = _check_call(fold, record)
     if record.attempt != call.attempt:
@@ -223,6 +246,8 @@ _CHECKS: dict[type, Callable[[RunFold, Any], object]] = {
     r.SandboxOpened: _check_sandbox,
     r.ApprovalRequested: _check_call,
     r.VerdictGiven: _check_call,
+    r.AnswerRequested: _check_question,
+    r.CallAnswered: _check_answer,
     r.CallStarted: _check_start,
     r.BodyEnded: _check_body_end,
     r.CallSettled: _check_outcome,

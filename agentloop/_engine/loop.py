@@ -66,7 +66,7 @@ from agentloop._engine.run_result import attach_run_data
 from agentloop._engine.runtime.cancel_source import record_end
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop._engine.start import RunSegment, start_segment
-from agentloop._engine.turn_calls import plan_turn, run_calls
+from agentloop._engine.turn_calls import note_late_calls, plan_turn, run_calls
 from agentloop.exceptions import RunTimeoutError, StateError, UsageLimitExceeded
 from agentloop.records import TurnStarted
 
@@ -181,12 +181,17 @@ async def drive(run: LiveRun) -> FinishedRun:
             case GiveUp():
                 ended = await _give_up(run, action)
             case Pause():
-                ended = FinishedRun("interrupted")
+                ended = _pause(run)
             case Finish(end):
                 ended = FinishedRun(end.status, end.final_output)
             case never:
                 assert_never(never)
     return ended
+
+
+def _pause(run: LiveRun) -> FinishedRun | None:
+    """Return the end of a run that waits for verdicts and answers; None if the time of an answer has passed."""
+    return None if note_late_calls(run) else FinishedRun("interrupted")
 
 
 async def _request_model(run: LiveRun) -> FinishedRun | None:

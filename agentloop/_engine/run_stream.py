@@ -42,7 +42,7 @@ from agentloop._engine.runtime.live_run import LiveRun
 from agentloop._engine.start import RunSegment
 from agentloop.agents import Agent
 from agentloop.exceptions import UserError, UserTypeError, UserValueError
-from agentloop.items import ApprovalRequest, Item, ToolCall
+from agentloop.items import Interruption, Item, ToolCall
 from agentloop.results import RunResult
 
 if TYPE_CHECKING:
@@ -267,7 +267,7 @@ class RunStream(Block, Generic[OutputT]):
 
     def approve(
         self,
-        call: ApprovalRequest | str,
+        call: Interruption | str,
         *,
         arguments: str | Mapping[str, Any] | None = None,
         always: bool = False,
@@ -282,7 +282,7 @@ class RunStream(Block, Generic[OutputT]):
 
     def reject(
         self,
-        call: ApprovalRequest | str,
+        call: Interruption | str,
         *,
         message: str | None = None,
         always: bool = False,
@@ -369,9 +369,29 @@ class RunStream(Block, Generic[OutputT]):
         return self._live
 
     @uninterrupted
+    def answer(
+        self, call: Interruption | str, value: Any = None, *, error: str | None = None, by: str | None = None
+    ) -> None:
+        """Answer a call that waits for the application, while the run is under way: as `RunState.answer`.
+
+        An answer that comes before the rest of the turn is done saves the pause. From any task of the run's loop.
+
+        Raises:
+            UserError: the run is not under way, or the answer doesn't fit.
+            StateError: as `RunState.answer`.
+        """
+        from agentloop._core.gate import admit
+        from agentloop.state import answer_to
+
+        if self._nursery is None or self._is_over:
+            raise UserError("the run is not under way: answer by its state")
+        log = self._live.tree.log
+        log.append(admit(log.state, answer_to(log.state, call, value, log.wall(), error=error, by=by)))
+
+    @uninterrupted
     def _give_verdict(
         self,
-        call: ApprovalRequest | str,
+        call: Interruption | str,
         *,
         arguments: str | Mapping[str, Any] | None = None,
         **verdict: Any,

@@ -5,6 +5,7 @@ Joins the plan, the approvals and the batch; does not know about single bodies o
 
 from __future__ import annotations
 
+import math
 from contextvars import copy_context
 from functools import partial
 
@@ -19,7 +20,7 @@ from agentloop._engine.prepare_turn import ask_enabled
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.exceptions import StateError
 from agentloop.outcomes import CallOutcome
-from agentloop.records import BatchEnded
+from agentloop.records import BatchEnded, CallAnswered
 from agentloop.settings import ToolErrorArgs
 
 
@@ -127,6 +128,16 @@ async def run_calls(run: LiveRun, view: TurnView, plan: Plan) -> None:
             events.on_room.pop(batch.room, None)
         batch.forget()
     _accept(run, batch)
+
+
+def note_late_calls(run: LiveRun) -> bool:
+    """Append `CallAnswered` for each call that nobody has answered in time; tell whether there is one."""
+    waiting = [call for call in run.state.due_calls() if call.question is not None and call.answer is None]
+    now = run.tree.log.wall() if waiting else 0.0
+    late = [call for call in waiting if call.question and now >= (call.question.expires_at or math.inf)]
+    for call in late:
+        run.tree.log.append(CallAnswered(*run.here(), call.call.call_id, late=True))
+    return bool(late)
 
 
 def _accept(run: LiveRun, batch: Batch) -> None:

@@ -510,6 +510,19 @@ def _components(hints: Sequence[Any]) -> tuple[list[Schema], Schema, frozenset[t
     return settled, {name: settle_given(schema, unknown) for name, schema in defs.items()}, frozenset(unknown)
 
 
+def schema_of(what: str, hint: Any) -> dict[str, Any]:
+    """Return the JSON schema of the type *hint*, as one object with its definitions; *what* names it.
+
+    Raises:
+        UserTypeError: the type has none.
+    """
+    try:
+        (schema,), defs, _ = _components([hint])
+    except (TypeError, NameError) as error:
+        raise UserTypeError(f"{what}: no JSON schema can be made of {hint!r}: {error}") from error
+    return {**schema, "$defs": dict(defs)} if defs else dict(schema)
+
+
 @functools.lru_cache(1024)  # a binder made once per tool; the bound is for tools made for every run
 def _adapt(binder: _Binder, converter: BaseConverter) -> _Binder:
     """Return *binder* with the parameters converted by *converter* that it decides on."""

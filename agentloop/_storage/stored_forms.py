@@ -66,11 +66,11 @@ _ARGUMENTS = Secret(arguments=True)
 SECRETS: Mapping[type, Secret] = {
     **dict.fromkeys((r.RunStarted, r.RunResumed, r.TurnStarted, r.BatchEnded, r.GraphChanged), _NOTHING),
     **dict.fromkeys((r.ModelRequested, r.ModelResponded, r.ModelFailed, r.HandedOff), _NOTHING),
-    **dict.fromkeys((r.HistoryReplaced, r.SandboxOpened, r.SessionSaved, r.CleanupCut), _NOTHING),
+    **dict.fromkeys((r.HistoryReplaced, r.SandboxOpened, r.SessionSaved, r.CleanupCut, r.AnswerRequested), _NOTHING),
     **dict.fromkeys((r.InputAdded, r.InputShown, r.InputWithdrawn, r.CancelRequested, r.DeadlinePassed), _NOTHING),
     **dict.fromkeys((r.ApprovalRequested, r.VerdictGiven, r.CallStarted, r.CallSettled), _ARGUMENTS),
     r.GuardrailSettled: Secret(("info", "detail"), live=("result",)),
-    r.BodyEnded: Secret(("value",)),
+    **dict.fromkeys((r.BodyEnded, r.CallAnswered), Secret(("value",))),
     r.CallbackReturned: Secret(("answer",)),
     r.RunEnded: Secret(("final_output",)),
     # what records hold
@@ -78,7 +78,7 @@ SECRETS: Mapping[type, Secret] = {
     **dict.fromkeys((ModelInfo, ModelResponse, RequestUsage), _NOTHING),
     **dict.fromkeys((i.SystemMessage, i.UserMessage, i.AssistantMessage), Secret(("content",))),
     **dict.fromkeys((i.Reasoning, i.HandoffCall, i.HandoffOutput, i.HostedToolCall), _NOTHING),
-    **dict.fromkeys((i.ApprovalRequest, i.Compaction, i.OpaqueItem), _NOTHING),
+    **dict.fromkeys((i.ApprovalRequest, i.CallToAnswer, i.Compaction, i.OpaqueItem), _NOTHING),
     i.ToolCall: _ARGUMENTS,
     i.ToolOutput: Secret(("output",)),
 }

@@ -27,10 +27,10 @@ from agentloop.asgi._http import HTTPRefusal
 from agentloop.asgi._verdicts import ClientVerdict, apply_verdicts
 from agentloop.asgi._writer import replace_surrogates
 from agentloop.items import (
-    ApprovalRequest,
     AssistantMessage,
     HandoffCall,
     HandoffOutput,
+    Interruption,
     Item,
     ToolCall,
     ToolOutput,
@@ -134,7 +134,7 @@ class AGUIForm:
         while self._open:
             yield ui.TextMessageEndEvent(message_id=self._open.pop(min(self._open)))
 
-    def pause(self, interruptions: tuple[ApprovalRequest, ...], handle: str | None) -> bytes:
+    def pause(self, interruptions: tuple[Interruption, ...], handle: str | None) -> bytes:
         """Return the end of a run that waits: an interrupt for each call, whose id has the handle."""
         interrupts = [
             ui.Interrupt(

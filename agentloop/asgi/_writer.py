@@ -21,7 +21,7 @@ from agentloop import events as ev
 from agentloop._storage.public_json import to_json
 from agentloop.abc import Codec
 from agentloop.asgi._http import ClientGone, Headers, Send, WebLimits
-from agentloop.items import ApprovalRequest
+from agentloop.items import Interruption
 
 if TYPE_CHECKING:
     from agentloop.results import RunResult
@@ -63,7 +63,7 @@ def format_event(number: str | None, event: ev.Event, codec: Codec | None = None
     return b"" if isinstance(event, ev.RawModelEvent) else format_frame(to_json(event, codec=codec), number)
 
 
-def describe_pause(interruptions: tuple[ApprovalRequest, ...], handle: str | None) -> dict[str, Any]:
+def describe_pause(interruptions: tuple[Interruption, ...], handle: str | None) -> dict[str, Any]:
     """Return the last frame's data of a run that waits for verdicts: its calls, and the handle to resume it by."""
     return {"type": "interrupted", "handle": handle, "interruptions": [to_json(asked) for asked in interruptions]}
 
@@ -79,7 +79,7 @@ class StreamForm(Protocol):
         """Return an event; *number* is its id, None for a signal."""
         ...
 
-    def pause(self, interruptions: tuple[ApprovalRequest, ...], handle: str | None) -> bytes:
+    def pause(self, interruptions: tuple[Interruption, ...], handle: str | None) -> bytes:
         """Return the end of a run that waits for verdicts: its calls, and the handle to resume it by."""
         ...
 
@@ -103,7 +103,7 @@ class PublicForm:
         """Return the frame of *event*."""
         return format_event(number, event)
 
-    def pause(self, interruptions: tuple[ApprovalRequest, ...], handle: str | None) -> bytes:
+    def pause(self, interruptions: tuple[Interruption, ...], handle: str | None) -> bytes:
         """Return the frame `interrupted`."""
         return format_frame(describe_pause(interruptions, handle))
 

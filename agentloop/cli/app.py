@@ -43,7 +43,7 @@ from agentloop.cli.streams import Lines, Output, count_lines
 from agentloop.cli.supervision import announce_cancellation, check_backend, perform, supervise, write_message
 from agentloop.cli.target import absolute_target, load_agent, load_context, load_function
 from agentloop.cli.trace import trace
-from agentloop.cli.verdicts import approve, pending, reject
+from agentloop.cli.verdicts import answer, approve, pending, reject
 from agentloop.exceptions import UserError
 from agentloop.models import _install
 
@@ -86,6 +86,7 @@ _ORDER = (
     "pending",
     "approve",
     "reject",
+    "answer",
     "trace",
     "show",
     "diff",
@@ -146,6 +147,7 @@ for _command in (
     pending,
     approve,
     reject,
+    answer,
     sandbox_commands,
     skills_commands,
     init,

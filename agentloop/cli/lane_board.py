@@ -80,7 +80,7 @@ class LaneBoard:
             case ev.CallSettled(call):
                 self._lanes.pop((path, _MODEL), None)
                 self._remove_call(path, call.call_id)
-            case ev.ApprovalRequested(request):
+            case ev.ApprovalRequested(request) | ev.AnswerRequested(request):
                 self._remove_call(path, request.call.call_id)
             case ev.TurnEnded() | ev.RunEnded():
                 for key in [key for key in self._lanes if key[0] == path]:

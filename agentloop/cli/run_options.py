@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, Protocol
 
@@ -12,13 +13,14 @@ import attrs
 
 from agentloop._common.masking import mask_arguments
 from agentloop._common.terminal_text import exact
+from agentloop._schema.json_check import find_misfit
 from agentloop.abc import Journal, Session
 from agentloop.agents import Agent
 from agentloop.cli.journal_folder import Folder
 from agentloop.cli.streams import Output, TypedLines
 from agentloop.config import RunConfig
-from agentloop.exceptions import AgentLoopError
-from agentloop.items import ApprovalRequest
+from agentloop.exceptions import AgentLoopError, UserValueError
+from agentloop.items import ApprovalRequest, CallToAnswer, Interruption
 from agentloop.run import Runtime
 from agentloop.state import RunState
 
@@ -49,26 +51,29 @@ class Everything:
     """An approver that approves every call."""
 
     async def decide(self, state: RunState, where: str) -> bool:
-        """Approve every waiting call. Return True."""
-        for request in state.interruptions:
+        """Approve every call that waits for a verdict. Return False if there is none: nobody here knows an answer."""
+        asked = [request for request in state.interruptions if isinstance(request, ApprovalRequest)]
+        for request in asked:
             state.approve(request)
-        return True
+        return bool(asked)
 
 
-def call_name(request: ApprovalRequest) -> str:
+def call_name(request: Interruption) -> str:
     """Return the name of a waiting call on the command line: its id, after the ids of the calls around it."""
     return "/".join((*request.path, request.call.call_id))
 
 
-def describe_call(request: ApprovalRequest) -> str:
+def describe_call(request: Interruption) -> str:
     """Format the call of *request*: its tool and its complete arguments, with secret ones masked."""
     call = request.call
     tool = f"{call.namespace}.{call.name}" if call.namespace else call.name
     return exact(f"{tool} {mask_arguments(call.arguments, call.secret)}")
 
 
-def find_asking_policy(request: ApprovalRequest) -> str:
-    """Return the policy that requires approval of *request*, and its reason; an empty text if the tool requires it."""
+def find_asking_policy(request: Interruption) -> str:
+    """Return why *request* waits: its policy and reason, or for its answer; empty if the tool itself asks."""
+    if isinstance(request, CallToAnswer):
+        return "waits for its answer"
     if request.policy is None:
         return ""
     return exact(request.policy if request.reason is None else f"{request.policy}: {request.reason}")
@@ -102,7 +107,10 @@ class Questions:
                 continue
             async with self.screen:
                 with self.hidden():
-                    answered = await self._ask(state, request, where)
+                    if isinstance(request, CallToAnswer):
+                        answered = await self._ask_for_answer(state, request, where)
+                    else:
+                        answered = await self._ask(state, request, where)
             decided = decided or answered
             if not answered:
                 self._later.add(place)
@@ -142,6 +150,25 @@ class Questions:
                     continue
             return True
 
+    async def _ask_for_answer(self, state: RunState, request: CallToAnswer, where: str) -> bool:
+        inside = f", inside {exact('/'.join(request.path))}" if request.path else ""
+        at = f", {where}" if where else ""
+        wants = exact(describe_answer(request.returns))
+        await self.err.write(
+            f"? {describe_call(request)}\n  {exact(request.agent)} asks you{inside}{at}\n  {wants}; empty: later\n"
+        )
+        while True:
+            await self.err.write("  Answer: ")
+            typed = await self.lines.next()
+            if not (typed or "").strip():
+                return False
+            try:
+                state.answer(request, read_answer(typed or "", request.returns))
+            except AgentLoopError as error:
+                await self.err.write(f"  {exact(str(error))}\n")
+            else:
+                return True
+
     async def _edit(self, state: RunState, request: ApprovalRequest) -> bool:
         """Ask for arguments until they fit; return False if none are given."""
         now = exact(mask_arguments(request.call.arguments, request.call.secret))
@@ -157,6 +184,38 @@ class Questions:
                 await self.err.write(f"  {exact(str(error))}\n")
             else:
                 return True
+
+
+def read_answer(typed: str, returns: Mapping[str, Any]) -> Any:
+    """Return the answer in *typed*: JSON, or plain text where *returns* takes text and JSON doesn't fit.
+
+    Raises:
+        UserValueError: it is neither.
+    """
+    text = typed.strip()
+    choices = returns.get("enum")
+    if isinstance(choices, list) and text.isdecimal() and text not in choices and int(text) not in choices:
+        return choices[int(text) - 1] if 1 <= int(text) <= len(choices) else text
+    if find_misfit(text, returns) is None and returns.get("type") == "string":
+        return text
+    try:
+        return json.loads(text)
+    except ValueError:
+        if find_misfit(text, returns) is None:
+            return text
+        raise UserValueError(f"the answer doesn't fit: expected {describe_answer(returns)}") from None
+
+
+def describe_answer(returns: Mapping[str, Any]) -> str:
+    """Return in words what an answer has to be, for a person who types it."""
+    choices = returns.get("enum")
+    if isinstance(choices, list):
+        return "one of " + ", ".join(f"{number} {choice}" for number, choice in enumerate(choices, 1))
+    if returns.get("type") == "string":
+        return "a text"
+    if not returns:
+        return "any JSON"
+    return f"JSON that fits {json.dumps(returns, ensure_ascii=False)}"
 
 
 def can_ask(err: Output, *, input_is_taken: bool) -> bool:
@@ -243,6 +302,6 @@ class CliOptions:
         name = self.folder.name
         call = "CALL" if lines is None else "LINE:CALL"
         return (
-            f"See: agentloop pending {name}; decide: agentloop approve {name} {call}, or reject; "
+            f"See: agentloop pending {name}; decide: agentloop approve {name} {call}, reject or answer; "
             f"then go on: agentloop resume {name}"
         )

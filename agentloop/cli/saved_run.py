@@ -17,7 +17,7 @@ from agentloop.agents._graph import AgentGraph
 from agentloop.cli.errors import PastError
 from agentloop.cli.journal_folder import FolderError
 from agentloop.cli.run_options import CliOptions
-from agentloop.items import ApprovalRequest
+from agentloop.items import Interruption
 from agentloop.journal import FileJournal
 from agentloop.records import Record
 from agentloop.results import RunResult
@@ -37,7 +37,7 @@ class RunSummary:
     stop_reason: str | None
     agent: str
     usage: Usage
-    waiting: tuple[ApprovalRequest, ...] = ()
+    waiting: tuple[Interruption, ...] = ()
     records: Sequence[Record] = ()
 
 

@@ -27,9 +27,10 @@ from agentloop.cli.streams import Output
 from agentloop.guardrails import InputGuardrailResult, ToolGuardrailResult, ToolInputGuardrail, ToolOutputGuardrail
 from agentloop.items import (
     ITEM_TYPES,
-    ApprovalRequest,
     AssistantMessage,
+    CallToAnswer,
     Content,
+    Interruption,
     SystemMessage,
     Text,
     ToolCall,
@@ -149,6 +150,10 @@ class Narrator:
             case ev.ApprovalRequested(request) if self._asks:
                 await self._line(
                     event, "?", "yellow", request.call, f"{format_arguments(request.call)} waits for approval"
+                )
+            case ev.AnswerRequested(request) if self._asks:
+                await self._line(
+                    event, "?", "yellow", request.call, f"{format_arguments(request.call)} waits for its answer"
                 )
             case ev.CallSettled(call, outcome):
                 mark, style = _MARKS.get(outcome.status, ("✗", "red"))
@@ -308,17 +313,20 @@ def result_json(ending: RunSummary) -> dict[str, Any]:
     )
 
 
-def request_json(request: ApprovalRequest) -> dict[str, Any]:
-    """Return a waiting call as a JSON object with masked secret arguments."""
+def request_json(request: Interruption) -> dict[str, Any]:
+    """Return a waiting call as a JSON object with masked secret arguments; `returns` is of one to be answered."""
     call = request.call
+    if isinstance(request, CallToAnswer):
+        more: dict[str, Any] = {"returns": dict(request.returns), "expires_at": request.expires_at}
+    else:
+        more = {"policy": request.policy, "reason": request.reason}
     return {
         "call": call_name(request),
         "tool": f"{call.namespace}.{call.name}" if call.namespace else call.name,
         "arguments": mask_arguments(call.arguments, call.secret),
         "agent": request.agent,
         "path": list(request.path),
-        "policy": request.policy,
-        "reason": request.reason,
+        **more,
     }
 
 

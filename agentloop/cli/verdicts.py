@@ -22,10 +22,10 @@ from agentloop.agents import Agent
 from agentloop.cli import errors
 from agentloop.cli.help_text import examples
 from agentloop.cli.journal_folder import Folder
-from agentloop.cli.run_options import call_name, describe_call, find_asking_policy
+from agentloop.cli.run_options import call_name, describe_call, find_asking_policy, read_answer
 from agentloop.cli.show import json_line, request_json
 from agentloop.exceptions import AgentLoopError, StateError
-from agentloop.items import ApprovalRequest
+from agentloop.items import CallToAnswer, Interruption
 from agentloop.journal import FileJournal
 from agentloop.state import REPLACE_HINT, RunState
 
@@ -38,7 +38,7 @@ class WaitingCall:
 
     line: int | None
     path: Path
-    request: ApprovalRequest
+    request: Interruption
 
     @property
     def name(self) -> str:
@@ -136,7 +136,31 @@ def reject(folder: str, call: str, message: str | None, always: bool, replace: b
     _decide(folder, call, "rejected", lambda state, given: state.reject(given, **options))
 
 
-Verdict = Callable[[RunState, ApprovalRequest | str], None]
+@click.command(
+    short_help="Answer a call of a job that waits for it.",
+    epilog=examples(
+        "agentloop answer jobs/clean call_1 Rome",
+        """agentloop answer jobs/clean call_1 '{"room": 7}'""",
+        "agentloop answer jobs/clean call_1 --error 'Nobody is at the desk.'",
+    ),
+)
+@click.argument("folder", metavar="DIR")
+@click.argument("call")
+@click.argument("value", required=False)
+@click.option("--error", metavar="TEXT", help="In place of VALUE: the model is told that the call has failed.")
+def answer(folder: str, call: str, value: str | None, error: str | None) -> None:
+    """Answer CALL of the job in DIR, which asks for VALUE: JSON, or text where a text is asked for."""
+    if (value is None) == (error is None):
+        raise click.UsageError("Give VALUE, or --error TEXT.")
+
+    def give(state: RunState, given: Interruption | str) -> None:
+        returns = given.returns if isinstance(given, CallToAnswer) else {}
+        state.answer(given, None if value is None else read_answer(value, returns), error=error)
+
+    _decide(folder, call, "answered", give)
+
+
+Verdict = Callable[[RunState, Interruption | str], None]
 
 
 def _decide(folder: str, call: str, decided: str, give: Verdict) -> None:
@@ -161,7 +185,7 @@ def _decide(folder: str, call: str, decided: str, give: Verdict) -> None:
     _perform(folder, work)
 
 
-def _find_call(folder: Folder, waiting: list[WaitingCall], call: str) -> tuple[Path, ApprovalRequest | str, str]:
+def _find_call(folder: Folder, waiting: list[WaitingCall], call: str) -> tuple[Path, Interruption | str, str]:
     """Return the journal of *call*, its request or its id, and its full name.
 
     A call that has a verdict already is found by its full name.
@@ -183,7 +207,7 @@ def _find_call(folder: Folder, waiting: list[WaitingCall], call: str) -> tuple[P
     return path, name, call
 
 
-def _find_decided(state: RunState, call: ApprovalRequest | str) -> ApprovalRequest | str:
+def _find_decided(state: RunState, call: Interruption | str) -> Interruption | str:
     """Return the request of the *call* that has a verdict already, by its name; *call* itself if there is none."""
     return next((asked for asked in state._asked() if call_name(asked) == call), call)
 

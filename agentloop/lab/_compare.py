@@ -27,6 +27,7 @@ from agentloop.agents import Agent
 from agentloop.conditions import Answers, Condition, ConditionView, Fired
 from agentloop.config import RunConfig
 from agentloop.exceptions import AgentLoopError, JournalError, StateError, UserError, UserTypeError, UserValueError
+from agentloop.items import CallToAnswer
 from agentloop.journal._folder import is_address
 from agentloop.journal._reading import _read_lines_of, find_runs, list_runs
 from agentloop.lab._agents import Candidate
@@ -498,6 +499,13 @@ def _decide(state: RunState, recording: Recording, rule: VerdictRule) -> bool:
     asked = {(one.path, one.call_id): one for one in state.records if isinstance(one, r.ApprovalRequested)}
     decided = False
     for one in state.interruptions:
+        if isinstance(one, CallToAnswer):
+            given = recording.find_answer(one.call.name, one.call.call_id)
+            if given is not None:
+                decided = True
+                said = {"error": given.value} if given.failed else {"value": given.value}
+                state.answer(one, **said, by=given.by)
+            continue
         request = asked[one.path, one.call.call_id]
         verdict = recording.find_verdict(request.tool, request.digest, request.call_id)
         if verdict is None and rule == "ask":

@@ -299,7 +299,19 @@ def _list_calls(fold: RunFold, index: dict[Any, r.Record]) -> Iterable[MomentCal
         asked = index.get((r.ApprovalRequested, fold.path, call_id))
         given = index.get((r.VerdictGiven, fold.path, call_id))
         known = started or given or asked
-        state = "runs" if started else "approved" if given else "waits for a verdict" if asked else "waits for its turn"
+        if call.question is not None and call.answer is None:
+            started, asked, given, known = None, None, None, call.question
+        state = (
+            "waits for its answer"
+            if known is call.question is not None
+            else "runs"
+            if started
+            else "approved"
+            if given
+            else "waits for a verdict"
+            if asked
+            else "waits for its turn"
+        )
         yield MomentCall(
             path=fold.path,
             turn=fold.turn,

@@ -143,6 +143,9 @@ class Recording:
     """By tool and digest of the arguments."""
     outcomes: dict[tuple[Path, str], r.CallSettled] = attrs.field(factory=dict)
     verdicts: dict[tuple[str, str], list[r.VerdictGiven]] = attrs.field(factory=lambda: defaultdict(list))
+    answers: dict[tuple[str, str], r.CallAnswered] = attrs.field(factory=dict)
+    asked: dict[tuple[tuple[str, ...], str], str] = attrs.field(factory=dict)
+    """The tools of the calls whose answers were requested, by path and call id."""
     """By tool and digest of the arguments, as the requests for a verdict have them."""
     inputs: dict[int, tuple[Item, ...]] = attrs.field(factory=dict)
     """By turn: the input that the application added after it."""
@@ -283,6 +286,10 @@ class Recording:
                         self.calls[tool, digest_arguments(text)].append(skipped)
                 case r.VerdictGiven():
                     self.verdicts[record.tool, record.digest].append(record)
+                case r.AnswerRequested():
+                    self.asked[record.path, record.call_id] = record.tool
+                case r.CallAnswered(late=False):
+                    self.answers[self.asked[record.path, record.call_id], record.call_id] = record
                 case r.InputAdded(path=()):
                     added[record.id] = record.items
                     if not record.id:  # of an older log, which showed it at once
@@ -332,6 +339,10 @@ class Recording:
     def turns(self) -> int:
         """The number of the run's last turn."""
         return max((one.turn for one in self.records if not one.path), default=0)
+
+    def find_answer(self, tool: str, call_id: str) -> r.CallAnswered | None:
+        """Return the recorded answer to the call of that id and tool, or None."""
+        return self.answers.get((tool, call_id))
 
     def find_verdict(self, tool: str, digest: str, call_id: str) -> r.VerdictGiven | None:
         """Return the verdict on an equal call, and use it up."""

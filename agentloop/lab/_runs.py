@@ -206,7 +206,7 @@ def _list_times(records: Sequence[r.Record]) -> Iterable[float]:
         if not record.path and isinstance(record, r.RunResumed):
             yield max(0.0, last - began)
             began = record.at
-        if not isinstance(record, r.VerdictGiven | r.InputAdded | r.InputWithdrawn):
+        if not isinstance(record, r.VerdictGiven | r.CallAnswered | r.InputAdded | r.InputWithdrawn):
             last = max(last, record.at)
     yield max(0.0, last - began)
 

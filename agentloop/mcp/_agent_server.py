@@ -28,7 +28,7 @@ from agentloop._serving.public_errors import describe_error
 from agentloop._serving.states import ClientStates
 from agentloop.agents import Agent
 from agentloop.config import RunConfig
-from agentloop.items import ApprovalRequest
+from agentloop.items import ApprovalRequest, CallToAnswer, Interruption
 from agentloop.mcp._contents import replace_unusable
 from agentloop.run import Runner
 from agentloop.state import RunState
@@ -113,6 +113,9 @@ def _add_tool(
     server.add_tool(ask, name=replace_unusable(agent.name), description=words, structured_output=False)
 
 
+_NO_ANSWER = "The client can't be asked for the answer to this call."
+
+
 async def _run(agent: Agent[Any, Any], options: dict[str, Any], text: str, ctx: Any, states: _States) -> Any:
     """Run *agent* to its final output, or to a question that the client has to bring back with its answer.
 
@@ -143,12 +146,14 @@ async def _run(agent: Agent[Any, Any], options: dict[str, Any], text: str, ctx: 
             return await _ask_with_result(given, states)
 
 
-async def _ask(state: RunState, asked: ApprovalRequest, ctx: Any) -> None:
+async def _ask(state: RunState, asked: Interruption, ctx: Any) -> None:
     """Ask the client's user, and decide on *asked*; it is rejected if the client can't ask.
 
     Raises:
         NoBackChannelError: no question can be sent before the end of this request.
     """
+    if isinstance(asked, CallToAnswer):
+        return state.answer(asked, error=_NO_ANSWER)
     if _can_ask(ctx.client_capabilities):
         try:
             found = await ctx.elicit(_question(asked), ApprovalAnswer)
@@ -184,7 +189,7 @@ def _question(asked: ApprovalRequest) -> str:
     return f"{asked.agent} wants to call {asked.call.name} with {arguments}. Approve?"
 
 
-def _key(asked: ApprovalRequest) -> str:
+def _key(asked: Interruption) -> str:
     return "/".join((*asked.path, asked.call.call_id))
 
 
@@ -194,14 +199,17 @@ async def _ask_with_result(state: RunState, states: _States) -> InputRequiredRes
     requests: dict[str, Any] = {
         _key(asked): ElicitRequest(params=ElicitRequestFormParams(message=_question(asked), requested_schema=schema))
         for asked in state.interruptions
+        if isinstance(asked, ApprovalRequest)
     }
     return InputRequiredResult(input_requests=requests, request_state=await states.put(state))
 
 
-def _decide(state: RunState, asked: ApprovalRequest, answer: object) -> None:
+def _decide(state: RunState, asked: Interruption, answer: object) -> None:
+    if isinstance(asked, CallToAnswer):
+        return state.answer(asked, error=_NO_ANSWER)
     accepted = isinstance(answer, ElicitResult) and answer.action == "accept"
     content: Any = answer.content if accepted else None  # type: ignore[attr-defined]  # `Any` without the extra
-    _approve(state, asked, content is not None and content.get("approve") is True)
+    return _approve(state, asked, content is not None and content.get("approve") is True)
 
 
 def _approve(state: RunState, asked: ApprovalRequest, approved: bool) -> None:

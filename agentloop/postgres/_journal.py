@@ -54,7 +54,7 @@ from agentloop.postgres._lease import FENCE, Lease, LeaseHeld
 from agentloop.postgres._store import PostgresStore
 
 if TYPE_CHECKING:
-    from agentloop.items import ApprovalRequest
+    from agentloop.items import Interruption
     from agentloop.state import RunState
 
 _FREE = """
@@ -153,7 +153,7 @@ class PostgresJournal:
         if self.lease is not None:
             self.lease.check()
 
-    async def interruptions(self) -> tuple[ApprovalRequest, ...]:
+    async def interruptions(self) -> tuple[Interruption, ...]:
         """Return the calls that wait for a verdict, without the run's agents; none if the run isn't interrupted."""
         from agentloop.state import RunState
 
@@ -162,7 +162,7 @@ class PostgresJournal:
 
     async def approve(
         self,
-        call: ApprovalRequest | str,
+        call: Interruption | str,
         *,
         arguments: str | Mapping[str, Any] | None = None,
         always: bool = False,
@@ -186,7 +186,7 @@ class PostgresJournal:
 
     async def reject(
         self,
-        call: ApprovalRequest | str,
+        call: Interruption | str,
         *,
         message: str | None = None,
         always: bool = False,
@@ -195,6 +195,19 @@ class PostgresJournal:
     ) -> None:
         """Append a rejection of *call*: it never runs, and the model receives *message*. Otherwise as `approve`."""
         await self._decide(lambda state: state.reject(call, message=message, always=always, by=by, replace=replace))
+
+    async def answer(
+        self, call: Interruption | str, value: Any = None, *, error: str | None = None, by: str | None = None
+    ) -> None:
+        """Append the answer to *call*, which waits for the application; arguments are those of `RunState.answer`.
+
+        Any process may, without the agents: the log has the schema of the answer. The first answer counts.
+
+        Raises:
+            UserError: *value* doesn't fit; nothing is appended, and the call still waits.
+            StateError, LeaseHeld, JournalError: as for `approve`.
+        """
+        await self._decide(lambda state: state.answer(call, value, error=error, by=by))
 
     async def aclose(self) -> None:
         """Take no more records, once the call in progress is over. Does nothing the second time."""

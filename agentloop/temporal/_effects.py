@@ -39,7 +39,7 @@ from agentloop.temporal._payloads import (
     value_from_json,
 )
 from agentloop.temporal._runner import has_marker, refuse_step
-from agentloop.tools import FunctionTool, ToolSearch, may_run_again
+from agentloop.tools import ExternalBody, FunctionTool, ToolSearch, may_run_again
 
 _REFUSED = "PayloadsTooLarge"
 """The type that the SDK gives the error of an activity whose result the engine doesn't take: no other will be taken."""
@@ -153,7 +153,7 @@ class WorkflowEffects:
         reason = self._unfit.get((effect.path, effect.call_id))
         if reason is not None and not workflow.unsafe.is_replaying():
             await leave(reason)
-        if effect.nested or options.in_workflow or isinstance(tool.body, ToolSearch):
+        if effect.nested or options.in_workflow or isinstance(tool.body, ToolSearch | ExternalBody):
             return await effect.do()
         asked = {
             "root": self._root,

@@ -56,7 +56,7 @@ from agentloop._common.masking import mask_arguments
 from agentloop._storage.public_json import to_json
 from agentloop.config import RunConfig
 from agentloop.exceptions import StateError, UserError
-from agentloop.items import ApprovalRequest, Item
+from agentloop.items import ApprovalRequest, Interruption, Item
 from agentloop.records import CancelRequested, Record, RunEnded
 from agentloop.results import RunResult
 from agentloop.run import ResumeOptions, Runner
@@ -473,7 +473,7 @@ class AgentWorkflow:
             bound_to=bound_to,
         )
 
-    def _waiting(self) -> tuple[ApprovalRequest, ...]:
+    def _waiting(self) -> tuple[Interruption, ...]:
         return self._now().interruptions
 
     def _now(self) -> RunState:

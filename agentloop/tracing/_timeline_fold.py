@@ -213,6 +213,12 @@ class TimelineFold:
                 self._decide(run, record)
             case r.CallStarted():
                 self._start_call(run, record)
+            case r.AnswerRequested():
+                row = self._call(run, record, record.call_id)
+                row.close(record.at)
+                row.begin("approval", record.at, "waits for its answer")
+            case r.CallAnswered():
+                self._take_answer(run, record)
             case r.BodyEnded():
                 row = self._call(run, record, record.call_id)
                 self._end_body(row, record.at, None)
@@ -411,6 +417,13 @@ class TimelineFold:
         row.add_fact("verdict", f"{word}{by}{', for later calls too' if record.always else ''}")
         if self._content:
             row.add_fact("verdict's message", record.message)
+
+    def _take_answer(self, run: _Run, record: r.CallAnswered) -> None:
+        row = self._call(run, record, record.call_id)
+        by = "nobody answered in time" if record.late else f"answered by {record.by}" if record.by else "answered"
+        if (phase := row.open_phase("approval")) is not None:
+            phase.end, phase.note = max(phase.start, record.at), clean(by)
+        row.add_mark("note", record.at, by)
 
     def _start_call(self, run: _Run, record: r.CallStarted) -> None:
         row = self._call(run, record, record.call_id)

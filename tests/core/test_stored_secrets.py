@@ -74,6 +74,7 @@ RECORDS: list[tuple[r.Record, Any]] = [
         lambda n: (n.arguments, n.outcome.output, list(n.outcome.custom_data["x"])),
     ),
     (r.BodyEnded(*HERE, "c1", value=[HUSH, b"\x00"], kept=True, secret=True), lambda n: n.value),
+    (r.CallAnswered(*HERE, "c1", value=[HUSH], secret=True), lambda n: n.value),
     (
         r.GuardrailSettled(*HERE, "tool_input", "g", "Allow", 0.5, info=HUSH, detail=[HUSH], secret=True),
         lambda n: n.info,

@@ -20,6 +20,7 @@ BOTH_CALLED = r.ModelResponded(*AT, ModelResponse((ToolCall("b", "tool", "{}"), 
 HANDED = r.ModelResponded(*AT, ModelResponse((HandoffCall("h", "to_b", "{}"),)))
 ASKED = r.ApprovalRequested(*AT, "c", "a", "tool", "digest")
 BEGUN = r.CallStarted(*AT, "c", "tool", "{}")
+ANSWER_WANTED = r.AnswerRequested(*AT, "c", "a", "tool", {})
 RETURNED = r.BodyEnded(*AT, "c")
 SETTLED = r.CallSettled(*AT, "c", "tool", CallOutcome(status="succeeded", output="done"))
 ENDED = r.RunEnded(*AT, "interrupted", resumable=True)
@@ -52,6 +53,8 @@ RECORDS: tuple[r.Record, ...] = (
     ASKED,
     r.VerdictGiven(*AT, "c", "a", "tool", "digest", approved=True),
     BEGUN,
+    ANSWER_WANTED,
+    r.CallAnswered(*AT, "c", 1),
     RETURNED,
     SETTLED,
     r.BatchEnded(*AT),
@@ -143,6 +146,11 @@ def test_a_record_is_allowed_in_the_phases_of_its_call_alone(kind: type) -> None
         elif isinstance(record, r.BodyEnded):
             record = record.replace(attempt=attempt)
             assert not is_allowed(fold, record.replace(attempt=attempt + 1))
+        elif isinstance(record, r.CallAnswered) and phase == "started":
+            assert read_refusal(fold, record) == "call 'c' waits for no answer"
+            fold = fold_of(*before, ANSWER_WANTED)
+            assert read_refusal(fold, ANSWER_WANTED) == "call 'c' waits for an answer already"
+            assert not is_allowed(fold_of(*before, ANSWER_WANTED, record), record)
         if phase in OF_CALLS[kind]:
             assert is_allowed(fold, record), phase
         else:

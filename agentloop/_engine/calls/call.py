@@ -61,6 +61,8 @@ from agentloop.tools import PythonBody, ToolSearch
 # We compare classes of body results: `isinstance` takes 0.17 µs for each class of a Struct that doesn't fit.
 _OWN_ENDS = frozenset({end.Returned, end.Raised, end.Cancelled})
 """The body results of a body that came to its own end."""
+_ENDS_OF_ANSWERS = frozenset({end.Paused, end.TimedOut})
+"""The body results that a nested run, or the answer to a call, gives in place of a value."""
 _WITHOUT_BODY_END = frozenset({end.RunEnding, end.Paused, end.Deferred})
 _ASKS_AGAIN = "run_llm_again"
 """The `tool_use_behavior` with which a tool's output never ends the run."""
@@ -160,7 +162,7 @@ async def _take_steps(live: LiveCall) -> end.Ending:
     if live.steps.limits is not None:
         _start_timer(live)
     value = await call_body(live)
-    return value if type(value) is end.Paused else end.Returned(value)
+    return value if type(value) in _ENDS_OF_ANSWERS else end.Returned(value)
 
 
 def _start_timer(live: LiveCall) -> None:

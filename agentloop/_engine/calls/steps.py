@@ -26,7 +26,7 @@ from types import CoroutineType, coroutine
 from typing import Any
 
 from agentloop import effects as e
-from agentloop._common.errors import UnwritableValue
+from agentloop._common.errors import AnswerError, UnwritableValue
 from agentloop._common.failed_tool_text import tell_error
 from agentloop._concurrency.backend import checkpoint_if_cancelled
 from agentloop._concurrency.interrupts import interruptible, uninterrupted
@@ -43,10 +43,10 @@ from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.context import ToolContext
 from agentloop.exceptions import OutcomeUnknown, UserTypeError
 from agentloop.outcomes import CallOutcome
-from agentloop.records import CallStarted
+from agentloop.records import AnswerRequested, CallStarted
 from agentloop.settings import ToolErrorArgs, ToolErrorFormatter
 from agentloop.spans import set_current_span
-from agentloop.tools import AgentCall, PythonBody, RawBody, default_tool_error_function, may_run_again
+from agentloop.tools import AgentCall, ExternalBody, PythonBody, RawBody, default_tool_error_function, may_run_again
 
 logger = logging.getLogger("agentloop")
 
@@ -227,10 +227,34 @@ def _body_function(live: LiveCall) -> Callable[[], Any]:
         do = partial(_call_on_loop if body.schema.is_async else _call_in_thread, live, body)
     elif isinstance(body, AgentCall):
         return partial(live.run.tree.nest, live.run, live.call, live.arguments, body)
+    elif isinstance(body, ExternalBody):
+        return partial(_take_answer, live, body)
     else:
         assert isinstance(body, RawBody)  # a FunctionTool always has a body once it is made
         do = partial(_call_raw, live, body)
     return partial(_call_until_known, do) if may_run_again(live.tool) else do
+
+
+async def _take_answer(live: LiveCall, body: ExternalBody) -> Any:
+    """Return the answer of the application, which stands in the log; `Paused` until it does.
+
+    Raises:
+        AnswerError: the application answered with an error.
+    """
+    run, state, timeout = live.run, live.run.state.calls[live.call_id], live.tool.timeout
+    if state.question is None:
+        path, turn, at = run.here()
+        ends = None if timeout is None else at + timeout
+        run.tree.log.append(
+            AnswerRequested(path, turn, at, live.call_id, run.agent_key, live.tool.lookup_key, body.returns, ends)
+        )
+    if (answer := state.answer) is None:
+        return end.Paused()
+    if answer.late:
+        return end.TimedOut(timeout or 0.0)
+    if answer.failed:
+        raise AnswerError(answer.value)
+    return answer.value
 
 
 async def _call_until_known(do: Callable[[], Awaitable[Any]]) -> Any:

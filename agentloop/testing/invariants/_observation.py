@@ -184,6 +184,8 @@ class ObservedCall:
     guards: list[tuple[int, r.GuardrailSettled]] = attrs.field(factory=list)
     requested: list[tuple[int, r.ApprovalRequested]] = attrs.field(factory=list)
     verdicts: list[tuple[int, r.VerdictGiven]] = attrs.field(factory=list)
+    questions: list[tuple[int, r.AnswerRequested]] = attrs.field(factory=list)
+    answers: list[tuple[int, r.CallAnswered]] = attrs.field(factory=list)
 
     @property
     def call_id(self) -> str:
@@ -451,6 +453,8 @@ class ObservedLog:
         if isinstance(record, r.CallSettled):
             call.outcome = record
             self._release(n, call.turn)
+        elif isinstance(record, r.AnswerRequested):
+            self._release(n, call.turn)
         elif isinstance(record, r.VerdictGiven) and record.always:
             self._verdicts_on_all.add((record.path, record.agent, record.tool, record.definition))
 
@@ -474,6 +478,8 @@ class ObservedLog:
                 and nested.ended[-1][0] > nested.began[-1]
                 and all(self._waits(one) for one in due if one.outcome is None)
             )
+        if call.questions:
+            return not call.answers
         if not call.requested:
             return False
         request = call.requested[-1][1]
@@ -516,6 +522,8 @@ _FIELDS: dict[type, str] = {
     r.CallSettled: "settled",
     r.ApprovalRequested: "requested",
     r.VerdictGiven: "verdicts",
+    r.AnswerRequested: "questions",
+    r.CallAnswered: "answers",
 }
 _READERS: dict[type, Callable[[ObservedLog, int, Any], None]] = {
     r.RunStarted: ObservedLog._read_segment,

@@ -307,7 +307,7 @@ class ReplayLog:
                 return self._accept(merged)
             if isinstance(record, r.CleanupCut) and record.section in _HOOKS:
                 return None  # the recorded run had no such hooks, or they had returned
-            inserted = isinstance(wanted, (r.VerdictGiven, *INPUTS, r.GraphChanged, r.CleanupCut))
+            inserted = isinstance(wanted, (r.VerdictGiven, r.CallAnswered, *INPUTS, r.GraphChanged, r.CleanupCut))
             if not inserted and not self.is_of_summary(wanted) and not self.is_end_too_late():
                 self.diverge(record, explained(wanted, record, difference))
                 return record
@@ -545,6 +545,8 @@ class ReplayLog:
         order = {call.call.call_id: index for index, call in enumerate(state.batch)} if state is not None else {}
         if self.over or any(has_started(one, self.entry.start) for one in order if (path, one) in calls):
             return True  # calls of an earlier run segment continue without a second start
+        if state is not None and any(call.answer is not None and call.outcome is None for call in state.batch):
+            return True  # so do calls that were answered
         cut: list[tuple[int, int, float]] = []
         expired = -1
         for place in places[bisect_left(places, self.cursor) : bisect_left(places, self.entry.stop)]:

@@ -84,13 +84,15 @@ def _cancel_calls(own: Sequence[Any], waiting: set[str], cancelled_at: float, at
         match record:
             case r.ModelResponded():
                 calls = [item for item in record.response.items if isinstance(item, ToolCall)]
-            case r.ApprovalRequested(call_id=call_id) | r.BodyEnded(call_id=call_id):
+            case (
+                r.ApprovalRequested(call_id=call_id) | r.AnswerRequested(call_id=call_id) | r.BodyEnded(call_id=call_id)
+            ):
                 held.add(call_id)
             case r.CallSettled(call_id=call_id, outcome=outcome):
                 held.add(call_id)
                 if outcome.cancelled_by in FROM_ABOVE:
                     cut.add(call_id)
-            case r.VerdictGiven(call_id=call_id):
+            case r.VerdictGiven(call_id=call_id) | r.CallAnswered(call_id=call_id):
                 held.discard(call_id)
             case r.RunResumed():  # they continue
                 held -= cut

@@ -270,7 +270,9 @@ class _SegmentReplay:
             self._cause_end()
             if effects.due is wanted:
                 effects.diverge(None, stuck(wanted, self.held()))
-        elif isinstance(wanted, (r.VerdictGiven, *INPUTS, r.GraphChanged)) or effects.is_of_summary(wanted):
+        elif isinstance(wanted, (r.VerdictGiven, r.CallAnswered, *INPUTS, r.GraphChanged)) or effects.is_of_summary(
+            wanted
+        ):
             effects.insert()
         elif effects.is_end_too_late():
             self._insert_late_end()

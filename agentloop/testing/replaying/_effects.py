@@ -41,6 +41,7 @@ from agentloop.testing.replaying._comparison import (
     task_key,
 )
 from agentloop.testing.replaying._recorded import INPUTS, Call, Path, Standin, same_output
+from agentloop.tools import ExternalBody
 
 _current_path: ContextVar[Path] = ContextVar("agentloop_replay_path", default=())
 """The run whose model call the current task makes: the effects `Random` and `Sleep` don't name their run."""
@@ -155,6 +156,8 @@ class ReplayEffects(ReplayLog):
             await self.known(begins, f"the run of call {call_id}")
         if begins is not None or self._is_over(nested):
             return await self._play_nested_run(effect)
+        if isinstance(effect.definition.body, ExternalBody) and (value := await self._take_answer(effect)) is not None:
+            return value[0]
         index = self.next_of_call(path, call_id, r.BodyEnded | r.CallSettled)
         found: Any = None if index is None else self.records[index]
         if isinstance(found, r.BodyEnded):
@@ -166,6 +169,22 @@ class ReplayEffects(ReplayLog):
             self.drop_end_hooks(path, call_id)
             return self.value_of_outcome(found)
         return await self._play_cut_body(path, call_id, found, what)
+
+    async def _take_answer(self, effect: e.CallTool) -> tuple[Any] | None:
+        """Let the call ask the application, or end in time, as the log shows; None if it has an answer, or was cut."""
+        assert self.log is not None
+        run = self.log.state.at(effect.path)
+        assert run is not None
+        answer = run.calls[effect.call_id].answer
+        if answer is not None and not answer.late:
+            return None
+        kinds = r.AnswerRequested if answer is None else r.BodyEnded | r.CallSettled
+        index = self.next_of_call(effect.path, effect.call_id, kinds)
+        if index is None:
+            return None
+        if index != self.cursor:  # else in the very step of the start: what follows in the log comes after it
+            await self.known(index, f"the answer to call {effect.call_id}")
+        return (await effect.do(),)
 
     def _is_over(self, nested: Path) -> bool:
         """Tell whether the run at *nested* ended in an earlier segment: then its call returns without a record of it.

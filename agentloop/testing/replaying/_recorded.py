@@ -27,11 +27,11 @@ from agentloop.testing.replaying._cut_segments import imagine_end
 Path: TypeAlias = tuple[str, ...]
 Call: TypeAlias = tuple[Path, str]
 
-OF_CALL = (r.CallStarted, r.BodyEnded, r.CallSettled, r.GuardrailSettled, r.CleanupCut)
+OF_CALL = (r.CallStarted, r.AnswerRequested, r.BodyEnded, r.CallSettled, r.GuardrailSettled, r.CleanupCut)
 """Kinds of records that a call's own task appends, if they name a call."""
 INPUTS = (r.InputAdded, r.InputWithdrawn)
 """Kinds of records that a sender of input appends. The run acts on them at its next look into the inbox."""
-FROM_OUTSIDE = (r.VerdictGiven, *INPUTS, r.GraphChanged, r.CancelRequested, r.DeadlinePassed)
+FROM_OUTSIDE = (r.VerdictGiven, r.CallAnswered, *INPUTS, r.GraphChanged, r.CancelRequested, r.DeadlinePassed)
 """Kinds of records that the caller appends, at a moment that doesn't depend on the run."""
 
 
@@ -362,7 +362,7 @@ def _split_segments(records: Sequence[r.Record]) -> Iterator[RecordedSegment]:
             continue
         stop = following
         # Verdicts and inputs given before the next segment belong to neither of the two.
-        while following < len(records) and isinstance(records[stop - 1], (r.VerdictGiven, *INPUTS)):
+        while following < len(records) and isinstance(records[stop - 1], (r.VerdictGiven, r.CallAnswered, *INPUTS)):
             stop -= 1
         yield RecordedSegment(start, stop, False)
 

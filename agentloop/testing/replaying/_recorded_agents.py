@@ -34,7 +34,7 @@ from agentloop.testing.replaying._comparison import SLACK
 from agentloop.testing.replaying._effects import ReplayEffects
 from agentloop.testing.replaying._recorded import FROM_OUTSIDE, Call, Path, RecordedSegment, shows_admission
 from agentloop.testing.scripted import ALL_FEATURES
-from agentloop.tools import AgentCall, FunctionTool, PythonBody, RawBody, ToolSearch
+from agentloop.tools import AgentCall, ExternalBody, FunctionTool, PythonBody, RawBody, ToolSearch
 from agentloop.usage import RequestUsage
 
 
@@ -192,7 +192,9 @@ class RecordedAgents(AgentCopies):
     def copy_tool(self, tool: FunctionTool) -> FunctionTool:
         """Return a copy that runs no body, with recorded costs."""
         body: Any = tool.body
-        if tool.name in self._effects.recorded.hidden:
+        if isinstance(body, ExternalBody):
+            body = body.replace(check=None) if tool.name in self._effects.recorded.hidden else body
+        elif tool.name in self._effects.recorded.hidden:
             body = RawBody(_refuse_body)  # the digests in place of its secrets needn't fit the schema
         elif isinstance(body, ToolSearch):
             body = body.replace(fn=_refuse_body, native=not self._effects.recorded.shows(tool.name))

@@ -158,6 +158,8 @@ def _list_hints_of_kinds(wanted: r.Record, got: r.Record) -> list[str]:
             return [_explain_statuses("succeeded", outcome.status)]
         case (r.ApprovalRequested(), _) | (_, r.ApprovalRequested()):
             return ["Which calls need an approval (`needs_approval`, policies) has changed."]
+        case (r.AnswerRequested(), _) | (_, r.AnswerRequested()):
+            return ["Which tools the application answers (`external`), or the schema of an answer, has changed."]
         case (r.CallbackReturned(what=what), _):
             return [f"The application is not asked any more: {what}."]
         case (_, r.CallbackReturned(what=what)):

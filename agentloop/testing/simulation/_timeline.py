@@ -59,6 +59,10 @@ def _describe_record(record: r.Record) -> str:
             return f"{call_id} {tool} waits for a verdict"
         case r.VerdictGiven(call_id=call_id, approved=approved):
             return f"{call_id} is {'approved' if approved else 'rejected'}"
+        case r.AnswerRequested(call_id=call_id, tool=tool):
+            return f"{call_id} {tool} waits for its answer"
+        case r.CallAnswered(call_id=call_id):
+            return f"{call_id} is answered"
         case r.CallStarted(call_id=call_id, tool=tool, arguments=arguments):
             return f"{call_id} {tool} starts {_shorten(arguments)}"
         case r.BodyEnded(call_id=call_id, failed=failed):

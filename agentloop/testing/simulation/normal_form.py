@@ -34,9 +34,11 @@ _PHASES: dict[type, int] = {
     r.VerdictGiven: 1,
     r.GuardrailSettled: 2,
     r.CallStarted: 3,
-    r.BodyEnded: 4,
-    r.CleanupCut: 5,
-    r.CallSettled: 6,
+    r.AnswerRequested: 4,
+    r.CallAnswered: 5,
+    r.BodyEnded: 6,
+    r.CleanupCut: 7,
+    r.CallSettled: 8,
 }
 
 
