@@ -99,6 +99,10 @@ CASES = [
     Wrong("diff job", ("Missing argument 'B'",)),
     Wrong("diff absent job", ("there is no absent",)),
     Wrong("diff job other", ("{here}/other", "there is no journal")),
+    Wrong("answer job call_1", ("Give VALUE, or --error TEXT",), 2),
+    Wrong("answer job call_1 x --error y", ("Give VALUE, or --error TEXT",), 2),
+    Wrong("answer absent call_1 x", ("{here}/absent", "no job is there")),
+    Wrong("answer job call_9 x", ("{here}/job", "is over", "those that wait: none")),
     *(
         wrong
         for verdict in ("approve", "reject")
