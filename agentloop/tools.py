@@ -34,7 +34,7 @@ import attrs
 from attrs.validators import and_, matches_re
 
 from agentloop._common.checks import FIELDS, Fields, check_count, either, fits, has, is_a, optional, read_timeout_word
-from agentloop._common.errors import UserTypeError, UserValueError
+from agentloop._common.errors import ModelBehaviorError, UserTypeError, UserValueError
 from agentloop._common.failed_tool_text import tell_error
 from agentloop._common.masking import ALL_ARGUMENTS, MASK
 from agentloop._common.misplaced import raise_misplaced
