@@ -62,6 +62,8 @@ class Exploration:
         if not self.targets:
             raise pytest.UsageError(f"--agentloop-explore: no agent is configured; {WHAT_TO_WRITE}")
         self._plans: dict[str, Plan] = {}
+        self._until: float | None = None
+        self._to_come = len(self.targets)
 
     @property
     def folder(self) -> Path:
@@ -73,6 +75,18 @@ class Exploration:
         if target.agent not in self._plans:
             self._plans[target.agent] = make_plan(target, self.folder)
         return self._plans[target.agent]
+
+    def next_deadline(self) -> float:
+        """Return the time at which the next exploration ends: all that are to come have equal shares of what is left.
+
+        With xdist each process runs about as many of them as there are agents.
+        """
+        now = time.monotonic()
+        if self._until is None:
+            self._until = now + (self.seconds or 0.0)
+        share = max(self._until - now, 0.0) / max(self._to_come, 1)
+        self._to_come -= 1
+        return now + share
 
     def target(self, agent: str) -> Target | None:
         """Return the configured target of that name."""
@@ -104,15 +118,12 @@ class Exploration:
                     )
             known_keys = {(kept.agent, kept.key) for kept in read_all(self.folder)}
             parts = getattr(self.config, "workerinput", {}).get("workercount", 1)
-            seconds = self.seconds / len(self.targets)
             for part in range(parts):
                 for target in self.targets:
                     name = target.agent if parts == 1 else f"{target.agent} (part {part + 1} of {parts})"
                     keys = {key for agent, key in known_keys if agent == target.agent}
                     items.append(
-                        Explored.from_parent(
-                            root, name=name, own=self, target=target, seconds=seconds, part=(part, parts), known=keys
-                        )
+                        Explored.from_parent(root, name=name, own=self, target=target, part=(part, parts), known=keys)
                     )
         items[:0] = first
 
@@ -226,10 +237,10 @@ class Explored(_Item):
     """The exploration of an agent; passes also if it finds something, because that is reported by items of its own."""
 
     def __init__(
-        self, *, own: Exploration, target: Target, seconds: float, part: tuple[int, int], known: set[str], **more: Any
+        self, *, own: Exploration, target: Target, part: tuple[int, int], known: set[str], **more: Any
     ) -> None:
         super().__init__(**more)
-        self.own, self.target, self.seconds, self.part, self.known = own, target, seconds, part, known
+        self.own, self.target, self.part, self.known = own, target, part, known
         self.found: list[tuple[Found, str]] = []
 
     def runtest(self) -> None:
@@ -238,7 +249,7 @@ class Explored(_Item):
         Raises:
             NotExploredError: if bodies need a context that nothing makes.
         """
-        until = time.monotonic() + self.seconds
+        until = self.own.next_deadline()
         with monitor_lines(), own_temporary_folder():
             plan = self.own.plan(self.target)
             extent = Extent()
