@@ -457,3 +457,63 @@ def test_a_strict_replay_takes_a_live_answer_from_the_log(backend: Any) -> None:
     replayed = replay(ended.to_state(), make_asking(call("slow", {}, "c2"), tools=[slow]))
     assert replayed.result.final_output == "done"
     assert count_records(replayed, r.CallAnswered) == 1
+
+
+@pytest.mark.scenario("PE-04")
+async def test_an_answer_by_the_journal_alone(run_mode: Run) -> None:
+    """Another process reads the journal, answers, and appends; the run continues from the journal."""
+    agent = make_asking()
+    journal = MemoryJournal()
+    await run_mode(agent, "go", journal=journal)
+    state = await RunState.from_journal(agent, journal)
+    state.answer("c1", {"n": 5})
+    await state.append_to(journal)
+    ended = await run_mode(agent, await RunState.from_journal(agent, journal), journal=journal)
+    assert (ended.final_output, read_shown_outputs(agent)) == ("done", {"c1": '{"n": 5}'})
+
+
+async def test_a_crash_between_the_start_and_the_question_asks_then(run_mode: Run) -> None:
+    """Nothing is in doubt, as nothing runs here: the call isn't started again, and asks once."""
+    agent = make_asking()
+    result = await run_mode(agent, "go")
+    until = next(n for n, record in enumerate(result.records) if isinstance(record, r.AnswerRequested))
+    again = await run_mode(agent, RunState(agent, result.records[:until]))
+    assert len(again.interruptions) == 1
+    assert (count_records(again, r.CallStarted, "c1"), count_records(again, r.AnswerRequested, "c1")) == (1, 1)
+
+
+async def test_a_call_that_waited_when_its_run_was_cancelled_waits_on() -> None:
+    """The run ends early while a sibling works; resumed, the question stands, and its answer counts."""
+    started, forever = anyio.Event(), anyio.Event()
+
+    @tool(in_doubt="rerun")
+    async def slow() -> str:
+        """Wait, in the first run segment only."""
+        if not started.is_set():
+            started.set()
+            await forever.wait()
+        return "slow ran"
+
+    agent = make_asking(call("slow", {}, "c2"), tools=[slow])
+    async with Runner.run_streamed(agent, "go") as stream:
+        async for _ in stream:
+            if started.is_set():
+                break
+        await started.wait()
+        stream.cancel()
+        await stream.finished()
+    state = (await Runner.run(agent, stream.state)).to_state()
+    (waiting,) = state.interruptions
+    state.answer(waiting, {"n": 1})
+    ended = await Runner.run(agent, state)
+    assert read_shown_outputs(agent) == {"c1": '{"n": 1}', "c2": "slow ran"}
+    assert count_records(ended, r.AnswerRequested, "c1") == 1
+
+
+async def test_withheld_arguments_are_no_obstacle_to_an_answer(run_mode: Run) -> None:
+    """The stored state has digests of them only, and the answer needs none."""
+    agent = make_asking(secret=["floor"])
+    state = RunState.from_string(agent, (await run_mode(agent, "go")).to_state().to_string())
+    state.answer("c1", {"n": 6})
+    ended = await run_mode(agent, state)
+    assert find_outcome(ended, "c1").status == "succeeded"
