@@ -329,7 +329,7 @@ class AgentWorkflow:
             try:
                 state.add_input(self._inputs[0])
             except StateError:
-                return  # the model's last answer isn't dealt with yet, or no turn is left: they wait for the next pause
+                return  # no turn is left: a run that is resumed with more of them takes it
             _set_time(state)
             del self._inputs[0]
 

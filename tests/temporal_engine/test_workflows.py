@@ -441,7 +441,7 @@ async def test_input_that_comes_while_a_call_waits(address: str) -> None:
             assert (await handle.result()).final_output == "paid"
         kinds = [one["kind"] for one in await logged(handle, agents()["payer"])]
         assert kinds.count("InputAdded") == 1
-        assert kinds.index("CallSettled") < kinds.index("InputAdded")
+        assert kinds.index("CallSettled") < kinds.index("InputShown")
 
 
 @pytest.mark.scenario("DU-05")
