@@ -667,6 +667,7 @@ class CallToAnswer(_Item, frozen=True, kw_only=True, tag="call_to_answer"):
 
     def __post_init__(self) -> None:
         _set_tuple(self, "path")
+        _check_fields(self)
 
 
 Interruption: TypeAlias = ApprovalRequest | CallToAnswer
@@ -690,6 +691,7 @@ _CHECKS: Mapping[str, _Check] = {
     "str | None": _Check("text", (str, NoneType)),
     "bool": _Check("True or False", (bool,)),
     "int | None": _Check("a whole number", (int, NoneType)),
+    "float | None": _Check("a number", (int, float, NoneType)),
     "CallKind": _Check("text", (str,), choices=get_args(CallKind)),
     "Content": _Check("text or a sequence of parts", (str, tuple)),
     "Caller | None": _Check("a Caller", (Caller, NoneType)),

@@ -139,9 +139,9 @@ def reject(folder: str, call: str, message: str | None, always: bool, replace: b
 @click.command(
     short_help="Answer a call of a job that waits for it.",
     epilog=examples(
-        "agentloop answer jobs/clean call_1 Rome",
-        """agentloop answer jobs/clean call_1 '{"room": 7}'""",
-        "agentloop answer jobs/clean call_1 --error 'Nobody is at the desk.'",
+        "agentloop answer jobs/ask call_1 Rome",
+        """agentloop answer jobs/ask call_1 '{"room": 7}'""",
+        "agentloop answer jobs/ask call_1 --error 'Nobody is at the desk.'",
     ),
 )
 @click.argument("folder", metavar="DIR")

@@ -18,7 +18,7 @@ PARSED_ONLY = (("model", "install"), ("model", "path"), ("serve",), ("enter",))
 """They install, depend on what is installed, end only with their client, or take the streams of the process."""
 
 AGENT = '''
-from agentloop import Agent, tool
+from agentloop import Agent, ask_user, tool
 from agentloop.items import ToolOutput
 from agentloop.testing import ScriptedModel, call, say
 
@@ -33,10 +33,12 @@ def answer(request):
     outputs = [item.output for item in request.items if isinstance(item, ToolOutput)]
     if request.items[0].text in ("Clean up", "Tidy up") and not outputs:
         return call("delete", {"path": "a.txt"}, call_id="call_1")
+    if request.items[0].text == "Ask me" and not outputs:
+        return call("ask_user", {"question": "Where?"}, call_id="call_1")
     return say(outputs[0] if outputs else "four")
 
 
-agent = Agent("agent", model=ScriptedModel([answer] * 100), tools=[delete])
+agent = Agent("agent", model=ScriptedModel([answer] * 100), tools=[delete, ask_user()])
 '''
 
 
@@ -60,7 +62,7 @@ EXAMPLES = [example for command in (app, *COMMANDS.values()) for example in exam
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, invoke: Invoke) -> Path:
-    """A working folder with an agent, two jobs, a journal, and folders of sandboxes and of skills."""
+    """A working folder with an agent, three jobs, a journal, and folders of sandboxes and of skills."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my-agent").mkdir()
     (tmp_path / "sandboxes").mkdir()
@@ -72,6 +74,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, invoke: Invoke) -> Pa
     (tmp_path / "requests.txt").write_text("One?\n")
     assert invoke("run", "agent.py:agent", "How many?", "--journal", "jobs/may").exit_code == 0
     assert invoke("run", "agent.py:agent", "Clean up", "--journal", "jobs/clean").exit_code == 3
+    assert invoke("run", "agent.py:agent", "Ask me", "--journal", "jobs/ask").exit_code == 3
     os.link("jobs/may/run.journal", "run.journal")
     return tmp_path
 

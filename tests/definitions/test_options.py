@@ -189,7 +189,9 @@ def test_options_for_type_checkers_are_the_fields() -> None:
     fields = {field.name for field in attrs.fields(Agent) if field.init}
     assert fields == {"name", "tools", "output_type", *AgentOptions.__optional_keys__}
     made_of_functions = {"params_json_schema", "on_invoke_tool", "body"}
-    assert {field.name for field in attrs.fields(FunctionTool)} - made_of_functions == FunctionOptions.__optional_keys__
+    assert {
+        field.name for field in attrs.fields(FunctionTool)
+    } - made_of_functions == FunctionOptions.__optional_keys__ - {"external"}
 
 
 def test_parameters_of_types_are_for_type_checkers() -> None:

@@ -74,7 +74,7 @@ def test_only_what_can_hold_an_object_of_the_application_is_tracked_by_the_colle
     public = [cls for cls in _classes_below(Value) if cls.__module__ in logged and not cls.__name__.startswith("_")]
     assert {cls.__name__ for cls in public if cls.__struct_config__.gc} == {
         *("CallOutcome", "OutputSchema", "ModelRequest", "Raw"),
-        *("GuardrailSettled", "BodyEnded", "CallSettled", "CallbackReturned", "RunEnded"),
+        *("GuardrailSettled", "BodyEnded", "CallSettled", "CallAnswered", "CallbackReturned", "RunEnded"),
         *("AgentUpdated", "CustomEvent", "RawModelEvent"),
     }
 
