@@ -126,10 +126,10 @@ def test_models_of_the_library_say_what_their_providers_have() -> None:
     responses, chat = OpenAIResponsesModel("m", api_key="k"), OpenAIChatModel("m", api_key="k")
     messages, realtime = AnthropicModel("m", api_key="k"), RealtimeModel("m", api_key="k")
     assert responses.features == {*ALL_FEATURES, "tool_search"}
-    assert messages.features == {"hosted_tools", "tool_search"}
+    assert messages.features == {"context_management", "hosted_tools", "tool_search"}
     assert realtime.features == {"conversations", "prompts"}
     assert chat.features == LocalModel().features == FallbackModel([responses, chat]).features == frozenset()
-    assert FallbackModel([responses, messages]).features == {"hosted_tools", "tool_search"}
+    assert FallbackModel([responses, messages]).features == messages.features
     assert FallbackModel([responses, ScriptedModel([])]).features == {"hosted_tools", "prompts"}
 
 
