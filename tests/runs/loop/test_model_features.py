@@ -130,7 +130,7 @@ def test_models_of_the_library_say_what_their_providers_have() -> None:
     assert realtime.features == {"conversations", "prompts"}
     assert chat.features == LocalModel().features == FallbackModel([responses, chat]).features == frozenset()
     assert FallbackModel([responses, messages]).features == messages.features
-    assert FallbackModel([responses, ScriptedModel([])]).features == {"hosted_tools", "prompts"}
+    assert FallbackModel([responses, ScriptedModel([])]).features == {"context_management", "hosted_tools", "prompts"}
 
 
 @pytest.mark.scenario("WR-06")
