@@ -31,7 +31,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -48,23 +48,6 @@ from agentloop.tools import AgentCall, FunctionTool, HostedTool, ToolSource
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-
-
-class Decides(Protocol):
-    """A `Policy`. This module can't import its module, which is above."""
-
-    def decide(self, call: Any) -> Any:
-        """As `Policy.decide`."""
-        ...
-
-
-class Shortens(Protocol):
-    """A `ContextPolicy`. This module can't import its module, which is above."""
-
-    @property
-    def steps(self) -> Sequence[Any]:
-        """As `ContextPolicy.steps`."""
-        ...
 
 
 @attrs.define(eq=False, repr=False)
@@ -123,13 +106,14 @@ class Bundle(ReprByFields):
     output_guardrails: Sequence[OutputGuardrail] = attrs.field(
         default=(), kw_only=True, validator=FIELDS.each("an OutputGuardrail", is_a(OutputGuardrail))
     )
-    policies: Sequence[Decides] = attrs.field(
+    # Any, as the modules of `Policy` and `ContextPolicy` are above this one.
+    policies: Sequence[Any] = attrs.field(
         default=(), kw_only=True, validator=FIELDS.each("a Policy (with `decide`)", has("decide"))
     )
     hooks: AgentHooks | None = attrs.field(
         default=None, kw_only=True, validator=optional(FIELDS.needs("expected AgentHooks", is_a(AgentHooks)))
     )
-    context: Shortens | None = attrs.field(
+    context: Any = attrs.field(
         default=None,
         kw_only=True,
         validator=optional(FIELDS.needs("expected ContextPolicy(…)", fits(lambda value: hasattr(value, "steps")))),

@@ -37,7 +37,7 @@ InputStatus: TypeAlias = Literal["waiting", "shown", "withdrawn", "rejected"]
 """The state of an added input: `withdrawn` by its sender, `rejected` by a guardrail that answered `AskAgain`."""
 
 
-class AddedInput(Value, frozen=True):
+class AddedInput(Value, frozen=True, gc=False):
     """An input that was added to a run under way, and what has become of it (`RunState.inputs`).
 
     `reason` is what the guardrail says that has rejected it, and `by` names its giver, in the application's words.

@@ -79,7 +79,7 @@ def test_submodule_is_reachable_after_importing_the_package_alone(name: str) -> 
 
 
 def test_importing_the_package_is_cheap() -> None:
-    """The import loads at most 150 modules over asyncio's own, and none of the heavy ones."""
+    """The import loads at most 155 modules over asyncio's own, and none of the heavy ones."""
     program = (
         "import asyncio, sys; before = set(sys.modules); import agentloop; "
         "added = sorted(set(sys.modules) - before); import json; print(json.dumps(added))"
@@ -87,7 +87,7 @@ def test_importing_the_package_is_cheap() -> None:
     added = _in_fresh_python(program)
     assert isinstance(added, list)
     assert {"httpx", "trio", "pydantic", "sqlite3", "click", "rich"} & set(added) == set()
-    assert len(added) <= 150, f"{len(added)} modules"
+    assert len(added) <= 155, f"{len(added)} modules"
 
 
 def test_importing_the_package_compiles_few_classes() -> None:

@@ -18,7 +18,10 @@ def skills() -> None:
     """Look after folders of skills."""
 
 
-@skills.command(epilog=examples("agentloop skills check skills", "agentloop skills check skills/greeting"))
+@skills.command(
+    short_help="Read the heads of skills, and tell what is wrong.",
+    epilog=examples("agentloop skills check skills", "agentloop skills check skills/greeting"),
+)
 @click.argument("folder", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
 def check(folder: Path) -> None:
     """Read the heads of the skills in DIR, which is a skill or has skills in it, and tell what is wrong.

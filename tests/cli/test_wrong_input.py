@@ -52,6 +52,7 @@ CASES = [
     Wrong("sandbox prune absent", ("absent",)),
     Wrong("skills check absent", ("absent",)),
     Wrong("init file", ("'file'", "is a file")),
+    Wrong("models mistral", ("unexpected extra argument (mistral)",)),
     Wrong("graph absent.py:agent", ("'absent.py:agent'", "no file 'absent.py'")),
     Wrong("graph agents.py:echo --svg absent/a.svg", ("absent/a.svg", "No such file"), FAILED),
     Wrong("resume absent", ("{here}/absent", "no job is there")),

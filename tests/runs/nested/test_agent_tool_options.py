@@ -53,8 +53,9 @@ def test_an_agent_as_a_tool_has_every_option_of_tools(option: str) -> None:
 
 
 def test_the_two_kinds_of_options_are_all_fields_of_a_tool() -> None:
-    """Options of functions are the other fields: an agent as a tool refuses them by name."""
+    """Options of functions are the other fields, and which body it gets: an agent as a tool refuses them by name."""
     fields = {field.name for field in attrs.fields(FunctionTool)} - {"params_json_schema", "on_invoke_tool", "body"}
+    fields.add("external")
     assert FunctionOptions.__optional_keys__ == fields
     assert fields > ToolOptions.__optional_keys__
     for option in sorted(fields - ToolOptions.__optional_keys__):
