@@ -671,7 +671,7 @@ class CallToAnswer(_Item, frozen=True, kw_only=True, tag="call_to_answer"):
 
 
 Interruption: TypeAlias = ApprovalRequest | CallToAnswer
-"""What a run that has paused waits for: a verdict on a call, or the answer to one."""
+"""A paused run waits for one of these: a verdict on a call, or the answer to one."""
 
 
 class Compaction(_Item, frozen=True, tag="compaction"):

@@ -264,9 +264,9 @@ class CallAnswered(_ValueRecord, frozen=True, tag="call_answered"):
 
     Attributes:
         value: The answer as plain data of JSON, which fits `AnswerRequested.returns`.
-        failed: True if the value is the text of an error, which the model is told.
+        failed: True if the value is the text of an error, which the model gets.
         by: The giver of the answer, in the application's words.
-        late: True if nobody answered in time; the run itself appends this.
+        late: True if no answer came in time; the run itself appends this.
     """
 
     call_id: str

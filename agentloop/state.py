@@ -24,7 +24,7 @@ from agentloop._core.call_state import CallState, make_interruption
 from agentloop._core.plan import read_arguments
 from agentloop._core.record_events import parse_event_id, read_events
 from agentloop._core.run_fold import RunFold
-from agentloop._schema.json_check import find_misfit
+from agentloop._schema.json_check import find_violation
 from agentloop._schema.json_text import parse_object
 from agentloop._storage.signing import Keys
 from agentloop.abc import Codec, Journal
@@ -259,7 +259,7 @@ class RunState:
                     yield make_interruption(call.call, call.approval)
 
     def _refuse_cancel(self, path: tuple[str, ...], call_id: str) -> None:
-        """Say what to do instead, if the call to be cancelled waits for somebody in this paused run.
+        """Say what to do instead, if the call to be cancelled waits for a person in this paused run.
 
         Raises:
             StateError: it does.
@@ -364,7 +364,7 @@ class RunState:
             call: An interruption, or its call id.
             value: The answer, of JSON's own types. It must fit the schema that the tool's answers have. The tool's
                 output guardrails and bounds see it when the run continues.
-            error: In place of a value: the model is told that the call has failed, in these words.
+            error: In place of a value: the model gets these words, as those of a call that has failed.
             by: Who answers, in the application's words; the log keeps it (`CallAnswered.by`).
 
         Raises:
@@ -462,8 +462,8 @@ class RunState:
     async def append_to(self, journal: Journal) -> None:
         """Append what was given on this object to *journal*, from which it was read: verdicts, inputs, withdrawals.
 
-        The run's own process isn't needed, and whoever resumes the run from the journal finds them. Of several objects
-        that read the same journal one can append; a run that is under way has its journal to itself.
+        The run's own process isn't needed, and the process that resumes the run from the journal finds them. Of several
+        objects that read the same journal one can append; a run that is under way has its journal to itself.
 
         Cancellation: as `Journal.append`. Until this has returned, the records may be in the journal or not.
 
@@ -798,7 +798,7 @@ def answer_to(
         raise StateError(f"the interruption of call {call_id!r} is of another tool or agent than the one that waits")
     if obstacle := _find_obstacle_to_answer(root, fold, state, asked, at):
         raise StateError(f"no call {call_id!r} waits for an answer: {obstacle}")
-    if error is None and (wrong := find_misfit(_as_json(value), asked.returns)) is not None:
+    if error is None and (wrong := find_violation(_as_json(value), asked.returns)) is not None:
         raise UserValueError(f"the answer to call {call_id!r} of tool {state.call.name!r} doesn't fit: {wrong}")
     return r.CallAnswered(
         path, fold.turn, at, call_id, _as_json(value) if error is None else error, failed=error is not None, by=by

@@ -633,7 +633,7 @@ def ExternalTool(
         state.answer(state.interruptions[0], "Rome")
         print(Runner.run_sync(agent, state).final_output)  # Hello, Rome.
     """
-    from agentloop._schema.json_check import check_schema, find_misfit
+    from agentloop._schema.json_check import check_schema, find_violation
 
     if unknown := options.keys() - ToolOptions.__optional_keys__:
         raise_misplaced(ToolOptions.__optional_keys__, "ExternalTool", min(unknown))
@@ -645,7 +645,7 @@ def ExternalTool(
         description=description,
         params_json_schema=params,
         strict_mode=False,
-        body=ExternalBody(_refuse_to_answer, functools.partial(find_misfit, schema=params), returns=answers),
+        body=ExternalBody(_refuse_to_answer, functools.partial(find_violation, schema=params), returns=answers),
         **fields,
     )
 

@@ -1,7 +1,7 @@
 """The inbox of a run under way: takes input from any task or thread, and shows the model what is due.
 
 What is due, and what is refused, is decided in `_core/inbox.py`. A record of the sender is appended on the run's event
-loop in one step, and the sender continues once it is durable. The run's own loop alone shows an input.
+loop in one step, and the sender continues once it is durable. Only the run's own loop shows an input.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ async def run_calls(run: LiveRun, view: TurnView, plan: Plan) -> None:
 
 
 def note_late_calls(run: LiveRun) -> bool:
-    """Append `CallAnswered` for each call that nobody has answered in time; tell whether there is one."""
+    """Append `CallAnswered` for each call that wasn't answered in time; tell whether there is one."""
     waiting = [call for call in run.state.due_calls() if call.question is not None and call.answer is None]
     now = run.tree.log.wall() if waiting else 0.0
     late = [call for call in waiting if call.question and now >= (call.question.expires_at or math.inf)]

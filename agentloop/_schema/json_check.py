@@ -1,6 +1,6 @@
 """Whether a value of JSON fits a JSON schema: for answers of the application, which any process may check.
 
-The schema of an answer stands in the log, and the process that gives the answer need not have the agents, so no type
+The schema of an answer is in the log, and the process that gives the answer need not have the agents, so no type
 of Python can check it. Knows the keywords that forms and annotations need. A schema with another keyword that would
 refuse values is refused itself, where the tool is made, so no answer passes that shouldn't. Pure.
 """
@@ -45,7 +45,7 @@ def _key(value: Any) -> Any:
     return isinstance(value, bool), value
 
 
-class _Check:
+class _SchemaCheck:
     """The check of one value; *root* is the whole schema, which has the definitions."""
 
     def __init__(self, root: Schema) -> None:
@@ -64,29 +64,29 @@ class _Check:
         return None
 
 
-def _type(check: _Check, value: Any, wanted: Any, schema: Schema, place: str, depth: int) -> str | None:
+def _type(check: _SchemaCheck, value: Any, wanted: Any, schema: Schema, place: str, depth: int) -> str | None:
     kinds = [wanted] if isinstance(wanted, str) else wanted
     return None if any(_TYPES[kind](value) for kind in kinds) else f"{place}: expected {' or '.join(kinds)}"
 
 
-def _enum(check: _Check, value: Any, wanted: Any, schema: Schema, place: str, depth: int) -> str | None:
+def _enum(check: _SchemaCheck, value: Any, wanted: Any, schema: Schema, place: str, depth: int) -> str | None:
     choices = ", ".join(map(repr, wanted[:10]))
     return None if _key(value) in map(_key, wanted) else f"{place}: expected one of {choices}"
 
 
-def _properties(check: _Check, value: Any, wanted: Any, schema: Schema, place: str, depth: int) -> str | None:
+def _properties(check: _SchemaCheck, value: Any, wanted: Any, schema: Schema, place: str, depth: int) -> str | None:
     if not isinstance(value, Mapping):
         return None
     found = (check.fault(value[key], one, f"{place}.{key}", depth + 1) for key, one in wanted.items() if key in value)
     return next(filter(None, found), None)
 
 
-def _required(check: _Check, value: Any, wanted: Any, schema: Schema, place: str, depth: int) -> str | None:
+def _required(check: _SchemaCheck, value: Any, wanted: Any, schema: Schema, place: str, depth: int) -> str | None:
     missing = [key for key in wanted if key not in value] if isinstance(value, Mapping) else []
     return f"{place}: {missing[0]!r} is missing" if missing else None
 
 
-def _additional(check: _Check, value: Any, wanted: Any, schema: Schema, place: str, depth: int) -> str | None:
+def _additional(check: _SchemaCheck, value: Any, wanted: Any, schema: Schema, place: str, depth: int) -> str | None:
     if not isinstance(value, Mapping):
         return None
     more = [key for key in value if key not in schema.get("properties", {})]
@@ -96,7 +96,7 @@ def _additional(check: _Check, value: Any, wanted: Any, schema: Schema, place: s
     return next(filter(None, found), None)
 
 
-def _items(check: _Check, value: Any, wanted: Any, schema: Schema, place: str, depth: int) -> str | None:
+def _items(check: _SchemaCheck, value: Any, wanted: Any, schema: Schema, place: str, depth: int) -> str | None:
     if not isinstance(value, list | tuple):
         return None
     begin = len(schema.get("prefixItems", ()))
@@ -104,7 +104,7 @@ def _items(check: _Check, value: Any, wanted: Any, schema: Schema, place: str, d
     return next(filter(None, found), None)
 
 
-def _prefix(check: _Check, value: Any, wanted: Any, schema: Schema, place: str, depth: int) -> str | None:
+def _prefix(check: _SchemaCheck, value: Any, wanted: Any, schema: Schema, place: str, depth: int) -> str | None:
     if not isinstance(value, list | tuple):
         return None
     pairs = enumerate(zip(value, wanted, strict=False))
@@ -112,23 +112,23 @@ def _prefix(check: _Check, value: Any, wanted: Any, schema: Schema, place: str, 
     return next(filter(None, found), None)
 
 
-def _any_of(check: _Check, value: Any, wanted: Any, schema: Schema, place: str, depth: int) -> str | None:
+def _any_of(check: _SchemaCheck, value: Any, wanted: Any, schema: Schema, place: str, depth: int) -> str | None:
     faults = [check.fault(value, one, place, depth + 1) for one in wanted]
     return None if None in faults else "; or ".join(filter(None, faults))
 
 
-def _one_of(check: _Check, value: Any, wanted: Any, schema: Schema, place: str, depth: int) -> str | None:
+def _one_of(check: _SchemaCheck, value: Any, wanted: Any, schema: Schema, place: str, depth: int) -> str | None:
     faults = [check.fault(value, one, place, depth + 1) for one in wanted]
     if faults.count(None) > 1:
         return f"{place}: it fits more than one of the choices"
     return None if None in faults else "; or ".join(filter(None, faults))
 
 
-def _all_of(check: _Check, value: Any, wanted: Any, schema: Schema, place: str, depth: int) -> str | None:
+def _all_of(check: _SchemaCheck, value: Any, wanted: Any, schema: Schema, place: str, depth: int) -> str | None:
     return next(filter(None, (check.fault(value, one, place, depth + 1) for one in wanted)), None)
 
 
-def _ref(check: _Check, value: Any, wanted: Any, schema: Schema, place: str, depth: int) -> str | None:
+def _ref(check: _SchemaCheck, value: Any, wanted: Any, schema: Schema, place: str, depth: int) -> str | None:
     return check.fault(value, _find(check.root, wanted), place, depth + 1)
 
 
@@ -139,11 +139,11 @@ def _find(root: Schema, reference: str) -> Any:
     return found
 
 
-Rule: TypeAlias = Callable[[_Check, Any, Any, Schema, str, int], str | None]
+Rule: TypeAlias = Callable[[_SchemaCheck, Any, Any, Schema, str, int], str | None]
 
 
 def _bound(is_kind: Callable[[Any], bool], fits: Callable[[Any, Any], bool], words: str) -> Rule:
-    def rule(check: _Check, value: Any, wanted: Any, schema: Schema, place: str, depth: int) -> str | None:
+    def rule(check: _SchemaCheck, value: Any, wanted: Any, schema: Schema, place: str, depth: int) -> str | None:
         return None if not is_kind(value) or fits(value, wanted) else f"{place}: {words.format(wanted)}"
 
     return rule
@@ -184,16 +184,16 @@ _PARTS = ("items", "additionalProperties")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 
 
-def find_misfit(value: Any, schema: Schema) -> str | None:
+def find_violation(value: Any, schema: Schema) -> str | None:
     """Return what is wrong with *value*, a value of JSON, with its place; None if it fits *schema*.
 
     *schema* is one that `check_schema` takes. Values aren't quoted.
     """
-    return _Check(schema).fault(value, schema, "$")
+    return _SchemaCheck(schema).fault(value, schema, "$")
 
 
 def check_schema(what: str, schema: Any) -> dict[str, Any]:
-    """Return a copy of *schema*, if `find_misfit` can check values against it; *what* names it.
+    """Return a copy of *schema*, if `find_violation` can check values against it; *what* names it.
 
     Raises:
         UserTypeError, UserValueError: it can't; names the place and the keyword.

@@ -106,12 +106,12 @@ def choose_run(journal: str, run_id: str | None) -> Any:
     Raises:
         UserError: there is no such run.
     """
-    from agentloop.lab._compare import StoredRun, list_sources
+    from agentloop.lab._compare import DatabaseRun, list_sources
 
     if run_id is None:
         return journal
     if is_address(journal):
-        return StoredRun(journal, run_id)
+        return DatabaseRun(journal, run_id)
     found = dict(list_sources(journal))
     if run_id not in found:
         raise UserError(f"--run: {journal!r} holds no run {run_id!r}")

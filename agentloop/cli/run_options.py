@@ -13,7 +13,7 @@ import attrs
 
 from agentloop._common.masking import mask_arguments
 from agentloop._common.terminal_text import exact
-from agentloop._schema.json_check import find_misfit
+from agentloop._schema.json_check import find_violation
 from agentloop.abc import Journal, Session
 from agentloop.agents import Agent
 from agentloop.cli.journal_folder import Folder
@@ -51,7 +51,7 @@ class Everything:
     """An approver that approves every call."""
 
     async def decide(self, state: RunState, where: str) -> bool:
-        """Approve every call that waits for a verdict. Return False if there is none: nobody here knows an answer."""
+        """Approve every call that waits for a verdict. Return False if there is none: no answer is known here."""
         asked = [request for request in state.interruptions if isinstance(request, ApprovalRequest)]
         for request in asked:
             state.approve(request)
@@ -196,12 +196,12 @@ def read_answer(typed: str, returns: Mapping[str, Any]) -> Any:
     choices = returns.get("enum")
     if isinstance(choices, list) and text.isdecimal() and text not in choices and int(text) not in choices:
         return choices[int(text) - 1] if 1 <= int(text) <= len(choices) else text
-    if find_misfit(text, returns) is None and returns.get("type") == "string":
+    if find_violation(text, returns) is None and returns.get("type") == "string":
         return text
     try:
         return json.loads(text)
     except ValueError:
-        if find_misfit(text, returns) is None:
+        if find_violation(text, returns) is None:
             return text
         raise UserValueError(f"the answer doesn't fit: expected {describe_answer(returns)}") from None
 

@@ -256,7 +256,7 @@ class JournaledRun:
 
 
 @attrs.frozen
-class StoredRun:
+class DatabaseRun:
     """One run of a PostgreSQL database."""
 
     address: str = attrs.field(repr=False)  # it may hold a password
@@ -273,7 +273,7 @@ async def find_stored_runs(journals: Any) -> Any:
         return journals
     from agentloop.postgres._reading import list_stored_runs  # it needs an extra
 
-    return [StoredRun(journals, run_id) for run_id in await list_stored_runs(journals)]
+    return [DatabaseRun(journals, run_id) for run_id in await list_stored_runs(journals)]
 
 
 def list_sources(journals: Any) -> Iterator[tuple[str, Any]]:
@@ -286,7 +286,7 @@ def list_sources(journals: Any) -> Iterator[tuple[str, Any]]:
         yield from _list_files(Path(journals))
     elif isinstance(journals, Case):
         yield journals.name, journals
-    elif isinstance(journals, JournaledRun | StoredRun):
+    elif isinstance(journals, JournaledRun | DatabaseRun):
         yield journals.run_id, journals
     elif isinstance(journals, RunState | RunData | RunResult | Journal):
         yield "run", journals
@@ -333,7 +333,7 @@ async def load_recording(name: str, source: Any, options: LabOptions) -> Recordi
             lines = _read_lines_of(os.fspath(source), None, options.key)
         case JournaledRun(path, run_id):
             lines = _read_lines_of(os.fspath(path), run_id, options.key)
-        case StoredRun(address, run_id):
+        case DatabaseRun(address, run_id):
             from agentloop.postgres._reading import read_stored_lines  # it needs an extra
 
             lines = await read_stored_lines(address, run_id, key=options.key)

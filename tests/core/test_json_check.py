@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from agentloop import UserError
-from agentloop._schema.json_check import check_schema, find_misfit
+from agentloop._schema.json_check import check_schema, find_violation
 
 TREE = {
     "$ref": "#/$defs/Tree",
@@ -44,9 +44,9 @@ def test_each_keyword_means_what_it_says(schema: dict[str, Any], fits: list[Any]
     checked = check_schema("x", schema)
     assert checked == schema
     for value in fits:
-        assert find_misfit(value, checked) is None, value
+        assert find_violation(value, checked) is None, value
     for value in misfits:
-        assert (find_misfit(value, checked) or "").startswith("$"), value
+        assert (find_violation(value, checked) or "").startswith("$"), value
 
 
 VALUES = st.recursive(
@@ -89,7 +89,7 @@ SCHEMAS = st.recursive(
 def test_the_verdict_is_that_of_the_well_known_checker(schema: dict[str, Any], value: Any) -> None:
     """For drawn schemas and values, and the copy of the schema changes nothing."""
     checked = check_schema("x", schema)
-    assert (find_misfit(value, checked) is None) == Draft202012Validator(schema).is_valid(value)
+    assert (find_violation(value, checked) is None) == Draft202012Validator(schema).is_valid(value)
 
 
 @pytest.mark.parametrize(
@@ -124,4 +124,4 @@ def test_depth_is_bounded() -> None:
     value: Any = {}
     for _ in range(70):
         value = {"more": [value]}
-    assert "nested more than 60 deep" in (find_misfit(value, TREE) or "")
+    assert "nested more than 60 deep" in (find_violation(value, TREE) or "")

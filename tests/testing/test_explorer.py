@@ -68,14 +68,14 @@ def _plan(animal: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> Plan:
     monkeypatch.setattr(_search.time, "monotonic", time.process_time)
     module = __import__(animal)
     context = f"{animal}:make_context" if module.make_context is not None else None
-    return _search.make_plan(_search.Target(f"{animal}:{kind}", context), ZOO)
+    return _search.make_plan(_search.ExploredAgent(f"{animal}:{kind}", context), ZOO)
 
 
-def _found(plan: Plan, rounds: int) -> list[_search.Found]:
+def _found(plan: Plan, rounds: int) -> list[_search.SearchResult]:
     """Return what the first *rounds* rounds find, up to the first fault."""
     for number, one in zip(range(rounds), (one for _, one in plan.rounds()), strict=False):
         if (fault := plan.find(one)) is not None:
-            return [_search.Found(number, fault, one)]
+            return [_search.SearchResult(number, fault, one)]
     return []
 
 
@@ -116,7 +116,9 @@ def test_most_of_the_zoo_is_found_in_two_minutes_and_no_sound_agent(monkeypatch:
             until = time.process_time() + (seconds if kind == "faulty" else seconds / 3)
             with monitor_lines(), _runs.own_temporary_folder():
                 plan = _plan(animal, kind, monkeypatch)
-                found = next((one for one in _search.explore(plan, until) if isinstance(one, _search.Found)), None)
+                found = next(
+                    (one for one in _search.explore(plan, until) if isinstance(one, _search.SearchResult)), None
+                )
                 if kind == "sound" and found is not None:
                     wrong.append((animal, found.fault.key, found.fault.lines))
                 if kind == "faulty":

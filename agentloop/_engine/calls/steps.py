@@ -236,7 +236,7 @@ def _body_function(live: LiveCall) -> Callable[[], Any]:
 
 
 async def _take_answer(live: LiveCall, body: ExternalBody) -> Any:
-    """Return the answer of the application, which stands in the log; `Paused` until it does.
+    """Return the answer of the application from the log; `Paused` until there is one.
 
     Raises:
         AnswerError: the application answered with an error.

@@ -43,7 +43,7 @@ _BY_PYTHON = (
 
 
 @attrs.frozen(eq=False)
-class Fault:
+class AgentFault:
     """A fault with its words for the user, and the run that shows it. Faults of equal `key` count as the same."""
 
     kind: str
@@ -55,7 +55,7 @@ class Fault:
 
     @property
     def key(self) -> str:
-        """What the fault is, as text: its kind, tools and detail."""
+        """The fault as text: its kind, tools and detail."""
         return f"{self.kind} of {'+'.join(sorted(set(self.tools)))}{self.detail and f' ({self.detail})'}"
 
 
@@ -149,12 +149,12 @@ def last_name(place: str) -> str:
 # ---------------------------------------------------------------------------------------------- any run
 
 
-def fault_of(seen: Seen, calls: Sequence[Call], secrets: dict[str, str]) -> Fault | None:
+def fault_of(seen: Seen, calls: Sequence[Call], secrets: dict[str, str]) -> AgentFault | None:
     """Return the fault that *seen* shows by itself, or None."""
     run, tools = seen.run, tuple(call.tool for call in calls)
 
-    def fault(kind: str, *lines: str, error: BaseException | None = None, detail: str = "") -> Fault:
-        return Fault(kind, tools, lines, seen, error, detail)
+    def fault(kind: str, *lines: str, error: BaseException | None = None, detail: str = "") -> AgentFault:
+        return AgentFault(kind, tools, lines, seen, error, detail)
 
     if seen.stuck or isinstance(run.error, Stuck):
         where = _place_of(run.error)
@@ -181,7 +181,7 @@ def fault_of(seen: Seen, calls: Sequence[Call], secrets: dict[str, str]) -> Faul
     return None
 
 
-def fault_of_cancelled(seen: Seen, natural: Seen, calls: Sequence[Call], kind: Any) -> Fault | None:
+def fault_of_cancelled(seen: Seen, natural: Seen, calls: Sequence[Call], kind: Any) -> AgentFault | None:
     """Return the fault in how a run ended that was cancelled, or None."""
     run, tools = seen.run, tuple(call.tool for call in calls)
     if run.cancelled_at is None:
@@ -192,18 +192,20 @@ def fault_of_cancelled(seen: Seen, natural: Seen, calls: Sequence[Call], kind: A
     if cut or took > grace + 0.5:
         where = f": {cut[0].section} was cut" if cut else ""
         words = f"{named(tools)} takes {took:g} seconds to end when it is cancelled, and has {grace:g}{where}"
-        return Fault("cleanup", tools, (words,), seen)
+        return AgentFault("cleanup", tools, (words,), seen)
     for body in seen.bodies:
         # A timeout of the tool's own interrupts it, too (`sleep` is one on trio): at times that are known.
         own = {round(time, 9) for other in natural.bodies for time in other.interrupted}
         by_caller = [time for time in body.interrupted if round(time, 9) not in own]
         if any(time >= (run.cancelled_at_time or 0.0) for time in by_caller) and body.ended == "value":
             words = f"{body.tool} swallows its cancellation: it was cancelled while it waited, and returned a value"
-            return Fault("swallowed", (body.tool,), (words, "raise the cancellation again after the cleanup"), seen)
+            return AgentFault(
+                "swallowed", (body.tool,), (words, "raise the cancellation again after the cleanup"), seen
+            )
     try:
         whole(kind)(run)
     except AssertionError as error:
-        return Fault("cancelled", tools, (f"after a cancellation: {first_line(str(error))}",), seen, error)
+        return AgentFault("cancelled", tools, (f"after a cancellation: {first_line(str(error))}",), seen, error)
     return None
 
 
@@ -309,7 +311,7 @@ def describe_places(places: Sequence[str], after: Picture, allowed: Sequence[Pic
 
 
 __all__ = [
-    "Fault",
+    "AgentFault",
     "WorldRun",
     "describe_error",
     "describe_places",

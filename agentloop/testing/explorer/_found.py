@@ -19,7 +19,7 @@ _SEED = re.compile(r"(?P<agent>.+)-(?P<number>\d+)")
 
 
 @attrs.frozen
-class Kept:
+class KeptFault:
     """A fault in a file: its seed, what it is, and the calls that show it."""
 
     seed: str
@@ -52,7 +52,7 @@ def seed_of(agent: str, number: int) -> str:
     return f"{agent}-{number}"
 
 
-def read_seed(seed: str, folder: Path) -> Kept | None:
+def read_seed(seed: str, folder: Path) -> KeptFault | None:
     """Return what *seed* means: the kept fault of that name, or the round of that number; None if it is malformed."""
     match = _SEED.fullmatch(seed)
     if match is None:
@@ -60,16 +60,16 @@ def read_seed(seed: str, folder: Path) -> Kept | None:
     for kept in read_all(folder):
         if kept.seed == seed:
             return kept
-    return Kept(seed, match["agent"], int(match["number"]), "")
+    return KeptFault(seed, match["agent"], int(match["number"]), "")
 
 
-def read_all(folder: Path) -> Iterator[Kept]:
-    """Yield the faults that are kept below *folder*; files that aren't such ones are left alone."""
+def read_all(folder: Path) -> Iterator[KeptFault]:
+    """Yield the faults that are kept below *folder*; files that aren't such ones are skipped."""
     for path in sorted((folder / FOLDER).glob("*.json")):
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
             turns = tuple(tuple(tuple(one) for one in turn) for turn in found["turns"])
-            yield Kept(found["seed"], found["agent"], found["number"], found["key"], found["kind"], turns, path)
+            yield KeptFault(found["seed"], found["agent"], found["number"], found["key"], found["kind"], turns, path)
         except (OSError, ValueError, KeyError, TypeError):
             continue
 
@@ -99,7 +99,7 @@ def keep(folder: Path, agent: str, number: int, key: str, one: Round) -> bool:
     return True
 
 
-def forget(kept: Kept) -> None:
+def forget(kept: KeptFault) -> None:
     """Remove the file of a fault that is gone."""
     if kept.path is not None:
         kept.path.unlink(missing_ok=True)

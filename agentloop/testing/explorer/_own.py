@@ -27,8 +27,8 @@ def invariant(check: CheckT) -> CheckT:
     """Make *check* an invariant that `pytest --agentloop-explore` holds every run of your agents against.
 
     The function gets the `WorldRun` of each run that was explored, also of those that were cancelled, failed or resumed
-    after a crash, and raises an error (`assert`) if something is wrong with it. One that stands in the module of an
-    agent is for that module's agents; one that stands elsewhere, in `conftest.py` for example, is for all agents.
+    after a crash, and raises an error (`assert`) if something is wrong with it. One in the module of an agent
+    is for that module's agents; one elsewhere, in `conftest.py` for example, is for all agents.
 
     Example:
         from agentloop.testing import WorldRun, invariant

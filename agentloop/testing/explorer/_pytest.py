@@ -1,7 +1,7 @@
 """The items of `pytest --agentloop-explore`. The plugin imports and registers this module where the option was given.
 
-An item for each agent, and with xdist for each agent and process, explores it. A fault becomes an item of its own by a
-report with its own name, because nobody knows it when items are collected. Faults that were kept are collected before.
+An item for each agent, and with xdist for each agent and process, explores it. A fault becomes its own item by a
+report with its own name, because it isn't known when items are collected. Faults that were kept are collected before.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from agentloop.exceptions import AgentLoopError
-from agentloop.testing.explorer._faults_of_runs import Fault
-from agentloop.testing.explorer._found import Kept, forget, keep, read_all, read_seed, seed_of
+from agentloop.testing.explorer._faults_of_runs import AgentFault
+from agentloop.testing.explorer._found import KeptFault, forget, keep, read_all, read_seed, seed_of
 from agentloop.testing.explorer._report import format_fault, summary
 from agentloop.testing.explorer._rounds import Plan
 from agentloop.testing.explorer._runs import own_temporary_folder
-from agentloop.testing.explorer._search import Extent, Found, Target, explore, make_plan
+from agentloop.testing.explorer._search import ExploredAgent, Extent, SearchResult, explore, make_plan
 from agentloop.testing.simulation._lines import monitor_lines
 from agentloop.testing.simulation.event_loop import BACKENDS, Backend
 
@@ -34,7 +34,7 @@ name the agents to explore in pyproject.toml, each as module:agent, and a functi
 """
 
 
-def targets_of(config: pytest.Config) -> list[Target]:
+def targets_of(config: pytest.Config) -> list[ExploredAgent]:
     """Return the agents of the configuration, each with the function that makes its context.
 
     Raises:
@@ -48,7 +48,7 @@ def targets_of(config: pytest.Config) -> list[Target]:
             f"agentloop_context: expected one function, or one for each of {len(agents)} agents, got {len(contexts)}"
         )
     pairs = zip(agents, contexts or [None] * len(agents), strict=True)
-    return [Target(agent, None if context in (None, "", "-") else context) for agent, context in pairs]
+    return [ExploredAgent(agent, None if context in (None, "", "-") else context) for agent, context in pairs]
 
 
 class Exploration:
@@ -70,7 +70,7 @@ class Exploration:
         """The folder of the project."""
         return self.config.rootpath
 
-    def plan(self, target: Target) -> Plan:
+    def plan(self, target: ExploredAgent) -> Plan:
         """Return the plan of *target*, made at its first use."""
         if target.agent not in self._plans:
             self._plans[target.agent] = make_plan(target, self.folder)
@@ -88,7 +88,7 @@ class Exploration:
         self._to_come -= 1
         return now + share
 
-    def target(self, agent: str) -> Target | None:
+    def target(self, agent: str) -> ExploredAgent | None:
         """Return the configured target of that name."""
         return next((one for one in self.targets if one.agent == agent), None)
 
@@ -106,13 +106,13 @@ class Exploration:
             for backend in BACKENDS:
                 name = f"{seed}[{backend}]"
                 first.append(
-                    Repeated.from_parent(root, name=name, own=self, target=target, kept=kept, backends=[backend])
+                    RepeatedItem.from_parent(root, name=name, own=self, target=target, kept=kept, backends=[backend])
                 )
         if self.seconds is not None:
             for kept in read_all(self.folder):
                 if (target := self.target(kept.agent)) is not None:
                     first.append(
-                        Repeated.from_parent(
+                        RepeatedItem.from_parent(
                             root, name=kept.seed, own=self, target=target, kept=kept, backends=list(BACKENDS)
                         )
                     )
@@ -123,27 +123,29 @@ class Exploration:
                     name = target.agent if parts == 1 else f"{target.agent} (part {part + 1} of {parts})"
                     keys = {key for agent, key in known_keys if agent == target.agent}
                     items.append(
-                        Explored.from_parent(root, name=name, own=self, target=target, part=(part, parts), known=keys)
+                        ExploredItem.from_parent(
+                            root, name=name, own=self, target=target, part=(part, parts), known=keys
+                        )
                     )
         items[:0] = first
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        """Report each fault that an exploration has found as an item of its own."""
+        """Report each fault that an exploration has found as its own item."""
         yield
-        if isinstance(item, Explored):
+        if isinstance(item, ExploredItem):
             for found, text in item.found:
                 _report_item(item, f"{ROOT}::{seed_of(item.target.agent, found.number)}", found.fault, text)
 
 
-def _report_item(item: pytest.Item, nodeid: str, fault: Fault, text: str) -> None:
+def _report_item(item: pytest.Item, nodeid: str, fault: AgentFault, text: str) -> None:
     location = (item.location[0], None, nodeid)
     report = pytest.TestReport(
         nodeid=nodeid,
         location=location,
         keywords={},
         outcome="failed",
-        longrepr=_Text(text, summary(fault)),  # type: ignore[arg-type]
+        longrepr=_FailureText(text, summary(fault)),  # type: ignore[arg-type]
         when="call",
         duration=0.0,
     )
@@ -159,7 +161,7 @@ def _report_item(item: pytest.Item, nodeid: str, fault: Fault, text: str) -> Non
         items[place] = item
 
 
-class _Text:
+class _FailureText:
     """The text of a failure, as pytest shows it: whole, and as one line in the summary."""
 
     def __init__(self, text: str, line: str) -> None:
@@ -191,27 +193,29 @@ class _Root(pytest.Collector):
         return iter(())
 
 
-class _Item(pytest.Item):
+class _RoundItem(pytest.Item):
     """An item of an exploration."""
 
     own: Exploration
-    target: Target
+    target: ExploredAgent
 
     def reportinfo(self) -> Any:
         """Return the place that pytest shows."""
         return self.config.rootpath / ROOT, None, self.nodeid
 
     def repr_failure(self, excinfo: Any, style: Any = None) -> Any:
-        """Return the report alone: the frames say nothing about the application."""
+        """Return only the report: the frames say nothing about the application."""
         if isinstance(excinfo.value, FaultFoundError | NotExploredError | AgentLoopError):
-            return _Text(str(excinfo.value), str(excinfo.value).partition("\n")[0])
+            return _FailureText(str(excinfo.value), str(excinfo.value).partition("\n")[0])
         return super().repr_failure(excinfo, style)
 
 
-class Repeated(_Item):
+class RepeatedItem(_RoundItem):
     """A kept fault, or the round of a seed, once more on some backends."""
 
-    def __init__(self, *, own: Exploration, target: Target, kept: Kept, backends: list[Backend], **more: Any) -> None:
+    def __init__(
+        self, *, own: Exploration, target: ExploredAgent, kept: KeptFault, backends: list[Backend], **more: Any
+    ) -> None:
         super().__init__(**more)
         self.own, self.target, self.kept, self.backends = own, target, kept, backends
 
@@ -233,15 +237,15 @@ class Repeated(_Item):
             forget(self.kept)
 
 
-class Explored(_Item):
-    """The exploration of an agent; passes also if it finds something, because that is reported by items of its own."""
+class ExploredItem(_RoundItem):
+    """The exploration of an agent; passes also if it finds something, because that is reported by its own items."""
 
     def __init__(
-        self, *, own: Exploration, target: Target, part: tuple[int, int], known: set[str], **more: Any
+        self, *, own: Exploration, target: ExploredAgent, part: tuple[int, int], known: set[str], **more: Any
     ) -> None:
         super().__init__(**more)
         self.own, self.target, self.part, self.known = own, target, part, known
-        self.found: list[tuple[Found, str]] = []
+        self.found: list[tuple[SearchResult, str]] = []
 
     def runtest(self) -> None:
         """Explore.

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import attrs
 
-from agentloop.testing.explorer._faults_of_runs import Fault
+from agentloop.testing.explorer._faults_of_runs import AgentFault
 from agentloop.testing.explorer._runs import MOST_STEPS
 from agentloop.testing.simulation._restarts import CrashRun
 from agentloop.testing.simulation._timeline import script_as_code, timeline
 from agentloop.testing.simulation.crashing import _make_timeline
 
 
-def format_fault(agent: str, fault: Fault, seed: str, runs: int) -> str:
+def format_fault(agent: str, fault: AgentFault, seed: str, runs: int) -> str:
     """Return the report of *fault*."""
     run = fault.seen.run
     world = run.world
@@ -35,12 +35,12 @@ def format_fault(agent: str, fault: Fault, seed: str, runs: int) -> str:
     return "\n".join(lines)
 
 
-def _steps_taken(fault: Fault) -> int:
+def _steps_taken(fault: AgentFault) -> int:
     """Return the number of steps of the script that the run took."""
     asked = sum(not request.path for request in fault.seen.run.requests)
     return asked or len(fault.seen.run.world.script or ())
 
 
-def summary(fault: Fault) -> str:
+def summary(fault: AgentFault) -> str:
     """Return *fault* as one line."""
     return fault.lines[0]

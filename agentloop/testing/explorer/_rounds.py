@@ -17,9 +17,9 @@ import attrs
 
 from agentloop.exceptions import AgentLoopError, UserError
 from agentloop.testing.explorer import _faults_of_runs as f
-from agentloop.testing.explorer._faults_of_runs import Fault
+from agentloop.testing.explorer._faults_of_runs import AgentFault
 from agentloop.testing.explorer._own import OwnInvariant
-from agentloop.testing.explorer._runs import CONTEXT, MOST_STEPS, Call, Place, Seen, Subject, places_of
+from agentloop.testing.explorer._runs import CONTEXT, MOST_STEPS, Call, CallPlace, Seen, Subject, places_of
 from agentloop.testing.explorer._state import Picture, differing, value_at
 from agentloop.testing.explorer._values import arguments_of, context_type_of
 from agentloop.testing.simulation._crash_invariants import sound
@@ -42,7 +42,7 @@ MOST_PAIRS = 60
 MOST_CANCELS = 250
 
 Turns = tuple[tuple[Call, ...], ...]
-Keep = Callable[[Fault], None]
+Keep = Callable[[AgentFault], None]
 
 
 @attrs.frozen
@@ -60,7 +60,7 @@ class Round:
 
 @attrs.define(eq=False)
 class Plan:
-    """What is known of an agent's tools, and the rounds that follow from it. `begin` fills it in."""
+    """The facts about an agent's tools, and the rounds that follow from them. `begin` fills it in."""
 
     subject: Subject
     own: Sequence[OwnInvariant] = ()
@@ -94,7 +94,7 @@ class Plan:
         self.runs += 1
         return self.subject.run(self.subject.world(turns, **world), **options)
 
-    def judge(self, seen: Seen, calls: Sequence[Call]) -> Fault | None:
+    def judge(self, seen: Seen, calls: Sequence[Call]) -> AgentFault | None:
         """Return the fault that a run shows by itself: those of every run, what isn't given back, your invariants."""
         if (fault := f.fault_of(seen, calls, self.secrets)) is not None:
             return fault
@@ -103,12 +103,12 @@ class Plan:
         if ended and seen.bodies and (lines := f.not_given_back(seen, gauges)):
             why = _why_unreturned(seen)
             words = f"{f.named(body.tool for body in seen.bodies)} doesn't give back what it took, {why}"
-            return Fault(
+            return AgentFault(
                 "unreturned", tuple(call.tool for call in calls), (words, *lines), seen, None, lines[0].split(" is ")[0]
             )
         return self.judge_own(seen, calls)
 
-    def judge_own(self, seen: Seen, calls: Sequence[Call]) -> Fault | None:
+    def judge_own(self, seen: Seen, calls: Sequence[Call]) -> AgentFault | None:
         """Return the fault if *seen* breaks an invariant of the application."""
         for one in self.own:
             try:
@@ -116,13 +116,13 @@ class Plan:
             except Exception as error:
                 said = str(error) if isinstance(error, AssertionError) else f.describe_error(error)
                 words = f"{one.name} doesn't hold: {said}"
-                return Fault("invariant", tuple(call.tool for call in calls), (words,), seen, error, one.name)
+                return AgentFault("invariant", tuple(call.tool for call in calls), (words,), seen, error, one.name)
         return None
 
     # ---------------------------------------------------------------------------------- trying the tools
 
     def begin(self, seed: int = 0) -> None:
-        """Try each tool alone, with several sets of arguments, and list the rounds.
+        """Try each tool by itself, with several sets of arguments, and list the rounds.
 
         Raises:
             UserError: if no run of the agent gets to its end.
@@ -138,7 +138,7 @@ class Plan:
         self._find_backends()
         self.listed = list(self._list_rounds())
 
-    def _try_out(self, place: Place, chance: random.Random) -> None:
+    def _try_out(self, place: CallPlace, chance: random.Random) -> None:
         if self._needs_context(place):
             return
         made = arguments_of(place.tool, self.subject.words, chance, TRIED)
@@ -151,7 +151,7 @@ class Plan:
                 return
             fault = f.fault_of(seen, (call,), self.secrets)
             if fault is not None and fault.kind in ("endless", "deadlock"):
-                self.good[place.name] = [((), call)]  # a round of its own looks at that
+                self.good[place.name] = [((), call)]  # another round looks at that
                 self.broken.add(place.name)
                 return
             changed = frozenset(differing(seen.before, seen.after))
@@ -168,7 +168,7 @@ class Plan:
         chosen += [others[key] for key in sorted(others, key=lambda key: key[:2])]
         self.good[place.name] = [((), call) for call in list(dict.fromkeys(chosen))[: KEPT + 1]]
 
-    def _needs_context(self, place: Place) -> bool:
+    def _needs_context(self, place: CallPlace) -> bool:
         """Return True, and note it, if the function of the tool asks for a type of context that nothing makes."""
         if self.subject.make_context is None and context_type_of(place.tool) is not None:
             self.needs_context.setdefault(place.name, "")
@@ -191,7 +191,7 @@ class Plan:
         return seen
 
     def _try_in_order(self, chance: random.Random) -> None:
-        """For a tool that did nothing alone, look for a call of another one that has to come before it."""
+        """For a tool that did nothing by itself, look for a call of another one that has to come before it."""
         idle = [name for name, good in self.good.items() if all(not self._does(call) for _, call in good)]
         first = [pair for name in self.good if name not in idle for pair in self.good[name]]
         for name in idle[:6]:
@@ -309,7 +309,7 @@ class Plan:
 
     # ---------------------------------------------------------------------------------- one round
 
-    def find(self, one: Round, backends: Sequence[Backend] | None = None) -> Fault | None:
+    def find(self, one: Round, backends: Sequence[Backend] | None = None) -> AgentFault | None:
         """Return the first fault that round *one* shows on one of *backends*."""
         if not one.calls:
             return None
@@ -330,12 +330,12 @@ class Plan:
         """Return the tools of a round as a fault's key has them."""
         return "+".join(sorted({call.tool for call in one.calls}))
 
-    def find_again(self, one: Round, key: str, backends: Sequence[Backend]) -> Fault | None:
+    def find_again(self, one: Round, key: str, backends: Sequence[Backend]) -> AgentFault | None:
         """Return the fault of *key* that round *one* shows, or any if the key is empty."""
         fault = self.find(one, backends)
         return fault if fault is None or not key or fault.key.partition(" (")[0] == key.partition(" (")[0] else None
 
-    def shrunk(self, one: Round, fault: Fault) -> tuple[Round, Fault]:
+    def shrunk(self, one: Round, fault: AgentFault) -> tuple[Round, AgentFault]:
         """Return the smallest round that was found to show the same fault, and the fault in it."""
         again = True
         while again:
@@ -347,9 +347,9 @@ class Plan:
                     break
         return one, fault
 
-    # -- alone
+    # -- one call
 
-    def _alone(self, one: Round, backends: Sequence[Backend]) -> Fault | None:
+    def _alone(self, one: Round, backends: Sequence[Backend]) -> AgentFault | None:
         """One call under several schedules: it always does the same."""
         natural, noise = self._references(one.turns)
         for backend in backends:
@@ -362,7 +362,9 @@ class Plan:
                     return fault
         return None
 
-    def _depends_on_order(self, seen: Seen, natural: Sequence[Seen], one: Round, noise: frozenset[str]) -> Fault | None:
+    def _depends_on_order(
+        self, seen: Seen, natural: Sequence[Seen], one: Round, noise: frozenset[str]
+    ) -> AgentFault | None:
         tool = one.calls[0].tool
         allowed = [other.after for other in natural]
         places = f.disagreement(seen.after, allowed, noise)
@@ -373,7 +375,7 @@ class Plan:
         if places:
             lines = f.describe_places(places, seen.after, allowed, "in the usual order")
             words = f"{tool} does something else when the tasks that it starts are ordered otherwise"
-            return Fault("order", (tool,), (words, *lines), seen)
+            return AgentFault("order", (tool,), (words, *lines), seen)
         mine = seen.outputs.get(call_id)
         if (
             "output" not in noise
@@ -382,10 +384,10 @@ class Plan:
         ):
             words = f"the output of {tool} depends on the order of the tasks that it starts"
             lines = [f"it is {f.quote(mine)}; in the usual order {' or '.join(map(f.quote, outputs))}"]
-            return Fault("order", (tool,), (words, *lines), seen)
+            return AgentFault("order", (tool,), (words, *lines), seen)
         return None
 
-    def _leaves_threads(self, seen: Seen, one: Round, backend: Backend) -> Fault | None:
+    def _leaves_threads(self, seen: Seen, one: Round, backend: Backend) -> AgentFault | None:
         if not seen.threads:
             return None
         # A pool that is made at the first use stays, and that is well: only what grows with every run is left behind.
@@ -393,7 +395,7 @@ class Plan:
         if not all(other.threads for other in again):
             return None
         tool = f.named(call.tool for call in one.calls)
-        return Fault(
+        return AgentFault(
             "thread",
             tuple(call.tool for call in one.calls),
             (f"{tool} leaves a thread behind: {seen.threads[0]}",),
@@ -440,7 +442,7 @@ class Plan:
             self._serial[turns] = found
         return found
 
-    def _race(self, one: Round, backends: Sequence[Backend]) -> Fault | None:
+    def _race(self, one: Round, backends: Sequence[Backend]) -> AgentFault | None:
         """Several calls in one turn: they do what they do one after another, in some order."""
         serial, noise = self._references(one.turns)
         if any(reference.stuck for reference in serial):
@@ -460,16 +462,18 @@ class Plan:
                     return fault
         return None
 
-    def _fails_together(self, seen: Seen, one: Round, usual: set[tuple[str, str]]) -> Fault | None:
+    def _fails_together(self, seen: Seen, one: Round, usual: set[tuple[str, str]]) -> AgentFault | None:
         for call_id, error in f.unexpected_errors(seen):
             tool = next(body.tool for body in seen.bodies if body.call_id == call_id)
             if (tool, type(error).__name__) not in usual | self.fails:
                 words = f"{tool} fails beside {_beside(tool, one)}, and never when they are called one after another"
                 lines = (words, f.describe_error(error))
-                return Fault("fails", tuple(call.tool for call in one.calls), lines, seen, error, type(error).__name__)
+                return AgentFault(
+                    "fails", tuple(call.tool for call in one.calls), lines, seen, error, type(error).__name__
+                )
         return None
 
-    def _not_serial(self, seen: Seen, serial: Sequence[Seen], one: Round, noise: frozenset[str]) -> Fault | None:
+    def _not_serial(self, seen: Seen, serial: Sequence[Seen], one: Round, noise: frozenset[str]) -> AgentFault | None:
         allowed = [other.after for other in serial]
         places = [
             place for place in f.disagreement(seen.after, allowed, noise) if not self._notes_overlap(place, seen, one)
@@ -480,7 +484,7 @@ class Plan:
         what = f"{names[0]} and {names[0]}" if len(set(names)) == 1 else f.named(names)
         words = f"{what}, called in one turn, interfere with each other"
         lines = f.describe_places(places, seen.after, allowed, "called one after another")
-        return Fault("race", tuple(names), (words, *lines), seen)
+        return AgentFault("race", tuple(names), (words, *lines), seen)
 
     def _notes_overlap(self, place: str, seen: Seen, one: Round) -> bool:
         """Return True for a number that is the most of what was taken at once: a run of several calls has to differ."""
@@ -494,7 +498,7 @@ class Plan:
         return any(place != gauge and value == _most(self, one, seen, gauge) and value != before for gauge in gauges)
 
     def _fits_without_refused(self, seen: Seen, serial: Sequence[Seen], one: Round, noise: frozenset[str]) -> bool:
-        """Return True if calls that answered as they never do alone ("busy") did nothing, and the rest is in order."""
+        """Return True if calls with answers that one call never gets ("busy") did nothing, and the rest is in order."""
         before = sum(map(len, one.turns[:-1]))
         usual: dict[str, set[str | None]] = {}
         names = [f"c{before + index + 1}" for index in range(len(one.calls))]
@@ -511,7 +515,7 @@ class Plan:
 
     # -- cancelled
 
-    def _cancel(self, one: Round, backends: Sequence[Backend]) -> Fault | None:
+    def _cancel(self, one: Round, backends: Sequence[Backend]) -> AgentFault | None:
         """The caller cancels before each step: all is given back, nothing is left, and in time."""
         for backend, kind in COMBINATIONS:
             if backend not in backends or (kind == "native" and len(one.calls) == 1):
@@ -525,11 +529,11 @@ class Plan:
                     return fault
                 if seen.threads and not natural.threads:
                     words = f"{f.named(call.tool for call in one.calls)} leaves a thread behind when it is cancelled"
-                    return Fault("thread", tuple(call.tool for call in one.calls), (words,), seen)
+                    return AgentFault("thread", tuple(call.tool for call in one.calls), (words,), seen)
                 if len(seen.files) > len(natural.files):
                     tools = f.named(call.tool for call in one.calls)
                     words = f"{tools} leaves a file behind when it is cancelled: {seen.files[0]}"
-                    return Fault("file", tuple(call.tool for call in one.calls), (words,), seen)
+                    return AgentFault("file", tuple(call.tool for call in one.calls), (words,), seen)
                 if seen.run.cancelled_at is None:
                     break
         return None
@@ -546,8 +550,8 @@ class Plan:
 
     # -- two runs
 
-    def _in_sequence(self, one: Round, backends: Sequence[Backend]) -> Fault | None:
-        """A run, and then another one in the same process: the second is as if it were alone."""
+    def _in_sequence(self, one: Round, backends: Sequence[Backend]) -> AgentFault | None:
+        """A run, and then another one in the same process: the second is as if it were the only one."""
         first, second = one.turns[-2:]
         if not self.shared:
             return None
@@ -578,12 +582,12 @@ class Plan:
             lines += f.describe_places(changed, after.after, [alone.after], "without the other run")
             was, became = (f.quote(value_at(one, place)) for one in (before.before, before.after))
             lines.append(f"{place} was {was} before the first run, and {became} after it")
-            return Fault("shared", tools, tuple(lines), after, None, place)
+            return AgentFault("shared", tools, tuple(lines), after, None, place)
         return None
 
     # -- crashes
 
-    def _crash(self, one: Round, backends: Sequence[Backend]) -> Fault | None:
+    def _crash(self, one: Round, backends: Sequence[Backend]) -> AgentFault | None:
         """The process dies at a write of the journal and the run is resumed: what was done isn't done again."""
         again = any(may_run_again(call.place.tool) for turn in one.turns for call in turn)
         if not (again or self.own):
@@ -617,7 +621,7 @@ class Plan:
         whole: WorldRun,
         natural: Seen,
         noise: frozenset[str],
-    ) -> Fault | None:
+    ) -> AgentFault | None:
         def crashing(world: Any) -> WorldRun:
             begun: list[None] = []
 
@@ -646,11 +650,11 @@ class Plan:
         if twice and places:
             lines = f.describe_places(places, seen.after, [natural.after], "without the crash")
             words = f"{f.named(twice)} took effect twice {where}"
-            return Fault("twice", tuple(dict.fromkeys(twice)), (words, *lines), seen)
+            return AgentFault("twice", tuple(dict.fromkeys(twice)), (words, *lines), seen)
         try:
             sound(run, same_end=False)
         except AssertionError as error:
-            return Fault("crash", tools, (f"{where}: {error}",), seen, error)
+            return AgentFault("crash", tools, (f"{where}: {error}",), seen, error)
         return self.judge_own(seen, one.calls)
 
 

@@ -46,7 +46,7 @@ class Stuck(BaseException):
 
 
 @attrs.frozen
-class Place:
+class CallPlace:
     """A tool and the way to it: handoffs from the first agent, then agent tools, each with its arguments."""
 
     tool: FunctionTool[Any] = attrs.field(eq=False)
@@ -63,7 +63,7 @@ class Place:
 class Call:
     """A call of a tool with its arguments as JSON."""
 
-    place: Place
+    place: CallPlace
     arguments: str
 
     @property
@@ -78,7 +78,7 @@ class Call:
 
 @attrs.define(eq=False)
 class Spied:
-    """What was seen of one body."""
+    """The observations of one body."""
 
     tool: str
     call_id: str
@@ -118,7 +118,7 @@ class Subject:
     faked: set[str] = attrs.field(factory=set)
     """Tools whose bodies can't run here."""
     words: Words = attrs.field(factory=Words)
-    places: list[Place] = attrs.field(factory=list)
+    places: list[CallPlace] = attrs.field(factory=list)
     _logs: _Logs = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -279,7 +279,7 @@ class Subject:
                 seen.interrupted.append(anyio.current_time())
 
         try:
-            value = await _Watched(body.real(), waits, resumed)
+            value = await _WatchedStep(body.real(), waits, resumed)
         except Exception as error:
             seen.error, seen.ended = error, "error"
             raise
@@ -313,7 +313,7 @@ def _begin_to_tick(seen: Spied) -> None:
         loop.create_task(tick(), name=TICKER)  # noqa: RUF006 - the loop is over soon
 
 
-class _Watched:
+class _WatchedStep:
     """Awaits *work*, and calls functions whenever it waits and when it is resumed."""
 
     def __init__(self, work: Awaitable[Any], waits: Callable[[], None], resumed: Callable[[object], None]) -> None:
@@ -335,7 +335,7 @@ class _Watched:
             except GeneratorExit:
                 steps.close()
                 raise
-            except BaseException as error:  # noqa: ASYNC103 - it goes on into the work
+            except BaseException as error:  # noqa: ASYNC103 - the work gets it
                 given, send = error, steps.throw
             # trio sends an outcome, which the waiting code unwraps.
             self.resumed(getattr(given, "error", given))
@@ -417,7 +417,7 @@ def _temporary_files() -> list[str]:
 
 @contextmanager
 def own_temporary_folder() -> Iterator[None]:
-    """Give the program a folder of its own for temporary files, so that those that are left are seen."""
+    """Give the program its own folder for temporary files, so that those that are left are seen."""
     global _folder
     before, _folder = tempfile.tempdir, tempfile.mkdtemp(prefix="agentloop-explore-")
     tempfile.tempdir = _folder
@@ -432,11 +432,12 @@ def own_temporary_folder() -> Iterator[None]:
 # ---------------------------------------------------------------------------------------------- where the tools are
 
 
-def places_of(agent: Agent[Any, Any], words: Words, chance: random.Random) -> list[Place]:
+def places_of(agent: Agent[Any, Any], words: Words, chance: random.Random) -> list[CallPlace]:
     """Return each tool that *agent* reaches, with one way to it."""
-    found: list[Place] = []
+    found: list[CallPlace] = []
     known: set[int] = set()
-    ways: list[tuple[Agent[Any, Any], Place]] = [(agent, Place(None, "", answers=(_answer(agent, words, chance),)))]  # type: ignore[arg-type]
+    start = CallPlace(None, "", answers=(_answer(agent, words, chance),))  # type: ignore[arg-type]
+    ways: list[tuple[Agent[Any, Any], CallPlace]] = [(agent, start)]
     while ways:
         one, way = ways.pop(0)
         if id(one) in known:
@@ -471,12 +472,12 @@ def _one(tool: Any, words: Words, chance: random.Random) -> str:
 
 
 def _answer(agent: Agent[Any, Any], words: Words, chance: random.Random) -> str:
-    from agentloop.testing.explorer._values import Values
+    from agentloop.testing.explorer._values import ArgumentValues
 
     typed = agent._typed_output()
     if typed is None:
         return "done"
-    return json.dumps(Values(typed.schema.schema, words, chance).value(typed.schema.schema))
+    return json.dumps(ArgumentValues(typed.schema.schema, words, chance).value(typed.schema.schema))
 
 
 def functions_of_agent(agent: Agent[Any, Any]) -> list[Callable[..., Any]]:

@@ -15,7 +15,7 @@ import attrs
 from agentloop.agents import Agent
 from agentloop.exceptions import UserError, UserTypeError
 from agentloop.testing.explorer import _own
-from agentloop.testing.explorer._faults_of_runs import Fault
+from agentloop.testing.explorer._faults_of_runs import AgentFault
 from agentloop.testing.explorer._rounds import Plan, Round
 from agentloop.testing.explorer._runs import Subject, body_functions, functions_of_agent
 from agentloop.testing.explorer._state import Program, own_packages
@@ -25,7 +25,7 @@ from agentloop.testing.simulation.event_loop import Backend
 
 
 @attrs.frozen
-class Target:
+class ExploredAgent:
     """An agent to explore: its name in the configuration, and that of the function that makes its context."""
 
     agent: str
@@ -33,25 +33,25 @@ class Target:
 
 
 @attrs.frozen(eq=False)
-class Found:
+class SearchResult:
     """A fault, the number of the round that found it, and that round."""
 
     number: int
-    fault: Fault
+    fault: AgentFault
     round: Round
     runs: int = 0
 
 
 @attrs.define(eq=False)
 class Extent:
-    """What an exploration did."""
+    """The result of an exploration."""
 
     rounds: int = 0
     runs: int = 0
     found: int = 0
     backends: tuple[Backend, ...] = ()
     missing: str = ""
-    """What to write so that bodies can run that need a context; empty if nothing is missing."""
+    """Advice for bodies that need a context and can't run; empty if nothing is missing."""
 
 
 def load(name: str, folder: Path) -> Any:
@@ -78,7 +78,7 @@ def load(name: str, folder: Path) -> Any:
     return found
 
 
-def make_plan(target: Target, folder: Path) -> Plan:
+def make_plan(target: ExploredAgent, folder: Path) -> Plan:
     """Return the plan for *target*, whose tools were tried.
 
     Raises:
@@ -111,7 +111,7 @@ def make_plan(target: Target, folder: Path) -> Plan:
     return plan
 
 
-def _context_of(target: Target, folder: Path) -> Callable[[], Any] | None:
+def _context_of(target: ExploredAgent, folder: Path) -> Callable[[], Any] | None:
     if target.context is None:
         return None
     found = load(target.context, folder)
@@ -132,7 +132,7 @@ def _has_agents(module: str) -> bool:
 
 def explore(
     plan: Plan, until: float, part: int = 0, parts: int = 1, known: Iterable[str] = ()
-) -> Iterator[Found | Extent]:
+) -> Iterator[SearchResult | Extent]:
     """Do the rounds of *plan* with the numbers *part*, *part* + *parts* … *until* a time of `time.monotonic`.
 
     Yields what it finds, each fault once and none of those *known*, and the extent at the end.
@@ -153,7 +153,7 @@ def explore(
         seen.add(fault.key)
         extent.found += 1
         smaller, fault = plan.shrunk(one, fault)
-        yield Found(number, fault, smaller, plan.runs)
+        yield SearchResult(number, fault, smaller, plan.runs)
     extent.runs = plan.runs
     yield extent
 
@@ -190,4 +190,4 @@ def _context_type(plan: Plan) -> str:
     return "..."
 
 
-__all__ = ["Extent", "Found", "Target", "explore", "load", "make_plan", "what_to_write"]
+__all__ = ["Extent", "SearchResult", "ExploredAgent", "explore", "load", "make_plan", "what_to_write"]

@@ -103,7 +103,7 @@ def _is_small(value: object) -> bool:
     return abs(value) < 10**6 and value == int(value)
 
 
-class Values:
+class ArgumentValues:
     """Draws arguments that *schema* allows."""
 
     def __init__(self, schema: Mapping[str, Any], words: Words, chance: random.Random) -> None:
@@ -269,7 +269,7 @@ def _is_nullable(schema: Any) -> bool:
 
 def arguments_of(tool: Any, words: Words, chance: random.Random, count: int) -> list[dict[str, Any]]:
     """Return up to *count* different sets of arguments that *tool*, or a handoff, takes."""
-    values = Values(tool.params_json_schema, words, chance)
+    values = ArgumentValues(tool.params_json_schema, words, chance)
     body = getattr(tool, "body", None)
     schema = body.schema if isinstance(body, PythonBody) else None
     found: dict[str, dict[str, Any]] = {}
