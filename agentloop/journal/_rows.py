@@ -100,6 +100,10 @@ class JournalRows(ABC):
         """Forget what was read and written here: the next append continues from what the next read finds."""
         self._end, self._writing, self._broken = None, False, None
 
+    def take_as_read(self) -> None:
+        """Take what was appended here as if it had been read: others may have written when it is read again."""
+        self._writing = False
+
     def close(self) -> None:
         """Refuse every later call."""
         self._closed = True

@@ -24,8 +24,9 @@ protocol without I/O. The way into a thread and back costs 60 µs of an append's
 machine that doesn't sync its disk). Rejected: psycopg's generators driven over anyio's sockets. They are its private
 parts.
 
-A verdict is a record, not a message. Any process appends it while no worker holds the run. Rejected: a table of
-verdicts which workers read. It would be a second truth, with its own question about what was taken once.
+A verdict is a record, not a message; so are answers and added input. Any process appends one while no worker holds the
+run. Rejected: a table of verdicts which workers read. It would be a second truth, with its own question about what was
+taken once.
 
 No queue of our own, and no DBOS. Fleets have a queue. DBOS names the steps of a workflow by the order in which they
 begin. Under limits that order is made by how long earlier calls took; in a recovery these return at once, so others
@@ -39,7 +40,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import anyio
 
@@ -54,7 +55,7 @@ from agentloop.postgres._lease import FENCE, Lease, LeaseHeld
 from agentloop.postgres._store import PostgresStore
 
 if TYPE_CHECKING:
-    from agentloop.items import Interruption
+    from agentloop.items import Interruption, Item
     from agentloop.state import RunState
 
 _FREE = """
@@ -73,16 +74,16 @@ _ONE = "SELECT line FROM agentloop_journal_lines WHERE run_id = %(run_id)s AND n
 
 
 _MOST_RACES = 10
-"""How often a verdict is tried again where another writer was faster. Each time that one's record is read first."""
+"""How often we try again where another writer was faster. Each time that one's record is read first."""
 
 
 class PostgresJournal:
     """The journal of one run in PostgreSQL.
 
-    With a lease it appends only while the lease is held. Without one it reads, takes verdicts, and appends while no
-    other worker holds the run. In both cases, of two writers that continue from the same record, the first to append
-    continues and the other is refused. An append is committed when it returns, and waits for the disk as the server is
-    set up to.
+    With a lease it appends only while the lease is held. Without one it reads, takes verdicts, answers and input, and
+    appends while no other worker holds the run. In both cases, of two writers that continue from the same record, the
+    first to append continues and the other is refused. An append is committed when it returns, and waits for the disk
+    as the server is set up to.
 
     It has no resources of its own: the store has the connections. After `aclose` it can't be used.
 
@@ -154,7 +155,7 @@ class PostgresJournal:
             self.lease.check()
 
     async def interruptions(self) -> tuple[Interruption, ...]:
-        """Return the calls that wait for a verdict, without the run's agents; none if the run isn't interrupted."""
+        """Return the calls that wait for a verdict or an answer; none if the run isn't interrupted. Needs no agents."""
         from agentloop.state import RunState
 
         held = await self.read()
@@ -209,6 +210,35 @@ class PostgresJournal:
         """
         await self._decide(lambda state: state.answer(call, value, error=error, by=by))
 
+    async def add_input(
+        self,
+        input: str | Iterable[Item],
+        *,
+        when: Literal["turn", "idle"] = "turn",
+        id: str | None = None,
+        by: str | None = None,
+    ) -> str:
+        """Append input that the model is shown once the run is resumed; return its id, as `RunState.add_input`.
+
+        Any process may, without the agents. Input that the journal has already, by its *id*, isn't appended again.
+
+        Raises:
+            InputRefusedError: the run is over or has no turn left, or another input has the id.
+            StateError: others kept writing to the run at the same moment.
+            LeaseHeld: a worker has the run: give the input to its `RunStream`, or try again when the run has paused.
+            JournalError: the journal is empty; or as for `append`.
+        """
+        return await self._decide(lambda state: state.add_input(input, when=when, id=id, by=by))
+
+    async def withdraw(self, id: str, *, by: str | None = None) -> None:
+        """Take the added input *id* back, which the model hasn't been shown, as `RunState.withdraw`.
+
+        Raises:
+            InputRefusedError: the run is over, or the input doesn't wait; its `reason` says what has become of it.
+            StateError, LeaseHeld, JournalError: as for `add_input`.
+        """
+        await self._decide(lambda state: state.withdraw(id, by=by))
+
     async def aclose(self) -> None:
         """Take no more records, once the call in progress is over. Does nothing the second time."""
         await self._run(self._rows.close)
@@ -222,17 +252,17 @@ class PostgresJournal:
         with anyio.CancelScope(shield=True):  # bounded by the store's timeout: it waits only for a call in progress
             await self.aclose()
 
-    # ------------------------------------------------------------------------------------------ verdicts
+    # ------------------------------------------------------------------------------------------ what others give
 
     async def _load(self) -> RunState:
-        """Return the run's state with a placeholder for its agent: a verdict needs only the log."""
+        """Return the run's state with a placeholder for its agent: what others give needs only the log."""
         from agentloop._storage.state_codec import state_from_journal
         from agentloop.state import RunState
 
         return RunState(_placeholder(), (await state_from_journal(self)).records)
 
-    async def _decide(self, give: Callable[[RunState], None]) -> None:
-        """Append the verdict that *give* adds to the run's state, as it is in the database at that moment."""
+    async def _decide(self, give: Callable[[RunState], ResultT]) -> ResultT:
+        """Append what *give* adds to the run's state, as it is in the database at that moment; return its result."""
         from agentloop._storage.state_codec import line_encoder
 
         encode = line_encoder(self.codec)
@@ -241,14 +271,17 @@ class PostgresJournal:
                 await self._run(self._rows.forget)
             state = await self._load()
             known = len(state.records)
-            give(state)
+            result = give(state)
             try:
-                await self.append(list(map(encode, state.records[known:])))
+                if len(state.records) > known:
+                    await self.append(list(map(encode, state.records[known:])))
             except OtherWriter:
                 if self.lease is not None:
                     raise
                 continue  # another writer has decided, or the run has continued: the state says which
-            return
+            if self.lease is None:  # who only gives something reads what the run does with it
+                await self._run(self._rows.take_as_read)
+            return result
         raise StateError(f"{self!r}: others have written to the run at the same moment, again and again: read it again")
 
     async def _run(self, work: Callable[[], ResultT]) -> ResultT:

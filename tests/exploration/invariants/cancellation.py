@@ -22,6 +22,10 @@ SLACK = 1e-3
 """Seconds beyond the cleanup grace that an end may take on the simulated clock, which stops while tasks run."""
 
 
+_GIVEN = (r.VerdictGiven, r.CallAnswered, r.InputAdded, r.InputWithdrawn)
+"""What anybody gives to a run that has paused."""
+
+
 @invariant("cancellation")
 def every_entry_ends_once(log: ObservedLog) -> Findings:
     """Each run segment ends once, its end is its last record, and a nested run ends before its call."""
@@ -37,9 +41,7 @@ def every_entry_ends_once(log: ObservedLog) -> Findings:
                 yield broken(f"an entry of run {format_path(run.path)} never ended", began)
             elif ends:
                 late = [n for n in range(ends[0] + 1, until) if log.records[n].path[: len(run.path)] == run.path]
-                late = [
-                    n for n in late if not isinstance(log.records[n], r.VerdictGiven | r.InputAdded | r.InputWithdrawn)
-                ]
+                late = [n for n in late if not isinstance(log.records[n], _GIVEN)]
                 late = [n for n in late if not _cancels_a_call(log.records[n])]  # of one that waits
                 if late:
                     yield broken(f"records of run {format_path(run.path)} stand after its end", ends[0], *late)

@@ -552,22 +552,23 @@ def _has_ended(log: ObservedLog, call: ObservedCall, n: int) -> bool:
 
 @invariant("guards")
 def a_pause_has_something_to_ask(log: ObservedLog) -> Findings:
-    """A run ends as interrupted only if a call of the tree waits for a verdict, and completes only if none does."""
+    """A run ends as interrupted only if a call of the tree waits for somebody, and completes only if none does."""
     if log.root is None:
         return
     for n, end in log.root.ended:
+        asked: list[tuple[ObservedCall, int, Sequence[tuple[int, r.Record]]]] = [
+            (call, at, _list_verdicts(call, request)) for call in log.calls.values() for at, request in call.requested
+        ]
+        asked += [(call, at, call.answers) for call in log.calls.values() for at, _ in call.questions]
         open_calls = [
             call
-            for call in log.calls.values()
-            for at, request in call.requested
-            if at < n
-            and not any(when < n for when, _ in _list_verdicts(call, request))
-            and not _has_ended(log, call, n)
+            for call, at, given in asked
+            if at < n and not any(when < n for when, _ in given) and not _has_ended(log, call, n)
         ]
         if end.status == "interrupted":
             if open_calls:
                 yield HELD
             else:
-                yield broken("the run is interrupted, and no call waits for a verdict", n)
+                yield broken("the run is interrupted, and no call waits for a verdict or an answer", n)
         elif end.status == "completed" and open_calls:
-            yield broken(f"the run completed while call {open_calls[0].call_id} waits for a verdict", n)
+            yield broken(f"the run completed while call {open_calls[0].call_id} waits for somebody", n)
