@@ -77,6 +77,8 @@ LOWEST = [
     "tests/cli/test_show.py",  # click, rich
 ]
 """What depends on the versions of libraries, for each of them."""
+SLOWEST = ("--durations=40", "--durations-min=1")
+"""Each job ends with its slowest tests: they decide how long a newcomer waits."""
 CLOSING_LINE = re.compile(r"(=+ )?(\d+ (failed|passed|skipped|errors?|deselected|xfailed)|no tests ran)\b.* in [\d.]+s")
 FAILURES = re.compile(r"=+ (FAILURES|ERRORS) =+")
 SUMMARY = re.compile(r"=+ short test summary info =+")
@@ -285,7 +287,7 @@ def _pytest(session: nox.Session, job: Job) -> Outcome:
     # By the script, not `-m pytest`: the latter puts the source folder before the installed package.
     measured = ["-m", "coverage", "run"] if job.measured else []
     command = [str(job.bin / "python"), *measured, str(job.bin / "pytest"), "--color=no", "-p", "no:cacheprovider"]
-    command += job.what
+    command += [*job.what, *SLOWEST]
     # CI: pytest shows a failure in full, which must not take it minutes.
     environment = os.environ | {"COVERAGE_FILE": str(COVERAGE_DATA.resolve() / "data"), "CI": "1"}
     environment["PYTHONUNBUFFERED"] = "1"
@@ -305,6 +307,8 @@ def _pytest(session: nox.Session, job: Job) -> Outcome:
                 part = "reports"
             elif SUMMARY.match(line):
                 part = "summary"
+            elif re.match(r"=+ slowest ", line):
+                part = "slowest"
             elif part == "reports":
                 reports.append(line.rstrip())
             elif part == "summary" and line.startswith(("FAILED", "ERROR")):
