@@ -20,7 +20,7 @@ from agentloop._common.checks import NAMES, check, optional
 from agentloop._common.error_text import shorten
 from agentloop._common.turns import ITEMS_A_TURN
 from agentloop._core.call_identity import find_tool, have_same_arguments
-from agentloop._core.call_state import CallState, make_interruption
+from agentloop._core.call_state import CallState, make_interruption, make_question
 from agentloop._core.plan import read_arguments
 from agentloop._core.record_events import parse_event_id, read_events
 from agentloop._core.run_fold import RunFold
@@ -253,10 +253,19 @@ class RunState:
 
     def _asked(self) -> Iterator[ApprovalRequest]:
         """Yield the calls of open turns for which a verdict was requested, also those that have one."""
+        for call in self._open_calls():
+            if call.approval is not None:
+                yield make_interruption(call.call, call.approval)
+
+    def _questions(self) -> Iterator[CallToAnswer]:
+        """Yield the calls of open turns that the application answers, also those that have their answer."""
+        for call in self._open_calls():
+            if call.question is not None:
+                yield make_question(call, call.question)
+
+    def _open_calls(self) -> Iterator[CallState]:
         for fold in _walk_folds(self._fold):
-            for call in fold.batch if fold.batch_open else ():
-                if call.approval is not None:
-                    yield make_interruption(call.call, call.approval)
+            yield from fold.batch if fold.batch_open else ()
 
     def _refuse_cancel(self, path: tuple[str, ...], call_id: str) -> None:
         """Say what to do instead, if the call to be cancelled waits for a person in this paused run.

@@ -42,10 +42,11 @@ def to_json(value: object, *, codec: Codec | None = None, converter: BaseConvert
 
     Args:
         value: A record or an item, in the form in which it is stored: `record_from_json` and `item_from_json` read it.
-            An event of a run, with its kind under `type`, its `path` and `turn`; agents and guardrails are named, and
-            the text of an `ArgumentsDelta` is left out, since it may be a part of a secret. A `CallOutcome`, `Usage`,
-            `RequestUsage`, `ModelResponse`, `ModelRequest`, an event of a model, or an error of the library. Fields at
-            their default are left out of the stored forms. A `RunResult` has its own `to_json`.
+            A `CallToAnswer`, with the schema of the answer. An event of a run, with its kind under `type`, its `path`
+            and `turn`; agents and guardrails are named, and the text of an `ArgumentsDelta` is left out, since it may
+            be a part of a secret. A `CallOutcome`, `Usage`, `RequestUsage`, `ModelResponse`, `ModelRequest`, an event
+            of a model, or an error of the library. Fields at their default are left out of the stored forms. A
+            `RunResult` has its own `to_json`.
         codec: The codec that seals values marked secret; without it each is replaced by its digest,
             `{"$digest": HEX}`.
         converter: The application's own cattrs converter, which writes values of the application's types.
@@ -128,7 +129,7 @@ def _event_to_json(event: ev.Event, secrets: Secrets) -> dict[str, Any]:
 
 
 def _member_to_json(value: Any, secrets: Secrets) -> Any:
-    if type(value) in i.ITEM_TYPES or isinstance(value, CallOutcome):
+    if type(value) in i.ITEM_TYPES or isinstance(value, CallOutcome | i.CallToAnswer):
         return part_to_json(value, secrets)
     if isinstance(value, GuardrailResult):
         return guardrail_result_to_json(value, secrets)
@@ -150,7 +151,7 @@ def guardrail_result_to_json(result: GuardrailResult, secrets: Secrets) -> dict[
 
 _WRITERS: Mapping[type, Callable[[Any, Secrets], dict[str, Any]]] = {
     **dict.fromkeys(KINDS, record_to_json),
-    **dict.fromkeys((*i.ITEM_TYPES, CallOutcome, ModelResponse, RequestUsage), part_to_json),
+    **dict.fromkeys((*i.ITEM_TYPES, i.CallToAnswer, CallOutcome, ModelResponse, RequestUsage), part_to_json),
     **dict.fromkeys(get_args(ev.Event), _event_to_json),
     **dict.fromkeys(get_args(m.ModelEvent), model_event_to_json),
     m.ModelRequest: request_to_json,

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -24,10 +25,11 @@ from agentloop import events as ev
 from agentloop._serving.states import new_name
 from agentloop._storage.public_json import to_json
 from agentloop.asgi._http import HTTPRefusal
-from agentloop.asgi._verdicts import ClientVerdict, apply_verdicts
+from agentloop.asgi._verdicts import ClientAnswer, ClientVerdict, Decision, apply_decisions
 from agentloop.asgi._writer import replace_surrogates
 from agentloop.items import (
     AssistantMessage,
+    CallToAnswer,
     HandoffCall,
     HandoffOutput,
     Interruption,
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
     from agentloop.results import RunResult
     from agentloop.state import RunState
 
-_ANSWER: dict[str, Any] = {
+_VERDICT: dict[str, Any] = {
     "type": "object",
     "properties": {
         "approved": {"type": "boolean"},
@@ -50,6 +52,7 @@ _ANSWER: dict[str, Any] = {
     },
     "required": ["approved"],
 }
+_GIVEN_UP = "The user gave no answer."
 
 
 class AGUIForm:
@@ -136,17 +139,7 @@ class AGUIForm:
 
     def pause(self, interruptions: tuple[Interruption, ...], handle: str | None) -> bytes:
         """Return the end of a run that waits: an interrupt for each call, whose id has the handle."""
-        interrupts = [
-            ui.Interrupt(
-                id=f"{handle or ''}.{position}",
-                reason="tool_approval",
-                message=f"{asked.agent} wants to call {asked.call.name}.",
-                tool_call_id=None if asked.path else asked.call.call_id,
-                response_schema=_ANSWER,
-                metadata={"request": to_json(asked)},
-            )
-            for position, asked in enumerate(interruptions)
-        ]
+        interrupts = [_interrupt(f"{handle or ''}.{position}", asked) for position, asked in enumerate(interruptions)]
         outcome = ui.RunFinishedInterruptOutcome(interrupts=interrupts)
         return _format([ui.RunFinishedEvent(**self._ids, outcome=outcome)])
 
@@ -158,6 +151,26 @@ class AGUIForm:
     def error(self, description: dict[str, str]) -> bytes:
         """Return the end of a run that has failed."""
         return _format([*self._end_open(), ui.RunErrorEvent(message=description["message"], code=description["type"])])
+
+
+def _interrupt(id: str, asked: Interruption) -> ui.Interrupt:
+    """Return the interrupt for a call that waits: what it asks for, with the schema from which a form can be made."""
+    request = to_json(asked)
+    more: dict[str, Any] = {
+        "reason": "tool_approval",
+        "message": f"{asked.agent} wants to call {asked.call.name}.",
+        "response_schema": _VERDICT,
+    }
+    if isinstance(asked, CallToAnswer):
+        more = {
+            "reason": "input_required",
+            "message": f"{asked.agent} waits for the answer to {asked.call.name}.",
+            "response_schema": request["returns"],
+        }
+        if asked.expires_at is not None:
+            more["expires_at"] = datetime.fromtimestamp(asked.expires_at, UTC).isoformat()
+    tool_call_id = None if asked.path else asked.call.call_id
+    return ui.Interrupt(id=id, tool_call_id=tool_call_id, metadata={"request": request}, **more)
 
 
 def _format(events: Iterable[ui.BaseEvent]) -> bytes:
@@ -184,10 +197,11 @@ class AGUIInput:
     run_id: str
     items: tuple[Item, ...]
     handle: str | None
-    answers: tuple[tuple[int, bool, dict[str, Any]], ...]
+    answers: tuple[tuple[int, bool, Any], ...]
+    """The position of each interrupt, whether it was resolved, and the payload."""
 
     def decide(self, state: RunState, by: str | None) -> None:
-        """Give the answers as verdicts on *state*.
+        """Give the answers to the calls of *state* that wait, as verdicts where they are asked for.
 
         Raises:
             HTTPRefusal: one doesn't fit.
@@ -195,14 +209,18 @@ class AGUIInput:
         waiting = state.interruptions
         if any(position >= len(waiting) for position, _, _ in self.answers):
             raise HTTPRefusal(409, "An interrupt is answered that waits no more.")
-        chosen = [(waiting[position], approved, payload) for position, approved, payload in self.answers]
-        verdicts = [
-            ClientVerdict(
-                asked.call.call_id, approved, asked.path, payload.get("arguments"), payload.get("message"), False
-            )
-            for asked, approved, payload in chosen
-        ]
-        apply_verdicts(state, verdicts, by)
+        apply_decisions(state, [_decide(waiting[position], *answer) for position, *answer in self.answers], by)
+
+
+def _decide(asked: Interruption, resolved: bool, payload: Any) -> Decision:
+    """Return what an answer to an interrupt says about the call; one that was given up is a rejection, or an error."""
+    call_id = asked.call.call_id
+    if isinstance(asked, CallToAnswer):
+        given_up = ClientAnswer(call_id, asked.path, error=_GIVEN_UP)
+        return ClientAnswer(call_id, asked.path, payload) if resolved else given_up
+    said = payload if isinstance(payload, dict) else {}
+    approved = resolved and said.get("approved") is True
+    return ClientVerdict(call_id, approved, asked.path, said.get("arguments"), said.get("message"), False)
 
 
 def read_input(body: bytes) -> AGUIInput:
@@ -220,11 +238,10 @@ def read_input(body: bytes) -> AGUIInput:
     answers = []
     for entry in asked.resume or ():
         handle, _, position = entry.interrupt_id.rpartition(".")
-        payload = entry.payload if isinstance(entry.payload, dict) else {}
         if not (position.isascii() and position.isdigit() and len(position) < 6):
             raise HTTPRefusal(400, "An interrupt is answered that is none of this server.")
         handles.add(handle)
-        answers.append((int(position), entry.status == "resolved" and payload.get("approved") is True, payload))
+        answers.append((int(position), entry.status == "resolved", entry.payload))
     if len(handles) > 1:
         raise HTTPRefusal(400, "The answers are to interrupts of several runs.")
     items = _read_messages(asked.messages)

@@ -3,6 +3,7 @@
     POST /runs                   {"input": TEXT, "conversation": TEXT?}   the stream of a new run
     GET  /runs/ID/events         Last-Event-ID: RECORD.INDEX              the stream of a run, from after that event
     POST /runs/ID/cancel         {"call_id": TEXT?, "path": [TEXT]?}      ends a run that is under way, or one call
+    POST /runs/ID/answer         {"call_id": TEXT, "value": ANY}          answers a call; the stream of the run, resumed
     POST /verdicts               {"handle": TEXT, "verdicts": [...]}      the stream of the run, resumed
     POST /ag-ui                  RunAgentInput                            the same in another protocol, if wanted
 
@@ -129,6 +130,7 @@ class AgentApp:
             ("runs",): ("POST", handlers.start),
             ("runs", "", "events"): ("GET", handlers.read),
             ("runs", "", "cancel"): ("POST", handlers.cancel),
+            ("runs", "", "answer"): ("POST", handlers.answer),
             ("verdicts",): ("POST", handlers.decide),
         }
         if ag_ui:
@@ -183,8 +185,8 @@ class AgentApp:
     async def resume_all(self, *, cancelled: bool = False, **options: Any) -> ResumedRuns:
         """Resume every unfinished run of the `JournalFolder`, as after a crash. The application is entered.
 
-        Paused runs are left for their verdicts, and those that another process has are left to it. The log names runs
-        that can't be resumed; they prevent no other.
+        Paused runs are left for their verdicts and answers, and those that another process has are left to it. The log
+        names runs that can't be resumed; they prevent no other.
 
         Args:
             cancelled: True to resume also runs that were cancelled: by the end of the application, or by a client;

@@ -7,7 +7,7 @@ Does not know about paths, methods, and the end of the application.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import anyio
@@ -30,6 +30,7 @@ from agentloop.asgi._http import (
     while_connected,
 )
 from agentloop.asgi._requests import (
+    ANSWER,
     CANCEL,
     START,
     VERDICTS,
@@ -40,7 +41,7 @@ from agentloop.asgi._requests import (
     ask_for_grant,
 )
 from agentloop.asgi._response import RunResponse, log_failure
-from agentloop.asgi._verdicts import apply_verdicts, give_verdicts
+from agentloop.asgi._verdicts import Decision, apply_decisions, give_decisions
 from agentloop.asgi._writer import EventWriter, StreamForm, format_event, format_frame
 from agentloop.exceptions import StateError
 from agentloop.items import Item
@@ -50,6 +51,7 @@ logger: logging.Logger = logging.getLogger("agentloop")
 
 RUN_HEADER = b"agentloop-run"
 """The header of a stream's response that has the id of the run."""
+_WAITING = "A call that waits in a paused run is rejected by /verdicts, or answered by an error."
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -93,9 +95,10 @@ class Handlers:
         return await ask_for_grant(self.admit, request)
 
     async def _begin(self, run: str, given: str | Decide, grant: Grant, client: Exchange) -> None:
-        """Begin a run with a journal, or resume it with verdicts, and stream its events.
+        """Begin a run with a journal, or resume it with what was decided, and stream its events.
 
-        The verdicts are durable once nothing but the disk, or another process, can prevent the run from being resumed.
+        Verdicts and answers are durable once nothing but the disk, or another process, can prevent the run from being
+        resumed.
         The run belongs to its own task from `host.start` on, or to this request until `_serve` returns.
         """
         feed: Feed | None = None
@@ -217,7 +220,7 @@ class Handlers:
         await self._let_in(WebRequest(action="cancel", scope=client.scope, run=run))
         live = self.host.find(run)
         if live is None:
-            raise HTTPRefusal(404, "No such run is under way. The calls of one that waits are rejected by /verdicts.")
+            raise HTTPRefusal(404, f"No such run is under way. {_WAITING}")
         if body.call_id is None:
             live.cancel()
         elif not _cancel_call(live.stream, body.call_id, body.path):
@@ -234,18 +237,38 @@ class Handlers:
             WebRequest(action="decide", scope=client.scope, run=run, conversation=body.conversation)
         )
 
-        def apply(state: RunState) -> None:
-            apply_verdicts(state, body.verdicts, grant.by)
-
         if run is None:
-            await self._resume_state(body.handle, apply, grant, client)
-            return
+            await self._resume_state(body.handle, _applying(body.verdicts, grant), grant, client)
+        elif not await self._give(run, body.verdicts, grant, client):
+            await self._begin(run, _applying(body.verdicts, grant), grant, client)
+
+    async def answer(self, client: Exchange, run: str) -> None:
+        """Answer a call: of a run under way, or of a paused one, which is resumed and streamed."""
+        body = await client.read(self.limits, ANSWER)
+        if self.has_journals and body.handle not in (None, run):
+            raise HTTPRefusal(400, "The handle is of another run than the path.")
+        named = self.has_journals or body.handle is None
+        grant = await self._let_in(
+            WebRequest(action="answer", scope=client.scope, run=run if named else None, conversation=body.conversation)
+        )
+        if not named:
+            assert body.handle is not None
+            await self._resume_state(body.handle, _applying([body], grant), grant, client)
+        elif await self._give(run, [body], grant, client):
+            pass
+        elif self.has_journals:
+            await self._begin(run, _applying([body], grant), grant, client)
+        else:
+            raise HTTPRefusal(404, "No such run is under way. One that waits is found by its handle.")
+
+    async def _give(self, run: str, decisions: Sequence[Decision], grant: Grant, client: Exchange) -> bool:
+        """Give *decisions* to a run that is under way, and say so to the client; return False if it isn't."""
         live = self.host.find(run)
-        if live is not None and live.stream is not None and not live.stream.is_complete:
-            give_verdicts(live.stream, body.verdicts, grant.by)
-            await answer_json(client.send, 202, {"run": run})
-            return
-        await self._begin(run, apply, grant, client)
+        if live is None or live.stream is None or live.stream.is_complete:
+            return False
+        give_decisions(live.stream, decisions, grant.by)
+        await answer_json(client.send, 202, {"run": run})
+        return True
 
     async def _resume_state(
         self, handle: str, decide: Decide, grant: Grant, client: Exchange, form: StreamForm | None = None
@@ -283,11 +306,15 @@ class Handlers:
             await self._resume_state(asked.handle, lambda state: asked.decide(state, grant.by), grant, client, form)
 
 
+def _applying(decisions: Sequence[Decision], grant: Grant) -> Decide:
+    return lambda state: apply_decisions(state, decisions, grant.by)
+
+
 def _cancel_call(stream: RunStream[Any] | None, call_id: str, path: tuple[str, ...]) -> bool:
     try:
         return stream is not None and stream.cancel_call(call_id, path=path)
     except StateError:
-        raise HTTPRefusal(409, "The run has paused, and the call waits: it is rejected by /verdicts.") from None
+        raise HTTPRefusal(409, f"The run has paused. {_WAITING}") from None
 
 
 async def _end(writer: EventWriter, final: Iterable[dict[str, Any]]) -> None:

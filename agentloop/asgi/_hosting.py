@@ -110,7 +110,7 @@ if TYPE_CHECKING:
 
 Options: TypeAlias = Mapping[str, Any]
 Decide: TypeAlias = Callable[[RunState], None]
-"""Gives verdicts on a state. Raises `HTTPRefusal`."""
+"""Gives verdicts or answers on a state. Raises `HTTPRefusal`."""
 USUAL_GRACE = RunConfig().tool_execution.cleanup_grace
 """The seconds that a store has for what must be done after a cancellation, too."""
 

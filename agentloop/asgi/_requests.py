@@ -10,7 +10,7 @@ import attrs
 import msgspec
 
 from agentloop.asgi._http import BodyT, Receive, Scope, Send, WebLimits, find_header, parse_body, read_body
-from agentloop.asgi._verdicts import ClientVerdict
+from agentloop.asgi._verdicts import ClientAnswer, ClientVerdict
 from agentloop.exceptions import UserError
 from agentloop.run import RunOptions
 
@@ -41,9 +41,17 @@ class VerdictsBody(msgspec.Struct, forbid_unknown_fields=True):
     conversation: str | None = None
 
 
+class AnswerBody(ClientAnswer, forbid_unknown_fields=True):
+    """The body of a request with the answer to a call; *handle* finds a paused run that has no journal."""
+
+    handle: str | None = None
+    conversation: str | None = None
+
+
 START: msgspec.json.Decoder[StartBody] = msgspec.json.Decoder(StartBody)
 CANCEL: msgspec.json.Decoder[CancelBody] = msgspec.json.Decoder(CancelBody)
 VERDICTS: msgspec.json.Decoder[VerdictsBody] = msgspec.json.Decoder(VerdictsBody)
+ANSWER: msgspec.json.Decoder[AnswerBody] = msgspec.json.Decoder(AnswerBody)
 
 
 class Exchange(NamedTuple):
@@ -73,7 +81,7 @@ class WebRequest:
         conversation: What the client calls its conversation, or None.
     """
 
-    action: Literal["start", "read", "cancel", "decide"]
+    action: Literal["start", "read", "cancel", "decide", "answer"]
     scope: Scope
     run: str | None = None
     conversation: str | None = None
@@ -86,7 +94,7 @@ class WebRequest:
 
 @attrs.frozen(kw_only=True)
 class Grant:
-    """An answer of `admit`: the options of the run, and the giver of the verdicts as the log keeps it."""
+    """An answer of `admit`: the options of the run, and the giver of verdicts and answers as the log keeps it."""
 
     options: RunOptions[Any] = attrs.field(factory=lambda: RunOptions())
     by: str | None = None

@@ -32,7 +32,7 @@ class ResumedRuns:
 
     Attributes:
         resumed: Runs that are under way now.
-        waiting: Paused runs: their calls wait for verdicts.
+        waiting: Paused runs: their calls wait for verdicts or answers.
         ended: Runs that have completed, failed, or were cancelled.
         held: Runs that are under way: another process has the journal's lock, or this application runs them.
         failed: Runs that can't be resumed, each with its error: the journal is damaged or empty (`JournalError`,

@@ -1,15 +1,15 @@
-"""Verdicts that clients give on the calls of a run: on a paused state, or on a stream under way."""
+"""Verdicts and answers that clients give to the calls of a run: on a paused state, or on a stream under way."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
 from agentloop.asgi._http import HTTPRefusal
 from agentloop.exceptions import StateError, UserError
-from agentloop.items import ApprovalRequest
+from agentloop.items import Interruption
 from agentloop.state import REPLACE_HINT, RunState
 
 
@@ -24,11 +24,28 @@ class ClientVerdict(msgspec.Struct, forbid_unknown_fields=True):
     always: bool = False
 
 
+class ClientAnswer(msgspec.Struct, forbid_unknown_fields=True):
+    """An answer as a client sends it: a value, or the words of an error."""
+
+    call_id: str
+    path: tuple[str, ...] = ()
+    value: Any = msgspec.UNSET
+    error: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.value is msgspec.UNSET) == (self.error is None):
+            raise ValueError("expected a value or an error")
+
+
+Decision: TypeAlias = ClientVerdict | ClientAnswer
+
+
 class _Decided(Protocol):
     """A `RunState` or a `RunStream`."""
 
     def approve(self, call: Any, *, arguments: Any = None, always: bool = False, by: str | None = None) -> None: ...
     def reject(self, call: Any, *, message: str | None = None, always: bool = False, by: str | None = None) -> None: ...
+    def answer(self, call: Any, value: Any = None, *, error: str | None = None, by: str | None = None) -> None: ...
 
 
 class _Stream(_Decided, Protocol):
@@ -36,56 +53,65 @@ class _Stream(_Decided, Protocol):
     def state(self) -> RunState: ...
 
 
-def apply_verdicts(state: RunState, verdicts: Iterable[ClientVerdict], by: str | None) -> None:
-    """Give *verdicts* on the calls of *state* that wait.
+def apply_decisions(state: RunState, decisions: Iterable[Decision], by: str | None) -> None:
+    """Give *decisions* to the calls of *state* that wait.
 
     Raises:
-        HTTPRefusal: a call doesn't wait (409), or the verdict doesn't fit it (400).
+        HTTPRefusal: a call doesn't wait for one (409), or the decision doesn't fit it (400).
     """
-    for verdict in verdicts:
-        _give(state, _find(state, verdict), verdict, by)
+    for decision in decisions:
+        _give(state, _find(state, decision), decision, by)
         state._close_verdicts()  # a second one on the same call is refused, as from another client
 
 
-def give_verdicts(stream: _Stream, verdicts: Sequence[ClientVerdict], by: str | None) -> None:
-    """Give *verdicts* on calls of a run that is under way: all of them, or none.
+def give_decisions(stream: _Stream, decisions: Sequence[Decision], by: str | None) -> None:
+    """Give *decisions* to calls of a run that is under way: all of them, or none.
 
     Raises:
-        HTTPRefusal: as for `apply_verdicts`; or the run has not begun (409).
+        HTTPRefusal: as for `apply_decisions`; or the run has not begun (409).
     """
     try:
         state = stream.state
     except UserError:
         raise HTTPRefusal(409, "The run has not begun.") from None
-    found = [_find(state, verdict) for verdict in verdicts]
-    apply_verdicts(state, verdicts, by)  # to a copy first
-    for asked, verdict in zip(found, verdicts, strict=True):
-        _give(stream, asked, verdict, by)
+    found = [_find(state, decision) for decision in decisions]
+    apply_decisions(state, decisions, by)  # to a copy first
+    for asked, decision in zip(found, decisions, strict=True):
+        _give(stream, asked, decision, by)
 
 
-def _find(state: RunState, verdict: ClientVerdict) -> ApprovalRequest:
-    for asked in state._asked():
-        if (asked.path, asked.call.call_id) == (verdict.path, verdict.call_id):
+def _find(state: RunState, decision: Decision) -> Interruption:
+    waiting: Iterable[Interruption] = state._asked() if isinstance(decision, ClientVerdict) else state._questions()
+    for asked in waiting:
+        if (asked.path, asked.call.call_id) == (decision.path, decision.call_id):
             return asked
-    raise HTTPRefusal(409, f"Call {verdict.call_id[:100]!r} waits for no verdict.")
+    raise HTTPRefusal(409, f"Call {decision.call_id[:100]!r} waits for no {_name(decision)}.")
 
 
-def _give(decided: _Decided, call: ApprovalRequest, verdict: ClientVerdict, by: str | None) -> None:
+def _give(decided: _Decided, call: Interruption, decision: Decision, by: str | None) -> None:
     try:
-        if verdict.approve:
-            if verdict.message is not None:
+        if isinstance(decision, ClientAnswer):
+            value = None if decision.value is msgspec.UNSET else decision.value
+            decided.answer(call, value, error=decision.error, by=by)
+        elif decision.approve:
+            if decision.message is not None:
                 raise UserError("a message goes with a rejection")
-            decided.approve(call, arguments=verdict.arguments, always=verdict.always, by=by)
-        elif verdict.arguments is not None:
+            decided.approve(call, arguments=decision.arguments, always=decision.always, by=by)
+        elif decision.arguments is not None:
             raise UserError("arguments go with an approval")
         else:
-            decided.reject(call, message=verdict.message, always=verdict.always, by=by)
+            decided.reject(call, message=decision.message, always=decision.always, by=by)
     except UserError as error:
-        raise HTTPRefusal(400, f"The verdict doesn't fit: {error}.") from None
+        said = _as_sentence(error) if isinstance(decision, ClientAnswer) else f"The verdict doesn't fit: {error}."
+        raise HTTPRefusal(400, said) from None
     except StateError as error:
         raise HTTPRefusal(409, _as_sentence(error)) from None
 
 
-def _as_sentence(error: StateError) -> str:
+def _name(decision: Decision) -> str:
+    return "verdict" if isinstance(decision, ClientVerdict) else "answer"
+
+
+def _as_sentence(error: Exception) -> str:
     text = str(error).removesuffix(REPLACE_HINT)
     return f"{text[:1].upper()}{text[1:]}."

@@ -64,7 +64,7 @@ def format_event(number: str | None, event: ev.Event, codec: Codec | None = None
 
 
 def describe_pause(interruptions: tuple[Interruption, ...], handle: str | None) -> dict[str, Any]:
-    """Return the last frame's data of a run that waits for verdicts: its calls, and the handle to resume it by."""
+    """Return the last frame's data of a run that waits: its calls, and the handle to resume it by."""
     return {"type": "interrupted", "handle": handle, "interruptions": [to_json(asked) for asked in interruptions]}
 
 
@@ -80,7 +80,7 @@ class StreamForm(Protocol):
         ...
 
     def pause(self, interruptions: tuple[Interruption, ...], handle: str | None) -> bytes:
-        """Return the end of a run that waits for verdicts: its calls, and the handle to resume it by."""
+        """Return the end of a run that waits for verdicts or answers: its calls, and the handle to resume it by."""
         ...
 
     def end(self, result: RunResult[Any]) -> bytes:

@@ -139,6 +139,8 @@ VALUES: list[Any] = [
     ev.CustomEvent(CALL, {"found": object()}),
     ev.CallSettled(CALL, CallOutcome(status="failed", error=ValueError(HUSH), output=HUSH, secret=True)),
     ev.ApprovalRequested(i.ApprovalRequest(CALL, "a")),
+    ev.AnswerRequested(i.CallToAnswer(call=CALL, agent="a", returns={"type": "string"})),
+    i.CallToAnswer(call=CALL, agent="a", returns={"type": "string"}, expires_at=2.0),
     ev.GuardrailSettled(INPUT),
     ev.UsageNote(4_096, 0),
     CallOutcome(status="succeeded", output="ok", value=object()),

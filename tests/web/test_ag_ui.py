@@ -1,13 +1,14 @@
 """`POST /ag-ui`: runs in the events of the Agent-User Interaction Protocol, read by its own types."""
 
 import json
+from datetime import datetime
 from typing import Any
 
 import pytest
 from web.agents import Watched, deleting, looking
 from web.harness import ask
 
-from agentloop import Agent, ToolContext, UserError, tool
+from agentloop import Agent, ToolContext, UserError, ask_user, tool
 from agentloop.asgi import AgentApp, _app
 from agentloop.items import AssistantMessage, ToolCall, ToolOutput, UserMessage
 from agentloop.model_events import ItemDone, ReasoningDelta, ResponseDone, TextDelta
@@ -172,6 +173,45 @@ async def test_cancelled_answer_is_a_rejection() -> None:
     answers = [{"interruptId": one.id, "status": "cancelled"} for one in events[-1].outcome.interrupts]
     assert (await converse(app, make_input(resume=answers)))[-1].outcome.type == "success"
     assert watched.deleted == []
+
+
+def asking(*more: Any) -> Agent[Any, Any]:
+    """Return an agent that asks for a size (`c1`), beside the calls *more*, and tells the model's last input."""
+    sizes = ask_user(options=["small", "large"], timeout=3600)
+    model = ScriptedModel([[call("ask_user", {"question": "Which?"}, "c1"), *more], say("Done.")])
+    return Agent("a", model=model, tools=[*Watched().agent([]).tools, sizes])
+
+
+@pytest.mark.scenario("PE-04")
+async def test_a_call_to_answer_is_an_interrupt_with_the_schema_of_the_answer() -> None:
+    """The payload is the answer itself; one that doesn't fit is refused, and the call still waits; it counts once."""
+    app = AgentApp(asking(call("delete", {"path": "a"}, "c2")), ag_ui=True)
+    answered, decided = (await converse(app, make_input()))[-1].outcome.interrupts
+    assert (answered.reason, answered.tool_call_id) == ("input_required", "c1")
+    assert answered.response_schema == {"type": "string", "enum": ["small", "large"]}
+    assert datetime.fromisoformat(answered.expires_at).tzinfo is not None
+    assert "approved" in decided.response_schema["properties"]
+    assert decided.expires_at is None
+    no = {"interruptId": decided.id, "status": "resolved", "payload": {"approved": False, "message": "needed"}}
+    wrong = {"interruptId": answered.id, "status": "resolved", "payload": {"approved": True}}
+    refused = await ask(app, "POST", "/ag-ui", make_input(resume=[wrong, no]))
+    assert (refused.status, "doesn't fit" in refused.json["error"]) == (400, True)
+    both = [{**one, "interruptId": f"{refused.json['handle']}.{number}"} for number, one in enumerate((wrong, no))]
+    both[0]["payload"] = "large"
+    events = await converse(app, make_input(resume=both))
+    assert [event.content for event in events if event.type == "TOOL_CALL_RESULT"] == ["large", "needed"]
+    assert events[-1].outcome.type == "success"
+    assert (await ask(app, "POST", "/ag-ui", make_input(resume=both))).status == 409
+
+
+async def test_a_question_that_the_user_has_given_up_has_failed() -> None:
+    """The model is told so, and the run continues."""
+    app = AgentApp(asking(), ag_ui=True)
+    [asked] = (await converse(app, make_input()))[-1].outcome.interrupts
+    events = await converse(app, make_input(resume=[{"interruptId": asked.id, "status": "cancelled"}]))
+    [result] = [event.content for event in events if event.type == "TOOL_CALL_RESULT"]
+    assert "The user gave no answer." in result
+    assert events[-1].outcome.type == "success"
 
 
 async def test_conversation_of_the_client_becomes_items() -> None:
