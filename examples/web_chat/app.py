@@ -1,4 +1,4 @@
-"""A chat in the browser: text as it comes, calls side by side, approvals, a cancel button, lost connections.
+"""A chat in the browser: text as it comes, calls side by side, approvals, questions, a cancel button, lost connections.
 
     python -m examples.web_chat.app                 # needs uvicorn; then open http://127.0.0.1:8000
     MODEL=local: python -m examples.web_chat.app    # or openai:NAME; without it the model is scripted
@@ -17,7 +17,7 @@ from typing import Any
 
 import anyio
 
-from agentloop import Agent, ToolContext, tool
+from agentloop import Agent, ToolContext, ask_user, tool
 from agentloop.abc import Model
 from agentloop.asgi import AgentApp, Grant, JournalFolder, WebRequest
 from agentloop.items import ToolOutput, UserMessage
@@ -68,9 +68,11 @@ def answer(request: ModelRequest) -> object:
     if "weather" in text.lower():
         cities = re.findall(r"\b[A-Z][a-z]+\b", text.split("weather", 1)[1]) or ["Oslo", "Rome", "Bonn"]
         return [call("forecast", {"city": city}) for city in cities]
+    if "drink" in text.lower():
+        return call("ask_user", {"question": "Tea or coffee?"})
     if found := re.search(r"[Dd]elete (\w+)", text):
         return call("delete_note", {"name": found[1]})
-    said = f"You said: {text} Ask me for the weather in Oslo, Rome and Bonn, or tell me to delete milk. "
+    said = f"You said: {text} Ask me for the weather in Oslo, Rome and Bonn, tell me to delete milk, or order a drink. "
     return say(said + "This text is long so that there is time to drop the connection or to cancel the run.")
 
 
@@ -78,7 +80,8 @@ def make_agent() -> Agent[Any, Any]:
     """Return the agent, with the model of the environment or the scripted one."""
     name = os.environ.get("MODEL")
     model: str | Model = name or SlowModel(FunctionModel(answer, chunk=4), SECONDS / 30)
-    return Agent("chat", instructions="Be brief and kind.", model=model, tools=[forecast, delete_note])
+    asking = ask_user(options=["tea", "coffee"])
+    return Agent("chat", instructions="Be brief and kind.", model=model, tools=[forecast, delete_note, asking])
 
 
 class Chat:

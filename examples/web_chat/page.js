@@ -84,6 +84,7 @@ const HANDLERS = {
   call_settled(event) {
     const card = cardOf(event, event.call);
     card.querySelector("progress")?.remove();
+    card.querySelector(".verdict")?.remove();
     const output = event.outcome.output;
     setCard(card, event.outcome.status, typeof output === "string" ? `${event.outcome.status}: ${output}` : event.outcome.status);
   },
@@ -106,7 +107,64 @@ const HANDLERS = {
   },
 };
 
+// Return an element for a value of a JSON schema, and the function that reads the value.
+function fieldOf(schema) {
+  const choices = schema.type === "boolean" ? [true, false] : schema.enum;
+  if (choices) {
+    const select = document.createElement("select");
+    for (const choice of choices) select.add(new Option(typeof choice === "string" ? choice : JSON.stringify(choice)));
+    return [select, () => choices[select.selectedIndex]];
+  }
+  if (schema.type === "object" && schema.properties) {
+    const box = document.createElement("div");
+    const members = Object.entries(schema.properties).map(([name, inner]) => {
+      const label = document.createElement("label");
+      const [element, value] = fieldOf(inner);
+      label.append(name, " ", element);
+      box.append(label);
+      return [name, value];
+    });
+    return [box, () => Object.fromEntries(members.map(([name, value]) => [name, value()]))];
+  }
+  const input = document.createElement("input");
+  input.placeholder = schema.type ?? "JSON";
+  return [input, () => (schema.type === "string" ? input.value : JSON.parse(input.value))];
+}
+
+// Show the form of a call that this page answers; it stays until the call has settled, since an answer may not fit.
+function askForAnswer(asked) {
+  const card = cardOf({ path: asked.path ?? [] }, asked.call);
+  setCard(card, "waiting", "what is your answer?");
+  const form = document.createElement("form");
+  form.className = "verdict";
+  const [element, value] = fieldOf(asked.returns);
+  const send = (given) => {
+    const body = { call_id: asked.call.call_id, path: asked.path ?? [], ...given, conversation };
+    follow("POST", `/runs/${run}/answer`, body);
+  };
+  form.append(element);
+  for (const [text, kind, type] of [["answer", "yes", "submit"], ["no answer", "no", "button"]]) {
+    const button = document.createElement("button");
+    button.type = type;
+    button.className = kind;
+    button.textContent = text;
+    form.append(button);
+  }
+  form.lastElementChild.addEventListener("click", () => send({ error: "The user gives no answer." }));
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    try {
+      send({ value: value() });
+    } catch (error) {
+      show("note error", error.message);
+    }
+  });
+  card.querySelector(".verdict")?.remove();
+  card.append(form);
+}
+
 function askFor(asked, pause) {
+  if (asked.type === "call_to_answer") return askForAnswer(asked);
   const card = cardOf({ path: asked.path ?? [] }, asked.call);
   setCard(card, "waiting", "may it run?");
   const buttons = document.createElement("div");

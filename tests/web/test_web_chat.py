@@ -143,6 +143,42 @@ async def test_call_waits_for_a_click(url: str, button: str, output: str) -> Non
         await page.picture(f"verdict-{button}")
 
 
+@pytest.mark.parametrize(("button", "said"), [("yes", "coffee."), ("no", "The user gives no answer.")])
+async def test_a_question_is_a_form_of_its_schema(url: str, button: str, said: str) -> None:
+    """The choices are a list; the answer goes on with the run, and so does none."""
+    async with browsing(url) as page:
+        await page.say("I want a drink")
+        await page.until("document.querySelector('.verdict select') !== null")
+        await page.picture("form")
+        assert await page.texts(".verdict option") == ["tea", "coffee"]
+        await page.browser.evaluate("document.querySelector('.verdict select').selectedIndex = 1")
+        await page.click(f"button.{button}")
+        await page.ready()
+        assert said in (await page.texts(".assistant"))[-1]
+        assert await page.texts(".error") == await page.texts(".verdict") == []
+
+
+async def test_an_answer_that_does_not_fit_leaves_the_form(url: str) -> None:
+    """A form of an object has a field for each member. What isn't taken is said, and the next answer is."""
+    schema = "{type: 'object', properties: {name: {type: 'string'}, age: {type: 'integer'}, old: {type: 'boolean'}}}"
+    fill = "const [age, name] = [...box.querySelectorAll('input')].reverse(); age.value = '7'; name.value = 'Ada'"
+    async with browsing(url) as page:
+        value = f"(() => {{ const [box, read] = fieldOf({schema}); {fill}; return read(); }})()"
+        assert await page.browser.evaluate(value) == {"name": "Ada", "age": 7, "old": True}
+        await page.say("I want a drink")
+        await page.until("document.querySelector('.verdict select') !== null")
+        await page.browser.evaluate("document.querySelector('.verdict select').selectedIndex = -1")
+        await page.click("button.yes")
+        await page.until("document.querySelector('.error') !== null")
+        assert "expected a value or an error" in (await page.texts(".error"))[0]
+        await page.ready()
+        await page.browser.evaluate("document.querySelector('.verdict select').selectedIndex = 0")
+        await page.click("button.yes")
+        await page.until("document.querySelector('.verdict') === null")
+        await page.ready()
+        assert "tea" in (await page.texts(".assistant"))[-1]
+
+
 async def test_cancel_button_ends_the_run(url: str) -> None:
     """The calls under way are cancelled, and the page is ready for the next message."""
     async with browsing(url) as page:
