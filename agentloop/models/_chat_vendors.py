@@ -19,6 +19,7 @@ import attrs
 
 from agentloop.exceptions import UserError, UserValueError
 from agentloop.models._codec import Vendor, read_variable
+from agentloop.models._omitted import choose_omitted
 
 if TYPE_CHECKING:
     from agentloop.models.openai_chat import OpenAIChatModel
@@ -63,7 +64,12 @@ class ChatVendor:
                 raise UserError(f"{prefix}: the base URL needs the environment variable {part[1]}. See {self.page}")
             return value.rstrip("/")
 
-        return _PART.sub(replace, self.url)
+        return _without_global(_PART.sub(replace, self.url))
+
+
+def _without_global(url: str) -> str:
+    """Return *url* without the region that has no name in the host: Google's global one."""
+    return url.replace("//global-", "//")
 
 
 _PART = re.compile(r"\{([A-Z_]+)(?::([^}]*))?\}")
@@ -83,7 +89,7 @@ CHAT_VENDORS: Mapping[str, ChatVendor] = MappingProxyType(
             page="https://docs.aws.amazon.com/bedrock/latest/userguide/inference-chat-completions-mantle.html",
         ),
         "vertex": ChatVendor(
-            url="https://aiplatform.googleapis.com/v1/projects/{GOOGLE_CLOUD_PROJECT}/locations"
+            url="https://{GOOGLE_CLOUD_LOCATION:global}-aiplatform.googleapis.com/v1/projects/{GOOGLE_CLOUD_PROJECT}/locations"
             "/{GOOGLE_CLOUD_LOCATION:global}/endpoints/openapi",
             key_variable="VERTEX_ACCESS_TOKEN",  # an access token, which lives an hour
             page="https://docs.cloud.google.com/vertex-ai/generative-ai/docs/migrate/openai/auth-and-credentials",
@@ -192,7 +198,7 @@ def model_by_vendor(prefix: str, name: str, *, http_client: Any = None, **option
         name=prefix,
         needs_key=row.needs_key,
     )
-    options["omit"] = (*row.omit, *options.get("omit", ()))
+    options["omit"] = {*row.omit, *choose_omitted(options)}
     return OpenAIChatModel(
         name,
         http_client=http_client,
@@ -215,7 +221,7 @@ def describe_url(prefix: str) -> str:
     def replace(part: re.Match[str]) -> str:
         return read_variable(part[1]) or part[2] or part[0]
 
-    return read_variable(find_url_variable(prefix)) or _PART.sub(replace, row.url)
+    return read_variable(find_url_variable(prefix)) or _without_global(_PART.sub(replace, row.url))
 
 
 def list_missing(prefix: str) -> Iterator[str]:

@@ -198,7 +198,7 @@ class Vendor:
         field, group = self.cache_key, request.cache_group
         if field is None or group is None or field in {**body, **(request.settings.extra_body or {})}:
             return body
-        return {**body, field: f"agentloop-{hashlib.sha256(group.encode()).hexdigest()[:32]}"}
+        return {**body, field: f"agentloop-{hashlib.sha256(group.encode(errors='surrogatepass')).hexdigest()[:32]}"}
 
     def is_at(self, url: str) -> bool:
         """Tell whether *url* is on the vendor's own host, and reached as the vendor is: with TLS."""

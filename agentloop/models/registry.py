@@ -31,7 +31,7 @@ from anyio.abc import TaskGroup, TaskStatus
 
 from agentloop.abc import Model
 from agentloop.exceptions import UserError, UserTypeError, UserValueError
-from agentloop.models._codec import read_variable
+from agentloop.models._codec import read_variable, split_url
 
 _PREFIXES = {
     "openai-chat": "agentloop.models.openai_chat:model_by_name",
@@ -112,16 +112,28 @@ def list_providers() -> list[Provider]:
         ("gemini", GEMINI),
     ):
         url = vendor.find_url(None)
-        missing = () if vendor.find_key(url) or not vendor.is_at(url) else (vendor.key_variable,)
-        rows.append(Provider(prefix, url, missing))
+        missing: tuple[str, ...] = () if vendor.find_key(url) or not vendor.is_at(url) else (vendor.key_variable,)
+        rows.append(_describe(prefix, url, missing, vendor.url_variable))
     for prefix in _chat_vendors.CHAT_VENDORS:
-        rows.append(Provider(prefix, _chat_vendors.describe_url(prefix), tuple(_chat_vendors.list_missing(prefix))))
+        url, missing = _chat_vendors.describe_url(prefix), tuple(_chat_vendors.list_missing(prefix))
+        rows.append(_describe(prefix, url, missing, _chat_vendors.find_url_variable(prefix)))
     needs = () if read_variable("OCI_GENAI_API_KEY") or _has_oci_profile() else ("OCI_GENAI_API_KEY or a profile",)
     rows.append(Provider("oci", "Oracle's cloud", needs))
     is_here = _install.has_engine() and _install.find_weights() is not None
     rows.append(Provider("local", "this machine", () if is_here else (f"`{_install.INSTALL_COMMAND}`",)))
     rows += [Provider(point.name, point.value) for point in sorted(entry_points(group=ENTRY_POINTS))]
     return rows
+
+
+def _describe(prefix: str, url: str, missing: tuple[str, ...], variable: str | None) -> Provider:
+    """Return the row of *prefix*; what a URL holds beside host and path may be a secret, and isn't shown."""
+    if "{" in url:
+        return Provider(prefix, url, missing)
+    try:
+        shown, _ = split_url(url)
+    except UserValueError:
+        return Provider(prefix, "…", (*missing, f"a right URL in {variable}"))
+    return Provider(prefix, shown, missing)
 
 
 def _has_oci_profile() -> bool:

@@ -155,6 +155,35 @@ def test_what_a_server_has_less_can_be_said_of_any_model() -> None:
         model_by_vendor("mistrel", "m")
 
 
+def test_what_is_omitted_is_checked_beside_the_row_too() -> None:
+    """A text isn't the collection of its letters."""
+    with pytest.raises(UserTypeError, match=r"write omit=\('store',\)"):
+        model_by_vendor("mistral", "m", omit="store")
+
+
+@pytest.mark.parametrize(
+    ("location", "host"), [("europe-west4", "europe-west4-aiplatform"), ("global", "aiplatform")], ids=str
+)
+def test_a_region_of_vertex_has_its_own_host(location: str, host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The global one has no name in the host."""
+    monkeypatch.setenv("GOOGLE_CLOUD_LOCATION", location)
+    place = f"https://{host}.googleapis.com/v1/projects/house/locations/{location}/endpoints/openapi"
+    assert resolve_model("vertex:google/gemini-x").base_url == place  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("variable", ["OPENAI_BASE_URL", "MISTRAL_BASE_URL"])
+def test_the_list_shows_no_secret_of_a_url(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a password nor a query; a URL that a model would refuse is told of."""
+    prefix = variable.partition("_")[0].lower()
+    monkeypatch.setenv(variable, "https://proxy.test/v1?key=s3cret")
+    found = {provider.prefix: provider for provider in list_providers()}
+    assert found[prefix].where == "https://proxy.test/v1"
+    monkeypatch.setenv(variable, "https://user:s3cret@proxy.test/v1")
+    found = {provider.prefix: provider for provider in list_providers()}
+    assert found[prefix].where == "…"
+    assert f"a right URL in {variable}" in found[prefix].missing
+
+
 def test_a_wrong_prefix_is_told_of_the_near_one() -> None:
     """The rows are among the known prefixes."""
     with pytest.raises(UserValueError, match=r"Did you mean 'mistral:'\?.*groq:NAME"):
