@@ -144,7 +144,7 @@ async def test_requests_of_one_session_group_or_run_have_one_key(make: Any) -> N
     server = Server()
     async with httpx.AsyncClient(transport=httpx.MockTransport(server)) as client:
         agent = Agent("a", model=make("m", api_key="k", http_client=client))
-        in_group = RunConfig(tracing=TracingSettings(group_id="g"))
+        in_group = RunConfig(tracing=TracingSettings(group_id="g\ud800"))  # half of a pair
         keys = []
         for options in ({"session": MemorySession("ada@example.org")}, {"run_config": in_group}, {}):
             for _ in range(2):
