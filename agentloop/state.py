@@ -13,12 +13,14 @@ import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, final
 
-from anyio.lowlevel import checkpoint
+import anyio
+from anyio.lowlevel import checkpoint, current_token
 
 from agentloop import records as r
 from agentloop._common.checks import NAMES, check, optional
 from agentloop._common.error_text import shorten
-from agentloop._common.turns import ITEMS_A_TURN
+from agentloop._common.turns import ITEMS_A_TURN, collect_in_turns
+from agentloop._concurrency.backend import liveness
 from agentloop._core.call_identity import find_tool, have_same_arguments
 from agentloop._core.call_state import CallState, make_interruption, make_question
 from agentloop._core.plan import read_arguments
@@ -26,6 +28,7 @@ from agentloop._core.record_events import parse_event_id, read_events
 from agentloop._core.run_fold import RunFold
 from agentloop._schema.json_check import find_violation
 from agentloop._schema.json_text import parse_object
+from agentloop._storage.journal_claims import claim
 from agentloop._storage.signing import Keys
 from agentloop.abc import Codec, Journal
 from agentloop.agents import Agent
@@ -33,6 +36,7 @@ from agentloop.agents._graph import AgentGraph, changes
 from agentloop.events import Event
 from agentloop.exceptions import (
     InputRefusedError,
+    JournalError,
     ModelBehaviorError,
     StateError,
     UserError,
@@ -95,6 +99,7 @@ class RunState:
         self._made: RunFold | None = None
         self._found = len(self.records)  # when the object was made: what follows was given on it
         self._stored = self._found  # what follows isn't in the journal that this was read from
+        self._appending: anyio.Event | None = None  # of the `append_to` under way: set when it ends
 
     @classmethod
     def _of(cls, agent: Agent[Any, Any], fold: RunFold, context: Any, converter: BaseConverter | None) -> RunState:
@@ -471,13 +476,16 @@ class RunState:
     async def append_to(self, journal: Journal) -> None:
         """Append what was given on this object to *journal*, from which it was read: verdicts, inputs, withdrawals.
 
-        The run's own process isn't needed, and the process that resumes the run from the journal finds them. Of several
-        objects that read the same journal one can append; a run that is under way has its journal to itself.
+        The run's own process isn't needed, and the process that resumes the run from the journal finds them. The
+        journal is read first, and has to hold what the state was read with: of several states of one journal one can
+        append. A run that is under way has its journal to itself.
 
-        Cancellation: as `Journal.append`. Until this has returned, the records may be in the journal or not.
+        Cancellation: as `Journal.append`. Until this has returned, the records may be in the journal or not. A second
+            call finds out, and appends what is missing.
 
         Raises:
-            JournalError: if something else has written to the journal since, or a run has it.
+            JournalError: if something else has written to the journal since, a run or another call has it, or it isn't
+                the one that the state was read from. Nothing is appended.
 
         Example:
             import tempfile
@@ -507,16 +515,51 @@ class RunState:
             with tempfile.TemporaryDirectory() as folder:
                 anyio.run(main, Path(folder, "run.journal"))
         """
-        from agentloop._storage.state_codec import codec_of, line_encoder
-
-        given = self.records[self._stored :]
-        if given:
-            encode = line_encoder(codec_of(journal), self.converter)
-            await journal.append([encode(record) for record in given])
-            self._stored += len(given)
-            self._close_verdicts()
-        else:
+        while self._appending is not None:  # one call after the other
+            await self._appending.wait()
+        if len(self.records) == self._stored:
             await checkpoint()
+            return
+        self._appending = done = anyio.Event()
+        release = None
+        try:
+            release = claim(journal, liveness(current_token()))
+            await self._append_given(journal)
+        finally:
+            if release is not None:
+                release()
+            self._appending = None
+            done.set()
+
+    async def _append_given(self, journal: Journal) -> None:
+        """Append what *journal*, which is claimed, lacks, after a comparison of all that it holds.
+
+        A call that was cancelled natively may have left records in it that aren't counted in `_stored`.
+        """
+        from agentloop._storage import state_codec as codec
+
+        records, sealed_by = tuple(self.records), codec.codec_of(journal)
+        lines = await codec.journal_lines(journal)
+        held = await codec.read_lines_in_turns(lines, sealed_by) if lines else None
+        known = len(held.records) if held is not None else 0
+        as_plain = codec.line_encoder(None, self.converter)  # digests for secrets: equal records have equal lines
+        if (
+            held is None
+            or not self._stored <= known <= len(records)
+            or await collect_in_turns(map(as_plain, held.records))
+            != await collect_in_turns(map(as_plain, records[:known]))
+        ):
+            raise JournalError(
+                f"append_to: the state was made from {self._stored} records, and the journal holds {known}, or others: "
+                "read the state from the journal again, and give it once more"
+            )
+        given = list(map(codec.line_encoder(sealed_by, self.converter), records[known:]))
+        if not held.is_current:  # a journal of an older schema continues in this one
+            graph = AgentGraph(self.agent).describe_as_text()
+            given.insert(0, codec.header(self.run_id, graph, sealed=sealed_by is not None))
+        if known < len(records):
+            await journal.append(given)
+        self._stored = self._found = len(records)
 
     def to_json(
         self,

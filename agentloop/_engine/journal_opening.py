@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
 
 from agentloop._common.turns import collect_in_turns
 from agentloop._engine.runtime.journal_writer import JournalWriter
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop._engine.start import StartingPoint
 from agentloop._storage import state_codec as stored_state
+from agentloop._storage.journal_claims import claim
 from agentloop.abc import Journal
 from agentloop.exceptions import JournalError
 from agentloop.records import Record, VerdictGiven
@@ -25,7 +25,7 @@ def journal_opener(journal: Journal, start: StartingPoint) -> Callable[[LiveRun]
 
     async def open_journal(run: LiveRun) -> None:
         """Claim the journal, and open it for *run*."""
-        release = _claim(journal, run.tree.shared.loop_lives)
+        release = claim(journal, run.tree.shared.loop_lives)
         try:
             await _open(journal, start, run, release)
         except BaseException:
@@ -66,32 +66,6 @@ async def _open(journal: Journal, start: StartingPoint, run: LiveRun, release: C
             writer.add(records[record])
     run.tree.log.follow(journal=writer)
     run.resources.host.host(JournalWriter.run, writer, "agentloop journal")
-
-
-_claimed: dict[int, Callable[[], bool]] = {}
-"""Per journal that a run writes to, by id: the function that tells whether the run's event loop lives."""
-
-
-def _claim(journal: Journal, loop_lives: Callable[[], bool]) -> Callable[[], None]:
-    """Claim *journal* for a run, until the returned function is called; so no two runs write to one object at once.
-
-    A run reads the whole journal before it writes, with waits: another one could write meanwhile, and both would do
-    what is due. The claim of a run whose event loop is gone is void: such a run doesn't write any more.
-
-    Raises:
-        JournalError: another run writes to it.
-    """
-    other = _claimed.get(id(journal))
-    if other is not None and other():
-        raise JournalError("another run of this process is writing to the journal")
-    # Made anew: it tells this claim from one of another run of the same loop.
-    lives = _claimed[id(journal)] = partial(loop_lives)
-
-    def release() -> None:
-        if _claimed.get(id(journal)) is lives:
-            del _claimed[id(journal)]
-
-    return release
 
 
 def _find_missing(records: Sequence[Record], known: Sequence[bytes], lines: Sequence[bytes]) -> range:

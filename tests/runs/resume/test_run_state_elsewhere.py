@@ -195,6 +195,23 @@ async def test_a_journal_that_continues_in_the_present_schema_is_followed(tmp_pa
     assert isinstance(seen[-1], r.RunEnded)
 
 
+@pytest.mark.scenario("RS-03", "PE-02")
+async def test_what_is_appended_to_a_journal_of_an_older_schema_follows_a_header_of_the_present_one() -> None:
+    """So a verdict and an input given on a state are read as they were written, and the run goes on."""
+    journal = await _make_frozen_journal()
+    state = await RunState.from_journal(frozen_state.build_agent(), journal)
+    state.add_input("more", by="ann")
+    state.approve(*state.interruptions, by="ann")
+    await state.append_to(journal)
+    assert [decode(line)["schema"] for line in await journal.read() if b'"kind":"header"' in line] == ["1", "2"]
+    again = await RunState.from_journal(state.agent, journal)
+    assert (again.records, again.inputs) == (state.records, state.inputs)
+    again.add_input("and more")
+    await again.append_to(journal)
+    assert [decode(line)["schema"] for line in await journal.read() if b'"kind":"header"' in line] == ["1", "2"]
+    assert (await Runner.run(again.agent, again, journal=journal)).status == "completed"
+
+
 @pytest.mark.scenario("RS-03")
 def test_a_log_of_an_older_schema_is_not_replayed() -> None:
     """It lacks what a replay needs, also once it was stored anew."""
