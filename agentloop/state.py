@@ -850,14 +850,14 @@ def answer_to(
         raise StateError(f"the interruption of call {call_id!r} is of another tool or agent than the one that waits")
     if obstacle := _find_obstacle_to_answer(root, fold, state, asked, at):
         raise StateError(f"no call {call_id!r} waits for an answer: {obstacle}")
-    if error is None and (wrong := find_violation(_as_json(value), asked.returns)) is not None:
+    if error is None and (wrong := find_violation(as_json(value), asked.returns)) is not None:
         raise UserValueError(f"the answer to call {call_id!r} of tool {state.call.name!r} doesn't fit: {wrong}")
     return r.CallAnswered(
-        path, fold.turn, at, call_id, _as_json(value) if error is None else error, failed=error is not None, by=by
+        path, fold.turn, at, call_id, as_json(value) if error is None else error, failed=error is not None, by=by
     )
 
 
-def _as_json(value: Any) -> Any:
+def as_json(value: Any) -> Any:
     """Return a copy of *value* in JSON's own types.
 
     Raises:

@@ -24,9 +24,9 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from agentloop._common.checks import NAMES, check
 from agentloop._storage.public_json import record_from_json
-from agentloop.exceptions import AgentLoopError, StateError, UserError, UserTypeError
+from agentloop.exceptions import AgentLoopError, StateError, UserError, UserTypeError, UserValueError
 from agentloop.records import Record
-from agentloop.state import as_text
+from agentloop.state import as_json, as_text
 from agentloop.temporal._activities import CALL_MODEL, CALL_TOOL
 from agentloop.temporal._live import Beat, LiveEvent, LiveView
 from agentloop.temporal._payloads import unpack
@@ -35,8 +35,8 @@ from agentloop.temporal._workflow import AgentRunInput, AgentWorkflow
 
 _CALL_ID = NAMES.text()
 _FLAG = NAMES.flag()
-_REFUSALS = {kind.__name__: kind for kind in (StateError, UserError, UserTypeError)}
-"""The errors of the workflow about a verdict, by the names that the engine gives them."""
+_REFUSALS = {kind.__name__: kind for kind in (StateError, UserError, UserTypeError, UserValueError)}
+"""The errors of the workflow about a verdict or an answer, by the names that the engine gives them."""
 _CALL_PATH = NAMES.texts("expected a sequence of call ids")
 
 
@@ -98,10 +98,11 @@ class AgentRunHandle:
         await self.workflow.cancel()
 
     async def interruptions(self, *, timeout: float | None = 30.0) -> list[dict[str, Any]]:
-        """Return the calls that wait for a verdict, those of nested runs included.
+        """Return the calls that wait for a verdict or for their answer, those of nested runs included.
 
         Each is its `call_id`, `path` (the ids of the agent-tool calls around it), `tool`, `arguments` (JSON text with
-        secret ones masked) and `agent`.
+        secret ones masked) and `agent`. One to `answer` has two more: `returns`, the JSON schema of the answer, and
+        `expires_at`, the time after which none counts, or None.
 
         Raises:
             WorkerUnavailable: no worker has answered within *timeout* seconds.
@@ -162,20 +163,59 @@ class AgentRunHandle:
         verdict = {"call_id": call_id, "approved": False, "message": message, "always": always, "by": by}
         await self._decide(verdict, path, replace, wait, timeout)
 
+    async def answer(
+        self,
+        call_id: str,
+        value: Any = None,
+        *,
+        path: Sequence[str] | None = None,
+        error: str | None = None,
+        by: str | None = None,
+        wait: bool = True,
+        timeout: float | None = 30.0,
+    ) -> None:
+        """Answer a call that waits for the application, as `RunState.answer`; returns when the workflow has taken it.
+
+        Args:
+            call_id: The id of the call.
+            value: The answer, of JSON's own types, as the call's `returns` in `interruptions` says. Not for a call
+                whose output is secret: the engine's history would hold it.
+            path: As for `approve`.
+            error: In place of a value: the call has failed, and the model reads these words.
+            by: Who answers; the log keeps it.
+            wait: False to return as soon as the engine has stored the answer; no worker is needed for that. One that
+                doesn't fit is logged by the worker then, and not raised here.
+            timeout: The seconds to wait for a worker.
+
+        Raises:
+            StateError: the call has its answer (says whose: the first one counts), or took longer than its tool's
+                timeout; no such call waits; or without a path more than one.
+            UserError: the value doesn't fit. The call then still waits.
+            WorkerUnavailable: no worker has taken the answer in time; the next one may still take it.
+        """
+        answer = {"call_id": call_id, "value": as_json(value), "error": error, "by": by}
+        await self._give("answer", answer, path, wait, timeout)
+
     async def _decide(
         self, verdict: dict[str, Any], path: Sequence[str] | None, replace: bool, wait: bool, timeout: float | None
     ) -> None:
         check("replace", _FLAG, replace)
         if replace:  # else as workers know it that are older than the word
             verdict["replace"] = True
+        await self._give("verdict", verdict, path, wait, timeout)
+
+    async def _give(
+        self, what: str, given: dict[str, Any], path: Sequence[str] | None, wait: bool, timeout: float | None
+    ) -> None:
+        """Send *given* by the workflow's update `give_WHAT`, or by its signal WHAT."""
         if path is not None:
             check("path", _CALL_PATH, path)
-            verdict["path"] = list(path)
+            given["path"] = list(path)
         if not wait:
-            await self.workflow.signal(AgentWorkflow.verdict, verdict)
+            await self.workflow.signal(what, given)
             return
         try:
-            await _update(self.workflow, "give_verdict", [verdict], timeout=timeout)
+            await _update(self.workflow, f"give_{what}", [given], timeout=timeout)
         except WorkflowUpdateFailedError as error:
             raise _read_refusal(error) from error
 

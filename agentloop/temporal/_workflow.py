@@ -42,10 +42,10 @@ scheduler with limits has none that is stable over a crash.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
-from typing import Any, Unpack
+from typing import Any, TypeVar, Unpack
 
 import anyio._backends._asyncio  # noqa: F401 - else it is imported within a workflow
 import attrs
@@ -56,11 +56,11 @@ from agentloop._common.masking import mask_arguments
 from agentloop._storage.public_json import to_json
 from agentloop.config import RunConfig
 from agentloop.exceptions import StateError, UserError
-from agentloop.items import ApprovalRequest, Interruption, Item
+from agentloop.items import ApprovalRequest, CallToAnswer, Interruption, Item
 from agentloop.records import CancelRequested, Record, RunEnded
 from agentloop.results import RunResult
 from agentloop.run import ResumeOptions, Runner
-from agentloop.state import RunState
+from agentloop.state import RunState, answer_to
 from agentloop.temporal._effects import WorkflowEffects, leave
 from agentloop.temporal._options import AgentSetup, find_setup
 from agentloop.temporal._payloads import check_size, measure, pack, unpack
@@ -117,11 +117,46 @@ class _SentVerdict(msgspec.Struct, forbid_unknown_fields=True):
             raise ValueError("arguments go with an approval")
 
 
-def _read_verdict(given: dict[str, Any]) -> _SentVerdict:
+class _SentAnswer(msgspec.Struct, forbid_unknown_fields=True):
+    """The answer to a call as senders give it. Without a *path* it is to the only call of that id that waits."""
+
+    call_id: str
+    value: Any = None
+    path: tuple[str, ...] | None = None
+    error: str | None = None
+    by: str | None = None
+
+
+SentT = TypeVar("SentT", _SentVerdict, _SentAnswer)
+AskedT = TypeVar("AskedT", ApprovalRequest, CallToAnswer)
+
+
+def _read(given: dict[str, Any], kind: type[SentT], what: str) -> SentT:
     try:
-        return msgspec.convert(given, _SentVerdict)
+        return msgspec.convert(given, kind)
     except msgspec.ValidationError as error:
-        raise UserError(f"the verdict doesn't fit: {error}") from None
+        raise UserError(f"the {what} doesn't fit: {error}") from None
+
+
+def _read_verdict(given: dict[str, Any]) -> _SentVerdict:
+    return _read(given, _SentVerdict, "verdict")
+
+
+def _find_one(
+    asked: Iterable[AskedT], sent: _SentVerdict | _SentAnswer, waiting: Sequence[Interruption], what: str
+) -> AskedT:
+    """Return what of *asked* the sender means; *waiting* is what has no verdict and no answer.
+
+    Raises:
+        StateError: no such call waits for *what*, or without a path more than one.
+    """
+    named = [one for one in asked if one.call.call_id == sent.call_id and sent.path in (None, one.path)]
+    found = [one for one in named if one in waiting] or named  # of one that is decided on, the state says so
+    if not found:
+        raise StateError(f"no call {sent.call_id!r} waits for {what}")
+    if len(found) > 1:
+        raise StateError(f"call id {sent.call_id!r} waits in {len(found)} runs of the tree: give its path")
+    return found[0]
 
 
 async def run_agent(
@@ -193,6 +228,17 @@ def _give(decided: Any, call: ApprovalRequest, verdict: _SentVerdict) -> None:
         decided.reject(call, message=verdict.message, **given)
 
 
+def _give_answer(state: RunState, call: CallToAnswer, answer: _SentAnswer) -> None:
+    """Give *answer* to *call* of *state*, at the workflow's time: a replay has to judge its timeout as we do now."""
+    state._append(answer_to(state._fold, call, answer.value, workflow.time(), error=answer.error, by=answer.by))
+
+
+def _find_time_left(state: RunState) -> float | None:
+    """Return the seconds until the first call that waits can't be answered any more; None if there is no limit."""
+    ends = [one.expires_at for one in state.interruptions if isinstance(one, CallToAnswer) and one.expires_at]
+    return max(min(ends) - workflow.time(), 0.0) + 0.001 if ends else None
+
+
 def _set_time(state: RunState) -> None:
     """Give the latest record the workflow's time, which a replay has again. A state reads the clock of the machine."""
     state.records[-1] = state.records[-1].replace(at=workflow.time())
@@ -202,8 +248,9 @@ def _set_time(state: RunState) -> None:
 class AgentWorkflow:
     """A workflow that runs one agent to its end.
 
-    It waits for the verdicts of calls that need approval, takes more input, cancels single calls, and continues as a
-    new workflow with the stored run when its history grows long. `AgentRunHandle` has these as methods.
+    It waits for the verdicts of calls that need approval and for answers of the application, takes more input, cancels
+    single calls, and continues as a new workflow with the stored run when its history grows long. `AgentRunHandle` has
+    these as methods.
 
     It isn't sandboxed, since the agents' objects must be those of the process. Callbacks of the application that run in
     the workflow must be deterministic all the same.
@@ -254,7 +301,8 @@ class AgentWorkflow:
             state = result.to_state()
             if result.status == "interrupted":
                 self._state, self._is_decided = state, False
-                await workflow.wait_condition(lambda: self._is_decided)
+                with suppress(TimeoutError):  # no answer has come in time: the run says so
+                    await workflow.wait_condition(lambda: self._is_decided, timeout=_find_time_left(state))
                 self._state = None
             elif result.status == "cancelled":
                 # It paused after a turn, and continues as after a crash: its log doesn't end here.
@@ -389,16 +437,45 @@ class AgentWorkflow:
             StateError: no such call waits, or without a path more than one.
         """
         state = self._now()
-        asked = [one for one in state._asked() if one.call.call_id == verdict.call_id]
-        if verdict.path is not None:
-            asked = [one for one in asked if one.path == verdict.path]
-        waiting = state.interruptions
-        found = [one for one in asked if one in waiting] or asked  # of one that is decided on, the state says so
-        if not found:
-            raise StateError(f"no call {verdict.call_id!r} waits for a verdict")
-        if len(found) > 1:
-            raise StateError(f"call id {verdict.call_id!r} waits in {len(found)} runs of the tree: give its path")
-        return found[0]
+        return _find_one(state._asked(), verdict, state.interruptions, "a verdict")
+
+    @workflow.update
+    def give_answer(self, answer: dict[str, Any]) -> None:
+        """Take the answer to a call that waits for the application. Refused as by `RunState.answer`.
+
+        Without a path it is to the only call of its id that waits, in whichever run.
+        """
+        self._take_answer(answer)
+
+    @give_answer.validator
+    def _check_answer(self, answer: dict[str, Any]) -> None:
+        read = _read(answer, _SentAnswer, "answer")
+        now = self._now()
+        asked = _find_one(now._questions(), read, now.interruptions, "an answer")
+        if asked.call.secret_output and read.error is None:
+            raise UserError(
+                f"the output of call {asked.call.call_id!r} is secret, and the engine's history would hold the answer "
+                "in plain text: only an error can be given"
+            )
+        _give_answer(RunState._of(now.agent, now._fold, None, now.converter), asked, read)  # a copy refuses
+
+    @workflow.signal
+    def answer(self, answer: dict[str, Any]) -> None:
+        """Take an answer like `give_answer`, from a sender that doesn't wait: a refusal is logged."""
+        try:
+            self._check_answer(answer)
+            self._take_answer(answer)
+        except (StateError, UserError) as error:
+            workflow.logger.warning("an answer was not taken: %s", error)
+
+    def _take_answer(self, given: dict[str, Any]) -> None:
+        answer, now = _read(given, _SentAnswer, "answer"), self._now()
+        asked = _find_one(now._questions(), answer, now.interruptions, "an answer")
+        if self._stream is not None:
+            self._stream.answer(asked, answer.value, error=answer.error, by=answer.by)
+        else:
+            _give_answer(now, asked, answer)
+            self._is_decided = True
 
     @workflow.update
     def cancel_call(self, call_id: str, reason: str | None, path: tuple[str, ...] = ()) -> bool:
@@ -418,7 +495,7 @@ class AgentWorkflow:
 
     @workflow.query
     def interruptions(self) -> list[dict[str, Any]]:
-        """Return the calls that wait for a verdict, those of nested runs included. Secret arguments are masked."""
+        """Return the calls that wait for a verdict or an answer, also of nested runs. Secret arguments are masked."""
         return [
             {
                 "call_id": one.call.call_id,
@@ -426,8 +503,9 @@ class AgentWorkflow:
                 "tool": one.call.name,
                 "arguments": mask_arguments(one.call.arguments, one.call.secret),
                 "agent": one.agent,
+                **({"returns": one.returns, "expires_at": one.expires_at} if isinstance(one, CallToAnswer) else {}),
             }
-            for one in self._waiting()
+            for one in self._now().interruptions
         ]
 
     @workflow.query
@@ -472,9 +550,6 @@ class AgentWorkflow:
             context_serializer=lambda _: None,
             bound_to=bound_to,
         )
-
-    def _waiting(self) -> tuple[Interruption, ...]:
-        return self._now().interruptions
 
     def _now(self) -> RunState:
         """Return the run as it is now, under way or paused; an empty one between the two."""

@@ -15,7 +15,7 @@ import anyio
 from temporalio.client import Client
 from temporalio.worker import Worker
 
-from agentloop import Agent, ToolContext, tool
+from agentloop import Agent, ExternalTool, ToolContext, tool
 from agentloop.items import ToolOutput
 from agentloop.model_events import ModelRequest
 from agentloop.temporal import AgentPlugin, ToolActivity
@@ -24,6 +24,9 @@ from agentloop.testing import FunctionModel, call, say
 NOTES = "NOTES"
 KILL_AT = "KILL_AT"
 """The environment's names for the file of notes, and for the note at which a worker kills itself, once."""
+
+
+ROOM = {"type": "object", "properties": {"n": {"type": "integer", "minimum": 1}}, "required": ["n"]}
 
 
 def note(text: str) -> None:
@@ -117,6 +120,11 @@ async def greet(ctx: ToolContext[Any]) -> str:
     return f"hello {ctx.context['name']}"
 
 
+def ask_room(**options: Any) -> Any:
+    """Return the external tool `room`, whose answers are `{"n": 3}`."""
+    return ExternalTool("room", "Ask for the room.", {}, returns=ROOM, **options)
+
+
 def scripted(*steps: Any) -> FunctionModel:
     """Return a model that knows its place from the turn alone: any worker may be asked."""
 
@@ -174,13 +182,27 @@ def agents() -> dict[str, Agent[Any, Any]]:
     asked = [call("ask_payer", {"input": "x"}, call_id=call_id) for call_id in ("a", "b")]
     treasury = Agent("treasury", model=scripted(asked, say("done")), tools=[ask_payer])
     both = [call("pay", {"amount": 1}, call_id="p1"), call("wait", {"n": 0}, call_id="w0")]
+    room = call("room", {}, call_id="r1")
+    guest = Agent("guest", model=scripted(room, say("done")), tools=[ask_room()])
+    late = Agent("late", model=scripted(room, say("done")), tools=[ask_room(timeout=1.0)])
+    busy_guest = Agent(
+        "busy_guest",
+        model=scripted([room, call("wait", {"n": 0}, call_id="w0")], say("done")),
+        tools=[ask_room(), wait],
+    )
+    to_guests = [call("ask_guest", {"input": "x"}, call_id=call_id) for call_id in ("a", "b")]
+    hotel = Agent("hotel", model=scripted(to_guests, say("done")), tools=[guest.as_tool("ask_guest", "Ask.")])
     hasty = Agent("hasty", model=scripted(both, say("paid")), tools=[pay, wait])
     return {
+        "busy_guest": busy_guest,
         "everything": everything,
         "fronting": fronting(),
         "hanging": hanging,
         "greeter": greeter,
+        "guest": guest,
         "hasty": hasty,
+        "hotel": hotel,
+        "late": late,
         "payer": payer,
         "sleeping": sleeping(3),
         "talkative": talkative(6),

@@ -31,6 +31,7 @@ ASKS: dict[str, Callable[[AgentRunHandle], Awaitable[Any]]] = {
     "interruptions": lambda run: run.interruptions(timeout=2.0),
     "approve": lambda run: run.approve("p1", timeout=2.0),
     "reject": lambda run: run.reject("p1", timeout=2.0),
+    "answer": lambda run: run.answer("p1", 1, timeout=2.0),
     "cancel_call": lambda run: run.cancel_call("p1", timeout=2.0),
     "stored_state": lambda run: run.stored_state(timeout=2.0),
     "records": lambda run: anext(run.records(timeout=2.0)),
@@ -183,17 +184,17 @@ async def test_the_history_of_a_run_holds_no_secret(address: str) -> None:
             state = await handle.stored_state()
     assert seen == ["canary-4711", "paid with canary-4711, receipt canary-output"]
     history = (await handle.workflow.fetch_history()).to_json()
-    texts = [*_find_payloads(json.loads(history)), json.dumps(dict(result.data)), state]
+    texts = [*find_payloads(json.loads(history)), json.dumps(dict(result.data)), state]
     assert [text[:200] for text in texts if "canary" in text] == []
 
 
-def _find_payloads(data: Any) -> list[str]:
+def find_payloads(data: Any) -> list[str]:
     """Return all payloads of a history as texts."""
     import base64
 
     if isinstance(data, dict):
         own = [base64.b64decode(data["data"]).decode(errors="replace")] if isinstance(data.get("data"), str) else []
-        return own + [text for value in data.values() for text in _find_payloads(value)]
+        return own + [text for value in data.values() for text in find_payloads(value)]
     if isinstance(data, list):
-        return [text for value in data for text in _find_payloads(value)]
+        return [text for value in data for text in find_payloads(value)]
     return [data] if isinstance(data, str) else []
