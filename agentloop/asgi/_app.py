@@ -185,8 +185,9 @@ class AgentApp:
     async def resume_all(self, *, cancelled: bool = False, **options: Any) -> ResumedRuns:
         """Resume every unfinished run of the `JournalFolder`, as after a crash. The application is entered.
 
-        Paused runs are left for their verdicts and answers, and those that another process has are left to it. The log
-        names runs that can't be resumed; they prevent no other.
+        Paused runs are left for their verdicts and answers, and those that another process has are left to it. A run
+        that waits for an answer whose time has passed is resumed. The log names runs that can't be resumed; they
+        prevent no other.
 
         Args:
             cancelled: True to resume also runs that were cancelled: by the end of the application, or by a client;

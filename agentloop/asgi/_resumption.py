@@ -8,6 +8,7 @@ process alone can resume the run, and the task of the run closes the journal.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
@@ -18,6 +19,7 @@ from agentloop.asgi._hosting import Options, RunHost
 from agentloop.asgi._http import HTTPRefusal
 from agentloop.asgi._journals import JournalFolder
 from agentloop.exceptions import JournalError, StateError
+from agentloop.items import CallToAnswer, Interruption
 from agentloop.journal import FileJournal
 from agentloop.state import RunState
 
@@ -32,7 +34,7 @@ class ResumedRuns:
 
     Attributes:
         resumed: Runs that are under way now.
-        waiting: Paused runs: their calls wait for verdicts or answers.
+        waiting: Paused runs: their calls wait for verdicts or answers, and no answer's time has passed.
         ended: Runs that have completed, failed, or were cancelled.
         held: Runs that are under way: another process has the journal's lock, or this application runs them.
         failed: Runs that can't be resumed, each with its error: the journal is damaged or empty (`JournalError`,
@@ -91,8 +93,15 @@ async def _resume(host: RunHost, folder: JournalFolder, run: str, cancelled: boo
 
 
 def _choose(state: RunState, cancelled: bool) -> _Kind:
-    """Return what to do with a run: only one that has not ended is resumed."""
+    """Return what to do with a run: only one that has not ended is resumed.
+
+    A paused run that waits for an answer whose time has passed has something to do: the model learns of the timeout.
+    """
     if state.interruptions:
-        return "waiting"
+        return "resumed" if any(map(_has_expired, state.interruptions)) else "waiting"
     unfinished = state.status in (None, "interrupted") or (cancelled and state.status == "cancelled")
     return "resumed" if unfinished else "ended"
+
+
+def _has_expired(asked: Interruption) -> bool:
+    return isinstance(asked, CallToAnswer) and asked.expires_at is not None and asked.expires_at <= time.time()

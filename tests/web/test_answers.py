@@ -1,5 +1,6 @@
 """Answers over HTTP to calls that the application answers: a call takes one, wherever the run waits."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from web.test_approvals import PLACES
 from web.test_continued import Journals
 
 from agentloop import Agent, ExternalTool, ask_user, tool
-from agentloop.asgi import AgentApp, Grant, WebRequest
+from agentloop.asgi import AgentApp, Grant, JournalFolder, WebRequest
 from agentloop.testing import ScriptedModel, call, say
 
 HELLO = {"input": "hello"}
@@ -236,6 +237,37 @@ async def test_who_missed_the_pause_reads_which_call_waits() -> None:
         read = await ask(app, "GET", f"/runs/{run}/events")
         assert [frame.data["request"] for frame in read.frames if frame.kind == "answer_requested"] == [asked]
         assert read.frames[-1].data["interruptions"] == [asked]
+
+
+@pytest.mark.scenario("PE-04")
+async def test_an_answer_that_comes_too_late_is_refused_and_the_run_is_resumed(tmp_path: Path) -> None:
+    """The application resumes all such runs, and the model learns of the timeout. Before that a run is left alone."""
+    folder = JournalFolder(tmp_path)
+    steps = [call("ask_user", {"question": "Which?"}, "c1"), say("Done.")]
+    agent = Agent("a", model=ScriptedModel(steps), tools=[ask_user(timeout=3600)])
+    app = AgentApp(agent, on_disconnect="continue", journals=folder)
+    async with app:
+        run, _, _ = await pause(app)
+        assert (await app.resume_all()).waiting == (run,)
+        await age(folder, tmp_path / f"{run}.journal", 3600.0)
+        late = await answer(app, run, value="tea")
+        assert (late.status, "its time, 3600 seconds, has passed" in late.json["error"]) == (409, True)
+        assert (await app.resume_all()).resumed == (run,)
+        read = await ask(app, "GET", f"/runs/{run}/events")
+        assert read.frames[-1].data["status"] == "completed"
+        [settled] = [frame.data for frame in read.frames if frame.kind == "call_settled"]
+        assert settled["outcome"]["status"] == "timed_out"
+
+
+async def age(folder: JournalFolder, path: Path, seconds: float) -> None:
+    """Make the records of the journal at *path* older."""
+    async with folder.journal(path.stem) as journal:
+        lines = [json.loads(line) for line in await journal.read()]
+    for line in lines:
+        line.update({name: line[name] - seconds for name in ("at", "expires_at") if name in line})
+    await anyio.Path(path).unlink()
+    async with folder.journal(path.stem) as journal:
+        await journal.append([json.dumps(line).encode() for line in lines])
 
 
 async def test_secret_arguments_of_a_call_to_answer_are_hidden() -> None:
