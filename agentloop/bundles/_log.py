@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from agentloop._common.errors import ModelBehaviorError
 from agentloop._engine.runtime.live_run import RunServicesView
+from agentloop._schema.json_text import parse_object
 from agentloop.context import RunContext
+from agentloop.settings import JsonLimits
+from agentloop.tools import FunctionTool, PythonBody
+
+_LIMITS = JsonLimits(max_bytes=None)
+"""The calls have passed the limits of their run."""
 
 
-def succeeded_calls(ctx: RunContext[Any], tool: str) -> list[tuple[str, str]]:
-    """Return arguments and output, as texts, of each call of *tool* in the run itself that has succeeded.
+def succeeded_calls(ctx: RunContext[Any], tool: FunctionTool[Any]) -> Iterator[tuple[Mapping[str, Any], str]]:
+    """Yield the parameters and the output of each call of *tool* in the run itself that has succeeded, last first.
 
-    Outside of a run there is none.
+    The arguments are read as the call read them. A call whose arguments don't fit the tool is passed by: an older
+    version of it may have taken them. Outside of a run there is none.
     """
     run = ctx._run
     if not isinstance(run, RunServicesView):
-        return []
-    calls = (run.fold.at(run.path) or run.fold).calls.values()
-    return [
-        (one.arguments or one.call.arguments, str(one.outcome.output))
-        for one in calls
-        if one.call.name == tool and one.outcome is not None and one.outcome.status == "succeeded"
-    ]
+        return
+    assert isinstance(tool.body, PythonBody)
+    for one in reversed((run.fold.at(run.path) or run.fold).calls.values()):
+        if one.call.name == tool.name and one.outcome is not None and one.outcome.status == "succeeded":
+            try:
+                given = parse_object(one.arguments or one.call.arguments, _LIMITS, tool=tool.name)
+                bound = tool.body.schema.bind(given)
+            except ModelBehaviorError:
+                continue
+            yield bound.values, str(one.outcome.output)

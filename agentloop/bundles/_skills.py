@@ -214,7 +214,11 @@ class Skills(Bundle):
                 skills[skill.name] = skill
         lines = [_ABOUT, *([""] if skills else []), *map(_list, skills.values())]
         tools = _make_tools(skills) if skills else []
-        policies = [_AllowedTools(skills)] if any(skill.allowed_tools is not None for skill in skills.values()) else []
+        policies = (
+            [_AllowedTools(skills, tools[0])]
+            if any(skill.allowed_tools is not None for skill in skills.values())
+            else []
+        )
         super().__init__("skills", instructions="\n".join(lines) if skills else None, tools=tools, policies=policies)
 
 
@@ -237,7 +241,7 @@ def _make_tools(skills: dict[str, Skill]) -> list[FunctionTool[Any]]:
             name: Its name.
         """
         skill = find(name)
-        if (earlier := _loaded(ctx).get(name)) is not None:
+        if (earlier := _loaded(ctx, load_skill).get(name)) is not None:
             return earlier
         data = _read(skill, "SKILL.md").encode()
         try:
@@ -264,13 +268,9 @@ def _read(skill: Skill, path: str) -> str:
         return to_text(read_file(top, path, _MOST_BYTES), path)
 
 
-def _loaded(ctx: RunContext[Any]) -> dict[str, str]:
+def _loaded(ctx: RunContext[Any], load_skill: FunctionTool[Any]) -> dict[str, str]:
     """Return the skills that the run has loaded, by name, with the output of the first call."""
-    found: dict[str, str] = {}
-    for arguments, output in succeeded_calls(ctx, "load_skill"):
-        given = json.loads(arguments)
-        found.setdefault(str((given if isinstance(given, dict) else json.loads(given)).get("name")), output)
-    return found
+    return {values["name"]: output for values, output in succeeded_calls(ctx, load_skill)}
 
 
 @attrs.frozen
@@ -278,10 +278,11 @@ class _AllowedTools:
     """The policy that denies other tools than those which the loaded skills allow."""
 
     skills: dict[str, Skill]
+    load_skill: FunctionTool[Any]
 
     def decide(self, call: PendingCall) -> Allow | Deny:
         """Deny a call if every loaded skill names the tools that it allows, and none names this one."""
-        loaded = [self.skills[name] for name in _loaded(call.context) if name in self.skills]
+        loaded = [self.skills[name] for name in _loaded(call.context, self.load_skill) if name in self.skills]
         lists = [skill.allowed_tools for skill in loaded]
         if not loaded or None in lists or call.tool.name in ("load_skill", "read_skill_file"):
             return Allow()

@@ -6,7 +6,6 @@ of the run. So it is there again in a resumed run, and after a compaction that h
 
 from __future__ import annotations
 
-import json
 from typing import Any, Literal
 
 import attrs
@@ -46,16 +45,10 @@ async def write_todos(todos: list[TodoItem]) -> str:
     return f"{done} of {len(todos)} done."
 
 
-def _read(given: Any) -> Any:
-    """Return a value of accepted arguments, which may be JSON in a string: some models write it so."""
-    return json.loads(given) if isinstance(given, str) else given
-
-
 def _show(ctx: RunContext[Any], _agent: Any) -> str:
     """Return the instructions with the list as it is now."""
-    calls = succeeded_calls(ctx, "write_todos")
-    items = map(_read, _read(_read(calls[-1][0])["todos"])) if calls else ()
-    lines = [f"- {_MARKS[item.get('status', 'open')]} {' '.join(item['text'].split())}" for item in items]
+    values, _ = next(succeeded_calls(ctx, write_todos), ({"todos": ()}, ""))
+    lines = [f"- {_MARKS[item.status]} {' '.join(item.text.split())}" for item in values["todos"]]
     return "\n".join([_ABOUT, *(["", "The list now:", *lines] if lines else [])])
 
 

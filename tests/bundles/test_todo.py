@@ -1,8 +1,12 @@
 """`Todo`: a list in the log of the run, which every turn shows."""
 
+import json
 from typing import Any
 
+import anyio
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from kit.agents import Run, script_agent
 from kit.results import read_outputs, read_requests
 
@@ -72,3 +76,40 @@ async def test_outside_of_a_run_the_list_is_empty() -> None:
     (bundle,) = Agent("a", bundles=[Todo()]).bundles
     assert callable(bundle.instructions)
     assert "The list now" not in bundle.instructions(RunContext(context=None), None)
+
+
+TEXTS = st.sampled_from(["a", "", "open", "done", "doing", "\ud800", "[]", "null", '{"text": "b"}', "text", "status"])
+ANY = st.recursive(
+    st.none() | st.booleans() | st.integers(-1, 1) | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=8,
+)
+ITEM = st.fixed_dictionaries({}, optional={"text": TEXTS | ANY, "status": TEXTS | ANY})
+LIKELY = st.lists(ITEM | ITEM.map(json.dumps) | ANY, max_size=3)
+ARGUMENTS = st.fixed_dictionaries({"todos": LIKELY | LIKELY.map(json.dumps) | ANY}, optional={"more": ANY}) | ANY
+
+
+@pytest.mark.hypothesis
+@settings(deadline=None, max_examples=80)
+@given(sent=ARGUMENTS | ARGUMENTS.map(json.dumps), backend=st.sampled_from(["asyncio", "trio"]))
+@example(sent={"todos": [{"text": "a", "status": None}]}, backend="asyncio")
+@example(sent={"todos": [{"text": "a", "status": None}]}, backend="trio")
+@example(sent={"todos": []}, backend="trio")
+def test_any_arguments_are_a_list_or_an_output(sent: Any, backend: str) -> None:
+    """The run goes on, and what the call has accepted is shown as the tool understood it."""
+
+    async def main() -> None:
+        steps = [call("write_todos", FIRST), call("write_todos", json.dumps(sent)), say("done")]
+        agent = script_agent("a", *steps, bundles=[Todo()])
+        result = await Runner.run(agent, "go")
+        output = str(list(read_outputs(result.new_items).values())[-1])
+        assert result.final_output == "done"
+        _, before, after = lists_in(agent)
+        if output.startswith("Tool write_todos failed with: "):
+            assert after == before
+        else:
+            done, count = output.removesuffix(" done.").split(" of ")
+            marks = [line[:5] for line in after.splitlines()]
+            assert (len(marks), marks.count("- [x]")) == (int(count), int(done))
+
+    anyio.run(main, backend=backend)
