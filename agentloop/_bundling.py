@@ -35,9 +35,9 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from agentloop._common.checks import FIELDS, either, fits, has, is_a, is_texts, optional
+from agentloop._common.checks import FIELDS, Validator, either, fits, has, is_a, is_texts, optional
 from agentloop._common.error_text import message_of
-from agentloop._common.errors import AgentLoopError, ToolSourceError, UserTypeError
+from agentloop._common.errors import AgentLoopError, ToolSourceError, UserTypeError, UserValueError
 from agentloop._common.naming import takes
 from agentloop._common.values import ReprByFields, Value
 from agentloop.context import Callback, RunContext
@@ -62,7 +62,8 @@ class Bundle(ReprByFields):
     bundles when it is made, a run those of its configuration when it begins.
 
     Attributes:
-        name: The heading of the instructions, and the name in errors and in `Agent.describe`.
+        name: The heading of the instructions, and the name in errors and in `Agent.describe`. No two bundles of an
+            agent, or of a run's configuration, have one name.
         instructions: Text, or a callable of `(ctx, agent)`, sync or async, that returns text or None each turn.
         tools: Tools, tools of the provider, and sources of tools.
         input_guardrails, output_guardrails: As those of `Agent`.
@@ -360,8 +361,27 @@ def sources_for_run(bundle: Bundle) -> list[ToolSource]:
     return [*([_Given(bundle.name, tuple(parts["tools"]))] if parts["tools"] else []), *parts["toolsets"]]
 
 
-BUNDLES = FIELDS.each("a Bundle(…)", is_a(Bundle))
-BUNDLES_OF_RUN = FIELDS.each(
-    "a Bundle(…) without hooks, agents and tools of the provider, which are an agent's: Agent(bundles=…)",
-    fits(can_serve_run),
+def _with_names_of_their_own(one: Validator) -> Validator:
+    """Return the validator of bundles, each of which passes *one*, and no two of which have one name."""
+
+    def validate(owner: Any, attribute: Any, value: Any) -> None:
+        one(owner, attribute, value)
+        names = [bundle.name for bundle in value]
+        twice = next((name for index, name in enumerate(names) if name in names[:index]), None)
+        if twice is not None:
+            raise UserValueError(
+                f"{type(owner).__name__}.{attribute.name}: two bundles are named {twice!r}, and the tools of one would "
+                "hide those of the other: put what they have into one, as Skills(a, b), or give one another name, as "
+                'Files(b, name="b")'
+            )
+
+    return validate
+
+
+BUNDLES = _with_names_of_their_own(FIELDS.each("a Bundle(…)", is_a(Bundle)))
+BUNDLES_OF_RUN = _with_names_of_their_own(
+    FIELDS.each(
+        "a Bundle(…) without hooks, agents and tools of the provider, which are an agent's: Agent(bundles=…)",
+        fits(can_serve_run),
+    )
 )

@@ -51,9 +51,11 @@ class Files(Bundle):
         root: The folder, which must exist.
         write: True to add `apply_patch`, the tool of `agentloop.executors.editor_tool`, on a `LocalEditor` of the root.
         needs_approval: False to let a change happen without an approval.
+        name: Another name where an agent has two of them. Letters, digits, `-` and `_`; the tools are then called
+            `NAME_list_files` and so on.
 
     Raises:
-        UserValueError: if *root* isn't a folder.
+        UserValueError: if *root* isn't a folder, or *name* is no part of a tool's name.
 
     Example:
         import tempfile
@@ -70,23 +72,33 @@ class Files(Bundle):
             print(result.new_items[1].output)  # a.txt:2: blue
     """
 
-    def __init__(self, root: str | os.PathLike[str], *, write: bool = False, needs_approval: bool = True) -> None:
+    def __init__(
+        self, root: str | os.PathLike[str], *, write: bool = False, needs_approval: bool = True, name: str = "files"
+    ) -> None:
         check("write", NAMES.flag(), write)
         check("needs_approval", NAMES.flag(), needs_approval)
+        check("name", NAMES.words(), name)
+        if re.fullmatch("[A-Za-z0-9_-]{1,40}", name) is None:
+            raise UserValueError(f"name: expected at most 40 letters, digits, - and _, got {name!r}")
         folder = Path(root).absolute()
         if not folder.is_dir():
             raise UserValueError(f"root: expected a folder that exists, got {os.fspath(root)!r}")
-        tools = _make_tools(folder)
-        if write:
-            tools.append(editor_tool(LocalEditor(folder), needs_approval=needs_approval))
+        before = "" if name == "files" else f"{name}_"
+        tools = _make_tools(folder, before)
+        if write:  # the provider's own tool has one name only
+            tool_name, native = f"{before}apply_patch", not before
+            editor = LocalEditor(folder)
+            tools.append(editor_tool(editor, name=tool_name, native=native, needs_approval=needs_approval))
         about = "Paths are relative, with / between their parts."
-        super().__init__("files", instructions=about, tools=tools)
+        if before:
+            about += f" The tools whose names begin with {before} are those of this folder."
+        super().__init__(name, instructions=about, tools=tools)
 
 
-def _make_tools(root: Path) -> list[FunctionTool[Any]]:
+def _make_tools(root: Path, before: str) -> list[FunctionTool[Any]]:
     """Return the tools that read. Their bodies are sync: a run calls them in worker threads."""
 
-    @tool(reads_only=True)
+    @tool(name=f"{before}list_files", reads_only=True)
     def list_files(path: str = ".") -> str:
         """List the names in a folder; folders end with a slash.
 
@@ -99,7 +111,7 @@ def _make_tools(root: Path) -> list[FunctionTool[Any]]:
             raise EditError(f"{path}: there is no such folder")
         return _join(names, len(names)) or "The folder is empty."
 
-    @tool(reads_only=True)
+    @tool(name=f"{before}find_files", reads_only=True)
     def find_files(ctx: ToolContext[Any], pattern: str) -> str:
         """Find files by a pattern of their path: * is any text within a name, ** any folders, as in src/**/*.py.
 
@@ -116,7 +128,7 @@ def _make_tools(root: Path) -> list[FunctionTool[Any]]:
                         break
         return _join(found[:_MOST_FOUND], len(found), walk.cut) or f"No file matches.{walk.cut}"
 
-    @tool(reads_only=True)
+    @tool(name=f"{before}search_files", reads_only=True)
     def search_files(ctx: ToolContext[Any], text: str, pattern: str = "**", ignore_case: bool = False) -> str:
         """Search files for a text within a line; returns path:line: text of each line.
 
@@ -136,7 +148,7 @@ def _make_tools(root: Path) -> list[FunctionTool[Any]]:
                         break
         return _join(found[:_MOST_FOUND], len(found), walk.cut) or f"No line has it.{walk.cut}"
 
-    @tool(name="read_file", reads_only=True)
+    @tool(name=f"{before}read_file", reads_only=True)
     def read_lines(path: str, first: int = 1, last: int | None = None) -> str:
         """Read a text file, or some of its lines, with line numbers.
 

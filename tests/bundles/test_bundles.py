@@ -30,6 +30,7 @@ from agentloop import (
     ToolSourceError,
     UserError,
     UserTypeError,
+    UserValueError,
     input_guardrail,
     open_runtime,
     output_guardrail,
@@ -162,10 +163,11 @@ async def test_own_settings_win_then_those_of_the_last_bundle(run_mode: Run) -> 
     first = Bundle("first", model_settings=ModelSettings(temperature=0.1, top_p=0.2, max_tokens=10))
     last = Bundle("last", model_settings=ModelSettings(temperature=0.3, top_p=0.4), context=ContextPolicy(window=1000))
     own = ContextPolicy(window=2000)
-    agent = script_agent("a", model_settings=ModelSettings(temperature=0.5), bundles=[last, first, last])
+    agent = script_agent("a", model_settings=ModelSettings(temperature=0.5), bundles=[first, last])
     assert agent.model_settings == ModelSettings(temperature=0.5, top_p=0.4, max_tokens=10)
     assert agent.context is last.context
     assert script_agent("a", context=own, bundles=[last]).context is own
+    assert script_agent("a", bundles=[last, first]).context is last.context
     assert script_agent("a", bundles=[first]).context is None
 
 
@@ -303,6 +305,19 @@ def test_agents_and_configurations_take_bundles_only() -> None:
     for bundle in (hooked, hosted, nested, "x"):
         with pytest.raises(UserTypeError, match=r"RunConfig.bundles\[0\]: expected a Bundle.*Agent\(bundles=…\)"):
             RunConfig(bundles=[bundle])  # type: ignore[list-item]
+
+
+def test_two_bundles_of_one_name_are_refused() -> None:
+    """Of an agent, of its clone and of a run's configuration: the tools of one would hide those of the other."""
+    pair = [Bundle("x", tools=[LOOK]), Bundle("y"), Bundle("x", tools=[LOOK])]
+    words = r"\.bundles: two bundles are named 'x'.*Skills\(a, b\).*name="
+    with pytest.raises(UserValueError, match=f"Agent{words}"):
+        Agent("a", bundles=pair)
+    with pytest.raises(UserValueError, match=f"Agent{words}"):
+        Agent("a", bundles=pair[:1]).clone(bundles=pair)
+    with pytest.raises(UserValueError, match=f"RunConfig{words}"):
+        RunConfig(bundles=pair)
+    assert Agent("a", bundles=pair[:2]).clone(name="b").bundles == tuple(pair[:2])
 
 
 def test_an_agent_describes_what_it_has() -> None:

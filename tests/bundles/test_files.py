@@ -144,6 +144,30 @@ def test_patterns_of_paths(path: str, pattern: str, fits: bool) -> None:
     assert path_matches(path, pattern) is fits
 
 
+async def test_two_folders_have_names_of_their_own(run_mode: Run, tmp_path: Path) -> None:
+    """The tools of the second begin with its name, also the editor; the model is told which are whose."""
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"{name}.txt").write_text(name)
+    patch = {"operation": {"type": "delete_file", "path": "b.txt"}}
+    steps = [call("list_files"), call("docs_read_file", {"path": "b.txt"}), call("docs_apply_patch", patch)]
+    docs = Files(tmp_path / "b", name="docs", write=True, needs_approval=False)
+    agent = script_agent("a", *steps, say("done"), bundles=[Files(tmp_path / "a", write=True), docs])
+    outputs = list(map(str, read_outputs((await run_mode(agent, "go")).new_items).values()))
+    assert outputs[:2] == ["a.txt", "1\tb"]
+    assert (os.listdir(tmp_path / "a"), os.listdir(tmp_path / "b")) == (["a.txt"], [])
+    assert "The tools whose names begin with docs_ are those of this folder." in str(agent.instructions)
+
+
+def test_names_of_folders_are_checked(tmp_path: Path) -> None:
+    """They are parts of tools' names, and of two bundles not the same."""
+    for wrong, words in (("", "may not be empty"), ("my docs", "expected at most"), ("x" * 41, "expected at most")):
+        with pytest.raises(UserValueError, match=f"name: {words}"):
+            Files(tmp_path, name=wrong)
+    with pytest.raises(UserValueError, match=r"Agent\.bundles: two bundles are named 'files'"):
+        Agent("a", bundles=[Files(tmp_path), Files(tmp_path)])
+
+
 PARTS = st.sampled_from(["..", ".", "link", "link.txt", "secret.txt", "src", "outside", "~", "*", "**", "\0", "", "/"])
 
 
