@@ -58,8 +58,9 @@ def enter(
     """Run the body of CALL in the run of JOURNAL again, as it was called, and stop at its first line in Python's
     debugger. CALL is the call's id, OUTER/ID in a nested run.
 
-    Everything around the body is answered from the journal. What the body itself would do, connect to something, write
-    a file or start a process, is refused without --live.
+    Everything around the body is answered from the journal. What the body itself would do, connect to something, change
+    a file, open a database or start a process, is refused without --live. Connections and files that are open already,
+    threads that outlive the body, and libraries in C with their own ways out (uvloop, libpq) can't be refused.
 
     Exit codes: 0 the body returned, 1 it raised, or the debugger was left; 2 wrong use; 130 SIGINT, 143 SIGTERM.
     """

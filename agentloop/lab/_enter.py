@@ -30,7 +30,7 @@ from agentloop.lab._effects import LabEffects, LabRules
 from agentloop.lab._fork import ForkCandidate, load_run
 from agentloop.lab._recording import Path, Recording
 from agentloop.lab._runs import CaseCall, read_run
-from agentloop.lab._watch import watch
+from agentloop.lab._watch import unwatched, watch
 from agentloop.models.registry import Providers
 from agentloop.outcomes import CallOutcome
 from agentloop.state import RunState
@@ -76,8 +76,11 @@ async def enter(
     """Run the body of one recorded call again, with its arguments and a context as it had, to look at it.
 
     Set a breakpoint in the body, or give a *debugger*. Everything around the body is answered from the log, and
-    timeouts don't hold. The body itself gets a `PermissionError` where it connects to something, writes a file or
-    starts a process, unless *live* allows it; connections that are open already can't be refused.
+    timeouts don't hold. The body itself gets a `PermissionError` where it connects to something, changes a file or
+    folder, opens a database or starts a process, unless *live* allows it. The refusal holds for all of the process
+    meanwhile (but a debugger's threads), because the body may have its work done by others: enter it in a process that
+    does nothing else. What Python's audit events don't tell can't be refused: connections, databases and files that are
+    open already, threads that outlive the body, and libraries in C with their own ways out, as uvloop and libpq.
 
     Args:
         journal: A file of a journal, a journal, a `RunState`, the result of a run, or a branch of a fork.
@@ -223,14 +226,30 @@ def _surround(fn: Callable[..., Any], debugger: Debugger) -> Callable[..., Any]:
 
         @functools.wraps(fn)
         async def wait(*args: Any, **kwargs: Any) -> Any:
-            with debugger(fn) if _is_entered.get() else nullcontext():
+            with _Debugged(debugger, fn) if _is_entered.get() else nullcontext():
                 return await fn(*args, **kwargs)
 
         return wait
 
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
-        with debugger(fn) if _is_entered.get() else nullcontext():
+        with _Debugged(debugger, fn) if _is_entered.get() else nullcontext():
             return fn(*args, **kwargs)
 
     return call
+
+
+class _Debugged(AbstractContextManager[Any]):
+    """A debugger around a function: what it does at its beginning and end isn't the body's."""
+
+    def __init__(self, debugger: Debugger, fn: Callable[..., Any]) -> None:
+        self._debugger, self._fn = debugger, fn
+
+    def __enter__(self) -> Any:
+        with unwatched():
+            self._around = self._debugger(self._fn)
+            return self._around.__enter__()
+
+    def __exit__(self, *error: Any) -> bool | None:
+        with unwatched():
+            return self._around.__exit__(*error)
