@@ -17,7 +17,10 @@ from __future__ import annotations
 import fnmatch
 import os
 import re
-from collections.abc import Iterator
+import stat
+from collections import Counter
+from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +33,16 @@ from agentloop.executors._edit_files import list_folder, read_file, to_text
 from agentloop.tools import FunctionTool, tool
 
 _MOST_ENTRIES = 20_000
-"""The most files that one search looks at."""
+"""The most files and folders that one search looks at."""
 _MOST_DEPTH = 100
 _MOST_FOUND = 200
 _MOST_LINES = 2_000
 _MOST_CHARS = 400
 """The most characters of one line."""
 _MOST_BYTES = 1_000_000
+"""The most bytes of one file."""
+_MOST_SEARCHED = 100_000_000
+"""The most bytes of the files of one search."""
 _SKIPPED = frozenset({"node_modules", "__pycache__"})
 
 
@@ -44,8 +50,9 @@ class Files(Bundle):
     """Tools for the files below *root*: `list_files`, `find_files`, `search_files`, `read_file`; maybe an editor.
 
     Nothing outside of the root is read or written: `..` and symbolic links are refused, or passed by in a search.
-    Searches pass by folders whose names begin with a dot, `node_modules` and `__pycache__`. What a call costs is
-    bounded: files of at most 1 MB are read, and an output says what it leaves out.
+    Searches pass by folders whose names begin with a dot, `node_modules` and `__pycache__`, and what isn't a regular
+    file. What a call costs is bounded: files of at most 1 MB are read, of UTF-8, and 100 MB in one search; an output
+    says what it leaves out. A search that is cancelled ends after the file that it is at.
 
     Args:
         root: The folder, which must exist.
@@ -118,15 +125,10 @@ def _make_tools(root: Path, before: str) -> list[FunctionTool[Any]]:
         Args:
             pattern: The pattern.
         """
-        found: list[str] = []
         with OpenRoot(root) as top:
-            walk = _FileWalk(ctx, top)
-            for path in walk.paths():
-                if path_matches(path, pattern):
-                    found.append(path)
-                    if len(found) > _MOST_FOUND:
-                        break
-        return _join(found[:_MOST_FOUND], len(found), walk.cut) or f"No file matches.{walk.cut}"
+            walk = _FileWalk(ctx, top, pattern)
+            found = [*islice((path for path, _ in walk.paths()), _MOST_FOUND + 1)]
+        return _join(found[:_MOST_FOUND], len(found), walk.note()) or f"No file matches.{walk.note()}"
 
     @tool(name=f"{before}search_files", reads_only=True)
     def search_files(ctx: ToolContext[Any], text: str, pattern: str = "**", ignore_case: bool = False) -> str:
@@ -137,16 +139,10 @@ def _make_tools(root: Path, before: str) -> list[FunctionTool[Any]]:
             pattern: Files to search, as in find_files.
             ignore_case: True if capitals don't matter.
         """
-        wanted = re.compile(re.escape(text), re.IGNORECASE if ignore_case else 0)
-        found: list[str] = []
         with OpenRoot(root) as top:
-            walk = _FileWalk(ctx, top)
-            for path in walk.paths():
-                if path_matches(path, pattern):
-                    found += _find_lines(top, path, wanted)
-                    if len(found) > _MOST_FOUND:
-                        break
-        return _join(found[:_MOST_FOUND], len(found), walk.cut) or f"No line has it.{walk.cut}"
+            walk = _FileWalk(ctx, top, pattern)
+            found = [*islice(walk.lines(text, str.casefold if ignore_case else str), _MOST_FOUND + 1)]
+        return _join(found[:_MOST_FOUND], len(found), walk.note()) or f"No line has it.{walk.note()}"
 
     @tool(name=f"{before}read_file", reads_only=True)
     def read_lines(path: str, first: int = 1, last: int | None = None) -> str:
@@ -158,7 +154,7 @@ def _make_tools(root: Path, before: str) -> list[FunctionTool[Any]]:
             last: The last line; the end of the file if left out.
         """
         with OpenRoot(root) as top:
-            lines = to_text(read_file(top, path, _MOST_BYTES), path).splitlines()
+            lines = _split(to_text(read_file(top, path, _MOST_BYTES), path))
         first = max(first, 1)
         until = min(len(lines) if last is None else last, len(lines))
         shown = [f"{n}\t{_cut(lines[n - 1])}" for n in range(first, min(until, first + _MOST_LINES - 1) + 1)]
@@ -185,33 +181,84 @@ class OpenRoot:
 
 
 class _FileWalk:
-    """A walk over the files below a descriptor. `cut` says, once it has ended, that it has left something out."""
+    """A walk over the regular files below a descriptor that fit a pattern. The caller's cancellation ends it."""
 
-    def __init__(self, ctx: ToolContext[Any], top: int) -> None:
-        self._ctx, self._top, self.cut = ctx, top, ""
+    def __init__(self, ctx: ToolContext[Any], top: int, pattern: str) -> None:
+        self._ctx, self._top, self._pattern = ctx, top, pattern
+        self._left = Counter[str]()
+        self._cut = ""
 
-    def paths(self) -> Iterator[str]:
-        """Yield the path of each file in sorted order of folders; the caller's cancellation ends it."""
+    def paths(self) -> Iterator[tuple[str, int]]:
+        """Yield the path and the size of each file in sorted order of folders."""
         looked = 0
-        for folder, folders, files, _ in os.fwalk(".", dir_fd=self._top):
-            self._ctx.check_cancelled()
-            deep = folder.count("/") >= _MOST_DEPTH
-            folders[:] = sorted(name for name in folders if not (deep or name[0] == "." or name in _SKIPPED))
+        for folder, folders, files, at in os.fwalk(".", dir_fd=self._top, onerror=self._note_folder):
             for name in sorted(files):
+                self._ctx.check_cancelled()
                 looked += 1
                 if looked > _MOST_ENTRIES:
-                    self.cut = f"\n[only {_MOST_ENTRIES:,} files were looked at: use a narrower folder]"
-                    return
-                yield f"{folder}/{name}".removeprefix("./")
+                    break
+                path = f"{folder}/{name}".removeprefix("./")
+                if path_matches(path, self._pattern) and (size := _find_size(at, name)) is not None:
+                    yield path, size
+            self._ctx.check_cancelled()
+            below = sorted(name for name in folders if name[0] != "." and name not in _SKIPPED)
+            looked += len(below)
+            if looked > _MOST_ENTRIES:
+                self._cut = f"\n[only {_MOST_ENTRIES:,} files and folders were looked at: use a narrower folder]"
+                return
+            if folder.count("/") >= _MOST_DEPTH:
+                self._left[f"folders below {_MOST_DEPTH} others"] += len(below)
+                below = []
+            folders[:] = below
+
+    def lines(self, text: str, fold: Callable[[str], str]) -> Iterator[str]:
+        """Yield the lines that have *text*, as *fold* makes both equal, with path and number."""
+        wanted, searched = fold(text), 0
+        for path, size in self.paths():
+            if size > _MOST_BYTES:
+                self._left[f"files of more than {_MOST_BYTES:,} bytes"] += 1
+                continue
+            searched += size
+            if searched > _MOST_SEARCHED:
+                self._cut = f"\n[only {_MOST_SEARCHED:,} bytes were searched: use a narrower pattern]"
+                return
+            try:
+                data = read_file(self._top, path, _MOST_BYTES)
+            except EditError:
+                self._left["files that can't be read"] += 1
+                continue
+            try:
+                content = to_text(data, path)
+            except EditError:
+                self._left["files that aren't UTF-8"] += 1
+                continue
+            if wanted in fold(content):
+                for number, line in enumerate(_split(content), 1):
+                    if wanted in fold(line):
+                        yield f"{path}:{number}: {_cut(line)}"
+
+    def note(self) -> str:
+        """Return what was left out, and why; empty if it was nothing."""
+        left = "; ".join(f"{what}: {count:,}" for what, count in self._left.items() if count)
+        return (f"\n[left out: {left}]" if left else "") + self._cut
+
+    def _note_folder(self, _: OSError) -> None:
+        self._left["folders that can't be read"] += 1
 
 
-def _find_lines(top: int, path: str, wanted: re.Pattern[str]) -> list[str]:
-    """Return the lines of one file; of none that is a link, too large or no text."""
+def _find_size(folder: int, name: str) -> int | None:
+    """Return the size of a file; None if it's a link, another thing than a regular file, or gone."""
     try:
-        text = to_text(read_file(top, path, _MOST_BYTES), path)
-    except EditError:
-        return []
-    return [f"{path}:{n}: {_cut(line)}" for n, line in enumerate(text.splitlines(), 1) if wanted.search(line)]
+        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except OSError:
+        return None
+    return status.st_size if stat.S_ISREG(status.st_mode) else None
+
+
+def _split(text: str) -> list[str]:
+    """Return the lines of a text. They end at `\\n` only, as editors count; a `\\r` before it isn't shown."""
+    lines = [line.removesuffix("\r") for line in text.split("\n")]
+    return lines if lines[-1] else lines[:-1]
 
 
 def _cut(line: str) -> str:

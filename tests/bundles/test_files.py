@@ -1,6 +1,7 @@
 """`Files`: what it finds and reads, and that nothing outside its folder is read or written."""
 
 import os
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit.agents import Run, script_agent
 from kit.results import read_outputs
+from kit.work import Meter, count_work
 
 from agentloop import Agent, Runner, ToolContext, UserError, UserValueError
 from agentloop.bundles import Files
@@ -18,6 +20,7 @@ from agentloop.testing import call, say
 
 pytestmark = [pytest.mark.scenario("FI-01"), pytest.mark.real_clock]
 SECRET = "planted-word"
+NOT_TEXT = "\n[left out: files that aren't UTF-8: 1]"
 
 
 @pytest.fixture
@@ -53,8 +56,9 @@ async def test_tools_list_find_search_and_read(run_mode: Run, root: Path) -> Non
     assert await ask(root, "find_files", run_mode, pattern="**/*.py") == "src/deep/a.py"
     assert await ask(root, "find_files", run_mode, pattern="*.md") == "No file matches."
     assert await ask(root, "search_files", run_mode, text="blue", ignore_case=True) == (
-        "b.txt:1: blue\nsrc/deep/a.py:2: Blue line"
+        f"b.txt:1: blue\nsrc/deep/a.py:2: Blue line{NOT_TEXT}"
     )
+    assert await ask(root, "find_files", run_mode, pattern="**") == "b.txt\ndata.bin\nsrc/deep/a.py"
     assert await ask(root, "search_files", run_mode, text="blue", pattern="src/**") == "No line has it."
     assert await ask(root, "read_file", run_mode, path="src/deep/a.py") == "1\tred\n2\tBlue line"
     assert await ask(root, "read_file", run_mode, path="src/deep/a.py", first=2, last=9) == "2\tBlue line"
@@ -84,17 +88,114 @@ async def test_what_is_left_out_is_said(root: Path, monkeypatch: pytest.MonkeyPa
     assert await ask(root, "read_file", path="long.txt") == "1\tx\n2\tx\n3\tx\n[7 more lines: read on from 4]"
     assert await ask(root, "read_file", path="long.txt", first=10) == f"10\t{'y' * 400}…"
     found = await ask(root, "search_files", text="x")
-    assert found == "long.txt:1: x\nlong.txt:2: x\nlong.txt:3: x\n[there are more: narrow the search]"
+    assert found == "long.txt:1: x\nlong.txt:2: x\nlong.txt:3: x\n[there are more: narrow the search]" + NOT_TEXT
+    (root / "more.txt").touch()
     assert (await ask(root, "find_files", pattern="**")).endswith("[there are more: narrow the search]")
     assert (await ask(root, "list_files")).endswith("[there are more: narrow the search]")
     monkeypatch.setattr(files_module, "_MOST_ENTRIES", 1)
-    note = "\n[only 1 files were looked at: use a narrower folder]"
+    note = "\n[only 1 files and folders were looked at: use a narrower folder]"
     assert await ask(root, "find_files", pattern="none") == f"No file matches.{note}"
     assert await ask(root, "find_files", pattern="**") == f"b.txt{note}"
     assert await ask(root, "search_files", text="none") == f"No line has it.{note}"
     empty = root / "empty"
     empty.mkdir()
     assert await ask(empty, "list_files") == "The folder is empty."
+    (empty / "a/b").mkdir(parents=True)
+    assert await ask(empty, "find_files", pattern="**") == f"No file matches.{note}"
+
+
+async def test_a_search_says_which_files_it_leaves_out(
+    run_mode: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that are large, no text, too deep, or can't be read; and where it ends, by the bytes it has read."""
+    monkeypatch.setattr(files_module, "_MOST_BYTES", 20)
+    monkeypatch.setattr(files_module, "_MOST_DEPTH", 1)
+    for name, data in (("a", b"needle"), ("b", b"needle" * 9), ("c", b"needle\xe9"), ("d", b"needle")):
+        (tmp_path / f"{name}.txt").write_bytes(data)
+    (tmp_path / "x/y/z").mkdir(parents=True)
+    (tmp_path / "gone").mkdir()
+    read_file, open_file = files_module.read_file, os.open
+
+    def refuse(top: int, path: str, most: int) -> bytes:
+        if path == "d.txt":
+            raise files_module.EditError("d.txt: Permission denied")
+        return read_file(top, path, most)
+
+    monkeypatch.setattr(files_module, "read_file", refuse)
+
+    def refuse_folder(path: Any, *args: Any, **options: Any) -> int:
+        if path == "gone":
+            raise PermissionError(path)
+        return open_file(path, *args, **options)
+
+    monkeypatch.setattr(os, "open", refuse_folder)
+    assert await ask(tmp_path, "search_files", run_mode, text="needle") == (
+        "a.txt:1: needle\n[left out: files of more than 20 bytes: 1; files that aren't UTF-8: 1; "
+        "files that can't be read: 1; folders that can't be read: 1; folders below 1 others: 1]"
+    )
+    monkeypatch.setattr(files_module, "_MOST_SEARCHED", 12)
+    assert await ask(tmp_path, "search_files", run_mode, text="x", pattern="[ac].txt") == (
+        "No line has it.\n[only 12 bytes were searched: use a narrower pattern]"
+    )
+
+
+async def test_lines_end_where_editors_end_them(run_mode: Run, tmp_path: Path) -> None:
+    """At a line feed, and at no other character that Unicode calls a line's end."""
+    (tmp_path / "u.txt").write_text("one\u2028two\x0cthree\x85\r\nfour\n\nfive", newline="")
+    assert await ask(tmp_path, "read_file", run_mode, path="u.txt") == (
+        "1\tone\u2028two\x0cthree\x85\n2\tfour\n3\t\n4\tfive"
+    )
+    assert await ask(tmp_path, "search_files", run_mode, text="four") == "u.txt:2: four"
+
+
+def make_context(looks: int = 1_000_000) -> Any:
+    """Return a context that is cancelled after it was asked that often."""
+    ctx: Any = ToolContext(context=None, tool_name="x", tool_call_id="1")
+    asked = count(1)
+
+    def check(self: object) -> None:
+        if next(asked) > looks:
+            raise InterruptedError
+
+    ctx._call = type("Calm", (), {"check_cancelled": check})()
+    return ctx
+
+
+@pytest.mark.parametrize("files", [20, 200])
+def test_a_search_ends_at_the_file_where_it_was_cancelled(
+    files: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within one folder, however many files it has."""
+    for number in range(files):
+        (tmp_path / f"{number:03}.txt").write_text("x\n")
+    read, read_file = list[str](), files_module.read_file
+
+    def note(top: int, path: str, most: int) -> bytes:
+        read.append(path)
+        return read_file(top, path, most)
+
+    monkeypatch.setattr(files_module, "read_file", note)
+    tools = {tool.name: tool for tool in Files(tmp_path).tools}  # type: ignore[union-attr]
+    for name, argument in (("search_files", "y"), ("find_files", "none")):
+        with pytest.raises(InterruptedError):
+            tools[name](make_context(5), argument)  # type: ignore[operator]
+    assert read == [f"{number:03}.txt" for number in range(5)]
+
+
+def test_ten_times_the_file_is_ten_times_the_search(tmp_path: Path) -> None:
+    """Also of a text that a line almost has at every place, and of lines that all have it."""
+    tools = {tool.name: tool for tool in Files(tmp_path).tools}  # type: ignore[union-attr]
+    for line, text in (("a" * 40 + "\n", "A" * 39 + "b"), ("\n", ""), ("ab\n", "B")):
+        counts = []
+        for size in (100, 1_000):
+            (tmp_path / "a.txt").write_text(line * size)
+
+            def search(_: Meter, text: str = text) -> None:
+                tools["search_files"](make_context(), text, ignore_case=True)  # type: ignore[operator]
+
+            search(Meter())
+            counts.append(count_work(search).total)
+        assert counts[1] <= 11 * counts[0]
 
 
 async def test_a_walk_ends_at_a_depth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +204,7 @@ async def test_a_walk_ends_at_a_depth(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "a/b/c").mkdir(parents=True)
     for folder in ("a", "a/b", "a/b/c"):
         (tmp_path / folder / "f").touch()
-    assert await ask(tmp_path, "find_files", pattern="**/f") == "a/f"
+    assert await ask(tmp_path, "find_files", pattern="**/f") == "a/f\n[left out: folders below 1 others: 1]"
 
 
 async def test_writing_is_an_editor_that_asks(run_mode: Run, root: Path) -> None:
@@ -184,8 +285,7 @@ def test_no_path_and_no_pattern_leaves_the_folder(tmp_path_factory: pytest.TempP
     (top / "root" / "link.txt").symlink_to("../outside/secret.txt")
     path = "/".join(parts)
     tools = {tool.name: tool for tool in Files(top / "root").tools}  # type: ignore[union-attr]
-    ctx: Any = ToolContext(context=None, tool_name="x", tool_call_id="1")
-    ctx._call = type("Calm", (), {"check_cancelled": lambda self: None})()
+    ctx = make_context()
     for name, arguments in (
         ("list_files", (path,)),
         ("read_file", (path,)),
