@@ -54,6 +54,9 @@ from agentloop.models.registry import Providers
 from agentloop.state import RunState, apply_checked, check_goes_on
 from agentloop.tools import AgentCall, FunctionTool, may_run_again
 
+_LONGEST = 80
+"""Bytes of a branch's name in that of its journal."""
+
 
 @attrs.frozen(kw_only=True)
 class Branch:
@@ -132,7 +135,8 @@ async def fork(
         edits: What is edited in the beginning: `SetOutput`, `SetInput`, `DropCall`. Answers that the models gave after
             the edited place stay, so fork soon after it.
         branches: The branches; one that is as the run was, if none is given.
-        folder: The folder in which each branch's journal is written, when all have ended; made if there is none.
+        folder: The folder in which each branch's journal is written, when all have ended; made if there is none. It
+            is tried before the first request.
         run_config: The configuration of the run.
         context: A function that makes the application's object of a branch.
         unmatched, simulate: What calls get that the run hasn't made, as in `compare`.
@@ -147,6 +151,7 @@ async def fork(
 
     Raises:
         UserError: an argument is wrong, or an edit makes the log one that no run could have written; names the rule.
+            No file can be made in *folder*.
         StateError, JournalError: the journal can't be read, or no run continues from there.
 
     Example:
@@ -199,6 +204,8 @@ async def fork(
     apply_checked(fold, begun)
     check_goes_on(fold)
     words = tuple(map(str, edits))
+    if folder is not None:
+        await anyio.to_thread.run_sync(_try_files, Path(folder), paths)
     made: list[ForkedRun | None] = [None] * len(chosen)
 
     async def run(index: int) -> None:
@@ -243,7 +250,7 @@ def _plan_files(branches: Sequence[Branch], folder: str | os.PathLike[str] | Non
     for one in branches:
         if not isinstance(one, Branch):
             raise UserTypeError(f"branches: expected Branch objects, got {one!r}")
-        name = re.sub(r"[^\w.=-]+", "-", one.name).strip("-.")[:80] or "branch"
+        name = re.sub(r"[^\w.=-]+", "-", one.name).strip("-.").encode()[:_LONGEST].decode(errors="ignore") or "branch"
         if name in names:
             raise UserValueError(f"branches: expected different names, got {names[name]!r} and {one.name!r}")
         names[name] = one.name
@@ -254,6 +261,24 @@ def _plan_files(branches: Sequence[Branch], folder: str | os.PathLike[str] | Non
         if path.exists():
             raise UserError(f"folder: {str(path)!r} is there already: give another folder, or the branch another name")
     return paths
+
+
+def _try_files(folder: Path, paths: Sequence[Path]) -> None:
+    """Make *folder* and each of *paths*, and take them away again: what the branches cost is spent when they're needed.
+
+    Raises:
+        UserError: it can't be done.
+    """
+    missing = [one for one in (folder, *folder.parents) if not one.exists()]
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for path in paths:
+            path.touch(exist_ok=False)
+            path.unlink()
+        for one in missing:
+            one.rmdir()
+    except OSError as error:
+        raise UserError(f"folder: no journal can be written in {str(folder)!r}: {error}") from error
 
 
 async def load_run(journal: Any, options: LabOptions) -> tuple[str, Recording, tuple[Origin, ...]]:

@@ -190,6 +190,32 @@ async def test_branches_differ_as_they_say(tmp_path: Path) -> None:
 
 @real
 @pytest.mark.scenario("LB-18")
+async def test_no_request_is_made_if_no_journal_can_be_written(tmp_path: Path) -> None:
+    """A file in the folder's place, above it, a folder that no file can be made in; a name is cut by its bytes."""
+    model = ScriptedModel([call("c", {}, call_id="c1"), say("done"), say("again")])
+
+    @tool(name="c", reads_only=True)
+    async def count() -> str:
+        """Count."""
+        return "5"
+
+    agent = Agent("a", model=model, tools=[count])
+    result = await Runner.run(agent, "go")
+    asked = len(model.requests)
+    (tmp_path / "file").write_text("")
+    (tmp_path / "broken").symlink_to(tmp_path / "nowhere" / "file")
+    for place in ("file", "file/below", "broken"):
+        with pytest.raises(UserError, match=f"folder: no journal can be written in '.*{place}'"):
+            await lab.fork(result, agent, turn=2, branches=[lab.Branch(seed=1)], folder=tmp_path / place)
+    assert len(model.requests) == asked
+    for name in ("long" * 40, "\U00020000" * 80):
+        made = await lab.fork(result, agent, turn=2, branches=[lab.Branch(name=name)], folder=tmp_path / "out")
+        path = made.branches[0].path
+        assert path is not None
+        assert path.stem == name[: 80 // len(name[0].encode())]
+        assert kinds(read_journal(path)) == kinds(made.branches[0].records)
+
+
 async def test_a_fork_of_a_fork_names_both_origins(tmp_path: Path) -> None:
     """Of a file and of a value alike; a diff says the first difference, and what follows from it."""
     steps = [ask("look_up", 1), ask("refund", 1, order="o-1", amount=5), say("Done.")]
