@@ -878,18 +878,28 @@ def describe_answer(answer: r.CallAnswered) -> str:
 
 def _find_obstacle_to_answer(root: RunFold, fold: RunFold, call: CallState, asked: r.AnswerRequested, at: float) -> str:
     """Return why *call*, of the run of *fold*, takes no answer at the time *at*; an empty text if it takes one."""
-    around = [(root.at(fold.path[:depth]), one) for depth, one in enumerate(fold.path)]
     if call.answer is not None:
         said = "nobody has answered in time" if call.answer.late else describe_answer(call.answer)
         return said
     if call.outcome is not None or not fold.batch_open:
         return "it has settled"
-    if any(outer and outer.calls[one].outcome is not None for outer, one in around):
-        return "the call of the agent around it has settled"
+    if obstacle := _find_obstacle_around(root, fold):
+        return obstacle
     if call.call.call_id in fold.cancel_requests:
         return "it was cancelled"
     if asked.expires_at is not None and at >= asked.expires_at:
         return f"its time, {asked.expires_at - asked.at:g} seconds, has passed"
+    return ""
+
+
+def _find_obstacle_around(root: RunFold, fold: RunFold) -> str:
+    """Return why the run of *fold* won't continue although its own calls wait; an empty text if it will."""
+    for depth, call_id in enumerate(fold.path):
+        outer = root.at(fold.path[:depth])
+        if outer is not None and outer.calls[call_id].outcome is not None:
+            return f"the call of the agent around it, {call_id!r}, has settled"
+        if outer is not None and call_id in outer.cancel_requests:
+            return f"the call of the agent around it, {call_id!r}, was cancelled"
     return ""
 
 
@@ -930,11 +940,10 @@ def _find_obstacle(
     said = "" if given is None else f"it was {describe_verdict(given)}"
     if given is not None and given.call_id != call_id:
         said += f" with call {given.call_id!r}, for all calls of the tool"
-    around = [(root.at(fold.path[:depth]), one) for depth, one in enumerate(fold.path)]
     if call.outcome is not None or not fold.batch_open:
         return f"{said}, and has settled" if said else "it has settled"
-    if any(outer and outer.calls[one].outcome is not None for outer, one in around):
-        return "the call of the agent around it has settled"
+    if obstacle := _find_obstacle_around(root, fold):
+        return obstacle
     if call.attempt:
         return f"{said}, and has started" if said else "it has started"
     if given is None:

@@ -34,12 +34,12 @@ def plan_in_doubt(view: TurnView, state: RunFold, rules: PlanRules, call: CallSt
     arguments = rules.read(tool, call.arguments if call.arguments is not None else call.call.arguments, rules.limits)
     nested = state.nested.get(call_id)
     if (nested is not None and nested.started is not None) or isinstance(tool.body, AgentCall):
-        if nested is not None and nested.paused:
+        if state.waits(call):
             return AwaitVerdict(arguments)
         return Execute(arguments, attempt=call.attempt if call.cut is None else call.attempt + 1, resumed=True)
     attempt = call.attempt + 1
     if isinstance(tool.body, ExternalBody):
-        return _plan_external(call, arguments)
+        return _plan_external(state, call, arguments)
     if call.body is not None:
         return _plan_finished_body(call, call.body, tool, arguments, attempt)
     # A disabled tool, which `by_key` lacks, isn't run again.
@@ -58,9 +58,9 @@ def plan_in_doubt(view: TurnView, state: RunFold, rules: PlanRules, call: CallSt
     return Answer(outcome, attempt=attempt)
 
 
-def _plan_external(call: CallState, arguments: Arguments) -> Execute | AwaitVerdict:
-    """Return `Execute` if the application has answered, or was not asked yet. Nothing runs, so nothing is in doubt."""
-    if call.question is not None and call.answer is None:
+def _plan_external(state: RunFold, call: CallState, arguments: Arguments) -> Execute | AwaitVerdict:
+    """Return `Execute` if it was answered, cancelled or not asked about yet. Nothing runs, so nothing is in doubt."""
+    if state.waits(call):
         return AwaitVerdict(arguments)
     return Execute(arguments, attempt=call.attempt if call.cut is None else call.attempt + 1, resumed=True)
 

@@ -320,12 +320,15 @@ class RunFacts(msgspec.Struct, eq=False):
         return [call for call in self.batch if call.outcome is None]
 
     def waits(self, call: CallState) -> bool:
-        """Tell whether *call*, which has no outcome, needs a verdict or an answer first, on itself or within."""
+        """Tell whether *call*, which has no outcome, needs a verdict or an answer first, on itself or within.
+
+        One whose cancellation was requested waits for neither answers nor a nested run, only for its own verdict.
+        """
         nested = self.nested.get(call.call.call_id)
         if nested is not None and nested.started is not None:
-            return nested.paused
+            return nested.paused and call.call.call_id not in self.cancel_requests
         if call.question is not None:
-            return call.answer is None
+            return call.answer is None and call.call.call_id not in self.cancel_requests
         return call.approval is not None and self.verdict(call) is None
 
     def verdict(self, call: CallState) -> r.VerdictGiven | None:
@@ -392,9 +395,9 @@ class RunFacts(msgspec.Struct, eq=False):
         for call in self.due_calls() if self.batch_open else ():
             nested = self.nested.get(call.call.call_id)
             if nested is not None:
-                found += nested.interruptions()
+                found += [] if call.call.call_id in self.cancel_requests else nested.interruptions()
             elif call.question is not None:
-                found += [] if call.answer is not None else [make_question(call, call.question)]
+                found += [make_question(call, call.question)] if self.waits(call) else []
             elif call.approval is not None and self.verdict(call) is None:
                 found.append(make_interruption(call.call, call.approval))
         return found

@@ -242,7 +242,8 @@ class RunStream(Block, Generic[OutputT]):
         """Cancel one call while the run continues; return False if it has ended or is unknown. From any task or thread.
 
         A queued call never starts. One that waits for a verdict settles as cancelled when the run acts on the verdict,
-        approved or not, also in a later run segment. The tool's failure policy decides which output the model gets.
+        approved or not, also in a later run segment. One that waits for its answer, or whose nested run waits, settles
+        once the calls beside it have ended. The tool's failure policy decides which output the model gets.
 
         A run that has paused can't cancel a call, because nothing of it runs any more: reject the call instead.
 

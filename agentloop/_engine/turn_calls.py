@@ -5,7 +5,6 @@ Joins the plan, the approvals and the batch; does not know about single bodies o
 
 from __future__ import annotations
 
-import math
 from contextvars import copy_context
 from functools import partial
 
@@ -19,6 +18,7 @@ from agentloop._engine.calls.steps import format_tool_error
 from agentloop._engine.prepare_turn import ask_enabled
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.exceptions import StateError
+from agentloop.items import CallToAnswer
 from agentloop.outcomes import CallOutcome
 from agentloop.records import BatchEnded, CallAnswered
 from agentloop.settings import ToolErrorArgs
@@ -131,12 +131,14 @@ async def run_calls(run: LiveRun, view: TurnView, plan: Plan) -> None:
 
 
 def note_late_calls(run: LiveRun) -> bool:
-    """Append `CallAnswered` for each call that wasn't answered in time; tell whether there is one."""
-    waiting = [call for call in run.state.due_calls() if call.question is not None and call.answer is None]
-    now = run.tree.log.wall() if waiting else 0.0
-    late = [call for call in waiting if call.question and now >= (call.question.expires_at or math.inf)]
-    for call in late:
-        run.tree.log.append(CallAnswered(*run.here(), call.call.call_id, late=True))
+    """Append `CallAnswered` for each call, also of paused nested runs, that wasn't answered in time; tell if one is."""
+    asked = [call for call in run.state.interruptions() if isinstance(call, CallToAnswer)]
+    now = run.tree.log.wall() if asked else 0.0
+    late = [one for one in asked if one.expires_at is not None and now >= one.expires_at]
+    for one in late:
+        fold = run.tree.log.state.at(one.path)
+        assert fold is not None  # it waits there
+        run.tree.log.append(CallAnswered(one.path, fold.turn, now, one.call.call_id, late=True))
     return bool(late)
 
 

@@ -146,12 +146,12 @@ async def _reach_end(live: LiveCall, task: object) -> end.Ending:
 
 async def _take_steps(live: LiveCall) -> end.Ending:
     """Do steps 8 to 12: what is asked before the start, the start, the start hooks, the body."""
-    if live.cancelled is not None:
-        return _end_cancelled(live)
     if live.earlier.announced:
         live.body = BodyState(live.run.tree.log.wall())
         live.clock = live.batch.nursery.now()
-    else:
+    if live.cancelled is not None:
+        return _end_cancelled(live)
+    if not live.earlier.announced:
         for step in live.steps.before:
             if (ended := await step(live)) is not None:
                 return ended  # type: ignore[no-any-return]  # a step before the body

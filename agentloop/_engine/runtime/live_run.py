@@ -618,9 +618,10 @@ class LiveRun(msgspec.Struct, eq=False, kw_only=True):
         waiting = state.calls.get(call_id) if state is not None else None
         if state is None or waiting is None or waiting.outcome is not None:
             return False
-        if state.ended is not None and not (state.path and state.waits(waiting)):
+        known = call_id in state.cancel_requests
+        if state.ended is not None and not (state.path and (known or state.waits(waiting))):
             return False  # over, or another run segment has to continue it
-        if call_id not in state.cancel_requests:
+        if not known:
             self._request_cancel(state, call_id, reason, by_call)
         return True
 

@@ -186,6 +186,7 @@ class ObservedCall:
     verdicts: list[tuple[int, r.VerdictGiven]] = attrs.field(factory=list)
     questions: list[tuple[int, r.AnswerRequested]] = attrs.field(factory=list)
     answers: list[tuple[int, r.CallAnswered]] = attrs.field(factory=list)
+    cancels: list[tuple[int, r.CancelRequested]] = attrs.field(factory=list)
 
     @property
     def call_id(self) -> str:
@@ -475,17 +476,22 @@ class ObservedLog:
             due = nested.turns[-1].calls if nested.turns else ()
             return (
                 interrupted
+                and not call.cancels
                 and nested.ended[-1][0] > nested.began[-1]
                 and all(self._waits(one) for one in due if one.outcome is None)
             )
         if call.questions:
-            return not call.answers
+            return not call.answers and not call.cancels
         if not call.requested:
             return False
         request = call.requested[-1][1]
         own = any((one.digest, one.definition) == (request.digest, request.definition) for _, one in call.verdicts)
         key = (call.path, request.agent, request.tool, request.definition)
         return not own and key not in self._verdicts_on_all
+
+    def _read_cancel(self, n: int, record: r.CancelRequested) -> None:
+        if record.call_id is not None and (call := self.calls.get((record.path, record.call_id))) is not None:
+            call.cancels.append((n, record))
 
     def _read_guardrail(self, n: int, record: r.GuardrailSettled) -> None:
         if record.call_id is not None:
@@ -535,6 +541,7 @@ _READERS: dict[type, Callable[[ObservedLog, int, Any], None]] = {
     r.GuardrailSettled: ObservedLog._read_guardrail,
     r.BatchEnded: ObservedLog._read_batch_end,
     r.HandedOff: ObservedLog._read_handoff,
+    r.CancelRequested: ObservedLog._read_cancel,
     r.RunEnded: ObservedLog._read_run_end,
     **dict.fromkeys(_FIELDS, ObservedLog._read_call_record),
 }

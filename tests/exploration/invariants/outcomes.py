@@ -81,9 +81,11 @@ def _list_released_events(log: ObservedLog) -> Iterator[tuple[Path, list[str]]]:
 
 
 def waited(log: ObservedLog, turn: ObservedTurn) -> bool:
-    """Tell whether a call of *turn*, or one nested in it, waited for a verdict."""
+    """Tell whether a call of *turn*, or one nested in it, waited for a verdict or an answer."""
     return any(
-        call.requested or any(one.status == "interrupted" for run in _nested(log, call) for _, one in run.ended)
+        call.requested
+        or call.questions
+        or any(one.status == "interrupted" for run in _nested(log, call) for _, one in run.ended)
         for call in turn.calls
     )
 

@@ -164,8 +164,9 @@ def outcomes_say_when(log: ObservedLog) -> Findings:
         for n, record in call.settled:
             starts = [one for at, one in call.started if at < n <= log.next_segment(call.path, at)]
             nested = log.runs.get((*call.path, call.call_id))
-            if not starts or (nested is not None and len([at for at in nested.began if at < n]) > 1):
-                continue  # it was continued: in a later run segment, or after its nested run had paused
+            paused = [at for at, one in nested.ended if at < n and one.status == "interrupted"] if nested else ()
+            if not starts or paused or call.questions or (nested and len([at for at in nested.began if at < n]) > 1):
+                continue  # it was continued: in a later run segment, or after it or its nested run had waited
             began, ended = record.outcome.started_at, record.outcome.ended_at
             if began is None or ended is None or not began <= starts[-1].at <= ended + EPSILON:
                 yield broken(f"call {call.call_id} started at {starts[-1].at:g}, and says from {began} to {ended}", n)
