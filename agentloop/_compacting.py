@@ -204,7 +204,10 @@ async def save_compacted(run: LiveRun, progress: SessionProgress, items: list[It
         await session.add_items(items)
     policy, before = run.settings.config.context or run.agent.context, progress.before
     compacts = policy is not None and policy.compact_session and isinstance(session, ReplaceableSession)
-    if not compacts or before is None or state.compacted is None:
+    if not compacts or before is None:
+        return
+    if state.compacted is None:
+        logger.warning("%r isn't made shorter: the model is shown something else since, as by a handoff", session)
         return
     assert isinstance(session, ReplaceableSession)
     held = {id(item) for item in progress.held}

@@ -9,10 +9,21 @@ from typing import Any
 import pytest
 from kit.windows import check_valid, compactions, make_agent, read, reader
 
-from agentloop import Agent, ClearToolOutputs, ContextPolicy, HistorySettings, RunConfig, Runner, Summarize, tool
+from agentloop import (
+    Agent,
+    ClearToolOutputs,
+    ContextPolicy,
+    HistorySettings,
+    RunConfig,
+    Runner,
+    Summarize,
+    handoff,
+    tool,
+)
 from agentloop import records as r
 from agentloop import testing as t
 from agentloop.abc import ReplaceableSession, Session
+from agentloop.handoffs import HandoffInputData
 from agentloop.items import AssistantMessage, Item, ToolOutput, UserMessage
 from agentloop.journal import MemoryJournal
 from agentloop.sessions import MemorySession, SQLiteSession
@@ -119,6 +130,33 @@ async def test_a_session_of_which_the_model_was_shown_something_else_stays(caplo
     assert compactions(result.records)
     assert await session.get_items() == [*before, *result.input, *result.new_items]
     assert "doesn't end with the history of the run" in caplog.text
+
+
+@pytest.mark.parametrize("nests", [False, True])
+async def test_a_session_stays_whole_if_a_handoff_changes_what_is_shown(
+    caplog: Any, run_mode: Any, nests: bool
+) -> None:
+    """By its filter or by nesting, after a compaction that the session doesn't have yet: it is logged."""
+
+    def cut(data: HandoffInputData) -> HandoffInputData:
+        return data.replace(input_history=(UserMessage("Only this."),), pre_handoff_items=())
+
+    @tool
+    async def look(page: int) -> str:
+        """Look at a long page."""
+        return f"page {page}: " + "w " * 3_000
+
+    second = Agent("second", model=t.ScriptedModel([t.say("done")]))
+    to = handoff(second, nest_handoff_history=True) if nests else handoff(second, input_filter=cut)
+    turns = [t.call("look", {"page": 1}), t.call("look", {"page": 2}), t.call("transfer_to_second")]
+    first = Agent("first", model=t.ScriptedModel(turns), tools=[look], handoffs=[to])
+    session = MemorySession()
+    with caplog.at_level(logging.WARNING, "agentloop"):
+        result = await run_mode(first, "Read.", session=session, run_config=RunConfig(context=policy()))
+    assert compactions(result.records)
+    assert await session.get_items() == [*result.input, *result.new_items]
+    [line] = [one.getMessage() for one in caplog.records if "isn't made shorter" in one.getMessage()]
+    assert line.endswith("the model is shown something else since, as by a handoff")
 
 
 async def test_what_comes_before_the_items_shown_stays(run_mode: Any) -> None:
