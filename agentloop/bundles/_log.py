@@ -9,6 +9,7 @@ from agentloop._common.errors import ModelBehaviorError
 from agentloop._engine.runtime.live_run import RunServicesView
 from agentloop._schema.json_text import parse_object
 from agentloop.context import RunContext
+from agentloop.records import CallbackReturned
 from agentloop.settings import JsonLimits
 from agentloop.tools import FunctionTool, PythonBody
 
@@ -34,3 +35,20 @@ def succeeded_calls(ctx: RunContext[Any], tool: FunctionTool[Any]) -> Iterator[t
             except ModelBehaviorError:
                 continue
             yield bound.values, str(one.outcome.output)
+
+
+def source_tools(ctx: RunContext[Any]) -> set[str]:
+    """Return the names of all tools that sources have given to the run itself, with their namespaces."""
+    run = ctx._run
+    if not isinstance(run, RunServicesView):
+        return set()
+    answers = [
+        record.answer
+        for record in run.fold.records
+        if isinstance(record, CallbackReturned) and (record.what, record.path) == ("toolset", run.path)
+    ]
+    return {
+        f"{tool['namespace']}.{tool['name']}" if tool.get("namespace") else tool["name"]
+        for answer in answers
+        for tool in answer or ()
+    }

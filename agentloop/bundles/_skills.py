@@ -11,18 +11,23 @@ Decisions:
 
 The head is read by this module, not by a YAML library. The format has five texts and one flat mapping of texts; a
 library would be one dependency more, and read `no`, dates and numbers as other types than the text that is meant. Plain
-and quoted values, block texts (`|`, `>`), and a mapping are read; every other line is a fault that names its number.
+and quoted values, block texts (`|`, `>`), lists and a mapping are read; every other line is a fault that names its
+number.
+
+`allowed-tools` is a bound, not an approval: what it doesn't name is denied while the skill is loaded. An entry with a
+pattern, `Bash(git:*)`, allows nothing, and is a warning: what a pattern means is a matter of the product that it was
+written for, and a guess could allow more than it says. A list that names no tool of the agent was written for another
+product, so it says nothing about the tools here.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import os
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +35,8 @@ import attrs
 
 from agentloop._bundling import Bundle
 from agentloop._common.errors import ModelBehaviorError, UserValueError
-from agentloop._common.regular_files import open_regular
 from agentloop.bundles._files import OpenRoot
-from agentloop.bundles._log import succeeded_calls
+from agentloop.bundles._log import source_tools, succeeded_calls
 from agentloop.context import RunContext, ToolContext
 from agentloop.executors import EditError
 from agentloop.executors._edit_files import read_file, to_text
@@ -45,9 +49,13 @@ logger: logging.Logger = logging.getLogger("agentloop")
 _MOST_BYTES = 1_000_000
 _MOST_LISTED = 240
 """The most bytes by which one skill makes the instructions longer: below 100 tokens."""
-_KEYS = ("name", "description", "license", "compatibility", "metadata", "allowed-tools")
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _LINE = re.compile(r"(\s*)([A-Za-z0-9_.-]+):(?:\s+(.*))?")
+_BLOCK = re.compile(r"([|>])(?:([1-9])?([+-])?|[+-]([1-9]))(?:\s+#.*)?")
+_ITEM = re.compile(r"\s*-(?:\s+|$)")
+_QUOTED = re.compile(r"""(?:"((?:[^"\\]|\\.)*)"|'((?:[^']|'')*)')(?:\s+#.*)?""", re.DOTALL)
+_ESCAPES = {**dict(zip("0abtnvfre", "\0\a\b\t\n\v\f\r\x1b", strict=True)), **{char: char for char in ' "/\\\t'}}
+_ESCAPES |= {"N": "\x85", "_": "\xa0", "L": "\u2028", "P": "\u2029"}
 _ABOUT = (
     "Skills are instructions for certain kinds of work. Before you do work that one of these describes, read it with "
     "load_skill; read its other files with read_skill_file."
@@ -69,20 +77,26 @@ class Skill:
     name: str
     description: str
     allowed_tools: tuple[str, ...] | None = None
+    """Names of tools, some with a pattern behind them: `Bash(git:*)`."""
     other: dict[str, Any] = attrs.field(factory=dict, repr=False)
     """Further keys of the head, as texts: license, compatibility, metadata."""
+    warnings: tuple[str, ...] = ()
+    """Sentences on parts of the head that aren't followed, each with file and line."""
 
     @classmethod
     def read(cls, folder: Path) -> Skill:
         """Return the skill in *folder*.
 
         Raises:
-            SkillFault: its head is missing, or isn't as the format wants it.
-            OSError: there is no `SKILL.md`, or it can't be read.
+            SkillFault: `SKILL.md` can't be read as it is when the skill is loaded, or its head isn't as the format
+                wants it.
+            OSError: there is no such folder.
         """
         path = folder / "SKILL.md"
-        with open_regular(path) as file:
-            text = file.read(_MOST_BYTES).decode(errors="replace")
+        try:
+            text = _read(folder, "SKILL.md")
+        except EditError as error:
+            raise SkillFault(path, 1, str(error)) from None
         head, _ = split_skill(text, path)
         name, line = head.pop("name", ("", 1))
         if not isinstance(name, str) or _NAME.fullmatch(name) is None or len(name) > 64:
@@ -93,10 +107,29 @@ class Skill:
         if not isinstance(description, str) or not 0 < len(description) <= 1024:
             raise SkillFault(path, line, "description: expected a text of at most 1,024 characters")
         allowed, line = head.pop("allowed-tools", (None, 1))
-        if allowed is not None and not isinstance(allowed, str):
-            raise SkillFault(path, line, "allowed-tools: expected names with spaces between them")
-        tools = None if allowed is None else tuple(re.findall(r"[\w.-]+(?:\([^)]*\))?", allowed))
-        return cls(folder.absolute(), name, description, tools, {key: value for key, (value, _) in head.items()})
+        if allowed is not None and not isinstance(allowed, str | list):
+            raise SkillFault(path, line, "allowed-tools: expected names with spaces between them, or a list of names")
+        given = [allowed] if isinstance(allowed, str) else allowed
+        tools = None if given is None else tuple(entry for text in given for entry in _split_tools(text))
+        patterns = ", ".join(entry for entry in tools or () if "(" in entry)[:200]
+        warning = (
+            f"{path}:{line}: allowed-tools: patterns aren't read, and allow nothing: write names only, not {patterns}"
+        )
+        other = {key: value for key, (value, _) in head.items()}
+        return cls(folder.absolute(), name, description, tools, other, (warning,) if patterns else ())
+
+
+def _split_tools(text: str) -> list[str]:
+    """Return the entries of a list of tools, each a name, or a name and its pattern in brackets."""
+    entries: list[str] = []
+    depth = 0
+    for part in re.findall(r"[()]|[^\s,()]+|[\s,]+", text):
+        if depth or part == "(":
+            entries[-1:] = [(entries[-1] if entries else "") + part]
+            depth += {"(": 1, ")": -1}.get(part, 0)
+        elif part.strip(" ,\t\n)"):
+            entries.append(part)
+    return entries
 
 
 def split_skill(text: str, path: Path) -> tuple[dict[str, tuple[Any, int]], str]:
@@ -120,19 +153,27 @@ def split_skill(text: str, path: Path) -> tuple[dict[str, tuple[Any, int]], str]
         if found is None or found[1]:
             raise SkillFault(path, number, f"expected KEY: VALUE, got {line.strip()[:80]!r}")
         block = []
-        while at < end and (not lines[at].strip() or lines[at][0] in " \t"):
+        given = re.sub("^#.*", "", found[3] or "")
+        further = " \t" if given else " \t-#"  # the items of a list needn't be indented
+        while at < end and (not lines[at].strip() or lines[at][0] in further):
             block.append(lines[at])
             at += 1
-        head[found[2]] = (_read_value(found[3] or "", block, path, number), number)
+        head[found[2]] = (_read_value(found[2], given, block, path, number), number)
     return head, "\n".join(lines[end + 1 :]).strip()
 
 
-def _read_value(given: str, block: list[str], path: Path, number: int) -> Any:
-    """Return the value of a key: the text behind it, and the indented lines below it."""
-    if re.fullmatch(r"[|>][+-]?", given):
-        text = textwrap.dedent("\n".join(block)).strip()
-        return text if given[0] == "|" else re.sub(r"(?<!\n)\n(?!\n)", " ", text)
+def _read_value(key: str, given: str, block: list[str], path: Path, number: int) -> Any:
+    """Return the value of *key*: the text behind it, and the lines below it, which are indented or a list."""
+    if (header := _BLOCK.fullmatch(given)) is not None:
+        indent = int(header[2] or header[4] or 0)
+        text = "\n".join(line[indent:] for line in block) if indent else textwrap.dedent("\n".join(block))
+        return text.strip() if header[1] == "|" else re.sub(r"(?<!\n)\n(?!\n)", " ", text.strip())
+    if key == "allowed-tools" and given[:1] == "[" and given[-1:] == "]":
+        return [re.sub("[\"']", "", given[1:-1])]
     below = [(line, number + index) for index, line in enumerate(block, 1) if line.strip()]
+    below = [(line, at) for line, at in below if given or not line.lstrip().startswith("#")]
+    if not given and below and key != "metadata" and all(_ITEM.match(line) for line, _ in below):
+        return [_read_plain(_ITEM.sub("", line).strip(), path, at) for line, at in below]
     if not given and below:
         pairs = [(_LINE.fullmatch(line.rstrip()), line, at) for line, at in below]
         wrong = next(((line, at) for pair, line, at in pairs if pair is None or not pair[3]), None)
@@ -143,17 +184,32 @@ def _read_value(given: str, block: list[str], path: Path, number: int) -> Any:
 
 
 def _read_plain(given: str, path: Path, number: int) -> str:
-    if given[:1] == given[-1:] == "'" and len(given) > 1:
-        return given[1:-1].replace("''", "'")
-    if given[:1] == '"':
+    if (quoted := _QUOTED.fullmatch(given)) is not None:
+        if quoted[2] is not None:
+            return quoted[2].replace("''", "'")
         try:
-            text = json.loads(given, strict=False)
-        except ValueError:
-            raise SkillFault(path, number, f"expected a text in quotes, got {given[:80]!r}") from None
-        return str(text)
+            text = re.sub(r"\\(x..|u.{4}|U.{8}|.)", _read_escape, quoted[1], flags=re.DOTALL)
+        except (ValueError, OverflowError):
+            pass
+        else:  # two halves of a pair are one character, half a pair is none
+            return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if given[:1] in ("'", '"'):
+        raise SkillFault(path, number, f"expected a text in quotes, got {given[:80]!r}")
     if given[:1] in ("[", "{", "&", "*", "!", "|", ">", "%", "@", "`"):
         raise SkillFault(path, number, f"expected a plain text, in quotes if it begins with {given[0]!r}")
     return re.sub(r"\s+#.*", "", given)
+
+
+def _read_escape(found: re.Match[str]) -> str:
+    """Return the character of an escape. Raises ValueError if there is none."""
+    kind, digits = found[1][0], found[1][1:]
+    if digits:
+        if re.fullmatch("[0-9a-fA-F]+", digits) is None:
+            raise ValueError(digits)
+        return chr(int(digits, 16))
+    if kind not in _ESCAPES:
+        raise ValueError(kind)
+    return _ESCAPES[kind]
 
 
 def find_skills(folder: Path) -> Iterator[Path]:
@@ -169,8 +225,12 @@ class Skills(Bundle):
 
     The model is shown name and description of each (at most 100 tokens), and has the tools `load_skill` and
     `read_skill_file`. A skill that a run has loaded stays as it was, also if the file changes: its text and digest are
-    in the log, and a resumed run, or one whose history was made shorter, reads it again from there. While skills with
-    `allowed-tools` are loaded, other tools than theirs are denied, unless a loaded skill allows all.
+    in the log, and a resumed run, or one whose history was made shorter, reads it again from there.
+
+    While skills with `allowed-tools` are loaded, other tools than theirs are denied, unless a loaded skill has no such
+    list. A list that names no tool of the agent, as one for another product, denies nothing. An entry with a pattern,
+    as `Bash(git:*)`, allows nothing, and is a warning with file and line. An empty list denies all tools but those of
+    skills.
 
     A head that can't be read is one warning in the log, with file and line; the other skills load. `agentloop skills
     check FOLDER` says the same. Scripts of a skill are read like other files: no tool here runs them.
@@ -209,6 +269,8 @@ class Skills(Bundle):
                 except (SkillFault, OSError) as fault:
                     logger.warning("a skill can't be read and is left out: %s", fault)
                     continue
+                for warning in skill.warnings:
+                    logger.warning("%s", warning)
                 if skill.name in skills:
                     raise UserValueError(f"folders: {skill.folder} and {skills[skill.name].folder} have one name")
                 skills[skill.name] = skill
@@ -243,7 +305,7 @@ def _make_tools(skills: dict[str, Skill]) -> list[FunctionTool[Any]]:
         skill = find(name)
         if (earlier := _loaded(ctx, load_skill).get(name)) is not None:
             return earlier
-        data = _read(skill, "SKILL.md").encode()
+        data = _read(skill.folder, "SKILL.md").encode()
         try:
             _, body = split_skill(data.decode(), skill.folder / "SKILL.md")
         except SkillFault as fault:
@@ -258,13 +320,13 @@ def _make_tools(skills: dict[str, Skill]) -> list[FunctionTool[Any]]:
             name: The skill's name.
             path: The file, relative to the skill's folder.
         """
-        return _read(find(name), path)
+        return _read(find(name).folder, path)
 
     return [load_skill, read_skill_file]
 
 
-def _read(skill: Skill, path: str) -> str:
-    with OpenRoot(skill.folder) as top:
+def _read(folder: Path, path: str) -> str:
+    with OpenRoot(folder) as top:
         return to_text(read_file(top, path, _MOST_BYTES), path)
 
 
@@ -281,15 +343,21 @@ class _AllowedTools:
     load_skill: FunctionTool[Any]
 
     def decide(self, call: PendingCall) -> Allow | Deny:
-        """Deny a call if every loaded skill names the tools that it allows, and none names this one."""
-        loaded = [self.skills[name] for name in _loaded(call.context, self.load_skill) if name in self.skills]
-        lists = [skill.allowed_tools for skill in loaded]
-        if not loaded or None in lists or call.tool.name in ("load_skill", "read_skill_file"):
+        """Deny a call if loaded skills have lists that name tools of the agent, and none of them names this one."""
+        name = call.tool.qualified_name
+        loaded = [self.skills[skill] for skill in _loaded(call.context, self.load_skill) if skill in self.skills]
+        free = not loaded or any(skill.allowed_tools is None for skill in loaded)
+        if free or name in ("load_skill", "read_skill_file"):
             return Allow()
-        allowed = {name.partition("(")[0] for names in lists for name in names or ()}
-        if call.tool.name in allowed:
+        known = {name, *(tool.qualified_name for tool in call.agent.functions), *source_tools(call.context)}
+        bounds = [skill for skill in loaded if _is_for(known, skill.allowed_tools or ())]
+        allowed = {entry for skill in bounds for entry in skill.allowed_tools or () if "(" not in entry}
+        if not bounds or name in allowed:
             return Allow()
-        names = ", ".join(skill.name for skill in loaded)
-        return Deny(
-            f"Tool {call.tool.name} isn't allowed by the loaded skills ({names}): {', '.join(sorted(allowed))}."
-        )
+        names, listed = ", ".join(skill.name for skill in bounds), ", ".join(sorted(allowed)) or "none"
+        return Deny(f"Tool {name} isn't allowed by the loaded skills ({names}): {listed}.")
+
+
+def _is_for(known: set[str], entries: Sequence[str]) -> bool:
+    """Tell whether a list is for an agent with the tools *known*: it names one of them, or none at all."""
+    return not entries or not known.isdisjoint(entry.partition("(")[0].rstrip(" ,\t\n") for entry in entries)

@@ -38,6 +38,8 @@ def check(folder: Path) -> None:
             click.echo(f"Error: {exact(str(fault))}", err=True)
         else:
             click.echo(f"{skill.name}: {exact(skill.description)}")
+            for warning in skill.warnings:
+                click.echo(f"Warning: {exact(warning)}", err=True)
     if not found:
         click.echo(f"Error: {exact(str(folder))} has no skill: a folder with SKILL.md", err=True)
     if failed or not found:

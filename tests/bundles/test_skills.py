@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit.agents import Run, make_agent, script_agent
@@ -114,20 +115,37 @@ async def test_a_file_that_is_broken_when_it_is_loaded_is_refused(tmp_path: Path
     assert "its file has changed and can't be read" in str(output)
 
 
+@tool
+async def look() -> str:
+    """Look."""
+    return "seen"
+
+
+@tool
+async def pay() -> str:
+    """Pay."""
+    return "paid"
+
+
+@tool(name="Bash")
+async def bash(cmd: str) -> str:
+    """Run."""
+    return f"ran {cmd}"
+
+
+class Shelf:
+    """A source that has a tool."""
+
+    name = "shelf"
+
+    async def tools(self, ctx: Any, agent: Any) -> list[Any]:
+        """Return it."""
+        return [evolve(look, name="borrow")]
+
+
 async def test_allowed_tools_hold_while_skills_are_loaded(run_mode: Run, tmp_path: Path) -> None:
-    """What a loaded skill names, with or without a pattern; a loaded skill without a list allows all."""
-
-    @tool
-    async def look() -> str:
-        """Look."""
-        return "seen"
-
-    @tool
-    async def pay() -> str:
-        """Pay."""
-        return "paid"
-
-    write_skill(tmp_path, "strict", "description: Strict.\nallowed-tools: look(a:*) Bash(git:*)")
+    """What a loaded skill names; a loaded skill without a list allows all."""
+    write_skill(tmp_path, "strict", "description: Strict.\nallowed-tools: look Grep")
     write_skill(tmp_path, "free")
     steps = [call("pay", call_id="1"), load("strict", "2"), [call("pay", call_id="3"), call("look", call_id="4")]]
     steps += [load("free", "5"), call("pay", call_id="6")]
@@ -135,10 +153,69 @@ async def test_allowed_tools_hold_while_skills_are_loaded(run_mode: Run, tmp_pat
     outputs = read_outputs((await run_mode(agent, "go")).new_items)
     assert [outputs[call_id] for call_id in ("1", "3", "4", "6")] == [
         "paid",
-        "Tool pay isn't allowed by the loaded skills (strict): Bash, look.",
+        "Tool pay isn't allowed by the loaded skills (strict): Grep, look.",
         "seen",
         "paid",
     ]
+
+
+CALLS = [call("look", call_id="look"), call("Bash", {"cmd": "rm"}, call_id="Bash"), call("borrow", call_id="borrow")]
+ALL = {"look", "Bash", "borrow"}
+
+
+@pytest.mark.parametrize(
+    ("lists", "allowed", "warned"),
+    [
+        (["Bash(git:*) Read"], set(), True),
+        (["Bash (git:*)"], set(), True),
+        (["Bash(echo $(look) look"], set(), True),
+        (["Bash(git:*) look"], {"look"}, True),
+        (["Bash(git:*), Bash"], {"Bash"}, True),
+        (["Edit(*.py) Read"], ALL, True),
+        (["Read, Write"], ALL, False),
+        (["Read, look"], {"look"}, False),
+        (["borrow"], {"borrow"}, False),
+        (["look", "Read"], {"look"}, False),
+        (["look", "Bash"], {"look", "Bash"}, False),
+        ([""], set(), False),
+        (["[look, 'Bash']"], {"look", "Bash"}, False),
+        (["\n  - look\n  - 'Bash'  # a shell"], {"look", "Bash"}, False),
+        (["# these\n- look\n# and\n- borrow"], {"look", "borrow"}, False),
+    ],
+)
+async def test_a_list_of_tools_allows_what_it_says_and_no_more(
+    tmp_path: Path, lists: list[str], allowed: set[str], warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Patterns allow nothing and are warned of, with file and line; a list for another product says nothing here."""
+    names = [f"s{index}" for index in range(len(lists))]
+    for name, listed in zip(names, lists, strict=True):
+        write_skill(tmp_path, name, f"description: It.\nallowed-tools: {listed}")
+    with caplog.at_level(logging.WARNING, "agentloop"):
+        bundle = Skills(tmp_path)
+    place = f"{tmp_path}/s0/SKILL.md:4: allowed-tools: patterns aren't read"
+    assert [record.message[: len(place)] for record in caplog.records] == [place] * warned
+    steps = [*map(load, names), CALLS, say("done")]
+    agent = script_agent("a", *steps, tools=[look, bash], toolsets=[Shelf()], bundles=[bundle])
+    outputs = read_outputs((await Runner.run(agent, "go")).new_items)
+    denied = {name for name in ALL if "isn't allowed by the loaded skills" in str(outputs[name])}
+    assert ALL - denied == allowed
+
+
+@pytest.mark.parametrize("made", ["link", "bytes", "large"])
+async def test_a_skill_that_could_not_be_loaded_is_not_listed(
+    tmp_path: Path, made: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A link, no UTF-8, too large: the head is read as the body is, and one warning names the file."""
+    path = write_skill(tmp_path / "skills", "one") / "SKILL.md"
+    if made == "link":
+        path.rename(tmp_path / "other.md")
+        path.symlink_to(tmp_path / "other.md")
+    else:
+        with path.open("ab") as file:
+            file.write(b"\xff" if made == "bytes" else b"x" * 1_000_001)
+    assert Skills(tmp_path / "skills").tools == []
+    (record,) = caplog.records
+    assert f"{path}:1: SKILL.md: " in record.message
 
 
 def test_heads_are_read_as_people_write_them(tmp_path: Path) -> None:
@@ -149,8 +226,16 @@ description: >-
   is for.
 
   More.
-license: "Apache-2.0 \\u00e9"
-compatibility: 'it''s fine'
+license: "Apache-2.0 \\u00e9 \\x41 \\U0001F600 \\ud83d\\ude00 \\ud800 \\/\\_\\e # in"  # out
+compatibility: 'it''s fine' # so
+indented: >2-
+   a
+  b
+kept: |+1
+  c
+tags:
+- x
+-   "y"
 metadata:
   author: someone  # who
   version: "1.0"
@@ -166,8 +251,11 @@ allowed-tools: Read Bash(git log:*)
     assert skill.description == "What it is for.\n\nMore."
     assert skill.allowed_tools == ("Read", "Bash(git log:*)")
     assert skill.other == {
-        "license": "Apache-2.0 é",
+        "license": "Apache-2.0 é A 😀 😀 \ufffd /\xa0\x1b # in",
         "compatibility": "it's fine",
+        "indented": "a b",
+        "kept": "c",
+        "tags": ["x", "y"],
         "metadata": {"author": "someone", "version": "1.0"},
         "notes": "one two",
         "text": "a\nb",
@@ -186,6 +274,10 @@ WRONG = {
     "long": (f"---\nname: one\ndescription: {'x' * 1025}\n---", "SKILL.md:3: description: expected a text"),
     "list": ("---\nname: one\ndescription: [x]\n---", "SKILL.md:3: expected a plain text, in quotes if"),
     "quotes": ('---\nname: one\ndescription: "x\n---', "SKILL.md:3: expected a text in quotes"),
+    "escape": ('---\nname: one\ndescription: "\\q"\n---', "SKILL.md:3: expected a text in quotes"),
+    "digits": ('---\nname: one\ndescription: "\\x4g"\n---', "SKILL.md:3: expected a text in quotes"),
+    "high": ('---\nname: one\ndescription: "\\Uffffffff"\n---', "SKILL.md:3: expected a text in quotes"),
+    "items": ("---\nname: one\ndescription:\n- x\n---", "SKILL.md:3: description: expected a text"),
     "mapping": ("---\nname: one\nmetadata:\n  - x\n---", "SKILL.md:4: expected KEY: VALUE, got '- x'"),
     "tools": (
         "---\nname: one\ndescription: x\nallowed-tools:\n  a: b\n---",
@@ -227,10 +319,10 @@ def test_folders_are_checked(tmp_path: Path) -> None:
 
 @pytest.mark.hypothesis
 @settings(deadline=None, max_examples=200)
-@given(text=st.text(alphabet=st.sampled_from("ab:-|>\"'[ \t\n#\ufeff\\é"), max_size=60))
+@given(text=st.text(alphabet=st.sampled_from("abxuU2+:-|>\"'[ \t\n#\ufeff\\é"), max_size=60))
 def test_any_text_is_a_skill_or_a_fault(text: str) -> None:
     """Nothing else is raised, and what is read are texts."""
     with contextlib.suppress(SkillFault):
         head, body = split_skill(f"---\n{text}\n---\nbody", Path("SKILL.md"))
         assert isinstance(body, str)
-        assert all(isinstance(value, str | dict) for value, _ in head.values())
+        assert all(isinstance(value, str | dict | list) for value, _ in head.values())

@@ -22,3 +22,13 @@ def test_skills_of_a_folder_are_checked(invoke: Invoke, tmp_path: Path) -> None:
     bare = invoke("skills", "check", str(tmp_path / "empty"))
     assert bare.exit_code == 1
     assert "has no skill: a folder with SKILL.md" in bare.stderr
+
+
+def test_what_of_a_head_is_not_followed_is_a_warning(invoke: Invoke, tmp_path: Path) -> None:
+    """The command succeeds, because the skill can be used."""
+    (tmp_path / "one").mkdir()
+    head = "name: one\ndescription: What for.\nallowed-tools: Bash(git:*) Read"
+    (tmp_path / "one" / "SKILL.md").write_text(f"---\n{head}\n---\nbody\n")
+    found = invoke("skills", "check", str(tmp_path))
+    assert (found.exit_code, found.stdout) == (0, "one: What for.\n")
+    assert f"Warning: {tmp_path}/one/SKILL.md:4: allowed-tools: patterns aren't read" in found.stderr
