@@ -1,11 +1,28 @@
 """Bundles that are ready: files below a folder, skills, pages of the web, a list of what is to do.
 
-Each is a `Bundle` for `Agent(bundles=[…])` or `RunConfig(bundles=[…])`.
+Each is a `Bundle` for `Agent(bundles=[…])` or `RunConfig(bundles=[…])`. They are imported at first use: pages of the
+web need httpx, which takes as long to import as the rest.
 """
 
-from agentloop.bundles._files import Files
-from agentloop.bundles._skills import Skills
-from agentloop.bundles._todo import Todo, TodoItem
-from agentloop.bundles._web import Web
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from agentloop._common.lazy_names import import_at_first_use
+
+if TYPE_CHECKING:
+    from agentloop.bundles._files import Files
+    from agentloop.bundles._skills import Skills
+    from agentloop.bundles._todo import Todo, TodoItem
+    from agentloop.bundles._web import Web
 
 __all__ = ["Files", "Skills", "Todo", "TodoItem", "Web"]
+
+_LAZY = {"Files": "_files", "Skills": "_skills", "Todo": "_todo", "TodoItem": "_todo", "Web": "_web"}
+
+__getattr__: Callable[[str], Any] = import_at_first_use(globals(), _LAZY)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
