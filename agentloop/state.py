@@ -421,11 +421,14 @@ class RunState:
         Args:
             input: Text or items.
             when: `"turn"` to show it with the next request, `"idle"` when the run would end otherwise.
-            id: The id of the input, which you choose; a second call with it and the same input adds nothing.
+            id: The id of the input, which you choose; a second call with it and the same input adds nothing, also when
+                the run is over.
             by: Who gives the input, in the application's words; the log keeps it (`InputAdded.by`).
 
         Raises:
-            InputRefusedError: if the run is over or has no turn left, or if another input has the id.
+            InputRefusedError: if the run is over or has no turn left, if another input has the id, or if the one that
+                has it was withdrawn or rejected.
+            UserError: if a call in the input has no output behind it.
 
         Example:
             from agentloop import Agent, RunConfig, Runner
@@ -443,11 +446,9 @@ class RunState:
             print(state.add_input("In French, please."))  # input_1
             print(Runner.run_sync(agent, state).new_items[-2].text)  # In French, please.
         """
-        from agentloop._core.inbox import check_open, make_input  # few states get one
+        from agentloop._core.inbox import make_input  # few states get one
 
-        self._check_takes_input("add_input")
-        check_open(self._fold, live=False)
-        added = make_input(self._fold, input, when, id, by, time.time())
+        added = make_input(self._fold, input, when, id, by, time.time(), live=False, over=self._find_end("add_input"))
         if added is None:
             assert id is not None
             return id
@@ -462,14 +463,17 @@ class RunState:
         """
         from agentloop._core.inbox import make_withdrawal
 
-        self._check_takes_input("withdraw")
+        if over := self._find_end("withdraw"):
+            raise InputRefusedError(over, reason="over")
         self._append(make_withdrawal(self._fold, id, by, time.time()))
 
-    def _check_takes_input(self, what: str) -> None:
+    def _find_end(self, what: str) -> str:
+        """Return why no run segment may continue, as the message of *what*; an empty text if one may."""
         try:
             check_goes_on(self._fold)
         except StateError as error:
-            raise InputRefusedError(f"{what}: {error}", reason="over") from None
+            return f"{what}: {error}"
+        return ""
 
     # -- storing
 

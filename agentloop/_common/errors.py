@@ -268,8 +268,9 @@ class InputRefusedError(StateError):
 
     Attributes:
         reason: The reason as a word. Of an input: `"over"` (the run is over, or ends), `"no_turn_left"`,
-            `"other_input"` (the id is another input's). Of a withdrawal: `"over"`, `"judged"` (an input guardrail is
-            at it), `"unknown"`, or what has become of the input: `"shown"`, `"withdrawn"`, `"rejected"`.
+            `"other_input"` (the id is another input's), or what has become of the one that has the id: `"withdrawn"`,
+            `"rejected"`. Of a withdrawal: `"over"`, `"judged"` (an input guardrail is at it), `"unknown"`, or what has
+            become of the input: `"shown"`, `"withdrawn"`, `"rejected"`.
     """
 
     def __init__(self, message: str, *, reason: str) -> None:

@@ -9,8 +9,8 @@ from typing import Any, SupportsIndex, final, overload
 
 from agentloop.items import HandoffCall, HandoffOutput, Item, Reasoning, ToolCall, ToolOutput
 
-_CALLS = (ToolCall, HandoffCall)
-_OUTPUTS = (ToolOutput, HandoffOutput)
+CALLS = (ToolCall, HandoffCall)
+OUTPUTS = (ToolOutput, HandoffOutput)
 
 
 @final
@@ -76,8 +76,8 @@ class HistoryView(Sequence[Item]):
 def valid_history(items: Iterable[Item]) -> tuple[Item, ...]:
     """Return *items* without calls that have no output, and without the reasoning directly before those."""
     items = tuple(items)
-    answered = {item.call_id for item in items if isinstance(item, _OUTPUTS)}
-    if all(item.call_id in answered for item in items if isinstance(item, _CALLS)):
+    answered = {item.call_id for item in items if isinstance(item, OUTPUTS)}
+    if all(item.call_id in answered for item in items if isinstance(item, CALLS)):
         return items
     kept: list[Item] = []
     for item in items:

@@ -6,7 +6,7 @@ process once its record is durable, and it is shown exactly once.
 
 The run looks into the inbox at two places, each in the very step of the record that follows: right before a turn
 begins, and right before a final output is accepted. So the log tells what the run saw there, and a replay sees
-the same. There the history has an output for each call. After the last look nothing more is taken: see `check_open`.
+the same. There the history has an output for each call. After the last look nothing more is taken: see `_check_open`.
 
 Decisions:
 
@@ -23,6 +23,7 @@ from typing import Literal
 
 from agentloop import records as r
 from agentloop._common.checks import NAMES, check, optional
+from agentloop._core.history import CALLS, OUTPUTS
 from agentloop._core.run_fold import RunFold
 from agentloop._storage.incoming import check_items
 from agentloop.exceptions import InputRefusedError, UserValueError
@@ -44,7 +45,87 @@ def due_input(state: RunFold, *, ends: bool = False) -> AddedInput | None:
     return next((one for one in state.inbox.values() if ends or last or one.when == "turn"), None)
 
 
-def check_open(state: RunFold, *, live: bool) -> None:
+def make_input(
+    state: RunFold,
+    given: str | Iterable[Item],
+    when: Literal["turn", "idle"],
+    input_id: str | None,
+    by: str | None,
+    at: float,
+    *,
+    live: bool,
+    over: str = "",
+) -> r.InputAdded | None:
+    """Return the record of *given* as input for the run of *state*; None if the log has it already, by its id.
+
+    Args:
+        state: The run.
+        given: The input.
+        when: The moment for which it is.
+        input_id: Its id.
+        by: Who gives it.
+        at: The wall-clock time.
+        live: True if a run segment is under way.
+        over: The message, if the run takes no more input. One that it has is known all the same.
+
+    Raises:
+        InputRefusedError: the run is over or has no turn left, another input has the id, or it was taken back or
+            rejected.
+        UserTypeError, UserValueError: the input, its id or its moment is none, or a call in it has no output.
+    """
+    items = check_items("input", to_items(given))
+    if not items:
+        raise UserValueError("input: expected text or at least one item")
+    _check_pairs(items)
+    if when not in ("turn", "idle"):
+        raise UserValueError(f"when: expected 'turn' or 'idle', got {when!r}")
+    check("id", _TEXT, input_id)
+    check("by", _TEXT, by)
+    if input_id == "":
+        raise UserValueError("id: expected text that isn't empty, got ''")
+    known = state.inputs.get(input_id) if input_id is not None else None
+    if known is not None:
+        _check_same(known, items)
+        return None
+    if over:
+        raise InputRefusedError(over, reason="over")
+    _check_open(state, live=live)
+    return r.InputAdded(state.path, state.turn, at, items, input_id or _name_input(state), when, by)
+
+
+def _check_pairs(items: Iterable[Item]) -> None:
+    """Check that each call in *items* has its output behind it, and each output its call: providers refuse others.
+
+    Raises:
+        UserValueError: one hasn't; names it.
+    """
+    waiting: set[str] = set()
+    for item in items:
+        if isinstance(item, CALLS):
+            waiting.add(item.call_id)
+        elif isinstance(item, OUTPUTS):
+            if item.call_id not in waiting:
+                raise UserValueError(f"input: the output of call {item.call_id!r} has no call before it")
+            waiting.discard(item.call_id)
+    if waiting:
+        raise UserValueError(f"input: call {min(waiting)!r} has no output after it")
+
+
+def _check_same(known: AddedInput, items: tuple[Item, ...]) -> None:
+    """Check that a repeated input of *items* is the *known* one of its id, and that one waits or was shown.
+
+    Raises:
+        InputRefusedError: it isn't, or doesn't.
+    """
+    if known.items != items:
+        raise InputRefusedError(f"add_input: {known.id!r} is the id of another input", reason="other_input")
+    if known.status in ("withdrawn", "rejected"):
+        raise InputRefusedError(
+            f"add_input: the input {known.id!r} was added before, and is {known.status}", reason=known.status
+        )
+
+
+def _check_open(state: RunFold, *, live: bool) -> None:
     """Check that a later request of the run can show an input. *live*: a run segment is under way.
 
     Raises:
@@ -54,37 +135,6 @@ def check_open(state: RunFold, *, live: bool) -> None:
     following = state.turn + 1 if live else state.turn + (not state.turn_open)
     if (state.max_turns is not None and following > state.max_turns) or state.closing:
         raise InputRefusedError(f"add_input: no turn is left (max_turns={state.max_turns})", reason="no_turn_left")
-
-
-def make_input(
-    state: RunFold,
-    given: str | Iterable[Item],
-    when: Literal["turn", "idle"],
-    input_id: str | None,
-    by: str | None,
-    at: float,
-) -> r.InputAdded | None:
-    """Return the record of *given* as input for the run of *state*; None if the log has it already, by its id.
-
-    Raises:
-        InputRefusedError: another input has the id.
-        UserTypeError, UserValueError: the input, its id or its moment is none.
-    """
-    items = check_items("input", to_items(given))
-    if not items:
-        raise UserValueError("input: expected text or at least one item")
-    if when not in ("turn", "idle"):
-        raise UserValueError(f"when: expected 'turn' or 'idle', got {when!r}")
-    check("id", _TEXT, input_id)
-    check("by", _TEXT, by)
-    if input_id == "":
-        raise UserValueError("id: expected text that isn't empty, got ''")
-    known = state.inputs.get(input_id) if input_id is not None else None
-    if known is None:
-        return r.InputAdded(state.path, state.turn, at, items, input_id or _name_input(state), when, by)
-    if known.items != items:
-        raise InputRefusedError(f"add_input: {input_id!r} is the id of another input", reason="other_input")
-    return None
 
 
 def _name_input(state: RunFold) -> str:

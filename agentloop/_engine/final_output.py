@@ -90,9 +90,12 @@ async def continues_with_input(run: LiveRun) -> bool:
 
     If not, the run takes no input from now on.
     """
-    if run.state.inbox and await show_due_inputs(run, ends=True):
-        await save_turn(run)
-        return True
+    if run.state.inbox:
+        await save(run)  # the answer counts, also if an input trips a guardrail
+        await run.checkpoint()
+        if await show_due_inputs(run, ends=True):
+            await save_turn(run)
+            return True
     run.takes_input = False
     return False
 

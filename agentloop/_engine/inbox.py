@@ -1,25 +1,28 @@
-"""The inbox of a run under way: takes input from any task or thread, and shows the model what is due.
+"""The inbox of a run under way: takes input and answers from any task or thread, and shows the model what is due.
 
-What is due, and what is refused, is decided in `_core/inbox.py`. A record of the sender is appended on the run's event
-loop in one step, and the sender continues once it is durable. Only the run's own loop shows an input.
+Which input is due, and which is refused, is decided in `_core/inbox.py`. A record of the sender is appended on the
+run's event loop in one step, and the sender continues once it is durable. Only the run's own loop shows an input.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
+from threading import Thread
 from typing import TypeVar
 
 import anyio
 import anyio.from_thread
-import anyio.to_thread
+from anyio.lowlevel import current_token
 
+from agentloop._concurrency.backend import cancelled_types, new_wakeup, tell
 from agentloop._core.gate import admit
-from agentloop._core.inbox import check_open, due_input
+from agentloop._core.inbox import due_input
 from agentloop._core.run_fold import RunFold
 from agentloop._engine.run_guardrails import judge_added_input
 from agentloop._engine.runtime.live_run import LiveRun
-from agentloop.exceptions import InputRefusedError
+from agentloop.exceptions import InputRefusedError, JournalError
 from agentloop.outcomes import AddedInput
 from agentloop.records import InputAdded, InputShown, InputWithdrawn
 
@@ -56,18 +59,16 @@ async def _judge(run: LiveRun, added: AddedInput) -> None:
     await run.checkpoint()
 
 
-def put_input(run: LiveRun, make: Callable[[RunFold, float], InputAdded | None]) -> str | None:
-    """Append the input that *make* makes of the run's fold and the time; return its id. Never waits.
+def put_input(run: LiveRun, make: Callable[[RunFold, float, str], InputAdded | None]) -> str | None:
+    """Append the input that *make* makes of the run's fold, the time, and why the run takes none; return its id.
 
-    For code on the run's event loop. None if the log has the input already.
+    For code on the run's event loop. Never waits. None if the log has the input already.
 
     Raises:
-        InputRefusedError: the run ends, or has no turn left.
+        InputRefusedError: by *make*.
     """
-    if not run.takes_input:
-        raise InputRefusedError("add_input: the run is over, or ends: add the input to its state", reason="over")
-    check_open(run.state, live=True)
-    record = make(run.state, run.tree.log.wall())
+    over = "" if run.takes_input else "add_input: the run is over, or ends: add the input to its state"
+    record = make(run.state, run.tree.log.wall(), over)
     if record is None:
         return None
     run.tree.log.append(admit(run.tree.log.state, record))
@@ -77,17 +78,44 @@ def put_input(run: LiveRun, make: Callable[[RunFold, float], InputAdded | None])
 async def give(run: LiveRun, append: Callable[[], T]) -> T:
     """Call *append* on the run's event loop, once the run has begun, and wait until what it appends is durable.
 
-    From any task, also of another event loop.
+    From any task, also of another event loop. If the run's loop has ended, *append* is called here: it has to refuse.
 
-    Cancellation: a checkpoint. If it is cancelled while it waits, what was appended stays in the log.
+    Cancellation: a checkpoint. If it is cancelled while it waits, what was appended stays in the log, and what was
+        asked of another event loop may still be appended.
 
     Raises:
-        JournalError: the journal has failed, and the record may be lost.
+        JournalError: the journal has failed, or the run's event loop ends, and the record may be lost.
     """
     shared = run.tree.shared
     if shared.is_current():
         return await _give(run, append)
-    return await anyio.to_thread.run_sync(partial(anyio.from_thread.run, _give, run, append, token=shared.token()))
+    if shared.loop_lives():
+        home, arrived, answer = current_token(), new_wakeup(), Future[T]()
+
+        def carry() -> None:
+            try:
+                answer.set_result(anyio.from_thread.run(_give, run, append, token=shared.token()))
+            except BaseException as error:
+                answer.set_exception(error)
+            with suppress(RuntimeError):  # the sender's loop has ended
+                tell(home, arrived.ring)
+
+        # No worker thread of anyio: on asyncio the sender's scopes would cancel the task on the run's loop from here.
+        Thread(target=carry, name="agentloop inbox", daemon=True).start()
+        while not answer.done():
+            await arrived.wait()
+        try:
+            return answer.result()
+        except anyio.RunFinishedError:
+            pass
+        except BaseException as error:
+            if isinstance(error, (CancelledError, *cancelled_types())):
+                raise JournalError("the run's event loop has ended, and what was given may be lost") from error
+            raise
+        finally:
+            del answer  # its error's traceback holds this frame
+    run.takes_input = False
+    return append()
 
 
 async def _give(run: LiveRun, append: Callable[[], T]) -> T:

@@ -20,8 +20,9 @@ Facts: those of the block; all else of a run is in `_live`.
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextvars import copy_context
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Self, final
 
@@ -315,13 +316,15 @@ class RunStream(Block, Generic[OutputT]):
         Args:
             input: Text or items.
             when: `"turn"` or `"idle"`.
-            id: The id of the input, which you choose; a second call with it and the same input adds nothing, so that
-                you can repeat a call of which you don't know whether it arrived.
+            id: The id of the input, which you choose; a second call with it and the same input adds nothing, also when
+                the run is over, so that you can repeat a call of which you don't know whether it arrived.
             by: Who gives the input, in the application's words; the log keeps it (`InputAdded.by`).
 
         Raises:
-            InputRefusedError: the run is over or ends, or has no turn left, or another input has the id.
-            JournalError: the journal has failed; the run ends, and the input may be lost.
+            InputRefusedError: the run is over or ends, or has no turn left, another input has the id, or the one that
+                has it was withdrawn or rejected.
+            UserError: the run has not started, or a call in the input has no output behind it.
+            JournalError: the journal has failed, or the run's event loop ends; the run ends, and the input may be lost.
 
         Example:
             import anyio
@@ -347,8 +350,10 @@ class RunStream(Block, Generic[OutputT]):
         from agentloop._engine.inbox import give, put_input
 
         live = self._find_inbox()
-        given = await give(live, lambda: put_input(live, lambda fold, at: make_input(fold, input, when, id, by, at)))
-        return given or id or ""
+        make = partial(make_input, given=input, when=when, input_id=id, by=by, live=True)
+        return (
+            await give(live, lambda: put_input(live, lambda fold, at, over: make(fold, at=at, over=over))) or id or ""
+        )
 
     @uninterrupted
     async def withdraw(self, id: str, *, by: str | None = None) -> None:
@@ -370,24 +375,69 @@ class RunStream(Block, Generic[OutputT]):
         return self._live
 
     @uninterrupted
-    def answer(
+    async def answer(
         self, call: Interruption | str, value: Any = None, *, error: str | None = None, by: str | None = None
     ) -> None:
-        """Answer a call that waits for the application, while the run is under way: as `RunState.answer`.
+        """Answer a call that waits for the application, while the run is under way; return once the answer is durable.
 
-        An answer that comes before the rest of the turn is done saves the pause. From any task of the run's loop.
+        As `RunState.answer`. An answer that comes before the rest of the turn is done saves the pause. From any task,
+        also of another event loop, as `add_input`.
+
+        Cancellation: a checkpoint. If it is cancelled, the answer may be in the log: a second one is then refused.
 
         Raises:
             UserError: the run is not under way, or the answer doesn't fit.
             StateError: as `RunState.answer`.
+            JournalError: the journal has failed, or the run's event loop ends; the run ends, and the answer may be
+                lost.
+
+        Example:
+            import anyio
+            from agentloop import Agent, Runner, ask_user, events, tool
+            from agentloop.testing import ScriptedModel, call, say
+
+            asked = anyio.Event()
+
+            @tool
+            async def brew() -> str:
+                "Brew."
+                await asked.wait()
+                return "brewed"
+
+            async def main():
+                model = ScriptedModel([[call("ask_user", {"question": "Sugar?"}), call("brew")], say("Here you are.")])
+                agent = Agent("barista", model=model, tools=[ask_user(), brew])
+                async with Runner.run_streamed(agent, "A coffee.") as stream:
+                    async for event in stream:
+                        if isinstance(event, events.AnswerRequested):
+                            await stream.answer(event.request, "yes, two")
+                            asked.set()
+                print(stream.result.final_output)  # Here you are.
+
+            anyio.run(main)
         """
+        await self._give(lambda: self._put_answer(call, value, error=error, by=by))
+
+    async def _give(self, put: Callable[[], None]) -> None:
+        """Call *put* on the run's event loop, and return once the records that it appends are durable, as `answer`."""
+        from agentloop._engine.inbox import give
+
+        self._check_under_way("answer by its state")
+        await give(self._live, put)
+
+    def _put_answer(self, call: Interruption | str, value: Any, *, error: str | None, by: str | None) -> None:
+        """Append an answer, on the run's event loop. Never waits."""
         from agentloop._core.gate import admit
         from agentloop.state import answer_to
 
-        if self._nursery is None or self._is_over:
-            raise UserError("the run is not under way: answer by its state")
+        self._check_under_way("answer by its state")
         log = self._live.tree.log
         log.append(admit(log.state, answer_to(log.state, call, value, log.wall(), error=error, by=by)))
+
+    def _check_under_way(self, otherwise: str) -> None:
+        shared = self._live.tree.shared
+        if self._nursery is None or self._is_over or not (shared.is_current() or shared.loop_lives()):
+            raise UserError(f"the run is not under way: {otherwise}")
 
     @uninterrupted
     def _give_verdict(
@@ -401,8 +451,7 @@ class RunStream(Block, Generic[OutputT]):
         from agentloop.state import as_text, verdict_on
 
         text = None if arguments is None else as_text(arguments)
-        if self._nursery is None or self._is_over:
-            raise UserError("the run is not under way: decide on its state")
+        self._check_under_way("decide on its state")
         live = self._live
         converter = live.settings.config.converter
         given = verdict_on(

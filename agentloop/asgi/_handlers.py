@@ -266,7 +266,7 @@ class Handlers:
         live = self.host.find(run)
         if live is None or live.stream is None or live.stream.is_complete:
             return False
-        give_decisions(live.stream, decisions, grant.by)
+        await give_decisions(live.stream, decisions, grant.by)
         await answer_json(client.send, 202, {"run": run})
         return True
 

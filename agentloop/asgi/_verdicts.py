@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 import msgspec
@@ -45,12 +46,13 @@ class _Decided(Protocol):
 
     def approve(self, call: Any, *, arguments: Any = None, always: bool = False, by: str | None = None) -> None: ...
     def reject(self, call: Any, *, message: str | None = None, always: bool = False, by: str | None = None) -> None: ...
-    def answer(self, call: Any, value: Any = None, *, error: str | None = None, by: str | None = None) -> None: ...
 
 
 class _Stream(_Decided, Protocol):
     @property
     def state(self) -> RunState: ...
+    async def _give(self, put: Callable[[], None]) -> None: ...
+    def _put_answer(self, call: Any, value: Any, *, error: str | None, by: str | None) -> None: ...
 
 
 def apply_decisions(state: RunState, decisions: Iterable[Decision], by: str | None) -> None:
@@ -60,24 +62,38 @@ def apply_decisions(state: RunState, decisions: Iterable[Decision], by: str | No
         HTTPRefusal: a call doesn't wait for one (409), or the decision doesn't fit it (400).
     """
     for decision in decisions:
-        _give(state, _find(state, decision), decision, by)
+        _give(state, state.answer, _find(state, decision), decision, by)
         state._close_verdicts()  # a second one on the same call is refused, as from another client
 
 
-def give_decisions(stream: _Stream, decisions: Sequence[Decision], by: str | None) -> None:
-    """Give *decisions* to calls of a run that is under way: all of them, or none.
+async def give_decisions(stream: _Stream, decisions: Sequence[Decision], by: str | None) -> None:
+    """Give *decisions* to calls of a run that is under way: all of them in one step, or none. They are then durable.
 
     Raises:
-        HTTPRefusal: as for `apply_decisions`; or the run has not begun (409).
+        HTTPRefusal: as for `apply_decisions`; or the run has not begun, or is over (409).
+        JournalError: the run's journal has failed.
     """
+    _check_all(stream, decisions, by)  # at once: one that has not begun would be waited for
+    try:
+        await stream._give(partial(_put_all, stream, decisions, by))
+    except UserError as error:  # it has ended meanwhile
+        raise HTTPRefusal(409, _as_sentence(error)) from None
+
+
+def _put_all(stream: _Stream, decisions: Sequence[Decision], by: str | None) -> None:
+    for asked, decision in zip(_check_all(stream, decisions, by), decisions, strict=True):
+        _give(stream, stream._put_answer, asked, decision, by)
+
+
+def _check_all(stream: _Stream, decisions: Sequence[Decision], by: str | None) -> list[Interruption]:
+    """Return the interruptions that *decisions* are for, once all of them were given to a copy of the run."""
     try:
         state = stream.state
     except UserError:
         raise HTTPRefusal(409, "The run has not begun.") from None
     found = [_find(state, decision) for decision in decisions]
-    apply_decisions(state, decisions, by)  # to a copy first
-    for asked, decision in zip(found, decisions, strict=True):
-        _give(stream, asked, decision, by)
+    apply_decisions(state, decisions, by)
+    return found
 
 
 def _find(state: RunState, decision: Decision) -> Interruption:
@@ -88,11 +104,13 @@ def _find(state: RunState, decision: Decision) -> Interruption:
     raise HTTPRefusal(409, f"Call {decision.call_id[:100]!r} waits for no {_name(decision)}.")
 
 
-def _give(decided: _Decided, call: Interruption, decision: Decision, by: str | None) -> None:
+def _give(
+    decided: _Decided, answer: Callable[..., None], call: Interruption, decision: Decision, by: str | None
+) -> None:
     try:
         if isinstance(decision, ClientAnswer):
             value = None if decision.value is msgspec.UNSET else decision.value
-            decided.answer(call, value, error=decision.error, by=by)
+            answer(call, value, error=decision.error, by=by)
         elif decision.approve:
             if decision.message is not None:
                 raise UserError("a message goes with a rejection")

@@ -440,12 +440,12 @@ class AgentWorkflow:
         return _find_one(state._asked(), verdict, state.interruptions, "a verdict")
 
     @workflow.update
-    def give_answer(self, answer: dict[str, Any]) -> None:
+    async def give_answer(self, answer: dict[str, Any]) -> None:
         """Take the answer to a call that waits for the application. Refused as by `RunState.answer`.
 
         Without a path it is to the only call of its id that waits, in whichever run.
         """
-        self._take_answer(answer)
+        await self._take_answer(answer)
 
     @give_answer.validator
     def _check_answer(self, answer: dict[str, Any]) -> None:
@@ -460,19 +460,19 @@ class AgentWorkflow:
         _give_answer(RunState._of(now.agent, now._fold, None, now.converter), asked, read)  # a copy refuses
 
     @workflow.signal
-    def answer(self, answer: dict[str, Any]) -> None:
+    async def answer(self, answer: dict[str, Any]) -> None:
         """Take an answer like `give_answer`, from a sender that doesn't wait: a refusal is logged."""
         try:
             self._check_answer(answer)
-            self._take_answer(answer)
+            await self._take_answer(answer)
         except (StateError, UserError) as error:
             workflow.logger.warning("an answer was not taken: %s", error)
 
-    def _take_answer(self, given: dict[str, Any]) -> None:
+    async def _take_answer(self, given: dict[str, Any]) -> None:
         answer, now = _read(given, _SentAnswer, "answer"), self._now()
         asked = _find_one(now._questions(), answer, now.interruptions, "an answer")
         if self._stream is not None:
-            self._stream.answer(asked, answer.value, error=answer.error, by=answer.by)
+            await self._stream.answer(asked, answer.value, error=answer.error, by=answer.by)
         else:
             _give_answer(now, asked, answer)
             self._is_decided = True

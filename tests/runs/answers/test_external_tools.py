@@ -1,8 +1,11 @@
 """Calls that the application answers: they start, wait, pause the run, and are answered live or by the state."""
 
+from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import pytest
 from kit.agents import Run, make_agent, script_agent
 from kit.results import check_history, count_records, find_outcome, find_records, read_shown_outputs, read_waiting
@@ -10,6 +13,7 @@ from kit.results import check_history, count_records, find_outcome, find_records
 from agentloop import (
     Agent,
     ExternalTool,
+    JournalError,
     Runner,
     RunState,
     StateError,
@@ -105,15 +109,109 @@ async def test_an_answer_while_siblings_run_saves_the_pause() -> None:
             if isinstance(event, ev.AnswerRequested):
                 assert event.request.call.call_id == "c1"
                 with pytest.raises(UserValueError, match=r"the answer to call 'c1' of tool 'room' doesn't fit: \$\.n"):
-                    stream.answer("c1", {"n": 0})
-                stream.answer(event.request, {"n": 1})
+                    await stream.answer("c1", {"n": 0})
+                await stream.answer(event.request, {"n": 1})
                 with pytest.raises(StateError, match="no call 'c1' waits for an answer: it was answered"):
-                    stream.answer("c1", {"n": 2})
+                    await stream.answer("c1", {"n": 2})
                 answered.set()
     assert stream.result.final_output == "done"
     assert read_shown_outputs(agent) == {"c1": '{"n": 1}', "c2": "slow ran"}
     with pytest.raises(UserError, match="not under way: answer by its state"):
-        stream.answer("c1", {"n": 2})
+        await stream.answer("c1", {"n": 2})
+
+
+class HeldJournal(MemoryJournal):
+    """A journal whose writes wait, once `held` is set, until `go` is; then they fail, or not."""
+
+    def __init__(self, fails: bool) -> None:
+        super().__init__()
+        self.held, self.go, self.fails = False, anyio.Event(), fails
+
+    async def append(self, records: Sequence[bytes]) -> None:
+        """Wait, if writes are held."""
+        if self.held:
+            await self.go.wait()
+            if self.fails:
+                raise OSError("no disk")
+        await super().append(records)
+
+
+@pytest.mark.scenario("PE-02", "PE-04")
+@pytest.mark.parametrize("fails", [False, True])
+async def test_an_answer_is_acknowledged_when_it_is_durable(fails: bool) -> None:
+    """Not before: a process that is killed then loses none that was acknowledged."""
+    answered, journal = anyio.Event(), HeldJournal(fails)
+
+    @tool
+    async def slow() -> str:
+        """Wait for the answer."""
+        await answered.wait()
+        return "slow ran"
+
+    agent, got = make_asking(call("slow", {}, "c2"), tools=[slow]), list[str]()
+    with pytest.raises(JournalError) if fails else nullcontext():
+        async with Runner.run_streamed(agent, "go", journal=journal) as stream, anyio.create_task_group() as group:
+            async for event in stream:
+                if isinstance(event, ev.AnswerRequested):
+                    break
+            await anyio.wait_all_tasks_blocked()
+            journal.held = True
+
+            async def give() -> None:
+                try:
+                    await stream.answer("c1", {"n": 1})
+                except JournalError:
+                    got.append("may be lost")
+                else:
+                    got.append("durable")
+                    stored = await RunState.from_journal(agent, journal)
+                    assert any(isinstance(record, r.CallAnswered) for record in stored.records)
+
+            group.start_soon(give)
+            await anyio.wait_all_tasks_blocked()
+            assert got == []
+            with pytest.raises(StateError, match="it was answered"):
+                await stream.answer("c1", {"n": 2})
+            journal.go.set()
+            await anyio.wait_all_tasks_blocked()
+            answered.set()
+            await stream.finished()
+    assert got == (["may be lost"] if fails else ["durable"])
+
+
+@pytest.mark.real_clock
+@pytest.mark.scenario("PE-04", "PE-09")
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+async def test_a_thread_answers_by_an_event_loop_of_its_own(backend: str) -> None:
+    """The answer is appended on the run's loop; what is refused there is refused here."""
+    answered, journal = anyio.Event(), MemoryJournal()
+
+    @tool
+    async def slow() -> str:
+        """Wait for the answer."""
+        await answered.wait()
+        return "slow ran"
+
+    agent = make_asking(call("slow", {}, "c2"), tools=[slow])
+    stream = Runner.run_streamed(agent, "go", journal=journal)
+    with pytest.raises(UserError, match="not under way"):
+        await stream.answer("c1", {"n": 1})
+    async with stream:
+        async for event in stream:
+            if isinstance(event, ev.AnswerRequested):
+
+                def elsewhere() -> None:
+                    with pytest.raises(UserValueError, match="doesn't fit"):
+                        anyio.run(stream.answer, "c1", {"n": 0}, backend=backend)
+                    anyio.run(stream.answer, "c1", {"n": 1}, backend=backend)
+                    with pytest.raises(StateError, match="it was answered"):
+                        anyio.run(stream.answer, "c1", {"n": 2}, backend=backend)
+
+                await anyio.to_thread.run_sync(elsewhere)
+                stored = await RunState.from_journal(agent, journal)
+                assert sum(isinstance(record, r.CallAnswered) for record in stored.records) == 1
+                answered.set()
+    assert read_shown_outputs(agent) == {"c1": '{"n": 1}', "c2": "slow ran"}
 
 
 @pytest.mark.scenario("PE-04")
@@ -275,7 +373,7 @@ async def test_a_call_that_waits_can_be_cancelled_while_siblings_run() -> None:
             if isinstance(event, ev.AnswerRequested):
                 assert stream.cancel_call("c1", "too late")
                 with pytest.raises(StateError, match="it was cancelled"):
-                    stream.answer("c1", {"n": 1})
+                    await stream.answer("c1", {"n": 1})
                 gone.set()
     if stream.result.interruptions:  # the request is remembered until the run continues
         state = stream.result.to_state()
@@ -449,7 +547,7 @@ def test_a_strict_replay_takes_a_live_answer_from_the_log(backend: Any) -> None:
         async with Runner.run_streamed(agent, "go", context={asked: answered}) as stream:
             async for event in stream:
                 if isinstance(event, ev.AnswerRequested):
-                    stream.answer(event.request, {"n": 1})
+                    await stream.answer(event.request, {"n": 1})
                     answered.set()
         return stream.result
 

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import anyio
@@ -222,6 +223,31 @@ async def test_the_session_has_the_input_once() -> None:
     assert said.index("user:more") == said.index("says:answer 0") + 1
 
 
+@pytest.mark.scenario("PE-03", "SE-05")
+@pytest.mark.parametrize("ends", ["answer", "tool"])
+async def test_the_session_keeps_the_answer_after_which_an_idle_input_trips(ends: str) -> None:
+    """The answer was accepted; the input isn't in the session."""
+    agent, session = talk(), MemorySession()
+    agent.input_guardrails = [make_guard(judging({"bad": TRIPPED}))]
+    if ends == "tool":
+        agent.tool_use_behavior = "stop_on_first_tool"
+    async with Runner.run_streamed(agent, "go", session=session) as stream:
+        await stream.add_input("bad", when="idle")
+        with pytest.raises(InputGuardrailTripwireTriggered):
+            async for _ in stream:
+                pass
+    said = describe(await session.get_items())
+    assert said == describe([*stream.state.input, *read_new_items(stream)])
+    assert said[-1].startswith("says:answer 0" if ends == "answer" else "output:")
+    assert "user:bad" not in said
+
+
+def read_new_items(stream: Any) -> tuple[Any, ...]:
+    """Return the items that a run has added, which may have failed."""
+    items: tuple[Any, ...] = stream.state._fold.new_items
+    return items
+
+
 # ---------------------------------------------------------------------------------------------- limits
 
 
@@ -310,6 +336,34 @@ async def test_an_id_makes_a_call_that_is_repeated_harmless() -> None:
         await stream.finished()
         assert refused.value.reason == "other_input"
     check_shown(agent, stream.state.records)
+
+
+@pytest.mark.scenario("PE-01")
+async def test_input_that_is_given_again_is_acknowledged_at_every_moment_of_the_run() -> None:
+    """Its sender may not have heard of it. It is looked up before anything else: also in the last turn, and after."""
+    agent = talk()
+    async with Runner.run_streamed(agent, "go", max_turns=4) as stream:
+        await stream.add_input("more", id="m")
+        await stream.add_input("gone", id="gone")
+        await stream.withdraw("gone")
+        again = 0
+        async for _ in stream:
+            assert await stream.add_input("more", id="m") == "m"
+            again += 1
+            with pytest.raises(InputRefusedError) as refused:
+                await stream.add_input("gone", id="gone")
+            assert refused.value.reason == "withdrawn"
+    state = stream.state
+    assert again > 10
+    assert await stream.add_input("more", id="m") == state.add_input("more", id="m") == "m"
+    for add in (stream.add_input, state.add_input):
+        for text, name, reason in (("other", "m", "other_input"), ("gone", "gone", "withdrawn"), ("new", "n", "over")):
+            with pytest.raises(InputRefusedError) as refused:
+                if (added := add(text, id=name)) is not name:
+                    await added  # type: ignore[misc]
+            assert refused.value.reason == reason
+    assert stream.state.records == state.records
+    check_shown(agent, state.records)
 
 
 @pytest.mark.scenario("PE-01", "PE-05")
@@ -483,6 +537,71 @@ async def test_a_thread_and_another_event_loop_add_input(backend: str) -> None:
         await stream.finished()
     assert got == ["input_1", "input_2"]
     check_shown(agent, stream.state.records, ("from a thread", "from a worker"))
+
+
+@pytest.mark.real_clock
+@pytest.mark.scenario("PE-02")
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+async def test_a_sender_on_another_event_loop_is_cancelled_at_once(backend: str) -> None:
+    """It doesn't wait for the journal; its input stays in the log, and it may ask again."""
+    go, journal, came, left = anyio.Event(), HeldJournal(), threading.Event(), threading.Event()
+
+    class Watch(Instrument):
+        def on_record(self, record: r.Record) -> None:
+            """Tell the sender that its input is in the log."""
+            if isinstance(record, r.InputAdded):
+                came.set()
+
+    agent, got = waiting_agent(go), list[str]()
+    async with Runner.run_streamed(agent, "go", journal=journal, run_config=RunConfig(instruments=[Watch()])) as stream:
+        async for event in stream:
+            if isinstance(event, ev.CallStarted):
+                break
+        journal.held = True
+
+        async def send() -> None:
+            async with anyio.create_task_group() as group:
+                group.start_soon(partial(stream.add_input, "more", id="m"))
+                await anyio.to_thread.run_sync(came.wait)
+                group.cancel_scope.cancel()
+            left.set()
+            got.append(await stream.add_input("more", id="m"))
+
+        sender = threading.Thread(target=partial(anyio.run, send, backend=backend))
+        sender.start()
+        assert await anyio.to_thread.run_sync(left.wait, 60)
+        journal.go.set()
+        await anyio.to_thread.run_sync(sender.join)
+        go.set()
+        await stream.finished()
+    assert got == ["m"]
+    check_shown(agent, stream.state.records)
+
+
+@pytest.mark.real_clock
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_when_the_event_loop_of_a_run_has_ended_input_is_refused_or_known(backend: str) -> None:
+    """With the errors of a run that is over."""
+    agent, held = talk(), list[Any]()
+
+    async def run() -> None:
+        async with Runner.run_streamed(agent, "go") as stream:
+            held.append(stream)
+            await stream.add_input("more", id="m")
+            await stream.finished()
+
+    async def ask(stream: Any) -> None:
+        assert await stream.add_input("more", id="m") == "m"
+        for refusing in (stream.add_input("late"), stream.withdraw("m")):
+            with pytest.raises(InputRefusedError) as refused:
+                await refusing
+            assert refused.value.reason == "over"
+        with pytest.raises(UserError, match="the run is not under way: answer by its state"):
+            await stream.answer("c", 1)
+
+    anyio.run(run, backend=backend)
+    for other in ("asyncio", "trio"):
+        anyio.run(ask, held[0], backend=other)
 
 
 @pytest.mark.real_clock
