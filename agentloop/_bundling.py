@@ -203,7 +203,7 @@ class _Opener(Value, frozen=True, eq=False):
         return ()
 
 
-class _Given(Value, frozen=True, eq=False):
+class GivenTools(Value, frozen=True, eq=False):
     """The source of the tools that a bundle gives to every agent of a run."""
 
     name: str
@@ -211,6 +211,13 @@ class _Given(Value, frozen=True, eq=False):
 
     async def tools(self, ctx: RunContext[Any], agent: Any) -> Sequence[FunctionTool[Any]]:
         return self.given
+
+
+def without_opening(source: ToolSource) -> GivenTools | None:
+    """Return the substitute of a source of a bundle where nothing may be opened; None for any other source."""
+    if isinstance(source, _Opener):
+        return GivenTools(source.name, ())
+    return source if isinstance(source, GivenTools) else None
 
 
 # ------------------------------------------------------------------------------------ parts
@@ -358,7 +365,7 @@ def _is_agent(tool: object) -> bool:
 def sources_for_run(bundle: Bundle) -> list[ToolSource]:
     """Return the sources of tools that *bundle* gives to every agent of a run."""
     parts = parts_of(bundle)
-    return [*([_Given(bundle.name, tuple(parts["tools"]))] if parts["tools"] else []), *parts["toolsets"]]
+    return [*([GivenTools(bundle.name, tuple(parts["tools"]))] if parts["tools"] else []), *parts["toolsets"]]
 
 
 def _with_names_of_their_own(one: Validator) -> Validator:

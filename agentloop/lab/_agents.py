@@ -14,16 +14,20 @@ from typing import Any
 
 import attrs
 
-from agentloop.abc import Effects, Model, ModelProvider
+from agentloop._bundling import without_opening
+from agentloop._common.values import Value
+from agentloop.abc import Model, ModelProvider
 from agentloop.agents import Agent
-from agentloop.config import RunConfig
+from agentloop.config import RunConfig, check_run_config
+from agentloop.context import RunContext
 from agentloop.exceptions import UserError
 from agentloop.lab._copies import AgentCopies, ClosedSession
+from agentloop.lab._effects import LabEffects
 from agentloop.limits import Capacity, Rate
 from agentloop.model_events import ModelEvent, ModelFeature, ModelInfo, ModelRequest
 from agentloop.models.registry import Providers, resolve_model
 from agentloop.settings import ModelSettings
-from agentloop.tools import AgentCall, FunctionTool
+from agentloop.tools import AgentCall, FunctionTool, ToolSource, source_name
 
 
 class LazyModel(Model):
@@ -87,6 +91,19 @@ class MissingModel(Model):
         raise UserError("the candidate has no model, and is asked something that the recorded run wasn't: give it one")
 
 
+class ClosedSource(Value, frozen=True, eq=False):
+    """A source of tools that isn't asked, because it may be a server."""
+
+    name: str
+
+    async def tools(self, ctx: RunContext[Any], agent: Any) -> Any:
+        """Raise UserError."""
+        raise UserError(
+            "the agent has a source of tools (a server, perhaps), and the lab asks none unless you allow it: "
+            "toolsets=True, or --toolsets"
+        )
+
+
 class UnlimitedModels(ModelProvider):
     """The models of *given*, whose limits hold for no request of the lab."""
 
@@ -106,7 +123,7 @@ class Candidate(AgentCopies):
         config: The copy of the configuration.
     """
 
-    def __init__(self, agent: Agent[Any, Any], config: RunConfig, effects: Effects, providers: Providers) -> None:
+    def __init__(self, agent: Agent[Any, Any], config: RunConfig, effects: LabEffects, providers: Providers) -> None:
         super().__init__()
         self._effects, self._providers, self._source = effects, providers, config.model_provider
         self._limits: dict[int, Any] = {}
@@ -114,8 +131,10 @@ class Candidate(AgentCopies):
         self.agent: Agent[Any, Any] = self.copy_agent(agent)
 
     def _copy_config(self, given: RunConfig) -> RunConfig:
+        merged = check_run_config(given)  # sources that its bundles make are among its own
         return attrs.evolve(
-            given,
+            merged,
+            toolsets=[self.copy_source(source) for source in merged.toolsets],
             model=None if given.model is None else self._open_late(given.model),
             effects=self._effects,
             instruments=(),
@@ -132,6 +151,13 @@ class Candidate(AgentCopies):
     def copy_model(self, given: Agent[Any, Any]) -> Model | None:
         """Return the model, opened at its first request; None where the configuration has one for all."""
         return None if given.model is None and self.config.model is not None else self._open_late(given.model)
+
+    def copy_source(self, source: ToolSource) -> ToolSource:
+        """Return a source that gives what a bundle gives and opens nothing; one that refuses unless it may be asked."""
+        given = without_opening(source)
+        if given is not None:
+            return given.replace(given=tuple(map(self.copy_tool, given.given)))
+        return source if self._effects.may_ask_sources else ClosedSource(source_name(source))
 
     def copy_tool(self, tool: FunctionTool[Any]) -> FunctionTool[Any]:
         """Return the tool with limits that no other run shares."""

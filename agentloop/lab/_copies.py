@@ -6,10 +6,12 @@ calls directly has to be replaced: a subclass says by what.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
 
+from agentloop._bundling import Bundle, merge_instructions
 from agentloop._common.values import Value
 from agentloop.abc import Model
 from agentloop.agents import Agent
@@ -17,7 +19,7 @@ from agentloop.context import Sandbox
 from agentloop.exceptions import UserError
 from agentloop.handoffs import Handoff
 from agentloop.hooks import AgentHooks
-from agentloop.tools import FunctionTool
+from agentloop.tools import FunctionTool, ToolSource
 
 
 class ClosedSession:
@@ -75,6 +77,7 @@ class AgentCopies:
 
     def __init__(self) -> None:
         self._agents: dict[int, Agent[Any, Any]] = {}
+        self._bundles: dict[int, Sequence[Bundle]] = {}
 
     def copy_model(self, given: Agent[Any, Any]) -> str | Model | None:
         """Return the model of the copy of *given*."""
@@ -83,6 +86,14 @@ class AgentCopies:
     def copy_tool(self, tool: FunctionTool[Any]) -> FunctionTool[Any]:
         """Return the copy of *tool*."""
         raise NotImplementedError
+
+    def copy_source(self, source: ToolSource) -> ToolSource:
+        """Return the copy of a source of tools."""
+        return source
+
+    def instruct(self, copy: Agent[Any, Any], instructions: str) -> None:
+        """Give *copy* other instructions, beside those of the bundles of the agent that it is made of."""
+        copy.instructions = merge_instructions(self._bundles[id(copy)], instructions)
 
     def copy_agent(self, given: Agent[Any, Any]) -> Agent[Any, Any]:
         """Return the copy of *given*, made at the first call."""
@@ -99,6 +110,8 @@ class AgentCopies:
                 handoffs=[],
             )
             found.tools = [self.copy_tool(tool) if isinstance(tool, FunctionTool) else tool for tool in given.tools]
+            found.toolsets = [self.copy_source(source) for source in given.toolsets]
+            self._bundles[id(found)] = given.bundles
             found.handoffs = [self._copy_handoff(entry) for entry in given.handoffs]
         return found
 

@@ -168,6 +168,11 @@ class LabEffects:
         """True if the run ends where the log says no more."""
         return self.follows and not self._rules.continues
 
+    @property
+    def may_ask_sources(self) -> bool:
+        """True if sources of tools may be asked that aren't made of bundles."""
+        return self._rules.toolsets
+
     # -- what the log of the run needs
 
     def wall(self) -> float:
@@ -448,11 +453,6 @@ class LabEffects:
                 return RecordedSandbox(effect.key)
             case "output_store":
                 return "(not kept in the lab)"
-            case "toolset" if not self._rules.toolsets:
-                raise UserError(
-                    "the agent has a source of tools (a server, perhaps), and the lab asks none unless you allow it: "
-                    "toolsets=True, or --toolsets"
-                )
             case _:
                 with watch(self.notes, f"callback {effect.what}"):
                     return await effect.do()

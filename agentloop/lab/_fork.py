@@ -65,7 +65,7 @@ class Branch:
     Attributes:
         name: The name in the table, and of its journal; made of the rest if not given.
         model: A model, or model string, in place of the agents' models.
-        instructions: The instructions of the agent that is at work at the fork.
+        instructions: The instructions of the agent that is at work at the fork; those of its bundles stay beside them.
         seed: A number that makes the branch ask its model anew, also what the log or the cache answers for others.
         agent: Another agent in place of the fork's.
 
@@ -378,7 +378,7 @@ async def _run_branch(
         candidate = ForkCandidate(branch.agent or common.agent, config, effects, providers)
         candidate.find_sandbox(begun)
         if branch.instructions is not None:
-            AgentGraph(candidate.agent).get(active).instructions = branch.instructions
+            candidate.instruct(AgentGraph(candidate.agent).get(active), branch.instructions)
         state = RunState(candidate.agent, begun)
     except UserError as wrong:
         error = wrong
