@@ -26,15 +26,18 @@ import fnmatch
 import ipaddress
 import re
 import socket
+import ssl
 import zlib
-from collections.abc import Iterator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import suppress
+from functools import cache
 from html import unescape
 from itertools import chain
 from typing import Any
 
 import anyio
 import anyio.lowlevel
+import anyio.to_thread
 import httpx
 
 from agentloop._bundling import Bundle
@@ -77,6 +80,8 @@ _MOST_CHARS = 4_000
 """The most characters of one part of a text."""
 _MOST_ATTRIBUTES = 100
 """The most attributes of a tag that are read; then it ends at the next `>`."""
+_MOST_READ_AHEAD = 100
+"""The most chunks of an answer that may come after it was closed."""
 _PARTS_A_TURN = 100
 """Parts between two checkpoints."""
 
@@ -133,9 +138,19 @@ def _make_tool(allow: tuple[str, ...] | None, max_bytes: int, timeout: float) ->
     return fetch_page
 
 
-def make_transport() -> httpx.AsyncBaseTransport:
+async def make_transport() -> httpx.AsyncBaseTransport:
     """Return the transport of one request. Tests put another in its place."""
-    return httpx.AsyncHTTPTransport()
+    return await anyio.to_thread.run_sync(_make_transport)  # some tenths of a second, the first time
+
+
+def _make_transport() -> httpx.AsyncHTTPTransport:
+    return httpx.AsyncHTTPTransport(verify=_load_certificates())
+
+
+@cache
+def _load_certificates() -> ssl.SSLContext:
+    """Return what TLS trusts."""
+    return httpx.create_ssl_context()
 
 
 async def _fetch(url: str, allow: tuple[str, ...] | None, max_bytes: int) -> str | httpx.URL:
@@ -159,15 +174,19 @@ async def _fetch(url: str, allow: tuple[str, ...] | None, max_bytes: int) -> str
         },
         extensions={"sni_hostname": parsed.raw_host.decode("ascii")},
     )
-    async with make_transport() as transport:
+    async with await make_transport() as transport:
         response = await transport.handle_async_request(request)
+        chunks: Any = aiter(response.stream)  # type: ignore[arg-type]
         try:
             if response.has_redirect_location:
                 return _parse_url(response.headers["location"], parsed)
-            return await _read_answer(response, max_bytes)
+            return await _read_answer(response, chunks, max_bytes)
         finally:
-            with anyio.CancelScope(shield=True, deadline=anyio.current_time() + 1):
+            with anyio.CancelScope(shield=True, deadline=anyio.current_time() + 1), suppress(Exception):
                 await response.aclose()
+                # A chain of generators: its end is reached by reading, which fails now, and not by closing the first.
+                for _ in range(_MOST_READ_AHEAD):
+                    await anext(chunks)
 
 
 def _parse_url(url: str, base: httpx.URL | None = None) -> httpx.URL:
@@ -177,14 +196,14 @@ def _parse_url(url: str, base: httpx.URL | None = None) -> httpx.URL:
         raise WebRefusal(f"{url[:200]!r} is no address: {error}") from None
 
 
-async def _read_answer(response: httpx.Response, max_bytes: int) -> str:
+async def _read_answer(response: httpx.Response, chunks: AsyncIterator[bytes], max_bytes: int) -> str:
     """Return the text of a page, with its status if it's none of a success."""
     kind = response.headers.get("content-type", "text/plain")
     found = _CHARSET.search(kind)
     kind = kind.partition(";")[0].strip().lower()
     if not (kind.startswith("text/") or kind.endswith(("json", "xml"))):
         raise WebRefusal(f"The page is {kind}, which is no text.")
-    data = await _read_bytes(response, max_bytes)
+    data = await _read_bytes(response.headers.get("content-encoding", "identity"), chunks, max_bytes)
     charset = found[1].lower() if found else ""
     text = data[:max_bytes].decode(charset if charset in _CHARSETS else "utf-8", errors="replace")
     shown = await to_text(text) if kind in ("text/html", "application/xhtml+xml") else text
@@ -193,27 +212,25 @@ async def _read_answer(response: httpx.Response, max_bytes: int) -> str:
     return f"{status}{shown}{cut}"
 
 
-async def _read_bytes(response: httpx.Response, most: int) -> bytes:
+async def _read_bytes(encoding: str, chunks: AsyncIterator[bytes], most: int) -> bytes:
     """Return the body of an answer, unpacked: at most a byte more than *most*, which says that there is more."""
-    packed = response.headers.get("content-encoding", "identity").strip().lower()
+    packed = encoding.strip().lower()
     if packed not in ("identity", "gzip", "x-gzip"):
         raise WebRefusal(f"The page is packed as {packed[:100]!r}, which wasn't asked for and isn't unpacked here.")
     unpacker = None if packed == "identity" else zlib.decompressobj(wbits=31)
     data, received = bytearray(), 0
-    chunks: Any = aiter(response.stream)  # type: ignore[arg-type]  # a generator: closed where it is left early
-    async with aclosing(chunks):
-        async for chunk in chunks:
-            await anyio.lowlevel.checkpoint()  # many small ones may have come at once
-            received += len(chunk)
-            room = most + 1 - len(data)
-            try:
-                data += chunk[:room] if unpacker is None else unpacker.decompress(chunk, room)
-            except zlib.error as error:
-                raise WebRefusal(f"The page can't be unpacked: {error}") from None
-            if len(data) > most or (unpacker is not None and unpacker.eof):
-                break
-            if received > 2 * most + 1_000:
-                raise WebRefusal("The page is much larger packed than unpacked.")
+    async for chunk in chunks:
+        await anyio.lowlevel.checkpoint()  # many small ones may have come at once
+        received += len(chunk)
+        room = most + 1 - len(data)
+        try:
+            data += chunk[:room] if unpacker is None else unpacker.decompress(chunk, room)
+        except zlib.error as error:
+            raise WebRefusal(f"The page can't be unpacked: {error}") from None
+        if len(data) > most or (unpacker is not None and unpacker.eof):
+            break
+        if received > 2 * most + 1_000:
+            raise WebRefusal("The page is much larger packed than unpacked.")
     return bytes(data)
 
 

@@ -5,6 +5,8 @@ import html as html_module
 import ipaddress
 import re
 import socket
+import ssl
+import threading
 import zlib
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -43,7 +45,7 @@ class Net:
         found = self.names[host]
         return [(0, 0, 0, "", (one, port)) for one in (found.pop(0) if len(found) > 1 else found[0])]
 
-    def open(self) -> httpx.MockTransport:
+    async def open(self) -> httpx.MockTransport:
         """Open a connection to the server."""
         self.opened += 1
         return httpx.MockTransport(self)
@@ -195,15 +197,29 @@ async def test_each_request_has_its_own_connection_and_no_cookies(run_mode: Run,
 
 
 class Body(httpx.AsyncByteStream):
-    """The bytes of an answer, in chunks. `taken` counts those that were read; `closed` tells whether it was left."""
+    """The bytes of an answer, in chunks, through two generators as httpx has them.
+
+    `taken` counts the chunks that were read; `closed` and `ended` tell whether it was closed, and the inner generator
+    has ended, and wasn't left to the garbage collector.
+    """
 
     def __init__(self, data: bytes, size: int = 1_000) -> None:
-        self.data, self.size, self.taken, self.closed = data, size, 0, False
+        self.data, self.size, self.taken, self.closed, self.ended = data, size, 0, False, False
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        for at in range(0, len(self.data), self.size):
-            self.taken += 1
-            yield self.data[at : at + self.size]
+        async for chunk in self.read():
+            yield chunk
+
+    async def read(self) -> AsyncIterator[bytes]:
+        """Yield the chunks until it's closed."""
+        try:
+            for at in range(0, len(self.data), self.size):
+                if self.closed:
+                    raise httpx.StreamClosed
+                self.taken += 1
+                yield self.data[at : at + self.size]
+        finally:
+            self.ended = True
 
     async def aclose(self) -> None:
         """Note it."""
@@ -224,6 +240,7 @@ async def test_a_packed_page_is_unpacked(encoding: str, run_mode: Run, net: Call
     assert await fetch("http://outer/", run_mode) == "hello " * 500
     assert body.taken < 20
     assert body.closed
+    assert body.ended
 
 
 @pytest.mark.parametrize(
@@ -242,6 +259,7 @@ async def test_other_packings_are_refused(data: bytes, encoding: str, words: str
     net(packed(body, encoding), outer=[[PUBLIC]])
     assert words in await fetch("http://outer/", max_bytes=1_000)
     assert body.closed
+    assert body.ended or not body.taken
 
 
 @pytest.mark.parametrize("size", [1_000_000, 10_000_000])
@@ -478,7 +496,7 @@ def test_what_was_written_as_html_is_read_back(blocks: list[tuple[str, str, str]
     """Words of any characters, in blocks whose attributes and comments have any, too."""
     escape = html_module.escape
     html = "".join(
-        f'<!--{note.replace("-", "")}--><p a="{escape(value)}" b>{escape(text)}</p>' for text, value, note in blocks
+        f'<!-- {note.replace("-", "")}--><p a="{escape(value)}" b>{escape(text)}</p>' for text, value, note in blocks
     )
     with pytest.raises(StopIteration) as read:
         to_text(html).send(None)
@@ -518,6 +536,24 @@ def test_no_address_outside_of_the_public_ones_is_public(address: ipaddress.IPv6
 def test_special_addresses_are_not_public(address: str) -> None:
     """Translated, tunnelled, for documents and tests, of groups."""
     assert not is_public(address)
+
+
+@pytest.mark.real_clock
+async def test_what_tls_trusts_is_loaded_once_and_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a thread, as it reads a file of some hundred certificates."""
+    threads, load = list[int](), httpx.create_ssl_context
+
+    def note() -> ssl.SSLContext:
+        threads.append(threading.get_ident())
+        return load()
+
+    monkeypatch.setattr(httpx, "create_ssl_context", note)
+    web_module._load_certificates.cache_clear()
+    for _ in range(2):
+        async with await web_module.make_transport() as transport:
+            assert isinstance(transport, httpx.AsyncHTTPTransport)
+    (thread,) = threads
+    assert thread != threading.get_ident()
 
 
 async def test_a_refusal_says_why() -> None:
