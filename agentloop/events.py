@@ -160,7 +160,8 @@ class UsageNote(_Event, frozen=True, tag="usage_note", gc=False, metaclass=Share
     """The provider has read less than half as many tokens from its cache as for the turn before.
 
     So the beginning of the request has changed, or the provider has forgotten it. There is no note where the run itself
-    has changed the history: after a compaction or a handoff. `RunResult.usage_notes` has the notes of a run.
+    has changed the history, after a compaction or a handoff, nor where another model has answered. An answer of which
+    the provider has told no complete usage is passed over. `RunResult.usage_notes` has the notes of a run.
 
     Attributes:
         cached_before, cached: The tokens that were read from the cache, for the turn before and for this one.

@@ -24,6 +24,8 @@ from agentloop.agents import Agent
 from agentloop.agents._graph import AgentGraph
 from agentloop.exceptions import UserTypeError, UserValueError
 from agentloop.items import Item, ToolCall
+from agentloop.model_events import ModelInfo, ModelResponse
+from agentloop.usage import RequestUsage
 
 FindAgent: TypeAlias = Callable[[tuple[str, ...]], Agent[Any, Any] | None]
 """Returns the agent at work in the run at a path."""
@@ -107,11 +109,17 @@ def _events_of_calls(record: r.Record, state: RunFold, find_agent: FindAgent, wh
 
 def _note_usage(records: Sequence[r.Record], state: RunFold) -> Iterator[ev.UsageNote]:
     """Yield the note on the last answer of *state*, if there is one to make. Nearly always two numbers tell."""
-    usages = [response.usage for response in state.responses[-2:]]
-    if len(usages) == 2 and is_bust(*[0 if usage is None else usage.cached_tokens for usage in usages]):
+    now, size = _cached(state.responses[-1]), len(state.responses)
+    back = next((n for n in range(2, size + 1) if _cached(state.responses[-n]) >= 0), 0) if now >= 0 else 0
+    if back and is_bust(_cached(state.responses[-back]), now):
         own = [record for record in records if record.path == state.path]
         answers = [at for at, record in enumerate(own) if isinstance(record, r.ModelResponded)]
-        yield from find_usage_notes(own[answers[-2] :])
+        yield from find_usage_notes(own[answers[-back] :])
+
+
+def _cached(response: ModelResponse) -> int:
+    """Return the tokens that were read from the cache for *response*; -1 without complete usage: they aren't known."""
+    return response.usage.cached_tokens if response.usage is not None and response.usage.complete else -1
 
 
 def is_bust(before: int, now: int) -> bool:
@@ -122,17 +130,18 @@ def is_bust(before: int, now: int) -> bool:
 def find_usage_notes(records: Iterable[r.Record]) -> Iterator[ev.UsageNote]:
     """Yield a note on each answer in *records* for which the provider's cache held much less than for the one before.
 
-    Where the run itself has changed the history in between, by a compaction or a handoff, nothing is said.
+    An answer without complete usage says nothing of the cache, and is passed over. Where the run itself has changed the
+    history in between, by a compaction or a handoff, or another model has answered, nothing is said.
     """
-    read: dict[tuple[str, ...], int] = {}
+    read: dict[tuple[str, ...], RequestUsage] = {}
     for record in records:
         match record:
-            case r.ModelResponded(path=path, turn=turn, response=response):
-                before, read[path] = read.get(path, 0), 0 if response.usage is None else response.usage.cached_tokens
-                if is_bust(before, read[path]):
-                    yield ev.UsageNote(before, read[path], path=path, turn=turn)
-            case r.HandedOff(path=path) | r.HistoryReplaced(path=path, added=False):
-                read.pop(path, None)
+            case r.ModelResponded(path=path, response=ModelResponse(usage=RequestUsage(complete=True) as now)):
+                before, read[path] = read.get(path, now), now
+                if before.model == now.model and is_bust(before.cached_tokens, now.cached_tokens):
+                    yield ev.UsageNote(before.cached_tokens, now.cached_tokens, path=path, turn=record.turn)
+            case r.HandedOff() | r.HistoryReplaced(added=False) | r.ModelRequested(model=ModelInfo()):
+                read.pop(record.path, None)
             case _:
                 pass
 

@@ -10,9 +10,12 @@ from kit.windows import compactions, make_agent
 
 from agentloop import Agent, CachePolicy, ContextPolicy, DropOldest, ModelSettings, RunConfig, Runner, handoff, tool
 from agentloop import events as ev
+from agentloop import records as r
+from agentloop._core.record_events import find_usage_notes
 from agentloop.config import TracingSettings
 from agentloop.items import ToolCall
 from agentloop.journal import MemoryJournal
+from agentloop.model_events import ModelInfo, ModelResponse
 from agentloop.models import OpenAIChatModel, OpenAIResponsesModel
 from agentloop.sessions import MemorySession
 from agentloop.testing import FunctionModel, ScriptedModel, call, respond, say
@@ -20,12 +23,14 @@ from agentloop.usage import RequestUsage
 from agentloop.window import estimate_tokens
 
 
-def read(tokens: int | None) -> RequestUsage | None:
-    """Return the usage of a request of which the provider's cache had *tokens*."""
+def read(tokens: int | str | None) -> RequestUsage | None:
+    """Return the usage of a request for which a cache had *tokens*; or a cut one, or one of another model."""
+    if isinstance(tokens, str):
+        return RequestUsage(input_tokens=9_000, model="other", complete=tokens != "cut")
     return None if tokens is None else RequestUsage(input_tokens=9_000, cached_tokens=tokens)
 
 
-def ask(name: str, cached: int | None, call_id: str = "c", arguments: str = "{}") -> Any:
+def ask(name: str, cached: int | str | None, call_id: str = "c", arguments: str = "{}") -> Any:
     """Return a turn that calls a tool, of whose request the cache had *cached* tokens."""
     return respond(ToolCall(call_id, name, arguments), usage=read(cached))
 
@@ -53,13 +58,17 @@ async def collect(agent: Agent[Any, Any], **options: Any) -> tuple[list[Any], An
         ([4_096, 2_048], []),
         ([4_096, 2_047], [(2, 4_096, 2_047)]),
         ([0, 4_096, 0, 4_096], [(3, 4_096, 0)]),
-        ([4_096, None, 4_096], [(2, 4_096, 0)]),
+        ([4_096, None, 4_096], []),
+        ([4_096, None, None, 0], [(4, 4_096, 0)]),
+        ([4_096, "cut", 4_096, "cut", 0], [(5, 4_096, 0)]),
+        ([4_096, "other model", 4_096], []),
+        (["other model", 4_096, 0], [(3, 4_096, 0)]),
         ([None, 0], []),
         ([4_096, 1_024, 256], [(2, 4_096, 1_024), (3, 1_024, 256)]),
     ],
     ids=str,
 )
-async def test_a_fall_of_more_than_half_is_noted(cached: list[int | None], noted: list[Any]) -> None:
+async def test_a_fall_of_more_than_half_is_noted(cached: list[int | str | None], noted: list[Any]) -> None:
     """In the stream, behind the items of the answer, and in the result, also of a plain run and of a stored log."""
     turns = [*(ask("look", one, f"c{n}") for n, one in enumerate(cached[:-1])), say("done", read(cached[-1]))]
     agent = Agent("a", model=ScriptedModel(turns), tools=[look])
@@ -92,6 +101,17 @@ async def test_what_the_run_has_changed_itself_is_not_noted() -> None:
         handoffs=[handoff(last)],
     )
     assert (await collect(first))[0] == []
+
+
+@pytest.mark.parametrize("place", [None, "second"])
+def test_another_model_that_is_asked_has_another_cache(place: str | None) -> None:
+    """Also where usage doesn't name the model: the request does, if it is another one than before."""
+    told = ((1, 4_096), (2, 0))
+    answers = [r.ModelResponded((), turn, 0.0, ModelResponse((), usage=read(cached))) for turn, cached in told]
+    model = None if place is None else ModelInfo(provider="test", name=place)
+    records: list[r.Record] = [answers[0], r.ModelRequested((), 2, 0.0, "digest", model=model), answers[1]]
+    notes = [] if place is not None else [ev.UsageNote(4_096, 0, turn=2)]
+    assert list(find_usage_notes(records)) == notes
 
 
 async def test_a_nested_run_has_notes_of_its_own() -> None:
@@ -153,7 +173,7 @@ async def test_requests_of_one_session_group_or_run_have_one_key(make: Any) -> N
         assert keys[0] == keys[1] != keys[2] == keys[3]
         assert len({keys[0], keys[2], keys[4], keys[5]}) == 4
         assert all(key.startswith("agentloop-") and len(key) <= 64 for key in keys)
-        assert "ada" not in json.dumps(server.bodies)
+        assert "ada@" not in json.dumps(server.bodies)
         journal = MemoryJournal()
         await Runner.run(agent, "hi", journal=journal)
         began, left, lines = server.key(), MemoryJournal(), await journal.read()
