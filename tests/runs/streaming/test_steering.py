@@ -1,5 +1,6 @@
 """Input that is added to a run under way: when the model is shown it, and why some is refused."""
 
+import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import nullcontext
@@ -602,6 +603,54 @@ def test_when_the_event_loop_of_a_run_has_ended_input_is_refused_or_known(backen
     anyio.run(run, backend=backend)
     for other in ("asyncio", "trio"):
         anyio.run(ask, held[0], backend=other)
+
+
+@pytest.mark.real_clock
+def test_a_sender_whose_run_loses_its_event_loop_is_told_that_its_input_may_be_lost() -> None:
+    """The loop is ended around a run that is a background task: it cancels the sender's part there, too."""
+    held, asked = list[Any](), threading.Event()
+    told: list[str] = []
+
+    async def hold(begun: asyncio.Event, added: asyncio.Event, journal: HeldJournal) -> None:
+        class Watch(Instrument):
+            def on_record(self, record: r.Record) -> None:
+                """Tell the loop's owner that the input is in the log."""
+                if isinstance(record, r.InputAdded):
+                    added.set()
+
+        agent = waiting_agent(anyio.Event())
+        async with Runner.run_streamed(
+            agent, "go", journal=journal, run_config=RunConfig(instruments=[Watch()])
+        ) as stream:
+            async for event in stream:
+                if isinstance(event, ev.CallStarted):
+                    break
+            held.append(stream)
+            journal.held = True
+            begun.set()
+            await stream.finished()
+
+    async def own() -> None:
+        begun, added, journal = asyncio.Event(), asyncio.Event(), HeldJournal()
+        holding = asyncio.create_task(hold(begun, added, journal))
+        await begun.wait()
+        asked.set()
+        await added.wait()
+        asyncio.get_running_loop().call_later(0, journal.go.set)
+        assert not holding.done()
+
+    def send() -> None:
+        asked.wait(60)
+        try:
+            anyio.run(held[0].add_input, "more")
+        except JournalError as error:
+            told.append(str(error))
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    asyncio.run(own())
+    sender.join()
+    assert told == ["the run's event loop has ended, and what was given may be lost"]
 
 
 @pytest.mark.real_clock
