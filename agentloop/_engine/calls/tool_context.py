@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from typing import Any
 
 import anyio
@@ -45,8 +45,9 @@ class ToolContextServices(Value, frozen=True, eq=False):
         shared = self.live.run.tree.shared
         if shared.is_current():
             work(*args)
-        else:
-            anyio.from_thread.run_sync(work, *args, token=shared.token())
+        elif self.live.phase == "body":  # else an abandoned thread, whose loop may have ended
+            with suppress(anyio.RunFinishedError):  # it has ended since
+                anyio.from_thread.run_sync(work, *args, token=shared.token())
 
     def _report(self, progress: float, total: float | None, message: str | None) -> None:
         live = self.live

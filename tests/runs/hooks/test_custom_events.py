@@ -71,6 +71,39 @@ async def test_a_body_in_a_thread_emits() -> None:
     assert [event.value for event in events[1:-1]] == [["one"], ["two"]]
 
 
+@pytest.mark.real_clock
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_thread_that_outlives_the_run_emits_nothing(backend: str) -> None:
+    """Nor reports it: its call has an outcome, and its loop has ended. It gets no error."""
+    ended, raised, threads = threading.Event(), list[Exception](), list[threading.Thread]()
+
+    @tool
+    def leave(ctx: ToolContext[Any]) -> str:
+        """Start a thread that outlives the call."""
+
+        def emit() -> None:
+            ended.wait()
+            for late in (lambda: ctx.emit({"hits": 1}), lambda: ctx.report_nowait(1)):
+                try:
+                    late()
+                except Exception as error:
+                    raised.append(error)
+
+        threads.append(threading.Thread(target=emit))
+        threads[0].start()
+        return "done"
+
+    emitted = Emissions()
+    config = RunConfig(instruments=[emitted])
+    try:
+        Runner.run_sync(make_agent([leave], call_each("leave")), "go", backend=backend, run_config=config)  # type: ignore[arg-type]
+    finally:
+        ended.set()
+    threads[0].join()
+    assert raised == []
+    assert emitted.got == []
+
+
 async def test_events_of_a_nested_run_have_its_path() -> None:
     """As all its events have."""
     inner = Agent("inner", model=ScriptedModel([call("search", {}, "c1"), say("done")]), tools=[search])
