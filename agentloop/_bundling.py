@@ -70,7 +70,7 @@ class Bundle(ReprByFields):
         policies: Policies that decide on every call of the agent, also of tools that aren't the bundle's.
         hooks: Methods that the run calls while the agent is active, beside its own.
         context: The `ContextPolicy` of an agent that has none.
-        model_settings: Settings that hold where the agent has none of its own.
+        model_settings: Settings that hold where the agent has none.
         shared: True if what `open` opens is shared by all runs that can share it, nested runs included, as by
             `RunContext.shared_resource`; otherwise each run opens its own.
 

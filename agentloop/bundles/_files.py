@@ -62,7 +62,7 @@ class Files(Bundle):
             `NAME_list_files` and so on.
 
     Raises:
-        UserValueError: if *root* isn't a folder, or *name* is no part of a tool's name.
+        UserValueError: if *root* isn't a folder, or *name* can't be part of the name of a tool.
 
     Example:
         import tempfile
