@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,8 @@ def journal_files(folder: str | os.PathLike[str]) -> list[Path]:
 
 
 def journals_in(folder: str | os.PathLike[str]) -> Callable[..., FileJournal]:
-    """Return a function that opens the journal of the run with a given index and input in *folder*, at an attempt.
+    """Return a function that opens the journal of the run with a given index and input in *folder*, at an attempt; the
+    newest attempt that there is if none is given.
 
     It makes the folder where there is none, readable by its owner only, since journals hold private data.
 
@@ -40,13 +42,18 @@ def journals_in(folder: str | os.PathLike[str]) -> Callable[..., FileJournal]:
         UserError: if the folder can't be made.
     """
 
-    def open_journal(index: int, _input: Any, attempt: int = 1) -> FileJournal:
+    def open_journal(index: int, _input: Any, attempt: int | None = None) -> FileJournal:
         try:
             os.makedirs(folder, mode=0o700, exist_ok=True)
         except OSError as error:
             place = os.fspath(folder)
             raise UserError(f"journals: {place!r} can't be made a folder: {error.strerror or error}") from error
+        if attempt is None:
+            attempt = next(number for number in count(1) if not find_path(index, number + 1).exists())
+        return FileJournal(find_path(index, attempt))
+
+    def find_path(index: int, attempt: int) -> Path:
         name = f"run-{index:06}" if attempt == 1 else f"run-{index:06}.try-{attempt}"
-        return FileJournal(os.path.join(folder, f"{name}.journal"))
+        return Path(folder, f"{name}.journal")
 
     return open_journal

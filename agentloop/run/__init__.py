@@ -290,7 +290,7 @@ class Runner:
             retry_failed: True to begin an input anew whose run has failed for good in an earlier call, once a call,
                 with a new journal beside the old ones: `run-000000.try-2.journal` in a folder. A callable of *journals*
                 is then one of `(index, input, attempt)`, with attempts from 1. What the failed runs used counts in the
-                budget.
+                budget. Without it, the newest journal of a folder counts.
             **options: `RunOptions` but for the journal, shared by all runs.
 
         Models, connections and threads are shared as in `open_runtime`, which the batch opens if none is open.

@@ -65,6 +65,7 @@ async def test_a_failed_input_is_begun_anew_beside_its_old_journal(tmp_path: Pat
     assert await run(retry_failed=True) == [2, 2]
     assert counter.asked == ["two"]
     assert await run(retry_failed=True) == [2, 2]
+    assert await run() == [2, 2]  # the newest attempt counts
     assert counter.asked == []
     assert sorted(path.name for path in folder.iterdir()) == [
         "run-000000.journal",
