@@ -488,6 +488,8 @@ class RunState:
             call finds out, and appends what is missing.
 
         Raises:
+            StateError: a secret answer was given, and the journal has no codec: no run could read it there. Nothing is
+                appended.
             JournalError: if something else has written to the journal since, a run or another call has it, or it isn't
                 the one that the state was read from. Nothing is appended.
 
@@ -557,6 +559,8 @@ class RunState:
                 f"append_to: the state was made from {self._stored} records, and the journal holds {known}, or others: "
                 "read the state from the journal again, and give it once more"
             )
+        if sealed_by is None:
+            _check_kept(records[known:])
         given = list(map(codec.line_encoder(sealed_by, self.converter), records[known:]))
         if not held.is_current:  # a journal of an older schema continues in this one
             graph = AgentGraph(self.agent).describe_as_text()
@@ -854,7 +858,8 @@ def answer_to(
         raise StateError(f"the interruption of call {call_id!r} is of another tool or agent than the one that waits")
     if obstacle := _find_obstacle_to_answer(root, fold, state, asked, at):
         raise StateError(f"no call {call_id!r} waits for an answer: {obstacle}")
-    if error is None and (wrong := find_violation(as_json(value), asked.returns)) is not None:
+    named = not fold.gives_secret(state.call)
+    if error is None and (wrong := find_violation(as_json(value), asked.returns, names_keys=named)) is not None:
         raise UserValueError(f"the answer to call {call_id!r} of tool {state.call.name!r} doesn't fit: {wrong}")
     return r.CallAnswered(
         path, fold.turn, at, call_id, as_json(value) if error is None else error, failed=error is not None, by=by
@@ -873,6 +878,20 @@ def as_json(value: Any) -> Any:
         return json.loads(json.dumps(value, ensure_ascii=False, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as fault:
         raise UserTypeError(f"answer: it has no JSON form: {fault}") from None
+
+
+def _check_kept(records: Iterable[r.Record]) -> None:
+    """Check that a journal without a codec keeps what *records* say.
+
+    Raises:
+        StateError: it would hold an answer as a digest only.
+    """
+    for one in records:
+        if isinstance(one, r.CallAnswered) and one.secret:
+            raise StateError(
+                f"append_to: the answer to call {one.call_id!r} is secret, and this journal would keep only a digest: "
+                "give the journal a codec, or run the agent with this state and the journal"
+            )
 
 
 def describe_answer(answer: r.CallAnswered) -> str:

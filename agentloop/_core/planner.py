@@ -28,7 +28,7 @@ from agentloop._core.plan import Answer, Disposition, Execute, Plan, PlanEntry, 
 from agentloop._core.run_fold import RunFold
 from agentloop._core.turn_view import TurnView
 from agentloop._schema.json_text import quote
-from agentloop._storage.withholding import WithheldText, find_missing_secrets
+from agentloop._storage.withholding import Withheld, WithheldText, find_missing_secrets
 from agentloop.exceptions import ModelBehaviorError, StateError
 from agentloop.items import ToolCall
 from agentloop.outcomes import CallOutcome
@@ -61,6 +61,7 @@ def check_secrets(plan: Plan, state: RunFold) -> None:
     for entry in plan:
         if not isinstance(entry.disposition, Execute) or entry.call.call_id in state.cancel_requests:
             continue
+        _check_answer_of(state.calls[entry.call.call_id])
         answers = entry.disposition.resumed and entry.tool is not None and isinstance(entry.tool.body, ExternalBody)
         if isinstance(entry.disposition.arguments.text, WithheldText) and not answers:
             _check_secrets_of(entry.call, entry.disposition.arguments.text)
@@ -75,6 +76,9 @@ def _check_nested(state: RunFold) -> None:
     Raised inside the nested run instead, the error would become a tool output for the outer model.
     """
     for call in state.due_calls() if state.batch_open else ():
+        if call.call.call_id in state.cancel_requests:
+            continue
+        _check_answer_of(call)
         nested = state.nested.get(call.call.call_id)
         verdict = state.verdict(call)
         if nested is not None and nested.started is not None:
@@ -91,6 +95,14 @@ def _check_secrets_of(call: ToolCall, arguments: str | None) -> None:
         raise StateError(
             f"call {call.call_id!r} of tool {call.name!r} needs the secret arguments {names}, which "
             "were stored as digests, or sealed by a codec that isn't given"
+        )
+
+
+def _check_answer_of(call: CallState) -> None:
+    if call.answer is not None and isinstance(call.answer.value, Withheld):
+        raise StateError(
+            f"call {call.call.call_id!r} of tool {call.call.name!r} needs its answer, which is secret and was stored "
+            "as a digest, or sealed by a codec that isn't given"
         )
 
 

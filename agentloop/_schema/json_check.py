@@ -7,8 +7,10 @@ refuse values is refused itself, where the tool is made, so no answer passes tha
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
 from typing import Any, TypeAlias
 
 from agentloop._common.errors import UserTypeError, UserValueError
@@ -46,10 +48,20 @@ def _key(value: Any) -> Any:
 
 
 class _SchemaCheck:
-    """The check of one value; *root* is the whole schema, which has the definitions."""
+    """The check of one value; *root* is the whole schema, which has the definitions.
 
-    def __init__(self, root: Schema) -> None:
+    What a reference says of one value is found once: so the work is bounded by the sizes of schema and value.
+    """
+
+    def __init__(self, root: Schema, *, names_keys: bool) -> None:
         self.root = root
+        self.names_keys = names_keys
+        self.known: dict[tuple[str, int, str], str | None] = {}
+        """The faults found, by reference, identity of the value, and place."""
+
+    def place_of(self, place: str, key: str) -> str:
+        """Return the place of the member *key*, which the schema doesn't name, of the value at *place*."""
+        return f"{place}.{key}" if self.names_keys else f"{place}.*"
 
     def fault(self, value: Any, schema: Any, place: str, depth: int = 0) -> str | None:
         """Return what is wrong with *value*, at *place*; None if it fits."""
@@ -91,8 +103,9 @@ def _additional(check: _SchemaCheck, value: Any, wanted: Any, schema: Schema, pl
         return None
     more = [key for key in value if key not in schema.get("properties", {})]
     if wanted is False:
-        return f"{place}: {more[0]!r} isn't expected" if more else None
-    found = (check.fault(value[key], wanted, f"{place}.{key}", depth + 1) for key in more)
+        name = repr(more[0]) if more and check.names_keys else "a member"
+        return f"{place}: {name} isn't expected" if more else None
+    found = (check.fault(value[key], wanted, check.place_of(place, key), depth + 1) for key in more)
     return next(filter(None, found), None)
 
 
@@ -129,7 +142,11 @@ def _all_of(check: _SchemaCheck, value: Any, wanted: Any, schema: Schema, place:
 
 
 def _ref(check: _SchemaCheck, value: Any, wanted: Any, schema: Schema, place: str, depth: int) -> str | None:
-    return check.fault(value, _find(check.root, wanted), place, depth + 1)
+    key = wanted, id(value), place
+    if key not in check.known:
+        check.known[key] = f"{place}: the schema refers to itself without an end"  # until it is found
+        check.known[key] = check.fault(value, _find(check.root, wanted), place, depth + 1)
+    return check.known[key]
 
 
 def _find(root: Schema, reference: str) -> Any:
@@ -137,6 +154,12 @@ def _find(root: Schema, reference: str) -> Any:
     for step in reference.removeprefix("#").split("/")[1:]:
         found = found[step.replace("~1", "/").replace("~0", "~")]
     return found
+
+
+def _is_multiple(value: float, step: float) -> bool:
+    """Tell whether *value* is a multiple of *step*, as the numbers are written: 0.3 is one of 0.1."""
+    whole, part = (Fraction(one) if isinstance(one, int) else Fraction(repr(one)) for one in (value, step))
+    return whole % part == 0
 
 
 Rule: TypeAlias = Callable[[_SchemaCheck, Any, Any, Schema, str, int], str | None]
@@ -167,7 +190,7 @@ _RULES: Mapping[str, Rule] = {
     "maximum": _bound(_is_number, lambda value, most: value <= most, "expected at most {}"),
     "exclusiveMinimum": _bound(_is_number, lambda value, least: value > least, "expected more than {}"),
     "exclusiveMaximum": _bound(_is_number, lambda value, most: value < most, "expected less than {}"),
-    "multipleOf": _bound(_is_number, lambda value, step: value % step == 0, "expected a multiple of {}"),
+    "multipleOf": _bound(_is_number, _is_multiple, "expected a multiple of {}"),
     "minLength": _bound(_is_text, lambda value, least: len(value) >= least, "expected at least {} characters"),
     "maxLength": _bound(_is_text, lambda value, most: len(value) <= most, "expected at most {} characters"),
     "pattern": _bound(_is_text, lambda value, wanted: bool(re.search(wanted, value)), "expected text that fits {!r}"),
@@ -184,12 +207,16 @@ _PARTS = ("items", "additionalProperties")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 
 
-def find_violation(value: Any, schema: Schema) -> str | None:
+def find_violation(value: Any, schema: Schema, *, names_keys: bool = True) -> str | None:
     """Return what is wrong with *value*, a value of JSON, with its place; None if it fits *schema*.
 
-    *schema* is one that `check_schema` takes. Values aren't quoted.
+    *schema* is one that `check_schema` takes. Values aren't quoted, and without *names_keys* no keys that the schema
+    doesn't name.
     """
-    return _SchemaCheck(schema).fault(value, schema, "$")
+    try:
+        return _SchemaCheck(schema, names_keys=names_keys).fault(value, schema, "$")
+    except RecursionError:
+        return "$: it is nested too deep"
 
 
 def check_schema(what: str, schema: Any) -> dict[str, Any]:
@@ -198,11 +225,31 @@ def check_schema(what: str, schema: Any) -> dict[str, Any]:
     Raises:
         UserTypeError, UserValueError: it can't; names the place and the keyword.
     """
-    copied: dict[str, Any] = _copy_part(what, schema, "$", schema if isinstance(schema, Mapping) else {}, 0)
+    try:
+        # One pass through JSON: any process may read the schema, so it must be there what it is here.
+        plain = json.loads(json.dumps(schema, default=_as_dict, allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UserTypeError(f"{what}: the schema has no JSON form: {error}") from None
+    parts: dict[int, Any] = {}
+    copied: dict[str, Any] = _copy_part(what, plain, "$", plain, 0, parts)
+    for part in parts.values():
+        reference = part.get("$ref")
+        if (
+            reference is not None
+            and not isinstance(target := _find(copied, reference), bool)
+            and id(target) not in parts
+        ):
+            raise UserValueError(f"{what}: $ref: no schema is at {reference!r} that answers can be checked against")
     return copied
 
 
-def _copy_part(what: str, schema: Any, place: str, root: Schema, depth: int) -> Any:
+def _as_dict(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
+
+
+def _copy_part(what: str, schema: Any, place: str, root: Any, depth: int, parts: dict[int, Any]) -> Any:
     if isinstance(schema, bool) and depth:
         return schema
     if not isinstance(schema, Mapping):
@@ -210,15 +257,18 @@ def _copy_part(what: str, schema: Any, place: str, root: Schema, depth: int) -> 
     if depth > _MOST_DEPTH:
         raise UserValueError(f"{what}: it is nested more than {_MOST_DEPTH} deep")
     made: dict[str, Any] = {}
+    parts[id(made)] = made
     for keyword, given in schema.items():
         at = f"{place}.{keyword}"
         if keyword in _PARTS_BY_NAME and isinstance(given, Mapping):
-            made[keyword] = {key: _copy_part(what, one, f"{at}.{key}", root, depth + 1) for key, one in given.items()}
+            made[keyword] = {
+                key: _copy_part(what, one, f"{at}.{key}", root, depth + 1, parts) for key, one in given.items()
+            }
         elif keyword in _PARTS:
-            made[keyword] = _copy_part(what, given, at, root, depth + 1)
+            made[keyword] = _copy_part(what, given, at, root, depth + 1, parts)
         elif keyword in _LISTS and isinstance(given, Sequence):
             made[keyword] = [
-                _copy_part(what, one, f"{at}[{index}]", root, depth + 1) for index, one in enumerate(given)
+                _copy_part(what, one, f"{at}[{index}]", root, depth + 1, parts) for index, one in enumerate(given)
             ]
         elif keyword in _RULES or keyword in _WORDS:
             _check_content(what, keyword, given, at, root)
@@ -233,9 +283,11 @@ def _check_content(what: str, keyword: str, given: Any, at: str, root: Schema) -
     wrong = None
     if keyword == "type":
         kinds = [given] if isinstance(given, str) else given
-        wrong = not (isinstance(kinds, Sequence) and kinds and all(one in _TYPES for one in kinds))
-    elif keyword in ("enum", "required", *_LISTS):
-        wrong = isinstance(given, str) or not isinstance(given, Sequence)
+        wrong = not (isinstance(kinds, list) and kinds and all(isinstance(one, str) and one in _TYPES for one in kinds))
+    elif keyword == "required":
+        wrong = not (isinstance(given, list) and all(isinstance(one, str) for one in given))
+    elif keyword in ("enum", *_LISTS):
+        wrong = not isinstance(given, list)
     elif keyword == "properties":
         wrong = not isinstance(given, Mapping)
     elif keyword.startswith(("min", "max", "exclusive", "multiple")):

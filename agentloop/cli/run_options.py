@@ -198,12 +198,14 @@ def read_answer(typed: str, returns: Mapping[str, Any]) -> Any:
         return choices[int(text) - 1] if 1 <= int(text) <= len(choices) else text
     if find_violation(text, returns) is None and returns.get("type") == "string":
         return text
+    takes_text = find_violation(text, returns) is None
     try:
-        return json.loads(text)
+        value = json.loads(text)
     except ValueError:
-        if find_violation(text, returns) is None:
+        if takes_text:
             return text
         raise UserValueError(f"the answer doesn't fit: expected {describe_answer(returns)}") from None
+    return text if takes_text and find_violation(value, returns) is not None else value
 
 
 def describe_answer(returns: Mapping[str, Any]) -> str:

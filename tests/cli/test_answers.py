@@ -47,6 +47,15 @@ def test_an_answer_is_json_or_text_where_a_text_is_asked_for() -> None:
     assert read_answer('{"a": 1}', {}) == {"a": 1}
     assert read_answer("free", {}) == "free"
     assert read_answer("9", {"enum": ["a"]}) == "9"
+    optional = {"anyOf": [{"type": "string"}, {"type": "null"}]}
+    assert [read_answer(typed, optional) for typed in ("42", "true", '"a"', "a", "null")] == [
+        "42",
+        "true",
+        "a",
+        "a",
+        None,
+    ]
+    assert read_answer("42", {"type": ["string", "integer"]}) == 42
     with pytest.raises(UserError, match="expected JSON that fits"):
         read_answer("seven", {"type": "integer"})
     assert describe_answer({}) == "any JSON"

@@ -1,5 +1,8 @@
 """Whether a value fits a JSON schema: each keyword, and the same verdict as the well-known checker's."""
 
+from datetime import date
+from decimal import Decimal
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -35,6 +38,7 @@ TREE = {
         ({"minLength": 1, "maxLength": 2, "pattern": "^a"}, ["a", "ab", 3], ["", "abc", "b"]),
         ({"minItems": 1, "maxItems": 2, "uniqueItems": True}, [[1], [1, True]], [[], [1, 2, 3], [1, 1.0]]),
         ({"minProperties": 1, "maxProperties": 1}, [{"a": 1}], [{}, {"a": 1, "b": 2}]),
+        ({"multipleOf": 0.1}, [0.3, 0.7, 1, -0.2, 1e300], [0.25, 1e-300]),
         ({"properties": {"never": False, "ever": True}}, [{}, {"ever": 1}], [{"never": 1}]),
         (TREE, [{"more": [{"more": []}]}], [{"more": [{"more": 3}]}]),
     ],
@@ -50,7 +54,7 @@ def test_each_keyword_means_what_it_says(schema: dict[str, Any], fits: list[Any]
 
 
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-2, 2) | st.sampled_from(["", "a", "b"]),
+    st.none() | st.booleans() | st.integers(-2, 2) | st.sampled_from(["", "a", "b", 0.5, -1.5, 1.0]),
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from("ab"), inner, max_size=2),
     max_leaves=4,
 )
@@ -75,7 +79,16 @@ SCHEMAS = st.recursive(
             "type": TYPES | st.lists(TYPES, min_size=1, max_size=2, unique=True),
             "enum": st.lists(VALUES, min_size=1, max_size=3),
             "required": st.lists(st.sampled_from("ab"), unique=True),
-            "minimum": st.integers(-2, 2),
+            "const": VALUES,
+            "minimum": st.integers(-2, 2) | st.sampled_from([0.5, -1.5]),
+            "exclusiveMaximum": st.integers(-2, 2),
+            "multipleOf": st.sampled_from([1, 2, 0.5, 0.25]),
+            "maxLength": st.integers(0, 2),
+            "minItems": st.integers(0, 2),
+            "minProperties": st.integers(0, 2),
+            "maxProperties": st.integers(0, 2),
+            "pattern": st.sampled_from(["a", "^b", ""]),
+            "$ref": st.sampled_from(["#/$defs/one", "#/$defs/two"]),
             "minLength": st.integers(0, 2),
             "maxItems": st.integers(0, 2),
         },
@@ -85,9 +98,10 @@ SCHEMAS = st.recursive(
 )
 
 
-@given(SCHEMAS, VALUES)
-def test_the_verdict_is_that_of_the_well_known_checker(schema: dict[str, Any], value: Any) -> None:
+@given(SCHEMAS, TYPES, VALUES)
+def test_the_verdict_is_that_of_the_well_known_checker(drawn: dict[str, Any], kind: str, value: Any) -> None:
     """For drawn schemas and values, and the copy of the schema changes nothing."""
+    schema = {**drawn, "$defs": {"one": {"items": {"$ref": "#/$defs/two"}}, "two": {"type": ["null", kind]}}}
     checked = check_schema("x", schema)
     assert (find_violation(value, checked) is None) == Draft202012Validator(schema).is_valid(value)
 
@@ -106,6 +120,13 @@ def test_the_verdict_is_that_of_the_well_known_checker(schema: dict[str, Any], v
         {"$ref": 3},
         {"anyOf": 3},
         {"items": 3},
+        {"required": [["a"]]},
+        {"required": {"a": 1}},
+        {"type": [["string"]]},
+        {"type": {"string": 1}},
+        {"$ref": "#/enum/0", "enum": [{"type": [["x"]]}]},
+        {"$ref": "#/const", "const": {"type": "nothing"}},
+        {"$ref": "#/title", "title": "a"},
     ],
 )
 def test_what_cannot_be_checked_is_refused(schema: dict[str, Any]) -> None:
@@ -125,3 +146,61 @@ def test_depth_is_bounded() -> None:
     for _ in range(70):
         value = {"more": [value]}
     assert "nested more than 60 deep" in (find_violation(value, TREE) or "")
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"enum": [date(2020, 1, 1)]},
+        {"const": Decimal(1)},
+        {"default": object()},
+        {"maximum": float("nan")},
+        {"description": b"x"},
+        {"properties": {("a", "b"): {}}},
+    ],
+)
+def test_a_schema_without_a_json_form_is_refused(schema: dict[str, Any]) -> None:
+    """It would be another one in the log."""
+    with pytest.raises(UserError, match="x: the schema has no JSON form: "):
+        check_schema("x", schema)
+
+
+def test_the_schema_is_what_another_process_reads() -> None:
+    """Tuples are lists, mappings of any kind objects, and keys texts."""
+    given = MappingProxyType({"enum": ("a", "b"), "required": ("a",), "const": {1: 2}})
+    assert check_schema("x", given) == {"enum": ["a", "b"], "required": ["a"], "const": {"1": 2}}
+
+
+@pytest.mark.parametrize("combined", ["anyOf", "oneOf", "allOf"])
+def test_the_work_is_bounded(combined: str) -> None:
+    """References that branch, in a circle or not, are followed once for each value; so the test ends."""
+    circle = check_schema("x", {combined: [{"$ref": "#"}, {"$ref": "#"}]})
+    assert "refers to itself without an end" in (find_violation(1, circle) or "")
+    steps: dict[str, Any] = {
+        f"s{n}": {combined: [{"$ref": f"#/$defs/s{n + 1}"}, {"$ref": f"#/$defs/s{n + 1}"}]} for n in range(25)
+    }
+    chain = check_schema("x", {"$ref": "#/$defs/s0", "$defs": {**steps, "s25": {"type": "string"}}})
+    assert (find_violation("a", chain) is None) == (combined != "oneOf")
+    assert find_violation(1, chain) is not None
+
+
+def test_a_value_too_deep_to_read_does_not_fit() -> None:
+    """An enumeration compares whole values."""
+    value: Any = []
+    for _ in range(5_000):
+        value = [value]
+    assert find_violation(value, check_schema("x", {"enum": [1]})) == "$: it is nested too deep"
+
+
+@pytest.mark.parametrize(
+    ("schema", "fault"),
+    [
+        ({"additionalProperties": False}, "$: a member isn't expected"),
+        ({"additionalProperties": {"type": "integer"}}, "$.*: expected integer"),
+    ],
+)
+def test_a_key_that_the_schema_does_not_name_may_be_secret(schema: dict[str, Any], fault: str) -> None:
+    """Without `names_keys` no fault repeats it."""
+    checked = check_schema("x", schema)
+    assert find_violation({"hush": "x"}, checked, names_keys=False) == fault
+    assert "hush" in (find_violation({"hush": "x"}, checked) or "")

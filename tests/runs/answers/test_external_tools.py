@@ -615,3 +615,89 @@ async def test_withheld_arguments_are_no_obstacle_to_an_answer(run_mode: Run) ->
     state.answer("c1", {"n": 6})
     ended = await run_mode(agent, state)
     assert find_outcome(ended, "c1").status == "succeeded"
+
+
+class Reversing:
+    """A codec for tests, which hides nothing from those who know it."""
+
+    def seal(self, data: bytes) -> bytes:
+        return data[::-1]
+
+    def open(self, sealed: bytes) -> bytes:
+        return sealed[::-1]
+
+
+def make_secret(depth: int) -> tuple[Agent[Any, Any], Agent[Any, Any]]:
+    """Return an agent, and the one that asks for a secret answer: itself, or the agent of its tool."""
+    asking = make_asking(secret_output=True)
+    if not depth:
+        return asking, asking
+    return make_agent([asking.as_tool("ask", "Ask.")], call("ask", {"input": "?"}, "o1")), asking
+
+
+@pytest.mark.scenario("PE-04")
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("given", [{"value": {"n": 84129053771}}, {"error": "no 84129053771"}])
+async def test_a_secret_answer_that_was_not_kept_is_no_answer(run_mode: Run, depth: int, given: dict[str, Any]) -> None:
+    """A state without a codec has a digest, which the model isn't shown; with the codec, it is shown the answer."""
+    agent, asking = make_secret(depth)
+    state = (await run_mode(agent, "go")).to_state()
+    state.answer("c1", **given)
+    kept = RunState.from_string(agent, state.to_string())
+    with pytest.raises(StateError, match="call 'c1' of tool 'room' needs its answer, which is secret"):
+        await run_mode(agent, kept)
+    state = RunState.from_string(agent, state.to_string(codec=Reversing()), codec=Reversing())
+    assert (await run_mode(agent, state)).final_output == "done"
+    assert "84129053771" in str(read_shown_outputs(asking)["c1"])
+
+
+@pytest.mark.scenario("PE-04")
+@pytest.mark.parametrize("depth", [0, 1])
+async def test_a_journal_without_a_codec_takes_no_secret_answer(run_mode: Run, depth: int) -> None:
+    """It would keep a digest. The state has the answer still, and a run that continues it needs no codec."""
+    agent, asking = make_secret(depth)
+    journal = MemoryJournal()
+    await run_mode(agent, "go", journal=journal)
+    before = list(await journal.read())
+    state = await RunState.from_journal(agent, journal)
+    state.answer("c1", {"n": 84129053771})
+    with pytest.raises(StateError, match="answer to call 'c1' is secret, and this journal would keep only a digest"):
+        await state.append_to(journal)
+    assert list(await journal.read()) == before
+    assert (await run_mode(agent, state, journal=journal)).final_output == "done"
+    assert read_shown_outputs(asking) == {"c1": '{"n": 84129053771}'}
+    sealing = MemoryJournal(codec=Reversing())
+    agent, asking = make_secret(depth)
+    await run_mode(agent, "go", journal=sealing)
+    state = await RunState.from_journal(agent, sealing)
+    state.answer("c1", {"n": 84129053771})
+    await state.append_to(sealing)
+    assert (await run_mode(agent, await RunState.from_journal(agent, sealing), journal=sealing)).final_output == "done"
+    assert read_shown_outputs(asking) == {"c1": '{"n": 84129053771}'}
+
+
+async def test_a_call_that_was_cancelled_needs_no_secret_answer() -> None:
+    """The nested run goes on without it, although its digest is all that was kept."""
+    agent, _ = make_secret(1)
+    state = (await Runner.run(agent, "go")).to_state()
+    state.answer("c1", {"n": 1})
+    records = list(RunState.from_string(agent, state.to_string()).records)
+    records.append(r.CancelRequested(("o1",), 1, records[-1].at, "c1", None, "enough"))
+    ended = await Runner.run(agent, RunState(agent, records))
+    assert ended.final_output == "done"
+    assert {one.call_id: one.outcome.status for one in find_records(ended, r.CallSettled)} == {
+        "c1": "cancelled",
+        "o1": "succeeded",
+    }
+
+
+async def test_a_misfit_of_a_secret_answer_does_not_repeat_its_keys(run_mode: Run) -> None:
+    """They may be as secret as its values."""
+    agent = make_agent(
+        [ExternalTool("room", "Ask.", {}, returns={**ROOM, "additionalProperties": False}, secret_output=True)],
+        call("room", {}, "c1"),
+    )
+    state = (await run_mode(agent, "go")).to_state()
+    with pytest.raises(UserValueError, match=r"doesn't fit: .*a member isn't expected") as caught:
+        state.answer("c1", {"n": 1, "hush": 2})
+    assert "hush" not in str(caught.value)
