@@ -102,15 +102,15 @@ _REACHES: Final[dict[str, tuple[str, int | None]]] = {
 
 
 @attrs.frozen(eq=False)
-class _Watched:
+class _WatchedBlock:
     """A block that is watched: what was heard of it, and whether that is refused."""
 
     heard: list[str] = attrs.Factory(list)
     refuses: bool = False
 
 
-_block: ContextVar[_Watched | None] = ContextVar("agentloop_lab_block", default=None)
-_refusing: list[_Watched] = []
+_block: ContextVar[_WatchedBlock | None] = ContextVar("agentloop_lab_block", default=None)
+_refusing: list[_WatchedBlock] = []
 _installed = False
 
 
@@ -168,7 +168,7 @@ def watch(notes: list[str], who: str, *, refuses: bool = False) -> Iterator[None
     if not _installed:
         sys.addaudithook(_hear)
         _installed = True
-    block = _Watched(refuses=refuses)
+    block = _WatchedBlock(refuses=refuses)
     token = _block.set(block)
     if refuses:
         _refusing.append(block)
@@ -184,7 +184,7 @@ def watch(notes: list[str], who: str, *, refuses: bool = False) -> Iterator[None
 @contextmanager
 def unwatched() -> Iterator[None]:
     """Let what the block itself does happen and be untold: the work of a debugger."""
-    token = _block.set(_Watched())
+    token = _block.set(_WatchedBlock())
     try:
         yield
     finally:
