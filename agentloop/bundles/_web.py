@@ -318,7 +318,7 @@ def _read_parts(html: str) -> Iterator[str]:
 
 
 def _end_markup(html: str, at: int) -> int:
-    """Return the end of what begins with a `<` at *at* and is no tag: a comment, an instruction, or that character."""
+    """Return the end of a comment, an instruction, or a `<` that begins no tag, at *at*."""
     if html.startswith("<!--", at):
         end = _COMMENT_END.search(html, at + 2)
         return end.end() if end else len(html)

@@ -5,7 +5,7 @@ server as well: Python's audit events tell. Nothing is prevented, only told; but
 debugger (`lab.enter`) it is refused, because its work was done when the run was recorded.
 
 Such a body may let others do its work: a pool of threads, a task that was there before. They have none of its context,
-so while it runs the refusal holds for all in the process that has no watched block of its own. Free are a debugger's
+so while it runs the refusal holds for all in the process that isn't in another watched block. Free are a debugger's
 threads and what happens in `unwatched`.
 
 What the events don't tell can't be heard: connections and files that are open already, what a thread does that outlives

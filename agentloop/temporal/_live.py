@@ -54,7 +54,7 @@ def progress_to_json(call_id: str, progress: float, total: float | None, message
 
 
 def custom_to_json(call_id: str, value: Any) -> dict[str, Any]:
-    """Return the details of a heartbeat of a body that emits an event of its own."""
+    """Return the details of a heartbeat of a body that emits its own event."""
     return {"call_id": call_id, "custom": value_to_json(value)}
 
 

@@ -86,7 +86,7 @@ class Spied:
     moments: list[Picture] = attrs.field(factory=list)
     """Pictures of the state whenever the body waited; only where they were asked for."""
     interrupted: list[float] = attrs.field(factory=list)
-    """The virtual times at which a cancellation was raised where the body waited; one of its own timeouts, too."""
+    """The virtual times at which a cancellation was raised where the body waited; its own timeouts, too."""
     ended: str = ""
 
 
@@ -392,7 +392,7 @@ def _bounded(work: Callable[[], WorldRun], otherwise: Callable[[], WorldRun]) ->
     signal.setitimer(signal.ITIMER_REAL, MOST_SECONDS, 0.037)
     try:
         return copy_context().run(work), bool(fired)
-    except BaseException:
+    except BaseException:  # noqa: ASYNC103 - the error of the timer, also where the body has changed it
         if not fired:
             raise
     finally:
