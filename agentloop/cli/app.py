@@ -222,8 +222,8 @@ def run(
     With --journal, the same command or `agentloop resume DIR` continues where a crash, a signal, or a call that waits
     for approval ended it.
 
-    Exit codes: 0 all went well, 1 a run failed, 2 wrong use or something missing, 3 calls wait for approval,
-    130 SIGINT, 143 SIGTERM, 141 the output is closed.
+    Exit codes: 0 all went well, 1 a run failed, 2 wrong use or something missing, 3 calls wait for approval or an
+    answer, 130 SIGINT, 143 SIGTERM, 141 the output is closed.
     """
     if request is not None and (more := click.get_current_context().args):
         raise click.UsageError(f"REQUEST is one argument: put it in quotes, {shlex.quote(' '.join([request, *more]))}")

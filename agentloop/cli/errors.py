@@ -16,7 +16,7 @@ OK = 0
 FAILED = 1
 USAGE = 2
 PENDING = 3
-"""Calls wait for approval, and nothing has failed."""
+"""Calls wait for approval or an answer, and nothing has failed."""
 OUTPUT_CLOSED = 141
 """The exit code that a shell reports for a program ended by SIGPIPE."""
 

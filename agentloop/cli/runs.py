@@ -116,7 +116,7 @@ class BatchRun:
         if self.failed:
             await self.job.err.write(f"{self.failed} of {self.answered} requests failed.\n")
         if self.waiting:
-            await self.job.err.write(f"{self.waiting} of {self.answered} requests wait for approval.\n")
+            await self.job.err.write(f"{self.waiting} of {self.answered} requests wait for a person.\n")
             await self.job.err.write(f"{self.job.advice(self.waiting)}\n")
         cut = isinstance(self.lines, KeptRequests) and not self.lines.is_whole
         if cut:

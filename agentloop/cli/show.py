@@ -27,6 +27,7 @@ from agentloop.cli.streams import Output
 from agentloop.guardrails import InputGuardrailResult, ToolGuardrailResult, ToolInputGuardrail, ToolOutputGuardrail
 from agentloop.items import (
     ITEM_TYPES,
+    ApprovalRequest,
     AssistantMessage,
     CallToAnswer,
     Content,
@@ -89,14 +90,19 @@ def answer_of(ending: RunSummary) -> str:
     return text_of(render(ending.final_output))
 
 
+_WANTED = {ApprovalRequest: "approval", CallToAnswer: "an answer"}
+
+
 def explain_unfinished(ending: RunSummary) -> str | None:
     """Return the reason why a run is not completed, or None if it is."""
     if ending.status == "completed":
         return None
     if ending.waiting:
         calls = ", ".join(harmless(f"{call_name(request)} ({request.call.name})") for request in ending.waiting)
+        kinds = {type(request) for request in ending.waiting}
+        wanted = " or ".join(words for kind, words in _WANTED.items() if kind in kinds)
         count = len(ending.waiting)
-        return f"{count} calls wait for approval: {calls}" if count > 1 else f"1 call waits for approval: {calls}"
+        return f"{count} calls wait for {wanted}: {calls}" if count > 1 else f"1 call waits for {wanted}: {calls}"
     return f"The run was {ending.status}" + (f": {ending.stop_reason}" if ending.stop_reason else "") + "."
 
 

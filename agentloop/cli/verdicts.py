@@ -74,13 +74,13 @@ def _perform(folder: str, work: Callable[[Folder], Awaitable[None]]) -> None:
 
 
 @click.command(
-    short_help="List the calls of a job that wait for approval.",
+    short_help="List the calls of a job that wait for a person.",
     epilog=examples("agentloop pending jobs/clean", "agentloop pending jobs/clean --json"),
 )
 @click.argument("folder", metavar="DIR")
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON object a line.")
 def pending(folder: str, as_json: bool) -> None:
-    """List the calls of the job in DIR that wait for approval."""
+    """List the calls of the job in DIR that wait for approval, or for an answer."""
 
     async def work(kept: Folder) -> None:
         found = await _list_waiting(kept)
@@ -93,7 +93,7 @@ def pending(folder: str, as_json: bool) -> None:
                 line = f"{exact(one.name)}  {exact(one.request.agent)}  {describe_call(one.request)}"
                 click.echo(f"{line}  ({why})" if why else line)
         if not found and not as_json:
-            click.echo("No call waits for approval.", err=True)
+            click.echo("No call waits for approval or an answer.", err=True)
 
     _perform(folder, work)
 

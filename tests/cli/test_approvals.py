@@ -222,7 +222,7 @@ def test_lines_of_a_batch_wait_by_themselves(invoke: Invoke, agent: AgentOf, kep
         "Pending: 1 call waits for approval: call_a (delete)\n" * 2
         + "Pending: 1 call waits for approval: call_b (delete)\n"
     )
-    assert "3 of 3 requests wait for approval." in result.stderr
+    assert "3 of 3 requests wait for a person." in result.stderr
     assert "LINE:CALL" in result.stderr
     names = [line.split()[0] for line in invoke("pending", kept).stdout.splitlines()]
     assert names == ["1:call_a", "2:call_a", "4:call_b"]

@@ -58,7 +58,9 @@ def test_the_class_of_the_wrong_module_is_an_error(asked: type[Any], given: type
 
 
 @pytest.mark.parametrize(
-    "cls", {one for pair in PAIRS for one in pair}, ids=lambda cls: f"{cls.__module__}.{cls.__name__}"
+    "cls",
+    list(dict.fromkeys(one for pair in PAIRS for one in pair)),
+    ids=lambda cls: f"{cls.__module__}.{cls.__name__}",
 )
 def test_all_else_is_asked_as_before(cls: type[Any]) -> None:
     """Instances, subclasses, other values, and what pickle and copy make."""
