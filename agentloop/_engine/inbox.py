@@ -95,7 +95,7 @@ async def give(run: LiveRun, append: Callable[[], T]) -> T:
         def carry() -> None:
             try:
                 answer.set_result(anyio.from_thread.run(_give, run, append, token=shared.token()))
-            except BaseException as error:
+            except BaseException as error:  # noqa: ASYNC103 - of a thread: the sender raises it
                 answer.set_exception(error)
             with suppress(RuntimeError):  # the sender's loop has ended
                 tell(home, arrived.ring)
@@ -110,7 +110,10 @@ async def give(run: LiveRun, append: Callable[[], T]) -> T:
             pass
         except BaseException as error:
             if isinstance(error, (CancelledError, *cancelled_types())):
-                raise JournalError("the run's event loop has ended, and what was given may be lost") from error
+                # The cancellation is that of the run's loop, not the sender's.
+                raise JournalError(  # noqa: ASYNC104
+                    "the run's event loop has ended, and what was given may be lost"
+                ) from error
             raise
         finally:
             del answer  # its error's traceback holds this frame

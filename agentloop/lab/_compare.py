@@ -446,7 +446,7 @@ async def run_behind(
         except BaseException as raised:  # noqa: ASYNC103 - the log's own fatal error, or raised again
             if not isinstance(raised, Exception) and not is_rebuilt(raised):
                 raise
-            return raised
+            return raised  # noqa: ASYNC104 - as above
     return None
 
 

@@ -82,7 +82,8 @@ def test_a_job_is_answered_from_another_process_and_resumed(tmp_path: Path, invo
     target = tmp_path / "asking.py"
     target.write_text(AGENT)
     job = str(tmp_path / "job")
-    assert "1 call waits for an answer: call_1 (room)" in invoke("run", f"{target}:asking", "go", "--journal", job).stderr
+    began = invoke("run", f"{target}:asking", "go", "--journal", job)
+    assert "1 call waits for an answer: call_1 (room)" in began.stderr
     assert "call_1  asking  room {}  (waits for its answer)" in invoke("pending", job).stdout
     assert '"returns": {"type": "integer"}' in invoke("pending", job, "--json").stdout
     wrong = invoke("answer", job, "call_1", '"seven"')
