@@ -111,9 +111,8 @@ async def give(run: LiveRun, append: Callable[[], T]) -> T:
         except BaseException as error:
             if isinstance(error, (CancelledError, *cancelled_types())):
                 # The cancellation is that of the run's loop, not the sender's.
-                raise JournalError(  # noqa: ASYNC104
-                    "the run's event loop has ended, and what was given may be lost"
-                ) from error
+                words = "the run's event loop has ended, and what was given may be lost"
+                raise JournalError(words) from error  # noqa: ASYNC104
             raise
         finally:
             del answer  # its error's traceback holds this frame
