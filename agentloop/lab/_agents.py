@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, get_args
 
 import attrs
 
@@ -51,12 +51,12 @@ class LazyModel(Model):
     @property
     def name(self) -> str:
         """The name by which the model's requests are priced."""
-        return str(getattr(self._model, "name", None) or self.info.name)
+        return str(getattr(self._model, "name", None) or self.info.name) if self._is_known else str(self._given)
 
     @property
     def info(self) -> ModelInfo:
         """That of the model."""
-        return self._model.info
+        return self._model.info if self._is_known else ModelInfo("unknown", str(self._given))
 
     @property
     def default_settings(self) -> ModelSettings:
@@ -66,7 +66,15 @@ class LazyModel(Model):
     @property
     def features(self) -> frozenset[ModelFeature]:
         """Those of the model."""
-        return self._model.features
+        return self._model.features if self._is_known else frozenset(get_args(ModelFeature))
+
+    @property
+    def _is_known(self) -> bool:
+        """False for a string that names no model; `stream` says so. Python 3.11 reads all these to know a model."""
+        try:
+            return self._model is not None
+        except UserError:
+            return False
 
     @asynccontextmanager
     async def stream(self, request: ModelRequest) -> AsyncIterator[AsyncIterator[ModelEvent]]:
