@@ -193,7 +193,7 @@ def test_ten_times_the_file_is_ten_times_the_search(tmp_path: Path) -> None:
             def search(_: Meter, text: str = text) -> None:
                 tools["search_files"](make_context(), text, ignore_case=True)  # type: ignore[operator]
 
-            search(Meter())
+            count_work(search)  # Python 3.12 has no events of code that it sees traced for the first time
             counts.append(count_work(search).total)
         assert counts[1] <= 11 * counts[0]
 
