@@ -47,29 +47,28 @@ class ChatVendor:
     strict: bool = True
     max_tokens_field: str = "max_tokens"
 
-    def list_variables(self) -> list[str]:
-        """Return the environment variables that the URL needs, without those that have a default."""
-        return [name for name, default in _PART.findall(self.url) if not default]
+    def list_unset(self) -> list[str]:
+        """Return the environment variables that the URL needs and that aren't set."""
+        return [name for name, default in _PART.findall(self.url) if not (default or read_variable(name))]
 
-    def find_url(self, prefix: str) -> str:
-        """Return the base URL with the values of its variables.
-
-        Raises:
-            UserError: one of them isn't set; names it.
-        """
+    def fill_url(self) -> str:
+        """Return the base URL with the values of its variables; one that isn't set stays in its braces."""
 
         def replace(part: re.Match[str]) -> str:
             value = read_variable(part[1]) or part[2]
-            if not value:
-                raise UserError(f"{prefix}: the base URL needs the environment variable {part[1]}. See {self.page}")
-            return value.rstrip("/")
+            return value.rstrip("/") if value else part[0]
 
-        return _without_global(_PART.sub(replace, self.url))
+        return _PART.sub(replace, self.url).replace("//global-", "//")  # Google's global region isn't in the host
 
+    def find_url(self, prefix: str) -> str:
+        """Return the base URL, as `fill_url` does.
 
-def _without_global(url: str) -> str:
-    """Return *url* without the region that has no name in the host: Google's global one."""
-    return url.replace("//global-", "//")
+        Raises:
+            UserError: one of its variables isn't set; names it.
+        """
+        if unset := self.list_unset():
+            raise UserError(f"{prefix}: the base URL needs the environment variable {unset[0]}. See {self.page}")
+        return self.fill_url()
 
 
 _PART = re.compile(r"\{([A-Z_]+)(?::([^}]*))?\}")
@@ -216,18 +215,13 @@ def find_url_variable(prefix: str) -> str:
 
 def describe_url(prefix: str) -> str:
     """Return the base URL of *prefix*, with the names of its variables that aren't set."""
-    row = CHAT_VENDORS[prefix]
-
-    def replace(part: re.Match[str]) -> str:
-        return read_variable(part[1]) or part[2] or part[0]
-
-    return read_variable(find_url_variable(prefix)) or _without_global(_PART.sub(replace, row.url))
+    return read_variable(find_url_variable(prefix)) or CHAT_VENDORS[prefix].fill_url()
 
 
 def list_missing(prefix: str) -> Iterator[str]:
     """Yield the environment variables that a model of *prefix* needs and that aren't set."""
     row = CHAT_VENDORS[prefix]
     if not read_variable(find_url_variable(prefix)):
-        yield from (name for name in row.list_variables() if not read_variable(name))
+        yield from row.list_unset()
     if row.needs_key and not read_variable(row.key_variable):
         yield row.key_variable
