@@ -20,6 +20,7 @@ import re
 import stat
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -112,7 +113,7 @@ def _make_tools(root: Path, before: str) -> list[FunctionTool[Any]]:
         Args:
             path: The folder.
         """
-        with OpenRoot(root) as top:
+        with open_root(root) as top:
             names = list_folder(top, path)
         if names is None:
             raise EditError(f"{path}: there is no such folder")
@@ -125,7 +126,7 @@ def _make_tools(root: Path, before: str) -> list[FunctionTool[Any]]:
         Args:
             pattern: The pattern.
         """
-        with OpenRoot(root) as top:
+        with open_root(root) as top:
             walk = _FileWalk(ctx, top, pattern)
             found = [*islice((path for path, _ in walk.paths()), _MOST_FOUND + 1)]
         return _join(found[:_MOST_FOUND], len(found), walk.note()) or f"No file matches.{walk.note()}"
@@ -139,7 +140,7 @@ def _make_tools(root: Path, before: str) -> list[FunctionTool[Any]]:
             pattern: Files to search, as in find_files.
             ignore_case: True if capitals don't matter.
         """
-        with OpenRoot(root) as top:
+        with open_root(root) as top:
             walk = _FileWalk(ctx, top, pattern)
             found = [*islice(walk.lines(text, str.casefold if ignore_case else str), _MOST_FOUND + 1)]
         return _join(found[:_MOST_FOUND], len(found), walk.note()) or f"No line has it.{walk.note()}"
@@ -153,7 +154,7 @@ def _make_tools(root: Path, before: str) -> list[FunctionTool[Any]]:
             first: The first line, from 1.
             last: The last line; the end of the file if left out.
         """
-        with OpenRoot(root) as top:
+        with open_root(root) as top:
             lines = _split(to_text(read_file(top, path, _MOST_BYTES), path))
         first = max(first, 1)
         until = min(len(lines) if last is None else last, len(lines))
@@ -166,18 +167,14 @@ def _make_tools(root: Path, before: str) -> list[FunctionTool[Any]]:
     return [list_files, find_files, search_files, read_lines]
 
 
-class OpenRoot:
-    """The descriptor of a folder, while the block runs."""
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-
-    def __enter__(self) -> int:
-        self._descriptor = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        return self._descriptor
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._descriptor)
+@contextmanager
+def open_root(root: Path) -> Iterator[int]:
+    """Give the descriptor of a folder, while the block runs."""
+    descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 class _FileWalk:

@@ -35,7 +35,7 @@ import attrs
 
 from agentloop._bundling import Bundle
 from agentloop._common.errors import ModelBehaviorError, UserValueError
-from agentloop.bundles._files import OpenRoot
+from agentloop.bundles._files import open_root
 from agentloop.bundles._log import source_tools, succeeded_calls
 from agentloop.context import RunContext, ToolContext
 from agentloop.executors import EditError
@@ -274,14 +274,17 @@ class Skills(Bundle):
                 if skill.name in skills:
                     raise UserValueError(f"folders: {skill.folder} and {skills[skill.name].folder} have one name")
                 skills[skill.name] = skill
-        lines = [_ABOUT, *([""] if skills else []), *map(_list, skills.values())]
-        tools = _make_tools(skills) if skills else []
-        policies = (
-            [_AllowedTools(skills, tools[0])]
-            if any(skill.allowed_tools is not None for skill in skills.values())
-            else []
+        if not skills:
+            super().__init__("skills", tools=[])
+            return
+        tools = _make_tools(skills)
+        bounds = any(skill.allowed_tools is not None for skill in skills.values())
+        super().__init__(
+            "skills",
+            instructions="\n".join([_ABOUT, "", *map(_list, skills.values())]),
+            tools=tools,
+            policies=[_AllowedTools(skills, tools[0])] if bounds else [],
         )
-        super().__init__("skills", instructions="\n".join(lines) if skills else None, tools=tools, policies=policies)
 
 
 def _list(skill: Skill) -> str:
@@ -305,12 +308,12 @@ def _make_tools(skills: dict[str, Skill]) -> list[FunctionTool[Any]]:
         skill = find(name)
         if (earlier := _loaded(ctx, load_skill).get(name)) is not None:
             return earlier
-        data = _read(skill.folder, "SKILL.md").encode()
+        text = _read(skill.folder, "SKILL.md")
         try:
-            _, body = split_skill(data.decode(), skill.folder / "SKILL.md")
+            _, body = split_skill(text, skill.folder / "SKILL.md")
         except SkillFault as fault:
             raise EditError(f"skill {name}: its file has changed and can't be read: {fault}") from None
-        return f"Skill {name} (sha256 {hashlib.sha256(data).hexdigest()[:16]})\n\n{body}"
+        return f"Skill {name} (sha256 {hashlib.sha256(text.encode()).hexdigest()[:16]})\n\n{body}"
 
     @tool(reads_only=True)
     def read_skill_file(name: str, path: str) -> str:
@@ -326,7 +329,7 @@ def _make_tools(skills: dict[str, Skill]) -> list[FunctionTool[Any]]:
 
 
 def _read(folder: Path, path: str) -> str:
-    with OpenRoot(folder) as top:
+    with open_root(folder) as top:
         return to_text(read_file(top, path, _MOST_BYTES), path)
 
 
