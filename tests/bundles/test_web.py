@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kit.agents import Run, script_agent
 from kit.results import read_outputs
-from kit.work import Meter
+from kit.work import Meter, counting_turns
 
 from agentloop import Runner, UserError
 from agentloop.bundles import Web
@@ -296,19 +296,9 @@ async def test_many_small_chunks_let_other_tasks_run(net: Callable[..., Net]) ->
     """Also if they are all there at once."""
     body = Body(b"x" * 50, 1)
     net(lambda request: httpx.Response(200, stream=body), outer=[[PUBLIC]])
-    turns = 0
-
-    async def count() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await anyio.lowlevel.checkpoint()
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(count)
+    async with counting_turns() as turns:
         assert await fetch("http://outer/") == "x" * 50
-        tasks.cancel_scope.cancel()
-    assert turns >= 25
+    assert turns.count >= 25
 
 
 # ---------------------------------------------------------------------------------------------- words

@@ -12,6 +12,7 @@ import httpx
 import pytest
 from edges.parrot import ParrotDecoder, make_parrot
 from edges.wire_server import LAST_CHUNK, SSE_HEAD, Exchange, chunked, serving
+from kit.work import counting_turns
 
 from agentloop.exceptions import (
     ModelBehaviorError,
@@ -1021,18 +1022,8 @@ async def test_an_answer_that_unpacks_to_nothing_ends(
 ) -> None:
     """What comes is counted before it is unpacked as well, and other tasks run while it is."""
     monkeypatch.setattr(_http, "MOST_BYTES", 500_000)
-    runs = 0
-
-    async def other() -> None:
-        nonlocal runs
-        while True:
-            runs += 1
-            await anyio.lowlevel.checkpoint()
-
     answer = httpx.Response(200, headers=SSE | {"content-encoding": "gzip"}, stream=Endless(head, piece))
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(other)
+    async with counting_turns() as turns:
         with pytest.raises(ModelBehaviorError, match="longer than 500000 bytes"):
             await ask(mock_model(answer))
-        tasks.cancel_scope.cancel()
-    assert runs > 500_000 / 65_536
+    assert turns.count > 500_000 / 65_536

@@ -13,6 +13,7 @@ from edges.messages_fixture import WHOLE, wire
 from edges.responses_fixture import CALL, MESSAGE, make_stream
 from edges.responses_fixture import wire as responses_wire
 from edges.wire_server import LAST_CHUNK, SSE_HEAD, Answer, Exchange, chunked, serving
+from kit.work import counting_turns
 
 from agentloop import Agent, Runner, tool
 from agentloop.exceptions import ModelBehaviorError, ModelTimeoutError, ModelTransportError
@@ -221,21 +222,11 @@ async def test_an_answer_of_any_size_is_left_at_the_bound(kind: Any) -> None:
     """A body may have 64 MB, unpacked; one of nothing but spaces is small when packed. Other tasks go on meanwhile."""
     body = gzip.compress(b": " + b" " * 1_000_000 + b"\n") * 70  # members of one file may follow each other
     sent = head("200 OK", SSE, "content-encoding: gzip", f"content-length: {len(body)}") + body
-    passes = 0
-
-    async def count_passes() -> None:
-        nonlocal passes
-        while True:
-            await anyio.lowlevel.checkpoint()
-            passes += 1
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(count_passes)
+    async with counting_turns() as turns:
         error = await failure(kind, once(sent))
-        tasks.cancel_scope.cancel()
     assert isinstance(error, ModelBehaviorError)
     assert "longer than 64000000 bytes" in str(error)
-    assert passes > 500
+    assert turns.count > 500
 
 
 # ---------------------------------------------------------------------------------------------- it answers wrong

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kit.watching import Watch
+from kit.work import counting_turns
 from sweeps.stepping import COMBINATIONS, Kind, Stepped, run_once
 
 import agentloop
@@ -390,25 +391,15 @@ async def test_a_body_outside_of_runs(tmp_path: Any) -> None:
 @pytest.mark.scenario("SM-13")
 async def test_a_large_file_is_shown_in_many_steps_of_the_loop() -> None:
     """Other tasks go on meanwhile: ten times the size are many times the steps."""
-    turns = 0
-
-    async def turn() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await anyio.lowlevel.checkpoint()
 
     async def steps(text: str) -> int:
-        nonlocal turns
-        turns = 0
+        before = turns.count
         await _tools._number_lines(text, None)
-        return turns
+        return turns.count - before
 
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(turn)
+    async with counting_turns() as turns:
         await anyio.lowlevel.checkpoint()
         few, many = await steps("a\n" * 50_000), await steps("a\n" * 500_000)
-        tasks.cancel_scope.cancel()
     assert few >= 1
     assert many >= 5 * few
 

@@ -8,7 +8,7 @@
 | `ending` | meeting points, clocks, and ways to end a run early |
 | `resuming` | pauses, verdicts, stored states and journals |
 | `crashes` | a run whose journal is cut at any record, and the promises that its resumed run keeps |
-| `work` | counted work: of a function, and between two checkpoints |
+| `work` | counted work: of a function, between two checkpoints, and the turns of other tasks |
 | `secret_cases` | runs of which everything readable is searched for a secret |
 | `uv_loop` | uvloop's loop with a clock that `advance_clock` can put forward |
 | `processes` | which processes a test has left |

@@ -7,9 +7,12 @@ grows with its input (reading JSON, joining text) is added as the tests that mee
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
+
+import anyio
+import anyio.lowlevel
 
 
 class Meter:
@@ -55,3 +58,25 @@ def count_work(function: Callable[[Meter], object]) -> Meter:
     with meter.running():
         function(meter)
     return meter
+
+
+class Turns:
+    """The turns that another task has got."""
+
+    count = 0
+
+
+@asynccontextmanager
+async def counting_turns() -> AsyncIterator[Turns]:
+    """Count how often another task that is always ready runs while the block does."""
+    turns = Turns()
+
+    async def take() -> None:
+        while True:
+            turns.count += 1
+            await anyio.lowlevel.checkpoint()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(take)
+        yield turns
+        tasks.cancel_scope.cancel()

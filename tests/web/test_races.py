@@ -9,6 +9,7 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import pytest
+from kit.work import counting_turns
 from web.agents import Watched, deleting, holding
 from web.harness import ask, cut_journal, send_request
 from web.test_approvals import NO, YES, decide, pause
@@ -239,7 +240,7 @@ async def test_request_with_an_endless_body_takes_turns_with_the_others() -> Non
 
 async def test_client_that_reads_a_long_log_takes_turns_with_the_others() -> None:
     """Where `send` never waits, since the client takes everything at once."""
-    count, turns = 200, 0
+    count = 200
     feed = Feed([(f"{number}.0", TextDelta("piece")) for number in range(count)])
     feed.close(())
     sent: list[bytes] = []
@@ -247,19 +248,11 @@ async def test_client_that_reads_a_long_log_takes_turns_with_the_others() -> Non
     async def send(message: Any) -> None:
         sent.append(message["body"])
 
-    async def work() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await anyio.lowlevel.checkpoint()
-
-    async with anyio.create_task_group() as group:
-        group.start_soon(work)
+    async with counting_turns() as turns:
         with FeedReader(feed, None) as reader:
             await EventWriter(send, WebLimits()).pump(reader.take)
-        group.cancel_scope.cancel()
     assert len(sent) == count
-    assert turns > count // 2
+    assert turns.count > count // 2
 
 
 @asynccontextmanager
