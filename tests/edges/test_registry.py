@@ -139,7 +139,8 @@ def test_a_given_client_is_used() -> None:
     [
         (
             "openai-chta:m",
-            r"Did you mean 'openai-chat:'\?.*openai-chat:NAME, openai:NAME, .*realtime:NAME, local:NAME, .*URL#NAME",
+            r"Did you mean 'openai-chat:'\?.*openai-chat:NAME, openai:NAME, .*realtime:NAME, local:NAME, "
+            r"azure:NAME, .*, litellm:NAME, URL#NAME",
         ),
         ("gpt-x", "'gpt-x' is no known.*did you mean 'openai-chat:gpt-x'.*openai-chat:NAME"),
         ("local", "Did you mean 'local:'"),
