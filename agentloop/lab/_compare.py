@@ -24,7 +24,6 @@ from agentloop._common.json_bytes import decode
 from agentloop._storage.state_codec import codec_of, read_lines
 from agentloop.abc import Codec, Journal
 from agentloop.agents import Agent
-from agentloop.conditions import Answers, Condition, ConditionView, Fired
 from agentloop.config import RunConfig
 from agentloop.exceptions import AgentLoopError, JournalError, StateError, UserError, UserTypeError, UserValueError
 from agentloop.items import CallToAnswer
@@ -450,48 +449,44 @@ async def run_behind(
     return None
 
 
-class _StopAfter(Condition):
-    """Holds after the turns after which the recorded run got more input."""
-
-    def __init__(self, turns: frozenset[int]) -> None:
-        self._turns = turns
-
-    def check(self, view: ConditionView, answers: Answers | None = None) -> Fired | None:
-        """Return this if the turn is one of them."""
-        return Fired(self) if view.turn in self._turns else None
-
-    def __repr__(self) -> str:
-        return f"input after turn {sorted(self._turns)}"
-
-
 async def _run_segments(
     candidate: Candidate, recording: Recording, options: LabOptions, effects: LabEffects, given: Any
 ) -> None:
-    """Run the candidate, and give the recorded verdicts and inputs between its segments."""
-    started = recording.started
-    config = candidate.config
-    if recording.inputs:
-        stop: Any = _StopAfter(frozenset(recording.inputs))
-        config = attrs.evolve(config, stop_when=stop if config.stop_when is None else stop | config.stop_when)
+    """Run the candidate, and give the recorded verdicts between its segments, and the inputs meanwhile."""
     common: dict[str, Any] = {
-        "run_config": config,
+        "run_config": candidate.config,
         "context": None if options.context is None else options.context(),
         "max_turns": recording.max_turns,
-        "session": ClosedSession() if started.shown is not None else None,
+        "session": ClosedSession() if recording.started.shown is not None else None,
     }
     if isinstance(given, RunState) and given.interruptions:
         _decide(given, recording, options.verdict)
         effects.records = list(given.records)
     while True:
-        result = await Runner.run(candidate.agent, given, **common)
+        if recording.inputs:
+            result = await _run_with_inputs(candidate.agent, given, effects, common)
+        else:
+            result = await Runner.run(candidate.agent, given, **common)
         state = result.to_state()
-        turn = state.records[-1].turn
-        if result.status == "stopped" and (added := recording.inputs.pop(turn, None)) is not None:
-            state.add_input(added)
-        elif not _decide(state, recording, options.verdict):
+        goes_on = result.status == "stopped" and any(one.status == "waiting" for one in state.inputs)
+        if not goes_on and not _decide(state, recording, options.verdict):
             return
         effects.records = list(state.records)
         given = state
+
+
+async def _run_with_inputs(
+    agent: Agent[Any, Any], given: Any, effects: LabEffects, common: dict[str, Any]
+) -> RunResult[Any]:
+    """Return the result of one segment that gets the recorded inputs: the run asks its model, and they come."""
+    begun = given.records if isinstance(given, RunState) else ()
+    answered = [one.turn for one in begun if isinstance(one, r.ModelResponded) and not one.path]
+    async with Runner.run_streamed(agent, given, **common) as stream:
+        effects.give = stream.add_input
+        await effects.add_inputs(max(answered, default=0))
+        async for _ in stream:
+            pass
+    return stream.result
 
 
 def _decide(state: RunState, recording: Recording, rule: VerdictRule) -> bool:

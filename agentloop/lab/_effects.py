@@ -157,6 +157,8 @@ class LabEffects:
         self._nested: dict[Path, anyio.CancelScope] = {}
         """The scopes of nested runs whose call the log shows as cut."""
         self._asked: Counter[str] = Counter()
+        self.give: Callable[..., Awaitable[str]] | None = None
+        """Gives input to the run under way (`RunStream.add_input`), if it gets what the recorded run got."""
 
     @property
     def follows(self) -> bool:
@@ -258,10 +260,23 @@ class LabEffects:
         """Let the time pass that work took which began at *began*, beside other work."""
         self._now = max(self._now, began + seconds)
 
+    async def add_inputs(self, turn: int) -> None:
+        """Give the run under way what the application had added to the recorded one by the end of *turn*.
+
+        Raises:
+            InputRefusedError: the run has no turn left.
+        """
+        left = self._recording.inputs
+        while self.give is not None and left and left[0].turn <= turn:
+            added = left.pop(0)
+            await self.give(added.items, when=added.when, id=added.id or None, by=added.by)
+
     # -- models
 
     async def _call_model(self, effect: e.CallModel) -> ModelResponse:
         path, turn, began = effect.path, effect.turn, self._now
+        if not path:
+            await self.add_inputs(turn)
         digest = self._digest[path]
         exchange = None if self._rules.fresh else self._find_exchange(effect, digest)
         if exchange is not None and not (exchange.end == "cut" and self._rules.continues):

@@ -7,6 +7,7 @@ recorded order gets what was recorded, also where a run had asked the same thing
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -143,12 +144,11 @@ class Recording:
     """By tool and digest of the arguments."""
     outcomes: dict[tuple[Path, str], r.CallSettled] = attrs.field(factory=dict)
     verdicts: dict[tuple[str, str], list[r.VerdictGiven]] = attrs.field(factory=lambda: defaultdict(list))
-    answers: dict[tuple[str, str], r.CallAnswered] = attrs.field(factory=dict)
-    asked: dict[tuple[tuple[str, ...], str], str] = attrs.field(factory=dict)
-    """The tools of the calls whose answers were requested, by path and call id."""
     """By tool and digest of the arguments, as the requests for a verdict have them."""
-    inputs: dict[int, tuple[Item, ...]] = attrs.field(factory=dict)
-    """By turn: the input that the application added after it."""
+    answers: dict[tuple[str, str], r.CallAnswered] = attrs.field(factory=dict)
+    """By tool and call id."""
+    inputs: list[r.InputAdded] = attrs.field(factory=list)
+    """The inputs that the application added and the model was shown, as far as they aren't used, in their order."""
 
     @classmethod
     def of(
@@ -227,20 +227,20 @@ class Recording:
 
     def skip(self, count: int) -> None:
         """Take what the first *count* records answer as used: a run that continues after them asks for the rest."""
-        for record in self.records[:count]:
+        begun = self.records[:count]
+        settled = {id(one) for one in begun if isinstance(one, r.CallSettled)}
+        for call in itertools.chain.from_iterable(self.calls.values()):
+            call.used = id(call.settled) in settled
+        for record in begun:
             match record:
                 case r.ModelResponded() if (asked := self.by_place.get((record.path, record.turn))) is not None:
                     asked.used = True
-                case r.CallSettled():
-                    calls = (one for found in self.calls.values() for one in found if one.settled is record)
-                    for one in calls:
-                        one.used = True
                 case r.VerdictGiven():
                     self.find_verdict(record.tool, record.digest, record.call_id)
                 case r.GuardrailSettled():
                     self.guardrails[record.path, record.stage, record.guardrail, record.call_id].remove(record)
-                case r.InputAdded(path=()):
-                    self.inputs.pop(record.turn, None)
+                case r.InputAdded() if record in self.inputs:
+                    self.inputs.remove(record)
                 case _:
                     pass
 
@@ -248,7 +248,8 @@ class Recording:
         started: dict[tuple[Path, str], RecordedCall] = {}
         named: dict[tuple[Path, str], tuple[str, str]] = {}
         models: dict[Path, ModelInfo | None] = {}
-        added: dict[str, tuple[Item, ...]] = {}
+        asked: dict[tuple[Path, str], str] = {}
+        shown = {one.id for one in self.records if isinstance(one, r.InputShown) and not one.path}
         for record in self.records:
             match record:
                 case r.ModelRequested():
@@ -287,15 +288,11 @@ class Recording:
                 case r.VerdictGiven():
                     self.verdicts[record.tool, record.digest].append(record)
                 case r.AnswerRequested():
-                    self.asked[record.path, record.call_id] = record.tool
+                    asked[record.path, record.call_id] = record.tool
                 case r.CallAnswered(late=False):
-                    self.answers[self.asked[record.path, record.call_id], record.call_id] = record
-                case r.InputAdded(path=()):
-                    added[record.id] = record.items
-                    if not record.id:  # of an older log, which showed it at once
-                        self.inputs[record.turn] = (*self.inputs.get(record.turn, ()), *record.items)
-                case r.InputShown(path=()):
-                    self.inputs[record.turn] = (*self.inputs.get(record.turn, ()), *added[record.id])
+                    self.answers[asked[record.path, record.call_id], record.call_id] = record
+                case r.InputAdded(path=()) if not record.id or record.id in shown:  # an older log shows it at once
+                    self.inputs.append(record)
                 case _:
                     pass
 

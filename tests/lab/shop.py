@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Literal
 
 import anyio
 import attrs
 
-from agentloop import Agent, RunConfig, Runner, tool
+from agentloop import Agent, RunConfig, Runner, RunStream, tool
 from agentloop.abc import Model
 from agentloop.guardrails import GuardrailFunctionOutput, input_guardrail, output_guardrail
 from agentloop.items import UserMessage
+from agentloop.model_events import ModelEvent, ModelInfo, ModelRequest
 from agentloop.records import CallStarted, Record
 from agentloop.state import RunState
 from agentloop.testing import ScriptedModel, call, say
@@ -110,12 +112,16 @@ def ask(name: str, number: int, **arguments: Any) -> Any:
 
 @attrs.frozen
 class Story:
-    """A kind of run: the answers of its models by its number, the verdict, and the way in which it is ended."""
+    """A kind of run: the answers of its models by its number, the verdict, and the way in which it is ended.
+
+    `adds` says when inputs are shown that are added while the model works, by turn.
+    """
 
     steps: Callable[[int], list[Any]]
     approve: bool | None = None
     cancel: bool = False
     given: str = "Help me."
+    adds: Mapping[int, tuple[Literal["turn", "idle"], ...]] = {}
 
 
 STORIES = {
@@ -142,6 +148,8 @@ STORIES = {
         lambda n: [ask("look_up", n), [ask("refund", n, order="y", amount=n), ask("hang", n)]], cancel=True
     ),
     "unknown": Story(lambda n: [ask("nothing", n), ask("refund", n, order=5), say("Sorry.")]),
+    "steered": Story(lambda n: [ask("look_up", n), say("Well."), say("Good.")], adds={1: ("turn", "idle", "turn")}),
+    "steered at the end": Story(lambda n: [say("Well."), say("Good.")], adds={1: ("idle", "turn")}),
 }
 
 
@@ -161,6 +169,8 @@ class Stop:
 async def record(kind: str, number: int) -> list[Record]:
     """Return the log of a real run of a kind, as another process reads it."""
     story = STORIES[kind]
+    if story.adds:
+        return read_again(await _steer(story, number))
     agent = make_agent(story.steps(number))
     scope = anyio.CancelScope()
     stop = Stop(scope if story.cancel else None)
@@ -175,6 +185,39 @@ async def record(kind: str, number: int) -> list[Record]:
             return read_again(result.records)
         return read_again(result.records)
     return read_again(stop.records)
+
+
+class Steering(ScriptedModel):
+    """A model while which works its run gets the inputs of a story."""
+
+    stream_of_run: RunStream[Any]
+
+    def __init__(self, story: Story, number: int) -> None:
+        super().__init__(story.steps(number))
+        self.adds = story.adds
+
+    @property
+    def info(self) -> ModelInfo:
+        """That of the candidate's model, so that only the inputs tell both apart."""
+        return ScriptedModel([]).info
+
+    @asynccontextmanager
+    async def stream(self, request: ModelRequest) -> AsyncIterator[AsyncIterator[ModelEvent]]:
+        """Add the inputs, and answer."""
+        for place, when in enumerate(self.adds.get(request.turn, ())):
+            await self.stream_of_run.add_input(f"And {place}.", when=when, by="Ada")
+        async with super().stream(request) as events:
+            yield events
+
+
+async def _steer(story: Story, number: int) -> Sequence[Record]:
+    """Return the records of a run that gets input while its model works."""
+    model = Steering(story, number)
+    async with Runner.run_streamed(make_agent(model), story.given) as stream:
+        model.stream_of_run = stream
+        async for _ in stream:
+            pass
+    return stream.result.records
 
 
 def read_again(records: Any) -> list[Record]:

@@ -486,7 +486,7 @@ async def test_a_model_that_was_changed_is_asked() -> None:
 async def test_the_cache_answers_equal_requests_of_later_comparisons(tmp_path: Path) -> None:
     """The candidate's model is asked once, ids of calls apart."""
     result = await Runner.run(make_agent([say("no")]), "go")
-    steps = [ask("look_up", 1), say("ok")]
+    steps = [ask("refund", 1, order="o", amount=1), say("ok")]  # refused, since a body that runs takes real time
     first = make_agent(steps, instructions="Look.")
     one = await lab.compare(result, first, cache=tmp_path / "cache")
     model = ScriptedModel([])

@@ -32,6 +32,12 @@ def unnamed(records: Any) -> list[Any]:
     return [one.replace(run_id="") if isinstance(one, RunStarted) else one for one in read_again(records)]
 
 
+def shows_input_first(records: Any) -> bool:
+    """Tell whether input waits beside a request without an answer: a run that resumes there shows it and asks anew."""
+    asked = [isinstance(one, ModelRequested) for one in records if isinstance(one, ModelRequested | ModelResponded)]
+    return asked[-1:] == [True] and any(one.status == "waiting" for one in state_of(records).inputs)
+
+
 async def fork_everywhere(kind: str, number: int) -> int:
     """Fork a run of *kind* after each of its records; return after how many one may."""
     records = await record(kind, number)
@@ -54,6 +60,8 @@ async def fork_everywhere(kind: str, number: int) -> int:
         assert branch.origins == (lab.Origin(run_id=whole.run_id, records=at, branch="as is"),)
         if kind == "tripped":  # its request had no answer, so the model may be asked
             assert branch.run.error == made.run.error
+        elif shows_input_first(records[:at]):
+            assert kinds(branch.records).count("InputShown") == kinds(records).count("InputShown")
         elif kind != "cancelled":  # a fork goes on where the run was cut off
             assert not model.requests
             assert made.diff("as is").first is None, (kind, at, str(made.diff("as is")))
