@@ -290,23 +290,25 @@ def _join(own: Any, texts: list[str]) -> Any:
 
 async def _call_instructions(own: Any, more: list[tuple[str, str | Callback]], ctx: RunContext[Any], agent: Any) -> Any:
     texts = []
-    given = await _text_of(own, ctx, agent)
+    given = await _text_of(own, f"Agent.instructions of {agent.name!r}", ctx, agent)
     if given is not None and not isinstance(given, str) and not is_texts(given):
         return given  # the engine says what is wrong with it
     for name, instructions in more:
-        text = await _text_of(instructions, ctx, agent)
+        place = f"Bundle.instructions of {name!r}"
+        text = await _text_of(instructions, place, ctx, agent)
         if text is not None and not isinstance(text, str):
-            raise UserTypeError(f"Bundle.instructions of {name!r} must return text, not {text!r}")
+            raise UserTypeError(f"{place} must return text, not {text!r}")
         if text:
             texts.append(_under_heading(name, text))
     return _join(given, texts) if texts else given
 
 
-async def _text_of(given: Any, ctx: RunContext[Any], agent: Any) -> Any:
+async def _text_of(given: Any, place: str, ctx: RunContext[Any], agent: Any) -> Any:
+    """Return *given*, or what it returns if it is a callable; *place* names it in an error."""
     if not callable(given):
         return given
     if not takes(given, 2):
-        raise UserTypeError(f"instructions of {agent.name!r}: expected a callable of (ctx, agent), got {given!r}")
+        raise UserTypeError(f"{place}: expected a callable of (ctx, agent), got {given!r}")
     result: Any = given(ctx, agent)
     return await result if isinstance(result, Awaitable) else result
 

@@ -195,7 +195,8 @@ async def test_instructions_that_are_asked_stand_under_their_headings(run_mode: 
     ("own", "given", "words"),
     [
         (None, lambda ctx, agent: 3, "Bundle.instructions of 'x' must return text, not 3"),
-        (None, lambda ctx: "", r"expected a callable of \(ctx, agent\)"),
+        (None, lambda ctx: "", r"Bundle.instructions of 'x': expected a callable of \(ctx, agent\)"),
+        (lambda ctx: "", "text", r"Agent.instructions of 'a': expected a callable of \(ctx, agent\)"),
         (lambda ctx, agent: 3, "text", "Agent.instructions of 'a' must return text, not 3"),
     ],
 )
