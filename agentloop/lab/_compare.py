@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -52,20 +52,25 @@ VerdictRule: TypeAlias = Literal["approve", "reject", "ask"]
 Observer: TypeAlias = Callable[[LabRow, CaseRun | None, CaseRun | None], None]
 
 
-_in_lab: ContextVar[bool] = ContextVar("agentloop_in_lab", default=False)
+_is_in_lab: ContextVar[bool] = ContextVar("agentloop_in_lab", default=False)
 
 
 def _is_news(record: logging.LogRecord) -> bool:
     """Tell whether a failure of a tool is news: one of yesterday, which a run of the lab repeats, isn't."""
-    return not _in_lab.get()
+    return not _is_in_lab.get()
 
 
-def enter_lab() -> None:
-    """Mark the task, and what it starts, as the lab's: failures of tools there aren't logged."""
+@contextmanager
+def _in_lab() -> Iterator[None]:
+    """Mark what the block does, and what it starts, as the lab's: failures of tools there aren't logged."""
     logger = logging.getLogger("agentloop.tools")
     if _is_news not in logger.filters:
         logger.addFilter(_is_news)
-    _in_lab.set(True)
+    token = _is_in_lab.set(True)
+    try:
+        yield
+    finally:
+        _is_in_lab.reset(token)
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -201,7 +206,6 @@ async def compare(
     waiting = iter(sources)
 
     async def work() -> None:
-        enter_lab()
         for name, source in waiting:
             if all((name, number) in known for number in range(repeat)):
                 continue
@@ -326,7 +330,8 @@ async def load_recording(name: str, source: Any, options: LabOptions) -> Recordi
     codec = options.codec
     match source:
         case Case():
-            path = await record_case(source, options.agent, options.config, options.cases)
+            with _in_lab():
+                path = await record_case(source, options.agent, options.config, options.cases)
             return await load_recording(name, path, options)
         case Path():
             lines = _read_lines_of(os.fspath(source), None, options.key)
@@ -439,7 +444,7 @@ async def run_behind(
     candidate: Candidate, recording: Recording, options: LabOptions, effects: LabEffects, given: Any
 ) -> BaseException | None:
     """Run the candidate on *given*, an input or a state, behind the firewall; return the error that ended it."""
-    with effects.scope:
+    with effects.scope, _in_lab():
         try:
             await _run_segments(candidate, recording, options, effects, given)
         except BaseException as raised:  # noqa: ASYNC103 - the log's own fatal error, or raised again

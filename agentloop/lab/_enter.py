@@ -24,7 +24,7 @@ from agentloop.abc import Codec
 from agentloop.agents import Agent
 from agentloop.config import RunConfig
 from agentloop.exceptions import UserError, UserTypeError, UserValueError
-from agentloop.lab._compare import LabOptions, enter_lab, run_behind
+from agentloop.lab._compare import LabOptions, run_behind
 from agentloop.lab._edits import find_call
 from agentloop.lab._effects import LabEffects, LabRules
 from agentloop.lab._fork import ForkCandidate, load_run
@@ -135,7 +135,6 @@ async def enter(
     recorded = next(one for one in read_run(name, recording.records).calls if (one.path, one.call_id) == place)
     own = Recording.of(name, recording.records, recording.graph)
     own.skip(count)
-    enter_lab()
     effects = _EnteringEffects(own, rules, place, recording.records[:count], live=live)
     async with Providers() as providers:
         candidate = _EnteringCandidate(agent, options.config, effects, providers, recorded.tool, debugger)

@@ -36,7 +36,6 @@ from agentloop.lab._cache import AnswerCache
 from agentloop.lab._compare import (
     LabOptions,
     VerdictRule,
-    enter_lab,
     find_obstacle,
     find_stored_runs,
     list_sources,
@@ -209,7 +208,6 @@ async def fork(
     made: list[ForkedRun | None] = [None] * len(chosen)
 
     async def run(index: int) -> None:
-        enter_lab()
         origin = Origin(run_id=recording.started.run_id, records=count, edits=words, branch=chosen[index].name)
         own = Recording.of(name, recording.records, recording.graph)
         own.skip(count)

@@ -328,3 +328,24 @@ async def test_what_can_not_be_entered_is_named() -> None:
     without = Agent("scales", model=ScriptedModel([]), tools=[count])
     with pytest.raises(UserError, match="the run doesn't come to it with this agent: StateError"):
         await lab.enter(result, without, "c1")
+
+
+async def test_only_what_the_lab_repeats_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """A failure of a tool is no news while a recorded run is compared, forked or entered; after that it is again."""
+
+    @tool
+    async def spill(item: str) -> str:
+        """Spill it."""
+        raise ValueError("spilt")
+
+    def agent() -> Agent[Any, Any]:
+        return Agent("a", model=ScriptedModel([call("spill", {"item": "x"}, call_id="c1"), say("Oh.")]), tools=[spill])
+
+    result = await Runner.run(agent(), "go")
+    caplog.clear()
+    await lab.compare(result, agent())
+    await lab.fork(result, agent(), at=2)
+    await lab.enter(result, agent(), "c1")
+    assert caplog.messages == []
+    await Runner.run(agent(), "go")
+    assert "spilt" in caplog.text
