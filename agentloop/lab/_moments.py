@@ -11,7 +11,7 @@ history for each of ten thousand records would be a hundred million lines.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from agentloop import records as r
@@ -157,9 +157,8 @@ def read_moment(fold: RunFold, records: Sequence[r.Record], *, of: int) -> Momen
     index: dict[Any, r.Record] = {}
     for record in records:
         _note(index, record)
-    return Moment(
-        n=len(records), of=of, record=_name(last), at=last.at, runs=tuple(_read_runs(fold, index, _describe_history))
-    )
+    runs = tuple(_read_run(one, index, tuple(map(_describe_item, one.history))) for one in _list_runs(fold))
+    return Moment(n=len(records), of=of, record=_name(last), at=last.at, runs=runs)
 
 
 def list_moments(records: Sequence[r.Record]) -> dict[str, Any]:
@@ -194,14 +193,15 @@ def list_moments(records: Sequence[r.Record]) -> dict[str, Any]:
         fold.apply(record)
         _note(index, record)
         changed, now = {}, set()
-        for run, items in _read_runs_with_items(fold, index):
+        for one in _list_runs(fold):
+            run, items = _read_run(one, index), one.history
             now.add(run.path)
             known = shown.get(run.path, [])
             keep = _count_kept(known, items, is_new=isinstance(record, r.HistoryReplaced | r.RunResumed))
             added = [place(_describe_item(item)) for item in items[keep:]]
             state: dict[str, Any] = {name: getattr(run, name) for name in _PLAIN_FIELDS}
             state["tools"] = place(", ".join((*run.tools, *run.handoffs)))
-            state["calls"] = [calls.setdefault(one, len(calls)) for one in run.calls]
+            state["calls"] = [calls.setdefault(each, len(calls)) for each in run.calls]
             old = before.get(run.path, {})
             new = {name: value for name, value in state.items() if name not in old or old[name] != value}
             if added or keep < len(known):
@@ -250,27 +250,18 @@ def _note(index: dict[Any, r.Record], record: r.Record) -> None:
             pass
 
 
-def _describe_history(items: Sequence[Item]) -> tuple[str, ...]:
-    return tuple(map(_describe_item, items))
+def _list_runs(fold: RunFold) -> Iterator[RunFold]:
+    """Yield the run of *fold*, and the nested ones under way."""
+    yield fold
+    for nested in fold.nested.values():
+        if nested.ended is None or nested.ended.resumable:
+            yield from _list_runs(nested)
 
 
-def _read_runs_with_items(fold: RunFold, index: dict[Any, r.Record]) -> Iterator[tuple[MomentRun, list[Item]]]:
-    found: list[list[Item]] = []
-
-    def keep(items: list[Item]) -> tuple[str, ...]:
-        found.append(items)
-        return ()
-
-    for run in _read_runs(fold, index, keep):
-        yield run, found.pop()
-
-
-def _read_runs(
-    fold: RunFold, index: dict[Any, r.Record], describe: Callable[[list[Item]], tuple[str, ...]]
-) -> Iterator[MomentRun]:
+def _read_run(fold: RunFold, index: dict[Any, r.Record], history: tuple[str, ...] = ()) -> MomentRun:
     turn: Any = index.get((r.TurnStarted, fold.path))
     usage = fold.meter.total()
-    yield MomentRun(
+    return MomentRun(
         path=fold.path,
         agent=fold.agent,
         turn=fold.turn,
@@ -278,15 +269,12 @@ def _read_runs(
         status=None if fold.ended is None else fold.ended.status,
         tools=() if turn is None else turn.tools,
         handoffs=() if turn is None else turn.handoffs,
-        history=describe(fold.history),
+        history=history,
         requested=isinstance(index.get((r.ModelRequested, fold.path)), r.ModelRequested) and fold.ended is None,
         tokens=usage.input_tokens + usage.output_tokens,
         cost=None if usage.cost is None else f"{usage.cost:f}",
         calls=tuple(_list_calls(fold, index)) if fold.batch_open else (),
     )
-    for nested in fold.nested.values():
-        if nested.ended is None or nested.ended.resumable:
-            yield from _read_runs(nested, index, describe)
 
 
 def _list_calls(fold: RunFold, index: dict[Any, r.Record]) -> Iterable[MomentCall]:
@@ -298,20 +286,17 @@ def _list_calls(fold: RunFold, index: dict[Any, r.Record]) -> Iterable[MomentCal
         started = index.get((r.CallStarted, fold.path, call_id))
         asked = index.get((r.ApprovalRequested, fold.path, call_id))
         given = index.get((r.VerdictGiven, fold.path, call_id))
-        known = started or given or asked
+        known: r.Record
         if call.question is not None and call.answer is None:
-            started, asked, given, known = None, None, None, call.question
-        state = (
-            "waits for its answer"
-            if known is call.question is not None
-            else "runs"
-            if started
-            else "approved"
-            if given
-            else "waits for a verdict"
-            if asked
-            else "waits for its turn"
-        )
+            state, known = "waits for its answer", call.question
+        elif started:
+            state, known = "runs", started
+        elif given:
+            state, known = "approved", given
+        elif asked:
+            state, known = "waits for a verdict", asked
+        else:
+            state, known = "waits for its turn", turn
         yield MomentCall(
             path=fold.path,
             turn=fold.turn,
@@ -319,7 +304,7 @@ def _list_calls(fold: RunFold, index: dict[Any, r.Record]) -> Iterable[MomentCal
             tool=call.call.name,
             arguments=_show_arguments(call.arguments or call.call.arguments, call.call.secret),
             state=state,
-            since=(known or turn).at,
+            since=known.at,
         )
 
 
