@@ -14,7 +14,6 @@ from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from typing import Any, TypeAlias
 
-import anyio
 import attrs
 
 from agentloop import effects as e
@@ -193,8 +192,6 @@ class _EnteringEffects(LabEffects):
         try:
             with watch(self.notes, f"tool {effect.tool}", refuses=not self._live):
                 self.value = await effect.do()
-        except anyio.get_cancelled_exc_class():
-            raise
         except Exception as error:
             self.error = error
         finally:
