@@ -30,7 +30,7 @@ from agentloop._common.checks import NAMES, check
 from agentloop._common.errors import UserValueError
 from agentloop.context import ToolContext
 from agentloop.executors import EditError, LocalEditor, editor_tool
-from agentloop.executors._edit_files import list_folder, read_file, to_text
+from agentloop.executors._edit_files import list_folder, read_file, show_name, to_text
 from agentloop.tools import FunctionTool, tool
 
 _MOST_ENTRIES = 20_000
@@ -268,7 +268,7 @@ def _join(lines: list[str], count: int, cut: str = "") -> str:
         return ""
     kept = lines[:_MOST_LINES]
     more = "\n[there are more: narrow the search]" if count > len(kept) else ""
-    return "\n".join(name.encode(errors="replace").decode() for name in kept) + more + cut
+    return "\n".join(map(show_name, kept)) + more + cut
 
 
 def path_matches(path: str, pattern: str) -> bool:

@@ -295,13 +295,13 @@ def list_folder(root: int, path: str) -> list[str] | None:
             return None
         try:
             with os.scandir(folder) as entries:
-                found = [_show_name(entry.name) + "/" * entry.is_dir(follow_symlinks=False) for entry in entries]
+                found = [show_name(entry.name) + "/" * entry.is_dir(follow_symlinks=False) for entry in entries]
         finally:
             os.close(folder)
     return sorted(name for name in found if not name.startswith(WORK))
 
 
-def _show_name(name: str) -> str:
+def show_name(name: str) -> str:
     """Return a name as a text: bytes of it that aren't UTF-8 are replaced."""
     return os.fsencode(name).decode(errors="replace")
 

@@ -148,6 +148,15 @@ async def test_lines_end_where_editors_end_them(run_mode: Run, tmp_path: Path) -
     assert await ask(tmp_path, "search_files", run_mode, text="four") == "u.txt:2: four"
 
 
+async def test_names_that_are_no_text_are_shown_as_one(run_mode: Run, tmp_path: Path) -> None:
+    """By every tool alike: what isn't UTF-8 in them is replaced. A model can't name such a file, so it isn't read."""
+    (tmp_path / os.fsdecode(b"caf\xe9.txt")).write_text("blue")
+    for name, arguments in (("list_files", {}), ("find_files", {"pattern": "*"})):
+        assert await ask(tmp_path, name, run_mode, **arguments) == "caf\ufffd.txt"
+    left = "\n[left out: files that can't be read: 1]"
+    assert await ask(tmp_path, "search_files", run_mode, text="blue") == f"No line has it.{left}"
+
+
 def make_context(looks: int = 1_000_000) -> Any:
     """Return a context that is cancelled after it was asked that often."""
     ctx: Any = ToolContext(context=None, tool_name="x", tool_call_id="1")
