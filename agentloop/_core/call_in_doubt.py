@@ -33,13 +33,12 @@ def plan_in_doubt(view: TurnView, state: RunFold, rules: PlanRules, call: CallSt
     call_id = call.call.call_id
     arguments = rules.read(tool, call.arguments if call.arguments is not None else call.call.arguments, rules.limits)
     nested = state.nested.get(call_id)
-    if (nested is not None and nested.started is not None) or isinstance(tool.body, AgentCall):
+    # Of an external tool nothing runs, so nothing is in doubt: it was answered, cancelled, or not asked about yet.
+    if (nested is not None and nested.started is not None) or isinstance(tool.body, AgentCall | ExternalBody):
         if state.waits(call):
             return AwaitVerdict(arguments)
         return Execute(arguments, attempt=call.attempt if call.cut is None else call.attempt + 1, resumed=True)
     attempt = call.attempt + 1
-    if isinstance(tool.body, ExternalBody):
-        return _plan_external(state, call, arguments)
     if call.body is not None:
         return _plan_finished_body(call, call.body, tool, arguments, attempt)
     # A disabled tool, which `by_key` lacks, isn't run again.
@@ -56,13 +55,6 @@ def plan_in_doubt(view: TurnView, state: RunFold, rules: PlanRules, call: CallSt
             outcome=outcome,
         )
     return Answer(outcome, attempt=attempt)
-
-
-def _plan_external(state: RunFold, call: CallState, arguments: Arguments) -> Execute | AwaitVerdict:
-    """Return `Execute` if it was answered, cancelled or not asked about yet. Nothing runs, so nothing is in doubt."""
-    if state.waits(call):
-        return AwaitVerdict(arguments)
-    return Execute(arguments, attempt=call.attempt if call.cut is None else call.attempt + 1, resumed=True)
 
 
 def _plan_finished_body(
