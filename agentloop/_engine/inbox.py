@@ -6,11 +6,11 @@ run's event loop in one step, and the sender continues once it is durable. Only 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from threading import Thread
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import anyio
 import anyio.from_thread
@@ -18,13 +18,13 @@ from anyio.lowlevel import current_token
 
 from agentloop._concurrency.backend import cancelled_types, new_wakeup, tell
 from agentloop._core.gate import admit
-from agentloop._core.inbox import due_input
-from agentloop._core.run_fold import RunFold
+from agentloop._core.inbox import due_input, make_input, make_withdrawal
 from agentloop._engine.run_guardrails import judge_added_input
 from agentloop._engine.runtime.live_run import LiveRun
 from agentloop.exceptions import InputRefusedError, JournalError
+from agentloop.items import Item
 from agentloop.outcomes import AddedInput
-from agentloop.records import InputAdded, InputShown, InputWithdrawn
+from agentloop.records import InputShown
 
 T = TypeVar("T")
 
@@ -59,18 +59,21 @@ async def _judge(run: LiveRun, added: AddedInput) -> None:
     await run.checkpoint()
 
 
-def put_input(run: LiveRun, make: Callable[[RunFold, float, str], InputAdded | None]) -> str | None:
-    """Append the input that *make* makes of the run's fold, the time, and why the run takes none; return its id.
+def put_input(
+    run: LiveRun, given: str | Iterable[Item], when: Literal["turn", "idle"], input_id: str | None, by: str | None
+) -> str:
+    """Append *given* as input, unless the log has it already by its id; return the id.
 
-    For code on the run's event loop. Never waits. None if the log has the input already.
+    For code on the run's event loop. Never waits.
 
     Raises:
-        InputRefusedError: by *make*.
+        InputRefusedError, UserError: as `make_input`.
     """
     over = "" if run.takes_input else "add_input: the run is over, or ends: add the input to its state"
-    record = make(run.state, run.tree.log.wall(), over)
+    record = make_input(run.state, given, when, input_id, by, run.tree.log.wall(), live=True, over=over)
     if record is None:
-        return None
+        assert input_id is not None
+        return input_id
     run.tree.log.append(admit(run.tree.log.state, record))
     return record.id
 
@@ -136,15 +139,15 @@ async def _give(run: LiveRun, append: Callable[[], T]) -> T:
     return given
 
 
-def withdraw_input(run: LiveRun, make: Callable[[RunFold, float], InputWithdrawn]) -> None:
-    """Append the withdrawal that *make* makes of the run's fold and the time. Never waits. As `put_input`.
+def withdraw_input(run: LiveRun, input_id: str, by: str | None) -> None:
+    """Append the withdrawal of the input *input_id*. Never waits. As `put_input`.
 
     Raises:
         InputRefusedError: the run ends, or the input doesn't wait.
     """
     if not run.takes_input:
         raise InputRefusedError("withdraw: the run is over, or ends", reason="over")
-    record = make(run.state, run.tree.log.wall())
-    if run.judged_input == record.id:
-        raise InputRefusedError(f"withdraw: an input guardrail judges input {record.id!r} now", reason="judged")
+    record = make_withdrawal(run.state, input_id, by, run.tree.log.wall())
+    if run.judged_input == input_id:
+        raise InputRefusedError(f"withdraw: an input guardrail judges input {input_id!r} now", reason="judged")
     run.tree.log.append(admit(run.tree.log.state, record))

@@ -346,14 +346,10 @@ class RunStream(Block, Generic[OutputT]):
 
             anyio.run(main)
         """
-        from agentloop._core.inbox import make_input
         from agentloop._engine.inbox import give, put_input
 
         live = self._find_inbox()
-        make = partial(make_input, given=input, when=when, input_id=id, by=by, live=True)
-        return (
-            await give(live, lambda: put_input(live, lambda fold, at, over: make(fold, at=at, over=over))) or id or ""
-        )
+        return await give(live, partial(put_input, live, input, when, id, by))
 
     @uninterrupted
     async def withdraw(self, id: str, *, by: str | None = None) -> None:
@@ -363,11 +359,10 @@ class RunStream(Block, Generic[OutputT]):
             InputRefusedError: it doesn't wait; its `reason` says what has become of it.
             JournalError: the journal has failed.
         """
-        from agentloop._core.inbox import make_withdrawal
         from agentloop._engine.inbox import give, withdraw_input
 
         live = self._find_inbox()
-        await give(live, lambda: withdraw_input(live, lambda fold, at: make_withdrawal(fold, id, by, at)))
+        await give(live, partial(withdraw_input, live, id, by))
 
     def _find_inbox(self) -> LiveRun:
         if self._nursery is None:
