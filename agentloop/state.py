@@ -198,13 +198,7 @@ class RunState:
     @property
     def _has_failed(self) -> bool:
         """True if the run has failed for good: no other run segment may continue it."""
-        if self._fold.started is None or self.status == "completed":
-            return False
-        try:
-            check_goes_on(self._fold)
-        except StateError:
-            return True
-        return False
+        return self._fold.started is not None and self.status != "completed" and self._find_end("") != ""
 
     @property
     def input(self) -> tuple[Item, ...]:
@@ -526,14 +520,12 @@ class RunState:
         if len(self.records) == self._stored:
             await checkpoint()
             return
+        release = claim(journal, liveness(current_token()))
         self._appending = done = anyio.Event()
-        release = None
         try:
-            release = claim(journal, liveness(current_token()))
             await self._append_given(journal)
         finally:
-            if release is not None:
-                release()
+            release()
             self._appending = None
             done.set()
 
@@ -842,8 +834,8 @@ def answer_to(
         StateError: no such call waits for an answer; says what became of it.
         UserError: the answer doesn't fit the schema of the call's answers, or has a wrong type.
     """
-    for name, text in (("error", error), ("by", by)):
-        check(name, _PARTS_OF_ANSWERS[name], text)
+    check("error", _PART, error)
+    check("by", _PART, by)
     if error is not None and value is not None:
         raise UserValueError("answer: expected a value or an error, got both")
     path, call_id = _locate_question(root, call)
@@ -858,12 +850,12 @@ def answer_to(
         raise StateError(f"the interruption of call {call_id!r} is of another tool or agent than the one that waits")
     if obstacle := _find_obstacle_to_answer(root, fold, state, asked, at):
         raise StateError(f"no call {call_id!r} waits for an answer: {obstacle}")
-    named = not fold.gives_secret(state.call)
-    if error is None and (wrong := find_violation(as_json(value), asked.returns, names_keys=named)) is not None:
+    if error is not None:
+        return r.CallAnswered(path, fold.turn, at, call_id, error, failed=True, by=by)
+    value, named = as_json(value), not fold.gives_secret(state.call)
+    if (wrong := find_violation(value, asked.returns, names_keys=named)) is not None:
         raise UserValueError(f"the answer to call {call_id!r} of tool {state.call.name!r} doesn't fit: {wrong}")
-    return r.CallAnswered(
-        path, fold.turn, at, call_id, as_json(value) if error is None else error, failed=error is not None, by=by
-    )
+    return r.CallAnswered(path, fold.turn, at, call_id, value, by=by)
 
 
 def as_json(value: Any) -> Any:
@@ -902,8 +894,7 @@ def describe_answer(answer: r.CallAnswered) -> str:
 def _find_obstacle_to_answer(root: RunFold, fold: RunFold, call: CallState, asked: r.AnswerRequested, at: float) -> str:
     """Return why *call*, of the run of *fold*, takes no answer at the time *at*; an empty text if it takes one."""
     if call.answer is not None:
-        said = "nobody has answered in time" if call.answer.late else describe_answer(call.answer)
-        return said
+        return "nobody has answered in time" if call.answer.late else describe_answer(call.answer)
     if call.outcome is not None or not fold.batch_open:
         return "it has settled"
     if obstacle := _find_obstacle_around(root, fold):
@@ -942,8 +933,8 @@ def _locate_question(root: RunFold, call: Interruption | str) -> tuple[tuple[str
 
 
 _TEXT, _FLAG = NAMES.text(), NAMES.flag()
-_PARTS_OF_ANSWERS = {"error": optional(_TEXT), "by": optional(_TEXT)}
-_PARTS_OF_VERDICTS = {"by": optional(_TEXT), "message": optional(_TEXT), "always": optional(_FLAG)}
+_PART = optional(_TEXT)
+_PARTS_OF_VERDICTS = {"by": _PART, "message": _PART, "always": optional(_FLAG)}
 
 
 REPLACE_HINT = "; with replace=True another verdict takes its place, until the call starts"
