@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any, TypeAlias
 
@@ -227,11 +227,11 @@ def check_schema(what: str, schema: Any) -> dict[str, Any]:
     """
     try:
         # One pass through JSON: any process may read the schema, so it must be there what it is here.
-        plain = json.loads(json.dumps(schema, default=_as_dict, allow_nan=False))
+        copied: dict[str, Any] = json.loads(json.dumps(schema, default=_as_dict, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
         raise UserTypeError(f"{what}: the schema has no JSON form: {error}") from None
-    parts: dict[int, Any] = {}
-    copied: dict[str, Any] = _copy_part(what, plain, "$", plain, 0, parts)
+    parts: dict[int, Schema] = {}
+    _check_part(what, copied, "$", copied, 0, parts)
     for part in parts.values():
         reference = part.get("$ref")
         if (
@@ -249,33 +249,29 @@ def _as_dict(value: Any) -> Any:
     raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
 
 
-def _copy_part(what: str, schema: Any, place: str, root: Any, depth: int, parts: dict[int, Any]) -> Any:
+def _check_part(what: str, schema: Any, place: str, root: Schema, depth: int, parts: dict[int, Schema]) -> None:
+    """Check the keywords of *schema*, which is at *place* of *root*, and of its parts; note each in *parts*."""
     if isinstance(schema, bool) and depth:
-        return schema
+        return
     if not isinstance(schema, Mapping):
         raise UserTypeError(f"{what}: expected a JSON schema, as a mapping, got {type(schema).__name__} at {place}")
     if depth > _MOST_DEPTH:
         raise UserValueError(f"{what}: it is nested more than {_MOST_DEPTH} deep")
-    made: dict[str, Any] = {}
-    parts[id(made)] = made
+    parts[id(schema)] = schema
     for keyword, given in schema.items():
-        at = f"{place}.{keyword}"
+        at, below = f"{place}.{keyword}", {}
         if keyword in _PARTS_BY_NAME and isinstance(given, Mapping):
-            made[keyword] = {
-                key: _copy_part(what, one, f"{at}.{key}", root, depth + 1, parts) for key, one in given.items()
-            }
+            below = {f"{at}.{key}": one for key, one in given.items()}
         elif keyword in _PARTS:
-            made[keyword] = _copy_part(what, given, at, root, depth + 1, parts)
-        elif keyword in _LISTS and isinstance(given, Sequence):
-            made[keyword] = [
-                _copy_part(what, one, f"{at}[{index}]", root, depth + 1, parts) for index, one in enumerate(given)
-            ]
+            below = {at: given}
+        elif keyword in _LISTS and isinstance(given, list):
+            below = {f"{at}[{index}]": one for index, one in enumerate(given)}
         elif keyword in _RULES or keyword in _WORDS:
             _check_content(what, keyword, given, at, root)
-            made[keyword] = given
         else:
             raise UserValueError(f"{what}: answers can't be checked against {keyword!r} at {place}: leave it out")
-    return made
+        for part_at, part in below.items():
+            _check_part(what, part, part_at, root, depth + 1, parts)
 
 
 def _check_content(what: str, keyword: str, given: Any, at: str, root: Schema) -> None:
