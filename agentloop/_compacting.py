@@ -203,13 +203,11 @@ async def save_compacted(run: LiveRun, progress: SessionProgress, items: list[It
     if items:
         await session.add_items(items)
     policy, before = run.settings.config.context or run.agent.context, progress.before
-    compacts = policy is not None and policy.compact_session and isinstance(session, ReplaceableSession)
-    if not compacts or before is None:
+    if before is None or policy is None or not policy.compact_session or not isinstance(session, ReplaceableSession):
         return
     if state.compacted is None:
         logger.warning("%r isn't made shorter: the model is shown something else since, as by a handoff", session)
         return
-    assert isinstance(session, ReplaceableSession)
     held = {id(item) for item in progress.held}
     old = [item for item in (*before, *state.new_items[progress.since :]) if id(item) not in held]
     there = await session.get_items()
