@@ -341,9 +341,8 @@ class ToolExecution(ByFields):
     of a source never wins over a tool of the agent: with `"tell_model"` it is left out. Two sources with tools of one
     name are a `UserError` either way."""
     error_formatter: ToolErrorFormatter | None = attrs.field(default=None, validator=optional(FIELDS.function()))
-    """Writes the text that the model receives in place of an output; None from it leaves the library's text."""
-    """`(ToolErrorArgs) -> str | None`, the text for the model of a call that is answered without running; None keeps
-    the default."""
+    """`(ToolErrorArgs) -> str | None` writes the text that the model receives in place of an output: of a call that is
+    answered without running, or whose tool raised. None from it leaves the library's text."""
     loop_detection: int | None = attrs.field(default=None, validator=optional(NAMES.count(2)))
     """The number of equal calls with equal results, in a row, after which the model receives a warning; the next one
     ends the run. None = no detection."""
