@@ -734,6 +734,24 @@ ITEM_TYPES: tuple[type, ...] = (
     OpaqueItem,
 )
 """The members of `Item`, for `isinstance`."""
+CALLS = (ToolCall, HandoffCall)
+OUTPUTS = (ToolOutput, HandoffOutput)
+
+
+def find_unpaired(items: Iterable[Item]) -> str | None:
+    """Return which call in *items* has no output behind it, or which output no call; None if all are paired.
+
+    Providers refuse a history with either.
+    """
+    waiting: set[str] = set()
+    for item in items:
+        if isinstance(item, CALLS):
+            waiting.add(item.call_id)
+        elif isinstance(item, OUTPUTS):
+            if item.call_id not in waiting:
+                return f"the output of call {item.call_id!r} has no call before it"
+            waiting.discard(item.call_id)
+    return f"call {min(waiting)!r} has no output after it" if waiting else None
 
 
 _NO_CALLS = ("_output", "_result", "_response", "_tools")

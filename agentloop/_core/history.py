@@ -7,10 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, SupportsIndex, final, overload
 
-from agentloop.items import HandoffCall, HandoffOutput, Item, Reasoning, ToolCall, ToolOutput
-
-CALLS = (ToolCall, HandoffCall)
-OUTPUTS = (ToolOutput, HandoffOutput)
+from agentloop.items import CALLS, OUTPUTS, HandoffCall, Item, Reasoning, ToolCall
 
 
 @final

@@ -23,11 +23,10 @@ from typing import Literal
 
 from agentloop import records as r
 from agentloop._common.checks import NAMES, check, optional
-from agentloop._core.history import CALLS, OUTPUTS
 from agentloop._core.run_fold import RunFold
 from agentloop._storage.incoming import check_items
 from agentloop.exceptions import InputRefusedError, UserValueError
-from agentloop.items import Item, to_items
+from agentloop.items import Item, find_unpaired, to_items
 from agentloop.outcomes import AddedInput
 
 _TEXT = optional(NAMES.text())
@@ -76,7 +75,8 @@ def make_input(
     items = check_items("input", to_items(given))
     if not items:
         raise UserValueError("input: expected text or at least one item")
-    _check_pairs(items)
+    if (fault := find_unpaired(items)) is not None:
+        raise UserValueError(f"input: {fault}")
     if when not in ("turn", "idle"):
         raise UserValueError(f"when: expected 'turn' or 'idle', got {when!r}")
     check("id", _TEXT, input_id)
@@ -91,24 +91,6 @@ def make_input(
         raise InputRefusedError(over, reason="over")
     _check_open(state, live=live)
     return r.InputAdded(state.path, state.turn, at, items, input_id or _name_input(state), when, by)
-
-
-def _check_pairs(items: Iterable[Item]) -> None:
-    """Check that each call in *items* has its output behind it, and each output its call: providers refuse others.
-
-    Raises:
-        UserValueError: one hasn't; names it.
-    """
-    waiting: set[str] = set()
-    for item in items:
-        if isinstance(item, CALLS):
-            waiting.add(item.call_id)
-        elif isinstance(item, OUTPUTS):
-            if item.call_id not in waiting:
-                raise UserValueError(f"input: the output of call {item.call_id!r} has no call before it")
-            waiting.discard(item.call_id)
-    if waiting:
-        raise UserValueError(f"input: call {min(waiting)!r} has no output after it")
 
 
 def _check_same(known: AddedInput, items: tuple[Item, ...]) -> None:

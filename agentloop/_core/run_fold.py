@@ -61,7 +61,7 @@ from agentloop._core.client_calls import describe_item, find_unanswered, says_no
 from agentloop._core.run_facts import RunFacts
 from agentloop._core.secret_marks import MAY_HOLD_SECRETS, has_gaps, mark_record
 from agentloop._storage.withholding import WithheldText
-from agentloop.items import AssistantMessage, HandoffCall, Item, Reasoning, ToolCall, ToolOutput
+from agentloop.items import CALLS, AssistantMessage, HandoffCall, Item, Reasoning, ToolCall, ToolOutput
 from agentloop.outcomes import FROM_ABOVE, SUCCESSES, AddedInput, InputStatus
 from agentloop.settings import JsonLimits
 from agentloop.usage import RequestUsage
@@ -70,7 +70,6 @@ MAX_PAUSES = 10
 """The number of pauses of one answer that are continued. A provider pauses after about ten steps of its own tools, so
 this is work of more than a hundred steps in one turn; a provider that pauses again after it makes no progress.
 """
-_CALLS = (ToolCall, HandoffCall)
 
 
 def _add_name(names: frozenset[str], name: str) -> frozenset[str]:
@@ -145,7 +144,7 @@ def _model_responded(fold: RunFacts, record: r.ModelResponded) -> None:
     fold.responses.append(response)
     kept, fold.conflict = drop_repeats(response.items, fold.calls, fold.handoffs, fold.limits)
     for item in kept:
-        if isinstance(item, _CALLS):
+        if isinstance(item, CALLS):
             _add_call(fold, item)
     fold.response = kept if len(kept) < len(response.items) else response.items
     fold.batch_open = bool(fold.batch)
@@ -196,7 +195,7 @@ def _check_progress(fold: RunFacts, items: Iterable[Item], kept: list[Item]) -> 
         if not any(isinstance(item, AssistantMessage) for item in telling):
             _check_demand(fold, kept)
         return
-    again = next((item for item in items if isinstance(item, _CALLS) and item.call_id), None)
+    again = next((item for item in items if isinstance(item, CALLS) and item.call_id), None)
     fold.only_repeats = 0 if again is None else fold.only_repeats + 1
     if again is not None and fold.only_repeats > 1:
         fold.unusable_reason = (
@@ -228,7 +227,7 @@ def drop_repeats(
     fresh: dict[str, ToolCall | HandoffCall] = {}
     conflict: ToolCall | HandoffCall | None = None
     for item in items:
-        if not isinstance(item, _CALLS):
+        if not isinstance(item, CALLS):
             kept.append(item)
             continue
         call_id = item.call_id

@@ -7,19 +7,8 @@ or of the system is a part by itself.
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from agentloop.items import (
-    HandoffCall,
-    HandoffOutput,
-    Item,
-    Reasoning,
-    SystemMessage,
-    ToolCall,
-    ToolOutput,
-    UserMessage,
-)
+from agentloop.items import CALLS, OUTPUTS, Item, Reasoning, SystemMessage, UserMessage, find_unpaired
 
-CALLS = (ToolCall, HandoffCall)
-OUTPUTS = (ToolOutput, HandoffOutput)
 SUMMARY_HEAD = "Summary of the conversation so far:\n\n"
 """How a summary begins."""
 _GIVEN = (SystemMessage, UserMessage)
@@ -82,16 +71,8 @@ def find_fault(before: Sequence[Item], after: Sequence[Item]) -> str | None:
     A call must have its output, an output its call, and reasoning the item behind it; the user messages that no step
     leaves out must be there.
     """
-    open_calls: set[str] = set()
-    for item in after:
-        if isinstance(item, CALLS):
-            open_calls.add(item.call_id)
-        elif isinstance(item, OUTPUTS):
-            if item.call_id not in open_calls:
-                return f"the output of call {item.call_id!r} has no call before it"
-            open_calls.discard(item.call_id)
-    if open_calls:
-        return f"call {min(open_calls)!r} has no output"
+    if (fault := find_unpaired(after)) is not None:
+        return fault
     if any(isinstance(one, Reasoning) and isinstance(two, (*_GIVEN, *OUTPUTS)) for one, two in pairwise(after)):
         return "reasoning has lost the item behind it"
     must, there = find_kept(before), set(map(id, after))
