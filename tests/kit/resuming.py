@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import anyio
 import pytest
 
 from agentloop import Agent, RunResult, RunState
@@ -121,3 +122,19 @@ class BatchJournal(MemoryJournal):
             await self._before(records)
         await super().append(records)
         self.batches.append(list(records))
+
+
+class HeldJournal(MemoryJournal):
+    """A journal whose writes wait, once `held` is set, until `go` is; then they fail, or not."""
+
+    def __init__(self, fails: bool = False) -> None:
+        super().__init__()
+        self.held, self.go, self.fails = False, anyio.Event(), fails
+
+    async def append(self, records: Sequence[bytes]) -> None:
+        """Wait, if writes are held."""
+        if self.held:
+            await self.go.wait()
+            if self.fails:
+                raise OSError("no disk")
+        await super().append(records)

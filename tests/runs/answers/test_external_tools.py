@@ -1,6 +1,5 @@
 """Calls that the application answers: they start, wait, pause the run, and are answered live or by the state."""
 
-from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -9,6 +8,7 @@ import anyio.to_thread
 import pytest
 from kit.agents import Run, make_agent, script_agent
 from kit.results import check_history, count_records, find_outcome, find_records, read_shown_outputs, read_waiting
+from kit.resuming import HeldJournal
 
 from agentloop import (
     Agent,
@@ -118,22 +118,6 @@ async def test_an_answer_while_siblings_run_saves_the_pause() -> None:
     assert read_shown_outputs(agent) == {"c1": '{"n": 1}', "c2": "slow ran"}
     with pytest.raises(UserError, match="not under way: answer by its state"):
         await stream.answer("c1", {"n": 2})
-
-
-class HeldJournal(MemoryJournal):
-    """A journal whose writes wait, once `held` is set, until `go` is; then they fail, or not."""
-
-    def __init__(self, fails: bool) -> None:
-        super().__init__()
-        self.held, self.go, self.fails = False, anyio.Event(), fails
-
-    async def append(self, records: Sequence[bytes]) -> None:
-        """Wait, if writes are held."""
-        if self.held:
-            await self.go.wait()
-            if self.fails:
-                raise OSError("no disk")
-        await super().append(records)
 
 
 @pytest.mark.scenario("PE-02", "PE-04")

@@ -12,6 +12,7 @@ import anyio.to_thread
 import pytest
 from kit.agents import PASSED, TRIPPED, Run, look, make_input_guard, make_output_guard, script_agent
 from kit.results import check_history, describe, find_records, read_requests, read_user_texts
+from kit.resuming import HeldJournal
 
 from agentloop import (
     Agent,
@@ -694,27 +695,11 @@ async def test_many_inputs_of_many_tasks_and_threads_are_in_the_log_in_the_order
 # ---------------------------------------------------------------------------------------------- durability
 
 
-class HeldJournal(MemoryJournal):
-    """A journal whose writes wait, once `held` is set, until `go` is."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.held, self.go, self.fails = False, anyio.Event(), False
-
-    async def append(self, records: Sequence[bytes]) -> None:
-        """Wait, if writes are held."""
-        if self.held:
-            await self.go.wait()
-        if self.fails:
-            raise OSError("no disk")
-        await super().append(records)
-
-
 @pytest.mark.scenario("PE-02")
 @pytest.mark.parametrize("fails", [False, True])
 async def test_input_is_acknowledged_when_it_is_durable(fails: bool) -> None:
     """Not before; if the journal fails, the sender knows that it may be lost."""
-    go, journal = anyio.Event(), HeldJournal()
+    go, journal = anyio.Event(), HeldJournal(fails)
     agent, got = waiting_agent(go), list[str]()
     with pytest.raises(JournalError) if fails else nullcontext():
         async with Runner.run_streamed(agent, "go", journal=journal) as stream, anyio.create_task_group() as group:
@@ -733,7 +718,6 @@ async def test_input_is_acknowledged_when_it_is_durable(fails: bool) -> None:
             await anyio.wait_all_tasks_blocked()
             assert got == []
             assert stream.state.inputs[0].status == "waiting"
-            journal.fails = fails
             journal.go.set()
             go.set()
             await stream.finished()
