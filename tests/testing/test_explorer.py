@@ -1,5 +1,7 @@
 """`pytest --agentloop-explore`: it finds faults of agents without a test, and repeats them from their lines."""
 
+import functools
+import importlib.util
 import json
 import os
 import shutil
@@ -7,17 +9,19 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from agentloop.testing.explorer import _runs, _search
+from agentloop.testing import invariant
+from agentloop.testing.explorer import _own, _runs, _search
 from agentloop.testing.explorer._rounds import Plan
 from agentloop.testing.simulation._lines import CAN_MONITOR, monitor_lines
 
 ZOO = Path(__file__).parent / "zoo"
 ANIMALS = sorted(path.stem for path in ZOO.glob("*.py"))
-SHORT = ("charges", "default_basket")
-"""The animals that are looked at with every change."""
+SHORT = {"charges": "twice", "default_basket": "shared"}
+"""The animals that are looked at with every change, and the kinds of their faults."""
 NEEDS_LINES = {"counted_in_threads"}
 
 SHOP = """
@@ -62,14 +66,10 @@ def _pytest(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
 # ---------------------------------------------------------------------------------------------- the zoo
 
 
-# What thousands of earlier tests have left in the process is seen as the agent's: these want one of their own.
-BY_ITSELF = pytest.mark.skipif(os.environ.get("AGENTLOOP_SWEEP") != "whole", reason="`nox -s long -- zoo`")
-
-
 def _plan(animal: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> Plan:
     monkeypatch.syspath_prepend(str(ZOO))
     # Busy machines are slow, but what is done doesn't depend on that: the time of the process itself is measured.
-    monkeypatch.setattr(_search.time, "monotonic", time.process_time)
+    monkeypatch.setattr(_search, "time", SimpleNamespace(monotonic=time.process_time))
     module = __import__(animal)
     context = f"{animal}:make_context" if module.make_context is not None else None
     return _search.make_plan(_search.ExploredAgent(f"{animal}:{kind}", context), ZOO)
@@ -83,7 +83,6 @@ def _found(plan: Plan, rounds: int) -> list[_search.SearchResult]:
     return []
 
 
-@BY_ITSELF
 @pytest.mark.scenario("LB-11")
 @pytest.mark.parametrize("animal", SHORT)
 def test_fault_of_the_zoo_is_found_and_repeated_on_both_backends(animal: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,6 +90,7 @@ def test_fault_of_the_zoo_is_found_and_repeated_on_both_backends(animal: str, mo
     with monitor_lines(), _runs.own_temporary_folder():
         plan = _plan(animal, "faulty", monkeypatch)
         (found,) = _found(plan, 12)
+        assert found.fault.kind == SHORT[animal]
         assert plan.backends == ("asyncio", "trio")
         for backend in plan.backends:
             again = plan.find_again(plan.round(found.number), found.fault.key, [backend])
@@ -98,7 +98,6 @@ def test_fault_of_the_zoo_is_found_and_repeated_on_both_backends(animal: str, mo
             assert again.seen.run.backend == backend
 
 
-@BY_ITSELF
 @pytest.mark.scenario("LB-11")
 @pytest.mark.parametrize("animal", SHORT)
 def test_sound_agent_that_comes_near_is_left_alone(animal: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,6 +217,45 @@ def test_invariant_of_the_application_is_held_against_every_run(tmp_path: Path) 
     _project(tmp_path, code)
     done = _pytest(tmp_path, "--agentloop-explore=2s")
     assert "never_all doesn't hold: all is given back" in done.stdout
+
+
+HELD = "from agentloop.testing import invariant\n@invariant\ndef holds(run): {body}\n"
+
+
+def _imported(name: str, file: Path, code: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Import *file* with *code* in it as *name*, as pytest does for each `conftest.py`."""
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(code)
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, name, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_invariants_are_those_of_the_agents_module_and_of_modules_without_agents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two files of one name are two modules, one that is imported again is one, and executed code is none."""
+    monkeypatch.setattr(_own, "OWN", [])
+    agents = "from agentloop import Agent\nagent = Agent('one')\n"
+    shop = _imported("shop", tmp_path / "shop.py", agents + HELD.format(body="return 'shop'"), monkeypatch)
+    _imported("bank", tmp_path / "bank.py", agents + HELD.format(body="return 'bank'"), monkeypatch)
+    for folder in ("here", "there", "here"):
+        _imported("conftest", tmp_path / folder / "conftest.py", HELD.format(body=f"return {folder!r}"), monkeypatch)
+    exec(HELD.format(body="return 'a page'"), {"__name__": "conftest"})
+    exec(agents + HELD.format(body="return 'a page with an agent'"), {"__name__": "page"})
+    assert [one.check(None) for one in _search._own_of(shop)] == ["shop", "there", "here"]
+
+
+def test_object_is_an_invariant_of_its_class_s_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no names of its own, so it is for the agents of the module that its class stands in."""
+    monkeypatch.setattr(_own, "OWN", [])
+    check = functools.partial(print)
+    assert invariant(check) is check
+    assert [one.module for one in _own.OWN] == [vars(functools)]
 
 
 @pytest.mark.slow

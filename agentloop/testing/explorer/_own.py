@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+import sys
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import attrs
@@ -10,17 +12,18 @@ import attrs
 CheckT = TypeVar("CheckT", bound=Callable[..., Any])
 
 
-@attrs.frozen
+@attrs.frozen(eq=False)
 class OwnInvariant:
     """A function of a `WorldRun` that raises if something is wrong with it."""
 
     name: str
-    module: str
+    module: Mapping[str, Any] = attrs.field(repr=False)
+    """The names of the module that defines it: names of modules repeat, as each folder may have a `conftest.py`."""
     check: Callable[[Any], Any]
 
 
 OWN: list[OwnInvariant] = []
-"""Every function that was decorated, in the order of their definition."""
+"""Every function of an imported module that was decorated, in the order of their definition."""
 
 
 def invariant(check: CheckT) -> CheckT:
@@ -28,7 +31,8 @@ def invariant(check: CheckT) -> CheckT:
 
     The function gets the `WorldRun` of each run that was explored, also of those that were cancelled, failed or resumed
     after a crash, and raises an error (`assert`) if something is wrong with it. One in the module of an agent
-    is for that module's agents; one elsewhere, in `conftest.py` for example, is for all agents.
+    is for that module's agents; one elsewhere, in `conftest.py` for example, is for all agents. One in code that is
+    executed without an import, as the examples of a document are in tests of it, is for none.
 
     Example:
         from agentloop.testing import WorldRun, invariant
@@ -37,8 +41,16 @@ def invariant(check: CheckT) -> CheckT:
         def refunded_at_most_once(run: WorldRun) -> None:
             assert run.executions("refund") <= 1
     """
-    name = getattr(check, "__name__", repr(check))
-    module = getattr(check, "__module__", "")
-    OWN[:] = [one for one in OWN if (one.name, one.module) != (name, module)]
-    OWN.append(OwnInvariant(name, module, check))
+    name, module = getattr(check, "__name__", repr(check)), _module_of(check)
+    if (spec := module.get("__spec__")) is not None:
+        OWN[:] = [one for one in OWN if (one.name, one.module["__spec__"]) != (name, spec)]
+        OWN.append(OwnInvariant(name, module, check))
     return check
+
+
+def _module_of(check: Callable[..., Any]) -> Mapping[str, Any]:
+    """Return the names of the module that defines *check*; of an object, those of its class's module."""
+    inner = inspect.unwrap(check)
+    home = getattr(sys.modules.get(inner.__module__), "__dict__", {})
+    found: Mapping[str, Any] = getattr(inner, "__globals__", home)
+    return found

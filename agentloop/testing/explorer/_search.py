@@ -6,8 +6,9 @@ import importlib
 import inspect
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import attrs
@@ -106,7 +107,7 @@ def make_plan(target: ExploredAgent, folder: Path) -> Plan:
     program.checkpoint()
     made = found if not isinstance(found, Agent) else agent
     subject = Subject(target.agent, made, make_context, program, words=words)
-    plan = Plan(subject, own=_own_of(home.__name__))
+    plan = Plan(subject, own=_own_of(home))
     plan.begin()
     return plan
 
@@ -121,13 +122,13 @@ def _context_of(target: ExploredAgent, folder: Path) -> Callable[[], Any] | None
     return make
 
 
-def _own_of(home: str) -> list[_own.OwnInvariant]:
+def _own_of(home: ModuleType) -> list[_own.OwnInvariant]:
     """Return the application's invariants for agents of the module *home*."""
-    return [one for one in _own.OWN if one.module == home or not _has_agents(one.module)]
+    return [one for one in _own.OWN if one.module is vars(home) or not _has_agents(one.module)]
 
 
-def _has_agents(module: str) -> bool:
-    return any(isinstance(value, Agent) for value in vars(sys.modules.get(module, _own)).values())
+def _has_agents(module: Mapping[str, Any]) -> bool:
+    return any(isinstance(value, Agent) for value in module.values())
 
 
 def explore(
