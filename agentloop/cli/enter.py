@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, BinaryIO
 
-import anyio
 import click
 
 from agentloop._common.error_text import error_details
@@ -21,8 +20,8 @@ from agentloop.cli import errors
 from agentloop.cli.fork import choose_run
 from agentloop.cli.help_text import examples
 from agentloop.cli.run_options import CONTEXT_HELP
-from agentloop.cli.supervision import check_backend, supervise
-from agentloop.cli.target import load_agent, load_context
+from agentloop.cli.supervision import check_backend, run_supervised
+from agentloop.cli.target import load_agent, load_config, load_context
 from agentloop.exceptions import AgentLoopError, UserError
 
 _NOT_SHOWN = ("agentloop.*", "anyio.*", "asyncio.*", "trio.*", "contextlib", "functools", "threading")
@@ -65,7 +64,6 @@ def enter(
     Exit codes: 0 the body returned, 1 it raised, or the debugger was left; 2 wrong use; 130 SIGINT, 143 SIGTERM.
     """
     from agentloop import lab
-    from agentloop.cli.lab_run import load_config
 
     try:
         check_backend(backend)
@@ -77,12 +75,10 @@ def enter(
             debugger=stop_at_first_line,
             live=live,
             context=load_context(context),
-            run_config=load_config(config, None),
+            run_config=load_config(config),
             key=None if key_file is None else key_file.read(),
         )
-        ended = anyio.run(supervise, work, lambda number: None, backend=backend)
-        if ended.error is not None:
-            raise ended.error
+        ended = run_supervised(work, backend)
     except AgentLoopError as error:
         click.echo(errors.words_for(error), err=True, nl=False)
         sys.exit(errors.USAGE)

@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import anyio
 import click
 
 from agentloop._common.terminal_text import exact
@@ -18,8 +17,8 @@ from agentloop.cli import errors
 from agentloop.cli.help_text import examples
 from agentloop.cli.private_files import open_private
 from agentloop.cli.run_options import CONTEXT_HELP
-from agentloop.cli.supervision import check_backend, supervise
-from agentloop.cli.target import load_agent, load_context, load_function
+from agentloop.cli.supervision import check_backend, run_supervised
+from agentloop.cli.target import load_agent, load_config, load_context, load_function
 from agentloop.exceptions import AgentLoopError, UserError
 from agentloop.journal._folder import is_address
 
@@ -82,9 +81,7 @@ def fork(journal: str, run_id: str | None, target: str, html: Path | None, backe
     try:
         check_backend(backend)
         work = _prepare(choose_run(journal, run_id), load_agent(target, backend), **options)
-        ended = anyio.run(supervise, work, lambda number: None, backend=backend)
-        if ended.error is not None:
-            raise ended.error
+        ended = run_supervised(work, backend)
         if ended.value is None:
             sys.exit(128 + (ended.signal or 0))
         if html is not None:
@@ -125,7 +122,6 @@ def _prepare(journal: Any, agent: Any, **options: Any) -> Any:
         UserError: an option is wrong; names it.
     """
     from agentloop import lab
-    from agentloop.cli.lab_run import load_config
 
     given, name, key_file = options["context"], options["simulate"], options["key_file"]
     return partial(
@@ -137,7 +133,7 @@ def _prepare(journal: Any, agent: Any, **options: Any) -> Any:
         edits=_read_edits(options["sets"], options["drops"]),
         branches=[_read_branch(text) for text in options["branches"]],
         folder=options["out"],
-        run_config=load_config(options["config"], None),
+        run_config=load_config(options["config"]),
         context=load_context(given),
         unmatched=options["unmatched"],
         simulate=None if name is None else load_function(name),

@@ -22,9 +22,8 @@ from agentloop.agents._graph import AgentGraph
 from agentloop.cli import errors
 from agentloop.cli.private_files import open_private
 from agentloop.cli.progress_bar import Bar
-from agentloop.cli.supervision import check_backend, supervise
-from agentloop.cli.target import load_agent, load_context, load_function, load_object
-from agentloop.config import RunConfig
+from agentloop.cli.supervision import check_backend, run_supervised
+from agentloop.cli.target import load_agent, load_config, load_context, load_function, load_object
 from agentloop.exceptions import AgentLoopError, UserError
 from agentloop.journal._folder import is_address
 from agentloop.lab import Case, CaseRun, LabReport, LabRow, RunCheck, compare, read_report
@@ -226,9 +225,7 @@ def _compare(command: LabCommand, base: LabReport | None) -> int:
     with bar:
         for _ in progress.rows:
             bar.ended()
-        ended = anyio.run(supervise, work, lambda number: None, backend=command.backend)
-    if ended.error is not None:
-        raise ended.error
+        ended = run_supervised(work, command.backend)
     if ended.value is None:
         return _tell_interruption(agent.name, progress, total, ended.signal or 0)
     made = ended.value
@@ -256,13 +253,6 @@ def _confirm_live() -> None:
     first = click.confirm("Tools will run for real: calls that were never made before. Go on?", err=True)
     if not first or not click.confirm("With the data and the keys of this machine. Are you sure?", err=True):
         raise UserError("nothing was run")
-
-
-def load_config(given: str | None, model: str | None) -> RunConfig:
-    found = RunConfig() if given is None else load_object(given, "config")
-    if not isinstance(found, RunConfig):
-        raise UserError(f"--config {given!r}: expected a RunConfig, got {found!r}")
-    return found if model is None else attrs.evolve(found, model=model)
 
 
 def _write_files(command: LabCommand, made: LabReport, progress: _Progress) -> None:

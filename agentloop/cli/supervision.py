@@ -130,6 +130,18 @@ def perform(
     return ended.value
 
 
+def run_supervised(work: Callable[[], Awaitable[T]], backend: str) -> Supervised[T]:
+    """Do *work* in an event loop, supervised for signals without a word at the first one; return its end.
+
+    Raises:
+        Exception: the work's error.
+    """
+    ended: Supervised[T] = anyio.run(supervise, work, lambda number: None, backend=backend)
+    if ended.error is not None:
+        raise ended.error
+    return ended
+
+
 def write_message(err: Output, text: str) -> None:
     """Write *text* from outside the event loop; an output that is closed isn't an error."""
     with contextlib.suppress(OutputClosed):

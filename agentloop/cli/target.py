@@ -18,10 +18,12 @@ from types import ModuleType
 from typing import Any
 
 import anyio
+import attrs
 
 from agentloop._common.error_text import redact, shorten
 from agentloop.abc import Model
 from agentloop.agents import Agent
+from agentloop.config import RunConfig
 from agentloop.exceptions import UserError
 
 _FRAMES = 3
@@ -141,6 +143,18 @@ def load_context(target: str | None) -> Callable[[], Any] | None:
         make: Callable[[], Any] = found
         return make
     return lambda: found
+
+
+def load_config(target: str | None, model: str | None = None) -> RunConfig:
+    """Return the configuration that *target* names, or that of no target, with *model* if there is one.
+
+    Raises:
+        UserError: as `load_agent`, or it isn't a RunConfig.
+    """
+    found = RunConfig() if target is None else load_object(target, "config")
+    if not isinstance(found, RunConfig):
+        raise UserError(f"--config {target!r}: expected a RunConfig, got {found!r}")
+    return found if model is None else attrs.evolve(found, model=model)
 
 
 def _load(target: str, kind: str) -> tuple[ModuleType, object, str]:

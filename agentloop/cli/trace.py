@@ -18,7 +18,7 @@ from agentloop.cli import errors
 from agentloop.cli.help_text import examples
 from agentloop.cli.journal_folder import Folder
 from agentloop.cli.private_files import open_private
-from agentloop.cli.supervision import check_backend, supervise
+from agentloop.cli.supervision import check_backend, run_supervised
 from agentloop.cli.trace_server import HOST, files_of, serve_timeline
 from agentloop.exceptions import AgentLoopError, UserError
 from agentloop.journal._folder import is_address
@@ -255,9 +255,7 @@ def _follow(source: TracedJournal, backend: str, *, content: bool) -> int:
     async def work() -> None:
         await serve_timeline(files_of(source.path), source.follow(content=content), started=click.echo)
 
-    ended = anyio.run(supervise, work, lambda number: None, backend=backend)
-    if ended.error is not None:
-        raise ended.error
+    ended = run_supervised(work, backend)
     return errors.OK if ended.signal is None else 128 + ended.signal
 
 
