@@ -59,9 +59,8 @@ def lab(**options: Any) -> None:
     """Run the recorded runs of JOURNALS again with the agent of TARGET, and tell what became of each.
 
     JOURNALS is a folder of journals, a file, a PostgreSQL database by its address, postgresql://…, or file.py:cases, a
-    list of cases. Nothing of the outside world happens:
-    equal requests and calls are answered from the journals, other requests go to the agent's model, and of the tools
-    only those run that only read.
+    list of cases. Nothing of the outside world happens: equal requests and calls are answered from the journals, other
+    requests go to the agent's model, and of the tools only those run that only read.
 
     A comparison that is interrupted keeps what it has beside the file that it writes; the same command continues it.
 

@@ -22,7 +22,7 @@ _PLACE = Place(path_type=Path)
 _KEY = click.option("--key-file", type=click.File("rb"), help="File with the key that the journal is sealed with.")
 
 
-def _read(place: Path | str, line: int | None, run_id: str | None, key: bytes | None) -> Sequence[Record]:
+def _read(place: Path | str, run_id: str | None, key: bytes | None, line: int | None = None) -> Sequence[Record]:
     """Return the records of the journal at *place*.
 
     Raises:
@@ -68,7 +68,7 @@ def show(
     from agentloop.lab import moment_at
 
     try:
-        records = _read(journal, line, run_id, None if key_file is None else key_file.read())
+        records = _read(journal, run_id, None if key_file is None else key_file.read(), line)
         moment = moment_at(records, len(records) if at is None else at)
     except AgentLoopError as error:
         _refuse(error)
@@ -104,9 +104,7 @@ def diff(before: Path | str, after: Path | str, run_ids: tuple[str, ...], key_fi
     sys.exit(0 if found.first is None else 1)
 
 
-def _choose_runs(
-    places: Sequence[Path | str], run_ids: Sequence[str]
-) -> Iterator[tuple[Path | str, int | None, str | None]]:
+def _choose_runs(places: Sequence[Path | str], run_ids: Sequence[str]) -> Iterator[tuple[Path | str, str | None]]:
     """Yield each of two places with the run that is chosen of it.
 
     Raises:
@@ -116,7 +114,7 @@ def _choose_runs(
         raise click.UsageError("--run: expected one, or one for A and one for B.")
     for place, run_id in zip(places, [*run_ids, *run_ids, None, None], strict=False):
         holds_many = is_address(place) or (isinstance(place, Path) and place.is_file() and list_runs(place) is not None)
-        yield place, None, run_id if holds_many or len(run_ids) > 1 else None
+        yield place, run_id if holds_many or len(run_ids) > 1 else None
 
 
 def _refuse(error: AgentLoopError) -> NoReturn:

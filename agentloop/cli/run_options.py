@@ -196,9 +196,9 @@ def read_answer(typed: str, returns: Mapping[str, Any]) -> Any:
     choices = returns.get("enum")
     if isinstance(choices, list) and text.isdecimal() and text not in choices and int(text) not in choices:
         return choices[int(text) - 1] if 1 <= int(text) <= len(choices) else text
-    if find_violation(text, returns) is None and returns.get("type") == "string":
-        return text
     takes_text = find_violation(text, returns) is None
+    if takes_text and returns.get("type") == "string":
+        return text
     try:
         value = json.loads(text)
     except ValueError:
