@@ -174,8 +174,6 @@ async def compare(
     """
     if not isinstance(agent, Agent):
         raise UserTypeError(f"agent: expected an Agent, got {agent!r}")
-    if (unmatched == "simulate") != (simulate is not None):
-        raise UserValueError("simulate: expected a function together with unmatched='simulate'")
     for name, count in (("repeat", repeat), ("concurrency", concurrency)):
         check_count(name, count)
     options = LabOptions(

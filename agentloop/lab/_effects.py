@@ -34,7 +34,7 @@ from agentloop import effects as e
 from agentloop import guardrails as g
 from agentloop import records as r
 from agentloop._common.values import Value
-from agentloop.exceptions import UserError
+from agentloop.exceptions import UserError, UserValueError
 from agentloop.lab._cache import AnswerCache, key_of
 from agentloop.lab._copies import RecordedSandbox
 from agentloop.lab._recorded_errors import rebuilt, rebuilt_model_error
@@ -98,7 +98,11 @@ class LabBudget:
 
 @attrs.frozen(kw_only=True, eq=False)
 class LabRules:
-    """The rules of the firewall, the same for all runs of a comparison."""
+    """The rules of the firewall, the same for all runs of a comparison.
+
+    Raises:
+        UserError: `simulate` is given without the rule of that name, or this without it.
+    """
 
     unmatched: Unmatched = "refuse"
     simulate: Simulation | None = None
@@ -111,6 +115,10 @@ class LabRules:
     seed: int = 0
     cache: AnswerCache = attrs.field(factory=lambda: AnswerCache(None))
     budget: LabBudget = attrs.field(factory=lambda: LabBudget(None))
+
+    def __attrs_post_init__(self) -> None:
+        if (self.unmatched == "simulate") != (self.simulate is not None):
+            raise UserValueError("simulate: expected a function together with unmatched='simulate'")
 
 
 @attrs.define(eq=False)

@@ -174,8 +174,6 @@ async def fork(
     """
     if not isinstance(agent, Agent):
         raise UserTypeError(f"agent: expected an Agent, got {agent!r}")
-    if (unmatched == "simulate") != (simulate is not None):
-        raise UserValueError("simulate: expected a function together with unmatched='simulate'")
     chosen = tuple(branches) or (Branch(),)
     paths = _plan_files(chosen, folder)
     rules = LabRules(
