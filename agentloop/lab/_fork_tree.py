@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable
 from decimal import Decimal
 from html import escape
@@ -16,10 +15,10 @@ from agentloop._common.error_text import shorten
 from agentloop._common.terminal_text import exact
 from agentloop.exceptions import UserValueError
 from agentloop.lab._diff import RunDiff, diff_runs
+from agentloop.lab._page import read_page_files
 from agentloop.lab._report import spell_surrogates
 from agentloop.lab._runs import CaseRun
-from agentloop.tracing._html_page import PageFiles, fill_page
-from agentloop.tracing._timeline_page import read_timeline_files
+from agentloop.tracing._html_page import fill_page
 
 _MOST_CHARS = 2_000
 
@@ -134,7 +133,7 @@ class Fork:
     def to_html(self) -> str:
         """Return the page of the tree: the run, its branches, their answers and costs. It needs no network."""
         title = exact(f"{self.run.name}: a fork at record {self.at}")
-        return fill_page(_read_own_files(), spell_surrogates(title), spell_surrogates("".join(_draw(self))))
+        return fill_page(read_page_files("fork"), spell_surrogates(title), spell_surrogates("".join(_draw(self))))
 
 
 def _describe_origin(origin: Origin) -> str:
@@ -200,10 +199,3 @@ def _place(records: int, turn: int | None, edits: Iterable[str]) -> str:
 
 def _text(text: str) -> str:
     return escape("\n".join(map(exact, text.split("\n"))))
-
-
-@functools.cache
-def _read_own_files() -> PageFiles:
-    own = PageFiles.read(Path(__file__).with_name("_page"), "fork")
-    colours, _, _ = read_timeline_files().style.partition(".symbols")
-    return own.replace(style=colours + own.style)

@@ -69,7 +69,7 @@ def render_lab_page(report: LabReport, entries: Iterable[Entry]) -> str:
         data = _encode({**head, "rows": [_shorten(entry, limit) for entry in shown]})
         if len(data) <= _MOST_OF_ALL:
             break
-    return fill_page(_read_own_files(), exact(f"{report.agent}: {len(report.rows)} runs compared"), data)
+    return fill_page(read_page_files("lab"), exact(f"{report.agent}: {len(report.rows)} runs compared"), data)
 
 
 def _encode(data: Entry) -> str:
@@ -86,7 +86,8 @@ def _shorten(entry: Entry, limit: int) -> Entry:
 
 
 @functools.cache
-def _read_own_files() -> PageFiles:
-    own = PageFiles.read(Path(__file__).with_name("_page"), "lab")
+def read_page_files(name: str) -> PageFiles:
+    """Return the files of the lab's page *name*, with the colours of a timeline."""
+    own = PageFiles.read(Path(__file__).with_name("_page"), name)
     colours, _, _ = read_timeline_files().style.partition(".symbols")
     return own.replace(style=colours + own.style)

@@ -1,4 +1,4 @@
-"""One HTML file that needs no network: a template, its style and script, and data that no browser executes.
+"""One HTML file that needs no network: a template of its body, its style and script, and data that no browser executes.
 
 The page's policy allows this script and this style only, by their digests, so that even a text that became markup could
 run nothing. Does not know what a page shows.
@@ -13,6 +13,24 @@ from pathlib import Path
 
 from agentloop._common.values import Value
 
+_HEAD = """\
+<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="{{policy}}">
+<meta name="color-scheme" content="light dark">
+<title>{{title}}</title>
+<style>{{style}}</style>
+</head>
+<body>
+"""
+_END = """\
+<script>{{script}}</script>
+</body>
+</html>
+"""
 _UNSAFE = str.maketrans({char: f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"})
 
 
@@ -20,7 +38,7 @@ class PageFiles(Value, frozen=True):
     """The texts of which a page is made."""
 
     template: str
-    """HTML with `{{title}}`, `{{policy}}`, `{{style}}`, `{{script}}` and `{{data}}`, each once."""
+    """What the body has before the script: HTML with `{{data}}` once, and `{{title}}` where it is shown."""
     style: str
     script: str
 
@@ -49,7 +67,7 @@ def fill_page(files: PageFiles, title: str, data: str, *, connects: bool = False
         "script": files.script,
         "data": data,
     }
-    page, rest = "", files.template
+    page, rest = "", f"{_HEAD}{files.template}{_END}"
     while rest:  # one pass: a value that holds a placeholder is left as it is
         before, opening, after = rest.partition("{{")
         name, _, rest = after.partition("}}")
