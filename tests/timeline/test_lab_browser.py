@@ -1,27 +1,16 @@
 """The page of a comparison in a real headless Chromium: judged by axe-core, by keys, and with a thousand runs."""
 
-import shutil
 from pathlib import Path
 
 import anyio
 import pytest
+from timeline.test_browser import pytestmark as pytestmark  # it skips, too
+from timeline.test_browser import showing, violations
 
 from agentloop import Agent, Runner, lab
-from agentloop.executors import _browser
 from agentloop.lab import LabReport
 from agentloop.lab._page import make_entry, render_lab_page
 from agentloop.testing import ScriptedModel, say
-
-axe = pytest.importorskip("axe_playwright_python", reason="needs axe-core and Chromium: nox -s tests-timeline")
-from timeline.test_browser import showing, violations  # noqa: E402 - it skips, too, where there is no axe-core
-
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.real_clock,
-    pytest.mark.timeout(180),
-    pytest.mark.backends("asyncio"),
-    pytest.mark.skipif(not any(map(shutil.which, _browser._PROGRAMS)), reason="no Chromium is installed"),
-]
 
 
 async def write(path: Path, times: int) -> Path:

@@ -1,27 +1,16 @@
 """The slider in a timeline's page, in a real headless Chromium: the state at any record, from the page only."""
 
-import shutil
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 from lab.shop import STORIES, record
+from timeline.test_browser import keep_picture, press, showing, violations  # it skips, too
+from timeline.test_browser import pytestmark as pytestmark
 
 from agentloop import lab
-from agentloop.executors import _browser
 from agentloop.tracing import read_timeline, render_html
-
-axe = pytest.importorskip("axe_playwright_python", reason="needs axe-core and Chromium: nox -s tests-timeline")
-from timeline.test_browser import keep_picture, press, showing, violations  # noqa: E402 - it skips, too
-
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.real_clock,
-    pytest.mark.timeout(180),
-    pytest.mark.backends("asyncio"),
-    pytest.mark.skipif(not any(map(shutil.which, _browser._PROGRAMS)), reason="no Chromium is installed"),
-]
 
 
 async def write(path: Path, records: Any) -> Path:
