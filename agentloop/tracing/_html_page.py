@@ -38,7 +38,7 @@ class PageFiles(Value, frozen=True):
     """The texts of which a page is made."""
 
     template: str
-    """What the body has before the script: HTML with `{{data}}` once, and `{{title}}` where it is shown."""
+    """The body before its script: HTML with `{{data}}` once, and `{{title}}` where it is shown."""
     style: str
     script: str
 
