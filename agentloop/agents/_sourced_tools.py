@@ -41,7 +41,7 @@ from agentloop._common.digests import digestible
 from agentloop._common.values import Value
 from agentloop.exceptions import ToolSourceError
 from agentloop.limits import Capacity, Rate
-from agentloop.tools import AgentCall, FunctionTool
+from agentloop.tools import AgentCall, ExternalBody, FunctionTool
 
 ASKED = "asked"
 """In the description of a tool: the option is a callable of the application."""
@@ -125,6 +125,8 @@ class SourcedTools(Value, frozen=True, eq=False):
 def describe(tool: FunctionTool[Any], source: str) -> dict[str, Any]:
     """Return the description of *tool*: name, digest of its definition, and options that aren't the usual.
 
+    Of an external tool the schema of its answers, too, by which a replay knows that its calls wait.
+
     The definition is the source and what the model is shown. A verdict on a call holds for one definition.
     """
     shown = digestible([source, tool.description, tool.params_json_schema])
@@ -133,4 +135,6 @@ def describe(tool: FunctionTool[Any], source: str) -> dict[str, Any]:
         value = getattr(tool, option)
         if value != getattr(_USUAL, option):
             made[option] = describe_value(value)
+    if isinstance(tool.body, ExternalBody):
+        made["returns"] = tool.body.returns
     return made

@@ -242,7 +242,10 @@ class RecordedAgents(AgentCopies):
         options["capacity"] = [self._restore_limit(one, name) for one in described.get("capacity", ())]
         if "cost" in described:
             options["cost"] = self._make_cost(name)
-        return FunctionTool(body=RawBody(_refuse_body, self._make_check(name)), on_invoke_tool=_refuse_body, **options)
+        body, returns = RawBody(_refuse_body, self._make_check(name)), options.pop("returns", None)
+        if returns is not None:
+            body = ExternalBody(body.fn, body.check, returns=returns)
+        return FunctionTool(body=body, on_invoke_tool=_refuse_body, **options)
 
     def _restore_limit(self, described: list[Any], tool: str) -> Capacity | Rate:
         """Return the limit of this kind, name and size of *tool*: tools that shared one share it again."""

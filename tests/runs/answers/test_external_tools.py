@@ -490,14 +490,31 @@ async def test_ask_user_is_a_question_with_choices(run_mode: Run) -> None:
         ask_user(options=[])
 
 
+class Desk:
+    """A source of tools."""
+
+    name = "desk"
+
+    def __init__(self, *tools: Any) -> None:
+        self._tools = tools
+
+    async def tools(self, ctx: Any, agent: Any) -> Any:
+        """Give the tools."""
+        return self._tools
+
+
 @pytest.mark.scenario("PE-05")
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 @pytest.mark.parametrize("late", [False, True])
-def test_a_strict_replay_takes_the_answers_from_the_log(backend: Any, late: bool) -> None:
-    """Of a paused run: the replayed log is equal, and nobody is asked."""
+@pytest.mark.parametrize("sourced", [False, True])
+def test_a_strict_replay_takes_the_answers_from_the_log(backend: Any, late: bool, sourced: bool) -> None:
+    """Of a paused run: the replayed log is equal, and nobody is asked. The tool may be one of a source."""
 
     def make() -> Agent[Any, Any]:
-        return make_asking(call("free", {}, "c2"), tools=[add_free([])], timeout=3600.0)
+        agent = make_asking(call("free", {}, "c2"), tools=[add_free([])], timeout=3600.0)
+        if sourced:
+            agent.tools, agent.toolsets = agent.tools[1:], [Desk(agent.tools[0])]
+        return agent
 
     agent = make()
     state = Runner.run_sync(agent, "go").to_state()
