@@ -56,6 +56,7 @@ from agentloop.limits import Limit
 from agentloop.outcomes import FROM_ABOVE
 from agentloop.testing.replaying._queue import RecordedQueue
 from agentloop.testing.replaying._recorded import (
+    GIVEN,
     INPUTS,
     Call,
     Leniency,
@@ -307,7 +308,7 @@ class ReplayLog:
                 return self._accept(merged)
             if isinstance(record, r.CleanupCut) and record.section in _HOOKS:
                 return None  # the recorded run had no such hooks, or they had returned
-            inserted = isinstance(wanted, (r.VerdictGiven, r.CallAnswered, *INPUTS, r.GraphChanged, r.CleanupCut))
+            inserted = isinstance(wanted, (*GIVEN, r.GraphChanged, r.CleanupCut))
             if not inserted and not self.is_of_summary(wanted) and not self.is_end_too_late():
                 self.diverge(record, explained(wanted, record, difference))
                 return record

@@ -62,7 +62,7 @@ from agentloop.spans import Trace
 from agentloop.state import RunState
 from agentloop.testing.replaying._comparison import CLEARLY, CUT_OFF, SLACK, NoVerdict, Pending, pass_time
 from agentloop.testing.replaying._effects import Consumer, ReplayEffects
-from agentloop.testing.replaying._recorded import INPUTS, Call, Path, RecordedRun, RecordedSegment, call_of
+from agentloop.testing.replaying._recorded import GIVEN, Call, Path, RecordedRun, RecordedSegment, call_of
 from agentloop.testing.replaying._recorded_agents import HooksOfRuns, RecordedAgents
 from agentloop.testing.replaying._words import stuck
 from agentloop.testing.simulation.event_loop import Backend, Deadlock, run_deterministic, waiting
@@ -270,9 +270,7 @@ class _SegmentReplay:
             self._cause_end()
             if effects.due is wanted:
                 effects.diverge(None, stuck(wanted, self.held()))
-        elif isinstance(wanted, (r.VerdictGiven, r.CallAnswered, *INPUTS, r.GraphChanged)) or effects.is_of_summary(
-            wanted
-        ):
+        elif isinstance(wanted, (*GIVEN, r.GraphChanged)) or effects.is_of_summary(wanted):
             effects.insert()
         elif effects.is_end_too_late():
             self._insert_late_end()

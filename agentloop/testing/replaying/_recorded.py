@@ -31,7 +31,9 @@ OF_CALL = (r.CallStarted, r.AnswerRequested, r.BodyEnded, r.CallSettled, r.Guard
 """Kinds of records that a call's own task appends, if they name a call."""
 INPUTS = (r.InputAdded, r.InputWithdrawn)
 """Kinds of records that a sender of input appends. The run acts on them at its next look into the inbox."""
-FROM_OUTSIDE = (r.VerdictGiven, r.CallAnswered, *INPUTS, r.GraphChanged, r.CancelRequested, r.DeadlinePassed)
+GIVEN = (r.VerdictGiven, r.CallAnswered, *INPUTS)
+"""Kinds of records of what the caller gives a run, also between two of its segments."""
+FROM_OUTSIDE = (*GIVEN, r.GraphChanged, r.CancelRequested, r.DeadlinePassed)
 """Kinds of records that the caller appends, at a moment that doesn't depend on the run."""
 
 
@@ -361,8 +363,8 @@ def _split_segments(records: Sequence[r.Record]) -> Iterator[RecordedSegment]:
             yield RecordedSegment(start, end + 1, True)
             continue
         stop = following
-        # Verdicts and inputs given before the next segment belong to neither of the two.
-        while following < len(records) and isinstance(records[stop - 1], (r.VerdictGiven, r.CallAnswered, *INPUTS)):
+        # What was given before the next segment belongs to neither of the two.
+        while following < len(records) and isinstance(records[stop - 1], GIVEN):
             stop -= 1
         yield RecordedSegment(start, stop, False)
 
