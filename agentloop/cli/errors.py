@@ -9,7 +9,7 @@ from typing import Any, Self
 from agentloop import exceptions
 from agentloop._common.error_text import chain_of, is_redacted, redact, shorten, traceback_of
 from agentloop._common.error_text import message_of as whole_message_of
-from agentloop._common.terminal_text import harmless
+from agentloop._common.terminal_text import exact, harmless
 from agentloop.exceptions import UserError
 
 OK = 0
@@ -71,6 +71,21 @@ def words_for(error: BaseException, *, with_traceback: bool = False) -> str:
     named = message if _is_user_error(error) or message == kind else f"{kind}: {message}"
     notes = [f"  {redact(note)}" for note in _notes_of(error)]
     return harmless("\n".join([f"Error: {named}", *notes]) + "\n")
+
+
+def words_for_file(place: object, error: OSError) -> str:
+    """Return the line that reports *error* of the file or folder at *place*, ended by a newline.
+
+    The address of a database isn't quoted: it may hold a password.
+    """
+    return f"Error: {name_place(place)}: {error.strerror or error}\n"
+
+
+def name_place(place: object) -> str:
+    """Return the name of a journal in messages: its path, or "the database" for an address."""
+    from agentloop.journal._folder import is_address  # only such a message needs it
+
+    return "the database" if is_address(place) else exact(str(place))
 
 
 def _traceback_for(error: BaseException) -> str:

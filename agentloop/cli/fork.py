@@ -12,7 +12,6 @@ from typing import Any
 
 import click
 
-from agentloop._common.terminal_text import exact
 from agentloop.cli import errors
 from agentloop.cli.help_text import examples
 from agentloop.cli.private_files import open_private
@@ -91,7 +90,7 @@ def fork(journal: str, run_id: str | None, target: str, html: Path | None, backe
         click.echo(errors.words_for(error), err=True, nl=False)
         sys.exit(errors.USAGE)
     except OSError as error:
-        click.echo(f"Error: {exact(str(error.filename or journal))}: {error.strerror or error}", err=True)
+        click.echo(errors.words_for_file(error.filename or journal, error), err=True, nl=False)
         sys.exit(errors.USAGE)
     click.echo(str(ended.value))
     sys.exit(int(any(one.error or one.run.error for one in ended.value.branches)))

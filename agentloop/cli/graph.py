@@ -59,7 +59,7 @@ def graph(target: str, svg: Path | None) -> None:
         click.echo(errors.words_for(error), err=True, nl=False)
         sys.exit(errors.USAGE)
     except OSError as error:
-        click.echo(f"Error: {exact(str(svg))}: {error.strerror or error}", err=True)
+        click.echo(errors.words_for_file(svg, error), err=True, nl=False)
         sys.exit(errors.FAILED)
 
 

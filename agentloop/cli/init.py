@@ -111,7 +111,7 @@ def init(folder: Path, model: str) -> None:
                 file.write(text)
             click.echo(f"Wrote {exact(str(path))}")
     except OSError as error:
-        click.echo(f"Error: {exact(str(folder))}: {error.strerror or error}", err=True)
+        click.echo(errors.words_for_file(folder, error), err=True, nl=False)
         sys.exit(errors.FAILED)
     click.echo(f'Next:\n  agentloop run {shlex.quote(f"{agent}:agent")} "{_QUESTION}"')
     click.echo(f"  python -m pytest {shlex.quote(str(folder))}")  # `pytest` may be one of another environment

@@ -183,7 +183,7 @@ def perform_lab(command: LabCommand) -> int:
     except AgentLoopError as error:
         click.echo(errors.words_for(error), err=True, nl=False)
     except OSError as error:
-        click.echo(f"Error: {exact(str(error.filename or command.journals))}: {error.strerror or error}", err=True)
+        click.echo(errors.words_for_file(error.filename or command.journals, error), err=True, nl=False)
     return errors.USAGE
 
 

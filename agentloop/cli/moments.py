@@ -30,7 +30,7 @@ def _read(place: Path | str, run_id: str | None, key: bytes | None, line: int | 
     """
     records = find_journal(place, line, run_id, key).read()
     if not records:
-        raise UserError(f"{place if isinstance(place, Path) else 'the database'}: nothing whole is in it")
+        raise UserError(f"{errors.name_place(place)}: nothing whole is in it")
     return records
 
 

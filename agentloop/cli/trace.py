@@ -241,7 +241,7 @@ def trace(
         click.echo(errors.words_for(error), err=True, nl=False)
         sys.exit(errors.code_of(error))
     except OSError as error:
-        click.echo(f"Error: {exact(str(html or HOST))}: {error.strerror or error}", err=True)
+        click.echo(errors.words_for_file(html or HOST, error), err=True, nl=False)
         sys.exit(errors.FAILED)
 
 

@@ -10,6 +10,7 @@ import pytest
 from click.testing import Result
 
 from agentloop._common.terminal_text import format_line, harmless
+from agentloop.cli import errors
 from agentloop.cli.show import json_line
 from agentloop.cli.streams import Output, OutputClosed
 
@@ -75,3 +76,12 @@ def test_a_terminal_that_is_gone_is_a_closed_output() -> None:
     os.close(ours)
     with os.fdopen(theirs, "w") as terminal, pytest.raises(OutputClosed):
         Output(terminal).write_last("lost")
+
+
+def test_an_error_of_a_file_names_it_and_never_the_address_of_a_database() -> None:
+    """The address may hold a password."""
+    full = OSError(28, "No space left on device")
+    assert errors.words_for_file("a\x1b[2J.html", full) == "Error: a\\x1b[2J.html: No space left on device\n"
+    told = errors.words_for_file("postgresql://ada:secret@db/runs", full)
+    assert told == "Error: the database: No space left on device\n"
+    assert errors.words_for_file(Path("x"), OSError("odd")) == "Error: x: odd\n"
