@@ -14,7 +14,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from agentloop.testing import invariant
-from agentloop.testing.explorer import _own, _runs, _search
+from agentloop.testing.explorer import _own, _runs, _search, _state
 from agentloop.testing.explorer._rounds import Plan
 from agentloop.testing.simulation._lines import CAN_MONITOR, monitor_lines
 
@@ -256,6 +256,16 @@ def test_object_is_an_invariant_of_its_class_s_module(monkeypatch: pytest.Monkey
     check = functools.partial(print)
     assert invariant(check) is check
     assert [one.module for one in _own.OWN] == [vars(functools)]
+
+
+def test_installed_package_counts_as_the_application_s_once_an_agent_comes_from_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The exploration of an agent that only used it may have come before."""
+    monkeypatch.setattr(_state, "own_packages", set())
+    assert not _state.is_of_the_program(pytest.Item)
+    _state.own_packages.add("_pytest")
+    assert _state.is_of_the_program(pytest.Item)
 
 
 @pytest.mark.slow

@@ -34,8 +34,6 @@ _UUID = re.compile(r"\b[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a
 _ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
 
 _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
-_of_the_program: dict[str, bool] = {}
-"""A cache of `is_of_the_program` by module."""
 
 Picture = dict[str, Any]
 """Places of the state, as text, with plain values. A value of a list or set is a `Bag`."""
@@ -54,12 +52,14 @@ own_packages: set[str] = set()
 def is_of_the_program(value: object) -> bool:
     """Return True if *value*, a module, class or function, was written for the application."""
     name = value.__name__ if isinstance(value, types.ModuleType) else str(getattr(value, "__module__", ""))
-    known = _of_the_program.get(name)
-    if known is None:
-        file = getattr(sys.modules.get(name), "__file__", None)
-        written = file is not None and not file.startswith(_NOT_THE_PROGRAM) and not _INSTALLED.search(file)
-        known = _of_the_program[name] = written or name.partition(".")[0] in own_packages
-    return known
+    return name.partition(".")[0] in own_packages or _is_written_here(name)
+
+
+@functools.cache
+def _is_written_here(module: str) -> bool:
+    """Return True if *module* has a file that belongs neither to Python nor to an installed package."""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return file is not None and not file.startswith(_NOT_THE_PROGRAM) and not _INSTALLED.search(file)
 
 
 def _is_primitive(value: object) -> bool:
