@@ -238,6 +238,26 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exploring, "MOST_DROPPED", 5)
 
 
+@needs_monitoring
+@pytest.mark.usefixtures("hasty")
+@both_backends
+def test_process_that_stands_still_for_a_while_drops_no_schedule(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wait may end before the thread had a chance to run, however long it was: the thread gets others."""
+    wait_for, stopped = threading.Condition.wait_for, list[threading.Condition]()
+
+    def stop_first(self: threading.Condition, predicate: Any, timeout: float | None = None) -> bool:
+        if timeout is not None and not any(self is one for one in stopped):
+            stopped.append(self)
+            return False
+        return wait_for(self, predicate, timeout)
+
+    monkeypatch.setattr(threading.Condition, "wait_for", stop_first)
+    seen = explored(counter, [call("bump_at_once")] * 2, nothing_is_lost, backends=[backend])
+    assert stopped
+    assert seen.complete
+    assert not seen.dropped
+
+
 @pytest.mark.slow
 @needs_monitoring
 @pytest.mark.scenario("RP-24")

@@ -37,11 +37,13 @@ from anyio._core._eventloop import threadlocals
 _monitoring: Any = getattr(sys, "monitoring", None)
 CAN_MONITOR = _monitoring is not None
 PATIENCE = 1.0
-"""Real seconds that a line may take."""
+"""Real seconds that a line may take, without those in which the process stood still."""
 IMPATIENCE = 0.02
 """Real seconds for a line from which some thread didn't come back in time before."""
 PATIENCE_BESIDE = 5.0
 """Real seconds that a thread has to end once it runs beside the others."""
+_ONE_WAIT = 0.01
+"""Real seconds of one wait for a thread. Waits are counted, because a busy machine may stop the process for seconds."""
 MOST_LINES = 2000
 """Limit of lines for one function; one that needs more runs beside the others from there on."""
 _NAME = "agentloop.testing"
@@ -335,8 +337,9 @@ class Worker:
         return self._came_back(IMPATIENCE if place in _monitor.slow else PATIENCE)
 
     def _came_back(self, seconds: float) -> bool:
+        waits = max(round(seconds / _ONE_WAIT), 1)
         with self._changed:
-            return self._changed.wait_for(lambda: self._state != "runs", seconds)
+            return any(self._changed.wait_for(lambda: self._state != "runs", seconds / waits) for _ in range(waits))
 
     async def _give_way(self) -> None:
         give_way = self._switching.give_way
