@@ -37,7 +37,7 @@ from anyio._core._eventloop import threadlocals
 _monitoring: Any = getattr(sys, "monitoring", None)
 CAN_MONITOR = _monitoring is not None
 PATIENCE = 1.0
-"""Real seconds that a line may take, without those in which the process stood still."""
+"""Real seconds that a line may take, without those in which the process was stopped."""
 IMPATIENCE = 0.02
 """Real seconds for a line from which some thread didn't come back in time before."""
 PATIENCE_BESIDE = 5.0
