@@ -347,7 +347,7 @@ async def load_recording(name: str, source: Any, options: LabOptions) -> Recordi
     if not lines:
         raise JournalError("it is empty, or nothing whole is in it")
     contents = read_lines(lines, codec)
-    return Recording.of(name, contents.records, contents.graph, decode(lines[0]).get("origins"))
+    return Recording.of(name, contents.records, decode(lines[0]).get("origins"))
 
 
 def find_obstacle(recording: Recording, agent: Agent[Any, Any]) -> str | None:
@@ -386,7 +386,7 @@ async def _compare_source(
         return [(row, before, None)]
     made: list[tuple[LabRow, CaseRun | None, CaseRun | None]] = []
     for number in range(options.repeat):
-        again = recording if number == 0 else Recording.of(name, recording.records, recording.graph)
+        again = recording if number == 0 else recording.again()
         context = options.context
         own: tuple[RunCheck, ...] = ()
         if isinstance(source, Case):

@@ -127,13 +127,13 @@ async def enter(
         key=key,
         codec=codec,
     )
-    name, recording, _ = await load_run(journal, options)
+    recording, _ = await load_run(journal, options)
     place, _ = find_call(recording.records, call)
     count = _find_start(recording, place, call)
     outcome = recording.outcomes[place].outcome if place in recording.outcomes else None
-    recorded = next(one for one in read_run(name, recording.records).calls if (one.path, one.call_id) == place)
-    own = Recording.of(name, recording.records, recording.graph)
-    own.skip(count)
+    calls = read_run(recording.name, recording.records).calls
+    recorded = next(one for one in calls if (one.path, one.call_id) == place)
+    own = recording.again(count)
     effects = _EnteringEffects(own, rules, place, recording.records[:count], live=live)
     async with Providers() as providers:
         candidate = _EnteringCandidate(agent, options.config, effects, providers, recorded.tool, debugger)

@@ -194,7 +194,7 @@ async def fork(
         key=key,
         codec=codec,
     )
-    name, recording, origins = await load_run(journal, common)
+    recording, origins = await load_run(journal, common)
     count = find_cut(recording.records, at, turn)
     begun = edit_records(recording.records[:count], edits)
     fold = RunFold()
@@ -207,8 +207,7 @@ async def fork(
 
     async def run(index: int) -> None:
         origin = Origin(run_id=recording.started.run_id, records=count, edits=words, branch=chosen[index].name)
-        own = Recording.of(name, recording.records, recording.graph)
-        own.skip(count)
+        own = recording.again(count)
         made[index] = await _run_branch(
             chosen[index], own, _rename(begun, origin), (*origins, origin), fold.agent, common, providers
         )
@@ -224,7 +223,7 @@ async def fork(
                 await _write(path, ended[index], chosen[index].agent or agent, codec)
                 ended[index] = attrs.evolve(ended[index], path=path)
     return Fork(
-        run=read_run(name, recording.records),
+        run=read_run(recording.name, recording.records),
         at=count,
         turn=fold.turn,
         edits=words,
@@ -277,14 +276,14 @@ def _try_files(folder: Path, paths: Sequence[Path]) -> None:
         raise UserError(f"folder: no journal can be written in {str(folder)!r}: {error}") from error
 
 
-async def load_run(journal: Any, options: LabOptions) -> tuple[str, Recording, tuple[Origin, ...]]:
-    """Return the name, the recording and the origins of the one run that *journal* is.
+async def load_run(journal: Any, options: LabOptions) -> tuple[Recording, tuple[Origin, ...]]:
+    """Return the recording and the origins of the one run that *journal* is.
 
     Raises:
         AgentLoopError: it is of several runs, or can't be read, or not be run by the lab.
     """
     if isinstance(journal, ForkedRun):
-        return journal.name, Recording.of(journal.name, journal.records), journal.origins
+        return Recording.of(journal.name, journal.records), journal.origins
     sources = list(list_sources(await find_stored_runs(journal)))
     if len(sources) != 1:
         names = ", ".join(name for name, _ in sources[:5])
@@ -297,7 +296,7 @@ async def load_run(journal: Any, options: LabOptions) -> tuple[str, Recording, t
         raise StateError(f"{name}: it is the log of no run")
     if (obstacle := find_obstacle(recording, options.agent)) is not None:
         raise StateError(f"{name}: {obstacle}")
-    return name, recording, read_origins(recording.origins)
+    return recording, read_origins(recording.origins)
 
 
 def read_origins(data: object) -> tuple[Origin, ...]:

@@ -10,7 +10,7 @@ import hashlib
 import itertools
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import Any, Literal, TypeAlias, TypeVar
 
@@ -135,7 +135,6 @@ class Recording:
 
     name: str
     records: tuple[r.Record, ...]
-    graph: Mapping[str, Any] | None = None
     origins: object = None
     """The origins of a fork, as its journal has them; unchecked."""
     by_digest: dict[str, list[RecordedExchange]] = attrs.field(factory=lambda: defaultdict(list))
@@ -151,16 +150,19 @@ class Recording:
     """The inputs that the application added and the model was shown, as far as they aren't used, in their order."""
 
     @classmethod
-    def of(
-        cls,
-        name: str,
-        records: Iterable[r.Record],
-        graph: Mapping[str, Any] | None = None,
-        origins: object = None,
-    ) -> Recording:
+    def of(cls, name: str, records: Iterable[r.Record], origins: object = None) -> Recording:
         """Return the recording of *records*."""
-        made = cls(name, tuple(records), graph, origins)
+        made = cls(name, tuple(records), origins)
         made._index()
+        return made
+
+    def again(self, count: int = 0) -> Recording:
+        """Return one of the same log of which nothing is used, but what the first *count* records answer.
+
+        It is for another run, which continues after them.
+        """
+        made = Recording.of(self.name, self.records, self.origins)
+        made._skip(count)
         return made
 
     @property
@@ -225,8 +227,7 @@ class Recording:
                 found[exchange.history, *parts_of(exchange.digest)[1:]].append(exchange)
         return found
 
-    def skip(self, count: int) -> None:
-        """Take what the first *count* records answer as used: a run that continues after them asks for the rest."""
+    def _skip(self, count: int) -> None:
         begun = self.records[:count]
         settled = {id(one) for one in begun if isinstance(one, r.CallSettled)}
         for call in itertools.chain.from_iterable(self.calls.values()):
