@@ -738,7 +738,7 @@ CALLS = (ToolCall, HandoffCall)
 OUTPUTS = (ToolOutput, HandoffOutput)
 
 
-def find_unpaired(items: Iterable[Item]) -> str | None:
+def _find_unpaired(items: Iterable[Item]) -> str | None:
     """Return which call in *items* has no output behind it, or which output no call; None if all are paired.
 
     Providers refuse a history with either.

@@ -26,7 +26,7 @@ from agentloop._common.checks import NAMES, check, optional
 from agentloop._core.run_fold import RunFold
 from agentloop._storage.incoming import check_items
 from agentloop.exceptions import InputRefusedError, UserValueError
-from agentloop.items import Item, find_unpaired, to_items
+from agentloop.items import Item, _find_unpaired, to_items
 from agentloop.outcomes import AddedInput
 
 _TEXT = optional(NAMES.text())
@@ -75,7 +75,7 @@ def make_input(
     items = check_items("input", to_items(given))
     if not items:
         raise UserValueError("input: expected text or at least one item")
-    if (fault := find_unpaired(items)) is not None:
+    if (fault := _find_unpaired(items)) is not None:
         raise UserValueError(f"input: {fault}")
     if when not in ("turn", "idle"):
         raise UserValueError(f"when: expected 'turn' or 'idle', got {when!r}")

@@ -7,7 +7,7 @@ or of the system is a part by itself.
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from agentloop.items import CALLS, OUTPUTS, Item, Reasoning, SystemMessage, UserMessage, find_unpaired
+from agentloop.items import CALLS, OUTPUTS, Item, Reasoning, SystemMessage, UserMessage, _find_unpaired
 
 SUMMARY_HEAD = "Summary of the conversation so far:\n\n"
 """How a summary begins."""
@@ -71,7 +71,7 @@ def find_fault(before: Sequence[Item], after: Sequence[Item]) -> str | None:
     A call must have its output, an output its call, and reasoning the item behind it; the user messages that no step
     leaves out must be there.
     """
-    if (fault := find_unpaired(after)) is not None:
+    if (fault := _find_unpaired(after)) is not None:
         return fault
     if any(isinstance(one, Reasoning) and isinstance(two, (*_GIVEN, *OUTPUTS)) for one, two in pairwise(after)):
         return "reasoning has lost the item behind it"
