@@ -20,7 +20,6 @@ from agentloop.testing.explorer._runs import MOST_STEPS, TICKER, Call, Seen, Stu
 from agentloop.testing.explorer._state import Bag, Picture, differing, is_of_the_program, value_at
 from agentloop.testing.simulation._findings import whole
 from agentloop.testing.simulation.event_loop import Deadlock
-from agentloop.testing.simulation.runs import WorldRun
 
 MOST_QUOTED = 160
 _NOTES = re.compile(
@@ -269,7 +268,7 @@ def secrets_in(picture: Picture) -> dict[str, str]:
     """Return the values of the context whose names say that they are secret."""
     found = {}
     for place, value in picture.items():
-        name = re.split(r"[.\[]", place.rstrip("]"))[-1].strip("'\"").lower()
+        name = last_name(place).strip("'\"").lower()
         if isinstance(value, str) and len(value) >= 5 and _SECRET.search(name):
             found[place] = value
     return found
@@ -312,7 +311,6 @@ def describe_places(places: Sequence[str], after: Picture, allowed: Sequence[Pic
 
 __all__ = [
     "AgentFault",
-    "WorldRun",
     "describe_error",
     "describe_places",
     "disagreement",

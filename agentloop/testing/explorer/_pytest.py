@@ -109,19 +109,19 @@ class Exploration:
                     RepeatedItem.from_parent(root, name=name, own=self, target=target, kept=kept, backends=[backend])
                 )
         if self.seconds is not None:
-            for kept in read_all(self.folder):
+            all_kept = list(read_all(self.folder))
+            for kept in all_kept:
                 if (target := self.target(kept.agent)) is not None:
                     first.append(
                         RepeatedItem.from_parent(
                             root, name=kept.seed, own=self, target=target, kept=kept, backends=list(BACKENDS)
                         )
                     )
-            known_keys = {(kept.agent, kept.key) for kept in read_all(self.folder)}
             parts = getattr(self.config, "workerinput", {}).get("workercount", 1)
             for part in range(parts):
                 for target in self.targets:
                     name = target.agent if parts == 1 else f"{target.agent} (part {part + 1} of {parts})"
-                    keys = {key for agent, key in known_keys if agent == target.agent}
+                    keys = {kept.key for kept in all_kept if kept.agent == target.agent}
                     items.append(
                         ExploredItem.from_parent(
                             root, name=name, own=self, target=target, part=(part, parts), known=keys

@@ -20,7 +20,7 @@ from agentloop.testing.explorer import _faults_of_runs as f
 from agentloop.testing.explorer._faults_of_runs import AgentFault
 from agentloop.testing.explorer._own import OwnInvariant
 from agentloop.testing.explorer._runs import CONTEXT, MOST_STEPS, Call, CallPlace, Seen, Subject, places_of
-from agentloop.testing.explorer._state import Picture, differing, value_at
+from agentloop.testing.explorer._state import differing, value_at
 from agentloop.testing.explorer._values import arguments_of, context_type_of
 from agentloop.testing.simulation._crash_invariants import sound
 from agentloop.testing.simulation._restarts import CrashRun, run_crashing, run_undisturbed
@@ -213,7 +213,7 @@ class Plan:
 
     def _find_backends(self) -> None:
         """Leave out a backend on which bodies fail because they were written for the other one."""
-        wrong = {backend for backend in BACKENDS for one in [self._fails_on(backend)] if one}
+        wrong = {backend for backend in BACKENDS if self._fails_on(backend)}
         if wrong != set(BACKENDS):
             self.backends = tuple(backend for backend in BACKENDS if backend not in wrong)
 
@@ -771,4 +771,4 @@ def _is_synchronized(subject: Subject, calls: Sequence[Call]) -> bool:
     return False
 
 
-__all__ = ["KEPT", "Picture", "Plan", "Round", "Turns"]
+__all__ = ["Plan", "Round"]

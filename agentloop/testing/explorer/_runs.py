@@ -11,7 +11,6 @@ import shutil
 import signal
 import tempfile
 import threading
-import time
 from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import copy_context
@@ -24,7 +23,7 @@ from agentloop import records as r
 from agentloop.agents import Agent
 from agentloop.handoffs import target_of
 from agentloop.testing.explorer._state import Picture, Program, make_other, picture_of
-from agentloop.testing.explorer._values import Words, arguments_of, functions_of
+from agentloop.testing.explorer._values import ArgumentValues, Words, arguments_of, functions_of
 from agentloop.testing.scripted import call, say, wait
 from agentloop.testing.simulation._simulated_parts import Body, agents_of
 from agentloop.testing.simulation.event_loop import Backend
@@ -382,16 +381,17 @@ def _bounded(work: Callable[[], WorldRun], otherwise: Callable[[], WorldRun]) ->
     """
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
         return copy_context().run(work), False
-    fired: list[float] = []
+    fired = False
 
     def interrupt(*_: object) -> None:
-        fired.append(time.monotonic())
+        nonlocal fired
+        fired = True
         raise Stuck
 
     before = signal.signal(signal.SIGALRM, interrupt)
     signal.setitimer(signal.ITIMER_REAL, MOST_SECONDS, 0.037)
     try:
-        return copy_context().run(work), bool(fired)
+        return copy_context().run(work), fired
     except BaseException:  # noqa: ASYNC103 - the error of the timer, also where the body has changed it
         if not fired:
             raise
@@ -472,8 +472,6 @@ def _one(tool: Any, words: Words, chance: random.Random) -> str:
 
 
 def _answer(agent: Agent[Any, Any], words: Words, chance: random.Random) -> str:
-    from agentloop.testing.explorer._values import ArgumentValues
-
     typed = agent._typed_output()
     if typed is None:
         return "done"

@@ -49,7 +49,6 @@ class Extent:
 
     rounds: int = 0
     runs: int = 0
-    found: int = 0
     backends: tuple[Backend, ...] = ()
     missing: str = ""
     """Advice for bodies that need a context and can't run; empty if nothing is missing."""
@@ -152,7 +151,6 @@ def explore(
         if fault is None or fault.key in seen:
             continue
         seen.add(fault.key)
-        extent.found += 1
         smaller, fault = plan.shrunk(one, fault)
         yield SearchResult(number, fault, smaller, plan.runs)
     extent.runs = plan.runs

@@ -17,7 +17,7 @@ import sys
 import threading
 import types
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import Context, ContextVar
 from typing import Any
 
@@ -98,7 +98,7 @@ def _is_walked(value: object) -> bool:
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield the parts of *value* that can change or lead to what can, each with its place in it."""
-    if isinstance(value, Mapping) and isinstance(value, dict):
+    if isinstance(value, dict):
         yield from ((f"[{key!r}]", one) for key, one in list(value.items()))
     elif isinstance(value, list | tuple | set | frozenset | deque):
         yield from ((f"[{index}]", one) for index, one in enumerate(list(value)))
@@ -185,21 +185,13 @@ class Program:
         for value in self._all():
             if isinstance(value, dict | list | set | deque | bytearray):
                 self._kept.append((value, _fresh_counts(value.copy())))
-            elif isinstance(value, types.ModuleType):
-                names = {name: one for name, one in vars(value).items() if not name.startswith("__")}
-                self._kept.append((value, _fresh_counts(names)))
-            elif isinstance(value, type):
-                names = {name: one for name, one in vars(value).items() if not name.startswith(_HIDDEN)}
-                self._kept.append((value, _fresh_counts(names)))
-            elif isinstance(value, types.CellType):
-                continue
             elif isinstance(value, types.FunctionType):
                 cells = [(cell, _content(cell)) for cell in value.__closure__ or ()]
                 self._kept.append((value, (cells, dict(vars(value)))))
             elif isinstance(value, _LOCK | _RLOCK):
                 self._locks.append((value, _is_locked(value)))
-            elif _is_walked(value):
-                self._kept.append((value, _fresh_counts(fields_of(value))))
+            elif isinstance(value, types.ModuleType | type) or _is_walked(value):
+                self._kept.append((value, _fresh_counts(_names_of(value))))
 
     def restore(self) -> None:
         """Put the contents of every container back as they were at the checkpoint."""
@@ -215,18 +207,26 @@ class Program:
             if (clear := getattr(value, "cache_clear", None)) is not None and callable(clear):
                 clear()
 
-    def picture(self, budget: int = MOST_PLACES) -> Picture:
+    def picture(self) -> Picture:
         """Return the picture of the shared state."""
         found: Picture = {}
         known: set[int] = set()
         for name, root in self.roots.items():
-            _draw(f"{name}", root, found, known, 0, budget)
+            _draw(f"{name}", root, found, known, 0)
         for fn in self.functions:
-            _draw(getattr(fn, "__qualname__", "a function"), fn, found, known, 0, budget)
+            _draw(getattr(fn, "__qualname__", "a function"), fn, found, known, 0)
         return found
 
 
 _MISSING = object()
+
+
+def _names_of(value: Any) -> dict[str, Any]:
+    """Return what a module, class or instance holds by name and may be given anew."""
+    if not isinstance(value, types.ModuleType | type):
+        return fields_of(value)
+    hidden = _HIDDEN if isinstance(value, type) else ("__",)
+    return {name: one for name, one in vars(value).items() if not name.startswith(hidden)}
 
 
 def _content(cell: types.CellType) -> Any:
@@ -288,9 +288,8 @@ def _put_back(value: Any, kept: Any) -> None:
 
 def _put_names_back(value: Any, kept: dict[str, Any]) -> None:
     """Put the names of a module, class or instance back: those that were changed, added or deleted."""
-    hidden = _HIDDEN if isinstance(value, type) else ("__",)
-    now = vars(value) if isinstance(value, types.ModuleType | type) else fields_of(value)
-    for name in [name for name in now if name not in kept and not name.startswith(hidden)]:
+    now = _names_of(value)
+    for name in now.keys() - kept.keys():
         _set(value, name, _MISSING)
     for name, one in kept.items():
         if now.get(name, _MISSING) is not one:
@@ -324,12 +323,12 @@ def make_other(context: Any) -> None:
 def picture_of(name: str, value: Any) -> Picture:
     """Return the picture of *value*, whose places begin with *name*."""
     found: Picture = {}
-    _draw(name, value, found, set(), 0, MOST_PLACES)
+    _draw(name, value, found, set(), 0)
     return found
 
 
-def _draw(place: str, value: Any, found: Picture, known: set[int], depth: int, budget: int) -> None:
-    if len(found) >= budget:
+def _draw(place: str, value: Any, found: Picture, known: set[int], depth: int) -> None:
+    if len(found) >= MOST_PLACES:
         return
     if isinstance(value, _PLAIN):
         found[place] = plain(value)
@@ -347,7 +346,7 @@ def _draw(place: str, value: Any, found: Picture, known: set[int], depth: int, b
     if isinstance(value, dict):
         found[f"{place} (keys)"] = Bag(sorted(plain_text(key) for key in value))
     for name, one in _parts(value):
-        _draw(f"{place}{name}", one, found, known, depth + 1, budget)
+        _draw(f"{place}{name}", one, found, known, depth + 1)
 
 
 def _leaf(value: Any) -> Any:
