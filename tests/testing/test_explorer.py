@@ -4,6 +4,7 @@ import functools
 import importlib.util
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from agentloop import Agent, tool
 from agentloop.testing import invariant
 from agentloop.testing.explorer import _own, _runs, _search, _state
 from agentloop.testing.explorer._rounds import Plan
@@ -256,6 +258,23 @@ def test_object_is_an_invariant_of_its_class_s_module(monkeypatch: pytest.Monkey
     check = functools.partial(print)
     assert invariant(check) is check
     assert [one.module for one in _own.OWN] == [vars(functools)]
+
+
+def test_run_that_begins_later_takes_its_handoffs_in_their_order() -> None:
+    """A run is compared with one that begins later: calls behind two handoffs succeed in both."""
+
+    @tool
+    def pay() -> str:
+        """Pay."""
+        return "paid"
+
+    last = Agent("last", tools=[pay])
+    first = Agent("first", handoffs=[Agent("middle", handoffs=[last])])
+    subject = _runs.Subject("shop:first", first, None, _state.Program([], []))
+    (place,) = _runs.places_of(first, subject.words, random.Random(0))
+    for delay in (0.0, 1.5):
+        seen = subject.run(subject.world(((_runs.Call(place, "{}"),),), delay=delay))
+        assert seen.statuses == {"c1": "succeeded"}
 
 
 def test_installed_package_counts_as_the_application_s_once_an_agent_comes_from_it(

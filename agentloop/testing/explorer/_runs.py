@@ -144,8 +144,8 @@ class Subject:
         verdicts: list[Verdict] = []
         ways = [one.place.handoffs for turn in turns for one in turn][:1] or [()]
         steps += [[call(name, arguments, call_id=f"h{number}")] for number, (name, arguments) in enumerate(ways[0])]
-        if delay:
-            steps.append([wait(delay), *(steps.pop(0) if steps else [])]) if steps else None
+        if delay and steps:
+            steps[0].insert(0, wait(delay))
         count = 0
         for turn in turns:
             pieces: list[Any] = [wait(delay)] if delay and not count else []
