@@ -1,6 +1,7 @@
 """`pytest --agentloop-explore`: it finds faults of agents without a test, and repeats them from their lines."""
 
 import functools
+import gc
 import importlib.util
 import json
 import os
@@ -106,6 +107,16 @@ def test_sound_agent_that_comes_near_is_left_alone(animal: str, monkeypatch: pyt
     """The same rounds say nothing about the agent without the fault."""
     with monitor_lines(), _runs.own_temporary_folder():
         assert _found(_plan(animal, "sound", monkeypatch), 7) == []
+
+
+@pytest.mark.scenario("LB-11")
+def test_body_of_one_backend_is_tried_on_the_other_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A coroutine that it made there, and that nothing awaits, isn't told of: pytest would fail the item for it."""
+    with monitor_lines(), _runs.own_temporary_folder():
+        plan = _plan("background", "faulty", monkeypatch)
+        assert plan.backends == ("asyncio",)
+        assert plan.find(plan.round(0)) is not None
+    gc.collect()
 
 
 @pytest.mark.slow

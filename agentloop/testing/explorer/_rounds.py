@@ -9,8 +9,10 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import traceback
+import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -221,10 +223,10 @@ class Plan:
         for name, good in self.good.items():
             for setup, call in good[: name not in self.broken]:
                 seen = self.run((*((one,) for one in setup), (call,)), backend=backend, order="passes")
-                for body in seen.bodies:
-                    text = str(body.error)
-                    if body.error is not None and any(words in text for words in _OF_A_BACKEND):
-                        return True
+                errors = [body.error for body in seen.bodies if body.error is not None]
+                if any(words in str(error) for error in errors for words in _OF_A_BACKEND):
+                    _end_unawaited(errors)
+                    return True
         return False
 
     # ---------------------------------------------------------------------------------- the rounds
@@ -731,6 +733,14 @@ def _why_unreturned(seen: Seen) -> str:
 
 def _is_for_want_of_context(error: Exception | None) -> bool:
     return isinstance(error, AttributeError | TypeError) and "NoneType" in str(error)
+
+
+def _end_unawaited(errors: Iterable[Exception]) -> None:
+    """End the coroutines that a body has made for the other backend, and that nothing can await, without a warning."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
+        for error in errors:
+            traceback.clear_frames(error.__traceback__)
 
 
 def _body_code(subject: Subject, tool: str) -> Any:
