@@ -1,5 +1,7 @@
 """A search runs sync bodies line by line: it finds races between them, and reports what can't be ordered."""
 
+import inspect
+import os
 import sys
 import threading
 import time
@@ -10,6 +12,7 @@ import anyio.from_thread
 import attrs
 import pytest
 
+import agentloop.bundles
 from agentloop import Agent, ToolContext, tool
 from agentloop import testing as t
 from agentloop.testing import _budget, call, say
@@ -53,6 +56,22 @@ counter: Agent[Any, Any] = Agent("counter", tools=[bump, bump_at_once, look])
 
 def explored(agent: Agent[Any, Any], calls: list[Any], check: Any = None, **options: Any) -> t.Explored:
     return t.explore(agent, [calls, DONE], check, context=zero, **options)
+
+
+# ---------------------------------------------------------------------------------------------- which lines
+
+
+def test_lines_of_the_library_are_never_the_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tool that the library brings is explored where the library is installed, and its package stays as it is."""
+    packages = os.path.join(os.path.dirname(os.path.dirname(agentloop.__file__)), "")
+    monkeypatch.setattr(_lines, "_INSTALLED", (packages,))
+    monitor = _lines._Monitor()
+    neighbour = os.path.join(packages, "neighbour", "tools.py")
+    library = inspect.getfile(agentloop.bundles.Files)
+    monitor.count_as_own([library, neighbour])
+    assert monitor._is_of_the_program(neighbour)
+    assert not monitor._is_of_the_program(library)
+    assert not monitor._is_of_the_program(agentloop.testing.__file__)
 
 
 # ---------------------------------------------------------------------------------------------- what is found

@@ -51,10 +51,12 @@ _TOOL_IDS = (4, 3, 5)
 """The ids of `sys.monitoring` to try, in this order: no debugger, coverage tool or profiler has them."""
 _GENERATED = ("<frozen ", "<attrs generated ")
 _INSTALLED = tuple({os.path.join(sysconfig.get_path(name), "") for name in ("purelib", "platlib")})
+_LIBRARY = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), "")
+"""The folder of agentloop, which may be an installed package itself."""
 _NOT_THE_PROGRAM = (
     *(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib")),
     *_INSTALLED,
-    os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), ""),
+    _LIBRARY,
 )
 
 SWITCHING: ContextVar[Switching | None] = ContextVar("SWITCHING", default=None)
@@ -105,8 +107,12 @@ class _Monitor:
         self.slow.clear()
 
     def count_as_own(self, files: Iterable[str]) -> None:
-        """Count the lines of *files*, and of the packages that they belong to, as the program's."""
-        new = {_package_of(file) for file in files if file.startswith(_INSTALLED)} - self.own
+        """Count the lines of *files*, and of the packages that they belong to, as the program's.
+
+        A tool that agentloop brings stays one step, because its package has the run's own code, too.
+        """
+        installed = [file for file in files if file.startswith(_INSTALLED) and not file.startswith(_LIBRARY)]
+        new = {_package_of(file) for file in installed} - self.own
         if new:
             self.own |= new
             self._known.clear()
