@@ -5,14 +5,20 @@ delta and ends with its item; calls and their outputs come as items, in the mode
 call and its output are shown. A pause is the outcome `interrupt`, with one interrupt for each call that waits; the next
 request answers them by their ids.
 
-A client sends the whole conversation with each request, and is believed about it. Its state, its tools, its context and
-messages of the roles `system` and `developer` are left out.
+A client sends the whole conversation with each request, and is believed about it. Its state, its context and messages
+of the roles `system` and `developer` are left out, and so are its tools but for those that the application names.
+
+Such a tool is an `ExternalTool` of the run. A call of it is ended, by the protocol's event, when the run has paused;
+the event carries the handle of the paused run, which the client keeps with the call. The next request has the handle
+again, and the output as the message of a tool: the paused run is resumed with it. So the server keeps nothing but what
+every paused run is kept in, and a client that knows only the protocol continues the very same run. When nothing but
+such calls waits the outcome is `success`, as clients that run tools expect; other calls are interrupts.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -22,11 +28,14 @@ import pydantic
 from ag_ui import core as ui
 
 from agentloop import events as ev
+from agentloop._common.web_names import ANY
 from agentloop._serving.states import new_name
 from agentloop._storage.public_json import to_json
 from agentloop.asgi._http import HTTPRefusal
 from agentloop.asgi._verdicts import ClientAnswer, ClientVerdict, Decision, apply_decisions
 from agentloop.asgi._writer import replace_surrogates
+from agentloop.config import RunConfig
+from agentloop.exceptions import UserError
 from agentloop.items import (
     AssistantMessage,
     CallToAnswer,
@@ -38,9 +47,11 @@ from agentloop.items import (
     ToolOutput,
     UserMessage,
 )
+from agentloop.tools import ExternalTool, FunctionTool, ToolSelection
 
 if TYPE_CHECKING:
     from agentloop.results import RunResult
+    from agentloop.run import RunOptions
     from agentloop.state import RunState
 
 _VERDICT: dict[str, Any] = {
@@ -48,18 +59,25 @@ _VERDICT: dict[str, Any] = {
     "properties": {
         "approved": {"type": "boolean"},
         "message": {"type": "string", "description": "What the model is told about a rejection."},
-        "arguments": {"type": "object", "description": "Arguments in place of the model's."},
+        "editedArgs": {"type": "object", "description": "Arguments in place of the model's."},
     },
     "required": ["approved"],
 }
 _GIVEN_UP = "The user gave no answer."
+_NO_OUTPUT = "The user's page gave no output."
+_OURS = "agentloop"
+"""The key of what the library has put into the metadata of a call."""
 
 
 class AGUIForm:
-    """A `StreamForm` that writes one run as AG-UI events. Made for one response."""
+    """A `StreamForm` that writes one run as AG-UI events. Made for one response, to the request *asked*."""
 
-    def __init__(self, thread_id: str, run_id: str) -> None:
-        self._ids: dict[str, Any] = {"thread_id": thread_id, "run_id": run_id}
+    def __init__(self, asked: AGUIInput) -> None:
+        self._ids: dict[str, Any] = {"thread_id": asked.thread_id, "run_id": asked.run_id}
+        self._front_end = asked.front_end
+        self._answered = asked.outputs.keys()
+        self._unended: set[str] = set()
+        """The calls of the client's tools that have begun and have no output, by their ids."""
         self._open: dict[int, str] = {}
         """The ids of messages that have begun and whose item has not come, by their position in the answer."""
         self._reasoning: str | None = None
@@ -92,8 +110,13 @@ class AGUIForm:
                 )
                 if arguments := _text(to_json(call).get("arguments", "")):
                     yield ui.ToolCallArgsEvent(tool_call_id=call.call_id, delta=arguments)
-                yield ui.ToolCallEndEvent(tool_call_id=call.call_id)
+                self._unended.add(call.call_id)
+                if call.name not in self._front_end:
+                    yield from self._end_call(call.call_id)
             case ev.ItemCreated(item=ToolOutput() | HandoffOutput() as output):
+                yield from self._end_call(output.call_id)
+                if output.call_id in self._answered:
+                    return  # the client has the output, which it has sent
                 content = _text(to_json(output)["output"])
                 yield ui.ToolCallResultEvent(message_id=new_name(), tool_call_id=output.call_id, content=content)
             case ev.AgentUpdated() | ev.CallProgress() | ev.CustomEvent() | ev.UsageNote():
@@ -133,31 +156,61 @@ class AGUIForm:
             yield from self._end_open()
 
     def _end_open(self) -> Iterable[ui.BaseEvent]:
-        """End messages whose item never came: the answer was cut, or asked for again."""
+        """End messages whose item never came, as the answer was cut or asked for again."""
         while self._open:
             yield ui.TextMessageEndEvent(message_id=self._open.pop(min(self._open)))
 
+    def _end_all(self) -> Iterable[ui.BaseEvent]:
+        """End the messages and the calls that are open at the end of a run."""
+        yield from self._end_open()
+        for call_id in sorted(self._unended):
+            yield from self._end_call(call_id)
+
+    def _end_call(self, call_id: str, **more: Any) -> Iterable[ui.BaseEvent]:
+        """End the call, unless it has ended."""
+        if call_id in self._unended:
+            self._unended.remove(call_id)
+            yield ui.ToolCallEndEvent(tool_call_id=call_id, **more)
+
+    def _hand_over(self, call: ToolCall, metadata: dict[str, Any]) -> Iterable[ui.BaseEvent]:
+        """End a call with *metadata*; of one that had ended, to be approved, the client gets them by a second start."""
+        if call.call_id not in self._unended:
+            yield ui.ToolCallStartEvent(tool_call_id=call.call_id, tool_call_name=call.name, metadata=metadata)
+            self._unended.add(call.call_id)
+        yield from self._end_call(call.call_id, metadata=metadata)
+
     def pause(self, interruptions: tuple[Interruption, ...], handle: str | None) -> bytes:
-        """Return the end of a run that waits: an interrupt for each call, whose id has the handle."""
-        interrupts = [_interrupt(f"{handle or ''}.{position}", asked) for position, asked in enumerate(interruptions)]
-        outcome = ui.RunFinishedInterruptOutcome(interrupts=interrupts)
-        return _format([ui.RunFinishedEvent(**self._ids, outcome=outcome)])
+        """Return the end of a run that waits: an interrupt for each call, whose id has the handle.
+
+        A call of the client's own tool has no interrupt, but ends with the handle.
+        """
+        events: list[ui.BaseEvent] = []
+        interrupts = []
+        for position, asked in enumerate(interruptions):
+            if _is_of_client(asked, self._front_end):
+                events += self._hand_over(asked.call, {_OURS: {"handle": handle}})
+            else:
+                interrupts.append(_interrupt(f"{handle or ''}.{position}", asked))
+        outcome = (
+            ui.RunFinishedInterruptOutcome(interrupts=interrupts) if interrupts else ui.RunFinishedSuccessOutcome()
+        )
+        return _format([*events, *self._end_all(), ui.RunFinishedEvent(**self._ids, outcome=outcome)])
 
     def end(self, result: RunResult[Any]) -> bytes:
         """Return the end of a run that has completed, was stopped, or was cancelled."""
         outcome = ui.RunFinishedSuccessOutcome() if result.status != "cancelled" else ui.RunFinishedCancelledOutcome()
-        return _format([ui.RunFinishedEvent(**self._ids, outcome=outcome)])
+        return _format([*self._end_all(), ui.RunFinishedEvent(**self._ids, outcome=outcome)])
 
     def error(self, description: dict[str, str]) -> bytes:
         """Return the end of a run that has failed."""
-        return _format([*self._end_open(), ui.RunErrorEvent(message=description["message"], code=description["type"])])
+        return _format([*self._end_all(), ui.RunErrorEvent(message=description["message"], code=description["type"])])
 
 
 def _interrupt(id: str, asked: Interruption) -> ui.Interrupt:
     """Return the interrupt for a call that waits: what it asks for, with the schema from which a form can be made."""
     request = to_json(asked)
     more: dict[str, Any] = {
-        "reason": "tool_approval",
+        "reason": "tool_call",
         "message": f"{asked.agent} wants to call {asked.call.name}.",
         "response_schema": _VERDICT,
     }
@@ -191,17 +244,38 @@ def _text(value: Any) -> str:
 
 @attrs.frozen
 class AGUIInput:
-    """A request of a client: its ids, the conversation as items, and its answers to interrupts by their position."""
+    """A request of a client: its ids, the conversation as items, and what it says to a run that has paused.
+
+    Attributes:
+        thread_id, run_id: The ids that the client has chosen.
+        items: The conversation.
+        front_end: The client's tools that the run offers, by name.
+        handle: That of the paused run; None to begin one.
+        answers: The position of each answered interrupt, whether it was resolved, and the payload.
+        outputs: The outputs of calls of the client's tools, by the calls' ids.
+    """
 
     thread_id: str
     run_id: str
     items: tuple[Item, ...]
+    front_end: Mapping[str, FunctionTool[Any]]
     handle: str | None
     answers: tuple[tuple[int, bool, Any], ...]
-    """The position of each interrupt, whether it was resolved, and the payload."""
+    outputs: Mapping[str, ui.ToolMessage]
+
+    def offer_tools(self, options: RunOptions[Any]) -> RunOptions[Any]:
+        """Return the options of a run that has *options*, and the client's tools beside those of its agents."""
+        given: RunOptions[Any] = {**options}
+        if self.front_end:
+            config = given.get("run_config") or RunConfig()
+            source = ToolSelection(source=tuple(self.front_end.values()))
+            given["run_config"] = attrs.evolve(config, toolsets=[*config.toolsets, source])
+        return given
 
     def decide(self, state: RunState, by: str | None) -> None:
         """Give the answers to the calls of *state* that wait, as verdicts where they are asked for.
+
+        A call of a tool of the client that has no output has failed, if the outputs of others continue the run.
 
         Raises:
             HTTPRefusal: one doesn't fit.
@@ -209,7 +283,25 @@ class AGUIInput:
         waiting = state.interruptions
         if any(position >= len(waiting) for position, _, _ in self.answers):
             raise HTTPRefusal(409, "An interrupt is answered that waits no more.")
-        apply_decisions(state, [_decide(waiting[position], *answer) for position, *answer in self.answers], by)
+        decided = {position: _decide(waiting[position], *answer) for position, *answer in self.answers}
+        for position, asked in enumerate(waiting):
+            if position not in decided and _is_of_client(asked, self.front_end):
+                decided[position] = _decide_output(asked.call.call_id, self.outputs.get(asked.call.call_id))
+        apply_decisions(state, decided.values(), by)
+
+
+def _is_of_client(asked: Interruption, front_end: Collection[str]) -> bool:
+    """Tell whether a call waits for the client's own tool. Calls of nested runs aren't shown to it."""
+    return isinstance(asked, CallToAnswer) and not asked.path and asked.call.name in front_end
+
+
+def _decide_output(call_id: str, message: ui.ToolMessage | None) -> Decision:
+    """Return the answer to a call of the client's tool: its output, or that it has failed."""
+    if message is None:
+        return ClientAnswer(call_id, error=_NO_OUTPUT)
+    if message.error is not None:
+        return ClientAnswer(call_id, error=message.error or _NO_OUTPUT)
+    return ClientAnswer(call_id, value=_read_text(message.content))
 
 
 def _decide(asked: Interruption, resolved: bool, payload: Any) -> Decision:
@@ -220,11 +312,11 @@ def _decide(asked: Interruption, resolved: bool, payload: Any) -> Decision:
         return ClientAnswer(call_id, asked.path, payload) if resolved else given_up
     said = payload if isinstance(payload, dict) else {}
     approved = resolved and said.get("approved") is True
-    return ClientVerdict(call_id, approved, asked.path, said.get("arguments"), said.get("message"), False)
+    return ClientVerdict(call_id, approved, asked.path, said.get("editedArgs"), said.get("message"), False)
 
 
-def read_input(body: bytes) -> AGUIInput:
-    """Return the request in *body*, a `RunAgentInput`.
+def read_input(body: bytes, client_tools: Collection[str]) -> AGUIInput:
+    """Return the request in *body*, a `RunAgentInput`, with those of its tools that are in *client_tools*.
 
     Raises:
         HTTPRefusal: it is none (400); names the first place.
@@ -234,7 +326,8 @@ def read_input(body: bytes) -> AGUIInput:
     except pydantic.ValidationError as error:
         place = ".".join(map(str, error.errors()[0]["loc"])) or "the body"
         raise HTTPRefusal(400, f"The body is no RunAgentInput: see {place}.") from None
-    handles: set[str] = set()
+    front_end = _read_tools(asked.tools or (), client_tools)
+    outputs, handles = _find_outputs(asked.messages) if front_end else ({}, set())
     answers = []
     for entry in asked.resume or ():
         handle, _, position = entry.interrupt_id.rpartition(".")
@@ -243,9 +336,64 @@ def read_input(body: bytes) -> AGUIInput:
         handles.add(handle)
         answers.append((int(position), entry.status == "resolved", entry.payload))
     if len(handles) > 1:
-        raise HTTPRefusal(400, "The answers are to interrupts of several runs.")
-    items = _read_messages(asked.messages)
-    return AGUIInput(asked.thread_id, asked.run_id, items, next(iter(handles), None), tuple(answers))
+        raise HTTPRefusal(400, "The answers are to calls of several runs.")
+    return AGUIInput(
+        asked.thread_id,
+        asked.run_id,
+        _read_messages(asked.messages),
+        front_end,
+        next(iter(handles), None),
+        tuple(answers),
+        outputs,
+    )
+
+
+def _read_tools(given: Iterable[ui.Tool], client_tools: Collection[str]) -> dict[str, FunctionTool[Any]]:
+    """Return the tools of a client that are in *client_tools*, by name.
+
+    Raises:
+        HTTPRefusal: one isn't valid, or two have one name (400).
+    """
+    found: dict[str, FunctionTool[Any]] = {}
+    for tool in given:
+        if ANY not in client_tools and tool.name not in client_tools:
+            continue
+        if tool.name in found:
+            raise HTTPRefusal(400, f"Two tools have the name {tool.name[:100]!r}.")
+        try:
+            found[tool.name] = ExternalTool(
+                tool.name, tool.description, tool.parameters or {}, returns={"type": "string"}
+            )
+        except UserError as error:
+            raise HTTPRefusal(400, f"A tool doesn't fit: {str(error)[:500]}.") from None
+    return found
+
+
+def _find_outputs(messages: Sequence[Any]) -> tuple[dict[str, ui.ToolMessage], set[str]]:
+    """Return the outputs, by call, that end the conversation and continue a run that has paused, and its handle.
+
+    Nothing where a message of the user follows them, or an answer of the model: the conversation then begins a run.
+    Calls of one message can have different handles, if one had to be approved: the last output has the handle.
+    """
+    outputs: dict[str, ui.ToolMessage] = {}  # the last one first
+    for message in reversed(messages):
+        if message.role == "user":
+            break
+        if message.role == "tool":
+            outputs[message.tool_call_id] = message
+        called = message.tool_calls or () if message.role == "assistant" and outputs else ()
+        handles = {call.id: _find_handle(call.metadata) for call in called}
+        for last in outputs:
+            if (handle := handles.get(last)) is not None:
+                return {each: outputs[each] for each in outputs if handles.get(each) == handle}, {handle}
+    return {}, set()
+
+
+def _find_handle(metadata: Mapping[str, Any] | None) -> str | None:
+    """Return the handle that `AGUIForm.pause` has put into the metadata of a call; None if there is none."""
+    ours = (metadata or {}).get(_OURS)
+    handle = ours.get("handle") if isinstance(ours, dict) else None
+    return handle if isinstance(handle, str) else None
 
 
 def _read_messages(messages: Iterable[Any]) -> tuple[Item, ...]:
@@ -256,18 +404,18 @@ def _read_messages(messages: Iterable[Any]) -> tuple[Item, ...]:
     items: list[Item] = []
     for message in messages:
         if message.role == "user":
-            items.append(UserMessage(_read_content(message.content)))
+            items.append(UserMessage(_read_text(message.content)))
         elif message.role == "assistant":
             items += [AssistantMessage(message.content)] if message.content else []
             calls = [call for call in message.tool_calls or () if call.id in answered]
             items += [ToolCall(call.id, call.function.name, call.function.arguments) for call in calls]
         elif message.role == "tool" and message.tool_call_id in answered:
-            items.append(ToolOutput(message.tool_call_id, _read_content(message.content)))
+            items.append(ToolOutput(message.tool_call_id, _read_text(message.content)))
             answered.discard(message.tool_call_id)
     return tuple(items)
 
 
-def _read_content(content: Any) -> str:
+def _read_text(content: Any) -> str:
     """Return the text of a content; parts of other kinds are refused, since nothing here checks them."""
     if isinstance(content, str):
         return content

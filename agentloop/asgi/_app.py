@@ -59,6 +59,9 @@ class AgentApp:
         limits: The bounds of requests; `WebLimits()` if not given.
         ag_ui: True to answer `POST /ag-ui` for clients of that protocol; their runs end with them. Needs the extra
             `ag-ui`.
+        client_tools: The names of the tools that such a client may bring, for the model to call and the client to
+            answer; `["*"]`: every tool. The others of the client are left out, and so is one with the name of a tool
+            of the agent.
         hosts: The names under which clients reach the application, such as `"agents.example.com"`, with a port or
             without; a request with another `Host` is refused with 421. `["*"]`: every name. If not given, a server
             that was reached at this machine's own address (127.0.0.1) takes only the names of that, such as
@@ -91,6 +94,7 @@ class AgentApp:
         admit: Admit | None = None,
         limits: WebLimits | None = None,
         ag_ui: bool = False,
+        client_tools: Sequence[str] = (),
         hosts: Sequence[str] | None = None,
         origins: Sequence[str] = (),
     ) -> None:
@@ -100,12 +104,15 @@ class AgentApp:
         check("states", optional(NAMES.needs("expected a StateStore", is_a(StateStore))), states)
         check("admit", optional(NAMES.function()), admit)
         check("limits", optional(NAMES.a(WebLimits)), limits)
+        check("client_tools", NAMES.texts(), client_tools)
         check("hosts", optional(NAMES.texts()), hosts)
         check("origins", NAMES.texts(), origins)
         if on_disconnect == "continue" and journals is None:
             raise UserError('on_disconnect="continue" needs journals: a client that comes back reads from them')
         if journals is not None and states is not None:
             raise UserError("journals and states can't be used together: a paused run is resumed from its journal")
+        if client_tools and not ag_ui:
+            raise UserError("client_tools need ag_ui=True: only its clients bring tools")
         if isinstance(states, ClientStates) and key is None:
             raise UserError("ClientStates need a key: what a client carries must be sealed")
         limits = limits or WebLimits()
@@ -122,6 +129,7 @@ class AgentApp:
             limits=limits,
             has_journals=journals is not None,
             goes_on=on_disconnect == "continue",
+            client_tools=frozenset(client_tools),
         )
         self._requests: set[anyio.CancelScope] = set()
         self._answered = anyio.Event()

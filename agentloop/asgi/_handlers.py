@@ -7,7 +7,7 @@ Does not know about paths, methods, and the end of the application.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Literal
 
 import anyio
@@ -68,6 +68,7 @@ class Handlers:
         limits: The bounds of requests.
         has_journals: Whether each run has a journal.
         goes_on: Whether a run continues without its client.
+        client_tools: The names of the tools that an AG-UI client may offer to the model.
     """
 
     agent: Agent[Any, Any]
@@ -79,6 +80,7 @@ class Handlers:
     limits: WebLimits
     has_journals: bool
     goes_on: bool
+    client_tools: Collection[str]
 
     # -- new runs
 
@@ -296,10 +298,12 @@ class Handlers:
         """Begin or resume a run, and stream it in the Agent-User Interaction Protocol."""
         from agentloop.asgi._ag_ui import AGUIForm, read_input
 
-        asked = read_input(check_json(client.scope, await read_body(client.scope, client.receive, self.limits)))
+        body = check_json(client.scope, await read_body(client.scope, client.receive, self.limits))
+        asked = read_input(body, self.client_tools)
         action: Literal["start", "decide"] = "start" if asked.handle is None else "decide"
         grant = await self._let_in(WebRequest(action=action, scope=client.scope, conversation=asked.thread_id))
-        form = AGUIForm(asked.thread_id, asked.run_id)
+        grant = attrs.evolve(grant, options=asked.offer_tools(grant.options))
+        form = AGUIForm(asked)
         if asked.handle is None:
             await self._respond(asked.items, grant, client, form)
         else:

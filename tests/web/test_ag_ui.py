@@ -8,10 +8,12 @@ import pytest
 from web.agents import Watched, deleting, looking
 from web.harness import ask
 
-from agentloop import Agent, ToolContext, UserError, ask_user, tool
-from agentloop.asgi import AgentApp, _app
+from agentloop import Agent, Allow, Ask, RunConfig, ToolContext, UserError, ask_user, tool
+from agentloop.asgi import AgentApp, Grant, _app
 from agentloop.items import AssistantMessage, ToolCall, ToolOutput, UserMessage
 from agentloop.model_events import ItemDone, ReasoningDelta, ResponseDone, TextDelta
+from agentloop.policies import PendingCall
+from agentloop.run import RunOptions
 from agentloop.testing import ScriptedModel, call, fail, reason, say, stream_of
 
 ui: Any = pytest.importorskip("ag_ui.core", reason="needs the extra ag-ui: nox -s tests-web")
@@ -152,7 +154,7 @@ async def test_interrupts_are_answered_once() -> None:
     events = await converse(app, make_input())
     first, second = events[-1].outcome.interrupts
     assert (first.tool_call_id, first.metadata["request"]["call"]["name"]) == ("call_1", "delete")
-    yes = {"interruptId": first.id, "status": "resolved", "payload": {"approved": True, "arguments": {"path": "c"}}}
+    yes = {"interruptId": first.id, "status": "resolved", "payload": {"approved": True, "editedArgs": {"path": "c"}}}
     no = {"interruptId": second.id, "status": "resolved", "payload": {"approved": False, "message": "needed"}}
     late = {**no, "interruptId": first.id.rpartition(".")[0] + ".7"}
     refused = await ask(app, "POST", "/ag-ui", make_input(resume=[late]))
@@ -190,7 +192,8 @@ async def test_a_call_to_answer_is_an_interrupt_with_the_schema_of_the_answer() 
     assert (answered.reason, answered.tool_call_id) == ("input_required", "c1")
     assert answered.response_schema == {"type": "string", "enum": ["small", "large"]}
     assert datetime.fromisoformat(answered.expires_at).tzinfo is not None
-    assert "approved" in decided.response_schema["properties"]
+    assert decided.reason == "tool_call"
+    assert "editedArgs" in decided.response_schema["properties"]
     assert decided.expires_at is None
     no = {"interruptId": decided.id, "status": "resolved", "payload": {"approved": False, "message": "needed"}}
     wrong = {"interruptId": answered.id, "status": "resolved", "payload": {"approved": True}}
@@ -212,6 +215,187 @@ async def test_a_question_that_the_user_has_given_up_has_failed() -> None:
     [result] = [event.content for event in events if event.type == "TOOL_CALL_RESULT"]
     assert "The user gave no answer." in result
     assert events[-1].outcome.type == "success"
+
+
+class FrontEnd:
+    """A client with tools of its own. It keeps messages as the protocol says, in the protocol's own types."""
+
+    def __init__(self, app: AgentApp, *tools: str, **schema: Any) -> None:
+        self.app = app
+        self.tools = [ui.Tool(name=name, description="Shown.", parameters=schema or None) for name in tools]
+        self.messages: list[Any] = []
+
+    def say(self, text: str) -> None:
+        """Add a message of the user."""
+        self.messages.append(ui.UserMessage(id=f"u{len(self.messages)}", content=text))
+
+    def give(self, call_id: str, output: str, error: str | None = None) -> None:
+        """Add the output of a call, which the client has run."""
+        self.messages.append(ui.ToolMessage(id=f"o-{call_id}", tool_call_id=call_id, content=output, error=error))
+
+    def body(self, **more: Any) -> dict[str, Any]:
+        """Return the next request."""
+        made = ui.RunAgentInput(thread_id="t", run_id="r", messages=self.messages, tools=self.tools, **more)
+        found: dict[str, Any] = made.model_dump(by_alias=True, exclude_none=True)
+        return found
+
+    async def run(self, **more: Any) -> list[Any]:
+        """Send the request, and take what comes of it into the messages."""
+        events = await converse(self.app, self.body(**more))
+        for event in events:
+            self._take(event)
+        return events
+
+    def waiting(self) -> list[str]:
+        """Return the names of the calls that have no output."""
+        done = {message.tool_call_id for message in self.messages if message.role == "tool"}
+        return [call.function.name for call in self._calls() if call.id not in done]
+
+    def _calls(self) -> list[Any]:
+        return [call for message in self.messages for call in getattr(message, "tool_calls", None) or ()]
+
+    def _take(self, event: Any) -> None:
+        if event.type == "TEXT_MESSAGE_START":
+            self.messages.append(ui.AssistantMessage(id=event.message_id, content=""))
+        elif event.type == "TEXT_MESSAGE_CONTENT":
+            [message] = [message for message in self.messages if message.id == event.message_id]
+            message.content += event.delta
+        elif event.type == "TOOL_CALL_RESULT":
+            self.give(event.tool_call_id, event.content)
+        elif event.type == "TOOL_CALL_START" and all(call.id != event.tool_call_id for call in self._calls()):
+            found = [message for message in self.messages if message.id == event.parent_message_id]
+            if not found:
+                found = [ui.AssistantMessage(id=event.parent_message_id)]
+                self.messages += found
+            function = {"name": event.tool_call_name, "arguments": ""}
+            found[0].tool_calls = [*(found[0].tool_calls or ()), ui.ToolCall(id=event.tool_call_id, function=function)]
+        if event.type in ("TOOL_CALL_START", "TOOL_CALL_ARGS", "TOOL_CALL_END"):
+            [call] = [call for call in self._calls() if call.id == event.tool_call_id]
+            call.function.arguments += getattr(event, "delta", "")
+            call.metadata = {**(call.metadata or {}), **(event.metadata or {})} or None
+
+
+class AskForPay:
+    """Holds calls of `pay`."""
+
+    def decide(self, call: PendingCall) -> Allow | Ask:
+        """Return the decision."""
+        return Ask("It is dear.") if call.call.name == "pay" else Allow()
+
+
+def offering(*steps: Any) -> tuple[AgentApp, ScriptedModel]:
+    """Return an application whose clients may bring every tool, and its model."""
+    model = ScriptedModel(list(steps))
+    agent = Agent("a", model=model, tools=Watched().agent([]).tools)
+    options: RunOptions[Any] = {"run_config": RunConfig(policies=[AskForPay()])}
+    return AgentApp(agent, ag_ui=True, client_tools=["*"], admit=lambda request: Grant(options=options)), model
+
+
+@pytest.mark.scenario("PE-08")
+async def test_tools_of_the_client_are_offered_called_answered_and_continued() -> None:
+    """Beside a tool of the agent; the same run continues with the output, which the client isn't sent again."""
+    calls = [call("look", {"path": "a"}, "c1"), call("show_map", {"city": "Rome"}, "c2")]
+    app, model = offering([say("One moment."), *calls], say("There it is."), say("Near by."))
+    client = FrontEnd(app, "show_map", type="object", properties={"city": {"type": "string"}}, required=["city"])
+    client.say("Where is Rome?")
+    events = await client.run()
+    assert (events[-1].outcome.type, client.waiting()) == ("success", ["show_map"])
+    offered = next(tool for tool in model.requests[0].tools if tool.name == "show_map")
+    assert offered.params_json_schema["required"] == ["city"]
+    client.give("c2", "shown at 41.9 N")
+    events = await client.run()
+    assert (texts(events), events[-1].outcome.type) == (["There it is."], "success")
+    assert [event for event in events if event.type == "TOOL_CALL_RESULT"] == []
+    asked, answered = model.requests
+    assert [item for item in answered.items if isinstance(item, ToolOutput)] == [
+        ToolOutput("c1", "a is old"),
+        ToolOutput("c2", "shown at 41.9 N"),
+    ]
+    assert answered.items[: len(asked.items)] == asked.items  # of the log, not of what the client has sent
+    again = await ask(app, "POST", "/ag-ui", {**client.body(), "messages": client.body()["messages"][:-1]})
+    assert (again.status, len(model.requests)) == (409, 2)
+    client.say("And Ostia?")
+    assert texts(await client.run()) == ["Near by."]  # a new run, of the whole conversation
+
+
+@pytest.mark.scenario("PE-08")
+async def test_a_tool_of_the_client_is_called_in_every_turn_that_wants_it() -> None:
+    """Each pause has a handle of its own, and the last one counts."""
+    app, model = offering(call("pick", {}, "c1"), call("pick", {}, "c2"), say("Both."))
+    client = FrontEnd(app, "pick")
+    client.say("Pick two.")
+    for call_id, output in (("c1", "red"), ("c2", "blue")):
+        await client.run()
+        assert client.waiting() == ["pick"]
+        client.give(call_id, output)
+    assert texts(await client.run()) == ["Both."]
+    outputs = [item.output for item in model.requests[-1].items if isinstance(item, ToolOutput)]
+    assert outputs == ["red", "blue"]
+
+
+@pytest.mark.scenario("PE-08")
+async def test_a_tool_of_the_client_that_fails_or_is_forgotten_has_failed() -> None:
+    """The model is told, by the words of the client where it has any."""
+    app, model = offering([call("pick", {}, "c1"), call("pick", {}, "c2"), call("pick", {}, "c3")], say("Pity."))
+    client = FrontEnd(app, "pick")
+    client.say("Pick.")
+    await client.run()
+    client.give("c1", "", error="the map is closed")
+    client.give("c2", "red")
+    events = await client.run()
+    [result] = [event for event in events if event.type == "TOOL_CALL_RESULT"]
+    assert (result.tool_call_id, "gave no output" in result.content) == ("c3", True)
+    failed, taken, _ = [item for item in model.requests[-1].items if isinstance(item, ToolOutput)]
+    assert ("the map is closed" in str(failed.output), taken.output) == (True, "red")
+
+
+@pytest.mark.scenario("PE-08")
+async def test_approvals_are_interrupts_beside_tools_of_the_client() -> None:
+    """One request answers both; a call of the client's tool that a policy holds is given once it is approved."""
+    calls = [call("delete", {"path": "a"}, "c1"), call("pick", {}, "c2"), call("pay", {}, "c3")]
+    app, model = offering(calls, say("Done."))
+    client = FrontEnd(app, "pick", "pay")
+    client.say("Go.")
+    interrupts = (await client.run())[-1].outcome.interrupts
+    assert [one.tool_call_id for one in interrupts] == ["c1", "c3"]
+    client.give("c2", "red")
+    yes = [{"interrupt_id": one.id, "status": "resolved", "payload": {"approved": True}} for one in interrupts]
+    assert (await client.run(resume=yes))[-1].outcome.type == "success"
+    assert client.waiting() == ["pay"]
+    client.give("c3", "paid")
+    assert texts(await client.run()) == ["Done."]
+    outputs = [item.output for item in model.requests[-1].items if isinstance(item, ToolOutput)]
+    assert outputs == ["a is gone", "red", "paid"]
+
+
+@pytest.mark.scenario("PE-08")
+async def test_only_named_tools_of_a_client_are_offered_and_none_in_place_of_the_agents(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The page doesn't decide what the agent does: the application names what it may bring."""
+    agent = Watched().agent(looking())
+    model = agent.model
+    client = FrontEnd(AgentApp(agent, ag_ui=True, client_tools=["pick", "look"]), "pick", "look", "steal")
+    client.say("Look.")
+    events = await client.run()
+    assert "has a tool named 'look'" in caplog.text
+    assert [event.content for event in events if event.type == "TOOL_CALL_RESULT"] == ["a is old", "b is old"]
+    assert isinstance(model, ScriptedModel)
+    assert [tool.name for tool in model.requests[0].tools] == ["look", "hold", "delete", "pick"]
+
+
+async def test_a_call_of_the_client_ends_with_its_run() -> None:
+    """One that begins has ended, also where the run fails before it pauses."""
+    offered = {"name": "pick", "description": "Pick."}
+    model = ScriptedModel([[call("pick", {}, "c1"), call("hold", {}, "c2")]])
+
+    @tool(failure_error_function="raise")
+    async def hold() -> str:
+        """Fail."""
+        raise ValueError
+
+    app = AgentApp(Agent("a", model=model, tools=[hold]), ag_ui=True, client_tools=["pick"])
+    assert (await converse(app, make_input(tools=[offered])))[-1].type == "RUN_ERROR"
 
 
 async def test_conversation_of_the_client_becomes_items() -> None:
@@ -271,11 +455,17 @@ async def test_secret_arguments_and_nested_runs_are_not_shown() -> None:
             ).encode(),
             "Only text can be sent.",
         ),
+        (json.dumps(make_input(tools=2 * [{"name": "x", "description": ""}])).encode(), "Two tools have the name 'x'."),
+        (
+            json.dumps(make_input(tools=[{"name": "x", "description": "", "parameters": "text"}])).encode(),
+            "A tool doesn't fit: ",
+        ),
+        (json.dumps(make_input(tools=[{"name": "a b", "description": ""}])).encode(), "A tool doesn't fit: "),
     ],
 )
 async def test_bad_requests_are_refused(body: bytes, sentence: str) -> None:
     """400 with a sentence that names the place."""
-    response = await ask(AgentApp(Watched().agent([]), ag_ui=True), "POST", "/ag-ui", body)
+    response = await ask(AgentApp(Watched().agent([]), ag_ui=True, client_tools=["*"]), "POST", "/ag-ui", body)
     assert response.status == 400, response.body
     assert sentence in response.json["error"]
 
