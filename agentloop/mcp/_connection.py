@@ -81,7 +81,7 @@ logger = logging.getLogger("agentloop.mcp")
 Transport = Callable[[], AbstractAsyncContextManager[Any]]
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
-_MOST_TOOLS, _MOST_PAGES = 1_000, 100
+_MOST_LISTED, _MOST_PAGES = 1_000, 100
 _SESSION_GONE = "Session terminated"
 _LIST_SECONDS = 10.0
 _LONGEST_CAUSE = 300
@@ -317,20 +317,23 @@ class Connection:
                     logger.warning("MCP server %r couldn't list its tools: %s", self.name, error_summary(error))
             return self.tools or []
 
-    async def _list(self, client: Any) -> list[Any]:
-        """Return every page of the server's tools, as far as the bounds allow."""
+    async def _list(self, client: Any, what: str = "tools") -> list[Any]:
+        """Return every page of the server's *what*, as far as the bounds allow."""
         found: list[Any] = []
         cursor: str | None = None
         with anyio.fail_after(_LIST_SECONDS):  # noqa: ASYNC912 - there is a first page
             for _ in range(_MOST_PAGES):
-                page = await client.list_tools(cursor=cursor)
-                found += page.tools
+                page = await getattr(client, f"list_{what}")(cursor=cursor)
+                found += getattr(page, what)
                 cursor = page.next_cursor
-                if not cursor or len(found) > _MOST_TOOLS:
+                if not cursor or len(found) > _MOST_LISTED:
                     break
-        if len(found) > _MOST_TOOLS or cursor:
-            logger.warning("MCP server %r lists more than %d tools: the others are left out", self.name, _MOST_TOOLS)
-        return found[:_MOST_TOOLS]
+        if len(found) > _MOST_LISTED or cursor:
+            words = what.replace("_", " ")
+            logger.warning(
+                "MCP server %r lists more than %d %s: the others are left out", self.name, _MOST_LISTED, words
+            )
+        return found[:_MOST_LISTED]
 
     async def call_tool(self, name: str, arguments: dict[str, Any], report: Any, meta: dict[str, Any]) -> Any:
         """Call a tool and return the SDK's result.
@@ -342,11 +345,29 @@ class Connection:
             OutcomeUnknown: the connection was lost within the call.
             MCPToolError: the server refused the request, or its answer isn't one.
         """
+
+        async def call(client: Any) -> Any:
+            return await client.call_tool(name, arguments, progress_callback=report, meta=meta)
+
+        return await self._ask(call)
+
+    async def recover(self) -> None:
+        """Open the connection again if it was lost, within the time for that.
+
+        Raises:
+            MCPConnectionError: it can't be opened.
+        """
+        with anyio.move_on_after(self._connect_timeout):
+            await self._ensure_connected()
+        if self._client is None:
+            raise self._unreachable(self._error)
+
+    async def _ask(self, request: Callable[[Any], Awaitable[Any]]) -> Any:
+        """Send a request by the client, and once more if the server was started anew and didn't know the session."""
         for last in (False, True):
             client = await self._ensure_connected()
             try:
-                ask = partial(client.call_tool, name, arguments, progress_callback=report, meta=meta)
-                return await self._request(ask)
+                return await self._request(partial(request, client))
             except MCPToolError as error:
                 if last or str(error) != _SESSION_GONE:
                     raise

@@ -21,7 +21,7 @@ from agentloop._common.extras import describe_missing
 from agentloop._common.naming import MOST_NAME
 from agentloop._schema.json_text import parse_object
 from agentloop.context import RunContext, ToolContext
-from agentloop.mcp._connection import Connection, MCPToolError
+from agentloop.mcp._connection import Connection, MCPConnectionError, MCPToolError
 from agentloop.mcp._contents import default_options, error_text, read_contents, usable_names
 from agentloop.mcp._remarks import Remarks
 from agentloop.mcp._schemas import Check, Meter, make_check
@@ -104,6 +104,9 @@ class MCPServer:
         grace: Seconds that a server by stdio has to exit by itself once its stdin is closed.
         max_message_bytes: The longest message of the server; a longer one closes the connection.
         mode: The era of the protocol: `"auto"`, `"legacy"` (with a handshake), or a version without one.
+        required: False for a server that runs can do without. While it can't be reached, its tools are left out and a
+            warning says so; each turn tries again, for at most `connect_timeout`. The first turn that reaches it has
+            its tools back.
     """
 
     name: str = attrs.field(validator=FIELDS.words())
@@ -127,11 +130,15 @@ class MCPServer:
     grace: float = attrs.field(default=1.0, validator=NAMES.seconds())
     max_message_bytes: int = attrs.field(default=8_000_000, validator=NAMES.count())
     mode: str = attrs.field(default="auto", validator=FIELDS.words())
+    required: bool = attrs.field(default=True, validator=FIELDS.flag())
     _opened: _ServerTools | None = attrs.field(default=None, init=False, repr=False)
     _wanted_by: tuple[RunContext[Any], Context] | None = attrs.field(default=None, init=False, repr=False)
     """The run that wants the connection, and its context variables: the task of a shared resource has others."""
     _has_warned: bool = attrs.field(default=False, init=False, repr=False)
-    _closer: AbstractAsyncContextManager[Any] | None = attrs.field(default=None, init=False, repr=False)
+    _is_down: bool = attrs.field(default=False, init=False, repr=False)
+    """True if the log says that the server, which isn't required, can't be reached."""
+    _block: _HeldServer | None = attrs.field(default=None, init=False, repr=False)
+    """The block of the application that is entered."""
 
     def __attrs_post_init__(self) -> None:
         if (self.command is None) == (self.url is None):
@@ -142,35 +149,59 @@ class MCPServer:
         """Open the connection, for all runs inside the block.
 
         Raises:
-            MCPConnectionError: the server can't be reached.
+            MCPConnectionError: the server can't be reached, and is required.
             UserError: the server is open already, or the extra `mcp` isn't installed.
         """
-        if self._closer is not None:
+        if self._block is not None:
             raise UserError(f"MCPServer {self.name!r} is open already")
-        self._closer = self._open()
+        self._block = block = _HeldServer(self._open)
         try:
-            self._opened = await self._closer.__aenter__()
+            await block.enter()
+        except MCPConnectionError as error:
+            if self.required:
+                self._block = None
+                raise
+            self._say_down(error)
         except BaseException:
-            self._closer = None
+            self._block = None
             raise
         return self
 
     async def __aexit__(self, *error: Any) -> None:
-        closer, self._closer, self._opened = self._closer, None, None
-        if closer is not None:
-            await closer.__aexit__(None, None, None)  # noqa: ASYNC102 - bounded by the transport's own exit
+        block, self._block = self._block, None
+        if block is not None:
+            await block.leave()  # noqa: ASYNC102 - bounded by the transport's own exit
 
     async def tools(self, ctx: RunContext[Any], agent: Any) -> Sequence[FunctionTool[Any]]:
         """Return the server's tools, asked again if the server said that they have changed.
 
+        None of them while a server that isn't required can't be reached.
+
         Raises:
-            MCPConnectionError: the server can't be reached for the first time.
+            MCPConnectionError: the server can't be reached for the first time, and is required.
         """
-        opened = self._opened
-        if opened is None:
-            self._wanted_by = ctx, copy_context()
-            opened = await ctx.shared_resource(self._open)
-        return await opened.tools(ctx, agent)
+        try:
+            tools = await (await self._find_opened(ctx)).tools(ctx, agent)
+        except MCPConnectionError as error:
+            if self.required:
+                raise
+            self._say_down(error)
+            return ()
+        if self._is_down:
+            self._is_down = False
+            logger.info("MCP server %r can be reached again: its tools are back", self.name)
+        return tools
+
+    async def _find_opened(self, ctx: RunContext[Any]) -> _ServerTools:
+        if self._block is not None:
+            return await self._block.enter()
+        self._wanted_by = ctx, copy_context()
+        return await ctx.shared_resource(self._open)
+
+    def _say_down(self, error: MCPConnectionError) -> None:
+        if not self._is_down:
+            self._is_down = True
+            logger.warning("the tools of an MCP server are left out until it can be reached: %s", error)
 
     @asynccontextmanager
     async def _open(self) -> AsyncIterator[_ServerTools]:
@@ -219,6 +250,40 @@ class MCPServer:
         return open_http(self.url, self.headers, self.http_client, max_bytes=self.max_message_bytes, remarks=remarks)
 
 
+class _HeldServer:
+    """A connection for a block of the application's. Entered by the block, or later by the first run that can."""
+
+    def __init__(self, open_tools: Callable[[], AbstractAsyncContextManager[_ServerTools]]) -> None:
+        self._open = open_tools
+        self._opening = anyio.Lock()
+        self._opened: _ServerTools | None = None
+        self._closer: AbstractAsyncContextManager[_ServerTools] | None = None
+        self._is_left = False
+
+    async def enter(self) -> _ServerTools:
+        """Return the tools; open the connection if it isn't open yet.
+
+        Raises:
+            MCPConnectionError: the server can't be reached.
+        """
+        async with self._opening:
+            if self._opened is not None:
+                return self._opened
+            closer = self._open()
+            self._opened = await closer.__aenter__()
+            self._closer = closer
+            if self._is_left:
+                await self.leave()
+            return self._opened
+
+    async def leave(self) -> None:
+        """Close the connection; one that is being opened closes as soon as it is."""
+        self._is_left = True
+        closer, self._closer = self._closer, None
+        if closer is not None:
+            await closer.__aexit__(None, None, None)
+
+
 _Made: TypeAlias = dict[str, tuple[Any, "FunctionTool[Any] | None"]]
 
 
@@ -243,7 +308,13 @@ class _ServerTools:
         )
 
     async def tools(self, ctx: RunContext[Any], agent: Any) -> Sequence[FunctionTool[Any]]:
-        """Return the selected tools; one that the server lists as before is the same object as before."""
+        """Return the selected tools; one that the server lists as before is the same object as before.
+
+        Raises:
+            MCPConnectionError: the connection was lost and can't be opened again, and the server isn't required.
+        """
+        if not self._server.required:
+            await self._connection.recover()
         async with self._making:
             listed = await self._connection.list_tools()
             if listed is not self._listed:

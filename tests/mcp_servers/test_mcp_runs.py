@@ -456,6 +456,7 @@ async def test_connection_of_a_runtime_lives_on(stdio: Servers) -> None:
 
 
 @pytest.mark.scenario("TS-06")
+@pytest.mark.scenario("TS-12")
 async def test_any_task_may_close_what_another_has_opened(servers: Servers) -> None:
     """Two servers, opened in tasks that have ended, closed by others in the order of opening; runs use both."""
     first, second = servers.make(prefix="a_"), servers.make(prefix="b_")
