@@ -1,0 +1,35 @@
+"""Values of other libraries, in and out: histories in the forms of providers.
+
+A program that comes from another library has its conversations as the messages of a provider. `from_chat`,
+`from_responses` and `from_anthropic` make items of them, for the input of `Runner.run` or for a session; `to_chat`,
+`to_responses` and `to_anthropic` write items for a client of the provider. They read and write as the models here do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from agentloop._common.lazy_names import import_at_first_use
+
+if TYPE_CHECKING:
+    from agentloop.interop._anthropic import from_anthropic, to_anthropic
+    from agentloop.interop._chat import from_chat, to_chat
+    from agentloop.interop._responses import from_responses, to_responses
+
+__all__ = ["from_anthropic", "from_chat", "from_responses", "to_anthropic", "to_chat", "to_responses"]
+
+_LAZY = {
+    "from_anthropic": "_anthropic",
+    "from_chat": "_chat",
+    "from_responses": "_responses",
+    "to_anthropic": "_anthropic",
+    "to_chat": "_chat",
+    "to_responses": "_responses",
+}
+
+__getattr__: Callable[[str], Any] = import_at_first_use(globals(), _LAZY)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
