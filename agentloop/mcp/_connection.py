@@ -64,7 +64,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from contextvars import Context
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import anyio
 from anyio.lowlevel import checkpoint
@@ -83,6 +83,7 @@ Transport = Callable[[], AbstractAsyncContextManager[Any]]
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 _MOST_LISTED, _MOST_PAGES = 1_000, 100
 _SESSION_GONE = "Session terminated"
+_METHOD_NOT_FOUND = -32601
 _LIST_SECONDS = 10.0
 _LONGEST_CAUSE = 300
 
@@ -350,6 +351,28 @@ class Connection:
             return await client.call_tool(name, arguments, progress_callback=report, meta=meta)
 
         return await self._ask(call)
+
+    async def list_all(self, what: Literal["resources", "resource_templates", "prompts"]) -> list[Any]:
+        """Return what the server lists; nothing if it has no such thing. As `call_tool`.
+
+        Raises:
+            TimeoutError: it doesn't answer.
+        """
+        try:
+            found: list[Any] = await self._ask(partial(self._list, what=what))
+            return found
+        except MCPToolError as error:
+            if error.code == _METHOD_NOT_FOUND:
+                return []
+            raise
+
+    async def read_resource(self, uri: str) -> Any:
+        """Read a resource, as `call_tool`."""
+        return await self._ask(lambda client: client.read_resource(uri))
+
+    async def get_prompt(self, name: str, arguments: dict[str, str]) -> Any:
+        """Get a prompt, as `call_tool`."""
+        return await self._ask(lambda client: client.get_prompt(name, arguments))
 
     async def recover(self) -> None:
         """Open the connection again if it was lost, within the time for that.

@@ -59,14 +59,15 @@ def default_options(annotations: Any) -> dict[str, Any]:
 
 def read_contents(result: Any) -> str | tuple[Part, ...]:
     """Return the contents of an answer: text if it is text only, else parts."""
-    parts = tuple(map(_read_content, result.content))
+    parts = tuple(map(read_content, result.content))
     if not parts:
         return "" if result.structured_content is None else json.dumps(result.structured_content, ensure_ascii=False)
     texts = [part.text for part in parts if isinstance(part, Text)]
     return "\n".join(texts) if len(texts) == len(parts) else parts
 
 
-def _read_content(block: Any) -> Part:
+def read_content(block: Any) -> Part:
+    """Return one block of an answer, or of a prompt."""
     match block.type:
         case "text":
             return Text(block.text)
@@ -74,16 +75,20 @@ def _read_content(block: Any) -> Part:
             return Image(data=block.data, media_type=block.mime_type)
         case "audio":
             return Audio(data=block.data, media_type=block.mime_type)
-        case "resource" if hasattr(block.resource, "text"):
-            return Text(block.resource.text)
-        case "resource" if (block.resource.mime_type or "").startswith("text/"):
-            return Text(_decode(block.resource.blob))
         case "resource":
-            resource = block.resource
-            name = str(resource.uri).rpartition("/")[2] or None
-            return File(data=resource.blob, media_type=resource.mime_type, filename=name)
+            return read_resource(block.resource)
         case _:  # a link to a resource, which the model may ask another tool for
             return Text(json.dumps(block.model_dump(mode="json", by_alias=True, exclude_none=True), ensure_ascii=False))
+
+
+def read_resource(resource: Any) -> Part:
+    """Return the content of a resource: text where it is text, else a file."""
+    if hasattr(resource, "text"):
+        return Text(resource.text)
+    if (resource.mime_type or "").startswith("text/"):
+        return Text(_decode(resource.blob))
+    name = str(resource.uri).rpartition("/")[2] or None
+    return File(data=resource.blob, media_type=resource.mime_type, filename=name)
 
 
 def _decode(blob: str) -> str:
@@ -96,8 +101,9 @@ def _decode(blob: str) -> str:
 
 def error_text(content: Sequence[Any]) -> str:
     """Return the words of a server about a call that failed, with a note in the place of what isn't text."""
-    return "\n".join(map(_note_part, map(_read_content, content))) or "the server gave no reason"
+    return "\n".join(map(note_part, map(read_content, content))) or "the server gave no reason"
 
 
-def _note_part(part: Part) -> str:
+def note_part(part: Part) -> str:
+    """Return the text of *part*, or a note in the place of what isn't text."""
     return part.text if isinstance(part, Text) else f"[{getattr(part, 'media_type', None) or 'file'}]"

@@ -21,8 +21,10 @@ from agentloop._common.extras import describe_missing
 from agentloop._common.naming import MOST_NAME
 from agentloop._schema.json_text import parse_object
 from agentloop.context import RunContext, ToolContext
+from agentloop.items import AssistantMessage, Part, UserMessage
 from agentloop.mcp._connection import Connection, MCPConnectionError, MCPToolError
 from agentloop.mcp._contents import default_options, error_text, read_contents, usable_names
+from agentloop.mcp._library import Library, MCPPrompt, MCPResource
 from agentloop.mcp._remarks import Remarks
 from agentloop.mcp._schemas import Check, Meter, make_check
 from agentloop.run import current_runtime
@@ -107,6 +109,9 @@ class MCPServer:
         required: False for a server that runs can do without. While it can't be reached, its tools are left out and a
             warning says so; each turn tries again, for at most `connect_timeout`. The first turn that reaches it has
             its tools back.
+        resources: True for two more tools, `list_resources` and `read_resource`. They are selected and named as the
+            server's own; a tool of the server with such a name takes the place.
+        prompts: True for two more tools, `list_prompts` and `get_prompt`.
     """
 
     name: str = attrs.field(validator=FIELDS.words())
@@ -131,6 +136,8 @@ class MCPServer:
     max_message_bytes: int = attrs.field(default=8_000_000, validator=NAMES.count())
     mode: str = attrs.field(default="auto", validator=FIELDS.words())
     required: bool = attrs.field(default=True, validator=FIELDS.flag())
+    resources: bool = attrs.field(default=False, validator=FIELDS.flag())
+    prompts: bool = attrs.field(default=False, validator=FIELDS.flag())
     _opened: _ServerTools | None = attrs.field(default=None, init=False, repr=False)
     _wanted_by: tuple[RunContext[Any], Context] | None = attrs.field(default=None, init=False, repr=False)
     """The run that wants the connection, and its context variables: the task of a shared resource has others."""
@@ -191,6 +198,48 @@ class MCPServer:
             self._is_down = False
             logger.info("MCP server %r can be reached again: its tools are back", self.name)
         return tools
+
+    async def list_resources(self) -> tuple[MCPResource, ...]:
+        """Return what the server lets its clients read: the resources, then the templates. Inside `async with server:`.
+
+        Raises:
+            UserError: the server isn't entered.
+            MCPConnectionError: the server can't be reached.
+            OutcomeUnknown: the connection was lost before the answer came.
+            MCPToolError: the server refused the request.
+            TimeoutError: the server doesn't answer.
+        """
+        return await (await self._find_library("list_resources")).list_resources()
+
+    async def read_resource(self, uri: str) -> tuple[Part, ...]:
+        """Return the contents of a resource: parts of a message, such as `Text` and `File`. As `list_resources`.
+
+        Example (not run: it needs a server):
+            async with MCPServer(name="notes", command=["notes-server"]) as notes:
+                policy = await notes.read_resource("notes://policy")
+                result = await Runner.run(agent, [UserMessage(policy), UserMessage("Is this note allowed?")])
+        """
+        return await (await self._find_library("read_resource")).read_resource(uri)
+
+    async def list_prompts(self) -> tuple[MCPPrompt, ...]:
+        """Return the prompts of the server. As `list_resources`."""
+        return await (await self._find_library("list_prompts")).list_prompts()
+
+    async def get_prompt(
+        self, name: str, arguments: Mapping[str, str] | None = None
+    ) -> tuple[UserMessage | AssistantMessage, ...]:
+        """Return the messages of a prompt, with which a run may begin. As `list_resources`.
+
+        Example (not run: it needs a server):
+            async with MCPServer(name="notes", command=["notes-server"]) as notes:
+                result = await Runner.run(agent, await notes.get_prompt("tidy", {"folder": "home"}))
+        """
+        return await (await self._find_library("get_prompt")).get_prompt(name, arguments or {})
+
+    async def _find_library(self, what: str) -> Library:
+        if self._block is None:
+            raise UserError(f"MCPServer {self.name!r}: {what} works only inside `async with server:`")
+        return (await self._block.enter()).library
 
     async def _find_opened(self, ctx: RunContext[Any]) -> _ServerTools:
         if self._block is not None:
@@ -297,6 +346,9 @@ class _ServerTools:
         """By the name for models: how it was listed, and the tool made of it; None if it can't be used."""
         self._current: list[FunctionTool[Any]] = []
         self._listed: list[Any] | None = None
+        self.library = Library(connection)
+        self._more = self._make_more()
+        """The tools that aren't the server's own."""
         self._making = anyio.Lock()
         self._thread = anyio.CapacityLimiter(1)
         self._selection = ToolSelection(
@@ -320,8 +372,17 @@ class _ServerTools:
             if listed is not self._listed:
                 self._made = await self._make_beside(listed)
                 self._current[:] = [tool for _, tool in self._made.values() if tool is not None]
+                self._current += [tool for tool in self._more if tool.name not in self._made]
                 self._listed = listed
         return await self._selection.tools(ctx, agent)
+
+    def _make_more(self) -> list[FunctionTool[Any]]:
+        server = self._server
+        options = {"timeout": server.timeout, "idle_timeout": server.idle_timeout}
+        return [
+            *(self.library.make_resource_tools(**options) if server.resources else ()),
+            *(self.library.make_prompt_tools(**options) if server.prompts else ()),
+        ]
 
     async def _make_beside(self, listed: list[Any]) -> _Made:
         """Make the tools in a thread: a thousand schemas take seconds, which nothing else on the loop may wait for.

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import anyio
 from mcp import types
 from mcp.server.mcpserver import Context, MCPServer
+from mcp.server.mcpserver.prompts import base
 from pydantic import Field
 
 server = MCPServer("honest")
@@ -99,6 +100,30 @@ async def parts() -> list[Any]:
         ),
         types.ResourceLink(type="resource_link", name="b", uri="file:///b.txt"),
     ]
+
+
+@server.resource("note://today", mime_type="text/plain")
+def today() -> str:
+    """What is to do today."""
+    return "Buy milk."
+
+
+@server.resource("note://logo", mime_type="image/png")
+def logo() -> bytes:
+    """A picture."""
+    return b"png"
+
+
+@server.resource("note://of/{day}")
+def of_day(day: str) -> str:
+    """What is to do on a day."""
+    return f"Nothing on {day}."
+
+
+@server.prompt()
+def tidy(folder: str, hard: str = "no") -> list[base.Message]:
+    """Tidy a folder."""
+    return [base.UserMessage(f"Tidy {folder}, hard: {hard}."), base.AssistantMessage("I begin.")]
 
 
 if __name__ == "__main__":

@@ -130,5 +130,5 @@ def test_error_types_are_public() -> None:
     """Applications catch them in their error functions."""
     import agentloop.mcp
 
-    assert agentloop.mcp.__all__ == ["MCPConnectionError", "MCPServer", "MCPToolError", "build_server", "serve"]
+    assert {"MCPConnectionError", "MCPToolError"} <= set(agentloop.mcp.__all__)
     assert not issubclass(agentloop.mcp.MCPToolError, UserTypeError)

@@ -19,7 +19,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "mcp.md"
 def test_application_of_the_page_does_what_it_says(tmp_path: Path, backend: str, answer: str) -> None:
     """Under 40 lines: approval for one tool, a timeout for another."""
     text = PAGE.read_text()
-    server, application = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    server, application, *_ = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     shown = re.findall(r"```text\n(.*?)```", text, re.DOTALL)[0]
     assert application.count("\n") < 40
     (tmp_path / "notes_server.py").write_text(server)
