@@ -182,7 +182,7 @@ class _Opening(Value, frozen=True, eq=False):
         return self._enter()
 
 
-class _Opener(Value, frozen=True, eq=False):
+class Opener(Value, frozen=True, eq=False):
     """A source without tools: that it is asked before a turn opens its bundle."""
 
     bundle: Bundle
@@ -215,7 +215,7 @@ class GivenTools(Value, frozen=True, eq=False):
 
 def without_opening(source: ToolSource) -> GivenTools | None:
     """Return the substitute of a source of a bundle where nothing may be opened; None for any other source."""
-    if isinstance(source, _Opener):
+    if isinstance(source, Opener):
         return GivenTools(source.name, ())
     return source if isinstance(source, GivenTools) else None
 
@@ -231,7 +231,7 @@ def parts_of(bundle: Bundle) -> dict[str, list[Any]]:
     own = [tool for tool in bundle.tools if isinstance(tool, FunctionTool | HostedTool)]
     sources: list[Any] = [tool for tool in bundle.tools if not isinstance(tool, FunctionTool | HostedTool)]
     if type(bundle).open is not Bundle.open:
-        sources.append(_Opener(bundle))
+        sources.append(Opener(bundle))
     return {
         "tools": own,
         "toolsets": sources,

@@ -1,4 +1,4 @@
-"""The edges as protocols: models, sessions, journals, output stores, codecs, effects and instruments.
+"""The edges as protocols: models, sessions, journals, stores of outputs and memory, codecs, effects and instruments.
 
 An application may implement any of them; the runtime treats its object like the library's own. Definitions only: does
 not know about runs, the engine or any implementation.
@@ -6,7 +6,7 @@ not know about runs, the engine or any implementation.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any, Protocol, Self, runtime_checkable
@@ -28,6 +28,7 @@ __all__ = [
     "Journal",
     "LateResult",
     "LeasedJournal",
+    "MemoryStore",
     "Model",
     "ModelProvider",
     "OutputStore",
@@ -153,6 +154,32 @@ class ReplaceableSession(Session, Protocol):
 
         Raises:
             SessionConflict: if the session has changed since; its items stay unchanged.
+        """
+        ...
+
+
+@runtime_checkable
+class MemoryStore(Protocol):
+    """Text files that outlive runs, as those of `agentloop.bundles.Memory`. Each scope has its own, and no others.
+
+    A path has names with `/` between them and at neither end. The names are printable and not hidden, and no file is
+    also a folder. A scope is any printable text. `agentloop.testing.conformance.MemoryConformance` tests a store.
+
+    Cancellation: a cancelled call has done all of its work or none of it.
+    """
+
+    async def load(self, scope: str) -> Mapping[str, str]:
+        """Return the texts of all files of *scope* by their paths; none if nothing was ever stored."""
+        ...
+
+    async def change(self, scope: str, changes: Mapping[str, str | None], *, expect: Mapping[str, str]) -> None:
+        """Write the texts of *changes* to their paths, and remove the files of those with None: all, or none.
+
+        The changes are made only if the files of *scope* still equal *expect*, the result of `load`, and no other
+        change of the scope can be made in between. They are durable when this returns.
+
+        Raises:
+            MemoryConflict: if the files have changed since; this then changes nothing.
         """
         ...
 

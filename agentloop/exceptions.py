@@ -7,7 +7,7 @@ They reach the caller bare, never in an exception group; other failures of the s
 
 Names end in `Error`, except where what happened has a name that you know from elsewhere, or that says more:
 `GuardrailTripwireTriggered` and its four kinds, `MaxTurnsExceeded`, `UsageLimitExceeded`, `ToolLoopDetected`,
-`ContextTooLong`, `SessionConflict`, `OutcomeUnknown`, `ReplayDivergence` and `EarlierFailure`.
+`ContextTooLong`, `SessionConflict`, `MemoryConflict`, `OutcomeUnknown`, `ReplayDivergence` and `EarlierFailure`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from agentloop._common.errors import (
     InputRefusedError,
     JournalError,
     MaxTurnsExceeded,
+    MemoryConflict,
     ModelBehaviorError,
     ModelRefusalError,
     ModelTimeoutError,
@@ -56,6 +57,7 @@ __all__ = [
     "InputRefusedError",
     "JournalError",
     "MaxTurnsExceeded",
+    "MemoryConflict",
     "ModelBehaviorError",
     "ModelRefusalError",
     "ModelTimeoutError",

@@ -60,8 +60,9 @@ JsonObject: TypeAlias = Mapping[str, Any]
 if not TYPE_CHECKING:
     # At run time a model of the application's own may give other keys; they are stored, too (`_storage/value_codec`).
     JsonObject = Mapping[Any, Any]
-ToolKind: TypeAlias = Literal["function", "custom", "shell", "apply_patch", "computer"]
-"""The form in which a provider calls a tool: JSON arguments, free text, or its own item for an executor."""
+ToolKind: TypeAlias = Literal["function", "custom", "shell", "apply_patch", "computer", "memory"]
+"""The form in which a provider calls a tool: JSON arguments, free text, its own item for an executor, or, for a memory,
+JSON arguments of its own definition."""
 CallKind: TypeAlias = Literal["function", "custom", "approval", "shell", "apply_patch", "computer"]
 """The kind of a call: that of its tool, or `"approval"`."""
 

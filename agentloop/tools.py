@@ -757,7 +757,7 @@ def tool(fn: Callable[..., Any] | None = None, /, **options: Unpack[FunctionOpti
             or that of `tool_search`.
         kind: `"custom"` for a tool that takes free text in place of JSON: a function of one `str`. `"shell"`,
             `"apply_patch"` and `"computer"` are set by the tools of `agentloop.executors`: a provider that has an item
-            for these calls is shown its own tool, others a function.
+            for these calls is shown its own tool, others a function. `"memory"` is set by `agentloop.bundles.Memory`.
         format: The grammar of a custom tool's text, in the provider's form; None = any text. For a computer, its
             display: `{"width": 1280, "height": 800, "environment": "browser"}`.
         output_schema: The JSON schema of the output's JSON, for providers that run programs over outputs.

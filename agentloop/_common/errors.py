@@ -304,6 +304,10 @@ class SessionConflict(AgentLoopError):
     """The session changed between reading and replacing its items."""
 
 
+class MemoryConflict(AgentLoopError):
+    """The files of a memory changed between reading and changing them."""
+
+
 class ReplayDivergence(AgentLoopError):
     """A replay made another record than the recorded run.
 

@@ -1,4 +1,4 @@
-"""Bundles that are ready: files below a folder, skills, pages of the web, a list of what is to do.
+"""Bundles that are ready: files below a folder, skills, pages of the web, a memory, a list of what is to do.
 
 Each is a `Bundle` for `Agent(bundles=[…])` or `RunConfig(bundles=[…])`. They are imported at first use: pages of the
 web need httpx, which takes as long to import as the rest.
@@ -13,13 +13,22 @@ from agentloop._common.lazy_names import import_at_first_use
 
 if TYPE_CHECKING:
     from agentloop.bundles._files import Files
+    from agentloop.bundles._memory import Memory
+    from agentloop.bundles._memory_stores import FolderMemory, SQLiteMemory
     from agentloop.bundles._skills import Skills
     from agentloop.bundles._todo import Todo, TodoItem
     from agentloop.bundles._web import Web
 
-__all__ = ["Files", "Skills", "Todo", "TodoItem", "Web"]
+__all__ = ["Files", "FolderMemory", "Memory", "SQLiteMemory", "Skills", "Todo", "TodoItem", "Web"]
 
-_LAZY = {"Files": "_files", "Skills": "_skills", "Todo": "_todo", "TodoItem": "_todo", "Web": "_web"}
+_LAZY = {
+    "Files": "_files",
+    "Memory": "_memory",
+    **dict.fromkeys(("FolderMemory", "SQLiteMemory"), "_memory_stores"),
+    "Skills": "_skills",
+    **dict.fromkeys(("Todo", "TodoItem"), "_todo"),
+    "Web": "_web",
+}
 
 __getattr__: Callable[[str], Any] = import_at_first_use(globals(), _LAZY)
 

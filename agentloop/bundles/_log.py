@@ -37,6 +37,11 @@ def succeeded_calls(ctx: RunContext[Any], tool: FunctionTool[Any]) -> Iterator[t
             yield bound.values, str(one.outcome.output)
 
 
+def has_log(ctx: RunContext[Any]) -> bool:
+    """Tell whether *ctx* is that of a run whose log can be read: not outside of a run, nor in an activity."""
+    return isinstance(ctx._run, RunServicesView)
+
+
 def source_tools(ctx: RunContext[Any]) -> set[str]:
     """Return the names of all tools that sources have given to the run itself, with their namespaces."""
     run = ctx._run

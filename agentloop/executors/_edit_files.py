@@ -464,9 +464,10 @@ def _at(path: str) -> Iterator[None]:
 class FileEdit:
     """One edit. Use: `lock` until it is True, `apply`, then `keep` or `undo`, and `close` at the end in every case."""
 
-    def __init__(self, root: Path, most: int) -> None:
+    def __init__(self, root: Path, most: int, *, may_be_link: bool = True) -> None:
         self._path = root
         self._most = most
+        self._follow = 0 if may_be_link else os.O_NOFOLLOW
         self._root: int | None = None
         self._work: int | None = None
         self._made: list[str] = []
@@ -483,7 +484,7 @@ class FileEdit:
         """
         if self._root is None:
             with _errors_of(str(self._path)):
-                self._root = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                self._root = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | self._follow)
         try:
             fcntl.flock(self._root, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -499,6 +500,12 @@ class FileEdit:
         if not self.is_decided:
             self.undo(check)
         return True
+
+    @property
+    def root(self) -> int:
+        """The descriptor of the root, once it is open."""
+        assert self._root is not None
+        return self._root
 
     def apply(self, operations: Sequence[EditOperation], check: Callable[[], None]) -> EditResult:
         """Prepare and commit. *check* is called often and raises to abort; then, as after any error, `undo` is due.
@@ -679,7 +686,7 @@ class FileEdit:
                     refused.append(step.path)
             for path in reversed(journal.folders):
                 check()
-                self._remove_folder(path)
+                self.remove_folder(path)
             with _errors_of(WORK):
                 if refused:
                     raise EditError(f"{', '.join(refused)}: changed since; former contents are in {self._set_aside()}")
@@ -730,7 +737,8 @@ class FileEdit:
         finally:
             os.close(folder)
 
-    def _remove_folder(self, path: str) -> None:
+    def remove_folder(self, path: str) -> None:
+        """Remove a folder below the root if it is empty."""
         assert self._root is not None
         parts = split_path(path)
         with contextlib.suppress(OSError):  # it isn't empty, or was not made

@@ -86,8 +86,8 @@ class LocalEditor:
                 raise UserTypeError(f"operations: expected an edit operation, got {type(operation).__name__}")
         edit = FileEdit(self.root, self.max_file_bytes)
         try:
-            await _lock(edit)
-            return await _apply(edit, operations)
+            await lock_edit(edit)
+            return await apply_edit(edit, operations)
         finally:
             edit.close()  # on the event loop: a thread would be waited for, and the call be cancelled meanwhile
 
@@ -99,13 +99,20 @@ class LocalEditor:
         """
         edit = FileEdit(self.root, self.max_file_bytes)
         try:
-            await _lock(edit)
+            await lock_edit(edit)
             return await run_to_end(lambda: edit.read(path))
         finally:
             edit.close()
 
 
-async def _apply(edit: FileEdit, operations: Sequence[EditOperation]) -> EditResult:
+async def apply_edit(edit: FileEdit, operations: Sequence[EditOperation]) -> EditResult:
+    """Apply *operations* by an edit that has its lock, and make them permanent, or undo them if that fails.
+
+    Cancellation: every file is as before.
+
+    Raises:
+        EditError: as of `LocalEditor.apply`.
+    """
     try:
         result = await run_to_end(lambda: edit.apply(operations, anyio.from_thread.check_cancelled))
         await anyio.lowlevel.checkpoint_if_cancelled()
@@ -117,7 +124,8 @@ async def _apply(edit: FileEdit, operations: Sequence[EditOperation]) -> EditRes
                 await run_to_end(edit.undo)
 
 
-async def _lock(edit: FileEdit) -> None:
+async def lock_edit(edit: FileEdit) -> None:
+    """Wait until *edit* has the lock of its root. Raises EditError as `FileEdit.lock` does."""
     check = anyio.from_thread.check_cancelled
     while not await run_to_end(lambda: edit.lock(check)):  # noqa: ASYNC110 - another process may have it
         await anyio.sleep(_LOCK_PAUSE)

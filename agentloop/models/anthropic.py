@@ -16,7 +16,7 @@ from agentloop.models._codec import HttpCodec, Vendor, without_none
 from agentloop.models._http_model import HttpModel
 from agentloop.models._messages.answer import MessagesDecoder
 from agentloop.models._messages.executors import computer_type
-from agentloop.models._messages.request import EDITING_BETA, OutputMode, encode
+from agentloop.models._messages.request import EDITING_BETA, OutputMode, encode, is_memory
 from agentloop.models._pieces import PieceCache
 from agentloop.models.timeouts import HttpOptions, ModelTimeouts
 
@@ -90,7 +90,7 @@ class AnthropicModel(HttpModel):
 
     def _headers_of(self, request: ModelRequest) -> dict[str, str]:
         headers = super()._headers_of(request)
-        if request.context_trigger is not None:
+        if request.context_trigger is not None or any(map(is_memory, request.tools)):
             headers["anthropic-beta"] = ",".join(filter(None, (headers.get("anthropic-beta"), EDITING_BETA)))
         return headers
 

@@ -60,6 +60,14 @@ MIGRATIONS: tuple[str, ...] = (
         PRIMARY KEY (session_id, n)
     );
     """,
+    """
+    CREATE TABLE agentloop_memory_files (
+        scope text NOT NULL,
+        path text NOT NULL,
+        content text NOT NULL,
+        PRIMARY KEY (scope, path)
+    );
+    """,
 )
 """The statements that lead from each version of the tables to the next one. A released one never changes."""
 

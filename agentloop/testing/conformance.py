@@ -1,6 +1,6 @@
 """The conformance suite of journals: subclass `JournalConformance`, define `open_journal`, and pytest runs its tests.
 
-The suites of models and sessions are imported from here too.
+The suites of models, sessions and stores of memory are imported from here too.
 
 ```python
 @pytest.mark.anyio
@@ -31,10 +31,11 @@ import anyio.lowlevel
 
 from agentloop.abc import Journal
 from agentloop.exceptions import JournalError
+from agentloop.testing._memory_suite import MemoryConformance
 from agentloop.testing._model_suite import ModelConformance
 from agentloop.testing._session_suite import SessionConformance
 
-__all__ = ["JournalConformance", "ModelConformance", "SessionConformance"]
+__all__ = ["JournalConformance", "MemoryConformance", "ModelConformance", "SessionConformance"]
 
 
 def records(*names: str) -> list[bytes]:

@@ -6,10 +6,11 @@ from collections.abc import Awaitable, Callable, Iterator
 import anyio
 import pytest
 
-from agentloop.abc import Journal, LeasedJournal, ReplaceableSession, SealingJournal, Session
-from agentloop.exceptions import JournalError
-from agentloop.postgres import Lease, PostgresJournal, PostgresSession, PostgresStore
-from agentloop.testing.conformance import JournalConformance, SessionConformance
+from agentloop import UserTypeError
+from agentloop.abc import Journal, LeasedJournal, MemoryStore, ReplaceableSession, SealingJournal, Session
+from agentloop.exceptions import JournalError, StateError
+from agentloop.postgres import Lease, PostgresJournal, PostgresMemory, PostgresSession, PostgresStore
+from agentloop.testing.conformance import JournalConformance, MemoryConformance, SessionConformance
 
 pytestmark = [pytest.mark.real_clock, pytest.mark.timeout(120)]
 
@@ -86,6 +87,29 @@ class TestLeasedSession(TestPostgresSession):
     @pytest.fixture(autouse=True)
     def _hold(self, _place: None) -> None:
         self.lease = held(self.store)
+
+
+class TestPostgresMemory(MemoryConformance):
+    """In the same database."""
+
+    @pytest.fixture(autouse=True)
+    def _place(self, shared: PostgresStore) -> None:
+        self.store = shared
+
+    def open_store(self) -> MemoryStore:
+        """Return a store of memory in the test's store, which outlives it."""
+        return PostgresMemory(self.store)
+
+
+async def test_a_memory_says_what_the_database_refuses(store: PostgresStore) -> None:
+    """A text that PostgreSQL can't hold is an error of the store, and nothing is written."""
+    memory = PostgresMemory(store)
+    with pytest.raises(StateError, match="PostgresMemory"):
+        await memory.change("ada", {"a": "x", "b": "null \0"}, expect={})
+    assert await memory.load("ada") == {}
+    with pytest.raises(UserTypeError, match="store: expected a PostgresStore, got int"):
+        PostgresMemory(3)  # type: ignore[arg-type]
+    assert repr(memory) == "PostgresMemory()"
 
 
 class Codec:

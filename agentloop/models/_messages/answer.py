@@ -328,6 +328,7 @@ class MessagesDecoder(EventDecoder):
         caller = _read_caller(block.start.get("caller"))
         text = block.joined or "{}"
         if (own := self._own.get(name)) is not None:
+            assert own.kind != "memory"  # its calls are a function's
             return ToolCall(call_id, own.name, text, kind=own.kind, caller=caller, provider_data=wire)
         return ToolCall(call_id, name, text, caller=caller, provider_data=wire)
 

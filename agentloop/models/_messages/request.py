@@ -93,7 +93,13 @@ def encode(
 
 
 EDITING_BETA = "context-management-2025-06-27"
-"""The beta that the edits of a context need."""
+"""The beta that the edits of a context need, and some models for a memory."""
+MEMORY_TYPE = "memory_20250818"
+
+
+def is_memory(tool: ToolDefinition) -> bool:
+    """Tell whether *tool* is shown as the provider's own memory, whose name is fixed. Its calls are a function's."""
+    return tool.kind == "memory" and tool.name == "memory"
 
 
 def _edits(trigger: int) -> JsonDict:
@@ -191,6 +197,8 @@ def _tool(tool: ToolDefinition, computer: str | None) -> JsonDict:
         raise UserError(f"Tool {tool.name!r}: {INTERFACE} has no namespaces, and it is in {tool.namespace!r}.")
     if executors.is_own(tool, computer):
         described = executors.write_tool(tool, computer)
+    elif is_memory(tool):
+        described = {"type": MEMORY_TYPE, "name": tool.name}
     else:
         schema = dict(tool.params_json_schema)
         described = {"name": tool.name, "description": tool.description, "input_schema": schema}

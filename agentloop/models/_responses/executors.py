@@ -12,12 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from agentloop.exceptions import UserError
-from agentloop.items import Content, Image, ToolCall, ToolKind, ToolOutput
+from agentloop.items import CallKind, Content, Image, ToolCall, ToolOutput
 from agentloop.model_events import ToolDefinition
 from agentloop.models._codec import JsonDict
 from agentloop.models._common import data_url, output_text
 
-CONTENTS: dict[str, tuple[ToolKind, tuple[str, ...]]] = {
+CONTENTS: dict[str, tuple[CallKind, tuple[str, ...]]] = {
     "shell_call": ("shell", ("action",)),
     "local_shell_call": ("shell", ("action",)),
     "apply_patch_call": ("apply_patch", ("operation",)),
@@ -42,7 +42,7 @@ def names_by_kind(tools: Sequence[ToolDefinition]) -> dict[str, str]:
     """
     names: dict[str, str] = {}
     for tool in tools:
-        if tool.kind in ("function", "custom"):
+        if tool.kind in ("function", "custom", "memory"):
             continue
         if tool.kind in names:
             raise UserError(

@@ -159,7 +159,8 @@ def _tools(request: ModelRequest, model_name: str) -> list[JsonDict]:
 
 
 def _tool(tool: ToolDefinition) -> JsonDict:
-    described: JsonDict = {"type": tool.kind, "name": tool.name, "description": tool.description}
+    kind = "custom" if tool.kind == "custom" else "function"
+    described: JsonDict = {"type": kind, "name": tool.name, "description": tool.description}
     if tool.kind == "custom":
         described |= without_none({"format": tool.format})
     else:
