@@ -29,6 +29,7 @@ from agentloop.context import ToolContext
 from agentloop.exceptions import AgentLoopError, ModelBehaviorError, UserError
 from agentloop.items import HandoffCall, ToolCall
 from agentloop.model_events import ItemDone, ModelRequest, ResponseDone, TextDelta
+from agentloop.temporal._conversation import Lacking, read_conversation
 from agentloop.temporal._live import ShownText, custom_to_json, progress_to_json
 from agentloop.temporal._options import HEARTBEAT_SECONDS, AgentSetup, find_setup
 from agentloop.temporal._payloads import (
@@ -45,18 +46,30 @@ from agentloop.tools import FunctionTool
 
 CALL_MODEL = "agentloop.call_model"
 CALL_TOOL = "agentloop.call_tool"
+KEPT = ("root", "agent", "path", "turn")
+"""The parts of a model call's input that one which only keeps items has as well."""
 NOT_BEGUN = "NotBegun"
 """The type of an error of an activity whose body has not begun: this worker can't call it, and another may."""
 
 
 @activity.defn(name=CALL_MODEL)
 async def call_model(asked: dict[str, Any]) -> dict[str, Any]:
-    """Ask the model for one response. Returns `{"done": event, …}`, `{"error": error}` or `{"too_large": text}`."""
+    """Ask the model for one response. Returns `{"done": event, …}`, `{"error": error}` or `{"too_large": text}`.
+
+    With `keep`, only keep the items: returns `{"kept": True}`. `{"lacks": True}` if the list that the input names
+    can't be found here.
+    """
     setup, agent = _find_agent(asked)
     async with _heartbeats() as beats, AsyncExitStack() as stack:
         try:
+            told = await read_conversation(asked, setup.codec, CALL_MODEL)
+            if asked.get("keep"):
+                return {"kept": True}
             model = await _open_model(setup, agent, stack)
-            request = request_from_json(asked, setup.config, agent, model, setup.codec)
+            asked = {**asked, "items": told.items, "call_ids": told.call_ids}
+            request = request_from_json(asked, setup.config, agent, model)
+        except Lacking:
+            return {"lacks": True}
         except Exception as error:
             raise _unfit(error) from error
         try:

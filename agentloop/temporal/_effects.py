@@ -26,13 +26,15 @@ from agentloop._storage.model_codec import model_error_from_json, model_event_fr
 from agentloop.agents._graph import describe_tool
 from agentloop.exceptions import OutcomeUnknown, StateError
 from agentloop.items import ToolCall
-from agentloop.model_events import ModelResponse, ResponseDone
-from agentloop.temporal._activities import CALL_MODEL, CALL_TOOL, NOT_BEGUN
+from agentloop.model_events import ModelRequest, ModelResponse, ResponseDone
+from agentloop.temporal._activities import CALL_MODEL, CALL_TOOL, KEPT, NOT_BEGUN
+from agentloop.temporal._conversation import Telling
 from agentloop.temporal._options import AgentSetup, ToolActivity
 from agentloop.temporal._payloads import (
     PayloadTooLarge,
     check_size,
     error_from_json,
+    items_to_json,
     request_to_json,
     seal,
     unseal,
@@ -49,6 +51,8 @@ _AGAIN = RetryPolicy(
     non_retryable_error_types=[_REFUSED],
 )
 _ONCE = RetryPolicy(maximum_attempts=1)
+_BY_PARTS = "agentloop-parts"
+"""The history's marker for a run whose model calls get what is new. Another has the whole in each of them."""
 _LONGEST_PAUSE = 300.0
 _MOST_AT_ONCE = 1_000
 """Activities of a workflow under way. The engine has a limit of 2,000, and fails a workflow task that asks for more."""
@@ -61,6 +65,7 @@ class WorkflowEffects:
 
     def __init__(self, root: str, setup: AgentSetup, context: Any, before_model: Callable[[], None]) -> None:
         self._root, self._setup, self._context, self._before_model = root, setup, context, before_model
+        self._telling = Telling(setup.codec, setup.max_payload * 3 // 4)
         self._room = anyio.Semaphore(_MOST_AT_ONCE, fast_acquire=True)
         self._task, self._sent = -1, 0
         """The latest workflow task that began activities, by the history's length, and the bytes of these."""
@@ -94,10 +99,15 @@ class WorkflowEffects:
 
     async def _call_model(self, effect: e.CallModel) -> ModelResponse:
         self._before_model()
-        asked = {"root": self._root, **request_to_json(effect, self._setup.codec)}
-        await self._spread(check_size("the model's input", asked, self._setup.max_payload))
-        # An attempt whose worker is lost has shown nothing to anybody, so the engine makes another.
-        answer = await self._run_activity(CALL_MODEL, asked, self._setup.model, _AGAIN)
+        answer = await self._ask_model(effect)
+        if "lacks" in answer:
+            self._telling.forget(effect.path)
+            answer = await self._ask_model(effect)
+        if "lacks" in answer:
+            raise PayloadTooLarge(
+                "the model's input: it needs more than one payload, and the worker can't read the run's history, which "
+                "has the others"
+            )
         if "error" in answer:
             raise model_error_from_json(answer["error"])
         if "too_large" in answer:
@@ -106,6 +116,25 @@ class WorkflowEffects:
         done = model_event_from_json(await self._open(answer["done"]))
         assert isinstance(done, ResponseDone)
         return ModelResponse(*(getattr(done, name) for name in ModelResponse.__struct_fields__))
+
+    async def _ask_model(self, effect: e.CallModel) -> dict[str, Any]:
+        """Tell activities the request of *effect*. Returns the answer of the last one, which calls the model."""
+        whole = {"root": self._root, **request_to_json(effect)}
+        *kept, last = self._tell(effect.request)
+        answer: dict[str, Any] = {}
+        for asked in (*({**{name: whole[name] for name in KEPT}, **one, "keep": True} for one in kept), whole | last):
+            await self._spread(check_size("the model's input", asked, self._setup.max_payload))
+            # An attempt whose worker is lost has shown nothing to anybody, so the engine makes another.
+            answer = await self._run_activity(CALL_MODEL, asked, self._setup.model, _AGAIN)
+            if "lacks" in answer:
+                break
+        return answer
+
+    def _tell(self, request: ModelRequest) -> list[dict[str, Any]]:
+        """Return the items and call ids of *request* for one activity, or for several of which the last one asks."""
+        if workflow.patched(_BY_PARTS):
+            return self._telling.tell(request.path, request.items, request.call_ids)
+        return [{"items": items_to_json(request.items, self._setup.codec), "call_ids": sorted(request.call_ids)}]
 
     async def _check_offered(self, effect: e.CallModel, offered: dict[str, list[str]]) -> None:
         """Leave the step to another worker if the agent here lacks what the model was shown, and calls.

@@ -112,23 +112,26 @@ def unseal(data: Any, codec: Codec | None) -> Any:
     return json.loads(opened)
 
 
-def request_to_json(effect: e.CallModel, codec: Codec | None = None) -> dict[str, Any]:
-    """Return the request of *effect*: the items and texts whole, the definitions by their names.
-
-    The items are sealed by *codec* if one of them is secret.
+def items_to_json(items: Iterable[Item], codec: Codec | None) -> Any:
+    """Return *items* as JSON, sealed by *codec* if one of them is secret.
 
     Raises:
         UserError: one is, and there is no codec.
     """
+    kept = list(items)
+    written = [item_to_json(item) for item in kept]
+    return seal(written, codec) if is_secret(kept) else written
+
+
+def request_to_json(effect: e.CallModel) -> dict[str, Any]:
+    """Return the request of *effect* without its items and call ids: the texts whole, the definitions by names."""
     request = effect.request
-    items: Any = [item_to_json(item) for item in request.items]
     return {
         "agent": effect.agent,
         "path": list(request.path),
         "turn": request.turn,
         "system": request.system,
         "instructions": list(request.instructions),
-        "items": seal(items, codec) if is_secret(request.items) else items,
         "tools": [[tool.namespace, tool.name] for tool in request.tools],
         "handoffs": [handoff.name for handoff in request.handoffs],
         "hosted": bool(request.hosted),
@@ -137,20 +140,15 @@ def request_to_json(effect: e.CallModel, codec: Codec | None = None) -> dict[str
         "previous_response_id": request.previous_response_id,
         "conversation_id": request.conversation_id,
         "prompt": None if request.prompt is None else attrs.asdict(request.prompt),
-        "call_ids": sorted(request.call_ids),
         "context_trigger": request.context_trigger,
         "cache_group": request.cache_group,
     }
 
 
 def request_from_json(
-    asked: Mapping[str, Any], config: RunConfig, agent: Agent[Any, Any], model: object, codec: Codec | None = None
+    asked: Mapping[str, Any], config: RunConfig, agent: Agent[Any, Any], model: object
 ) -> ModelRequest:
-    """Return the request that was written as *asked*, with the definitions and settings of this process.
-
-    Raises:
-        StateError: its items are sealed, and *codec* can't open them.
-    """
+    """Return the request that was written as *asked*, with the definitions and settings of this process."""
     own = agent.model_settings if config.model is None else settings_for(agent, model)
     settings = own.resolve(config.model_settings)
     if settings.tool_choice != asked["tool_choice"]:
@@ -160,7 +158,7 @@ def request_from_json(
     return ModelRequest(
         system=asked["system"],
         instructions=tuple(asked["instructions"]),
-        items=[item_from_json(item, path=f"$.items[{at}]") for at, item in enumerate(unseal(asked["items"], codec))],
+        items=[item_from_json(item, path=f"$.items[{at}]") for at, item in enumerate(asked["items"])],
         tools=[tools[namespace, name] for namespace, name in asked["tools"] if (namespace, name) in tools],
         handoffs=[handoffs[name] for name in asked["handoffs"] if name in handoffs],
         hosted=[tool for tool in agent.tools if isinstance(tool, HostedTool)] if asked["hosted"] else (),

@@ -22,7 +22,11 @@ the workflow's own records are made anew by each replay. An approval is a marker
 of these the code learns before it comes to the place where it would set them. Rejected: a local activity or a memo,
 which fail the replay of code that doesn't ask any more. Bounds are measured before a command is given. The engine
 refuses a payload above 2 MB by failing the task, which it then tries for ever; so each input, result and stored run
-is measured where it arises, and what is too large is an error of the run or of the call. A body that may be called
+is measured where it arises, and what is too large is an error of the run or of the call. A model call gets what is
+new (`temporal/_conversation.py`), since with whole conversations a history grew with the square of its turns. A run
+that has begun with whole ones stays with them until it continues as a new workflow: a replay needs the timers that
+their sizes have set. Rejected: the conversation as a list of digests, one for each item, which grows with the square,
+too; and a workflow or a local store that holds it, which another worker can't read. A body that may be called
 only once has one attempt, and the workflow makes another activity where a worker says that it hasn't begun it. The
 engine's retries can't tell that apart from a worker that was lost in the body. A long history ends a turn with
 `cancel("after_turn")`, and the log continues without that end, as after a crash. Records are read by queries, since
