@@ -12,6 +12,7 @@ from typing import Any
 import httpx2
 from mcp.client.streamable_http import streamable_http_client
 
+from agentloop.mcp._oauth import with_renewal
 from agentloop.mcp._remarks import Remarks
 from agentloop.models._http import hide_queries
 
@@ -73,13 +74,14 @@ class _BoundedTransport(httpx2.AsyncHTTPTransport):  # type: ignore[misc]  # lik
 
 @asynccontextmanager
 async def open_http(
-    url: str, headers: Mapping[str, str] | None, http_client: Any, *, max_bytes: int, remarks: Remarks
+    url: str, headers: Mapping[str, str] | None, auth: Any, http_client: Any, *, max_bytes: int, remarks: Remarks
 ) -> AsyncIterator[tuple[Any, Any]]:
     """Yield the streams of messages from the server at *url* and to it.
 
     Args:
         url: The endpoint.
         headers: Headers of every request, for keys and tokens.
+        auth: An `httpx2.Auth`, for OAuth; None sends none.
         http_client: An `httpx2.AsyncClient` of the application's, used as it is; None makes one.
         max_bytes: The longest answer, and the longest event of a stream.
         remarks: The remarks about this opening, which get the status of an answer that is an error.
@@ -91,7 +93,9 @@ async def open_http(
     timeout = httpx2.Timeout(_CONNECT_SECONDS, read=None)  # the calls have their own limits
     given = {"accept-encoding": "identity", **(headers or {})}
     async with (
-        _Client(headers=given, timeout=timeout, transport=_BoundedTransport(max_bytes, remarks)) as client,
+        _Client(
+            auth=with_renewal(auth), headers=given, timeout=timeout, transport=_BoundedTransport(max_bytes, remarks)
+        ) as client,
         streamable_http_client(url, http_client=client, max_sse_event_size=max_bytes) as streams,
     ):
         yield streams

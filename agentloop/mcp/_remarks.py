@@ -12,7 +12,7 @@ from agentloop._common.error_text import redact, shorten
 
 _MOST_LINES, _MOST_CHARACTERS = 10, 300
 _ADVICE = {
-    401: " (is a key missing in `headers`?)",
+    401: " (is a key missing in `headers`, or does it want a login: `auth`?)",
     403: " (does the key in `headers` allow it?)",
     404: " (is it the endpoint of streamable HTTP? The older transport, SSE, isn't supported)",
     405: " (is it the endpoint of streamable HTTP? The older transport, SSE, isn't supported)",

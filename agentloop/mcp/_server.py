@@ -95,7 +95,10 @@ class MCPServer:
         cwd: Its working directory; None is that of this process.
         url: The endpoint, for a server by streamable HTTP. Its user and its query are shown in no repr.
         headers: Headers of every request, for keys and tokens. Not shown in any text.
-        http_client: An `httpx2.AsyncClient` of the application's own, in place of `headers` and of the bounds here.
+        auth: An `httpx2.Auth` for each request, such as the SDK's `OAuthClientProvider`. A token of that which the
+            server refuses is renewed, and the request is sent once more. Not shown in any text.
+        http_client: An `httpx2.AsyncClient` of the application's own, in place of `headers`, `auth` and the bounds
+            here.
         filter, prefix, namespace, options: As for `ToolSelection`. `options` is the application's policy about each
             tool. By the server's hints a tool that only reads has `reads_only=True`, an idempotent one
             `idempotent=True`, a destructive one `needs_approval=True`; each option that `options` gives replaces that,
@@ -124,6 +127,7 @@ class MCPServer:
     cwd: str | None = attrs.field(default=None, validator=optional(FIELDS.text()))
     url: str | None = attrs.field(default=None, repr=_show_url, validator=optional(FIELDS.words()))
     headers: Mapping[str, str] | None = attrs.field(default=None, repr=False, validator=optional(FIELDS.mapping()))
+    auth: Any = attrs.field(default=None, repr=False)
     http_client: Any = attrs.field(default=None, repr=False)
     filter: Collection[str] | Callable[[FunctionTool[Any]], bool] | None = None
     prefix: str = ""
@@ -150,6 +154,10 @@ class MCPServer:
     def __attrs_post_init__(self) -> None:
         if (self.command is None) == (self.url is None):
             raise UserTypeError(f"MCPServer {self.name!r}: expected command or url")
+        if self.auth is not None and (self.url is None or self.http_client is not None):
+            raise UserTypeError(
+                f"MCPServer {self.name!r}: auth needs a url, and belongs in the http_client if you give one"
+            )
         ToolSelection(source=(), filter=self.filter, prefix=self.prefix, namespace=self.namespace, options=self.options)
 
     async def __aenter__(self) -> MCPServer:
@@ -296,7 +304,9 @@ class MCPServer:
         from agentloop.mcp._http import open_http
 
         assert self.url is not None
-        return open_http(self.url, self.headers, self.http_client, max_bytes=self.max_message_bytes, remarks=remarks)
+        return open_http(
+            self.url, self.headers, self.auth, self.http_client, max_bytes=self.max_message_bytes, remarks=remarks
+        )
 
 
 class _HeldServer:

@@ -353,7 +353,7 @@ async def test_error_about_a_server_has_its_last_words(program: str, wanted: lis
 @pytest.mark.parametrize(
     ("status", "wanted"),
     [
-        (401, "it answered 401 Unauthorized (is a key missing in `headers`?)"),
+        (401, "it answered 401 Unauthorized (is a key missing in `headers`, or does it want a login: `auth`?)"),
         (403, "it answered 403 Forbidden"),
         (404, "it answered 404 Not Found (is it the endpoint of streamable HTTP? The older transport, SSE, isn't"),
         (405, "it answered 405 Method Not Allowed (is it the endpoint"),
