@@ -718,7 +718,7 @@ class RunState:
         cls, agent: Agent[Any, Any], stored: Stored, context: Any, converter: BaseConverter | None
     ) -> RunState:
         state = cls._of_stored(agent, stored, context, converter)
-        _check_agents(state)
+        check_agents(state)
         return state
 
     @classmethod
@@ -732,7 +732,7 @@ class RunState:
                 await checkpoint()
             apply_checked(fold, state.records[begin : begin + ITEMS_A_TURN])
         state._made = fold
-        _check_agents(state)
+        check_agents(state)
         return state
 
     @classmethod
@@ -1079,7 +1079,7 @@ def check_goes_on(fold: RunFold) -> None:
     raise StateError(f"run {fold.run_id} is over: it failed with {ended.error}")
 
 
-def _check_agents(state: RunState) -> None:
+def check_agents(state: RunState) -> None:
     """Check that the graph has the agents that the run needs to resume.
 
     Raises:

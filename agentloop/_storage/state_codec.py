@@ -347,9 +347,15 @@ async def find_in_journal(journal: Journal) -> Stored | None:
     if not isinstance(journal, Journal):
         raise UserTypeError(f"journal: expected a Journal, got {journal!r}; `Runner.run` goes on from a RunState")
     lines = await journal_lines(journal)
-    if not lines:
-        return None
-    held = await read_lines_in_turns(lines, codec_of(journal))
+    return stored_run(await read_lines_in_turns(lines, codec_of(journal))) if lines else None
+
+
+def stored_run(held: JournalContents) -> Stored:
+    """Return the run that a journal with these contents holds.
+
+    Raises:
+        JournalError: the records are of another run than the header says.
+    """
     begun = held.records[0] if held.records else None
     if isinstance(begun, r.RunStarted) and begun.run_id != held.run_id:
         raise JournalError("the journal's records are of another run than its header says")

@@ -43,6 +43,7 @@ from agentloop.cli.streams import Lines, Output, count_lines
 from agentloop.cli.supervision import announce_cancellation, check_backend, perform, supervise, write_message
 from agentloop.cli.target import absolute_target, load_agent, load_context, load_function
 from agentloop.cli.trace import trace
+from agentloop.cli.upgrade import upgrade_check
 from agentloop.cli.verdicts import answer, approve, pending, reject
 from agentloop.exceptions import UserError
 from agentloop.models import _install
@@ -93,6 +94,7 @@ _ORDER = (
     "lab",
     "fork",
     "enter",
+    "upgrade-check",
     "graph",
     "sandbox",
     "skills",
@@ -158,6 +160,7 @@ for _command in (
     lab,
     fork,
     enter,
+    upgrade_check,
     chat,
     models,
 ):

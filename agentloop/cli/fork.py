@@ -23,7 +23,7 @@ from agentloop.journal._folder import is_address
 
 
 @click.command(
-    short_help="Continue a recorded run from one of its records, in several ways.",
+    short_help="Continue a recorded run from a record, in several ways.",
     epilog=examples(
         "agentloop fork run.journal --agent my-agent/agent.py:agent --turn 1 --branch seed=1 --branch seed=2",
         "agentloop fork run.journal --agent my-agent/agent.py:agent --at 2 --set 'input=And in May?' --out forks",

@@ -181,7 +181,7 @@ def list_runs(path: str | os.PathLike[str]) -> list[str] | None:
         return [run_id for (run_id,) in connection.execute(SELECT_RUNS)]
 
 
-def _read_rows(name: str, run_id: str | None, key: bytes | None, *, older_seals: bool) -> list[bytes]:
+def _read_rows(name: str, run_id: str | None, key: bytes | None, *, older_seals: bool = False) -> list[bytes]:
     with _connect(name) as connection:
         if run_id is None:
             runs = [found for (found,) in connection.execute(SELECT_RUNS)]

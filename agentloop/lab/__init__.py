@@ -6,6 +6,9 @@ answer, and of the tools only those run that only read. The command line has it 
 
 `fork` continues a recorded run from one of its records in several ways at once, behind the same firewall: an answer to
 "what if the tool had said 'sold out'?". The command line has it as `agentloop fork`.
+
+`upgrade_check` says what each run that waits would do if it were resumed with another agent: an answer to "may I deploy
+this?". The command line has it as `agentloop upgrade-check`.
 """
 
 from __future__ import annotations
@@ -41,8 +44,13 @@ if TYPE_CHECKING:
     from agentloop.lab._report import LabReport, read_report
     from agentloop.lab._rows import Figures, LabRow
     from agentloop.lab._runs import CaseCall, CaseRun, RunStep
+    from agentloop.lab._upgrade import UpgradeCall, UpgradeReport, UpgradeRow, upgrade_check
 
 __all__ = [
+    "upgrade_check",
+    "UpgradeReport",
+    "UpgradeRow",
+    "UpgradeCall",
     "enter",
     "EnteredCall",
     "fork",
@@ -85,6 +93,10 @@ __all__ = [
 ]
 
 _LAZY = {
+    "upgrade_check": "_upgrade",
+    "UpgradeReport": "_upgrade",
+    "UpgradeRow": "_upgrade",
+    "UpgradeCall": "_upgrade",
     "enter": "_enter",
     "EnteredCall": "_enter",
     "fork": "_fork",

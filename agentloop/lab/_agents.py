@@ -10,19 +10,18 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, get_args
+from typing import Any, Protocol, get_args
 
 import attrs
 
 from agentloop._bundling import without_opening
 from agentloop._common.values import Value
-from agentloop.abc import Model, ModelProvider
+from agentloop.abc import Effects, Model, ModelProvider
 from agentloop.agents import Agent
 from agentloop.config import RunConfig, check_run_config
 from agentloop.context import RunContext
 from agentloop.exceptions import UserError
 from agentloop.lab._copies import AgentCopies, ClosedSession
-from agentloop.lab._effects import LabEffects
 from agentloop.limits import Capacity, Rate
 from agentloop.model_events import ModelEvent, ModelFeature, ModelInfo, ModelRequest
 from agentloop.models.registry import Providers, resolve_model
@@ -123,6 +122,15 @@ class UnlimitedModels(ModelProvider):
         return self._given.get_model(name)
 
 
+class Door(Effects, Protocol):
+    """The effects of the lab's runs, as far as the copies need them."""
+
+    @property
+    def may_ask_sources(self) -> bool:
+        """True if sources of tools may be asked that aren't made of bundles."""
+        ...
+
+
 class Candidate(AgentCopies):
     """Copies of an agent, and of all agents that it reaches, for runs through *effects*. Made for each run.
 
@@ -131,7 +139,7 @@ class Candidate(AgentCopies):
         config: The copy of the configuration.
     """
 
-    def __init__(self, agent: Agent[Any, Any], config: RunConfig, effects: LabEffects, providers: Providers) -> None:
+    def __init__(self, agent: Agent[Any, Any], config: RunConfig, effects: Door, providers: Providers) -> None:
         super().__init__()
         self._effects, self._providers, self._source = effects, providers, config.model_provider
         self._limits: dict[int, Any] = {}

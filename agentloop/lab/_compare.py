@@ -28,7 +28,7 @@ from agentloop.config import RunConfig
 from agentloop.exceptions import AgentLoopError, JournalError, StateError, UserError, UserTypeError, UserValueError
 from agentloop.items import CallToAnswer
 from agentloop.journal._folder import is_address
-from agentloop.journal._reading import _read_lines_of, find_runs, list_runs
+from agentloop.journal._reading import _read_lines_of, _read_rows, find_runs, list_runs
 from agentloop.lab._agents import Candidate
 from agentloop.lab._cache import AnswerCache
 from agentloop.lab._cases import Case, record_case
@@ -61,11 +61,14 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 
 @contextmanager
-def _in_lab() -> Iterator[None]:
-    """Mark what the block does, and what it starts, as the lab's: failures of tools there aren't logged."""
-    logger = logging.getLogger("agentloop.tools")
-    if _is_news not in logger.filters:
-        logger.addFilter(_is_news)
+def in_lab(*loggers: str) -> Iterator[None]:
+    """Mark what the block does, and what it starts, as the lab's: failures of tools there aren't logged.
+
+    Nor is what is written to *loggers*.
+    """
+    for logger in map(logging.getLogger, ("agentloop.tools", *loggers)):
+        if _is_news not in logger.filters:
+            logger.addFilter(_is_news)
     token = _is_in_lab.set(True)
     try:
         yield
@@ -325,29 +328,39 @@ async def load_recording(name: str, source: Any, options: LabOptions) -> Recordi
     Raises:
         AgentLoopError: it can't be read.
     """
-    codec = options.codec
     match source:
         case Case():
-            with _in_lab():
+            with in_lab():
                 path = await record_case(source, options.agent, options.config, options.cases)
             return await load_recording(name, path, options)
+        case RunState() | RunData() | RunResult():
+            return Recording.of(name, source.records)
+        case _:
+            lines, codec = await read_source(source, options.key, options.codec)
+    return Recording.of(name, read_lines(lines, codec).records, decode(lines[0]).get("origins"))
+
+
+async def read_source(source: Any, key: bytes | None, codec: Codec | None) -> tuple[list[bytes], Codec | None]:
+    """Return the lines of a journal, one of those that `list_sources` yields, and the codec of what they hide.
+
+    Raises:
+        JournalError: it can't be read, or is empty.
+    """
+    match source:
         case Path():
-            lines = _read_lines_of(os.fspath(source), None, options.key)
+            lines = _read_lines_of(os.fspath(source), None, key)
         case JournaledRun(path, run_id):
-            lines = _read_lines_of(os.fspath(path), run_id, options.key)
+            lines = _read_rows(os.fspath(path), run_id, key)
         case DatabaseRun(address, run_id):
             from agentloop.postgres._reading import read_stored_lines  # it needs an extra
 
-            lines = await read_stored_lines(address, run_id, key=options.key)
-        case RunState() | RunData() | RunResult():
-            return Recording.of(name, source.records)
+            lines = await read_stored_lines(address, run_id, key=key)
         case _:
             lines = await source.read()
             codec = codec_of(source) or codec
     if not lines:
         raise JournalError("it is empty, or nothing whole is in it")
-    contents = read_lines(lines, codec)
-    return Recording.of(name, contents.records, decode(lines[0]).get("origins"))
+    return lines, codec
 
 
 def find_obstacle(recording: Recording, agent: Agent[Any, Any]) -> str | None:
@@ -442,7 +455,7 @@ async def run_behind(
     candidate: Candidate, recording: Recording, options: LabOptions, effects: LabEffects, given: Any
 ) -> BaseException | None:
     """Run the candidate on *given*, an input or a state, behind the firewall; return the error that ended it."""
-    with effects.scope, _in_lab():
+    with effects.scope, in_lab():
         try:
             await _run_segments(candidate, recording, options, effects, given)
         except BaseException as raised:  # noqa: ASYNC103 - the log's own fatal error, or raised again

@@ -17,7 +17,11 @@ _DEEPEST = 4
 
 def draw_value(tool: FunctionTool[Any], seed: str) -> Any:
     """Return a value of the tool's output schema, or of what its function says it returns; else a text."""
-    schema: Any = tool.output_schema or _schema_of_return(tool)
+    return draw_from(tool.output_schema or _schema_of_return(tool), seed)
+
+
+def draw_from(schema: Mapping[str, Any], seed: str) -> Any:
+    """Return a value of the JSON *schema*, as far as it is one of the usual ones."""
     chance = random.Random(hashlib.sha256(seed.encode("utf-8", "surrogatepass")).digest())
     return _draw(schema, schema, chance, 0)
 

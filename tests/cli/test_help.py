@@ -31,13 +31,13 @@ def test_no_line_of_a_list_of_commands_is_cut(path: tuple[str, ...]) -> None:
     listed = show(*path).partition("Commands:\n")[2].partition("\n\n")[0].splitlines()
     assert listed
     for line in listed:
-        assert re.fullmatch(r"  \w+ +[A-Z][^.]*\.", re.sub(r"`[^`]*`", "", line)), line
+        assert re.fullmatch(r"  [\w-]+ +[A-Z][^.]*\.", re.sub(r"`[^`]*`", "", line)), line
         assert len(line) < 80
 
 
 def test_commands_come_in_the_order_of_their_use() -> None:
     """First what a beginner needs; each command of the program has its place."""
-    listed = re.findall(r"^  (\w+) ", show().partition("Commands:\n")[2], re.MULTILINE)
+    listed = re.findall(r"^  ([\w-]+) ", show().partition("Commands:\n")[2], re.MULTILINE)
     assert listed[:3] == ["init", "run", "chat"]
     assert sorted(listed) == sorted(app.commands)
     assert listed.index("resume") < listed.index("approve") < listed.index("model")
