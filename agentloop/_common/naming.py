@@ -6,7 +6,7 @@ import hashlib
 import inspect
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 MOST_NAME = 64
 """Characters of a tool's name that every provider takes. Some take more, but an agent may change its model."""
@@ -29,6 +29,34 @@ def shorten_name(made: str, name: str, most: int = MOST_NAME) -> str:
         return made
     digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:8]
     return f"{made[: most - 9]}_{digest}"
+
+
+_UNUSABLE = re.compile(r"[^A-Za-z0-9_-]")
+
+
+def replace_unusable(name: str) -> str:
+    """Return *name* with `_` for each character that the interfaces of models don't allow in the name of a tool."""
+    return _UNUSABLE.sub("_", name)
+
+
+def usable_names(names: Sequence[str], most: int = MOST_NAME) -> list[str | None]:
+    """Return the names of others' tools as models may call them, each once; None for one that has none.
+
+    MCP, for example, allows dots and slashes in names, and any length, which the interfaces of models don't. A long
+    name is cut, and ends in a digest of the whole. Of names that are the same then, the one that was so from the
+    beginning stays, and the others get numbers.
+    """
+    found = [shorten_name(replace_unusable(name), name, most) for name in names]
+    taken = {name for name, made in zip(names, found, strict=True) if name == made}
+    usable: list[str | None] = []
+    for name, made in zip(names, found, strict=True):
+        unique, number = made, 1
+        while unique in taken and name != made:
+            number += 1
+            unique = f"{made[: most - 1 - len(str(number))]}_{number}"
+        taken.add(unique)
+        usable.append(unique or None)
+    return usable
 
 
 def takes(value: object, arguments: int) -> bool:

@@ -22,6 +22,7 @@ from pydantic import BaseModel
 from agentloop import events as ev
 from agentloop._common.error_text import error_summary
 from agentloop._common.masking import mask_arguments
+from agentloop._common.naming import replace_unusable
 from agentloop._common.version import __version__
 from agentloop._engine.calls.output_text import render
 from agentloop._serving.public_errors import describe_error
@@ -29,7 +30,6 @@ from agentloop._serving.states import ClientStates
 from agentloop.agents import Agent
 from agentloop.config import RunConfig
 from agentloop.items import ApprovalRequest, CallToAnswer, Interruption
-from agentloop.mcp._contents import replace_unusable
 from agentloop.run import Runner
 from agentloop.state import RunState
 

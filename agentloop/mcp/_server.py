@@ -18,12 +18,12 @@ import attrs
 from agentloop._common.checks import FIELDS, NAMES, fits, is_texts, optional
 from agentloop._common.errors import UserError, UserTypeError
 from agentloop._common.extras import describe_missing
-from agentloop._common.naming import MOST_NAME
+from agentloop._common.naming import MOST_NAME, usable_names
 from agentloop._schema.json_text import parse_object
 from agentloop.context import RunContext, ToolContext
 from agentloop.items import AssistantMessage, Part, UserMessage
 from agentloop.mcp._connection import Connection, MCPConnectionError, MCPToolError
-from agentloop.mcp._contents import default_options, error_text, read_contents, usable_names
+from agentloop.mcp._contents import default_options, error_text, read_contents
 from agentloop.mcp._library import Library, MCPPrompt, MCPResource
 from agentloop.mcp._remarks import Remarks
 from agentloop.mcp._schemas import Check, Meter, make_check

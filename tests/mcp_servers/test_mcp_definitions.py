@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from kit.agents import script_agent
 
 from agentloop import RunContext, Runner, ToolSource, UserError, UserTypeError
+from agentloop._common.naming import usable_names
 from agentloop.items import File, Text
 from agentloop.mcp import MCPServer
-from agentloop.mcp._contents import read_contents, usable_names
+from agentloop.mcp._contents import read_contents
 from agentloop.testing import say
 
 
