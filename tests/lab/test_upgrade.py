@@ -16,17 +16,34 @@ import pytest
 from kit.resuming import make_journal
 from lab.desk import ASKING, CHANGES, LEDGER, SEEN, ReachedModel, build, draw_turns, play, record
 
-from agentloop import Agent, AgentLoopError, ExternalTool, Runner, RunState, UserError, lab, tool
+from agentloop import (
+    Agent,
+    AgentLoopError,
+    ExternalTool,
+    RunConfig,
+    Runner,
+    RunState,
+    UsageLimits,
+    UserError,
+    lab,
+    tool,
+    tool_search,
+)
 from agentloop import records as r
 from agentloop._storage.state_codec import read_lines
+from agentloop.bundles import Todo
 from agentloop.conditions import MaxTurns
+from agentloop.config import HistorySettings
 from agentloop.items import CallToAnswer
 from agentloop.journal import FileJournal, MemoryJournal, SQLiteJournal
 from agentloop.lab._compare import VerdictRule
 from agentloop.lab._copies import RecordedSandbox
 from agentloop.lab._stub import draw_from
 from agentloop.lab._upgrade import _list_calls, _list_due
-from agentloop.testing import ScriptedModel, call
+from agentloop.sessions import MemorySession
+from agentloop.settings import ModelSettings
+from agentloop.testing import ScriptedModel, call, say
+from agentloop.tools import AgentCall
 
 
 @attrs.frozen(eq=False)
@@ -442,3 +459,80 @@ async def test_the_report_as_text_and_json() -> None:
     (row,) = json.loads(report.to_json())["rows"]
     assert (row["verdict"], row["why"]) == ("refused", report.rows[0].why)
     assert "1 refused" in report._repr_html_()
+
+
+# ------------------------------------------------------------------------------------------------ no false alarms
+
+
+@tool(needs_approval=True)
+async def pay(item: str) -> str:
+    """Pay."""
+    raise NotImplementedError
+
+
+@tool
+async def look(item: str) -> str:
+    """Look."""
+    return item
+
+
+@tool(defer_loading=True)
+async def mail(item: str) -> str:
+    """Send a mail."""
+    raise NotImplementedError
+
+
+async def enabled(ctx: Any, agent: Any) -> bool:
+    """Enable."""
+    return True
+
+
+async def instruct(ctx: Any, agent: Any) -> str:
+    """Return other instructions each time."""
+    return f"Be quick: {len(agent.tools)} {random.random()}"
+
+
+LOOKS, PAYS = call("look", {"item": "a"}, call_id="l1"), call("pay", {"item": "a"}, call_id="p1")
+UNCHANGED: dict[str, tuple[dict[str, Any], dict[str, Any], list[Any]]] = {
+    "tool choice": ({"model_settings": ModelSettings(tool_choice="look")}, {}, [LOOKS, PAYS]),
+    "tool search": (
+        {"tools": [pay, look, mail, tool_search(native=False)]},
+        {},
+        [[call("tool_search", {"query": "mail"}, call_id="s1"), PAYS]],
+    ),
+    "enabled by a function": ({"tools": [pay, attrs.evolve(look, is_enabled=enabled)]}, {}, [LOOKS, PAYS]),
+    "instructions from a function": ({"instructions": instruct}, {}, [LOOKS, PAYS]),
+    "a list of what is to do": (
+        {"bundles": [Todo()]},
+        {},
+        [[call("write_todos", {"todos": [{"text": "a"}]}, call_id="t1"), PAYS]],
+    ),
+    "last turn": ({}, {"at_limit": "answer", "limits": UsageLimits(requests=2)}, [PAYS]),
+    "input filter": ({}, {"history": HistorySettings(call_model_input_filter=lambda data: data)}, [PAYS]),
+    "a session in an agent tool": (
+        {"tools": [pay, Agent("inner").as_tool("inner", "Help.", session=MemorySession("s"))]},
+        {},
+        [[call("inner", {"input": "x"}, call_id="i1"), PAYS]],
+    ),
+}
+
+
+@pytest.mark.scenario("LB-19")
+@pytest.mark.parametrize("name", UNCHANGED)
+async def test_an_unchanged_agent_is_the_same(name: str) -> None:
+    """Whatever its turns show otherwise by themselves: tools found, a tool choice that is done with, a last turn."""
+    fields, options, turns = UNCHANGED[name]
+    model = ScriptedModel(turns)
+    agent = Agent(**{"name": "desk", "model": model, "tools": [pay, look], **fields})
+    for one in agent.functions:
+        if isinstance(one.body, AgentCall):
+            one.body.agent.model = ScriptedModel([say("Helped.")] * 2)
+    config = RunConfig(**options)
+    journal = MemoryJournal()
+    await Runner.run(agent, "go", journal=journal, run_config=config)
+    (row,) = (await lab.upgrade_check(journal, agent, run_config=config)).rows
+    assert (row.verdict, row.changes, row.why) == ("same", (), "")
+    lines = list(await journal.read())
+    for cut in range(2, len(lines)):  # as if its process had died there
+        for row in (await lab.upgrade_check(await make_journal(lines[:cut]), agent, run_config=config)).rows:
+            assert (row.verdict, row.changes, row.why) == ("same", (), ""), cut

@@ -8,15 +8,15 @@ import pytest
 from click.testing import CliRunner, Result
 from postgres_store.server import Server
 
-from agentloop import Agent, Runner, UserError, lab
+from agentloop import Agent, Runner, UserError, lab, tool
 from agentloop.cli.app import app
 from agentloop.postgres import PostgresJournal, PostgresStore
-from agentloop.testing import ScriptedModel, say
+from agentloop.testing import ScriptedModel, call, say
 
 pytestmark = [pytest.mark.timeout(120)]
 AGENT = """
 from agentloop import Agent
-from agentloop.testing import ScriptedModel, say
+from agentloop.testing import ScriptedModel, call, say
 
 agent = Agent("keeper", model=ScriptedModel([say("new")] * 9))
 """
@@ -97,3 +97,31 @@ def test_an_address_is_taken_in_python(address: str) -> None:
         assert "[" not in str(caught.value)
 
     anyio.run(work)
+
+
+@pytest.mark.scenario("LB-19")
+def test_unfinished_runs_of_a_database_are_checked(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that are over have no row; the one that waits is refused by an agent without its tool."""
+    monkeypatch.chdir(tmp_path)
+    Path("keeper.py").write_text(AGENT)
+
+    async def wait() -> None:
+        model = ScriptedModel([call("pay", call_id="c1")])
+        async with PostgresStore(address) as store, PostgresJournal(store, "run-3") as journal:
+            await Runner.run(Agent("keeper", model=model, tools=[pay]), "Pay.", journal=journal)
+
+    anyio.run(wait)
+    done = command("upgrade-check", address, "--agent", "keeper.py:agent", "--json")
+    assert done.exit_code == 1, done.output
+    (row,) = json.loads(done.stdout)["rows"]
+    assert (row["name"], row["verdict"]) == ("run-3", "refused")
+    one = command("upgrade-check", address, "--agent", "keeper.py:agent", "--run", "run-1")
+    assert (one.exit_code, one.stdout) == (0, "Unfinished runs, resumed with agent 'keeper': none\n")
+
+
+@tool(needs_approval=True)
+def pay() -> str:
+    """Pay."""
+    raise NotImplementedError
