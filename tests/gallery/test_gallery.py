@@ -26,7 +26,7 @@ def test_every_example_is_in_the_gallery() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["approval_desk", "batch_extraction", "refund_lab", "research_fan_out", "support_triage"]
+    "name", ["approval_desk", "batch_extraction", "coding_agent", "refund_lab", "research_fan_out", "support_triage"]
 )
 async def test_application_prints_what_the_page_shows(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The scripted model makes the output exact."""

