@@ -146,7 +146,7 @@ class WebRun:
 
 
 @attrs.frozen
-class StoredRun:
+class StoredEvents:
     """A run that is not under way, as its journal has it: the events that a client wants, and the frames after them."""
 
     events: list[tuple[str, Event]]
@@ -331,7 +331,7 @@ class RunHost:
             raise HTTPRefusal(404, "There is no such run.")
         return state
 
-    async def read(self, run: str, after: str | None) -> StoredRun:
+    async def read(self, run: str, after: str | None) -> StoredEvents:
         """Return the events of a run that is not live, those after the id *after*; a long log takes many turns.
 
         Raises:
@@ -344,7 +344,7 @@ class RunHost:
         finally:
             await close_journal(journal, run)  # noqa: ASYNC102 - shielded there
         events = await collect_in_turns(state.events())
-        return StoredRun(events[0 if after is None else position_after(events, after) :], _describe_end(state, run))
+        return StoredEvents(events[0 if after is None else position_after(events, after) :], _describe_end(state, run))
 
 
 async def close_journal(journal: Journal, run: str, seconds: float = USUAL_GRACE) -> None:

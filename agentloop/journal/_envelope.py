@@ -138,6 +138,16 @@ def write_batch(records: Sequence[bytes], end: End, *, kept: int, now: float, se
     return lines, end
 
 
+def write_end(lines: Sequence[bytes], record: bytes, *, now: float, seal: Seal) -> bytes:
+    """Return the line of *record* that ends a chain behind *lines*, whose batch may not be whole without it.
+
+    It takes the place of a line that others followed in its batch, when those are taken away.
+    """
+    digest = lines[-1][len(_OPENING) : len(_OPENING) + 32] if lines else START.digest
+    written, _ = write_batch([record], End(len(lines), digest), kept=0, now=now, seal=seal)
+    return written[0]
+
+
 # ---------------------------------------------------------------------------------------------- reading
 
 
@@ -176,6 +186,12 @@ def _read_line(line: bytes, seal: Seal) -> _Envelope | None:
     if not hmac.compare_digest(digest, seal.digest(b"{" + line[_AFTER_DIGEST:])):
         return None
     return _Envelope(int(found["n"]), found["prev"], digest, bool(found["last"]), found["record"])
+
+
+def record_of(line: bytes) -> bytes:
+    """Return the record in *line*, of which nothing is checked; empty if it isn't a line of a journal."""
+    found = _line.fullmatch(line)
+    return b"" if found is None else found["record"]
 
 
 def _choose_seal(data: bytes, seal: Seal, name: str) -> Seal:

@@ -148,7 +148,7 @@ class _SQLiteRows(JournalRows):
     def select(self) -> Iterable[tuple[int, object]]:
         return self._connect().execute(SELECT_LINES, (self._run_id,)).fetchall()
 
-    def insert(self, first: int, lines: list[bytes]) -> None:
+    def insert(self, first: int, lines: list[bytes], records: list[bytes]) -> None:
         connection = self._connect()
         try:
             with transaction(connection):

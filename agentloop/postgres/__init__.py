@@ -7,9 +7,23 @@ psycopg, is imported when the first connection opens.
 """
 
 from agentloop.postgres._journal import PostgresJournal
-from agentloop.postgres._lease import Lease, LeaseHeld, LeaseLost
+from agentloop.postgres._lease import Lease, LeaseHeld, LeaseLost, RunCancelled
 from agentloop.postgres._memory import PostgresMemory
+from agentloop.postgres._run_rows import StoredCall, StoredRun, StoredStatus
 from agentloop.postgres._session import PostgresSession
-from agentloop.postgres._store import PostgresStore
+from agentloop.postgres._store import PostgresStore, StoreHealth
 
-__all__ = ["Lease", "LeaseHeld", "LeaseLost", "PostgresJournal", "PostgresMemory", "PostgresSession", "PostgresStore"]
+__all__ = [
+    "Lease",
+    "LeaseHeld",
+    "LeaseLost",
+    "PostgresJournal",
+    "PostgresMemory",
+    "PostgresSession",
+    "PostgresStore",
+    "RunCancelled",
+    "StoreHealth",
+    "StoredCall",
+    "StoredRun",
+    "StoredStatus",
+]

@@ -68,6 +68,24 @@ MIGRATIONS: tuple[str, ...] = (
         PRIMARY KEY (scope, path)
     );
     """,
+    # Columns without a default change the catalogue only, and the index is of rows that don't exist yet: a large table
+    # is locked for a moment. `records` is the number of lines that a row was written after; NULL says that it wasn't.
+    """
+    ALTER TABLE agentloop_leases
+        ADD COLUMN status text,
+        ADD COLUMN agent text,
+        ADD COLUMN since timestamptz,
+        ADD COLUMN began_at timestamptz,
+        ADD COLUMN waiting text,
+        ADD COLUMN error text,
+        ADD COLUMN records bigint,
+        ADD COLUMN worker text,
+        ADD COLUMN application text,
+        ADD COLUMN cancelled_at timestamptz,
+        ADD COLUMN cancelled_by text,
+        ALTER COLUMN records SET DEFAULT 0;
+    CREATE INDEX agentloop_leases_status ON agentloop_leases (status, since, run_id) WHERE status IS NOT NULL;
+    """,
 )
 """The statements that lead from each version of the tables to the next one. A released one never changes."""
 
@@ -101,6 +119,25 @@ def as_journal_error(what: str) -> Iterator[None]:
         raise JournalError(f"{what}: {str(error).strip()}") from error
 
 
+class StoreCounts:
+    """Counts of the work of one store since it was made. Any thread adds to it; read `values`."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, int] = dict.fromkeys(COUNTED, 0)
+        self._lock = threading.Lock()
+
+    def add(self, name: str, count: int = 1) -> None:
+        """Add *count* to what *name* counts."""
+        if count:
+            with self._lock:
+                self.values[name] += count
+
+
+COUNTED = ("appends", "leases", "take_overs", "leases_lost", "in_doubt")
+"""The names of counts: appends; leases that were taken, and of these the ones that another worker hadn't given back;
+leases lost; calls with an unknown outcome."""
+
+
 class Connections:
     """At most *most* connections to the database of *conninfo*, opened as they are needed."""
 
@@ -110,6 +147,8 @@ class Connections:
         self.timeout: float = timeout
         self._slots = threading.BoundedSemaphore(most)
         self._idle: list[Connection] = []
+        self._working: set[int] = set()  # the threads that have a connection
+        self.counts: StoreCounts = StoreCounts()
         self._migrating = threading.Lock()
         self._reached = False  # a server that was never reached is a wrong address, which waiting doesn't cure
         self._closed = False
@@ -145,7 +184,7 @@ class Connections:
         """
         errors = import_driver()
         until = time.monotonic() + (self.timeout if wait is None else min(wait, self.timeout))
-        with self._slots:
+        with self._slots, self._at_work():
             while True:
                 connection = None
                 try:
@@ -160,6 +199,24 @@ class Connections:
                     if connection is not None:
                         self._put_back(connection)
                 time.sleep(_PAUSE)
+
+    @property
+    def most(self) -> int:
+        """The most connections that are open at a time."""
+        return self._most
+
+    @property
+    def in_use(self) -> int:
+        """The number of connections in use."""
+        return len(self._working)
+
+    @contextmanager
+    def _at_work(self) -> Iterator[None]:
+        self._working.add(threading.get_ident())
+        try:
+            yield
+        finally:
+            self._working.discard(threading.get_ident())
 
     def _limiter_here(self) -> anyio.CapacityLimiter:
         token = current_token().native_token
@@ -247,23 +304,33 @@ def migrate(connection: Connection, migrations: tuple[str, ...]) -> None:
     A database whose tables are up to date is only read, so a worker needs no right to make tables.
 
     Raises:
-        StateError: the tables are of a later version.
+        StateError: the tables are of a later version; or they have to be made or changed, and the role may not.
     """
     made = connection.execute("SELECT to_regclass('agentloop_schema')").fetchone()[0]
     if made is not None and _read_version(connection) == len(migrations):
         return
-    with connection.transaction():
-        connection.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
-        connection.execute("CREATE TABLE IF NOT EXISTS agentloop_schema (version integer NOT NULL)")
-        version = _read_version(connection)
-        if version > len(migrations):
-            raise StateError(
-                f"the database has tables of version {version}, of a later agentloop; this one knows {len(migrations)}"
-            )
-        for statements in migrations[version:]:
-            connection.execute(statements)
-        connection.execute("DELETE FROM agentloop_schema")
-        connection.execute("INSERT INTO agentloop_schema (version) VALUES (%s)", (len(migrations),))
+    try:
+        with connection.transaction():
+            _migrate(connection, migrations)
+    except import_driver().errors.InsufficientPrivilege as error:
+        raise StateError(
+            f"the database needs the tables of version {len(migrations)}, and this role may not make them: "
+            f"run `agentloop runs ADDRESS migrate` with a role that may ({str(error).strip()})"
+        ) from error
+
+
+def _migrate(connection: Connection, migrations: tuple[str, ...]) -> None:
+    connection.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
+    connection.execute("CREATE TABLE IF NOT EXISTS agentloop_schema (version integer NOT NULL)")
+    version = _read_version(connection)
+    if version > len(migrations):
+        raise StateError(
+            f"the database has tables of version {version}, of a later agentloop; this one knows {len(migrations)}"
+        )
+    for statements in migrations[version:]:
+        connection.execute(statements)
+    connection.execute("DELETE FROM agentloop_schema")
+    connection.execute("INSERT INTO agentloop_schema (version) VALUES (%s)", (len(migrations),))
 
 
 def _read_version(connection: Connection) -> int:

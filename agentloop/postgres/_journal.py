@@ -48,10 +48,11 @@ from agentloop._common.checks import check_id
 from agentloop.abc import Codec
 from agentloop.exceptions import StateError, UserTypeError
 from agentloop.journal._checks import check_codec, check_records
-from agentloop.journal._envelope import Seal
+from agentloop.journal._envelope import Scan, Seal
 from agentloop.journal._rows import JournalRows, OtherWriter
 from agentloop.postgres._connections import Connection, Connections, ResultT, as_journal_error, import_driver
-from agentloop.postgres._lease import FENCE, Lease, LeaseHeld
+from agentloop.postgres._lease import FENCE, Lease, LeaseHeld, RunCancelled, describe_cancelled
+from agentloop.postgres._run_rows import RowSummary
 from agentloop.postgres._store import PostgresStore
 
 if TYPE_CHECKING:
@@ -60,14 +61,30 @@ if TYPE_CHECKING:
 
 _FREE = """
 SELECT 1 FROM agentloop_leases
-WHERE run_id = %(run_id)s AND (ends_at IS NULL OR ends_at <= clock_timestamp()) FOR UPDATE
+WHERE run_id = %(run_id)s AND (ends_at IS NULL OR ends_at <= clock_timestamp())
+    AND (cancelled_at IS NULL OR coalesce(status, '') IN ('completed', 'failed'))
+    AND (%(first)s = 0 OR EXISTS (
+        SELECT 1 FROM agentloop_journal_lines AS before WHERE before.run_id = %(run_id)s AND before.n = %(first)s - 1
+    ))
+FOR UPDATE
 """
 _KNOWN = "INSERT INTO agentloop_leases (run_id) VALUES (%(run_id)s) ON CONFLICT DO NOTHING"
 _APPEND = """
-WITH fence AS MATERIALIZED ({fence})
+WITH fence AS MATERIALIZED ({fence}){row}
 INSERT INTO agentloop_journal_lines (run_id, n, line)
 SELECT %(run_id)s, %(first)s + batch.at - 1, batch.line
 FROM fence, unnest(%(lines)s::bytea[]) WITH ORDINALITY AS batch(line, at)
+"""
+# Joined with the fence, so that the row is locked before it is changed: the fence's row is kept while we wait for it.
+_ROW = """, noted AS (
+    UPDATE agentloop_leases AS held SET status = %(status)s, agent = %(agent)s, waiting = %(waiting)s,
+        error = %(error)s, records = %(records)s, began_at = coalesce(held.began_at, clock_timestamp()),
+        since = CASE WHEN held.status = %(status)s THEN held.since ELSE clock_timestamp() END
+    FROM fence WHERE held.run_id = %(run_id)s
+)"""
+_CANCELLED_BY = """
+SELECT coalesce(cancelled_by, '') FROM agentloop_leases
+WHERE run_id = %(run_id)s AND cancelled_at IS NOT NULL AND coalesce(status, '') NOT IN ('completed', 'failed')
 """
 _READ = "SELECT n, line FROM agentloop_journal_lines WHERE run_id = %(run_id)s ORDER BY n"
 _ONE = "SELECT line FROM agentloop_journal_lines WHERE run_id = %(run_id)s AND n = %(n)s"
@@ -130,6 +147,7 @@ class PostgresJournal:
                 appended.
             LeaseLost: if the lease is held no more.
             LeaseHeld: if this journal has no lease, and another worker has.
+            RunCancelled: if it has none, and the run was cancelled by `PostgresStore.cancel`.
             JournalError: if the database refuses or can't be reached, another writer has appended, or the rows are
                 damaged. After this, and after `LeaseLost`, the journal takes no more records.
         """
@@ -298,7 +316,11 @@ class _PostgresRows(JournalRows):
     """The rows of *run_id*; with a lease they are inserted only while it is held."""
 
     def __init__(self, name: str, connections: Connections, run_id: str, lease: Lease | None, seal: Seal) -> None:
-        super().__init__(name, seal, harmless=(LeaseHeld,))
+        super().__init__(name, seal, harmless=(LeaseHeld, RunCancelled))
+        self._summary = RowSummary()  # of what was read and written here
+        # What this object has written to the run's row. The first append writes it in any case: an older version
+        # of the library has no row, and its workers write none.
+        self._row: object = None
         self._connections = connections
         self._run_id = run_id
         self._lease = lease
@@ -310,10 +332,13 @@ class _PostgresRows(JournalRows):
 
         return self._connections.call(read, again=True)
 
-    def insert(self, first: int, lines: list[bytes]) -> None:
-        parameters = {"run_id": self._run_id, "first": first, "lines": lines}
-        lease = self._lease
-        statement = _APPEND.format(fence=_FREE if lease is None else FENCE)
+    def insert(self, first: int, lines: list[bytes], records: list[bytes]) -> None:
+        lease, before = self._lease, self._summary
+        summary = before.follow(records)
+        row = summary.status is not None and summary.row != self._row
+        fence, given = (_FREE, {"run_id": self._run_id}) if lease is None else (FENCE, lease.fence)
+        statement = _APPEND.format(fence=fence, row=_ROW if row else "")
+        parameters = {**given, "first": first, "lines": lines, **(summary.columns(first + len(lines)) if row else {})}
         sent = False
 
         def insert(connection: Connection) -> None:
@@ -329,13 +354,31 @@ class _PostgresRows(JournalRows):
                 lease.check()
             sent = True
             try:
-                added = connection.execute(statement, parameters if lease is None else {**parameters, **lease.fence})
+                added = connection.execute(statement, parameters)
             except import_driver().errors.UniqueViolation as error:
                 raise self.other_writer() from error
             if added.rowcount == 0:
-                raise LeaseHeld(f"{self.name}: a worker holds the run", 0.0) if lease is None else lease.lose()
+                raise self._refusal(connection, first) if lease is None else lease.lose()
 
         self._connections.call(insert, again=True, wait=None if lease is None else lease.remaining)
+        self._summary, self._row = summary, summary.row if row else self._row
+        self._connections.counts.add("appends")
+        self._connections.counts.add("in_doubt", summary.in_doubt - before.in_doubt)
+
+    def _refusal(self, connection: Connection, first: int) -> Exception:
+        """Return the error of an append without a lease that the rows of the run forbid."""
+        cancelled = connection.execute(_CANCELLED_BY, {"run_id": self._run_id}).fetchone()
+        if cancelled is not None:
+            return describe_cancelled(self._run_id, cancelled[0])
+        before = {"run_id": self._run_id, "n": first - 1}
+        if first and connection.execute(_ONE, before).fetchone() is None:  # the run was deleted since it was read
+            return self.other_writer()
+        return LeaseHeld(f"{self.name}: a worker holds the run", 0.0)
+
+    def _scan(self) -> Scan:
+        found = super()._scan()
+        self._summary, self._row = RowSummary().follow(found.records), None
+        return found
 
     def as_journal_error(self) -> AbstractContextManager[None]:
         return as_journal_error(self.name)

@@ -16,29 +16,42 @@ import sys
 import time
 from typing import Any
 
-from agentloop.exceptions import JournalError
+from agentloop.exceptions import AgentLoopError, JournalError
 from agentloop.postgres._connections import Connection, Connections, as_journal_error, import_driver
 
 _END = "clock_timestamp() + %(seconds)s * interval '1 second'"
-# A holder that asks twice, since the first answer was lost, gets the run again.
+# A holder that asks twice, since the first answer was lost, gets the run again. `earlier` sees the row as it was.
 _TAKE = f"""
-INSERT INTO agentloop_leases AS held (run_id, epoch, holder, ends_at) VALUES (%(run_id)s, 1, %(holder)s, {_END})
-ON CONFLICT (run_id) DO UPDATE SET epoch = held.epoch + 1, holder = excluded.holder, ends_at = {_END}
-WHERE held.ends_at IS NULL OR held.ends_at <= clock_timestamp() OR held.holder = excluded.holder
-RETURNING epoch
+INSERT INTO agentloop_leases AS held (run_id, epoch, holder, ends_at, worker, application)
+VALUES (%(run_id)s, 1, %(holder)s, {_END}, %(worker)s, %(application)s)
+ON CONFLICT (run_id) DO UPDATE SET epoch = held.epoch + 1, holder = excluded.holder, ends_at = {_END},
+    worker = excluded.worker, application = excluded.application
+WHERE (held.ends_at IS NULL OR held.ends_at <= clock_timestamp() OR held.holder = excluded.holder)
+    AND (held.cancelled_at IS NULL OR coalesce(held.status, '') IN ('completed', 'failed'))
+RETURNING epoch, (SELECT earlier.holder FROM agentloop_leases AS earlier WHERE earlier.run_id = held.run_id)
 """
 _OTHER = """
-SELECT greatest(extract(epoch FROM ends_at - clock_timestamp()), 0)::float8 FROM agentloop_leases
-WHERE run_id = %(run_id)s
+SELECT greatest(extract(epoch FROM ends_at - clock_timestamp()), 0)::float8,
+    cancelled_at IS NOT NULL AND coalesce(status, '') NOT IN ('completed', 'failed'), cancelled_by
+FROM agentloop_leases WHERE run_id = %(run_id)s
+"""
+# A worker that died can't say that its run was cancelled: the next one that asks for it does.
+_NOTE_CANCELLED = """
+UPDATE agentloop_leases SET status = 'cancelled', since = clock_timestamp(), waiting = NULL
+WHERE run_id = %(run_id)s AND status <> 'cancelled' AND cancelled_at IS NOT NULL
+    AND (ends_at IS NULL OR ends_at <= clock_timestamp())
 """
 _RELEASE = """
-UPDATE agentloop_leases SET ends_at = NULL, holder = NULL WHERE run_id = %(run_id)s AND epoch = %(epoch)s
+UPDATE agentloop_leases SET ends_at = NULL, holder = NULL
+WHERE run_id = %(run_id)s AND epoch = %(epoch)s AND holder = %(holder)s
 """
 # Two steps: a condition beside `FOR UPDATE` is judged before the row's lock is waited for, and again only if the row
-# has changed by then. Time that passes changes no row.
+# has changed by then. Time that passes changes no row. The holder is asked for, too: the epochs of a run that was
+# deleted, and then begun again, count from one.
 FENCE = """
 WITH held AS MATERIALIZED (
-    SELECT ends_at FROM agentloop_leases WHERE run_id = %(run_id)s AND epoch = %(epoch)s FOR UPDATE
+    SELECT ends_at FROM agentloop_leases WHERE run_id = %(run_id)s AND epoch = %(epoch)s AND holder = %(holder)s
+    FOR UPDATE
 )
 SELECT 1 FROM held WHERE ends_at > clock_timestamp()
 """
@@ -66,6 +79,13 @@ class LeaseHeld(JournalError):
         self.seconds = seconds
 
 
+class RunCancelled(AgentLoopError):
+    """The run was cancelled by `PostgresStore.cancel`: no worker may continue it until `retry` allows it again.
+
+    It isn't a `JournalError`, so that a queue which tries these again gives the run up.
+    """
+
+
 class Lease:
     """The right to continue one run. Made by `PostgresStore.lease`; safe to read from any thread.
 
@@ -75,12 +95,23 @@ class Lease:
         seconds: How long the lease lasts after each renewal.
     """
 
-    def __init__(self, connections: Connections, run_id: str, holder: str, seconds: float) -> None:
+    def __init__(
+        self,
+        connections: Connections,
+        run_id: str,
+        holder: str,
+        seconds: float,
+        *,
+        worker: str | None = None,
+        application: str | None = None,
+    ) -> None:
         self.run_id = run_id
         self.epoch: int = 0
         self.seconds = seconds
         self._connections = connections
         self._holder = holder
+        self._named = {"worker": worker, "application": application}
+        self._cancelled: str | None = None
         self._until = 0.0
         self._lost: str | None = "it was never taken"
 
@@ -100,7 +131,7 @@ class Lease:
     @property
     def fence(self) -> dict[str, Any]:
         """The parameters of `FENCE`."""
-        return {"run_id": self.run_id, "epoch": self.epoch}
+        return {"run_id": self.run_id, "epoch": self.epoch, "holder": self._holder}
 
     def check(self) -> None:
         """Return if the lease is still held. Never waits.
@@ -113,12 +144,19 @@ class Lease:
 
     def lose(self) -> LeaseLost:
         """Note that the database says the lease is held no more. Return the error."""
-        self._lost = self._lost or "another worker has taken it over, or its lease has passed"
+        if self._lost is None:
+            self._lost = "another worker has taken it over, or its lease has passed"
+            self._connections.counts.add("leases_lost")
         return self.lost()
 
     def lost(self) -> LeaseLost:
         """Return the error of a lease that is held no more."""
         return LeaseLost(f"run {self.run_id!r}, epoch {self.epoch}: {self._lost or 'its lease has passed'}")
+
+    @property
+    def cancelled(self) -> RunCancelled | None:
+        """The error for a run that was cancelled while this worker has it; None if it wasn't."""
+        return None if self._cancelled is None else describe_cancelled(self.run_id, self._cancelled)
 
     # ------------------------------------------------------------------------------------------ the holder's side
 
@@ -127,17 +165,23 @@ class Lease:
 
         Raises:
             LeaseHeld: if another worker holds it.
+            RunCancelled: if it was cancelled.
             JournalError: if the database refuses or can't be reached.
         """
-        parameters = {"run_id": self.run_id, "holder": self._holder, "seconds": self.seconds}
+        parameters = {"run_id": self.run_id, "holder": self._holder, "seconds": self.seconds, **self._named}
 
         def take(connection: Connection) -> tuple[int, float]:
             begun = read_clock()
             row = connection.execute(_TAKE, parameters).fetchone()
             if row is not None:
+                self._connections.counts.add("leases")
+                self._connections.counts.add("take_overs", row[1] not in (None, self._holder))
                 return row[0], begun
-            other = connection.execute(_OTHER, parameters).fetchone()
-            left = 0.0 if other is None or other[0] is None else other[0]
+            seconds, cancelled, by = connection.execute(_OTHER, parameters).fetchone() or (None, False, None)
+            if cancelled:
+                connection.execute(_NOTE_CANCELLED, parameters)
+                raise describe_cancelled(self.run_id, by or "")
+            left = seconds or 0.0
             raise LeaseHeld(f"run {self.run_id!r}: another worker holds it, for {left:.1f} s more", left)
 
         with as_journal_error(f"run {self.run_id!r}"):
@@ -157,7 +201,13 @@ class Lease:
 
     def expire(self) -> None:
         """Note that the lease has passed, if it isn't lost already."""
-        self._lost = self._lost or "its lease has passed"
+        if self._lost is None:
+            self._lost = "its lease has passed"
+            self._connections.counts.add("leases_lost")
+
+    def cancel(self, by: str) -> None:
+        """Note that the run was cancelled, by the one named *by*; the lease is still held."""
+        self._cancelled = by
 
     async def give_back(self) -> None:
         """End the lease now, so that another worker needn't wait for its end. An error is of no consequence."""
@@ -166,3 +216,8 @@ class Lease:
             await self._connections.run(lambda connection: connection.execute(_RELEASE, self.fence), wait=0.0)
         except import_driver().Error:
             return  # it passes by itself
+
+
+def describe_cancelled(run_id: str, by: str) -> RunCancelled:
+    """Return the error for a run that the one named *by* has cancelled; an empty text if no one was named."""
+    return RunCancelled(f"run {run_id!r} was cancelled{f' by {by}' if by else ''}")

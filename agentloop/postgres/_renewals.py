@@ -28,20 +28,23 @@ from agentloop.postgres._lease import Lease, read_clock
 
 _RENEW = """
 WITH wanted AS MATERIALIZED (
-    SELECT * FROM unnest(%(run_ids)s::text[], %(epochs)s::bigint[], %(seconds)s::float8[])
-    AS asked(run_id, epoch, seconds)
+    SELECT * FROM unnest(%(run_ids)s::text[], %(epochs)s::bigint[], %(holders)s::text[], %(seconds)s::float8[])
+    AS asked(run_id, epoch, holder, seconds)
 ), ours AS MATERIALIZED (
-    SELECT held.run_id, wanted.seconds FROM wanted JOIN agentloop_leases AS held USING (run_id, epoch)
+    SELECT held.run_id, wanted.seconds FROM wanted
+    JOIN agentloop_leases AS held USING (run_id, epoch, holder)
     WHERE held.ends_at > clock_timestamp() FOR UPDATE OF held SKIP LOCKED
 ), renewed AS (
     UPDATE agentloop_leases AS held SET ends_at = clock_timestamp() + ours.seconds * interval '1 second'
     FROM ours WHERE held.run_id = ours.run_id RETURNING held.run_id
 )
-SELECT wanted.run_id, wanted.epoch, renewed.run_id IS NOT NULL
-FROM wanted JOIN agentloop_leases AS held USING (run_id, epoch) LEFT JOIN renewed USING (run_id)
+SELECT wanted.run_id, wanted.epoch, renewed.run_id IS NOT NULL,
+    CASE WHEN held.cancelled_at IS NOT NULL THEN coalesce(held.cancelled_by, '') END
+FROM wanted JOIN agentloop_leases AS held USING (run_id, epoch, holder) LEFT JOIN renewed USING (run_id)
 WHERE renewed.run_id IS NOT NULL OR held.ends_at > clock_timestamp()
 """
-"""Returns run and epoch of each lease that is still held, and whether it is renewed: another one's row is locked."""
+"""Returns run and epoch of each lease that is still held, whether it is renewed (another one's row is locked), and who
+has cancelled its run: NULL if it wasn't cancelled."""
 
 _LIMIT = "SELECT set_config('statement_timeout', %(limit)s, false)"
 _PAUSE = 1.0
@@ -91,8 +94,17 @@ class Renewals:
         self._kept: dict[Any, dict[_Kept, None]] = {}
         """By event loop, each touched by its own loop only."""
 
+    def list_late(self) -> tuple[int, int]:
+        """Return how many leases are kept, and how many of them should have been renewed a second ago."""
+        kept = [one for ours in list(self._kept.values()) for one in list(ours)]
+        return len(kept), sum(one.due_at + _PAUSE < read_clock() for one in kept)
+
     async def keep(self, lease: Lease, scope: anyio.CancelScope) -> None:
-        """Renew *lease* until it is lost; then cancel *scope*."""
+        """Renew *lease* until it is lost, or its run was cancelled; then cancel *scope*.
+
+        Of a run that was cancelled the lease isn't renewed again: what its block has left to do has the time of the
+        renewal that told of it.
+        """
         loop = current_token().native_token
         ours = self._kept.setdefault(loop, {})
         kept = _Kept(lease)
@@ -100,10 +112,11 @@ class Renewals:
         try:
             async with anyio.create_task_group() as group:
                 group.start_soon(self._renew, kept, ours)
-                while lease.held:
+                while lease.held and lease.cancelled is None:
                     with anyio.move_on_after(lease.remaining):
                         await kept.answered.wait()
-                lease.expire()
+                if not lease.held:
+                    lease.expire()
                 scope.cancel()
                 group.cancel_scope.cancel()
         finally:
@@ -154,6 +167,7 @@ def _renew(connection: Connection, leases: Sequence[Lease], limit: float, usual:
     given = {
         "run_ids": [lease.run_id for lease in leases],
         "epochs": [lease.epoch for lease in leases],
+        "holders": [lease.fence["holder"] for lease in leases],
         "seconds": [lease.seconds for lease in leases],
     }
     connection.execute(_LIMIT, {"limit": str(max(1, round(limit * 1000)))})
@@ -162,4 +176,7 @@ def _renew(connection: Connection, leases: Sequence[Lease], limit: float, usual:
     finally:
         if not connection.closed:
             connection.execute(_LIMIT, {"limit": str(round(usual * 1000))})
-    return {(run_id, epoch): renewed for run_id, epoch, renewed in rows}
+    for run_id, epoch, _, cancelled_by in rows:
+        if cancelled_by is not None:
+            next(one for one in leases if (one.run_id, one.epoch) == (run_id, epoch)).cancel(cancelled_by)
+    return {(run_id, epoch): renewed for run_id, epoch, renewed, _ in rows}

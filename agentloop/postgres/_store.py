@@ -1,20 +1,72 @@
-"""One database with runs and sessions: its connections, its tables, and the leases of its runs."""
+"""One database with runs and sessions: its connections, its tables, the leases of its runs, and what an operator does.
+
+Decisions:
+
+A run is listed from its row, which the append that changes it has written (`_run_rows`). Rejected: reading the
+journals, of which ten thousand take minutes; and a table that a task of the library fills, which would lag, and need an
+owner.
+
+Cancelling is a mark in the row, not a record. A record needs the run's key and codec, and its fold, while an operator
+has the database only; and the mark holds for a worker that doesn't come back as well as for one that does. The one that
+has the run learns of it by its next renewal, cancels its block, and writes the cancelled end itself.
+
+A retry takes the end of a failed run out of its journal, so that the run is as a crash before that end had left it, a
+state that every resume can continue. Nothing else is taken back: what has settled has settled. Rejected: beginning at
+an earlier turn, which would do effects again; a fork does that, as another run.
+"""
 
 from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import AsyncIterator
+import socket
+import time
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Self, get_args
 
 import anyio
 
-from agentloop._common.checks import NAMES, check, check_id, check_seconds
-from agentloop.postgres._connections import Connections
+from agentloop._common.checks import NAMES, check, check_count, check_id, check_seconds, is_texts, optional
+from agentloop._common.values import Value
+from agentloop.exceptions import JournalError, StateError, UserError, UserValueError
+from agentloop.journal._envelope import Seal
+from agentloop.postgres import _operating as operating
+from agentloop.postgres._connections import Connections, ResultT, Work, as_journal_error
 from agentloop.postgres._lease import Lease
 from agentloop.postgres._renewals import Renewals
+from agentloop.postgres._run_rows import OVER, StoredRun, StoredStatus
+
+_BATCH = 200
+"""Runs of a batch: of thirty lines each they are deleted in about 30 ms."""
+
+
+class StoreHealth(Value, frozen=True):
+    """How a store and its database do, as `PostgresStore.health` found it.
+
+    Attributes:
+        error: Why the database can't be used; None if it can.
+        seconds: How long it took to answer.
+        leases: The leases that this store holds.
+        late: Those of them whose renewal is more than a second late: the event loop is blocked, or the database slow.
+        connections_in_use: The connections that were in use at that moment.
+        connections: The most that the store opens. As many in use as this again and again: appends wait for each other.
+        runs: How many runs of the database are `"running"` and `"interrupted"`.
+        oldest: The seconds since the oldest of these came to its status.
+        waiting: How many runs have calls that wait for a person.
+    """
+
+    error: str | None
+    seconds: float
+    leases: int
+    late: int
+    connections_in_use: int
+    connections: int
+    runs: Mapping[str, int]
+    oldest: Mapping[str, float]
+    waiting: int
 
 
 class PostgresStore:
@@ -28,14 +80,27 @@ class PostgresStore:
             transaction another connection can't be used.
         connections: The most connections that are open at a time. Runs share them; each append takes one for a moment.
         timeout: Seconds that a statement may take, and that it waits for a server which restarts.
+        application: Your application's version. The row of a run says which one had it last.
+        worker: What the row calls this worker; the machine's name and the process's number, if it isn't given.
     """
 
-    def __init__(self, conninfo: str, *, connections: int = 4, timeout: float = 10.0) -> None:
+    def __init__(
+        self,
+        conninfo: str,
+        *,
+        connections: int = 4,
+        timeout: float = 10.0,
+        application: str | None = None,
+        worker: str | None = None,
+    ) -> None:
         check("conninfo", NAMES.text(), conninfo)
         check("connections", NAMES.count(), connections)
         check("timeout", NAMES.seconds(), timeout)
         self.connections: Connections = Connections(conninfo, connections, timeout)
         self._most = connections
+        check("application", optional(NAMES.words()), application)
+        check("worker", optional(NAMES.words()), worker)
+        self._named = {"application": application, "worker": worker or f"{socket.gethostname()}-{os.getpid()}"}
         self._renewals = Renewals(self.connections)
 
     def __repr__(self) -> str:
@@ -49,17 +114,18 @@ class PostgresStore:
         same event loop. Within it no other worker can take the run, so a run of a worker that died is free when
         *seconds* are over. A block that stops the event loop for longer loses it.
 
-        Cancellation: if the lease is lost, the block is cancelled. The lease is given back after every other
-            cancellation, as after an error.
+        Cancellation: if the lease is lost, or the run cancelled by `cancel`, the block is cancelled. The lease is given
+            back after every other cancellation, as after an error.
 
         Raises:
             LeaseHeld: if another worker holds the run; the block isn't entered.
+            RunCancelled: if the run was cancelled before, so that the block isn't entered, or meanwhile.
             LeaseLost: if the lease was lost, and the block raised no error.
             JournalError: if the database refuses or can't be reached.
         """
         check_id("run_id", run_id)
         check_seconds("seconds", seconds)
-        lease = Lease(self.connections, run_id, f"{os.getpid()}-{secrets.token_hex(8)}", seconds)
+        lease = Lease(self.connections, run_id, f"{os.getpid()}-{secrets.token_hex(8)}", seconds, **self._named)
         raised: BaseException | None = None
         held = False
         await lease.take()
@@ -80,7 +146,202 @@ class PostgresStore:
         if raised is not None:
             raise raised
         if not held:
-            raise lease.lost()
+            raise lease.cancelled or lease.lost()
+
+    # ------------------------------------------------------------------------------------------ the operator's side
+
+    async def runs(
+        self,
+        *,
+        status: StoredStatus | Collection[StoredStatus] | None = None,
+        agent: str | None = None,
+        older_than: float | None = None,
+        limit: int | None = None,
+    ) -> list[StoredRun]:
+        """Return the runs of the database by their rows, the one that has had its status for the longest time in front.
+
+        Each has a row, which the append that changes it has written. No journal is read, so ten thousand runs take a
+        twentieth of a second. Runs that an earlier version of the library has written are listed after `migrate`.
+
+        Args:
+            status: Only runs of this status, or of one of these.
+            agent: Only runs that are in the agent of this name.
+            older_than: Only runs that came to their status more than so many seconds ago.
+            limit: The most runs to return; None for all.
+
+        Raises:
+            UserError: an argument is wrong.
+            JournalError: the database refuses or can't be reached.
+        """
+        return await self._list(_check_statuses(status), agent, older_than, limit, waiting=False)
+
+    async def waiting(
+        self, *, agent: str | None = None, older_than: float | None = None, limit: int | None = None
+    ) -> list[StoredRun]:
+        """Return the runs with calls that wait for a verdict or an answer, which `StoredRun.waiting` names.
+
+        The row has no arguments: `PostgresJournal(store, run.run_id).interruptions()` has, and decides. Otherwise as
+        `runs`.
+        """
+        return await self._list(["interrupted"], agent, older_than, limit, waiting=True)
+
+    async def find(self, run_id: str) -> StoredRun | None:
+        """Return the row of one run; None if the database has no such run, or it hasn't begun.
+
+        Raises:
+            UserError, JournalError: as for `runs`.
+        """
+        check_id("run_id", run_id)
+        found = await self._ask(lambda db: operating.select_runs(db, None, run_id=run_id), again=True)
+        return found[0] if found else None
+
+    async def cancel(self, run_id: str, *, by: str | None = None) -> bool:
+        """Cancel a run: no worker may take it from now on, and the one that has it stops.
+
+        True if no worker has it, so that it is cancelled now. False if one has: it learns of it when it renews its
+        lease, in a third of the lease's `seconds` at most. It cancels the block of the lease, which raises
+        `RunCancelled`, and the run ends as one that was cancelled. If that worker has died, its lease passes first.
+
+        Verdicts and input are refused from then on, by `RunCancelled`. `retry` takes it back. It needs no key, and
+        writes nothing to the journal. May be repeated.
+
+        Raises:
+            StateError: there is no such run, or it has completed or failed.
+            UserError, JournalError: as for `runs`.
+        """
+        check_id("run_id", run_id)
+        check("by", optional(NAMES.words()), by)
+        return await self._ask(lambda db: operating.cancel_run(db, run_id, by))
+
+    async def retry(self, run_id: str, *, key: bytes | None = None, older_seals: bool = False) -> None:
+        """Let workers continue a run that has failed, or was cancelled. Then give your queue a job for it.
+
+        The end of a failed run is taken out of its journal, so the run continues as after a crash before that end: it
+        asks the model again if the model had failed. What the log has isn't done again: a call that has failed and
+        ends the run for it will end it again (fork the run in front of it), and a call in doubt is judged by the tool.
+
+        Args:
+            run_id: The run.
+            key: The key that the journal is sealed with; it changes the journal's end.
+            older_seals: As for `PostgresJournal`.
+
+        Raises:
+            StateError: there is no such run; or it needs no retry, because any worker can resume it, or it completed.
+            LeaseHeld: a worker has it.
+            UserError, JournalError: as for `runs`; or the journal is damaged, or sealed with another key.
+        """
+        seal = Seal(key, ("postgres", check_id("run_id", run_id)), older_seals=older_seals)
+        await self._ask(lambda db: operating.retry_run(db, run_id, seal))
+
+    async def delete(self, run_id: str) -> None:
+        """Delete a run: its journal and its row. Sessions stay.
+
+        Raises:
+            StateError: there is no such run.
+            LeaseHeld: a worker has it: cancel it first.
+            UserError, JournalError: as for `runs`.
+        """
+        check_id("run_id", run_id)
+        await self._ask(lambda db: operating.delete_run(db, run_id))
+
+    async def delete_older(
+        self, older_than: float, *, status: StoredStatus | Collection[StoredStatus] = OVER, batch: int = _BATCH
+    ) -> int:
+        """Delete the runs that came to their status more than *older_than* seconds ago; return how many.
+
+        They are deleted in batches, each in its own transaction. A batch locks the rows of its own runs only, and
+        leaves out those that another client has locked or that a worker has, so no worker waits for it.
+
+        Args:
+            older_than: Seconds. `30 * 86400` keeps a month.
+            status: The statuses of runs to delete; those that completed, failed or were cancelled, if it isn't given.
+            batch: How many runs a transaction deletes at most.
+
+        Cancellation: a checkpoint in front of each batch; a batch that has begun completes.
+
+        Raises:
+            UserError, JournalError: as for `runs`. What was deleted before stays deleted.
+        """
+        check("older_than", NAMES.seconds(zero=True), older_than)
+        check_count("batch", batch)
+        statuses = _check_statuses(status) or list(OVER)
+        total = 0
+        while True:
+            deleted = await self._ask(lambda db: operating.delete_batch(db, statuses, older_than, batch))
+            total += deleted
+            if not deleted:
+                return total
+
+    async def migrate(self, *, batch: int = _BATCH) -> int:
+        """Bring the tables to this version of the library, and then the rows of all runs up to date.
+
+        Returns how many rows it has written. Every store makes and changes the tables at its first use, if its role
+        may; call this in a deploy, with a role that may, if your workers' role may not. It writes the rows of runs that
+        an earlier version of the library began, and of those that a worker of an earlier version still continued after
+        the tables were changed: call it again once these workers have ended. It reads each such run's journal, needs no
+        key, and may be cut off and repeated.
+
+        Raises:
+            StateError: the tables are of a later version, or the role may not change them.
+            JournalError: the database refuses or can't be reached.
+        """
+        check_count("batch", batch)
+        after, total = "", 0
+        while written := await self._ask(partial(operating.update_batch, after=after, most=batch)):
+            after, total = written[-1], total + len(written)
+        return total
+
+    async def health(self) -> StoreHealth:
+        """Return how this store and its database do. An error of the database is in the answer, and not raised.
+
+        Use it for your worker's health check, with your own limits: a worker whose `late` stays above 0 loses its runs.
+        """
+        begun = time.monotonic()
+        rows: list[tuple[str, int, float, int]] = []
+        error: str | None = None
+        try:
+            rows = await self._ask(operating.count_open, again=True)
+        except (JournalError, StateError, UserError) as failure:
+            error = str(failure)
+        return self._describe(rows, error, time.monotonic() - begun)
+
+    def _describe(self, rows: list[tuple[str, int, float, int]], error: str | None, seconds: float) -> StoreHealth:
+        leases, late = self._renewals.list_late()
+        return StoreHealth(
+            error,
+            seconds,
+            leases,
+            late,
+            self.connections.in_use,
+            self._most,
+            {status: count for status, count, _, _ in rows},
+            {status: oldest for status, _, oldest, _ in rows},
+            sum(waiting for _, _, _, waiting in rows),
+        )
+
+    async def _list(
+        self,
+        statuses: list[str] | None,
+        agent: str | None,
+        older_than: float | None,
+        limit: int | None,
+        *,
+        waiting: bool,
+    ) -> list[StoredRun]:
+        check("agent", optional(NAMES.text()), agent)
+        seconds = check_seconds("older_than", older_than, zero=True)
+        check_count("limit", limit)
+        one = statuses[0] if statuses is not None and len(statuses) == 1 else None
+        some = statuses if one is None else None
+        chosen = {"status": one, "statuses": some, "agent": agent, "seconds": seconds, "waiting": waiting or None}
+        return await self._ask(lambda db: operating.select_runs(db, limit, **chosen), again=True)
+
+    async def _ask(self, work: Work[ResultT], *, again: bool = False) -> ResultT:
+        """Return `work(connection)`, called in a worker thread; an error of the driver is raised as a JournalError."""
+        with as_journal_error("the database"):
+            return await self.connections.run(work, again=again)
+
+    # ------------------------------------------------------------------------------------------ its end
 
     async def aclose(self) -> None:
         """Close the connections. Does nothing the second time."""
@@ -94,3 +355,18 @@ class PostgresStore:
     ) -> None:
         with anyio.CancelScope(shield=True):  # bounded by the timeout: it waits only for work in progress
             await self.aclose()
+
+
+def _check_statuses(given: StoredStatus | Collection[StoredStatus] | None) -> list[str] | None:
+    """Return *given* as a list; None for all.
+
+    Raises:
+        UserValueError: it isn't a status, or a collection of some.
+    """
+    if given is None:
+        return None
+    known = get_args(StoredStatus)
+    statuses: list[str] = [given] if isinstance(given, str) else list(given)
+    if not statuses or not is_texts(statuses) or not set(statuses) <= set(known):
+        raise UserValueError(f"status: expected one of {', '.join(map(repr, known))}, or some of them, got {given!r}")
+    return statuses
