@@ -373,7 +373,7 @@ def vendors(session: nox.Session) -> None:
         f"tests/edges/test_{name}.py"
         for name in ("vendor_types", "vendor_streams", "realtime_types", "responses_socket", "oci")
     ]
-    session.run("pytest", *files, *session.posargs)
+    session.run("pytest", *files, "tests/interop/test_foreign_tools.py", *session.posargs)
 
 
 @nox.session

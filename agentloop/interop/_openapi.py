@@ -191,7 +191,7 @@ class OpenAPITools:
         )
         data = await _read_at_most(response, self.max_bytes + 1)
         kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if response.is_success and len(data) <= self.max_bytes and (part := _read_media(kind, data)) is not None:
+        if response.is_success and len(data) <= self.max_bytes and (part := read_media(kind, data)) is not None:
             return (part,)
         text = _read_text(data[: self.max_bytes], response.encoding)
         if len(data) > self.max_bytes:
@@ -235,7 +235,7 @@ _MEDIA: dict[str, Callable[[bytes, str], Part]] = {
 _TEXTS = ("text/", "application/json", "application/xml", "application/yaml", "application/x-yaml", "image/svg")
 
 
-def _read_media(kind: str, data: bytes) -> Part | None:
+def read_media(kind: str, data: bytes) -> Part | None:
     """Return *data* as a part; None if it is to be shown as text, as an answer without a type is."""
     if not data or not kind or kind.startswith(_TEXTS) or kind.endswith(("+json", "+xml")):
         return None
