@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import anyio
 import attrs
@@ -20,11 +20,14 @@ from agentloop.cli.journal_folder import Folder
 from agentloop.cli.private_files import open_private
 from agentloop.cli.supervision import check_backend, run_supervised
 from agentloop.cli.trace_server import HOST, files_of, serve_timeline
-from agentloop.exceptions import AgentLoopError, UserError
+from agentloop.exceptions import AgentLoopError, StateError, UserError
 from agentloop.journal._folder import is_address
 from agentloop.journal._reading import GrowingJournal, find_runs, list_runs, read_whole_records
 from agentloop.records import Record
 from agentloop.tracing import Timeline, TimelineFold, read_timeline, render_html, render_text
+
+if TYPE_CHECKING:
+    from agentloop.lab._moments import MomentLog
 
 _WIDTH_OF_A_PIPE = 120
 _MOST_NAMED = 10
@@ -79,21 +82,30 @@ class TracedJournal:
         """
         return read_whole_records(self.path, **self._place) or ()
 
-    def follow(self, *, content: bool) -> Callable[[], Timeline]:
+    def follow(self, *, content: bool) -> Callable[[], tuple[Timeline, MomentLog | None]]:
         """Return a function that returns the timeline of what is whole in the journal at each of its calls.
 
-        It raises as `read` does, and folds only what is new.
+        With *content* the moments beside it: the same object while the journal grows. None without, and where a record
+        doesn't fit those before it. The function raises as `read` does, and folds only what is new.
         """
-        journal, fold = GrowingJournal(self.path, **self._place), TimelineFold(content=content)
+        from agentloop.lab._moments import MomentLog  # a text needs none
 
-        def read() -> Timeline:
-            nonlocal fold
+        journal, fold = GrowingJournal(self.path, **self._place), TimelineFold(content=content)
+        moments = MomentLog() if content else None
+
+        def read() -> tuple[Timeline, MomentLog | None]:
+            nonlocal fold, moments
             is_another, records = journal.read_new()
             if is_another:
-                fold = TimelineFold(content=content)
+                fold, moments = TimelineFold(content=content), MomentLog() if content else None
             for record in records:
                 fold.record(record)
-            return fold.timeline()
+                if moments is not None:
+                    try:
+                        moments.add(record)
+                    except StateError:
+                        moments = None
+            return fold.timeline(), moments
 
         return read
 

@@ -2,8 +2,8 @@
 
 One task looks for changes of the journal's files, reads the journal whole when there are some, and folds it, in a
 worker thread; then it wakes the tasks of the connections. Each of these sends the rows that differ from those it has
-sent before, as a server-sent event. Two looks are as far apart as the last read took, and at least a fifth of a second:
-a long journal can't take all of a processor.
+sent before, and the moments that have come since, as a server-sent event. Two looks are as far apart as the last read
+took, and at least a fifth of a second: a long journal can't take all of a processor.
 
 The server listens at 127.0.0.1 only. Other users of the machine may reach that address, and so may pages of other
 sites by a name that leads there: each request must have the secret path that the command has printed, and the server's
@@ -16,9 +16,9 @@ the scope around `serve_timeline`.
 Decisions:
 
 `trace --follow` reads the journal again at each change, verifies all of its lines, decodes and folds the new ones,
-and sends the rows that differ. Rejected: reading only what was appended: a journal that was damaged or replaced
-meanwhile would go unseen, and the check of ten thousand lines takes 50 ms. Its server is h11, which httpx brings
-along: an ASGI server would be a dependency for two addresses.
+and sends the rows that differ, and the new moments. Rejected: reading only what was appended: a journal that was
+damaged or replaced meanwhile would go unseen, and the check of ten thousand lines takes 50 ms. Its server is h11,
+which httpx brings along: an ASGI server would be a dependency for two addresses.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import contextlib
 import secrets
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.abc
@@ -40,8 +40,11 @@ from agentloop._common.web_names import WebNames
 from agentloop.cli import errors
 from agentloop.exceptions import AgentLoopError
 from agentloop.tracing import Timeline
-from agentloop.tracing._timeline_page import FACT_CHARS, head_to_json, render_follow_page, row_to_json
+from agentloop.tracing._timeline_page import FACT_CHARS, head_to_json, moments_to_json, render_follow_page, row_to_json
 from agentloop.tracing._timeline_words import name_canceller
+
+if TYPE_CHECKING:
+    from agentloop.lab._moments import MomentLog
 
 HOST = "127.0.0.1"
 LEAST_PAUSE = 0.2
@@ -56,19 +59,49 @@ of the oldest that has sent no whole request, and is closed if there is none."""
 _GONE = (anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream, h11.RemoteProtocolError, OSError)
 """Errors of a client that has gone, or speaks something else than HTTP."""
 _Rows = list[bytes]
+_PARTS = ("lines", "calls", "steps")
+
+
+@attrs.frozen(eq=False)
+class SentMoments:
+    """The moments of a journal up to some time: `log` grows, and `counts` says how much of each of its lists counts."""
+
+    log: MomentLog | None = None
+    counts: tuple[int, ...] = (0, 0, 0)
+    start: float = 0.0
+
+    @classmethod
+    def of(cls, log: MomentLog | None, start: float) -> SentMoments:
+        """Return what *log* has now; times count from *start*."""
+        return cls() if log is None else cls(log, tuple(len(getattr(log, name)) for name in _PARTS), start)
+
+    def since(self, sent: SentMoments) -> bytes:
+        """Return JSON text of what has come since *sent*, all of it if that was of another journal; empty if nothing.
+
+        `from` says how many of the steps before stay: all, or none.
+        """
+        if self.log is None or (self.log is sent.log and self.counts == sent.counts):
+            return b""
+        known = sent.counts if self.log is sent.log else (0, 0, 0)
+        parts = {
+            name: getattr(self.log, name)[first:after]
+            for name, first, after in zip(_PARTS, known, self.counts, strict=True)
+        }
+        return msgspec.json.encode({"from": known[-1], **moments_to_json(parts, self.start, FACT_CHARS[0])})
 
 
 @attrs.define(eq=False)
 class FollowedJournal:
     """The latest timeline of a journal, for every connection. Its fields are set by `watch` only.
 
-    `rows` has the JSON text of each row, `head` that of the rest. `damage` says why the journal can't be read, if it
-    can't. `changed` is set, and replaced, at each change.
+    `rows` has the JSON text of each row, `moments` the state after each record, `head` the JSON text of the rest.
+    `damage` says why the journal can't be read, if it can't. `changed` is set, and replaced, at each change.
     """
 
     files: tuple[Path, ...]
-    read: Callable[[], Timeline]
+    read: Callable[[], tuple[Timeline, MomentLog | None]]
     rows: _Rows = attrs.field(factory=list)
+    moments: SentMoments = attrs.field(factory=SentMoments)
     head: bytes = b""
     damage: str | None = None
     changed: anyio.Event = attrs.field(factory=anyio.Event)
@@ -99,7 +132,7 @@ class FollowedJournal:
     async def _update(self) -> None:
         before = (self.head, self.rows, self.damage)
         try:
-            self.head, self.rows = await anyio.to_thread.run_sync(self._encode)
+            self.head, self.rows, self.moments = await anyio.to_thread.run_sync(self._encode)
             self.damage = None
         except AgentLoopError as error:
             self.damage = errors.message_of(error)
@@ -107,9 +140,9 @@ class FollowedJournal:
             self.changed.set()
             self.changed = anyio.Event()
 
-    def _encode(self) -> tuple[bytes, _Rows]:
+    def _encode(self) -> tuple[bytes, _Rows, SentMoments]:
         """Read the timeline, and encode it. Blocks. Rows that are as they were aren't encoded again."""
-        timeline = self.read()
+        timeline, moments = self.read()
         cancellers = name_canceller(timeline)
         old = self._encoded
         new: list[tuple[tuple[object, ...], bytes]] = []
@@ -122,20 +155,22 @@ class FollowedJournal:
             else:
                 new.append(old[position])
         self._encoded = new
-        return msgspec.json.encode(head_to_json(timeline)), [text for _, text in new]
+        head, rows = msgspec.json.encode(head_to_json(timeline)), [text for _, text in new]
+        return head, rows, SentMoments.of(moments, timeline.start)
 
 
-def format_change(head: bytes, rows: _Rows, sent: _Rows) -> bytes:
-    """Return the server-sent event that turns the rows *sent* into *rows*."""
+def format_change(head: bytes, rows: _Rows, sent: _Rows, moments: bytes = b"") -> bytes:
+    """Return the server-sent event that turns the rows *sent* into *rows*, with the *moments* that have come since."""
     changed = [b"[%d,%b]" % (index, row) for index, row in enumerate(rows) if index >= len(sent) or sent[index] != row]
-    data = b'{"count":%d,"head":%b,"rows":[%b]}' % (len(rows), head, b",".join(changed))
+    more = b',"moments":%b' % moments if moments else b""
+    data = b'{"count":%d,"head":%b,"rows":[%b]%b}' % (len(rows), head, b",".join(changed), more)
     return b"event: change\ndata: %b\n\n" % data
 
 
 async def serve_timeline(
-    files: tuple[Path, ...], read: Callable[[], Timeline], *, started: Callable[[str], None]
+    files: tuple[Path, ...], read: Callable[[], tuple[Timeline, MomentLog | None]], *, started: Callable[[str], None]
 ) -> None:
-    """Serve the timeline that *read* gives, read again when one of *files* has changed, until cancelled.
+    """Serve the timeline and moments that *read* gives, read again when one of *files* has changed, until cancelled.
 
     Calls *started* with the page's address once it can be opened.
 
@@ -220,6 +255,7 @@ class _Server:
         """Send each change as an event, until the client has gone."""
         followed = self.followed
         sent: _Rows = []
+        moments = SentMoments()
         head, damage = b"", None
         while True:
             changed = followed.changed  # before the looks, so that no change is missed
@@ -227,8 +263,8 @@ class _Server:
                 if followed.damage != damage:
                     await exchange.send(b"event: damaged\ndata: %b\n\n" % msgspec.json.encode(followed.damage))
             elif followed.head and (followed.head, followed.rows) != (head, sent):
-                event = format_change(followed.head, followed.rows, sent)
-                head, sent = followed.head, followed.rows
+                event = format_change(followed.head, followed.rows, sent, followed.moments.since(moments))
+                head, sent, moments = followed.head, followed.rows, followed.moments
                 await exchange.send(event)
             damage = followed.damage
             with anyio.move_on_after(_SIGN_OF_LIFE) as waited:

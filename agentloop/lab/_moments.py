@@ -33,6 +33,7 @@ from agentloop.items import (
 )
 from agentloop.lab._runs import text_of
 from agentloop.settings import JsonLimits
+from agentloop.state import apply_checked
 from agentloop.tracing._timeline_content import SEALED, show_arguments, show_value
 
 
@@ -180,42 +181,71 @@ def list_moments(records: Sequence[r.Record]) -> dict[str, Any]:
         page = render_html(read_timeline(records), moments=lab.list_moments(records))
         print("State at a record" in page)  # True
     """
-    lines: dict[str, int] = {}
-    calls: dict[MomentCall, int] = {}
-    shown: dict[tuple[str, ...], list[Item]] = {}
-    before: dict[tuple[str, ...], dict[str, Any]] = {}
-    fold, index, steps = RunFold(limits=JsonLimits()), dict[Any, r.Record](), list[Any]()
-
-    def place(text: str) -> int:
-        return lines.setdefault(text, len(lines))
-
+    made = MomentLog()
     for record in records:
-        fold.apply(record)
-        _note(index, record)
+        made.add(record)
+    return made.since(0, 0, 0)
+
+
+class MomentLog:
+    """The moments of a log that may grow, as `list_moments` has them. Each list is only ever appended to."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.calls: list[list[Any]] = []
+        self.steps: list[list[Any]] = []
+        self._fold, self._index = RunFold(limits=JsonLimits()), dict[Any, r.Record]()
+        self._places: dict[str, int] = {}
+        self._known_calls: dict[MomentCall, int] = {}
+        self._shown: dict[tuple[str, ...], list[Item]] = {}
+        self._before: dict[tuple[str, ...], dict[str, Any]] = {}
+
+    def since(self, lines: int, calls: int, steps: int) -> dict[str, Any]:
+        """Return the moments without so many of each list."""
+        return {"lines": self.lines[lines:], "calls": self.calls[calls:], "steps": self.steps[steps:]}
+
+    def add(self, record: r.Record) -> None:
+        """Add the moment after *record*.
+
+        Raises:
+            StateError: it doesn't fit those before it.
+        """
+        apply_checked(self._fold, [record])
+        _note(self._index, record)
         changed, now = {}, set()
-        for one in _list_runs(fold):
-            run, items = _read_run(one, index), one.history
+        for one in _list_runs(self._fold):
+            run, items = _read_run(one, self._index), one.history
             now.add(run.path)
-            known = shown.get(run.path, [])
+            known = self._shown.get(run.path, [])
             keep = _count_kept(known, items, is_new=isinstance(record, r.HistoryReplaced | r.RunResumed))
-            added = [place(_describe_item(item)) for item in items[keep:]]
+            added = [self._place(_describe_item(item)) for item in items[keep:]]
             state: dict[str, Any] = {name: getattr(run, name) for name in _PLAIN_FIELDS}
-            state["tools"] = place(", ".join((*run.tools, *run.handoffs)))
-            state["calls"] = [calls.setdefault(each, len(calls)) for each in run.calls]
-            old = before.get(run.path, {})
+            state["tools"] = self._place(", ".join((*run.tools, *run.handoffs)))
+            state["calls"] = list(map(self._place_call, run.calls))
+            old = self._before.get(run.path, {})
             new = {name: value for name, value in state.items() if name not in old or old[name] != value}
             if added or keep < len(known):
-                new["history"], shown[run.path] = [keep, added], items[:]
+                new["history"], self._shown[run.path] = [keep, added], items[:]
             if new:
                 changed["/".join(run.path)] = new
-            before[run.path] = state
-        gone = [path for path in before if path not in now]
+            self._before[run.path] = state
+        gone = [path for path in self._before if path not in now]
         for path in gone:
-            del before[path]
-            shown.pop(path, None)
-        steps.append([_name(record), record.at, changed, ["/".join(path) for path in gone]])
-    listed = [[one.call_id, one.tool, place(one.arguments), one.state, one.since] for one in calls]
-    return {"lines": list(lines), "calls": listed, "steps": steps}
+            del self._before[path]
+            self._shown.pop(path, None)
+        self.steps.append([_name(record), record.at, changed, ["/".join(path) for path in gone]])
+
+    def _place(self, text: str) -> int:
+        place = self._places.setdefault(text, len(self.lines))
+        if place == len(self.lines):
+            self.lines.append(text)
+        return place
+
+    def _place_call(self, call: MomentCall) -> int:
+        place = self._known_calls.setdefault(call, len(self.calls))
+        if place == len(self.calls):
+            self.calls.append([call.call_id, call.tool, self._place(call.arguments), call.state, call.since])
+        return place
 
 
 _PLAIN_FIELDS = ("agent", "turn", "max_turns", "status", "requested", "tokens", "cost")

@@ -76,7 +76,8 @@ def render_html(timeline: Timeline, *, moments: Json | None = None) -> str:
             row_to_json(row, timeline.start, cancellers.get(position, []), limit)
             for position, row in enumerate(timeline.rows)
         ]
-        data = _encode({**head, "rows": rows, **_shorten_moments(moments, timeline.start, limit)})
+        shown = {} if moments is None else {"moments": moments_to_json(moments, timeline.start, limit)}
+        data = _encode({**head, "rows": rows, **shown})
         if len(data) <= MOST_CHARS:
             break
     return _fill(timeline, data)
@@ -88,17 +89,15 @@ def render_follow_page() -> str:
     return _fill(empty, _encode({**head_to_json(empty), "rows": [], "follow": True}), connects=True)
 
 
-def _shorten_moments(moments: Json | None, start: float, limit: int) -> Json:
-    """Return *moments* as a part of the page's data, with lines of at most *limit* characters, and times from *start*.
+def moments_to_json(moments: Json, start: float, limit: int) -> Json:
+    """Return *moments* as the page has them, with lines of at most *limit* characters, and times from *start*.
 
     No line is cut shorter than 60 characters: it would say nothing more.
     """
-    if moments is None:
-        return {}
     steps = [[name, _seconds(at, start), *rest] for name, at, *rest in moments["steps"]]
     lines = [exact(shorten(line, max(limit, 60))) for line in moments["lines"]]
     calls = [[*said, _seconds(since, start)] for *said, since in moments["calls"]]
-    return {"moments": {"lines": lines, "calls": calls, "steps": steps}}
+    return {"lines": lines, "calls": calls, "steps": steps}
 
 
 def _fill(timeline: Timeline, data: str, *, connects: bool = False) -> str:

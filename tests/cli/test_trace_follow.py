@@ -15,13 +15,17 @@ import anyio.abc
 import httpx
 import pytest
 from click.testing import Result
+from lab.shop import record
 from timeline.serving import HEADER, append, served
 from timeline.stories import Story, every_ending, long_run
 
+from agentloop import lab
 from agentloop import records as r
 from agentloop.cli import trace_server
+from agentloop.cli.trace import TracedJournal
 from agentloop.cli.trace_server import format_change
 from agentloop.journal import FileJournal, SQLiteJournal
+from agentloop.tracing._timeline_page import FACT_CHARS, moments_to_json
 
 pytestmark = [pytest.mark.real_clock, pytest.mark.timeout(60)]
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -34,6 +38,7 @@ class Page:
         self._lines = lines
         self.rows: list[Any] = []
         self.head: dict[str, Any] = {"records": 0}
+        self.moments: dict[str, Any] = {}
         self.received = 0
         """How many rows the events have had, repeated ones included."""
 
@@ -53,6 +58,10 @@ class Page:
                     self.received += len(data["rows"])
                     for index, row in data["rows"]:
                         self.rows[index : index + 1] = [row]
+                    if (part := data.get("moments")) is not None:
+                        known = self.moments if part["from"] else {"lines": [], "calls": [], "steps": []}
+                        assert part["from"] == len(known["steps"])
+                        self.moments = {name: [*known[name], *part[name]] for name in known}
                 return kind if kind == "change" else f"{kind}: {data}"
         raise AssertionError("the stream has ended")
 
@@ -111,6 +120,40 @@ async def test_what_a_run_appends_is_on_the_page(tmp_path: Path, kind: str) -> N
                 await later.until(lambda: later.rows == page.rows)
     assert "invoice" in page.names
     assert page.head["status"] == "failed"
+
+
+@pytest.mark.scenario("LB-17")
+async def test_the_moments_of_a_growing_journal_are_those_of_the_whole(tmp_path: Path) -> None:
+    """Each event has those that are new; a journal that takes its place begins again, a later client gets all."""
+    path, records = tmp_path / "journal", await record("nested", 3)
+    wanted = json.loads(json.dumps(moments_to_json(lab.list_moments(records), records[0].at, FACT_CHARS[0])))
+    async with served(path) as url, reading(url) as page:
+        async with FileJournal(path) as journal:
+            await journal.append([HEADER])
+            for first in range(0, len(records), 4):
+                await append(journal, records[first : first + 4])
+                await page.until(lambda: len(page.moments.get("steps", ())) >= min(first + 4, len(records)))  # noqa: B023
+        assert page.moments == wanted
+        async with reading(url) as later:
+            await later.until(lambda: later.moments == wanted)
+        path.unlink()
+        async with FileJournal(path) as journal:
+            await journal.append([HEADER])
+            await append(journal, records[:3])
+        await page.until(lambda: len(page.moments["steps"]) == 3)
+
+
+async def test_a_log_that_no_run_could_have_written_has_no_moments(tmp_path: Path) -> None:
+    """Its rows are shown all the same; and so are those of a page without contents."""
+    path, records = tmp_path / "journal", await record("nested", 3)
+    async with FileJournal(path) as journal:
+        await journal.append([HEADER])
+        await append(journal, [records[0], records[-1], records[-1]])
+    async with served(path) as url, reading(url) as page:
+        await page.has(3)
+        assert page.moments == {}
+    _, moments = TracedJournal(path).follow(content=False)()
+    assert moments is None
 
 
 async def test_a_journal_that_is_damaged_meanwhile_is_said_so(tmp_path: Path) -> None:

@@ -6,10 +6,12 @@ from typing import Any
 import anyio
 import pytest
 from lab.shop import STORIES, record
-from timeline.test_browser import keep_picture, press, showing, violations  # it skips, too
+from timeline.serving import HEADER, append, served
+from timeline.test_browser import changed, keep_picture, press, showing, violations  # it skips, too
 from timeline.test_browser import pytestmark as pytestmark
 
 from agentloop import lab
+from agentloop.journal import FileJournal
 from agentloop.tracing import read_timeline, render_html
 
 
@@ -90,9 +92,37 @@ async def test_the_slider_is_used_by_keys_and_heard(tmp_path: Path) -> None:
 
 @pytest.mark.scenario("LB-17")
 async def test_a_page_without_moments_has_no_slider(tmp_path: Path) -> None:
-    """As one without contents, and one that is served while the run goes on."""
+    """As one without contents."""
     path = tmp_path / "run.html"
     await anyio.Path(path).write_text(render_html(read_timeline(await record("answered", 3))), encoding="utf-8")
     async with showing(path) as browser:
         assert await browser.evaluate("$('moments').hidden")
         assert await browser.evaluate("getComputedStyle($('moments')).display") == "none"
+
+
+@pytest.mark.scenario("LB-17")
+@pytest.mark.real_clock
+async def test_the_slider_of_a_page_that_follows_grows(tmp_path: Path) -> None:
+    """One at the last record stays at the last, one before it stays at its record; each state is `moment_at`'s."""
+    path, records = tmp_path / "journal", await record("nested", 3)
+    async with FileJournal(path) as journal:
+        await journal.append([HEADER])
+        async with served(path) as url, showing(url) as browser:
+            assert await browser.evaluate("$('moments').hidden")
+            await append(journal, records[:4])
+            await changed(browser, "$('at').max === '4'")
+            await browser.evaluate("$('moments').open = true")
+            await changed(browser, "$('record').textContent.startsWith('record 4 of 4')")
+            await append(journal, records[4:9])
+            await changed(browser, "$('at').max === '9'")
+            assert await browser.evaluate(READ) == told(lab.moment_at(records, 9))
+            await browser.evaluate("$('at').value = 5; $('at').dispatchEvent(new Event('input'))")
+            await append(journal, records[9:])
+            count = len(records)
+            await changed(browser, f"$('at').max === '{count}'")
+            assert (await browser.evaluate("$('record').textContent")).startswith(f"record 5 of {count}")
+            assert await browser.evaluate(READ) == told(lab.moment_at(records, 5))
+            for n in (count, 2, 7):
+                await browser.evaluate(f"$('at').value = {n}; $('at').dispatchEvent(new Event('input'))")
+                assert await browser.evaluate(READ) == told(lab.moment_at(records, n)), n
+            assert await violations(browser) == []

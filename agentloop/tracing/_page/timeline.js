@@ -481,11 +481,15 @@ function describe(run, now, all) {
     el("h3", {}, "Spent"), el("p", {}, spent.join(", ")),
   ].filter((each) => each);
 }
-function showState(all = false) {
+function sayRecord() {
   const n = Number($("at").value), [name, at] = model.moments.steps[n - 1], words = `record ${n} of ${model.moments.steps.length}: ${name}`;
-  reach(n);
   $("at").setAttribute("aria-valuetext", words);
   $("record").textContent = `${words}, at ${format(at)}`;
+  return [n, at];
+}
+function showState(all = false) {
+  const [n, at] = sayRecord();
+  reach(n);
   $("state").replaceChildren(...[...runs.values()].flatMap((run) => describe(run, at, all)));
   drawNowLine();
 }
@@ -496,10 +500,24 @@ function drawNowLine() {
   if (!line.hidden) line.style.left = `${$("head-row").lastElementChild.getBoundingClientRect().left - $("scroller").getBoundingClientRect().left + at}px`;
   if (!line.hidden) line.style.height = `${$("scroller").scrollHeight}px`;
 }
+// The slider has as many places as there are records. One that stood at the last stays at the last.
+function fitMoments() {
+  const slider = $("at"), count = model.moments?.steps.length ?? 0, before = slider.value, isLast = before === slider.max;
+  $("moments").hidden = !count;
+  if (!count) return;
+  slider.max = count;
+  if (isLast) slider.value = count;
+  if ($("moments").open) { if (slider.value !== before) showState(); else sayRecord(); }
+}
+// What has come since, added to what was known; all of it if the journal is another one.
+function grow(known, part) {
+  if (!part) return known;
+  if (!part.from) { known = { lines: [], calls: [], steps: [] }; reached = 0; runs = new Map(); }
+  for (const [name, list] of Object.entries(known)) for (const one of part[name]) list.push(one);
+  return known;
+}
 function beginMoments() {
-  if (!model.moments?.steps.length) return;
-  $("moments").hidden = false;
-  $("at").max = $("at").value = model.moments.steps.length;
+  fitMoments();
   const step = (by) => { $("at").value = Number($("at").value) + by; showState(); };
   $("at").addEventListener("input", () => showState());
   $("earlier").addEventListener("click", () => step(-1));
@@ -625,7 +643,8 @@ function follow() {
     const change = JSON.parse(event.data), rows = model.rows.slice(0, change.count), known = keysOf(model.rows);
     const whole = !view || isWhole(), wasFolded = new Set([...folded].map((index) => known[index])), wasChosen = known[chosen];
     for (const [index, row] of change.rows) rows[index] = row;
-    model = { ...change.head, rows };
+    model = { ...change.head, rows, moments: grow(model.moments, change.moments) };
+    fitMoments();
     // New rows may stand above others, so the folded ones and the chosen one have new places.
     const had = new Set(known), keys = keysOf(rows);
     folded = new Set();
