@@ -4,6 +4,9 @@
     GET  /runs/ID/events         Last-Event-ID: RECORD.INDEX              the stream of a run, from after that event
     POST /runs/ID/cancel         {"call_id": TEXT?, "path": [TEXT]?}      ends a run that is under way, or one call
     POST /runs/ID/answer         {"call_id": TEXT, "value": ANY}          answers a call; the stream of the run, resumed
+    GET  /runs/ID                                                         what has become of the run and its inputs
+    POST /runs/ID/input          {"input": TEXT, "when": ...?}            adds input to the run
+    POST /runs/ID/withdraw       {"id": TEXT}                             takes an input back
     POST /verdicts               {"handle": TEXT, "verdicts": [...]}      the stream of the run, resumed
     POST /ag-ui                  RunAgentInput                            the same in another protocol, if wanted
 
@@ -136,9 +139,12 @@ class AgentApp:
         self._closing = False
         self._routes: dict[tuple[str, ...], tuple[str, Callable[..., Awaitable[None]]]] = {
             ("runs",): ("POST", handlers.start),
+            ("runs", ""): ("GET", handlers.describe),
             ("runs", "", "events"): ("GET", handlers.read),
             ("runs", "", "cancel"): ("POST", handlers.cancel),
             ("runs", "", "answer"): ("POST", handlers.answer),
+            ("runs", "", "input"): ("POST", handlers.add_input),
+            ("runs", "", "withdraw"): ("POST", handlers.withdraw),
             ("verdicts",): ("POST", handlers.decide),
         }
         if ag_ui:
@@ -262,8 +268,8 @@ class AgentApp:
         check_names(scope, self._names)
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         parts = path.strip("/").split("/")
-        run = parts[1] if len(parts) == 3 else None
-        method, handler = self._routes.get((parts[0], "", parts[2]) if run else tuple(parts), ("", None))
+        run = parts[1] if len(parts) > 1 else None
+        method, handler = self._routes.get((parts[0], "", *parts[2:]) if run else tuple(parts), ("", None))
         if handler is None:
             raise HTTPRefusal(404, "There is nothing here.")
         if scope["method"] != method:

@@ -7,8 +7,9 @@ Does not know about paths, methods, and the end of the application.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Collection, Iterable, Sequence
+from inspect import isawaitable
+from typing import Any, Literal, NoReturn
 
 import anyio
 import attrs
@@ -19,7 +20,7 @@ from agentloop._serving.states import StateStore, new_name
 from agentloop.abc import Journal
 from agentloop.agents import Agent
 from agentloop.asgi._feed import Feed, FeedReader
-from agentloop.asgi._hosting import USUAL_GRACE, Decide, RunHost, WebRun, append_verdicts
+from agentloop.asgi._hosting import USUAL_GRACE, Decide, RunHost, WebRun, append_given
 from agentloop.asgi._http import (
     HTTPRefusal,
     WebLimits,
@@ -32,18 +33,22 @@ from agentloop.asgi._http import (
 from agentloop.asgi._requests import (
     ANSWER,
     CANCEL,
+    INPUT,
     START,
     VERDICTS,
+    WITHDRAW,
     Admit,
     Exchange,
     Grant,
+    InputBody,
     WebRequest,
+    WithdrawBody,
     ask_for_grant,
 )
 from agentloop.asgi._response import RunResponse, log_failure
-from agentloop.asgi._verdicts import Decision, apply_decisions, give_decisions
-from agentloop.asgi._writer import EventWriter, StreamForm, format_event, format_frame
-from agentloop.exceptions import StateError
+from agentloop.asgi._verdicts import Decision, apply_decisions, as_sentence, give_decisions, state_of
+from agentloop.asgi._writer import EventWriter, StreamForm, describe_run, format_event, format_frame
+from agentloop.exceptions import InputRefusedError, StateError
 from agentloop.items import Item
 from agentloop.state import RunState
 
@@ -52,6 +57,8 @@ logger: logging.Logger = logging.getLogger("agentloop")
 RUN_HEADER = b"agentloop-run"
 """The header of a stream's response that has the id of the run."""
 _WAITING = "A call that waits in a paused run is rejected by /verdicts, or answered by an error."
+_OTHER_HANDLE = "The handle is of another run than the path."
+_BY_HANDLE = "No such run is under way. One that waits is found by its handle."
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -116,7 +123,7 @@ class Handlers:
             else:
                 response = self._prepare(live, journal, chosen, grant)
             if isinstance(chosen, RunState):
-                await append_verdicts(journal, chosen)
+                await append_given(journal, chosen)
             if response is None:
                 feed = self.host.start(live, journal)
             else:
@@ -248,7 +255,7 @@ class Handlers:
         """Answer a call: of a run under way, or of a paused one, which is resumed and streamed."""
         body = await client.read(self.limits, ANSWER)
         if self.has_journals and body.handle not in (None, run):
-            raise HTTPRefusal(400, "The handle is of another run than the path.")
+            raise HTTPRefusal(400, _OTHER_HANDLE)
         named = self.has_journals or body.handle is None
         grant = await self._let_in(
             WebRequest(action="answer", scope=client.scope, run=run if named else None, conversation=body.conversation)
@@ -261,7 +268,7 @@ class Handlers:
         elif self.has_journals:
             await self._begin(run, _applying([body], grant), grant, client)
         else:
-            raise HTTPRefusal(404, "No such run is under way. One that waits is found by its handle.")
+            raise HTTPRefusal(404, _BY_HANDLE)
 
     async def _give(self, run: str, decisions: Sequence[Decision], grant: Grant, client: Exchange) -> bool:
         """Give *decisions* to a run that is under way, and say so to the client; return False if it isn't."""
@@ -276,21 +283,97 @@ class Handlers:
         self, handle: str, decide: Decide, grant: Grant, client: Exchange, form: StreamForm | None = None
     ) -> None:
         """Take a state and resume it within this request. One that can't be resumed by this request is kept again."""
-        text = await self.states.take(handle)
-        if text is None:
-            raise HTTPRefusal(409, "No run waits under this handle: it was resumed already, or there was none.")
+        text = await self._take(handle)
         try:
             state = RunState.from_string(self.agent, text, **self.unseal)
             decide(state)
             live = self.host.claim(new_name())
             response = self._prepare(live, None, state, grant, form)
         except Exception as error:
-            refusal = refusal_for(error)
-            with anyio.move_on_after(USUAL_GRACE, shield=True):  # also after a cancellation: it must not be lost
-                handle = await self.states.put(text)
-                raise HTTPRefusal(refusal.status, refusal.sentence, handle=handle) from error
-            raise TimeoutError(f"the store of paused runs did not take a state within {USUAL_GRACE:g} s") from error
+            await self._keep_again(text, refusal_for(error))
         await self._serve(response, live, None, client)
+
+    async def _take(self, handle: str) -> str:
+        text = await self.states.take(handle)
+        if text is None:
+            raise HTTPRefusal(409, "No run waits under this handle: it was resumed already, or there was none.")
+        return text
+
+    async def _keep(self, text: str) -> str:
+        """Keep a state that was taken, also after a cancellation: it must not be lost. Return its new handle."""
+        with anyio.move_on_after(USUAL_GRACE, shield=True):
+            return await self.states.put(text)
+        raise TimeoutError(f"the store of paused runs did not take a state within {USUAL_GRACE:g} s")
+
+    async def _keep_again(self, text: str, refusal: HTTPRefusal) -> NoReturn:
+        """Keep a state as it was, and refuse what was asked of it, with the new handle."""
+        raise HTTPRefusal(
+            refusal.status, refusal.sentence, **refusal.fields, handle=await self._keep(text)
+        ) from refusal.__cause__
+
+    # -- input
+
+    async def describe(self, client: Exchange, run: str) -> None:
+        """Say what has become of a run, and of the inputs that were added to it."""
+        await self._let_in(WebRequest(action="read", scope=client.scope, run=run))
+        live = await self.host.find_decided(run)
+        if live is None or live.stream is None:
+            found = describe_run(run, await self.host.load_stored(run))
+        else:
+            found = describe_run(run, state_of(live.stream), under_way=not live.stream.is_complete)
+        await answer_json(client.send, 200, found)
+
+    async def add_input(self, client: Exchange, run: str) -> None:
+        """Add input to a run: one under way, which continues with it, or one that has paused, which keeps it."""
+        body = await client.read(self.limits, INPUT)
+        grant = await self._let_in_to_give(client, run, body)
+        await self._put(client, run, body, lambda to: to.add_input(body.input, when=body.when, id=body.id, by=grant.by))
+
+    async def withdraw(self, client: Exchange, run: str) -> None:
+        """Take an input back, which the model has not been shown."""
+        body = await client.read(self.limits, WITHDRAW)
+        grant = await self._let_in_to_give(client, run, body)
+        await self._put(client, run, body, lambda to: to.withdraw(body.id, by=grant.by))
+
+    async def _let_in_to_give(self, client: Exchange, run: str, body: InputBody | WithdrawBody) -> Grant:
+        if self.has_journals and body.handle not in (None, run):
+            raise HTTPRefusal(400, _OTHER_HANDLE)
+        known = run if self.has_journals or body.handle is None else None
+        return await self._let_in(
+            WebRequest(action="input", scope=client.scope, run=known, conversation=body.conversation)
+        )
+
+    async def _put(
+        self,
+        client: Exchange,
+        run: str,
+        body: InputBody | WithdrawBody,
+        put: Callable[[Any], Any],
+    ) -> None:
+        """Let *put* change the stream of a run under way, or the state of a paused one; say so to the client."""
+        live = await self.host.find_decided(run)  # another request may be giving input to it just now
+        handle: dict[str, str] = {}
+        if live is not None and live.stream is not None and not live.stream.is_complete:
+            state_of(live.stream)
+            given = await _put_into(live.stream, put)
+        elif self.has_journals:
+            async with self.host.claimed(run) as (claimed, journal):
+                state = await self.host.load(journal)
+                given = await _put_into(state, put)
+                await append_given(journal, state)
+                await self.host.give_up(claimed, journal)
+        elif body.handle is None:
+            raise HTTPRefusal(404, _BY_HANDLE)
+        else:
+            text = await self._take(body.handle)
+            try:
+                state = RunState.from_string(self.agent, text, **self.unseal)
+                given = await _put_into(state, put)
+                changed = state.to_string(**self.seal)
+            except Exception as error:
+                await self._keep_again(text, refusal_for(error))
+            handle = {"handle": await self._keep(changed)}
+        await answer_json(client.send, 202, {"run": run, "id": given or body.id, **handle})
 
     # -- another protocol
 
@@ -312,6 +395,20 @@ class Handlers:
 
 def _applying(decisions: Sequence[Decision], grant: Grant) -> Decide:
     return lambda state: apply_decisions(state, decisions, grant.by)
+
+
+async def _put_into(to: RunStream[Any] | RunState, put: Callable[[Any], Any]) -> str | None:
+    """Let *put* change a stream or a state; return what it returns, an id or None.
+
+    Raises:
+        HTTPRefusal: the run takes it no more (409), with the reason as a word.
+    """
+    try:
+        given = put(to)
+        found: str | None = await given if isawaitable(given) else given
+    except InputRefusedError as error:
+        raise HTTPRefusal(409, as_sentence(error), reason=error.reason) from None
+    return found
 
 
 def _cancel_call(stream: RunStream[Any] | None, call_id: str, path: tuple[str, ...]) -> bool:

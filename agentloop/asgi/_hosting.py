@@ -331,6 +331,19 @@ class RunHost:
             raise HTTPRefusal(404, "There is no such run.")
         return state
 
+    async def load_stored(self, run: str) -> RunState:
+        """Return the state of a run that is not live.
+
+        Raises:
+            HTTPRefusal: there is no such run (404).
+            StateError, JournalError: what is stored can't be read.
+        """
+        journal = self.open_journal(run)
+        try:
+            return await self.load(journal)
+        finally:
+            await close_journal(journal, run)  # noqa: ASYNC102 - shielded there
+
     async def read(self, run: str, after: str | None) -> StoredEvents:
         """Return the events of a run that is not live, those after the id *after*; a long log takes many turns.
 
@@ -338,11 +351,7 @@ class RunHost:
             HTTPRefusal: there is no such run (404) or event (409).
             StateError, JournalError: what is stored can't be read.
         """
-        journal = self.open_journal(run)
-        try:
-            state = await self.load(journal)
-        finally:
-            await close_journal(journal, run)  # noqa: ASYNC102 - shielded there
+        state = await self.load_stored(run)
         events = await collect_in_turns(state.events())
         return StoredEvents(events[0 if after is None else position_after(events, after) :], _describe_end(state, run))
 
@@ -366,7 +375,7 @@ def _describe_end(state: RunState, run: str) -> tuple[dict[str, Any], ...]:
     return () if state.error is None else ({"type": "error", "error": describe_summary(state.error)},)
 
 
-async def append_verdicts(journal: Journal, state: RunState) -> None:
+async def append_given(journal: Journal, state: RunState) -> None:
     """Append what was given on *state*, which makes this process the only one that resumes the run.
 
     Raises:
@@ -375,4 +384,4 @@ async def append_verdicts(journal: Journal, state: RunState) -> None:
     try:
         await state.append_to(journal)
     except JournalError as error:
-        raise HTTPRefusal(409, "The run is being resumed elsewhere, or its journal takes no verdict.") from error
+        raise HTTPRefusal(409, "The run is under way elsewhere, or its journal takes nothing.") from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from inspect import isawaitable
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import attrs
 import msgspec
@@ -48,10 +48,33 @@ class AnswerBody(ClientAnswer, forbid_unknown_fields=True):
     conversation: str | None = None
 
 
+_InputId: TypeAlias = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+
+
+class InputBody(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a request that adds input to a run; *handle* finds a paused run that has no journal."""
+
+    input: str
+    when: Literal["turn", "idle"] = "turn"
+    id: _InputId | None = None
+    handle: str | None = None
+    conversation: str | None = None
+
+
+class WithdrawBody(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a request that takes an input back; *handle* as in `InputBody`."""
+
+    id: _InputId
+    handle: str | None = None
+    conversation: str | None = None
+
+
 START: msgspec.json.Decoder[StartBody] = msgspec.json.Decoder(StartBody)
 CANCEL: msgspec.json.Decoder[CancelBody] = msgspec.json.Decoder(CancelBody)
 VERDICTS: msgspec.json.Decoder[VerdictsBody] = msgspec.json.Decoder(VerdictsBody)
 ANSWER: msgspec.json.Decoder[AnswerBody] = msgspec.json.Decoder(AnswerBody)
+INPUT: msgspec.json.Decoder[InputBody] = msgspec.json.Decoder(InputBody)
+WITHDRAW: msgspec.json.Decoder[WithdrawBody] = msgspec.json.Decoder(WithdrawBody)
 
 
 class Exchange(NamedTuple):
@@ -75,13 +98,13 @@ class WebRequest:
     """One request, as `admit` sees it.
 
     Attributes:
-        action: What is asked for.
+        action: What is asked for; `"input"` adds input to a run, or takes it back.
         scope: The ASGI scope, with the headers, the client's address, and what middleware has put there.
         run: The id of the run; None if the request starts one, or resumes a paused one that has no journal.
         conversation: What the client calls its conversation, or None.
     """
 
-    action: Literal["start", "read", "cancel", "decide", "answer"]
+    action: Literal["start", "read", "cancel", "decide", "answer", "input"]
     scope: Scope
     run: str | None = None
     conversation: str | None = None
@@ -94,7 +117,7 @@ class WebRequest:
 
 @attrs.frozen(kw_only=True)
 class Grant:
-    """An answer of `admit`: the options of the run, and the giver of verdicts and answers as the log keeps it."""
+    """An answer of `admit`: the options of the run, and the giver of verdicts, answers and input for the log."""
 
     options: RunOptions[Any] = attrs.field(factory=lambda: RunOptions())
     by: str | None = None

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeAlias
 import msgspec
 
 from agentloop.asgi._http import HTTPRefusal
-from agentloop.exceptions import StateError, UserError
+from agentloop.exceptions import InputRefusedError, StateError, UserError
 from agentloop.items import Interruption
 from agentloop.state import REPLACE_HINT, RunState
 
@@ -77,7 +77,7 @@ async def give_decisions(stream: _Stream, decisions: Sequence[Decision], by: str
     try:
         await stream._give(partial(_put_all, stream, decisions, by))
     except UserError as error:  # it has ended meanwhile
-        raise HTTPRefusal(409, _as_sentence(error)) from None
+        raise HTTPRefusal(409, as_sentence(error)) from None
 
 
 def _put_all(stream: _Stream, decisions: Sequence[Decision], by: str | None) -> None:
@@ -87,10 +87,7 @@ def _put_all(stream: _Stream, decisions: Sequence[Decision], by: str | None) -> 
 
 def _check_all(stream: _Stream, decisions: Sequence[Decision], by: str | None) -> list[Interruption]:
     """Return the interruptions that *decisions* are for, once all of them were given to a copy of the run."""
-    try:
-        state = stream.state
-    except UserError:
-        raise HTTPRefusal(409, "The run has not begun.") from None
+    state = state_of(stream)
     found = [_find(state, decision) for decision in decisions]
     apply_decisions(state, decisions, by)
     return found
@@ -120,16 +117,31 @@ def _give(
         else:
             decided.reject(call, message=decision.message, always=decision.always, by=by)
     except UserError as error:
-        said = _as_sentence(error) if isinstance(decision, ClientAnswer) else f"The verdict doesn't fit: {error}."
+        said = as_sentence(error) if isinstance(decision, ClientAnswer) else f"The verdict doesn't fit: {error}."
         raise HTTPRefusal(400, said) from None
     except StateError as error:
-        raise HTTPRefusal(409, _as_sentence(error)) from None
+        raise HTTPRefusal(409, as_sentence(error)) from None
 
 
 def _name(decision: Decision) -> str:
     return "verdict" if isinstance(decision, ClientVerdict) else "answer"
 
 
-def _as_sentence(error: Exception) -> str:
+def state_of(stream: _Stream) -> RunState:
+    """Return the state of a run under way.
+
+    Raises:
+        HTTPRefusal: it has not begun (409).
+    """
+    try:
+        return stream.state
+    except UserError:
+        raise HTTPRefusal(409, "The run has not begun.") from None
+
+
+def as_sentence(error: Exception) -> str:
+    """Return the message of a refusal as a sentence, without the name of the method that raised it."""
     text = str(error).removesuffix(REPLACE_HINT)
+    if isinstance(error, InputRefusedError):
+        text = text.partition(": ")[2]
     return f"{text[:1].upper()}{text[1:]}."

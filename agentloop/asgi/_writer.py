@@ -25,6 +25,7 @@ from agentloop.items import Interruption
 
 if TYPE_CHECKING:
     from agentloop.results import RunResult
+    from agentloop.state import RunState
 
 Numbered: TypeAlias = tuple[str | None, ev.Event]
 """An event with its id, None for a signal."""
@@ -66,6 +67,26 @@ def format_event(number: str | None, event: ev.Event, codec: Codec | None = None
 def describe_pause(interruptions: tuple[Interruption, ...], handle: str | None) -> dict[str, Any]:
     """Return the last frame's data of a run that waits: its calls, and the handle to resume it by."""
     return {"type": "interrupted", "handle": handle, "interruptions": [to_json(asked) for asked in interruptions]}
+
+
+def describe_run(run: str, state: RunState, *, under_way: bool = False) -> dict[str, Any]:
+    """Return what a client learns of a run: its status, its calls that wait, and what has become of its inputs.
+
+    The status of a run without an end is `running`, or `detached` if it isn't under way in this process.
+    """
+    inputs = [
+        {
+            "id": added.id,
+            "when": added.when,
+            "status": added.status,
+            "items": [to_json(item) for item in added.items],
+            **({} if added.reason is None else {"reason": added.reason}),
+        }
+        for added in state.inputs
+    ]
+    status = "running" if under_way else state.status or "detached"
+    asked = () if under_way else state.interruptions
+    return {"run": run, "status": status, "interruptions": [to_json(each) for each in asked], "inputs": inputs}
 
 
 class StreamForm(Protocol):

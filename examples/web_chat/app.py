@@ -1,4 +1,5 @@
-"""A chat in the browser: text as it comes, calls side by side, approvals, questions, a cancel button, lost connections.
+"""A chat in the browser: text as it comes, calls side by side, approvals, questions, messages while a run works, a
+cancel button, lost connections.
 
     python -m examples.web_chat.app                 # needs uvicorn; then open http://127.0.0.1:8000
     MODEL=local: python -m examples.web_chat.app    # or openai:NAME; without it the model is scripted

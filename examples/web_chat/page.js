@@ -1,7 +1,8 @@
 // The page of the chat: one run at a time, read as server-sent events by `fetch` (an EventSource can't POST).
 //
 // The facts are the run's id and the id of the last recorded event that was shown. When a connection ends before the
-// run does, the page asks for the events that follow that id; nothing else is needed to come back.
+// run does, the page asks for the events that follow that id; nothing else is needed to come back. What a person writes
+// while a run works or waits is added to it, and stays marked until the model is shown it.
 "use strict";
 
 const $ = (id) => document.getElementById(id);
@@ -14,6 +15,7 @@ let last = null; // the id of the last recorded event
 let connection = null; // the AbortController of the stream under way
 let partial = null; // the bubble of the answer that is coming
 let cards = new Map(); // the card of each call, by path and id
+let waiting = new Map(); // the bubble of each input that the model hasn't been shown, by its id
 
 function show(kind, text) {
   const element = document.createElement("div");
@@ -26,7 +28,7 @@ function show(kind, text) {
 
 function setState(text, busy) {
   $("state").textContent = text;
-  $("send").disabled = $("text").disabled = busy;
+  $("send").disabled = busy && run === null; // it has no name yet
   $("cancel").disabled = $("drop").disabled = !busy;
   for (const button of document.querySelectorAll(".verdict button")) button.disabled = busy; // one verdict at a time
 }
@@ -64,8 +66,9 @@ const HANDLERS = {
   },
   item_created(event) {
     const item = event.item;
-    if (event.path.length || item.type !== "assistant_message") return;
+    if (event.path.length || !["assistant_message", "user_message"].includes(item.type)) return;
     const text = typeof item.content === "string" ? item.content : item.content.map((part) => part.text ?? "").join("");
+    if (item.type === "user_message") return showInput(text);
     // The whole text takes the place of its pieces, some of which may have been missed.
     partial?.remove();
     partial = null;
@@ -91,7 +94,6 @@ const HANDLERS = {
   interrupted(event) {
     for (const asked of event.interruptions) askFor(asked, event);
     setState("waiting for you", false);
-    $("send").disabled = true;
   },
   error(event) {
     show("note error", `${event.error.type}: ${event.error.message}`);
@@ -106,6 +108,50 @@ const HANDLERS = {
     if (event.status === "cancelled") show("note", "cancelled");
   },
 };
+
+// Send what belongs to the run that is shown; return the answer, or null once the error is shown.
+async function tell(path, body) {
+  const headers = { "content-type": "application/json" };
+  try {
+    const response = await fetch(`/runs/${run}/${path}`, { method: "POST", headers, body: JSON.stringify(body) });
+    const answer = await response.json();
+    if (response.ok) return answer;
+    show("note error", answer.error);
+  } catch (error) {
+    show("note error", `The connection is lost: ${error.message}`);
+  }
+  return null;
+}
+
+// Add to the run what a person has written; it can be taken back until the model is shown it.
+async function addInput(text) {
+  const id = crypto.randomUUID();
+  const bubble = show("message user unread", text);
+  waiting.set(id, bubble);
+  const back = document.createElement("button");
+  back.type = "button";
+  back.textContent = "take back";
+  back.addEventListener("click", async () => {
+    if (await tell("withdraw", { id, conversation })) forget(id);
+  });
+  if (!(await tell("input", { input: text, id, conversation }))) forget(id);
+  else if (waiting.has(id)) bubble.append(back);
+}
+
+function forget(id) {
+  waiting.get(id)?.remove();
+  waiting.delete(id);
+}
+
+// Show an input where the model was shown it, in place of the bubble that has waited.
+function showInput(text) {
+  for (const [id, bubble] of waiting) {
+    if (bubble.firstChild.textContent !== text) continue;
+    forget(id);
+    break;
+  }
+  show("message user", text);
+}
 
 // Return an element for a value of a JSON schema, and the function that reads the value.
 function fieldOf(schema) {
@@ -195,6 +241,7 @@ async function read(method, path, body) {
     return true;
   }
   run = response.headers.get("agentloop-run");
+  $("send").disabled = false;
   history.replaceState(null, "", `#${run}`);
   const pieces = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
@@ -237,15 +284,23 @@ async function follow(method, path, body) {
     partial = null;
   }
   connection = null;
-  if ($("state").textContent !== "waiting for you") setState("ready", false);
+  if ($("state").textContent !== "waiting for you") {
+    for (const bubble of waiting.values()) bubble.querySelector("button")?.remove(); // the run has ended before
+    waiting = new Map();
+    setState("ready", false);
+  }
   $("text").focus();
 }
 
 $("form").addEventListener("submit", (event) => {
   event.preventDefault();
   const text = $("text").value.trim();
-  if (!text) return;
+  if (!text || $("send").disabled) return;
   $("text").value = "";
+  if ($("state").textContent !== "ready") {
+    addInput(text);
+    return;
+  }
   [run, last, cards] = [null, null, new Map()];
   show("message user", text);
   follow("POST", "/runs", { input: text, conversation });

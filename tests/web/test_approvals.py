@@ -22,7 +22,7 @@ from agentloop.exceptions import StateError, UserTypeError, UserValueError
 from agentloop.testing import ScriptedModel, call, say
 
 HELLO = {"input": "hello"}
-ELSEWHERE = "The run is being resumed elsewhere, or its journal takes no verdict."
+ELSEWHERE = "The run is under way elsewhere, or its journal takes nothing."
 KEY = SealKey(b"0123456789abcdef")
 YES = {"call_id": "call_1", "approve": True}
 NO = {"call_id": "call_2", "approve": False, "message": "b is needed"}

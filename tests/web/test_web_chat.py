@@ -179,6 +179,40 @@ async def test_an_answer_that_does_not_fit_leaves_the_form(url: str) -> None:
         assert "tea" in (await page.texts(".assistant"))[-1]
 
 
+@pytest.mark.scenario("PE-01")
+async def test_what_is_written_while_the_run_works_is_shown_where_the_model_reads_it(url: str) -> None:
+    """Behind the calls under way; the run continues with it."""
+    async with browsing(url) as page:
+        await page.say("What is the weather in Oslo, Rome and Bonn?")
+        await page.until(f"{cards('running')} === 3")
+        await page.say("Thank you")
+        await page.ready()
+        assert await page.texts(".unread") == await page.texts(".error") == []
+        shown = "[...document.querySelectorAll('.user, .calls')].map(e => e.classList.contains('calls'))"
+        assert await page.browser.evaluate(shown) == [False, True, False]
+        assert (await page.texts(".user"))[-1] == "Thank you"
+        assert "You said: Thank you" in (await page.texts(".assistant"))[-1]
+
+
+@pytest.mark.scenario("PE-01")
+async def test_what_is_written_while_the_run_waits_can_be_taken_back(url: str) -> None:
+    """The rest is shown when the run continues."""
+    async with browsing(url) as page:
+        await page.say("Delete milk")
+        await page.until("document.querySelector('.verdict') !== null")
+        await page.say("Be brief")
+        await page.say("Thank you")
+        await page.until("document.querySelectorAll('.unread button').length === 2")
+        await page.picture("waiting")
+        await page.browser.evaluate("document.querySelector('.unread button').click()")
+        await page.until("document.querySelectorAll('.unread').length === 1")
+        await page.click("button.no")
+        await page.ready()
+        assert await page.texts(".user") == ["Delete milk", "Thank you"]
+        assert "You said: Thank you" in (await page.texts(".assistant"))[-1]
+        assert await page.texts(".error") == []
+
+
 async def test_cancel_button_ends_the_run(url: str) -> None:
     """The calls under way are cancelled, and the page is ready for the next message."""
     async with browsing(url) as page:
