@@ -245,10 +245,7 @@ def _seen(ctx: RunContext[Any], memory: FunctionTool[Any]) -> dict[str, str] | N
         return None
     seen: dict[str, str] = {}
     for values, output in succeeded_calls(ctx, memory):
-        try:
-            key = to_key(values["new_path"] if values["command"] == "rename" else values["path"])
-        except MemoryRefusal:
-            continue
+        key = to_key(values["new_path"] if values["command"] == "rename" else values["path"])
         found = _VERSION.search(output.partition("\n")[0])
         seen.setdefault(key, found[1] if found is not None else "")
     return seen

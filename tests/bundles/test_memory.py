@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import httpx
 import pytest
 from hypothesis import example, given, settings
@@ -17,6 +18,7 @@ from agentloop import (
     Agent,
     ContextPolicy,
     DropOldest,
+    RunConfig,
     RunContext,
     Runner,
     RunState,
@@ -25,6 +27,7 @@ from agentloop import (
     UserError,
     UserTypeError,
     UserValueError,
+    lab,
     tool,
 )
 from agentloop.bundles import FolderMemory, Memory, SQLiteMemory
@@ -34,7 +37,7 @@ from agentloop.journal import MemoryJournal
 from agentloop.models.anthropic import AnthropicModel
 from agentloop.models.openai_chat import OpenAIChatModel
 from agentloop.models.openai_responses import OpenAIResponsesModel
-from agentloop.testing import ScriptedModel, call, say
+from agentloop.testing import ScriptedModel, call, replay, say
 
 pytestmark = pytest.mark.real_clock
 
@@ -126,6 +129,8 @@ REFUSED: tuple[tuple[Any, str], ...] = (
     (memory("create", "folder", file_text="x"), "exists already"),
     (memory("create", "a.md/b", file_text="x"), "/memories/a.md is a file, and not a folder"),
     (memory("create", "Folder/c", file_text="x"), "the folder is written /memories/folder"),
+    (memory("create", "folder/new", file_text="x"), "There would be more than 3 files"),
+    (memory("insert", "a.md", insert_line=0, insert_text="x"), "was not viewed"),
     (memory("create", "", file_text="x"), "/memories is the folder of all files"),
     (memory("create", "new.md"), "create needs file_text"),
     (memory("rename", old_path="a.md"), "rename needs new_path"),
@@ -295,7 +300,7 @@ def others_in(base: Path) -> set[Path]:
 
 
 @pytest.mark.scenario("ME-01")
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     calls=st.lists(
         st.tuples(st.sampled_from(["view", "create", "rename", "delete", "insert"]), ROOTS, PATHS, PATHS), max_size=6
@@ -429,6 +434,25 @@ async def test_the_index_is_that_of_the_beginning_of_the_run(run_mode: Run) -> N
     listed = [text.partition("The files when this conversation began:\n")[2].splitlines() for text in systems]
     first = ["- /memories/a/c.md (1 bytes)", "- /memories/b.md (16 bytes)"]
     assert listed == [first, first, [*first, "- /memories/new.md (1 bytes)"], [*first, "- /memories/new.md (1 bytes)"]]
+
+
+@pytest.mark.parametrize("where", ["agent", "run"])
+async def test_a_replay_and_the_lab_write_nothing(where: str) -> None:
+    """The log has what the index and the calls said; the bundle is the agent's or the run's."""
+    shelf = Shelf(ada={"b.md": "x"})
+    bundles = [Memory(shelf, scope="ada", recall_at_start=True)]
+    steps = [memory("view", "b.md"), memory("str_replace", "b.md", old_str="x", new_str="y"), say("done")]
+    agent = script_agent("a", *steps, bundles=bundles if where == "agent" else [])
+    config = RunConfig(bundles=bundles if where == "run" else [])
+    journal = MemoryJournal()
+    result = await Runner.run(agent, "go", journal=journal, run_config=config)
+    assert "- /memories/b.md (1 bytes)" in (read_requests(agent)[0].system or "")
+    shelf.scopes["ada"] = {"other": "z"}
+    again = await anyio.to_thread.run_sync(lambda: replay(journal, agent, run_config=config))
+    assert again.records == result.records
+    shelf.scopes["ada"] = {"b.md": "x"}  # the lab makes the instructions anew, and so the index
+    assert (await lab.compare(result, agent, run_config=config)).count("same") == 1
+    assert shelf.scopes == {"ada": {"b.md": "x"}}
 
 
 async def test_a_long_index_is_cut_and_an_empty_one_says_so() -> None:

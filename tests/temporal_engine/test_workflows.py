@@ -29,6 +29,7 @@ from agentloop import (
     UserError,
     tool,
 )
+from agentloop.bundles import FolderMemory, Memory
 from agentloop.exceptions import StateError, UserTypeError
 from agentloop.records import CallSettled
 from agentloop.temporal import AgentPlugin, AgentRunHandle, AgentWorkflow, ToolActivity, WorkerUnavailable, start_run
@@ -549,6 +550,11 @@ def test_what_cannot_run_in_a_workflow() -> None:
         AgentPlugin({"few": Agent("few", model="local:x", tools=[few])})
     with pytest.raises(UserError, match="agent 'b': sources of tools"):
         AgentPlugin({"b": Agent("b", model="local:x", toolsets=[Source()])})
+    memory = Memory(FolderMemory("never-made"), scope=lambda ctx: "ada")
+    AgentPlugin({"a": Agent("a", model="local:x", bundles=[memory])})
+    recalling = Memory(FolderMemory("never-made"), scope="ada", recall_at_start=True)
+    with pytest.raises(UserError, match="agent 'b': sources of tools"):
+        AgentPlugin({"b": Agent("b", model="local:x", bundles=[recalling])})
     with pytest.raises(UserError, match=r"RunConfig\.toolsets"):
         AgentPlugin({"a": agent}, run_config=RunConfig(toolsets=[Source()]))
     with pytest.raises(UserError, match=r"RunConfig\.toolsets, bundles"):
