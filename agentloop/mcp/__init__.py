@@ -7,7 +7,17 @@ streamable HTTP; it is imported when the first connection opens.
 
 from agentloop.mcp._connection import MCPConnectionError, MCPToolError
 from agentloop.mcp._library import MCPPrompt, MCPResource
+from agentloop.mcp._questions import Elicitation
 from agentloop.mcp._server import MCPServer
 from agentloop.mcp._serving import build_server, serve
 
-__all__ = ["MCPConnectionError", "MCPPrompt", "MCPResource", "MCPServer", "MCPToolError", "build_server", "serve"]
+__all__ = [
+    "Elicitation",
+    "MCPConnectionError",
+    "MCPPrompt",
+    "MCPResource",
+    "MCPServer",
+    "MCPToolError",
+    "build_server",
+    "serve",
+]

@@ -84,6 +84,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 _MOST_LISTED, _MOST_PAGES = 1_000, 100
 _SESSION_GONE = "Session terminated"
 _METHOD_NOT_FOUND = -32601
+_NOBODY = ". The server asks its user, and there is nobody to ask: the application gives no `elicit`"
 _LIST_SECONDS = 10.0
 _LONGEST_CAUSE = 300
 
@@ -109,11 +110,20 @@ class Connection:
 
     *transport* opens a new transport each time, and gives *remarks* what it sees of the server. *mode* is the SDK's:
     `"auto"`, `"legacy"` or a version. *context* is that of the code which wants the connection: the requests that open
-    it belong to its trace.
+    it belong to its trace. *answer* answers the server's questions to its user; without it the
+    client says that it can't ask.
     """
 
     def __init__(
-        self, name: str, transport: Transport, *, connect_timeout: float, mode: str, remarks: Remarks, context: Context
+        self,
+        name: str,
+        transport: Transport,
+        *,
+        connect_timeout: float,
+        mode: str,
+        remarks: Remarks,
+        context: Context,
+        answer: Callable[[Any, Any], Awaitable[Any]] | None = None,
     ) -> None:
         self.name = name
         self._remarks = remarks
@@ -121,6 +131,7 @@ class Connection:
         self._transport = transport
         self._connect_timeout = connect_timeout
         self._mode = mode
+        self._answer = answer
         self.tools: list[Any] | None = None
         """The tools that the server listed last."""
         self.is_stale = True
@@ -228,6 +239,7 @@ class Connection:
                 Client(
                     self._open_transport(),
                     message_handler=self._hear,
+                    elicitation_callback=self._answer,
                     mode=self._mode,
                     cache=None,
                     client_info=Implementation(name="agentloop", version=__version__),
@@ -430,7 +442,8 @@ class Connection:
                 result = await ask()
             except MCPError as error:
                 if error.code != types.CONNECTION_CLOSED:
-                    raise MCPToolError(error.message, code=error.code) from error
+                    hint = _NOBODY if self._answer is None and "elicitation" in error.message.lower() else ""
+                    raise MCPToolError(error.message + hint, code=error.code) from error
                 raise self._unknown() from error
             except ValidationError as error:
                 raise MCPToolError("the server's answer is none of the protocol") from error

@@ -6,7 +6,7 @@ import logging
 import re
 import threading
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from contextvars import Context, copy_context
 from functools import partial
 from typing import Any, TypeAlias
@@ -25,6 +25,7 @@ from agentloop.items import AssistantMessage, Part, UserMessage
 from agentloop.mcp._connection import Connection, MCPConnectionError, MCPToolError
 from agentloop.mcp._contents import default_options, error_text, read_contents
 from agentloop.mcp._library import Library, MCPPrompt, MCPResource
+from agentloop.mcp._questions import Elicit, UserQuestions
 from agentloop.mcp._remarks import Remarks
 from agentloop.mcp._schemas import Check, Meter, make_check
 from agentloop.run import current_runtime
@@ -115,6 +116,10 @@ class MCPServer:
         resources: True for two more tools, `list_resources` and `read_resource`. They are selected and named as the
             server's own; a tool of the server with such a name takes the place.
         prompts: True for two more tools, `list_prompts` and `get_prompt`.
+        elicit: Answers what the server asks its user within a call (`Elicitation`), sync or async. It returns a mapping
+            with the fields of the schema, or `"accept"` for an address that the user visits, or `"decline"` or
+            `"cancel"`. The call waits for it, within its `timeout`, and not its `idle_timeout`; it is cancelled with
+            the call. Without it we say to the server that we can't ask.
     """
 
     name: str = attrs.field(validator=FIELDS.words())
@@ -142,6 +147,7 @@ class MCPServer:
     required: bool = attrs.field(default=True, validator=FIELDS.flag())
     resources: bool = attrs.field(default=False, validator=FIELDS.flag())
     prompts: bool = attrs.field(default=False, validator=FIELDS.flag())
+    elicit: Elicit | None = attrs.field(default=None, validator=optional(FIELDS.function()))
     _opened: _ServerTools | None = attrs.field(default=None, init=False, repr=False)
     _wanted_by: tuple[RunContext[Any], Context] | None = attrs.field(default=None, init=False, repr=False)
     """The run that wants the connection, and its context variables: the task of a shared resource has others."""
@@ -268,6 +274,7 @@ class MCPServer:
         except ImportError as error:
             raise UserError(describe_missing("an MCP server", "mcp")) from error
         remarks = Remarks()
+        questions = None if self.elicit is None else UserQuestions(self.name, self.elicit, self.idle_timeout)
         connection = Connection(
             self.name,
             partial(self._open_transport, remarks),
@@ -275,11 +282,12 @@ class MCPServer:
             mode=self.mode,
             remarks=remarks,
             context=copy_context() if self._wanted_by is None else self._wanted_by[1],
+            answer=None if questions is None else questions.answer,
         )
         run = None if self._wanted_by is None or current_runtime() is not None else self._wanted_by[0]
         self._wanted_by = None
         async with connection:
-            yield _ServerTools(self, connection)
+            yield _ServerTools(self, connection, questions)
             if run is not None and self.command is not None and not self._has_warned and _is_pausing(run):
                 self._has_warned = True
                 logger.warning(
@@ -349,9 +357,10 @@ _Made: TypeAlias = dict[str, tuple[Any, "FunctionTool[Any] | None"]]
 class _ServerTools:
     """The tools of one open connection. Used by any task of its event loop; made by the holder of the connection."""
 
-    def __init__(self, server: MCPServer, connection: Connection) -> None:
+    def __init__(self, server: MCPServer, connection: Connection, questions: UserQuestions | None) -> None:
         self._server = server
         self._connection = connection
+        self._questions = questions
         self._made: _Made = {}
         """By the name for models: how it was listed, and the tool made of it; None if it can't be used."""
         self._current: list[FunctionTool[Any]] = []
@@ -433,12 +442,13 @@ class _ServerTools:
             logger.warning("MCP server %r: tool %r is left out: its schema: %s", server.name, listed.name, error)
             return None
         check_output = self._make_output_check(listed, meter)
-        connection = self._connection
+        connection, questions = self._connection, self._questions
 
         async def call(ctx: ToolContext[Any], text: str) -> Any:
             arguments = parse_object(text, JsonLimits(), tool=name)
             meta = {IDEMPOTENCY_KEY: ctx.idempotency_key}
-            result = await connection.call_tool(listed.name, arguments, ctx.report, meta)
+            with nullcontext(ctx.report) if questions is None else questions.during(ctx) as report:
+                result = await connection.call_tool(listed.name, arguments, report, meta)
             if result.is_error:
                 raise MCPToolError(error_text(result.content))
             if check_output is not None and (wrong := check_output(result.structured_content)) is not None:

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 import anyio
 from mcp import types
-from mcp.server.mcpserver import Context, MCPServer
+from mcp.server.mcpserver import Context, Elicit, ElicitationResult, MCPServer, Resolve
 from mcp.server.mcpserver.prompts import base
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 server = MCPServer("honest")
 
@@ -100,6 +100,31 @@ async def parts() -> list[Any]:
         ),
         types.ResourceLink(type="resource_link", name="b", uri="file:///b.txt"),
     ]
+
+
+class Amount(BaseModel):
+    """What the tool `order` asks for."""
+
+    amount: int
+
+
+async def ask_amount(what: str) -> Elicit[Amount]:
+    """Ask the user, in the way of the client's era."""
+    note(f"asks about {what}")
+    return Elicit(f"How many {what}?", Amount)
+
+
+@server.tool()
+async def order(what: str, given: Annotated[ElicitationResult[Amount], Resolve(ask_amount)]) -> str:
+    """Order as many as the user says."""
+    note(f"order {what} {given.action}")
+    return f"{given.data.amount} {what}" if given.action == "accept" else f"no {what}: {given.action}"
+
+
+@server.tool()
+async def visit(ctx: Context) -> str:
+    """Send the user to a page; for clients with a session."""
+    return (await ctx.elicit_url("Please pay.", "https://shop.test/pay", "pay-1")).action
 
 
 @server.resource("note://today", mime_type="text/plain")
