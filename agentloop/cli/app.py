@@ -39,6 +39,7 @@ from agentloop.cli.run_options import CONTEXT_HELP, PRICE_HELP, CliOptions, appr
 from agentloop.cli.runs import BatchRun, run_one, show_for
 from agentloop.cli.sandboxes import sandbox as sandbox_commands
 from agentloop.cli.skills import skills as skills_commands
+from agentloop.cli.stored_runs import runs as stored_runs
 from agentloop.cli.streams import Lines, Output, count_lines
 from agentloop.cli.supervision import announce_cancellation, check_backend, perform, supervise, write_message
 from agentloop.cli.target import absolute_target, load_agent, load_context, load_function
@@ -88,6 +89,7 @@ _ORDER = (
     "approve",
     "reject",
     "answer",
+    "runs",
     "trace",
     "show",
     "diff",
@@ -150,6 +152,7 @@ for _command in (
     approve,
     reject,
     answer,
+    stored_runs,
     sandbox_commands,
     skills_commands,
     init,

@@ -88,7 +88,7 @@ def read_whole_records(
     """
     from agentloop._storage.state_codec import read_lines
 
-    lines = _read_lines_of(check_path(path), run_id, key, older_seals=older_seals)
+    lines = read_lines_of(check_path(path), run_id, key, older_seals=older_seals)
     check_codec(codec)
     return read_lines(lines, codec).records if lines else None
 
@@ -118,7 +118,7 @@ class GrowingJournal:
         """
         from agentloop._storage.state_codec import read_lines
 
-        lines = _read_lines_of(self._path, self._run_id, self._key, older_seals=self._older_seals)
+        lines = read_lines_of(self._path, self._run_id, self._key, older_seals=self._older_seals)
         known = len(self._lines)
         # A journal that began in an older schema has another header in its middle, so it is read from its first line.
         grown = known > 0 and lines[:known] == self._lines and read_lines(lines[:1], None).is_current
@@ -130,7 +130,7 @@ class GrowingJournal:
         return not grown, records
 
 
-def _read_lines_of(name: str, run_id: str | None, key: bytes | None, *, older_seals: bool = False) -> list[bytes]:
+def read_lines_of(name: str, run_id: str | None, key: bytes | None, *, older_seals: bool = False) -> list[bytes]:
     """Return the whole lines of the journal at *name*; none if there is no file.
 
     Raises:

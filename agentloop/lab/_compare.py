@@ -28,7 +28,7 @@ from agentloop.config import RunConfig
 from agentloop.exceptions import AgentLoopError, JournalError, StateError, UserError, UserTypeError, UserValueError
 from agentloop.items import CallToAnswer
 from agentloop.journal._folder import is_address
-from agentloop.journal._reading import _read_lines_of, _read_rows, find_runs, list_runs
+from agentloop.journal._reading import _read_rows, find_runs, list_runs, read_lines_of
 from agentloop.lab._agents import Candidate
 from agentloop.lab._cache import AnswerCache
 from agentloop.lab._cases import Case, record_case
@@ -348,7 +348,7 @@ async def read_source(source: Any, key: bytes | None, codec: Codec | None) -> tu
     """
     match source:
         case Path():
-            lines = _read_lines_of(os.fspath(source), None, key)
+            lines = read_lines_of(os.fspath(source), None, key)
         case JournaledRun(path, run_id):
             lines = _read_rows(os.fspath(path), run_id, key)
         case DatabaseRun(address, run_id):

@@ -16,7 +16,6 @@ from agentloop.journal._envelope import Seal, record_of, write_end
 from agentloop.journal._rows import scan_rows
 from agentloop.postgres._connections import Connection
 from agentloop.postgres._lease import LeaseHeld
-from agentloop.postgres._retries import count_before_failure
 from agentloop.postgres._run_rows import RowSummary, StoredRun, read_end, read_times, run_of
 
 _FREE = "(ends_at IS NULL OR ends_at <= clock_timestamp())"
@@ -117,6 +116,8 @@ def cancel_run(connection: Connection, run_id: str, by: str | None) -> bool:
 
 def retry_run(connection: Connection, run_id: str, seal: Seal) -> None:
     """Allow the run again: take its cancellation back, and its failure out of its journal."""
+    from agentloop.postgres._retries import count_before_failure  # only a retry folds a run
+
     name = f"run {run_id!r}"
     with _locked(connection, run_id) as (_, is_free, seconds, was_cancelled):
         _check_free(run_id, is_free, seconds)

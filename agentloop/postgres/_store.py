@@ -245,7 +245,7 @@ class PostgresStore:
         await self._ask(lambda db: operating.delete_run(db, run_id))
 
     async def delete_older(
-        self, older_than: float, *, status: StoredStatus | Collection[StoredStatus] = OVER, batch: int = _BATCH
+        self, older_than: float, *, status: StoredStatus | Collection[StoredStatus] | None = None, batch: int = _BATCH
     ) -> int:
         """Delete the runs that came to their status more than *older_than* seconds ago; return how many.
 

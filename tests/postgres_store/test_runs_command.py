@@ -1,0 +1,94 @@
+"""`agentloop runs` of a database: what it lists, and what it does with runs."""
+
+import json
+
+import anyio
+import pytest
+from click.testing import CliRunner, Result
+from kit.agents import script_agent
+from postgres_store.server import Server
+
+from agentloop import Runner, tool
+from agentloop.cli.app import app
+from agentloop.postgres import Lease, PostgresJournal, PostgresStore
+from agentloop.testing import call
+
+pytestmark = [pytest.mark.timeout(120)]
+
+
+@pytest.fixture
+def address(conninfo: str, server: Server) -> str:
+    """The address of an empty schema, with a password."""
+    schema = conninfo.rpartition("=")[2].strip("'")
+    return f"postgresql://postgres:hunter2@127.0.0.1:{server.port}/postgres?options=-csearch_path%3D{schema}"
+
+
+def runs(*arguments: str) -> Result:
+    """Run the command."""
+    shown = CliRunner().invoke(app, ["runs", *arguments], prog_name="agentloop")
+    assert "hunter2" not in shown.output
+    return shown
+
+
+def store_runs(address: str) -> None:
+    """Store a run that waits, and one that a worker of the last hour has."""
+
+    @tool(needs_approval=True)
+    async def pay() -> str:
+        """Pay."""
+        return "paid"
+
+    async def run() -> None:
+        async with PostgresStore(address, worker="w1") as store:
+            agent = script_agent("clerk", call("pay", {}, call_id="p"), tools=[pay])
+            await Runner.run(agent, "Pay.", journal=PostgresJournal(store, "run-1"))
+            lease = Lease(store.connections, "run-2", "held", 3600.0, worker="w1")
+            await lease.take()
+            started = b'{"kind":"run_started","path":[],"agent":"clerk","at":1.0}'
+            await PostgresJournal(store, lease).append([started])
+
+    anyio.run(run)
+
+
+def test_runs_of_a_database_are_looked_after(address: str) -> None:
+    """Listed, cancelled, tried again and deleted."""
+    assert runs(address, "migrate").stdout == "The tables are up to date. Rows of runs that were written: 0.\n"
+    assert runs(address).stderr == "There is no such run.\n"
+    store_runs(address)
+    first, second = runs(address).stdout.splitlines()
+    assert first.endswith("clerk  pay (p) waits for its approval")
+    assert second.endswith("clerk  held by w1")
+    [run] = map(json.loads, runs(address, "--json", "--status", "interrupted", "--agent", "clerk").stdout.splitlines())
+    assert run["waiting"] == [{"call_id": "p", "tool": "pay", "agent": "clerk", "asks": "approval"}]
+
+    shown = runs(address, "cancel", "run-1", "run-2", "--by", "ann")
+    assert shown.stdout.splitlines() == [
+        "run-1 is cancelled.",
+        "run-2 will be cancelled by its worker, at the next renewal of its lease.",
+    ]
+    assert runs(address, "list", "run-1").stdout.endswith("cancelled by ann\n")
+    assert runs(address, "retry", "run-1").stdout == "run-1 may be continued: give your queue a job for it.\n"
+    health = runs(address, "health").stdout
+    assert "interrupted: 1, the oldest for" in health
+    assert "waiting for a person: 1" in health
+    assert json.loads(runs(address, "health", "--json").stdout)["runs"] == {"interrupted": 1, "running": 1}
+
+    refused = runs(address, "delete", "run-2")
+    assert (refused.exit_code, refused.stdout) == (1, "")
+    assert "LeaseHeld: run 'run-2': a worker holds it" in refused.stderr
+    assert runs(address, "delete", "--older-than", "0s").stdout == "Runs deleted: 0.\n"
+    assert runs(address, "delete", "--older-than", "0s", "--status", "interrupted").stdout == "Runs deleted: 1.\n"
+    refused = runs(address, "delete", "run-1")
+    assert (refused.exit_code, refused.stderr) == (1, "Error: StateError: the database holds no run 'run-1'\n")
+
+
+def test_a_database_that_refuses_is_said(address: str) -> None:
+    """Without its password."""
+    away = address.replace("/postgres?", "/absent?")
+    for action in ("list", "health"):
+        refused = runs(away, action)
+        assert (refused.exit_code, refused.stdout) == (1, "")
+        assert 'database "absent" does not exist' in refused.stderr
+    refused = runs("postgresql://u:hunter2@[::1/x")
+    assert refused.exit_code == 2
+    assert "the PostgresStore's address has a mistake" in refused.stderr
