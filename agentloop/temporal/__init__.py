@@ -18,6 +18,7 @@ from agentloop.temporal._options import ToolActivity
 from agentloop.temporal._payloads import PayloadTooLarge
 from agentloop.temporal._plugin import AgentPlugin
 from agentloop.temporal._run_handle import AgentRunHandle, AgentRunResult, WorkerUnavailable, get_run, start_run
+from agentloop.temporal._store import FolderParts, PartLost, PartStore, PartUnwritten
 from agentloop.temporal._workflow import AgentRunInput, AgentWorkflow, run_agent
 
 __all__ = [
@@ -26,6 +27,10 @@ __all__ = [
     "AgentRunInput",
     "AgentRunResult",
     "AgentWorkflow",
+    "FolderParts",
+    "PartLost",
+    "PartStore",
+    "PartUnwritten",
     "PayloadTooLarge",
     "ToolActivity",
     "WorkerUnavailable",

@@ -96,8 +96,8 @@ class _Told:
 class Telling:
     """Writes the conversations of a workflow for its activities."""
 
-    def __init__(self, codec: Codec | None, most: int) -> None:
-        self._codec, self._most = codec, most
+    def __init__(self, codec: Codec | None, most: int, *, is_packing: bool = True) -> None:
+        self._codec, self._most, self._is_packing = codec, most, is_packing
         self._told: dict[tuple[str, ...], _Told] = {}
         self._pieces: dict[tuple[str, ...], dict[int, tuple[Item, Piece]]] = {}
         """The items of the latest list of each run, by their identity: each is written once."""
@@ -128,11 +128,11 @@ class Telling:
                 told = known.call_ids if known is not None else frozenset()
                 parts: Parts = [[0, len(listed)]] if listed else []
                 name = name_list(kept, told)
-                steps.append(self._form(known, [*parts, _write_new(chunk)], name, hidden, ()))
+                steps.append(self._form(known, [*parts, self._write_new(chunk)], name, hidden, ()))
                 known, listed = _Told(name, kept, told, hidden), kept
         name = name_list(wanted, ids)
         added = ids if known is None else ids - known.call_ids
-        steps.append(self._form(known, _write_parts(listed, pieces, wanted), name, hidden, added))
+        steps.append(self._form(known, self._write_parts(listed, pieces, wanted), name, hidden, added))
         self._told[path] = _Told(name, wanted, ids, hidden)
         return steps
 
@@ -150,6 +150,25 @@ class Telling:
             form = parts[0]["new"] if parts else []  # as workers know it that are older than the names
         return {"items": seal(form, self._codec) if hidden else form, "call_ids": sorted(added)}
 
+    def _write_parts(self, known: Sequence[bytes], pieces: Sequence[Piece], wanted: Sequence[bytes]) -> Parts:
+        parts: Parts = []
+        new: list[Piece] = []
+        for one in find_parts(known, wanted):
+            if isinstance(one, int):
+                new.append(pieces[one])
+                continue
+            if new:
+                parts.append(self._write_new(new))
+                new = []
+            parts.append(list(one))
+        return [*parts, self._write_new(new)] if new else parts
+
+    def _write_new(self, pieces: Sequence[Piece]) -> dict[str, Any]:
+        items = [piece.data for piece in pieces]
+        text = json.dumps(items, separators=(",", ":"))
+        packed = pack(text, is_packing=self._is_packing)
+        return {"new": items if packed is text else packed}
+
 
 def _divide(pieces: Sequence[Piece], most: int) -> Iterator[list[Piece]]:
     """Yield *pieces* in lists of at most *most* bytes, or of one that is larger."""
@@ -162,27 +181,6 @@ def _divide(pieces: Sequence[Piece], most: int) -> Iterator[list[Piece]]:
         chunk.append(piece)
         room -= piece.size
     yield chunk
-
-
-def _write_parts(known: Sequence[bytes], pieces: Sequence[Piece], wanted: Sequence[bytes]) -> Parts:
-    parts: Parts = []
-    new: list[Piece] = []
-    for one in find_parts(known, wanted):
-        if isinstance(one, int):
-            new.append(pieces[one])
-            continue
-        if new:
-            parts.append(_write_new(new))
-            new = []
-        parts.append(list(one))
-    return [*parts, _write_new(new)] if new else parts
-
-
-def _write_new(pieces: Sequence[Piece]) -> dict[str, Any]:
-    items = [piece.data for piece in pieces]
-    text = json.dumps(items, separators=(",", ":"))
-    packed = pack(text)
-    return {"new": items if packed is text else packed}
 
 
 # -- the activity's side

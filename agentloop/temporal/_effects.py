@@ -41,6 +41,7 @@ from agentloop.temporal._payloads import (
     value_from_json,
 )
 from agentloop.temporal._runner import has_marker, refuse_step
+from agentloop.temporal._store import PartLost, PartUnwritten
 from agentloop.tools import ExternalBody, FunctionTool, ToolSearch, may_run_again
 
 _REFUSED = "PayloadsTooLarge"
@@ -60,12 +61,18 @@ _MOST_IN_A_TASK = 3_000_000
 """Bytes of the activities that one workflow task begins. The engine takes 4 MB, and fails a task that sends more."""
 
 
+_MOST_IN_A_STEP = 1_500_000
+"""Bytes of items in one activity. The same with a store of parts and without: a replay needs as many activities."""
+
+
 class WorkflowEffects:
     """The effects of a run of the agent *root* in this workflow. *before_model* is called before each model call."""
 
     def __init__(self, root: str, setup: AgentSetup, context: Any, before_model: Callable[[], None]) -> None:
         self._root, self._setup, self._context, self._before_model = root, setup, context, before_model
-        self._telling = Telling(setup.codec, setup.max_payload * 3 // 4)
+        self._telling = Telling(
+            setup.codec, min(setup.max_payload * 3 // 4, _MOST_IN_A_STEP), is_packing=setup.is_packing
+        )
         self._room = anyio.Semaphore(_MOST_AT_ONCE, fast_acquire=True)
         self._task, self._sent = -1, 0
         """The latest workflow task that began activities, by the history's length, and the bytes of these."""
@@ -201,6 +208,10 @@ class WorkflowEffects:
             answer = await self._open(await self._try_tool(tool, asked, options))
         except ActivityError as error:
             raise OutcomeUnknown(f"the worker of tool {name!r} was lost: {error.cause or error}") from None
+        except ApplicationError as error:
+            if error.type != PartUnwritten.__name__:
+                raise
+            raise OutcomeUnknown(f"the value of tool {name!r} was lost: {error.message}") from None
         if "error" in answer:
             raise error_from_json(answer["error"])
         return value_from_json(answer["value"])
@@ -216,7 +227,7 @@ class WorkflowEffects:
             try:
                 return await self._run_activity(CALL_TOOL, asked, options, _AGAIN if again else _ONCE)
             except ApplicationError as error:
-                if error.type != NOT_BEGUN:
+                if error.type != NOT_BEGUN and not _is_unread(error):
                     raise
             await anyio.sleep(pause)
             pause = min(pause * 2, _LONGEST_PAUSE)
@@ -276,6 +287,11 @@ class WorkflowEffects:
             raise
         finally:
             del cancelled
+
+
+def _is_unread(error: ApplicationError) -> bool:
+    """Tell whether a worker couldn't read the activity's input in the store of parts, so that no body has begun."""
+    return isinstance(error.cause, ApplicationError) and error.cause.type == PartLost.__name__
 
 
 async def leave(reason: str) -> NoReturn:

@@ -65,6 +65,8 @@ class AgentSetup:
     max_history: int
     max_payload: int
     older_seals: bool = False
+    is_packing: bool = True
+    """False if a store compresses what is large, outside of the workflow's own code, which may not compute for long."""
     providers: Providers | None = None
     """The models of model strings; set while a worker runs."""
 

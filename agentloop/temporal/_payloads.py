@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class PayloadTooLarge(AgentLoopError):
-    """A part of a run has more bytes than the engine takes in one payload: `AgentPlugin(max_payload=…)`.
+    """A part of a run has more bytes than the engine takes in one payload: `AgentPlugin(max_payload=…)`, or `store=`.
 
     The model's input, a model's answer, or the run itself where it continues as a new workflow: such a run ends with
     this error. A tool's value that is too large is an error of its call, which the model receives.
@@ -65,9 +65,9 @@ def check_size(what: str, data: object, most: int) -> int:
 _LARGE = 200_000
 
 
-def pack(text: str) -> str:
-    """Return *text*, compressed if it is long. Short ones stay as they are: older workers read them."""
-    if len(text) < _LARGE:
+def pack(text: str, *, is_packing: bool = True) -> str:
+    """Return *text*, compressed if it is long and *is_packing*. Short ones stay: older workers read them."""
+    if len(text) < _LARGE or not is_packing:
         return text
     return _PACKED + base64.b64encode(zlib.compress(text.encode(), 6)).decode("ascii")
 

@@ -12,7 +12,7 @@ from temporalio import workflow
 from temporalio.plugin import SimplePlugin
 from temporalio.worker import ReplayerConfig, UnsandboxedWorkflowRunner, WorkerConfig
 
-from agentloop._common.checks import NAMES, check, check_count, is_a
+from agentloop._common.checks import NAMES, check, check_count, has, is_a
 from agentloop._storage.public_json import to_json
 from agentloop._storage.signing import Keys
 from agentloop.abc import Codec, Model
@@ -26,11 +26,14 @@ from agentloop.state import RunState
 from agentloop.temporal._activities import call_model, call_tool
 from agentloop.temporal._options import HEARTBEAT_SECONDS, AgentSetup, ToolActivity, check_setups, register
 from agentloop.temporal._runner import StepwiseRunner
+from agentloop.temporal._store import PartStore, keeping_in
 from agentloop.temporal._workflow import AgentWorkflow
 
 _MODEL = ToolActivity(start_to_close=timedelta(minutes=10))
 
 
+_MOST, _MOST_STORED = 2_000_000, 16_000_000
+_STORE = NAMES.needs("expected a PartStore, with `put` and `get`", has("put", "get"))
 _LOGGERS = ("agentloop", "agentloop.tools")
 
 
@@ -61,11 +64,15 @@ class AgentPlugin(SimplePlugin):
         codec: The codec that seals secret values: in stored runs, and in all that the engine's history holds. Needed
             for tools with secret arguments or outputs; the same on all workers.
         max_history: The number of events in a workflow's history from which the run continues as a new workflow.
-        max_payload: The number of bytes that one payload of the engine takes, as JSON. The engine's own limit is 2 MiB,
-            if its server isn't configured otherwise. What is larger is one error (`PayloadTooLarge`).
+        max_payload: The most bytes of a payload as JSON: 2,000,000 if None, or 16,000,000 with a *store*. The engine's
+            own limit is 2 MiB, if its server isn't configured otherwise, and it ends a step of a workflow that computes
+            for two seconds, which JSON of much more would take. What is larger is one error (`PayloadTooLarge`).
         older_seals: True to continue also runs that a worker of an older version has continued as a new workflow: their
             states are signed for no workflow. Without it their workflow tasks fail, and are tried again until a worker
             takes them. Set it while such runs are under way.
+        store: The store of payloads above 100,000 bytes, such as `FolderParts`. The history has their digests then.
+            All workers and clients need the same one: a client that only reads runs gets it by
+            `AgentPlugin({}, store=…)`. None: all payloads are in the history.
 
     Raises:
         UserError: an agent can't run in a workflow; names the agent and the tool.
@@ -82,19 +89,34 @@ class AgentPlugin(SimplePlugin):
         key: Keys | None = None,
         codec: Codec | None = None,
         max_history: int = 10_000,
-        max_payload: int = 2_000_000,
+        max_payload: int | None = None,
         older_seals: bool = False,
+        store: PartStore | None = None,
     ) -> None:
         check("agents", NAMES.needs("expected a mapping of agents by name", is_a(Mapping)), agents)
         check_count("max_history", max_history)
+        if max_payload is None:
+            max_payload = _MOST if store is None else _MOST_STORED
         check_count("max_payload", max_payload)
+        if store is not None:
+            check("store", _STORE, store)
         config = RunConfig() if run_config is None else check_run_config(run_config)
         self._setups: list[tuple[str, AgentSetup]] = []
         for name, agent in agents.items():
             check(f"agents[{name!r}]", NAMES.needs("expected an Agent", is_a(Agent)), agent)
             graph = AgentGraph(agent)
             setup = AgentSetup(
-                graph, config, tools or {}, model, read_context, key, codec, max_history, max_payload, older_seals
+                graph,
+                config,
+                tools or {},
+                model,
+                read_context,
+                key,
+                codec,
+                max_history,
+                max_payload,
+                older_seals,
+                is_packing=store is None,
             )
             self._setups.append((name, setup))
         check_setups((setup for _, setup in self._setups), tools or {})
@@ -102,6 +124,7 @@ class AgentPlugin(SimplePlugin):
             register(name, setup)
         super().__init__(
             "agentloop.AgentPlugin",
+            data_converter=None if store is None else keeping_in(store),
             activities=[call_model, call_tool],
             workflows=[AgentWorkflow],
             workflow_failure_exception_types=[AgentLoopError],

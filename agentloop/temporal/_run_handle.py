@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 from uuid import uuid4
 
@@ -89,8 +90,11 @@ class AgentRunHandle:
 
         Raises:
             temporalio.client.WorkflowFailureError: the run failed or was cancelled; its cause names the error.
+            UserError: the result is in a store of parts, which the client's plugin doesn't have.
+            PartLost: the store doesn't have it.
         """
-        data = await self.workflow.result()
+        with _reading():
+            data = await self.workflow.result()
         return AgentRunResult(status=data["status"], final_output=data.get("final_output"), data=data)
 
     async def cancel(self) -> None:
@@ -350,6 +354,23 @@ async def _find_task_failure(handle: WorkflowHandle[Any, Any]) -> str | None:
     return None
 
 
+@contextmanager
+def _reading() -> Iterator[None]:
+    """Say what to do where an answer is in a store of parts and the client has none."""
+    try:
+        yield
+    except RuntimeError as error:
+        if _NO_STORE not in str(error):
+            raise
+        raise UserError(
+            "the answer is in the workers' store of parts: connect the client with plugins=[AgentPlugin({}, store=…)]"
+        ) from None
+
+
+_NO_STORE = "[TMPRL1105]"
+"""The mark of the SDK's error for a payload that is stored outside, where it knows no storage."""
+
+
 async def _ask(
     handle: WorkflowHandle[Any, Any],
     query: Literal["interruptions", "records_after", "stored_state"],
@@ -369,7 +390,8 @@ async def _ask(
     async def ask() -> Any:
         nonlocal name
         try:
-            return await handle.query(name, args=given)
+            with _reading():
+                return await handle.query(name, args=given)
         except WorkflowQueryFailedError as error:
             closed = TOO_EARLY in str(error) and (await handle.describe()).close_time  # noqa: ASYNC120 - it may
             if closed:

@@ -388,10 +388,11 @@ class AgentWorkflow:
     async def _continue_as_new(self, state: RunState) -> None:
         given = self._given
         await workflow.wait_condition(workflow.all_handlers_finished)
-        text = pack(self._store(state, None if self._setup.key is None else workflow.info().workflow_id))
+        bound_to = None if self._setup.key is None else workflow.info().workflow_id
+        text = pack(self._store(state, bound_to), is_packing=self._setup.is_packing)
         # The input is in the stored run.
         more = AgentRunInput(given.agent, "", given.context, given.max_turns, text, list(self._inputs))
-        check_size("the run, stored and compressed,", asdict(more), self._setup.max_payload)
+        check_size("the run, stored,", asdict(more), self._setup.max_payload)
         workflow.continue_as_new(more)
 
     # -- what others ask of it
@@ -528,8 +529,8 @@ class AgentWorkflow:
     def stored_state(self) -> str:
         """Return the run as `RunState.to_string`, signed if the plugin has a key; compressed if it is long."""
         state = RunState(self._setup.graph.root, list(self._records))
-        text = pack(self._store(state))
-        check_size("the run, stored and compressed,", text, self._setup.max_payload)
+        text = pack(self._store(state), is_packing=self._setup.is_packing)
+        check_size("the run, stored,", text, self._setup.max_payload)
         return text
 
     @workflow.query(name=f"{ENDED}interruptions")
