@@ -138,10 +138,10 @@ class LocalShell:
             if cancelled and report.left:
                 # There is no result to say so. The engine records this error with the outcome of the cancelled call.
                 raise ShellError(f"processes of the command were left running: {', '.join(report.left)}")
-        if report.error is not None:
+        timed_out = limit.cancelled_caught
+        if report.error is not None and not timed_out:  # the time may be over before the command has started
             said = supervised.stderr.text(_QUOTED).strip()
             raise ShellError(f"the command could not be started: {report.error}{': ' * bool(said)}{said}")
-        timed_out = limit.cancelled_caught
         stdout, stderr = _share(supervised.stdout, supervised.stderr, most)
         return CommandResult(
             command=command,

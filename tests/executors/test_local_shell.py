@@ -116,6 +116,13 @@ async def test_a_time_limit_ends_the_command_and_those_after_it(tmp_path: Path) 
     assert time.monotonic() - began < 50
 
 
+async def test_a_time_that_is_over_before_the_command_starts_is_a_time_out(tmp_path: Path) -> None:
+    """A model chose it: the command has timed out as any other, and the shell isn't broken."""
+    (result,) = await run(LocalShell(tmp_path), "touch never", "echo no", timeout=0.0)
+    assert (result.timed_out, result.exit_code, result.stdout) == (True, None, "")
+    assert not (tmp_path / "never").exists()
+
+
 @linux
 @pytest.mark.parametrize("way", ["cancel", "timeout"])
 async def test_every_process_is_ended(tmp_path: Path, way: str) -> None:
