@@ -90,6 +90,8 @@ class Actor:
     """Its idle timeout, in seconds."""
     custom: bool = False
     """True if it takes free text in place of a number: for guardrails no text is odd, and each needs approval."""
+    external: bool = False
+    """True if the application answers its calls, with a number."""
     cost: int = 0
     """The cost of a call, in units of a run's cost limit."""
     agent: Role | None = None
@@ -408,6 +410,8 @@ def _function_tool(actor: Actor, limits: Sequence[Capacity | Rate]) -> FunctionT
     name = actor.qualified_name
     if actor.custom:
         base = _custom_base(name)
+    elif actor.external:
+        base = _external_base()
     elif actor.secret:
         base = _secret_base()
     else:
@@ -459,6 +463,15 @@ def _custom_base(name: str) -> FunctionTool:
         return f"{name} {n}"
 
     return tool(kind="custom")(body)
+
+
+@cache
+def _external_base() -> FunctionTool:
+    @tool(external=True)
+    def question(n: int) -> int:
+        """Ask the application about a number."""
+
+    return question
 
 
 @lru_cache(256)

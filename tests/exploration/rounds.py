@@ -27,7 +27,7 @@ from agentloop.testing.simulation.generated import draw_tape
 from agentloop.testing.simulation.normal_form import normal
 from agentloop.testing.simulation.runs import CancelAt, World, WorldRun, run_one
 
-from . import alone, answers, crashes, further, rare, segments, surrounded
+from . import alone, answers, arrivals, crashes, further, rare, segments, surrounded
 from .counts import SLOW, Counts, Violation
 from .fixture_agents import XOR_CODEC
 from .generators import GeneratorConfig, Seeded, draw_world
@@ -141,6 +141,8 @@ class Round:
             self.judged("segments", self.segments)
         if self.number % rare.EVERY == 0 and not (stop and self.counts.violations):
             self.judged("rare", self.rare)
+        if self.number % arrivals.EVERY == 1 and not (stop and self.counts.violations):
+            self.judged("arrivals", self.arrivals)
         if self.number % crashes.EVERY == 0 and not (stop and self.counts.violations):
             self.judged("crash", lambda: crashes.crash_points(self.chance, self.number, self.counts))
 
@@ -297,6 +299,17 @@ class Round:
         """Run and judge a small world with a case that the others seldom have."""
         run = self.beside(rare.draw_rare(Seeded(f"{self.seed}/{self.number}/rare"), self.number))
         check(run, self.counts.tally, but=SLOW)
+
+    def arrivals(self) -> None:
+        """Judge a world in which the application adds input and answers calls, its replay, and the other backend."""
+        drawn = arrivals.draw_arrivals(Seeded(f"{self.seed}/{self.number}/arrivals"))
+        run = self.beside(drawn)
+        check(run, self.counts.tally, but=SLOW)
+        if run.world.order == "gate" and run.world.cancel is None:
+            other = run_one(run.world, backend=OTHER[run.backend], streamed=run.streamed)
+            self.counterparts([run, other], "backend")
+        if run.cancelled_at is None:
+            self.replayed(run)
 
     def surrounded(self, number: int) -> None:
         """Run and judge a world that tests the parts around a run."""

@@ -3,7 +3,7 @@
 import hashlib
 
 import pytest
-from exploration import answers, rare, rounds, surrounded
+from exploration import answers, arrivals, rare, rounds, surrounded
 from exploration.counts import Counts
 from exploration.fixture_agents import FixtureAgents, Role
 from exploration.generators import Seeded
@@ -89,6 +89,18 @@ def test_worlds_of_unfinished_answers_meet_what_they_are_for() -> None:
         check(run_one(world, streamed=draw % 2 == 0), tally)
     assert tally.exercised["invalid_outputs_are_corrected_as_often_as_agreed"] >= 12
     assert tally.exercised["paused_answers_are_continued"] >= 15
+
+
+def test_worlds_that_the_application_reaches_into_meet_what_they_are_for() -> None:
+    """Half of them take an input, a third shows one where a turn has ended, a third has an answered call."""
+    tally = CoverageCounter()
+    for draw in range(90):
+        one = arrivals.draw_arrivals(Seeded(f"arrivals {draw}"))
+        check(run_one(one.world, backend=one.backend, streamed=one.streamed), tally)
+    assert tally.exercised["acknowledged_inputs_are_in_the_log"] >= 45
+    assert tally.exercised["added_inputs_are_shown_once"] >= 45
+    assert tally.exercised["inputs_come_where_all_calls_have_outputs"] >= 20
+    assert tally.exercised["answers_are_the_outputs_of_their_calls"] >= 20
 
 
 @pytest.mark.parametrize("kind", list(surrounded.KINDS))

@@ -248,6 +248,7 @@ async def _take_answer(live: LiveCall, body: ExternalBody) -> Any:
         run.tree.log.append(
             AnswerRequested(path, turn, at, live.call_id, run.agent_key, live.tool.lookup_key, body.returns, ends)
         )
+        return end.Paused()
     if (answer := state.answer) is None:
         return end.Paused()
     if answer.late:

@@ -103,6 +103,7 @@ def observe_run(run: WorldRun) -> Observation:
         ],
         cleanups=run.cleanups,
         shown=[(request.path, request.items) for request in run.requests],
+        acknowledged=run.acknowledged,
         asked=list(zip(run.asked_at, run.requests, strict=True)),
         reader_takes_time=run.world.slow_reader and run.world.order == "gate",
         stamps=run.stamps,

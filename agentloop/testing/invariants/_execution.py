@@ -20,6 +20,8 @@ def an_invocation_runs_once(log: ObservedLog) -> Findings:
             yield HELD
     for (_, call_id), bodies in log.bodies.items():
         asked_for = log.calls.get((bodies[0].path, call_id))
+        if asked_for is not None and asked_for.questions:
+            continue  # no code of the application runs: the call waits for its answer, in each run segment anew
         starts = len(asked_for.started) if asked_for is not None else 0
         nested = log.runs.get((*bodies[0].path, call_id))
         # An agent tool that was interrupted resumes without another start.

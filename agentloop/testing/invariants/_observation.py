@@ -99,6 +99,7 @@ class Observation:
         journal_failed: True if the journal failed.
         heard: By agent and tool, events that the `on_stream` of an agent tool received, with the stamp of each event.
         writes: Writes to the session: stamp, items, and True if it failed.
+        acknowledged: The ids of inputs that the run said it took, in this order.
         durable: How many records the journal had received, by stamp.
         pending: Path, call id and count of native cancellations that were left in the task of a call.
         spans: Beginnings and ends of spans, in order.
@@ -140,6 +141,7 @@ class Observation:
     heard: Mapping[tuple[str, str], Sequence[tuple[int, Any]]] = attrs.field(factory=dict)
     journal_failed: bool = False
     writes: Sequence[tuple[int, Sequence[Item], bool]] = ()
+    acknowledged: Sequence[str] = ()
     durable: Sequence[tuple[int, int]] | None = None
     pending: Sequence[tuple[Path, str, int]] = ()
     spans: Sequence[tuple[str, Any]] | None = None
@@ -187,6 +189,8 @@ class ObservedCall:
     questions: list[tuple[int, r.AnswerRequested]] = attrs.field(factory=list)
     answers: list[tuple[int, r.CallAnswered]] = attrs.field(factory=list)
     cancels: list[tuple[int, r.CancelRequested]] = attrs.field(factory=list)
+    passed: bool = False
+    """True if later outputs were released while it waited: then an answer holds none of them back."""
 
     @property
     def call_id(self) -> str:
@@ -392,6 +396,7 @@ class ObservedLog:
         elif run.turns and not run.turns[-1].accepted:
             turn = run.turns[-1]
             for call in turn.calls:
+                call.passed = False
                 if call.outcome is not None and call.outcome.outcome.cancelled_by in FROM_ABOVE:
                     call.outcome = None
                     turn.unreleased = [one for one in turn.calls if one is call or one in turn.unreleased]
@@ -465,8 +470,10 @@ class ObservedLog:
             if call.outcome is not None:
                 call.released.append(n)
                 turn.unreleased.remove(call)
-            elif not self._waits(call):
+            elif not call.passed and not self._waits(call):
                 return
+            else:
+                call.passed = True
 
     def _waits(self, call: ObservedCall) -> bool:
         """Tell whether *call* can't have an outcome before a verdict comes, on itself or in the run nested in it."""

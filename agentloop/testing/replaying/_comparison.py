@@ -36,6 +36,7 @@ forward only.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from bisect import bisect_left
@@ -431,13 +432,29 @@ class ReplayLog:
         index = self.next_of_call(*call)
         return index is not None and _is_unstarted_cut(self.records[index], FROM_ABOVE)
 
-    def insert_inputs(self) -> None:
+    def insert_given(self) -> None:
         """Append the due records of senders of input, as recorded, at once: before the run looks into its inbox.
 
         The run takes no input between that look and its next record, so it had seen them all if the log has one there.
+        So are answers, if one of their calls is what the run did next: the run may be about to pause for it. Not so an
+        input behind one that was shown, if no other was shown next: the run had looked, and waited for its reader.
         """
-        while not self.over and isinstance(self.due, INPUTS):
+        while not self.over and isinstance(self.due, (*INPUTS, r.CallAnswered)) and self._is_taken_next(self.due):
             self.insert()
+
+    def _is_taken_next(self, given: r.InputAdded | r.InputWithdrawn | r.CallAnswered) -> bool:
+        """Tell whether *given*, the due record, was there when the run took its next step."""
+        last = self.records[self.cursor - 1]
+        if not isinstance(given, r.CallAnswered) and not isinstance(last, r.InputShown):
+            return True
+        due = self.records[self.cursor : self.entry.stop]
+        gifts = list(itertools.takewhile(lambda one: isinstance(one, GIVEN), due))
+        following = due[len(gifts)] if len(gifts) < len(due) else None
+        if not isinstance(given, r.CallAnswered):
+            judges = isinstance(following, r.GuardrailSettled) and following.input_id is not None
+            return judges or isinstance(following, r.InputShown)
+        answered = [(one.path, one.call_id) for one in gifts if isinstance(one, r.CallAnswered)]
+        return following is not None and call_of(following) in answered
 
     def insert_cuts(self) -> None:
         """Append the due records of resources whose closing was cut, as recorded: a replay has only their placeholders.

@@ -545,7 +545,7 @@ class Consumer(EventBuffer):
 
         Nothing reads events in a replay.
         """
-        self._effects.insert_inputs()
+        self._effects.insert_given()
         self._effects.insert_cuts()
         self._effects.cause_end_at_once()
         self._effects.admit_held()

@@ -5,19 +5,21 @@ Does not judge a run (`_findings`) and does not choose schedules (`schedules`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import anyio
 import attrs
 
 from agentloop import spans
+from agentloop._engine.run_stream import RunStream
 from agentloop._engine.runtime.live_run import loop_state
 from agentloop.agents import Agent
 from agentloop.config import RunConfig
-from agentloop.events import Event
-from agentloop.exceptions import UserTypeError
+from agentloop.events import AnswerRequested, Event
+from agentloop.exceptions import InputRefusedError, StateError, UserError, UserTypeError
 from agentloop.limits import Capacity
 from agentloop.results import RunResult
 from agentloop.run import Runner
@@ -29,7 +31,7 @@ from agentloop.testing.simulation._stepping import Stepped, run_stepped
 from agentloop.testing.simulation.event_loop import Backend, Deadlock
 from agentloop.testing.simulation.gate import Gate
 from agentloop.testing.simulation.schedules import Recorder, first
-from agentloop.testing.simulation.world import World
+from agentloop.testing.simulation.world import Steering, World
 from agentloop.tools import PythonBody
 
 MADE_PER_RUN = ("hooks", "session", "journal", "run_config")
@@ -52,6 +54,10 @@ class SimulatedRun:
     """Returns the input or state that the run begins with, in place of the world's input."""
     stepped: Stepped = attrs.field(factory=Stepped)
     events: list[Event] = attrs.field(factory=list)
+    steered: int = 0
+    """The number of acts of the world's steering that were tried."""
+    acknowledged: list[str] = attrs.field(factory=list)
+    """The ids of the inputs that the run took, in this order."""
     entries: int = 0
     switching: Switching = attrs.field(factory=lambda: Switching(False))
     to_end_after: int | None = None
@@ -67,14 +73,14 @@ class SimulatedRun:
         return len(self.watch.records)
 
     async def program(self) -> RunResult[Any]:
-        """Run the world's agent to its end. A pause with fitting verdicts is resumed, any other is the result."""
+        """Run the world's agent to its end; resume each pause that has a fitting verdict or answer."""
         token = spans._trace.set(spans.Trace(trace_id="trace"))
         switching = SWITCHING.set(self.switching)
         try:
             given: Any = self.world.input if self.begin is None else await self.begin(self)
             while True:
                 result = await self._enter(given)
-                if result.status != "interrupted" or (given := self._apply_verdicts(result)) is None:
+                if result.status != "interrupted" or (given := self._decide(result)) is None:
                     return result
         finally:
             SWITCHING.reset(switching)
@@ -94,6 +100,7 @@ class SimulatedRun:
                 if name == self.world.reader_leaves:
                     self.to_end_after = len(self.watch.records)
                     break
+                await self._act(stream, event)
                 if name == self.world.reader_stops and self.to_end_after is None:
                     self.to_end_after = len(self.watch.records)
                     stream.cancel("after_turn")
@@ -101,22 +108,56 @@ class SimulatedRun:
                     await self.effects.point("reader")
         return stream.result
 
-    def _apply_verdicts(self, result: RunResult[Any]) -> Any:
-        """Return the state to resume, with all fitting verdicts given; None if no verdict fits."""
+    async def _act(self, stream: RunStream[Any], event: Event) -> None:
+        """Give *stream* what the world has for it once its reader has read *event*, each when the schedule lets it."""
+        for act in self._due_steering(len(self.events)):
+            await self.effects.point(f"input {act.id}")
+            with suppress(InputRefusedError):
+                if act.text is None:
+                    await stream.withdraw(act.id)
+                else:
+                    self.acknowledged.append(await stream.add_input(act.text, id=act.id, when=act.when))
+        if isinstance(event, AnswerRequested):
+            asked = event.request
+            for one in self.world.answers:
+                if one.live and (one.path, one.call_id) == (asked.path, asked.call.call_id):
+                    await self.effects.point(f"answer {one.call_id}")
+                    with suppress(StateError, UserError):
+                        await stream.answer(asked, one.value, error=one.error)
+
+    def _due_steering(self, read: float) -> Iterator[Steering]:
+        """Yield the acts that are due once *read* events were read, and count them as tried."""
+        while self.steered < len(self.world.steering) and self.world.steering[self.steered].after <= read:
+            self.steered += 1
+            yield self.world.steering[self.steered - 1]
+
+    def _decide(self, result: RunResult[Any]) -> Any:
+        """Return the state to resume, with all fitting verdicts and answers given; None if none fits."""
         waiting = {(request.path, request.call.call_id): request for request in result.interruptions}
         fitting = [one for one in self.world.verdicts if (one.path, one.call_id) in waiting]
-        if not fitting:
+        answers = [one for one in self.world.answers if (one.path, one.call_id) in waiting]
+        if not fitting and not answers:
             return None
-        state = result.to_state()
+        state, known = result.to_state(), len(self.watch.records)
+        for answer in answers:
+            with suppress(StateError, UserError):  # a second answer, or one that doesn't fit: the call still waits
+                state.answer(waiting[answer.path, answer.call_id], answer.value, error=answer.error)
+        if not fitting and len(state.records) == known:
+            return None
+        for act in self._due_steering(len(self.events) if self.streamed else math.inf):
+            with suppress(InputRefusedError):
+                if act.text is None:
+                    state.withdraw(act.id)
+                else:
+                    self.acknowledged.append(state.add_input(act.text, id=act.id, when=act.when))
         for verdict in fitting:
             request = waiting[verdict.path, verdict.call_id]
             if verdict.approved:
                 state.approve(request, arguments=verdict.arguments, always=verdict.always)
             else:
                 state.reject(request, message=verdict.message, always=verdict.always)
-        # A verdict given outside of the run has the real time; here it must have the run's.
+        # What is given outside of the run has the real time; here it must have the run's.
         at = self.effects.wall()
-        known = len(self.watch.records)
         decided = [*self.watch.records, *(one.replace(at=at) for one in state.records[known:])]
         state = type(state)(self.agent, decided, context=self.context)
         if self.world.serialize:

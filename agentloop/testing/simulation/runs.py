@@ -26,10 +26,11 @@ from agentloop.testing.simulation._simulated_parts import EPOCH, Behavior, Body,
 from agentloop.testing.simulation._stepping import Stepped
 from agentloop.testing.simulation.event_loop import BACKENDS, Backend, Deadlock
 from agentloop.testing.simulation.schedules import Choices, Recorder, Scheduler, Tape, tape_of
-from agentloop.testing.simulation.world import CancelAt, Mode, Order, Verdict, World
+from agentloop.testing.simulation.world import CancelAt, ExternalAnswer, Mode, Order, Steering, Verdict, World
 
 __all__ = [
     "EPOCH",
+    "ExternalAnswer",
     "Behavior",
     "Body",
     "BodyRun",
@@ -37,6 +38,7 @@ __all__ = [
     "CleanupRun",
     "Mode",
     "Order",
+    "Steering",
     "Verdict",
     "World",
     "WorldRun",
@@ -77,6 +79,7 @@ class WorldRun:
         mark: The number of records at that moment.
         cancelling: Native cancellations pending in the caller's task afterwards.
         to_end_after: The number of records when its reader left, or cancelled it after the turn; else None.
+        acknowledged: The ids of the inputs of `World.steering` that the run took, in this order.
         entries: The number of calls of `Runner.run`: the first and one for each resume.
         left: A description of each thing that outlived the run.
         seconds: Its duration, in virtual time.
@@ -122,6 +125,7 @@ class WorldRun:
     mark: int = attrs.field(default=0, repr=False)
     cancelling: int = attrs.field(default=0, repr=False)
     to_end_after: int | None = attrs.field(default=None, repr=False)
+    acknowledged: tuple[str, ...] = attrs.field(default=(), repr=False)
     entries: int = attrs.field(default=1, repr=False)
     left: tuple[str, ...] = attrs.field(default=(), repr=False)
     seconds: float = attrs.field(default=0.0, repr=False)
@@ -268,6 +272,7 @@ def world_run_of(world: World, backend: Backend, streamed: bool, recorder: Recor
         mark=stepped.mark,
         cancelling=stepped.cancelling,
         to_end_after=driven.to_end_after,
+        acknowledged=tuple(driven.acknowledged),
         entries=driven.entries,
         left=_describe_leftovers(driven),
         seconds=stepped.seconds,

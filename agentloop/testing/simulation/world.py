@@ -45,6 +45,49 @@ class Verdict:
     arguments: str | None = None
 
 
+@attrs.frozen(kw_only=True)
+class Steering:
+    """One act of the application on a run under way: *text* is added as the input *id*; None takes that input back.
+
+    A streamed run gets it once its reader has read *after* events, a plain one at its first pause.
+
+    Example:
+        from agentloop import Agent
+        from agentloop.testing import Steering, World, run_one, say
+
+        added = Steering(id="hint", text="Be brief.", when="idle")
+        world = World(agent=lambda: Agent("a"), script=[say("Well, ..."), say("No.")], steering=[added])
+        seen = run_one(world, streamed=True)
+        print(seen.acknowledged, seen.result.final_output)  # ('hint',) No.
+    """
+
+    id: str
+    text: str | None
+    after: int = 0
+    when: Literal["turn", "idle"] = "turn"
+
+
+@attrs.frozen(kw_only=True)
+class ExternalAnswer:
+    """The application's answer to a call of an external tool: while the run works (*live*), or once it has paused.
+
+    Example:
+        from agentloop import Agent, ask_user
+        from agentloop.testing import ExternalAnswer, World, call, run_one, say
+
+        script = [call("ask_user", {"question": "Tea?"}, call_id="c1"), say("Here you are.")]
+        answers = [ExternalAnswer(call_id="c1", value="yes")]
+        world = World(agent=lambda: Agent("a", tools=[ask_user()]), script=script, answers=answers)
+        print(run_one(world).result.status)  # completed
+    """
+
+    call_id: str
+    value: Any = None
+    path: tuple[str, ...] = ()
+    error: str | None = None
+    live: bool = False
+
+
 def _check_tape(numbers: Iterable[int]) -> tuple[int, ...]:
     return Tape(numbers).numbers
 
@@ -75,6 +118,9 @@ class World:
         options: Further arguments of `Runner.run`. `hooks`, `session`, `journal` and `run_config` may be functions that
             make one, once per run.
         verdicts: Given when their calls wait for one; the run is resumed until none fits.
+        answers: Given when their calls wait for one; the run is resumed as after verdicts.
+        steering: What the application adds to the run, and takes back, in this order. It is refused where the run is
+            over, and then left out.
         slow_reader: True if the reader of a streamed run waits after each event until the tape lets it continue.
         reader_leaves: The name of the event at which the reader of a streamed run leaves; None: it reads all events.
         reader_stops: The name of the event at which the reader cancels the run after its turn, and continues to read.
@@ -96,6 +142,8 @@ class World:
     context: Callable[[], Any] | None = None
     options: Mapping[str, Any] = attrs.field(factory=dict)
     verdicts: tuple[Verdict, ...] = ()
+    answers: tuple[ExternalAnswer, ...] = attrs.field(default=(), converter=tuple)
+    steering: tuple[Steering, ...] = attrs.field(default=(), converter=tuple)
     serialize: bool = True
     slow_reader: bool = False
     reader_leaves: str | None = None

@@ -23,6 +23,7 @@ from . import (
     events,
     execution,
     guards,
+    inputs,
     limits,
     models,
     outcomes,
@@ -44,5 +45,5 @@ __all__ = [
 # The decorator enters each invariant at import. The tuple uses the imports, so that no linter removes them.
 _TABLES = (
     *(execution, limits, times, outcomes, cancellation, guards, accounting),
-    *(bounds, events, models, watchers),
+    *(bounds, events, inputs, models, watchers),
 )

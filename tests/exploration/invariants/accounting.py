@@ -210,7 +210,8 @@ def _find_agent_at_work(log: ObservedLog) -> str:
 def results_follow_model_order(log: ObservedLog) -> Findings:
     """A result has every call of its own path once, in model order, with the last outcome that the log has.
 
-    Its outputs are in the same order, except those of calls that waited for a verdict or resumed in a later segment.
+    Its outputs are in the same order, except those of calls that waited for a verdict or an answer, or resumed in a
+    later segment.
     """
     data = log.observation.result
     if data is None:
@@ -226,7 +227,7 @@ def results_follow_model_order(log: ObservedLog) -> Findings:
     outputs = [item.call_id for item in data.new_items if isinstance(item, ToolOutput)]
     places = {call.call_id: (call.turn.n, call.index) for call in log.calls.values() if not call.path}
     known = [places[call_id] for call_id in outputs if call_id in places]
-    late = any(call.requested or len(call.settled) > 1 for call in log.calls.values())
+    late = any(call.requested or call.questions or len(call.settled) > 1 for call in log.calls.values())
     if known != sorted(known) and not late:
         yield broken(f"the result's outputs are out of order: {', '.join(outputs)}")
 

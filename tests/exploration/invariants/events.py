@@ -73,8 +73,12 @@ def _of_record(log: ObservedLog, n: int, record: r.Record) -> Iterator[Said]:
             yield (*where, "started", call_id)
         case r.CallSettled(call_id=call_id, outcome=outcome):
             yield (*where, "settled", call_id, outcome.status)
-        case r.ApprovalRequested(call_id=call_id):
+        case r.ApprovalRequested(call_id=call_id) | r.AnswerRequested(call_id=call_id):
             yield (*where, "asked", call_id)
+        case r.InputShown(id=name):
+            added = (one for one in log.records if isinstance(one, r.InputAdded) and one.path == record.path)
+            items = next((one.items for one in added if one.id == name), ())
+            yield from ((*where, "item", *_describe_item(item)) for item in items)
         case r.GuardrailSettled(guardrail=name):
             yield (*where, "judged", name)
         case r.BatchEnded():
@@ -130,7 +134,7 @@ def of_event(event: Any) -> Said | None:
             return (*where, "started", call.call_id)
         case ev.CallSettled(call=call, outcome=outcome):
             return (*where, "settled", call.call_id, outcome.status)
-        case ev.ApprovalRequested(request=request):
+        case ev.ApprovalRequested(request=request) | ev.AnswerRequested(request=request):
             return (*where, "asked", request.call.call_id)
         case ev.GuardrailSettled(result=result):
             return (*where, "judged", result.guardrail.name)

@@ -23,7 +23,8 @@ def one_ending_per_attempt(log: ObservedLog) -> Findings:
     """Each attempt of a call that started has exactly one terminal record, and no attempt has two.
 
     A call that the end of a run segment cut is settled again in the next segment: its first terminal record is not
-    counted. One that waited within an agent's call has none if that call was cancelled meanwhile.
+    counted. One that waited within an agent's call has none if that call was cancelled meanwhile, and neither has one
+    that waits for the application's answer in a run that has paused or was ended.
     """
     over = log.root is not None and bool(log.root.ended) and log.root.ended[-1][0] > log.root.began[-1]
     for call in log.calls.values():
@@ -31,7 +32,7 @@ def one_ending_per_attempt(log: ObservedLog) -> Findings:
             yield from _check_settled_once(log, call)
         for n, record in call.started:
             ended = any(one.attempt == record.attempt for _, one in call.settled)
-            left = ended or paused(log, call) or _was_left_waiting(log, call)
+            left = ended or paused(log, call) or _waits_for_answer(log, call) or _was_left_waiting(log, call)
             if over and not left and not log.crashed_between(n, len(log.records)):
                 yield broken(f"call {call.call_id} attempt {record.attempt} started and never settled", n)
             else:
@@ -48,6 +49,11 @@ def _check_settled_once(log: ObservedLog, call: ObservedCall) -> Findings:
         if count > 1:
             where = [n for n, record in for_good if record.attempt == attempt]
             yield broken(f"call {call.call_id} attempt {attempt} settled {count} times", *where)
+
+
+def _waits_for_answer(log: ObservedLog, call: ObservedCall) -> bool:
+    run = log.runs.get(call.path)
+    return bool(call.questions) and run is not None and bool(run.ended) and run.ended[-1][1].status != "completed"
 
 
 def _was_left_waiting(log: ObservedLog, call: ObservedCall) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import attrs
 
+from agentloop import records as r
 from agentloop.limits import Capacity, Limit, Rate
 from agentloop.testing.invariants._invariant import HELD, Findings, broken, invariant
 from agentloop.testing.invariants._observation import ObservedBody, ObservedCall, ObservedLog, ObservedTurn, Path
@@ -163,13 +164,21 @@ def rates_hold(log: ObservedLog) -> Findings:
 
 @invariant("execution")
 def a_full_buffer_holds_the_run_up(log: ObservedLog) -> Findings:
-    """No turn of a streamed run begins while the unread events fill its buffer."""
+    """No turn of a streamed run begins while the unread events fill its buffer; those of input that it is shown don't
+    count, because nothing comes between the two.
+    """
     cap = log.observation.config.stream_buffer
     for n, unread in log.observation.unread or ():
-        if unread >= cap:
+        shown = itertools.takewhile(_shows_input, reversed(log.records[:n]))
+        if unread - sum(1 for _ in shown) >= cap:
             yield broken(f"a turn began with {unread} events unread, and the buffer holds {cap}", n)
         else:
             yield HELD
+
+
+def _shows_input(record: r.Record) -> bool:
+    judged = isinstance(record, r.GuardrailSettled) and record.input_id is not None
+    return judged or isinstance(record, r.InputShown)
 
 
 def _needs_only_the_cap(tool: FunctionTool | None) -> bool:
@@ -199,8 +208,8 @@ def slots_are_used(log: ObservedLog) -> Findings:
         cap = log.config(turn.path).tool_execution.max_function_tool_concurrency
         if cap is None or sequential(log, turn.path, turn.agent):
             continue
-        if any(call.requested for call in turn.calls):
-            continue  # a call that waits for a verdict waits for no slot
+        if any(call.requested or call.questions for call in turn.calls):
+            continue  # a call that waits for a verdict or an answer waits for no slot
         if not all(_needs_only_the_cap(log.tool(call)) for call in turn.calls):
             continue
         bodies = [body for call in turn.calls for body in log.bodies.get((turn.path, call.call_id), ())]

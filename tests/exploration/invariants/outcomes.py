@@ -288,8 +288,8 @@ def timeouts_follow_the_policy(log: ObservedLog) -> Findings:
 def _ends_early(log: ObservedLog, call: ObservedCall, tool: FunctionTool) -> bool:
     """Tell whether the last body of *call* ended before its tool's timeout."""
     bodies = log.bodies.get((call.path, call.call_id), ())
-    if not bodies or bodies[-1].ended_at is None or tool.timeout is None:
-        return False
+    if not bodies or bodies[-1].ended_at is None or tool.timeout is None or call.questions:
+        return False  # one that waits for an answer has no body
     return bodies[-1].ended_at - bodies[-1].began_at < tool.timeout - EPSILON
 
 
@@ -360,12 +360,20 @@ def calls_end_a_run_as_its_agent_says(log: ObservedLog) -> Findings:
                 if isinstance(outcome.output, str) and (agent.output_type is None or value is None)
                 else value
             )
+            if not last and _goes_on_with_input(log, turn, run.turns[place + 1]):
+                continue
             if not last:
                 yield broken(f"call {made.call_id} was to end the run, and another turn began", run.turns[place + 1].n)
             elif ended and not ended[0][1].secret and ended[0][1].final_output != wanted:
                 yield broken(f"call {made.call_id} gave {wanted!r}, the run {ended[0][1].final_output!r}", ended[0][0])
             elif ended:
                 yield HELD
+
+
+def _goes_on_with_input(log: ObservedLog, turn: ObservedTurn, following: ObservedTurn) -> bool:
+    """Tell whether an added input was shown where the run would have ended with *turn*."""
+    between = log.records[turn.accepted[-1] : following.n]
+    return any(isinstance(one, r.InputShown) and one.path == turn.path for one in between)
 
 
 def _ends_run(call: ObservedCall, behavior: object) -> bool:
