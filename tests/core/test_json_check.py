@@ -172,6 +172,7 @@ def test_the_schema_is_what_another_process_reads() -> None:
 
 
 @pytest.mark.parametrize("combined", ["anyOf", "oneOf", "allOf"])
+@pytest.mark.slow
 def test_the_work_is_bounded(combined: str) -> None:
     """References that branch, in a circle or not, are followed once for each value; so the test ends."""
     circle = check_schema("x", {combined: [{"$ref": "#"}, {"$ref": "#"}]})

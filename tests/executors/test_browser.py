@@ -271,6 +271,7 @@ async def test_a_dialog_is_closed_while_an_answer_is_waited_for() -> None:
 
 @chromium
 @pytest.mark.skipif(not os.path.isdir("/proc"), reason="there is no /proc")
+@pytest.mark.slow
 async def test_cancelled_while_it_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No process of this browser is left, at whatever moment it is cancelled; others' browsers don't count."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # the only variables that a browser gets are those of every program

@@ -43,6 +43,7 @@ def test_each_command_is_asked_for(
 
 @pytest.mark.local_model
 @pytest.mark.skipif(not has_local_model(), reason="the local model isn't installed")
+@pytest.mark.slow
 def test_the_local_model_lists_files() -> None:
     """From outside, as a person would: a question, a yes at the terminal. The model's words are its own affair."""
     done = subprocess.run(

@@ -650,6 +650,7 @@ async def test_no_folder_for_temporary_files_is_needed(tmp_path: Path, monkeypat
 
 
 @isolated
+@pytest.mark.slow
 async def test_the_ends_of_commands_in_namespaces(tmp_path: Path) -> None:
     """A command may answer SIGTERM within the grace; after it nothing is left, of fork bombs and sessions too."""
     patient = await LocalSandboxes(tmp_path / "patient", isolation="namespaces", grace=60).create("run")

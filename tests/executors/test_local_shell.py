@@ -103,6 +103,7 @@ async def test_nothing_is_inherited(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert pid == group == session
 
 
+@pytest.mark.slow
 async def test_a_time_limit_ends_the_command_and_those_after_it(tmp_path: Path) -> None:
     """The output so far is kept; the shorter of the two limits holds."""
     shell = LocalShell(tmp_path, timeout=60)

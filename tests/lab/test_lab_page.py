@@ -68,6 +68,7 @@ async def test_the_first_difference_of_two_histories_is_marked() -> None:
 
 
 @pytest.mark.scenario("LB-09")
+@pytest.mark.slow
 async def test_a_thousand_runs_make_a_page_of_a_few_megabytes() -> None:
     """What it holds of a run is bounded."""
     report, entries = await compared("long " * 1_000)

@@ -179,6 +179,7 @@ async def test_a_test_runs_for_each_journal(tmp_path: Path) -> None:
 
 
 @pytest.mark.scenario("LB-06")
+@pytest.mark.slow
 async def test_only_the_runs_under_way_are_in_memory() -> None:
     """However many there are: the rest is rows."""
     states = [state_of(await record("parallel", n)) for n in range(12)]

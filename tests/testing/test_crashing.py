@@ -458,6 +458,7 @@ def test_a_tripwire_in_the_journal_ends_the_run_though_it_crashed_before_its_end
 # ---------------------------------------------------------------------------------------------- drawn worlds
 
 
+@pytest.mark.slow
 def test_crash_points_of_a_round_depend_on_its_seed_alone() -> None:
     """The crash points of one seed count the same twice, and none fails."""
     once, again = Counts(), Counts()

@@ -86,8 +86,8 @@ ROOMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 """What the calls wait for: their limits, and the options of their agent."""
 
 
-QUICK = ("rate", "capacity")
-"""The rooms that are looked at in each run of the tests; each takes some seconds."""
+QUICK = ("rate",)
+"""The rooms that are looked at in each run of the tests; each takes seconds."""
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,7 @@ def problems(recording: Recording, wanted: list[bytes]) -> list[str]:
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("recorded_on", BACKENDS)
+@pytest.mark.slow
 def test_runs_recorded_on_a_stock_loop_replay_on_both_backends_with_equal_records(
     recorded_on: Any, tmp_path: Path
 ) -> None:

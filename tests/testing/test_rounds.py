@@ -43,6 +43,7 @@ def test_a_round_is_a_function_of_seed_and_number() -> None:
     assert once.numbers["replayed"] == 1
 
 
+@pytest.mark.slow
 def test_a_session_of_some_rounds_plays_each_once() -> None:
     """Several processes may share the rounds; the report says what the session did."""
     wanted = Wanted(seed="test", first=1, rounds=3)

@@ -95,6 +95,7 @@ def test_the_policy_allows_the_pages_own_script_and_style_alone(follows: bool) -
     assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", re.sub(r"(?s)<script type=.*?</script>", "", page))
 
 
+@pytest.mark.slow
 def test_a_run_of_ten_thousand_records_is_small() -> None:
     """Also one with long texts, of which the page has the beginnings."""
     records = list(long_run(10_000))

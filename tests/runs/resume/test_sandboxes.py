@@ -205,6 +205,7 @@ async def wait(ctx: ToolContext[Any]) -> str:
         (_lose_model, [fail(ModelTransportError("gone", status=400)), say("done")], {}),
     ],
 )
+@pytest.mark.slow
 async def test_kept_over_every_resumable_end(end: Any, script: list[Any], options: dict[str, Any]) -> None:
     """The next segment finds the same sandbox by the name in the log, and removes it once the run is over."""
     USED.clear()
