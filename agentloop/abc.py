@@ -360,6 +360,10 @@ class SpanSource(Protocol):
         """Return the open span of one call, or None if it has none."""
         ...
 
+    def note_request(self, path: tuple[str, ...], request: ModelRequest) -> None:
+        """Tell what the request holds whose record was just folded; *path* is that of its run."""
+        ...
+
 
 class Instrument:
     """An observer of runs that cannot change them. Override the methods you need.
@@ -381,6 +385,11 @@ class Instrument:
         Runner.run_sync(Agent("a", model=ScriptedModel([say("hi")])), "go", run_config=config)
         print(counter.count > 0)  # True
     """
+
+    wants_requests: bool = False
+    """True to have in the spans what each request holds, too: `data["instructions"]`, `data["input"]` and
+    `data["definitions"]` of a model's span and, of its first request, of an agent's. It costs a pass over the history
+    for each request."""
 
     def on_record(self, record: Record) -> None:
         """Called with every record as it is appended."""

@@ -145,6 +145,8 @@ async def _request_response(run: LiveRun, view: TurnView, request: ModelRequest)
             await place.wait()
             requested, request, perform = place.enter(requested, request, perform)
         log.append(requested)
+        if log.spans is not None:
+            log.spans.note_request(state.path, request)
         try:
             read = _read_response if request.settings.timeout is None else _read_in_time
             do = partial(read, run, view, request, attempt)

@@ -8,13 +8,13 @@ their own, without a package so far); the tests compare them with it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 from agentloop._storage.value_codec import value_to_json
 from agentloop.events import CustomEvent
 from agentloop.otel._definitions import RunDefinitions
-from agentloop.otel._messages import content_text, encode_text, messages_text
+from agentloop.otel._messages import content_text, definitions_text, encode_text, instructions_text, messages_text
 from agentloop.spans import Span
 from agentloop.usage import RequestUsage
 
@@ -179,7 +179,11 @@ def _read_server(base_url: str) -> Attributes:
     return {SERVER_ADDRESS: host, SERVER_PORT: port or (80 if url.scheme in ("http", "ws") else 443)}
 
 
-def list_end(span: Span, *, content: bool) -> Attributes:
+Content: TypeAlias = bool | Literal["full"]
+"""The part of the conversation to export: nothing, the new things of each span, or all that each span is about."""
+
+
+def list_end(span: Span, *, content: Content) -> Attributes:
     """Return what has become known of *span* by its end. With *content* false, nothing that the conversation holds."""
     data = span.data
     found: Attributes = {
@@ -196,7 +200,11 @@ def list_end(span: Span, *, content: bool) -> Attributes:
             found |= {name: getattr(usage, key) for name, key in _USAGE.items()}
             if (tokens := count_context(usage)) is not None:
                 found[CONTEXT_TOKENS] = tokens
-    return _clean(found | dict(_list_content(span)) if content else found)
+    if content:
+        found |= dict(_list_content(span))
+    if content == "full":
+        found |= dict(_list_request(span))
+    return _clean(found)
 
 
 def queued(span: Span) -> float:
@@ -230,6 +238,27 @@ def _list_content(span: Span) -> Iterator[tuple[str, str]]:
                 yield "gen_ai.tool.call.arguments", data["arguments"]
             if "output" in data:
                 yield "gen_ai.tool.call.result", content_text(data["output"])
+        case _:
+            pass
+
+
+def _list_request(span: Span) -> Iterator[tuple[str, str]]:
+    """Yield what a request was made of, for the spans of models and agents, and the last answer of agents and runs."""
+    data = span.data
+    match span.kind:
+        case "model" | "agent" | "run":
+            if data.get("instructions"):
+                yield "gen_ai.system_instructions", instructions_text(data["instructions"])
+            if data.get("definitions"):
+                yield "gen_ai.tool.definitions", definitions_text(data["definitions"])
+            if "input" in data:
+                yield "gen_ai.input.messages", messages_text(data["input"])
+            if "output" in data:
+                yield "gen_ai.output.messages", messages_text(data["output"], data.get("finish_reason"))
+        case "hosted_tool" if "output" in data:
+            yield "gen_ai.tool.call.arguments", encode_text(data["data"])
+            if data["output"] is not None:
+                yield "gen_ai.tool.call.result", encode_text(data["output"])
         case _:
             pass
 

@@ -72,6 +72,7 @@ class RunDefinitions:
         own = agent.model_settings if config.model is None else settings_for(agent, config.model)
         settings = own.resolve(config.model_settings)
         told = {attribute: getattr(settings, setting) for attribute, setting in _SETTINGS.items()}
+        told["gen_ai.output.type"] = None if agent.output_type in (None, str) else "json"  # text is the default
         return {name: value for name, value in told.items() if value is not None}
 
 

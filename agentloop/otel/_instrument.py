@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from agentloop._common.errors import UserError
+from agentloop._common.errors import UserError, UserValueError
 from agentloop._common.extras import describe_missing
 from agentloop.abc import Instrument
 from agentloop.events import CustomEvent
@@ -13,6 +13,9 @@ from agentloop.spans import RunOpening, Span
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
     from opentelemetry.trace import TracerProvider
+
+
+_CONTENTS: tuple[object, ...] = (True, False, "full")
 
 
 class OTelInstrument(Instrument):
@@ -31,10 +34,12 @@ class OTelInstrument(Instrument):
         meter_provider: The provider of metrics; the global one if it is None.
         content: True to export what the conversation holds, too: input, answers, arguments, outputs and messages of
             errors, except for values that a tool marks secret. `TracingSettings.include_sensitive_data` has to allow it
-            as well, as it does by default.
+            as well, as it does by default. `"full"` also exports, with each request and agent, the whole input,
+            instructions and tool definitions; the size grows with the square of the turns.
 
     Raises:
         UserError: the extra `otel` is not installed.
+        UserValueError: `content` is none of these.
     """
 
     def __init__(
@@ -42,8 +47,11 @@ class OTelInstrument(Instrument):
         tracer_provider: TracerProvider | None = None,
         meter_provider: MeterProvider | None = None,
         *,
-        content: bool = False,
+        content: bool | Literal["full"] = False,
     ) -> None:
+        if content not in _CONTENTS:
+            raise UserValueError(f"content: expected True, False or 'full', got {content!r}")
+        self.wants_requests = content == "full"
         try:
             from agentloop.otel._metrics import Metrics
             from agentloop.otel._span_writer import SpanWriter

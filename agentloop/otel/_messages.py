@@ -12,6 +12,7 @@ from typing import Any, assert_never
 import msgspec
 
 from agentloop import items as i
+from agentloop.model_events import HostedToolDefinition, ToolDefinition
 
 
 def messages_text(items: Iterable[i.Item], finish_reason: str | None = None) -> str:
@@ -29,6 +30,29 @@ def messages_text(items: Iterable[i.Item], finish_reason: str | None = None) -> 
     if messages and finish_reason is not None:
         messages[-1]["finish_reason"] = finish_reason
     return encode_text(messages)
+
+
+def instructions_text(system: str) -> str:
+    """Return the instructions of a request as JSON text: one part."""
+    return encode_text([{"type": "text", "content": system}])
+
+
+def definitions_text(tools: Iterable[ToolDefinition | HostedToolDefinition]) -> str:
+    """Return the tools of a request as JSON text: those that the model calls with their schemas."""
+    return encode_text([_format_tool(tool) for tool in tools])
+
+
+def _format_tool(tool: ToolDefinition | HostedToolDefinition) -> dict[str, Any]:
+    shown: Any = tool
+    if not hasattr(shown, "params_json_schema"):  # the configuration of a hosted tool may hold keys
+        return {"type": shown.kind, "name": shown.kind}
+    name = f"{shown.namespace}.{shown.name}" if shown.namespace else shown.name
+    return {
+        "type": "function",
+        "name": name,
+        "description": shown.description,
+        "parameters": dict(shown.params_json_schema),
+    }
 
 
 def content_text(content: i.Content) -> str:

@@ -40,7 +40,8 @@ request's.
 
 Turns and nested runs have no exported spans: they hold nothing that the spans around or below them don't, and each
 span has a price. Content is off by default, messages of errors included, as an error repeats what it was about. A
-request's history isn't exported even with content: it would grow with the square of the turns.
+request's history isn't exported with plain content: it grows with the square of the turns. With "full" it is, because
+tools that evaluate or repeat single requests read nothing but its span.
 
 The names of the conventions are written out. Their package marks every one as deprecated: they have moved to a
 repository that has no package yet. A test compares ours with it.
@@ -85,9 +86,9 @@ class _Opened(NamedTuple):
 class SpanWriter:
     """Writes spans to a provider. Called by the tasks of runs, in any thread; never waits."""
 
-    def __init__(self, provider: TracerProvider | None, *, content: bool) -> None:
+    def __init__(self, provider: TracerProvider | None, *, content: a.Content) -> None:
         self._tracer = trace.get_tracer(SCOPE, __version__, tracer_provider=provider)
-        self._content = content
+        self._content: a.Content = content
         self._live: WeakKeyDictionary[Span, _Live] = WeakKeyDictionary()
         self._opened: dict[str, _Opened] = {}
         self._defined: WeakKeyDictionary[Span, RunDefinitions] = WeakKeyDictionary()

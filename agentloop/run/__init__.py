@@ -730,6 +730,7 @@ def _spans(run: LiveRun, trace: Trace, config: RunConfig, *, own: bool, begun: b
         started,
         ended,
         sensitive=config.tracing.include_sensitive_data,
+        requests=any(getattr(instrument, "wants_requests", False) for instrument in config.instruments),
         run_id=run.context.run_id or None,  # of a new run `RunStarted` tells it
         find_model=find_model,
     )

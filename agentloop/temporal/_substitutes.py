@@ -64,6 +64,7 @@ def observe_once(instrument: Instrument) -> Instrument:
     theirs = [name for name in _OBSERVERS if getattr(type(instrument), name) is not getattr(Instrument, name)]
     kind = type("ObserveOnce", (Instrument,), {name: make(getattr(instrument, name)) for name in theirs})
     made: Instrument = kind()
+    made.wants_requests = getattr(instrument, "wants_requests", False)
     return made
 
 

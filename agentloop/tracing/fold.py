@@ -21,7 +21,7 @@ from agentloop import records as r
 from agentloop._common.error_text import error_summary, message_of, summary_parts
 from agentloop._common.masking import MASK, mask_arguments
 from agentloop.items import HostedToolCall, Item, Text, ToolCall, ToolOutput, find_hosted_calls
-from agentloop.model_events import ModelInfo
+from agentloop.model_events import ModelInfo, ModelRequest
 from agentloop.spans import Span, SpanKind, Trace
 
 TOOL_ERROR = "Error running tool"
@@ -57,7 +57,8 @@ class SpanFold:
     """Folds the records of one tree of runs into spans; calls *started* and *ended* with each of them.
 
     With *sensitive* false, spans hold no arguments, outputs, messages of a conversation and messages of errors; they
-    never hold values that a tool marks secret. With *turns* false there are no spans for turns.
+    never hold values that a tool marks secret. With *turns* false there are no spans for turns. With *requests*, spans
+    hold the contents of requests (`note_request`), and those of agents and runs the last answer.
 
     A run segment that resumes a run leaves out what earlier records told: *run_id* is the id of the outermost run, and
     *find_model* gives the model that the run at a path asked last.
@@ -71,6 +72,7 @@ class SpanFold:
         *,
         sensitive: bool = True,
         turns: bool = True,
+        requests: bool = False,
         run_id: str | None = None,
         find_model: Callable[[tuple[str, ...]], ModelInfo | None] = lambda path: None,
     ) -> None:
@@ -79,6 +81,7 @@ class SpanFold:
         self._ended = ended
         self._sensitive = sensitive
         self._turns = turns
+        self._requests = requests
         self._run_id = run_id
         self._find_model = find_model
         self._runs: dict[tuple[str, ...], _Open] = {}
@@ -87,6 +90,22 @@ class SpanFold:
         """Return the open span of one call, or None."""
         opened = self._runs.get(path)
         return opened.calls.get(call_id) if opened is not None else None
+
+    def note_request(self, path: tuple[str, ...], request: ModelRequest) -> None:
+        """Put what *request* holds into its span, which was just opened, and into that of the agent if it is the first.
+
+        The log has the digest of a request only, so this is the one fact of a span that isn't folded from records.
+        """
+        opened = self._runs.get(path)
+        if not (self._requests and self._sensitive) or opened is None or opened.secretive or opened.model is None:
+            return
+        told = {
+            "instructions": request.system,
+            "input": _mask_items(request.items),
+            "definitions": (*request.tools, *request.handoffs, *request.hosted),
+        }
+        opened.model.data |= told
+        opened.agent.data = told | opened.agent.data
 
     def record(self, record: r.Record) -> None:
         """Fold one record; records have to come in the order of the log."""
@@ -222,7 +241,9 @@ class SpanFold:
             }
             opened.model.data |= {name: value for name, value in told.items() if value is not None}
             if self._sensitive and not opened.secretive:
-                opened.model.data["output"] = _mask_items(response.items)
+                output = opened.model.data["output"] = _mask_items(response.items)
+                if self._requests:
+                    opened.agent.data["output"] = opened.run.data["output"] = output
         for call in find_hosted_calls(response.items):
             self._add_hosted(opened, record, call)
 
@@ -239,7 +260,7 @@ class SpanFold:
     def _add_hosted(self, opened: _Open, record: r.Record, call: HostedToolCall) -> None:
         """Add the span of a call that the provider made while it answered, below the model's and of the same times.
 
-        The log has no others: the provider tells when a call is made to those alone who watch the stream.
+        The log has no others: the provider tells when a call is made only to those who watch the stream.
         """
         data: dict[str, Any] = {"call_id": call.call_id or call.id, "status": call.status}
         if call.status == "failed":

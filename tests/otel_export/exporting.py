@@ -1,6 +1,6 @@
 """Providers that keep in memory what runs export, and readers of it."""
 
-from typing import Any
+from typing import Any, Literal
 
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
@@ -15,7 +15,7 @@ from agentloop.otel import OTelInstrument
 class Exported:
     """An instrument with providers of its own, and all that runs have exported through them."""
 
-    def __init__(self, *processors: SpanProcessor, content: bool = False) -> None:
+    def __init__(self, *processors: SpanProcessor, content: bool | Literal["full"] = False) -> None:
         self.memory = InMemorySpanExporter()
         self.reader = InMemoryMetricReader()
         self.tracers = TracerProvider(shutdown_on_exit=False)

@@ -11,9 +11,10 @@ pytest.importorskip("opentelemetry.sdk", reason="needs the extra test-otel: nox 
 from kit.agents import PASSED, make_input_guard
 from otel_export.exporting import Exported, attributes_of
 
-from agentloop import Agent, Runner, ToolContext, tool
+from agentloop import Agent, HostedTool, RunConfig, Runner, ToolContext, tool
+from agentloop.abc import Instrument
 from agentloop.config import TracingSettings
-from agentloop.exceptions import ModelTransportError
+from agentloop.exceptions import ModelTransportError, UserValueError
 from agentloop.items import (
     AssistantMessage,
     Audio,
@@ -32,6 +33,7 @@ from agentloop.items import (
     UserMessage,
 )
 from agentloop.otel._messages import content_text, messages_text
+from agentloop.spans import Span
 from agentloop.testing import ScriptedModel, call, fail, respond, say
 
 WORDS = "canary-words"
@@ -113,9 +115,10 @@ async def test_no_content_is_exported_unless_it_is_asked_for(run_mode: Any, capl
 
 
 @pytest.mark.scenario("VI-05")
-async def test_what_a_tool_marks_secret_is_never_exported(run_mode: Any) -> None:
+@pytest.mark.parametrize("content", [True, "full"])
+async def test_what_a_tool_marks_secret_is_never_exported(run_mode: Any, content: Any) -> None:
     """With content, too: values are masked, and the messages of a run in a call with secret arguments left out."""
-    exported = Exported(content=True)
+    exported = Exported(content=content)
     await _run_everything(run_mode, exported)
     everything = exported.everything()
     assert WORDS in everything
@@ -147,9 +150,69 @@ async def test_content_is_exported_where_it_is_asked_for() -> None:
     assert "api_key" in attributes_of(exported.span("execute_tool broken"))["gen_ai.tool.call.result"]
 
 
-async def test_a_run_may_refuse_what_the_instrument_asks_for() -> None:
-    """Both the instrument and the run's configuration have to allow content."""
+async def test_full_content_is_all_that_each_span_is_about(run_mode: Any) -> None:
+    """A request has its whole history, instructions and tools; an agent those of its first request, and its answer."""
+    exported = Exported(content="full")
+    hosted = HostedToolCall("web_search_call", {"query": "rain"}, "ws", "completed", ["wet"])
+    steps = [[call("search", {"query": "rain"}, "c1")], [respond(hosted), say("It rains.")]]
+    tools = [search, HostedTool("web_search", {"key": KEY})]
+    agent = Agent("a", instructions="Be brief.", model=ScriptedModel(steps), tools=tools)
+    await run_mode(agent, "Weather?", run_config=exported.config())
+    found = {span.name: attributes_of(span) for span in reversed(exported.spans)}  # of equal names the first
+    first, last = [attributes_of(span) for span in exported.spans if span.name == "chat ScriptedModel"]
+    asked = {"role": "user", "parts": [{"type": "text", "content": "Weather?"}]}
+    answer = json.loads(last["gen_ai.output.messages"])
+    assert json.loads(first["gen_ai.input.messages"]) == [asked]
+    assert [message["role"] for message in json.loads(last["gen_ai.input.messages"])] == ["user", "assistant", "tool"]
+    assert json.loads(first["gen_ai.system_instructions"]) == [{"type": "text", "content": "Be brief."}]
+    described, provided = json.loads(last["gen_ai.tool.definitions"])
+    assert (described["type"], described["name"], described["description"]) == ("function", "search", "Search.")
+    assert described["parameters"]["required"] == ["query"]
+    assert provided == {"type": "web_search", "name": "web_search"}
+    agent_span, run_span = found["invoke_agent a"], found["invoke_workflow Agent workflow"]
+    for name in ("gen_ai.input.messages", "gen_ai.system_instructions", "gen_ai.tool.definitions"):
+        assert agent_span[name] == first[name]
+    assert json.loads(run_span["gen_ai.input.messages"]) == [asked]
+    for told in (agent_span, run_span):
+        assert json.loads(told["gen_ai.output.messages"]) == answer
+    provided_call = found["execute_tool web_search_call"]
+    assert provided_call["gen_ai.tool.call.arguments"] == '{"query":"rain"}'
+    assert provided_call["gen_ai.tool.call.result"] == '["wet"]'
+    assert KEY not in exported.everything()
+
+
+async def test_plain_content_has_no_history(run_mode: Any) -> None:
+    """It would be the same messages again with each turn. An instrument beside it that wants them changes nothing."""
+
+    class Wants(Instrument):
+        wants_requests = True
+
+        def on_span_end(self, span: Span) -> None:
+            seen.append(span)
+
+    seen: list[Span] = []
     exported = Exported(content=True)
+    agent = Agent("a", instructions="Be brief.", model=ScriptedModel([say("hi")]), tools=[search])
+    await run_mode(agent, "Hello?", run_config=RunConfig(instruments=[Wants(), exported.instrument]))
+    asked = next(span for span in seen if span.kind == "model")
+    assert asked.data["instructions"] == "Be brief."
+    assert asked.data["input"] == (UserMessage("Hello?"),)
+    names = {name for span in exported.spans for name in attributes_of(span)}
+    assert not names & {"gen_ai.system_instructions", "gen_ai.tool.definitions"}
+    [named] = [span.name for span in exported.spans if "gen_ai.input.messages" in attributes_of(span)]
+    assert named == "invoke_workflow Agent workflow"
+
+
+def test_another_word_for_content_is_refused() -> None:
+    """When the instrument is made."""
+    with pytest.raises(UserValueError, match="expected True, False or 'full', got 'all'"):
+        Exported(content="all")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("content", [True, "full"])
+async def test_a_run_may_refuse_what_the_instrument_asks_for(content: Any) -> None:
+    """Both the instrument and the run's configuration have to allow content."""
+    exported = Exported(content=content)
     agent = Agent("a", model=ScriptedModel([[call("search", {"query": WORDS})], say(WORDS)]), tools=[search])
     config = exported.config(trace_include_sensitive_data=False)
     await Runner.run(agent, WORDS, run_config=config)

@@ -463,6 +463,16 @@ async def test_a_model_of_the_run_has_no_settings_of_another_model() -> None:
     assert "gen_ai.request.temperature" not in attributes_of(exported.span("chat ScriptedModel"))
 
 
+async def test_a_typed_answer_is_one_of_json(run_mode: Any) -> None:
+    """The conventions want the type of the output that a request asks for; text needs no asking."""
+    exported = Exported()
+    for output_type, step in ((int, '{"response": 3}'), (None, "3")):
+        agent = Agent("a", model=ScriptedModel([say(step)]), output_type=output_type)
+        await run_mode(agent, "go", run_config=exported.config())
+    chats = [attributes_of(span) for span in exported.spans if span.name == "chat ScriptedModel"]
+    assert [chat.get("gen_ai.output.type") for chat in chats] == ["json", None]
+
+
 async def test_two_agents_of_one_name_have_no_description() -> None:
     """A span names its agent only, so we can't know which of the two it means."""
     exported = Exported()
