@@ -89,7 +89,7 @@ MIGRATIONS: tuple[str, ...] = (
 )
 """The statements that lead from each version of the tables to the next one. A released one never changes."""
 
-# `off` alone is changed: a commit has to outlive a power failure, and other values promise more than `on`.
+# Only `off` is changed: a commit has to outlive a power failure, and other values promise more than `on`.
 _SETTINGS = """
 SELECT set_config('statement_timeout', %(limit)s, false), set_config('idle_in_transaction_session_timeout', %(limit)s,
     false), set_config('synchronous_commit', CASE current_setting('synchronous_commit') WHEN 'off' THEN 'on'

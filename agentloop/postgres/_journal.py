@@ -102,7 +102,7 @@ class PostgresJournal:
     first to append continues and the other is refused. An append is committed when it returns, and waits for the disk
     as the server is set up to.
 
-    It has no resources of its own: the store has the connections. After `aclose` it can't be used.
+    It holds no resources: the store has the connections. After `aclose` it can't be used.
 
     Args:
         store: The database.

@@ -51,7 +51,7 @@ class _StoredItem:
 
 
 class PostgresSession:
-    """A conversation in PostgreSQL. It has no resources of its own: the store has the connections.
+    """A conversation in PostgreSQL. It holds no resources: the store has the connections.
 
     Safe to share between tasks, event loops, threads and, by other objects of the same conversation, processes.
 

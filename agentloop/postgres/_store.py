@@ -249,7 +249,7 @@ class PostgresStore:
     ) -> int:
         """Delete the runs that came to their status more than *older_than* seconds ago; return how many.
 
-        They are deleted in batches, each in its own transaction. A batch locks the rows of its own runs only, and
+        They are deleted in batches, each in its own transaction. A batch locks only the rows of its runs, and
         leaves out those that another client has locked or that a worker has, so no worker waits for it.
 
         Args:
@@ -296,28 +296,35 @@ class PostgresStore:
 
         Use it for your worker's health check, with your own limits: a worker whose `late` stays above 0 loses its runs.
         """
+        return await self.connections.in_thread(self.ask_health)
+
+    def ask_health(self) -> StoreHealth:
+        """Return what `health` returns, to a caller without an event loop. Blocks as long as the timeout."""
         begun = time.monotonic()
         rows: list[tuple[str, int, float, int]] = []
         error: str | None = None
+        in_use = self.connections.in_use
         try:
-            rows = await self._ask(operating.count_open, again=True)
+            with as_journal_error("the database"):
+                rows = self.connections.call(operating.count_open, again=True)
         except (JournalError, StateError, UserError) as failure:
             error = str(failure)
-        return self._describe(rows, error, time.monotonic() - begun)
-
-    def _describe(self, rows: list[tuple[str, int, float, int]], error: str | None, seconds: float) -> StoreHealth:
         leases, late = self._renewals.list_late()
         return StoreHealth(
             error,
-            seconds,
+            time.monotonic() - begun,
             leases,
             late,
-            self.connections.in_use,
+            in_use,
             self._most,
             {status: count for status, count, _, _ in rows},
             {status: oldest for status, _, oldest, _ in rows},
             sum(waiting for _, _, _, waiting in rows),
         )
+
+    def count_leases(self) -> int:
+        """Return how many leases this store holds. Never waits."""
+        return self._renewals.list_late()[0]
 
     async def _list(
         self,

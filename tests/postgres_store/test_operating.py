@@ -483,6 +483,7 @@ async def test_health_says_what_is_held_and_what_waits(store: PostgresStore) -> 
     await anyio.sleep(0.15)
     async with store.lease("late"):
         assert counts["take_overs"] == 1
+    assert {"interrupted", "running"} >= set(store.ask_health().runs)
     await store.aclose()
     assert (await store.health()).error == "the PostgresStore is closed"
 
