@@ -34,8 +34,6 @@ from agentloop.lab._stub import draw_value
 from agentloop.records import Record
 from agentloop.tools import ExternalBody, ToolsToFinalOutput
 
-_PASSES = 3
-"""Passes of the scheduler in which guardrails that run beside a request have begun."""
 _SAYS_NOTHING = ("on_handoff", "custom_data_extractor", "output_store", "sandbox", "toolset")
 """Callbacks that don't decide how a run continues."""
 _ANSWERS: dict[str, Any] = {
@@ -104,8 +102,6 @@ class DryEffects(Instrument):
 
     async def _end(self, path: Path) -> Any:
         """End the run at *path*, the outermost one or the innermost of those that are nested."""
-        for _ in range(_PASSES):
-            await anyio.lowlevel.checkpoint()
         (self._nested[path] if path else self.scope).cancel()
         await anyio.sleep_forever()
 

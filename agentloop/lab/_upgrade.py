@@ -148,8 +148,11 @@ class UpgradeReport:
         sums = ", ".join(f"{counts[one]} {one}" for one in _VERDICTS if counts[one]) or "none"
         lines = [f"Unfinished runs, resumed with agent {self.agent!r}: {sums}"]
         for row in self.rows:
-            if row.verdict != "same" or row.asks:
+            if row.verdict != "same":
                 lines += [f"{row.verdict:8} {row.name}", *(f"         {line}" for line in row.describe())]
+        if asking := [row for row in self.rows if row.asks]:
+            names = sorted({ask.partition(" (")[0] for row in asking for ask in row.asks})
+            lines.append(f"{len(asking)} of them depend on what your functions will say, too: {', '.join(names)}")
         return "\n".join(exact(line) for line in lines)
 
     def _repr_html_(self) -> str:
@@ -301,14 +304,14 @@ def _decide(state: RunState, rule: VerdictRule) -> set[tuple[Path, str]]:
 async def _resume(row: UpgradeRow, state: RunState, decided: set[tuple[Path, str]], options: _Options) -> UpgradeRow:
     """Resume *state* behind a dry door, and return *row* with what came of it."""
     dry, fold = DryEffects(may_ask_sources=options.toolsets), state._fold
-    due, agent, before, is_closing = list(_list_due(fold)), fold.agent, tuple(fold.records), bool(fold.closing)
+    due, agent, before = list(_list_due(fold)), fold.agent, tuple(fold.records)  # the run goes on with this very fold
     error = await _run(state, dry, options.candidate)
     ended = next((one for one in reversed(dry.records) if isinstance(one, r.RunEnded) and not one.path), None)
     if isinstance(error, ModelBehaviorError) and dry.has_bodies and _may_end_by_output(agent, options.candidate):
         error = None  # the output of a call would be the final one, and it isn't known
     calls = tuple(_list_calls(due, dry.records))
     changes = (
-        *_list_changes(before, dry, options.candidate, is_closing=is_closing),
+        *_list_changes(before, fold, dry, options.candidate),
         *_list_asked_again(calls, decided),
     )
     verdict: UpgradeVerdict = "changed" if changes else "same"
@@ -408,12 +411,10 @@ def _list_requests(records: Iterable[r.Record]) -> dict[tuple[Path, str], r.Mode
     return found
 
 
-def _list_changes(
-    before: Iterable[r.Record], dry: DryEffects, candidate: DryCandidate, *, is_closing: bool
-) -> Iterator[str]:
+def _list_changes(before: Sequence[r.Record], fold: RunFold, dry: DryEffects, candidate: DryCandidate) -> Iterator[str]:
     """Yield what the engine says of the agents' graph, and what the next requests show otherwise than the last ones.
 
-    *is_closing*: a limit has left the run one turn, in which nothing can be called.
+    *before* are the records of the stored log, and *fold* is the state that the dry run has come to.
     """
     for one in dry.records:
         if isinstance(one, r.GraphChanged) and not one.path:
@@ -428,6 +429,8 @@ def _list_changes(
         differs = [was != is_now for was, is_now in parts] or [False, False]
         if differs[0] and "instructions" not in asked:
             yield f"agent {key!r}: its model is shown other instructions"
+        run = fold.at(path)
+        is_closing = run is not None and run.closing  # in the turn that a limit has left nothing can be called
         varies = is_closing or asked & {"is_enabled", "prompt"} or _vary(graph.find(key))
         if differs[1] and not varies:
             yield f"agent {key!r}: its model is shown other definitions (tools, settings or the type of the answer)"

@@ -29,6 +29,7 @@ from agentloop import (
     tool,
     tool_search,
 )
+from agentloop import effects as e
 from agentloop import records as r
 from agentloop._storage.state_codec import read_lines
 from agentloop.bundles import Todo
@@ -38,6 +39,7 @@ from agentloop.items import CallToAnswer
 from agentloop.journal import FileJournal, MemoryJournal, SQLiteJournal
 from agentloop.lab._compare import VerdictRule
 from agentloop.lab._copies import RecordedSandbox
+from agentloop.lab._dry import DryEffects
 from agentloop.lab._stub import draw_from
 from agentloop.lab._upgrade import _list_calls, _list_due
 from agentloop.sessions import MemorySession
@@ -267,6 +269,19 @@ async def test_a_call_that_may_have_taken_effect_is_told_apart() -> None:
 
 
 @pytest.mark.scenario("LB-19")
+async def test_functions_that_have_a_say_are_named() -> None:
+    """The run continues as if they let it, also where a guardrail runs beside the request."""
+    lines, records = await record([[call("charge", {"item": "a"}, call_id="c1")]])
+    answered = next(index for index, one in enumerate(records) if isinstance(one, r.ModelResponded)) + 2
+    agent, config = build("approval asked of a function")
+    (row,) = (await lab.upgrade_check(await make_journal(lines[:answered]), agent, run_config=config)).rows
+    assert ([str(one) for one in row.calls], row.asks) == (["charge (c1) runs"], ("needs_approval (c1)",))
+    agent, config = build("an input guardrail")
+    (row,) = (await lab.upgrade_check(await make_journal(lines[:2]), agent, run_config=config)).rows
+    assert (row.verdict, row.asks) == ("same", ("guardrail read_input",))
+
+
+@pytest.mark.scenario("LB-19")
 async def test_runs_that_are_over_have_no_row() -> None:
     """A completed run is left out, and so is one that has failed for good."""
     done, _ = await record([])
@@ -429,6 +444,19 @@ async def test_the_agents_log_nothing_of_the_check(caplog: pytest.LogCaptureFixt
         "agent 'desk': tool 'more' is new",
         "agent 'desk': its model is shown other definitions (tools, settings or the type of the answer)",
     )
+    lines, _ = await record(
+        [
+            [call("look", {"item": "a"}, call_id="l1"), call("transfer_to_back", call_id="t1")],
+            call("file_it", {"item": "a"}, call_id="f1"),
+        ]
+    )
+    agent, _ = build("nothing")
+    agent.tools = [each for each in agent.tools if each.name != "look"]
+    back = agent.handoffs[0].agent
+    report = await lab.upgrade_check(
+        await make_journal(lines), back.clone(handoffs=[agent.clone(name="other", handoffs=[])])
+    )
+    assert (report.rows[0].verdict, report.rows[0].why) == ("changed", "")
     assert caplog.records == []
 
 
@@ -446,13 +474,21 @@ async def test_the_report_as_text_and_json() -> None:
     lines, _ = await record([[call("pay", {"item": "a"}, call_id="p1")]])
     agent, config = build("a policy that allows")
     report = await lab.upgrade_check(await make_journal(lines), agent, run_config=config)
+    assert [str(one) for one in report.rows[0].calls] == ["pay (p1) runs"]
     assert str(report).splitlines() == [
         "Unfinished runs, resumed with agent 'desk': 1 same",
-        "same     run",
+        "1 of them depend on what your functions will say, too: policy",
+    ]
+    agent, config = build("approval asked of a function")
+    report = await lab.upgrade_check(await make_journal(lines), agent, run_config=config)
+    assert str(report).splitlines() == [
+        "Unfinished runs, resumed with agent 'desk': 1 changed",
+        "changed  run",
+        "         changed: agent 'desk': tool 'charge' has another policy",
         "         waits: pay (p1) of agent 'desk'",
         "         then: pay (p1) runs",
-        "         not known: what policy (p1:0) will say",
     ]
+    assert (report.count("changed"), report.count("same")) == (1, 0)
     agent, config = build("a tool that needs approval removed")
     report = await lab.upgrade_check(await make_journal(lines), agent, run_config=config)
     assert "refused  run\n         call 'p1' waits for tool 'pay'" in str(report)
@@ -507,7 +543,7 @@ UNCHANGED: dict[str, tuple[dict[str, Any], dict[str, Any], list[Any]]] = {
         {},
         [[call("write_todos", {"todos": [{"text": "a"}]}, call_id="t1"), PAYS]],
     ),
-    "last turn": ({}, {"at_limit": "answer", "limits": UsageLimits(requests=2)}, [PAYS]),
+    "last turn": ({}, {"at_limit": "answer", "limits": UsageLimits(requests=1)}, [PAYS]),
     "input filter": ({}, {"history": HistorySettings(call_model_input_filter=lambda data: data)}, [PAYS]),
     "a session in an agent tool": (
         {"tools": [pay, Agent("inner").as_tool("inner", "Help.", session=MemorySession("s"))]},
@@ -536,3 +572,22 @@ async def test_an_unchanged_agent_is_the_same(name: str) -> None:
     for cut in range(2, len(lines)):  # as if its process had died there
         for row in (await lab.upgrade_check(await make_journal(lines[:cut]), agent, run_config=config)).rows:
             assert (row.verdict, row.changes, row.why) == ("same", (), ""), cut
+
+
+@pytest.mark.scenario("LB-19")
+async def test_an_output_that_would_be_the_answer_is_not_judged() -> None:
+    """It isn't known, so it can't end the run by not fitting the answer's type."""
+    pays = ScriptedModel([call("pay", {"item": "a"}, call_id="p1")])
+    ends = {"tools": [pay], "tool_use_behavior": "stop_on_first_tool", "output_type": list[int], "output_retries": 0}
+    agent = Agent(**{"name": "desk", "model": pays, **ends})
+    (row,) = (await lab.upgrade_check(await Runner.run(agent, "go"), agent)).rows
+    assert (row.verdict, row.why, row.agent) == ("same", "", None)
+
+
+async def test_what_has_no_callback_is_answered_at_once() -> None:
+    """Ids, times, chances and waits come from the door, too."""
+    dry = DryEffects(may_ask_sources=False)
+    assert isinstance(await dry.perform(e.NewId()), str)
+    assert isinstance(await dry.perform(e.Now()), float)
+    assert await dry.perform(e.Random()) == 0.5
+    assert await dry.perform(e.Sleep(60)) is None
