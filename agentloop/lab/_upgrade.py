@@ -304,7 +304,7 @@ def _decide(state: RunState, rule: VerdictRule) -> set[tuple[Path, str]]:
 async def _resume(row: UpgradeRow, state: RunState, decided: set[tuple[Path, str]], options: _Options) -> UpgradeRow:
     """Resume *state* behind a dry door, and return *row* with what came of it."""
     dry, fold = DryEffects(may_ask_sources=options.toolsets), state._fold
-    due, agent, before = list(_list_due(fold)), fold.agent, tuple(fold.records)  # the run goes on with this very fold
+    due, agent, before = list(_list_due(fold)), fold.agent, tuple(fold.records)  # the run continues with this very fold
     error = await _run(state, dry, options.candidate)
     ended = next((one for one in reversed(dry.records) if isinstance(one, r.RunEnded) and not one.path), None)
     if isinstance(error, ModelBehaviorError) and dry.has_bodies and _may_end_by_output(agent, options.candidate):
