@@ -288,6 +288,8 @@ class RunConfig(ByFields):
         stream_buffer: The number of unread events above which a streamed run waits for its consumer.
         effects: The door of side effects; None is the live one.
         bundles: `Bundle`s for every agent of the run, such as those of `agentloop.bundles`.
+        owner: Who the run belongs to, in the application's words. The log keeps it from the run's beginning on
+            (`RunState.owner`); a later run segment changes nothing in it.
         sandbox: The `SandboxProvider` of the run's sandbox, `RunContext.sandbox`. Runs nested in it share the sandbox.
             Every segment of the run needs it.
 
@@ -353,6 +355,7 @@ class RunConfig(ByFields):
         default=None, validator=optional(FIELDS.needs("expected Effects (with `perform`)", has("perform")))
     )
     bundles: Sequence[Bundle] = attrs.field(default=(), validator=_check_bundles)
+    owner: str | None = attrs.field(default=None, validator=optional(FIELDS.text()))
     sandbox: SandboxProvider | None = attrs.field(
         default=None,
         validator=optional(
@@ -393,6 +396,7 @@ class RunConfig(ByFields):
             stream_buffer: int = ...,
             effects: Effects | None = ...,
             bundles: Sequence[Bundle] = ...,
+            owner: str | None = ...,
             sandbox: SandboxProvider | None = ...,
             # the parts of groups that are accepted here, too
             handoff_input_filter: HandoffInputFilter | None = ...,

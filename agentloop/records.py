@@ -95,6 +95,8 @@ class RunStarted(_Record, frozen=True, tag="run_started"):
     traceparent: str | None = None
     """The span of this run segment in a tracing system, as W3C Trace Context writes it, if an instrument told it
     (`RunOpening.identify`). A later run segment links to it."""
+    owner: str | None = None
+    """The owner of the run, in the application's words (`RunConfig.owner`). Of a nested run it is None."""
 
 
 class RunResumed(_Record, frozen=True, tag="run_resumed"):

@@ -191,6 +191,11 @@ class RunState:
         return self._fold.run_id
 
     @property
+    def owner(self) -> str | None:
+        """The owner of the run, in the application's words (`RunConfig.owner`); None if nothing was said."""
+        return self._fold.started.owner if self._fold.started is not None else None
+
+    @property
     def status(self) -> r.RunStatus | None:
         """How the last run segment ended; None if it has not ended: the run is under way, or its process died."""
         return self._fold.ended.status if self._fold.ended is not None else None

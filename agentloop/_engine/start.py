@@ -88,6 +88,8 @@ async def _begin(run: LiveRun, segment: RunSegment, given: tuple[Item, ...], tra
     traced: dict[str, Any] = {} if trace is None else _open_trace(run, trace)
     at, run_id = run.tree.log.wall(), run.context.run_id
     started = RunStarted(run.state.path, 0, at, run_id, key, given, segment.max_turns, **traced)
+    if run.parent is None and (owner := run.settings.config.owner) is not None:
+        started = started.replace(owner=owner)
     if (kept := segment.kept) is not None:
         ids = {"conversation_id": kept.id, "previous_response_id": kept.after}
         started = started.replace(**ids, kept=True)

@@ -196,7 +196,13 @@ class AgentApp:
             await self._host.prepare(live, state, journal, options)
             self._host.start(live, journal)
 
-    async def resume_all(self, *, cancelled: bool = False, **options: Any) -> ResumedRuns:
+    async def resume_all(
+        self,
+        *,
+        cancelled: bool = False,
+        context_of: Callable[[str, str | None], Any] | None = None,
+        **options: Any,
+    ) -> ResumedRuns:
         """Resume every unfinished run of the `JournalFolder`, as after a crash. The application is entered.
 
         Paused runs are left for their verdicts and answers, and those that another process has are left to it. A run
@@ -206,15 +212,21 @@ class AgentApp:
         Args:
             cancelled: True to resume also runs that were cancelled: by the end of the application, or by a client;
                 the journal doesn't tell them apart.
+            context_of: Called with the id of each run that is resumed, and its owner; returns its context, in place of
+                one `context=` for all.
             options: `RunOptions` without a journal.
 
         Raises:
-            UserError: the journals are not those of a `JournalFolder`, or the application has not been entered.
+            UserError: `context_of` and `context` are both given, or the journals are not those of a `JournalFolder`, or
+                the application has not been entered.
             JournalError: the folder can't be listed.
         """
         if not isinstance(self._journals, JournalFolder):
             raise UserError("resume_all needs journals=JournalFolder(…): other journals can't be listed")
-        return await resume_runs(self._host, self._journals, cancelled, options)
+        check("context_of", optional(NAMES.function()), context_of)
+        if context_of is not None and "context" in options:
+            raise UserError("context and context_of can't be used together: each run has one context")
+        return await resume_runs(self._host, self._journals, cancelled, options, context_of)
 
     # -- ASGI
 

@@ -117,9 +117,10 @@ class Handlers:
                 chosen: str | RunState = given
             else:
                 chosen = await self.host.load(journal)
+                grant.check_owner(chosen.owner)
                 given(chosen)
             if self.goes_on:
-                await self.host.prepare(live, chosen, journal, grant.options)
+                await self.host.prepare(live, chosen, journal, grant.options_for(chosen))
             else:
                 response = self._prepare(live, journal, chosen, grant)
             if isinstance(chosen, RunState):
@@ -161,7 +162,8 @@ class Handlers:
             state.context = None  # given again, by `admit`
             return await self.states.put(state.to_string(**self.seal))
 
-        options: dict[str, Any] = {**grant.options, "journal": journal}
+        granted = grant.options_for(given)
+        options: dict[str, Any] = {**granted, "journal": journal}
         headers = [(RUN_HEADER, live.id.encode())]
         try:
             response = RunResponse(
@@ -170,7 +172,7 @@ class Handlers:
         except BaseException:
             self.host.release(live)
             raise
-        live.begin(response.stream, grant.options)
+        live.begin(response.stream, given, granted)
         live.decided.set()
         return response
 
@@ -188,16 +190,18 @@ class Handlers:
 
     async def read(self, client: Exchange, run: str) -> None:
         """Stream a run from after the event that the client names: one under way, or a stored one."""
-        await self._let_in(WebRequest(action="read", scope=client.scope, run=run))
+        grant = await self._let_in(WebRequest(action="read", scope=client.scope, run=run))
         header = find_header(client.scope, b"last-event-id")
         after = None if not header else header.decode("latin-1")
         live = await self.host.find_decided(run)
+        if live is not None:
+            grant.check_owner(live.owner)
         if live is not None and live.feed is not None:
             await self._follow(run, live.feed, after, client)
             return
         if live is not None:
             raise HTTPRefusal(409, "The run is under way, and streamed to the client that it ends with.")
-        stored = await self.host.read(run, after)
+        stored = await self.host.read(run, after, grant.check_owner)
 
         async def serve() -> None:
             writer = EventWriter(client.send, self.limits)
@@ -226,12 +230,14 @@ class Handlers:
     async def cancel(self, client: Exchange, run: str) -> None:
         """Cancel a run that is under way or is being resumed, or one call of it or of a nested run."""
         body = await client.read(self.limits, CANCEL)
-        await self._let_in(WebRequest(action="cancel", scope=client.scope, run=run))
+        grant = await self._let_in(WebRequest(action="cancel", scope=client.scope, run=run))
         live = self.host.find(run)
         if live is None:
             raise HTTPRefusal(404, f"No such run is under way. {_WAITING}")
+        if live.stream is not None:
+            grant.check_owner(live.owner)
         if body.call_id is None:
-            live.cancel()
+            live.cancel(grant.owner)
         elif not _cancel_call(live.stream, body.call_id, body.path):
             raise HTTPRefusal(409, "No such call is under way.")
         await answer_json(client.send, 202, {"run": run})
@@ -275,6 +281,7 @@ class Handlers:
         live = self.host.find(run)
         if live is None or live.stream is None or live.stream.is_complete:
             return False
+        grant.check_owner(live.owner)
         await give_decisions(live.stream, decisions, grant.by)
         await answer_json(client.send, 202, {"run": run})
         return True
@@ -286,6 +293,7 @@ class Handlers:
         text = await self._take(handle)
         try:
             state = RunState.from_string(self.agent, text, **self.unseal)
+            grant.check_owner(state.owner)
             decide(state)
             live = self.host.claim(new_name())
             response = self._prepare(live, None, state, grant, form)
@@ -315,25 +323,30 @@ class Handlers:
 
     async def describe(self, client: Exchange, run: str) -> None:
         """Say what has become of a run, and of the inputs that were added to it."""
-        await self._let_in(WebRequest(action="read", scope=client.scope, run=run))
+        grant = await self._let_in(WebRequest(action="read", scope=client.scope, run=run))
         live = await self.host.find_decided(run)
         if live is None or live.stream is None:
-            found = describe_run(run, await self.host.load_stored(run))
+            state = await self.host.load_stored(run)
+            grant.check_owner(state.owner)
+            under_way = False
         else:
-            found = describe_run(run, state_of(live.stream), under_way=not live.stream.is_complete)
-        await answer_json(client.send, 200, found)
+            grant.check_owner(live.owner)
+            state, under_way = state_of(live.stream), not live.stream.is_complete
+        await answer_json(client.send, 200, describe_run(run, state, under_way=under_way))
 
     async def add_input(self, client: Exchange, run: str) -> None:
         """Add input to a run: one under way, which continues with it, or one that has paused, which keeps it."""
         body = await client.read(self.limits, INPUT)
         grant = await self._let_in_to_give(client, run, body)
-        await self._put(client, run, body, lambda to: to.add_input(body.input, when=body.when, id=body.id, by=grant.by))
+        await self._put(
+            client, run, body, grant, lambda to: to.add_input(body.input, when=body.when, id=body.id, by=grant.by)
+        )
 
     async def withdraw(self, client: Exchange, run: str) -> None:
         """Take an input back, which the model has not been shown."""
         body = await client.read(self.limits, WITHDRAW)
         grant = await self._let_in_to_give(client, run, body)
-        await self._put(client, run, body, lambda to: to.withdraw(body.id, by=grant.by))
+        await self._put(client, run, body, grant, lambda to: to.withdraw(body.id, by=grant.by))
 
     async def _let_in_to_give(self, client: Exchange, run: str, body: InputBody | WithdrawBody) -> Grant:
         if self.has_journals and body.handle not in (None, run):
@@ -348,17 +361,20 @@ class Handlers:
         client: Exchange,
         run: str,
         body: InputBody | WithdrawBody,
+        grant: Grant,
         put: Callable[[Any], Any],
     ) -> None:
         """Let *put* change the stream of a run under way, or the state of a paused one; say so to the client."""
         live = await self.host.find_decided(run)  # another request may be giving input to it just now
         handle: dict[str, str] = {}
         if live is not None and live.stream is not None and not live.stream.is_complete:
+            grant.check_owner(live.owner)
             state_of(live.stream)
             given = await _put_into(live.stream, put)
         elif self.has_journals:
             async with self.host.claimed(run) as (claimed, journal):
                 state = await self.host.load(journal)
+                grant.check_owner(state.owner)
                 given = await _put_into(state, put)
                 await append_given(journal, state)
                 await self.host.give_up(claimed, journal)
@@ -368,6 +384,7 @@ class Handlers:
             text = await self._take(body.handle)
             try:
                 state = RunState.from_string(self.agent, text, **self.unseal)
+                grant.check_owner(state.owner)
                 given = await _put_into(state, put)
                 changed = state.to_string(**self.seal)
             except Exception as error:

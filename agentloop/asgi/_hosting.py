@@ -124,25 +124,34 @@ class WebRun:
     feed: Feed | None = None
     scope: anyio.CancelScope = attrs.field(factory=anyio.CancelScope)
     """The scope of the run's own task, if it has one."""
+    owner: str | None = None
+    """The owner of the run, as its log says; known once it has a stream."""
     cleanup_grace: float = USUAL_GRACE
     """The seconds that the journal has for its closing: as many as the clean-up of the run."""
     decided: anyio.Event = attrs.field(factory=anyio.Event)
     """Set when it is known who can read the run: it has a feed, ends with its client, or is no more live."""
-    _is_cancelled: bool = attrs.field(default=False, init=False)
+    _cancelled_by: list[str | None] = attrs.field(factory=list, init=False)
+    """The owners who have cancelled the run before its own was known."""
 
-    def begin(self, stream: RunStream[Any], options: Options) -> None:
-        """Note the stream of the run, which has *options*; a run that was cancelled before is cancelled now."""
+    def begin(self, stream: RunStream[Any], given: object, options: Options) -> None:
+        """Note the stream of the run, which was *given* its input or a state, and *options*.
+
+        A run that was cancelled before is cancelled now.
+        """
         self.stream = stream
-        if (config := options.get("run_config")) is not None:
+        config = options.get("run_config")
+        self.owner = given.owner if isinstance(given, RunState) else config and config.owner
+        if config is not None:
             self.cleanup_grace = config.tool_execution.cleanup_grace
-        if self._is_cancelled:
+        if any(self.owner in (None, owner) for owner in self._cancelled_by):
             stream.cancel()
 
-    def cancel(self) -> None:
-        """Cancel the run, as soon as it has begun."""
-        self._is_cancelled = True
+    def cancel(self, owner: str | None) -> None:
+        """Cancel the run, as soon as it has begun; one that has not is cancelled if it turns out to be *owner*'s."""
         if self.stream is not None:
             self.stream.cancel()
+        else:
+            self._cancelled_by.append(owner)
 
 
 @attrs.frozen
@@ -255,7 +264,7 @@ class RunHost:
         if self._group is None:
             raise UserError("runs that continue without clients need the application's lifespan: `async with app:`")
         live.feed = Feed(events)
-        live.begin(Runner.run_streamed(self._agent, given, journal=opened, **options), options)
+        live.begin(Runner.run_streamed(self._agent, given, journal=opened, **options), given, options)
 
     def start(self, live: WebRun, opened: Journal) -> Feed:
         """Start the run that is ready, in its own task, which closes its journal; return its feed."""
@@ -344,7 +353,7 @@ class RunHost:
         finally:
             await close_journal(journal, run)  # noqa: ASYNC102 - shielded there
 
-    async def read(self, run: str, after: str | None) -> StoredEvents:
+    async def read(self, run: str, after: str | None, check_owner: Callable[[str | None], None]) -> StoredEvents:
         """Return the events of a run that is not live, those after the id *after*; a long log takes many turns.
 
         Raises:
@@ -352,6 +361,7 @@ class RunHost:
             StateError, JournalError: what is stored can't be read.
         """
         state = await self.load_stored(run)
+        check_owner(state.owner)
         events = await collect_in_turns(state.events())
         return StoredEvents(events[0 if after is None else position_after(events, after) :], _describe_end(state, run))
 

@@ -9,10 +9,12 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 import attrs
 import msgspec
 
-from agentloop.asgi._http import BodyT, Receive, Scope, Send, WebLimits, find_header, parse_body, read_body
+from agentloop.asgi._http import BodyT, HTTPRefusal, Receive, Scope, Send, WebLimits, find_header, parse_body, read_body
 from agentloop.asgi._verdicts import ClientAnswer, ClientVerdict
+from agentloop.config import RunConfig
 from agentloop.exceptions import UserError
 from agentloop.run import RunOptions
+from agentloop.state import RunState
 
 
 class StartBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -117,10 +119,34 @@ class WebRequest:
 
 @attrs.frozen(kw_only=True)
 class Grant:
-    """An answer of `admit`: the options of the run, and the giver of verdicts, answers and input for the log."""
+    """An answer of `admit`: what a request may do.
+
+    Attributes:
+        options: The options of the run.
+        by: The giver of verdicts, answers and input, as the log keeps it.
+        owner: Whose request it is. A run that it begins belongs to that owner, which its log says; then requests of
+            any other owner, or of none, find no such run. None: the run belongs to no one, and only `admit` decides.
+    """
 
     options: RunOptions[Any] = attrs.field(factory=lambda: RunOptions())
     by: str | None = None
+    owner: str | None = None
+
+    def options_for(self, given: object) -> RunOptions[Any]:
+        """Return the options of a run that is *given* its input, or a state; the log of a new one says whose it is."""
+        if self.owner is None or isinstance(given, RunState):
+            return self.options
+        config = self.options.get("run_config") or RunConfig()
+        return RunOptions(**{**self.options, "run_config": attrs.evolve(config, owner=self.owner)})
+
+    def check_owner(self, owner: str | None) -> None:
+        """Check that a request may concern a run of *owner*; None: a run that belongs to no one.
+
+        Raises:
+            HTTPRefusal: it may not (404), in the words for a run that isn't there.
+        """
+        if owner is not None and owner != self.owner:
+            raise HTTPRefusal(404, "There is no such run.")
 
 
 Admit: TypeAlias = Callable[[WebRequest], "Grant | Awaitable[Grant | None] | None"]

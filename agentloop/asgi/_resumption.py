@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
-from typing import Literal, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypeAlias
 
 import attrs
 
@@ -25,6 +25,7 @@ from agentloop.state import RunState
 
 logger: logging.Logger = logging.getLogger("agentloop")
 
+ContextOf: TypeAlias = Callable[[str, str | None], Any]
 _Kind: TypeAlias = Literal["resumed", "waiting", "ended", "held"]
 
 
@@ -48,8 +49,12 @@ class ResumedRuns:
     failed: Mapping[str, Exception] = attrs.field(factory=dict)
 
 
-async def resume_runs(host: RunHost, folder: JournalFolder, cancelled: bool, options: Options) -> ResumedRuns:
+async def resume_runs(
+    host: RunHost, folder: JournalFolder, cancelled: bool, options: Options, context_of: ContextOf | None = None
+) -> ResumedRuns:
     """Resume the unfinished runs of *folder*, with those that were *cancelled* if wanted.
+
+    *context_of* gives the context of each, by its id and its owner.
 
     Raises:
         JournalError: the folder can't be listed.
@@ -59,7 +64,7 @@ async def resume_runs(host: RunHost, folder: JournalFolder, cancelled: bool, opt
     failed: dict[str, Exception] = {}
     for run in await folder.runs():
         try:
-            found[await _resume(host, folder, run, cancelled, options)].append(run)
+            found[await _resume(host, folder, run, cancelled, options, context_of)].append(run)
         except (HTTPRefusal, JournalError, StateError) as error:
             logger.error("web run %s can't be resumed: %s", run, error_summary(error))
             failed[run] = error
@@ -68,7 +73,9 @@ async def resume_runs(host: RunHost, folder: JournalFolder, cancelled: bool, opt
     return ResumedRuns(failed=failed, **{kind: tuple(runs) for kind, runs in found.items()})
 
 
-async def _resume(host: RunHost, folder: JournalFolder, run: str, cancelled: bool, options: Options) -> _Kind:
+async def _resume(
+    host: RunHost, folder: JournalFolder, run: str, cancelled: bool, options: Options, context_of: ContextOf | None
+) -> _Kind:
     if host.find(run) is not None:
         return "held"
     async with folder.journal(run) as journal:
@@ -85,7 +92,8 @@ async def _resume(host: RunHost, folder: JournalFolder, run: str, cancelled: boo
             state = await host.load(locked)
             kind = _choose(state, cancelled)
             if kind == "resumed":
-                await host.prepare(live, state, locked, options)
+                own = options if context_of is None else {**options, "context": context_of(run, state.owner)}
+                await host.prepare(live, state, locked, own)
                 host.start(live, locked)
         if kind != "resumed":
             await host.give_up(live, locked)

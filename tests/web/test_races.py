@@ -291,7 +291,7 @@ async def test_long_log_is_read_in_turns_with_the_others() -> None:
     run, journals = await store_long_run()
     app = going_on(Watched().agent([]), journals)
     async with count_turns() as turns:
-        stored = await app._host.read(run, None)
+        stored = await app._host.read(run, None, Grant().check_owner)
         had = turns[0]
     assert len(stored.events) > 3 * LONG
     assert had >= FEWEST_TURNS
@@ -326,7 +326,7 @@ async def test_client_that_leaves_a_long_log_stops_its_reading() -> None:
                 reading.cancel()
 
             group.start_soon(leave)
-            await app._host.read(run, None)
+            await app._host.read(run, None, Grant().check_owner)
             raise AssertionError("the whole log was read")
     assert closed == ["journal"]
 

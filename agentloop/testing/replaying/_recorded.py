@@ -375,7 +375,7 @@ def _is_root_end(record: r.Record) -> bool:
 
 # ------------------------------------------------------------------------------------------------ comparing
 
-_CHANCE = ("at", "duration", "queued_at", "body_ended_at", "first_delta_at", "turn_ended_at", "traceparent")
+_CHANCE = ("at", "duration", "queued_at", "body_ended_at", "first_delta_at", "turn_ended_at", "traceparent", "owner")
 _CHANCE_OF_OUTCOMES = ("started_at", "ended_at", "cancelled_at", "abandoned", "cleanup")
 """Fields of outcomes that a replay can't repeat: times, and results of the body itself."""
 _REDACTED = re.compile(r"\[redacted\]+")
