@@ -631,6 +631,7 @@ def explore(session: nox.Session) -> None:
 LONG = {
     "sweeps": ["tests/sweeps"],
     "zoo": ["tests/testing/test_explorer.py"],
+    "upgrades": ["--backends", "asyncio,trio", "-k", "every_kind", "tests/lab/test_upgrade.py"],
     "orders": ["--count", "5", "-k", "trio-virtual", "-m", "not slow", "--backends", "trio-virtual", "tests/runs"],
     # No signal reaches Python code while uvloop waits: a thread has to end a test that hangs.
     "uvloop": ["--backends", "asyncio-uvloop", "--timeout-method", "thread", "tests/concurrency", "tests/runs"],
