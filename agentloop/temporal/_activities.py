@@ -36,6 +36,7 @@ from agentloop.temporal._payloads import (
     PayloadTooLarge,
     check_size,
     error_to_json,
+    fit_answer,
     is_secret,
     request_from_json,
     seal,
@@ -184,7 +185,7 @@ async def call_tool(asked: dict[str, Any]) -> dict[str, Any]:
         try:
             value = await tool._invoke(context, arguments)
             answer = {"value": value_to_json(value, setup.config.converter, _find_limit(setup, agent, tool))}
-            check_size("the tool's value", answer, setup.max_payload)
+            answer = fit_answer("the tool's value", answer, setup.max_payload)
         except Exception as error:
             answer = {"error": error_to_json(error)}
         return seal(answer, setup.codec) if tool.secret or tool.secret_output else answer

@@ -35,6 +35,7 @@ from agentloop.temporal._payloads import (
     check_size,
     error_from_json,
     items_to_json,
+    open_answer,
     request_to_json,
     seal,
     unseal,
@@ -205,7 +206,7 @@ class WorkflowEffects:
         what = f"the arguments and the context of tool {name!r}"
         await self._spread(check_size(what, asked, self._setup.max_payload))
         try:
-            answer = await self._open(await self._try_tool(tool, asked, options))
+            answer = open_answer(await self._open(await self._try_tool(tool, asked, options)))
         except ActivityError as error:
             raise OutcomeUnknown(f"the worker of tool {name!r} was lost: {error.cause or error}") from None
         except ApplicationError as error:

@@ -82,6 +82,42 @@ def unpack(text: str) -> str:
 _PACKED = "zlib:"
 
 
+def fit_answer(what: str, answer: dict[str, Any], most: int) -> dict[str, Any]:
+    """Return *answer*, which *what* names, compressed if it has more than *most* bytes.
+
+    Raises:
+        PayloadTooLarge: it doesn't fit then either, or is more than a step of a workflow reads in time.
+    """
+    size = measure(answer)
+    if not most < size <= MOST_READ:
+        check_size(what, answer, most)
+        return answer
+    packed = pack_answer(answer)
+    if (packed_size := measure(packed)) > most:
+        raise PayloadTooLarge(
+            f"{what}: {size:,} bytes as JSON, {packed_size:,} compressed, and one payload of the engine takes {most:,} "
+            "(max_payload)"
+        )
+    return packed
+
+
+def pack_answer(answer: dict[str, Any]) -> dict[str, Any]:
+    """Return *answer* compressed."""
+    return {"packed": pack(json.dumps(answer, separators=(",", ":")))}
+
+
+def open_answer(answer: dict[str, Any]) -> dict[str, Any]:
+    """Return the answer that `fit_answer` or `pack_answer` was given."""
+    if "packed" not in answer:
+        return answer
+    opened: dict[str, Any] = json.loads(unpack(answer["packed"]))
+    return opened
+
+
+MOST_READ = 16_000_000
+"""Bytes of JSON that a step of a workflow reads and writes well within the two seconds that the SDK gives it."""
+
+
 def is_secret(items: Iterable[Item]) -> bool:
     """Tell whether one of *items* is secret, wholly or in part, or is a call whose output will be."""
     return any(getattr(item, "secret", False) or getattr(item, "secret_output", False) for item in items)

@@ -25,6 +25,7 @@ from agentloop.records import RunEnded
 from agentloop.state import RunState
 from agentloop.temporal._activities import call_model, call_tool
 from agentloop.temporal._options import HEARTBEAT_SECONDS, AgentSetup, ToolActivity, check_setups, register
+from agentloop.temporal._payloads import MOST_READ
 from agentloop.temporal._runner import StepwiseRunner
 from agentloop.temporal._store import PartStore, keeping_in
 from agentloop.temporal._workflow import AgentWorkflow
@@ -32,7 +33,7 @@ from agentloop.temporal._workflow import AgentWorkflow
 _MODEL = ToolActivity(start_to_close=timedelta(minutes=10))
 
 
-_MOST, _MOST_STORED = 2_000_000, 16_000_000
+_MOST = 2_000_000
 _STORE = NAMES.needs("expected a PartStore, with `put` and `get`", has("put", "get"))
 _LOGGERS = ("agentloop", "agentloop.tools")
 
@@ -96,7 +97,7 @@ class AgentPlugin(SimplePlugin):
         check("agents", NAMES.needs("expected a mapping of agents by name", is_a(Mapping)), agents)
         check_count("max_history", max_history)
         if max_payload is None:
-            max_payload = _MOST if store is None else _MOST_STORED
+            max_payload = _MOST if store is None else MOST_READ
         check_count("max_payload", max_payload)
         if store is not None:
             check("store", _STORE, store)

@@ -30,7 +30,7 @@ from agentloop.records import Record
 from agentloop.state import as_json, as_text
 from agentloop.temporal._activities import CALL_MODEL, CALL_TOOL
 from agentloop.temporal._live import Beat, LiveEvent, LiveView
-from agentloop.temporal._payloads import unpack
+from agentloop.temporal._payloads import open_answer, unpack
 from agentloop.temporal._runner import ENDED, TOO_EARLY, UNFIT
 from agentloop.temporal._workflow import AgentRunInput, AgentWorkflow
 
@@ -66,7 +66,7 @@ class WorkerUnavailable(AgentLoopError):
 
 @attrs.frozen
 class AgentRunHandle:
-    """A run of an `AgentWorkflow`. Made by `start_run` and `get_run`; holds no connection of its own.
+    """A run of an `AgentWorkflow`. Made by `start_run` and `get_run`; it holds no connection.
 
     Each method is a request to the engine, and raises the errors of its client (`temporalio.service.RPCError`). Methods
     that need a worker's answer wait for one for *timeout* seconds (None: without a limit), and raise
@@ -94,7 +94,7 @@ class AgentRunHandle:
             PartLost: the store doesn't have it.
         """
         with _reading():
-            data = await self.workflow.result()
+            data = open_answer(await self.workflow.result())
         return AgentRunResult(status=data["status"], final_output=data.get("final_output"), data=data)
 
     async def cancel(self) -> None:
@@ -434,7 +434,7 @@ class _Look:
         self._is_over = seen.close_time is not None and not found
         if not found and not self._is_over:
             await anyio.sleep(self._interval)
-        return [record_from_json(one) for one in found], seen
+        return [record_from_json(open_answer(one)) for one in found], seen
 
 
 async def _read_beats(seen: WorkflowExecutionDescription) -> list[Beat]:

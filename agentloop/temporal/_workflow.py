@@ -67,7 +67,7 @@ from agentloop.run import ResumeOptions, Runner
 from agentloop.state import RunState, answer_to
 from agentloop.temporal._effects import WorkflowEffects, leave
 from agentloop.temporal._options import AgentSetup, find_setup
-from agentloop.temporal._payloads import check_size, measure, pack, unpack
+from agentloop.temporal._payloads import check_size, fit_answer, measure, pack, pack_answer, unpack
 from agentloop.temporal._runner import ENDED, refuse_step
 from agentloop.temporal._substitutes import NamedModels, RecordList, observe_once
 
@@ -348,8 +348,7 @@ class AgentWorkflow:
         data = result.to_json(codec=setup.codec, converter=setup.config.converter)
         if measure(data) > setup.max_payload:
             data = {name: data[name] for name in _ESSENTIALS} | {"left_out": sorted(data.keys() - set(_ESSENTIALS))}
-            check_size("the run's final output", data, setup.max_payload)
-        return data
+        return fit_answer("the run's final output", data, setup.max_payload)
 
     async def _run_segment(self, work: str | RunState, options: dict[str, Any]) -> RunResult[Any]:
         async with Runner.run_streamed(self._setup.graph.root, work, **options) as stream:
@@ -519,10 +518,11 @@ class AgentWorkflow:
         room, found = _ANSWER, list[dict[str, Any]]()
         for record in self._records[number:]:
             written = to_json(record)
-            room -= measure(written)
+            size = measure(written)
+            room -= size
             if found and room < 0:
                 break
-            found.append(written)
+            found.append(written if size <= self._setup.max_payload else pack_answer(written))
         return found
 
     @workflow.query

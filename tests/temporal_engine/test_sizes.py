@@ -1,6 +1,7 @@
 """What is larger than a payload of the engine: one error that names the bound, one attempt, and nothing hangs."""
 
 import json
+import random
 from datetime import timedelta
 from typing import Any
 from uuid import uuid4
@@ -14,6 +15,7 @@ from temporalio.client import Client, WorkflowFailureError
 from temporalio.worker import Replayer, Worker
 
 from agentloop import Agent, RunConfig, tool
+from agentloop.items import ToolOutput
 from agentloop.model_events import ModelRequest
 from agentloop.settings import ToolExecution
 from agentloop.temporal import AgentPlugin, AgentRunHandle, start_run
@@ -31,8 +33,10 @@ MB = 1_000_000
 class Counted:
     """A model and a tool that count how often they were asked."""
 
-    def __init__(self, calls: int = 1, turns: int = 1, size: int = 10, answer: str = "done") -> None:
-        self.asked, self.bodies = 0, 0
+    def __init__(
+        self, calls: int = 1, turns: int = 1, size: int = 10, answer: str = "done", text: str | None = None
+    ) -> None:
+        self.asked, self.bodies, self.longest, self._text = 0, 0, 0, text
         self._calls, self._turns, self._size, self._answer = calls, turns, size, answer
 
     def agent(self) -> Agent[Any, Any]:
@@ -42,12 +46,13 @@ class Counted:
         async def big(n: int) -> str:
             """Give much."""
             self.bodies += 1
-            return f"{n}" * (self._size // len(f"{n}"))
+            return f"{n}" * (self._size // len(f"{n}")) if self._text is None else self._text
 
         return Agent("big", model=FunctionModel(self._say), tools=[big])
 
     def _say(self, request: ModelRequest) -> Any:
         self.asked += 1
+        self.longest = max((len(item.output) for item in request.items if isinstance(item, ToolOutput)), default=0)
         if request.turn > self._turns:
             return say(self._answer)
         return [call("big", {"n": 100 * request.turn + n}, f"t{request.turn}c{n}") for n in range(self._calls)]
@@ -79,15 +84,29 @@ WHOLE = RunConfig(tool_execution=ToolExecution(max_output_chars=None))
 
 
 @pytest.mark.scenario("SM-11")
-async def test_a_value_above_the_bound_is_one_error_of_its_call(address: str) -> None:
-    """The body is called once, although it may be called again; the model is told the bound."""
-    counted = Counted(size=3 * MB)
-    _, result = await run_big(address, counted, WHOLE)
+@pytest.mark.parametrize(
+    ("text", "most"),
+    [(random.Random(5).randbytes(50_000).hex(), 20_000), ("x" * 17 * MB, 2 * MB)],
+    ids=["dense", "long"],
+)
+async def test_a_value_above_the_bound_is_one_error_of_its_call(address: str, text: str, most: int) -> None:
+    """Also compressed, or more than a workflow reads. The body is called once, although it may be called again."""
+    counted = Counted(text=text)
+    _, result = await run_big(address, counted, WHOLE, max_payload=most)
     assert result.final_output == "done"
     [settled] = result.data["calls"]
     assert settled["outcome"]["status"] == "failed"
-    assert "one payload of the engine takes 2,000,000" in settled["outcome"]["output"]
+    assert f"one payload of the engine takes {most:,}" in settled["outcome"]["output"]
     assert (counted.bodies, counted.asked) == (1, 2)
+
+
+@pytest.mark.scenario("SM-11")
+async def test_a_value_that_fits_when_it_is_compressed_is_the_value(address: str) -> None:
+    """Five million characters, for the model and in the records; the result leaves the calls out."""
+    counted = Counted(size=5 * MB)
+    _, result = await run_big(address, counted, WHOLE)
+    assert (result.final_output, counted.bodies, counted.longest) == ("done", 1, 5 * MB - 2)
+    assert "calls" in result.data["left_out"]
 
 
 @pytest.mark.scenario("SM-11")
