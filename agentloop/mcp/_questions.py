@@ -171,7 +171,8 @@ def _read_answer(asked: Elicitation, answer: object) -> Any:
         return ElicitResult(action=answer)
     if not isinstance(answer, Mapping) or asked.schema is None:
         accept = "a mapping with the fields of the schema" if asked.schema is not None else "'accept'"
-        raise UserTypeError(f"elicit: expected {accept}, 'decline' or 'cancel', got {answer!r}")
+        # The value may be what the user typed, and this goes to a log.
+        raise UserTypeError(f"elicit: expected {accept}, 'decline' or 'cancel', got a {type(answer).__name__}")
     try:
         check = make_check(asked.schema, Meter())
     except ValueError:

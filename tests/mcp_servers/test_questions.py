@@ -78,7 +78,7 @@ async def test_question_without_an_answer_fails_its_call_alone(
     said = [one.getMessage() for one in caplog.records if "its question got no answer" in one.getMessage()]
     assert [line.partition("no answer: ")[2] for line in said] == [
         "UserValueError(elicit: the answer doesn't fit: amount: 'three' is not of type 'integer')",
-        "UserTypeError(elicit: expected a mapping with the fields of the schema, 'decline' or 'cancel', got 'accept')",
+        "UserTypeError(elicit: expected a mapping with the fields of the schema, 'decline' or 'cancel', got a str)",
         "ValueError(no terminal)",
     ]
 
