@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -19,10 +20,10 @@ from agentloop.cli.help_text import examples
 from agentloop.cli.journal_folder import Folder
 from agentloop.cli.private_files import open_private
 from agentloop.cli.supervision import check_backend, run_supervised
-from agentloop.cli.trace_server import HOST, files_of, serve_timeline
+from agentloop.cli.trace_server import HOST, serve_timeline, stamp_files
 from agentloop.exceptions import AgentLoopError, StateError, UserError
 from agentloop.journal._folder import is_address
-from agentloop.journal._reading import GrowingJournal, find_runs, list_runs, read_whole_records
+from agentloop.journal._reading import GrowingJournal, find_runs, list_runs, read_lines_of, read_whole_records
 from agentloop.records import Record
 from agentloop.tracing import Timeline, TimelineFold, read_timeline, render_html, render_text
 
@@ -83,31 +84,17 @@ class TracedJournal:
         return read_whole_records(self.path, **self._place) or ()
 
     def follow(self, *, content: bool) -> Callable[[], tuple[Timeline, MomentLog | None]]:
-        """Return a function that returns the timeline of what is whole in the journal at each of its calls.
+        """Return a function as `_follow_lines` does; it raises as `read` does."""
+        read = partial(read_lines_of, str(self.path), self.run_id, self.key, older_seals=self.older_seals)
+        return _follow_lines(read, content=content)
 
-        With *content* the moments beside it: the same object while the journal grows. None without, and where a record
-        doesn't fit those before it. The function raises as `read` does, and folds only what is new.
+    async def serve(self, *, content: bool) -> None:
+        """Serve the timeline until cancelled.
+
+        Raises:
+            OSError: if no port can be opened.
         """
-        from agentloop.lab._moments import MomentLog  # a text needs none
-
-        journal, fold = GrowingJournal(self.path, **self._place), TimelineFold(content=content)
-        moments = MomentLog() if content else None
-
-        def read() -> tuple[Timeline, MomentLog | None]:
-            nonlocal fold, moments
-            is_another, records = journal.read_new()
-            if is_another:
-                fold, moments = TimelineFold(content=content), MomentLog() if content else None
-            for record in records:
-                fold.record(record)
-                if moments is not None:
-                    try:
-                        moments.add(record)
-                    except StateError:
-                        moments = None
-            return fold.timeline(), moments
-
-        return read
+        await serve_timeline(partial(stamp_files, self.path), self.follow(content=content), started=click.echo)
 
 
 @attrs.frozen
@@ -131,6 +118,47 @@ class TracedRows:
 
         ask = partial(read_stored_lines, self.address, self.run_id, key=self.key, older_seals=self.older_seals)
         return read_lines(anyio.run(ask), None).records
+
+    async def serve(self, *, content: bool) -> None:
+        """Serve the timeline until cancelled. Each look asks the database for the run's last line.
+
+        Raises:
+            OSError: if no port can be opened.
+        """
+        from agentloop.postgres._reading import StoredLines
+
+        with closing(StoredLines(self.address, self.run_id, key=self.key, older_seals=self.older_seals)) as lines:
+            await serve_timeline(lines.stamp, _follow_lines(lines.read, content=content), started=click.echo)
+
+
+def _follow_lines(
+    read_all: Callable[[], list[bytes]], *, content: bool
+) -> Callable[[], tuple[Timeline, MomentLog | None]]:
+    """Return a function that returns the timeline of the lines that *read_all* gives at each of its calls.
+
+    With *content* the moments beside it: the same object while the journal grows. None without, and where a record
+    doesn't fit those before it. The function raises as *read_all* does, and folds only what is new.
+    """
+    from agentloop.lab._moments import MomentLog  # a text needs none
+
+    journal, fold = GrowingJournal(read_all), TimelineFold(content=content)
+    moments = MomentLog() if content else None
+
+    def read() -> tuple[Timeline, MomentLog | None]:
+        nonlocal fold, moments
+        is_another, records = journal.read_new()
+        if is_another:
+            fold, moments = TimelineFold(content=content), MomentLog() if content else None
+        for record in records:
+            fold.record(record)
+            if moments is not None:
+                try:
+                    moments.add(record)
+                except StateError:
+                    moments = None
+        return fold.timeline(), moments
+
+    return read
 
 
 def find_journal(
@@ -233,11 +261,11 @@ def trace(
         raise click.UsageError("--follow serves a page, --html writes one: give one of them.")
     try:
         key = None if key_file is None else key_file.read()
-        if follow and is_address(journal):
-            raise click.UsageError("--follow is for files.")
         source = find_journal(journal, line, run_id, key, older_seals=older_seals)
-        if follow and isinstance(source, TracedJournal):
+        if follow:
             check_backend(backend)
+            if isinstance(source, TracedRows):
+                source.read()  # an error of the database, or a run that isn't there, ends the command
             sys.exit(_follow(source, backend, content=not no_content))
         records = source.read()
         timeline = read_timeline(records, content=not no_content)
@@ -257,17 +285,13 @@ def trace(
         sys.exit(errors.FAILED)
 
 
-def _follow(source: TracedJournal, backend: str, *, content: bool) -> int:
+def _follow(source: TracedJournal | TracedRows, backend: str, *, content: bool) -> int:
     """Serve the timeline of *source* until a signal comes, and return the exit code.
 
     Raises:
         OSError: if no port can be opened.
     """
-
-    async def work() -> None:
-        await serve_timeline(files_of(source.path), source.follow(content=content), started=click.echo)
-
-    ended = run_supervised(work, backend)
+    ended = run_supervised(partial(source.serve, content=content), backend)
     return errors.OK if ended.signal is None else 128 + ended.signal
 
 

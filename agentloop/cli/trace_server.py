@@ -98,7 +98,8 @@ class FollowedJournal:
     `damage` says why the journal can't be read, if it can't. `changed` is set, and replaced, at each change.
     """
 
-    files: tuple[Path, ...]
+    stamp: Callable[[], object]
+    """Returns a value that is another one when the journal has changed. May block, as `read` may."""
     read: Callable[[], tuple[Timeline, MomentLog | None]]
     rows: _Rows = attrs.field(factory=list)
     moments: SentMoments = attrs.field(factory=SentMoments)
@@ -112,22 +113,11 @@ class FollowedJournal:
         known: object = None
         while True:
             started = anyio.current_time()
-            stamp = await anyio.to_thread.run_sync(self._stamp)
+            stamp = await anyio.to_thread.run_sync(self.stamp)
             if stamp != known:
                 known = stamp
                 await self._update()
             await anyio.sleep(max(LEAST_PAUSE, anyio.current_time() - started))
-
-    def _stamp(self) -> object:
-        """Return a value that is another one when a file has changed. Blocks."""
-        found = []
-        for path in self.files:
-            try:
-                state = path.stat()
-            except OSError:
-                continue
-            found.append((path.name, state.st_ino, state.st_size, state.st_mtime_ns))
-        return found
 
     async def _update(self) -> None:
         before = (self.head, self.rows, self.damage)
@@ -168,9 +158,12 @@ def format_change(head: bytes, rows: _Rows, sent: _Rows, moments: bytes = b"") -
 
 
 async def serve_timeline(
-    files: tuple[Path, ...], read: Callable[[], tuple[Timeline, MomentLog | None]], *, started: Callable[[str], None]
+    stamp: Callable[[], object],
+    read: Callable[[], tuple[Timeline, MomentLog | None]],
+    *,
+    started: Callable[[str], None],
 ) -> None:
-    """Serve the timeline and moments that *read* gives, read again when one of *files* has changed, until cancelled.
+    """Serve the timeline and moments that *read* gives, read again when *stamp* gives another value, until cancelled.
 
     Calls *started* with the page's address once it can be opened.
 
@@ -178,7 +171,7 @@ async def serve_timeline(
         OSError: if no port can be opened.
     """
     token = secrets.token_urlsafe(16)
-    followed = FollowedJournal(files, read)
+    followed = FollowedJournal(stamp, read)
     listener = await anyio.create_tcp_listener(local_host=HOST, local_port=0)
     async with listener, anyio.create_task_group() as tasks:
         port = listener.extra(anyio.abc.SocketAttribute.local_port)
@@ -340,6 +333,13 @@ class _PageRequest:
             await self._stream.send(data)
 
 
-def files_of(path: Path) -> tuple[Path, ...]:
-    """Return the files that change when the journal at *path* grows: SQLite writes to one beside it first."""
-    return (path, path.with_name(f"{path.name}-wal"))
+def stamp_files(path: Path) -> object:
+    """Return a value that is another one when the journal at *path* has changed. Blocks."""
+    found = []
+    for file in (path, path.with_name(f"{path.name}-wal")):  # SQLite writes to one beside it first
+        try:
+            state = file.stat()
+        except OSError:
+            continue
+        found.append((file.name, state.st_ino, state.st_size, state.st_mtime_ns))
+    return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from urllib.parse import quote
@@ -94,20 +94,10 @@ def read_whole_records(
 
 
 class GrowingJournal:
-    """A journal that is read again and again while a run writes it. Each read checks all of its lines."""
+    """A journal that is read again and again while a run writes it. *read* returns its lines, all of them checked."""
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        run_id: str | None = None,
-        key: bytes | None = None,
-        older_seals: bool = False,
-    ) -> None:
-        self._path = check_path(path)
-        self._run_id = run_id
-        self._key = key
-        self._older_seals = older_seals
+    def __init__(self, read: Callable[[], list[bytes]]) -> None:
+        self._read = read
         self._lines: list[bytes] = []
 
     def read_new(self) -> tuple[bool, tuple[Record, ...]]:
@@ -118,7 +108,7 @@ class GrowingJournal:
         """
         from agentloop._storage.state_codec import read_lines
 
-        lines = read_lines_of(self._path, self._run_id, self._key, older_seals=self._older_seals)
+        lines = self._read()
         known = len(self._lines)
         # A journal that began in an older schema has another header in its middle, so it is read from its first line.
         grown = known > 0 and lines[:known] == self._lines and read_lines(lines[:1], None).is_current

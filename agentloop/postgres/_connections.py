@@ -151,7 +151,7 @@ class Connections:
         self.counts: StoreCounts = StoreCounts()
         self._migrating = threading.Lock()
         self._reached = False  # a server that was never reached is a wrong address, which waiting doesn't cure
-        self._closed = False
+        self.closed = False
         self._limiter: tuple[Any, anyio.CapacityLimiter] | None = None
 
     async def run(self, work: Work[ResultT], *, again: bool = False, wait: float | None = None) -> ResultT:
@@ -167,7 +167,7 @@ class Connections:
 
     async def aclose(self) -> None:
         """Close the idle connections now, and those in use when their work is over."""
-        await self.in_thread(self._close)
+        await self.in_thread(self.close)
 
     def call(self, work: Work[ResultT], *, again: bool = False, wait: float | None = None) -> ResultT:
         """Return `work(connection)`. Blocks.
@@ -225,7 +225,7 @@ class Connections:
         return self._limiter[1]
 
     def _take(self) -> Connection:
-        if self._closed:
+        if self.closed:
             raise UserError("the PostgresStore is closed")
         while self._idle:
             connection = self._idle.pop()
@@ -236,13 +236,14 @@ class Connections:
 
     def _put_back(self, connection: Connection) -> None:
         idle = import_driver().pq.TransactionStatus.IDLE
-        if self._closed or connection.closed or connection.info.transaction_status != idle:
+        if self.closed or connection.closed or connection.info.transaction_status != idle:
             connection.close()
         else:
             self._idle.append(connection)
 
-    def _close(self) -> None:
-        self._closed = True
+    def close(self) -> None:
+        """Do what `aclose` does, for a caller without an event loop. Does nothing the second time."""
+        self.closed = True
         while self._idle:
             self._idle.pop().close()
 

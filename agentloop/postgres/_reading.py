@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
-from agentloop.exceptions import JournalError, UserError
-from agentloop.postgres._connections import Connection, as_journal_error, import_driver
+from agentloop.exceptions import JournalError, StateError, UserError
+from agentloop.journal._envelope import Seal
+from agentloop.journal._rows import scan_rows
+from agentloop.postgres._connections import Connection, Connections, as_journal_error, import_driver
 from agentloop.postgres._journal import PostgresJournal
 from agentloop.postgres._store import PostgresStore
 
@@ -46,6 +49,49 @@ async def list_stored_runs(address: str) -> list[str]:
             return await store.connections.run(select, again=True)
 
 
+class StoredLines:
+    """The lines of one run in a database, read again and again in a thread. `close` it.
+
+    Raises (when made): UserError, as for `read_stored_lines`.
+    """
+
+    def __init__(self, address: str, run_id: str, *, key: bytes | None = None, older_seals: bool = False) -> None:
+        self._connections = Connections(make_read_only(address), 1, _PATIENCE)
+        self._run_id = run_id
+        self._seal = Seal(key, ("postgres", run_id), older_seals=older_seals)
+
+    def stamp(self) -> object:
+        """Return a value that is another one when the run has more lines, or can't be read. Blocks."""
+        try:
+            return self._select(_LAST)
+        except (JournalError, StateError, UserError) as error:
+            return str(error)
+
+    def read(self) -> list[bytes]:
+        """Return the records of the run. Blocks.
+
+        Raises:
+            JournalError: as for `read_stored_lines`.
+        """
+        return scan_rows(self._select(_LINES), self._seal, f"run {self._run_id!r}").records
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connections.close()
+
+    def _select(self, statement: str) -> list[Any]:
+        def select(connection: Connection) -> list[Any]:
+            found: list[Any] = connection.execute(statement, {"run_id": self._run_id}).fetchall()
+            return found
+
+        with as_journal_error("the database"):
+            return self._connections.call(select, again=True)
+
+
+_PATIENCE = 10.0
+"""Seconds that a server which restarts is waited for."""
+_LINES = "SELECT n, line FROM agentloop_journal_lines WHERE run_id = %(run_id)s ORDER BY n"
+_LAST = "SELECT max(n) FROM agentloop_journal_lines WHERE run_id = %(run_id)s"
 _RUNS = "SELECT run_id FROM agentloop_journal_lines WHERE n = 0 ORDER BY run_id"
 
 

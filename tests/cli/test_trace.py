@@ -3,6 +3,7 @@
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from agentloop.cli.journal_folder import Folder, Order
 from agentloop.exceptions import JournalError
 from agentloop.journal import FileJournal, SQLiteJournal, read_journal
 from agentloop.journal._envelope import START, Seal, write_batch
-from agentloop.journal._reading import GrowingJournal
+from agentloop.journal._reading import GrowingJournal, read_lines_of
 from agentloop.testing import ScriptedModel, call, say
 
 Invoke = Callable[..., Result]
@@ -231,7 +232,7 @@ def test_a_journal_with_a_key_is_shown_to_those_who_have_it(invoke: Invoke, tmp_
 def test_a_growing_journal_is_read_as_far_as_it_is_new(tmp_path: Path) -> None:
     """A journal of an older schema, and one that is another than before, are read whole again."""
     path = tmp_path / "journal"
-    reader = GrowingJournal(path)
+    reader = GrowingJournal(partial(read_lines_of, str(path), None, None))
     assert reader.read_new() == (True, ())
     anyio.run(_write, FileJournal(path))
     whole = tuple(read_journal(path))
@@ -249,7 +250,7 @@ def test_a_growing_journal_is_read_as_far_as_it_is_new(tmp_path: Path) -> None:
     anyio.run(_write, FileJournal(tmp_path / "second"))
     path.write_bytes((tmp_path / "second").read_bytes())
     assert reader.read_new() == (True, tuple(read_journal(tmp_path / "second")))
-    folder = GrowingJournal(tmp_path)
+    folder = GrowingJournal(partial(read_lines_of, str(tmp_path), None, None))
     with pytest.raises(JournalError, match="directory"):
         folder.read_new()
 

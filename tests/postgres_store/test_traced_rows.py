@@ -1,9 +1,12 @@
 """`agentloop trace` of a run in the database: the same lines as from a file, and nothing there is changed."""
 
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import anyio
+import anyio.to_thread
 import pytest
 from click.testing import CliRunner, Result
 from kit.agents import script_agent
@@ -11,7 +14,9 @@ from postgres_store.server import Server
 
 from agentloop import Runner, tool
 from agentloop.cli.app import app
-from agentloop.journal import FileJournal
+from agentloop.cli.trace import _follow_lines
+from agentloop.exceptions import JournalError
+from agentloop.journal import FileJournal, MemoryJournal
 from agentloop.postgres import PostgresJournal, PostgresStore
 from agentloop.testing import call, say
 
@@ -115,7 +120,7 @@ def test_role_that_may_only_read_is_enough(address: str, tmp_path: Path) -> None
 WRONG: list[tuple[Callable[[str], str], list[str], int, str]] = [
     (lambda address: address, [], 2, "a database needs --run"),
     (lambda address: address, ["--run", "r", "--line", "1"], 2, "--line is for a folder"),
-    (lambda address: address, ["--run", "r", "--follow"], 2, "--follow is for files"),
+    (lambda address: address, ["--run", "r", "--follow"], 2, "no journals of this version of agentloop"),
     (lambda address: address.replace("/postgres?", "/absent?"), ["--run", "r"], 1, 'database "absent" does not exist'),
     (lambda address: "postgres://u:hunter2@[::1/x", ["--run", "r"], 2, "is no address of PostgreSQL"),
     (lambda address: "postgres://u:hunter2@127.0.0.1:1/x", ["--run", "r"], 1, "refused"),
@@ -143,3 +148,27 @@ def test_trace_is_refused_a_change_of_the_database(address: str) -> None:
         schema = connection.execute("SELECT current_schema()").fetchone()
         assert schema is not None
         assert schema[0].startswith("test")
+
+
+async def test_a_run_of_the_database_is_followed(conninfo: str, address: str, anyio_backend: Any) -> None:
+    """The page's timeline grows with the run; what becomes of the database is said, and nothing is changed there."""
+    from agentloop.postgres._reading import StoredLines
+
+    log = MemoryJournal()
+    await Runner.run(script_agent("keeper", say("Old.")), "Look.", journal=log)
+    lines = await log.read()
+    async with PostgresStore(conninfo) as store, PostgresJournal(store, "run-1") as journal:
+        await journal.append(lines[:2])
+        with closing(StoredLines(address, "run-1")) as followed:
+            read = _follow_lines(followed.read, content=True)
+            first = await anyio.to_thread.run_sync(followed.stamp)
+            timeline, moments = await anyio.to_thread.run_sync(read)
+            assert (timeline.status, moments is None) == (None, False)
+            assert await anyio.to_thread.run_sync(followed.stamp) == first
+            await journal.append(lines[2:])
+            assert await anyio.to_thread.run_sync(followed.stamp) != first
+            assert (await anyio.to_thread.run_sync(read))[0].status == "completed"
+            await store.connections.run(lambda db: db.execute("DROP TABLE agentloop_journal_lines"))
+            assert "does not exist" in str(await anyio.to_thread.run_sync(followed.stamp))
+            with pytest.raises(JournalError, match="does not exist"):
+                await anyio.to_thread.run_sync(read)

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import anyio
 from agentloop import records as r
 from agentloop._storage.state_codec import header, line_encoder
 from agentloop.cli.trace import TracedJournal
-from agentloop.cli.trace_server import files_of, serve_timeline
+from agentloop.cli.trace_server import serve_timeline, stamp_files
 
 WRITE = line_encoder(None)
 HEADER = header("7f3a91c2", b'{"agents":{}}', sealed=False)
@@ -33,7 +34,7 @@ async def served(path: Path, run_id: str | None = None) -> AsyncIterator[str]:
         known.set()
 
     async def serve() -> None:
-        await serve_timeline(files_of(path), source.follow(content=True), started=started)
+        await serve_timeline(partial(stamp_files, path), source.follow(content=True), started=started)
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(serve)

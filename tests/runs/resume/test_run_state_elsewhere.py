@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from agentloop import records as r
 from agentloop._common.json_bytes import decode, encode
 from agentloop.exceptions import JournalError, StateError
 from agentloop.journal import FileJournal, MemoryJournal, read_journal
-from agentloop.journal._reading import GrowingJournal
+from agentloop.journal._reading import GrowingJournal, read_lines_of
 from agentloop.testing import replay
 
 
@@ -185,7 +186,7 @@ async def test_a_journal_that_continues_in_the_present_schema_is_followed(tmp_pa
     await Runner.run(state.agent, state, journal=journal)
     lines = await journal.read()
     path, seen = tmp_path / "run.journal", list[r.Record]()
-    reader = GrowingJournal(path)
+    reader = GrowingJournal(partial(read_lines_of, str(path), None, None))
     async with FileJournal(path) as file:
         for batch in (lines[:held], *([line] for line in lines[held:])):
             await file.append(batch)
