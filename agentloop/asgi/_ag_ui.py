@@ -17,6 +17,7 @@ such calls waits the outcome is `success`, as clients that run tools expect; oth
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -41,8 +42,11 @@ from agentloop.items import (
     CallToAnswer,
     HandoffCall,
     HandoffOutput,
+    Image,
     Interruption,
     Item,
+    Part,
+    Text,
     ToolCall,
     ToolOutput,
     UserMessage,
@@ -65,6 +69,7 @@ _VERDICT: dict[str, Any] = {
 }
 _GIVEN_UP = "The user gave no answer."
 _NO_OUTPUT = "The user's page gave no output."
+_IMAGES = frozenset({"image/gif", "image/jpeg", "image/png", "image/webp"})
 _OURS = "agentloop"
 """The key of what the library has put into the metadata of a call."""
 
@@ -404,7 +409,7 @@ def _read_messages(messages: Iterable[Any]) -> tuple[Item, ...]:
     items: list[Item] = []
     for message in messages:
         if message.role == "user":
-            items.append(UserMessage(_read_text(message.content)))
+            items.append(UserMessage(_read_content(message.content)))
         elif message.role == "assistant":
             items += [AssistantMessage(message.content)] if message.content else []
             calls = [call for call in message.tool_calls or () if call.id in answered]
@@ -413,6 +418,28 @@ def _read_messages(messages: Iterable[Any]) -> tuple[Item, ...]:
             items.append(ToolOutput(message.tool_call_id, _read_text(message.content)))
             answered.discard(message.tool_call_id)
     return tuple(items)
+
+
+def _read_content(content: Any) -> str | list[Part]:
+    """Return the content of a user's message: text, or text and images that it carries.
+
+    Raises:
+        HTTPRefusal: it has something else (400): a file of the provider might be another user's, and an address would
+            be fetched by the provider.
+    """
+    if isinstance(content, str) or all(part.type == "text" for part in content):
+        return _read_text(content)
+    return [Text(part.text) if part.type == "text" else _read_image(part) for part in content]
+
+
+def _read_image(part: Any) -> Image:
+    if part.type != "image" or part.source.type != "data" or part.source.mime_type not in _IMAGES:
+        raise HTTPRefusal(400, f"Only text can be sent, and images by their data: {', '.join(sorted(_IMAGES))}.")
+    try:
+        base64.b64decode(part.source.value, validate=True)
+    except ValueError:
+        raise HTTPRefusal(400, "The data of an image is no base64.") from None
+    return Image(data=part.source.value, media_type=part.source.mime_type)
 
 
 def _read_text(content: Any) -> str:

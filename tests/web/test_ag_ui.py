@@ -10,7 +10,7 @@ from web.harness import ask
 
 from agentloop import Agent, Allow, Ask, RunConfig, ToolContext, UserError, ask_user, tool
 from agentloop.asgi import AgentApp, Grant, _app
-from agentloop.items import AssistantMessage, ToolCall, ToolOutput, UserMessage
+from agentloop.items import AssistantMessage, Image, Text, ToolCall, ToolOutput, UserMessage
 from agentloop.model_events import ItemDone, ReasoningDelta, ResponseDone, TextDelta
 from agentloop.policies import PendingCall
 from agentloop.run import RunOptions
@@ -420,6 +420,16 @@ async def test_conversation_of_the_client_becomes_items() -> None:
     ]
 
 
+async def test_images_that_a_message_carries_are_shown_to_the_model() -> None:
+    """In their place between the texts."""
+    model = ScriptedModel([say("A cat.")])
+    image = {"type": "image", "source": {"type": "data", "value": "aGk=", "mimeType": "image/png"}}
+    parts: Any = [{"type": "text", "text": "What is it?"}, image, {"type": "text", "text": "Be brief."}]
+    await converse(AgentApp(Agent("a", model=model), ag_ui=True), make_input(parts))
+    shown = Image(data="aGk=", media_type="image/png")
+    assert list(model.requests[0].items) == [UserMessage([Text("What is it?"), shown, Text("Be brief.")])]
+
+
 async def test_secret_arguments_and_nested_runs_are_not_shown() -> None:
     """Arguments are hidden as in the public form; of an agent tool the call and its output are shown."""
 
@@ -453,7 +463,25 @@ async def test_secret_arguments_and_nested_runs_are_not_shown() -> None:
             json.dumps(
                 make_input([{"type": "image", "source": {"type": "url", "value": "http://x/y.png"}}])  # type: ignore[arg-type]
             ).encode(),
-            "Only text can be sent.",
+            "Only text can be sent, and images by their data: image/gif,",
+        ),
+        (
+            json.dumps(
+                make_input([{"type": "image", "source": {"type": "data", "value": "a b", "mimeType": "image/png"}}])  # type: ignore[arg-type]
+            ).encode(),
+            "no base64",
+        ),
+        (
+            json.dumps(
+                make_input([{"type": "image", "source": {"type": "data", "value": "", "mimeType": "image/svg+xml"}}])  # type: ignore[arg-type]
+            ).encode(),
+            "Only text can be sent, and images",
+        ),
+        (
+            json.dumps(
+                make_input([{"type": "document", "source": {"type": "file", "value": "file-1"}}])  # type: ignore[arg-type]
+            ).encode(),
+            "Only text can be sent, and images",
         ),
         (json.dumps(make_input(tools=2 * [{"name": "x", "description": ""}])).encode(), "Two tools have the name 'x'."),
         (
