@@ -11,7 +11,7 @@ from agentloop.tracing.fold import SpanFold
 
 if TYPE_CHECKING:
     from agentloop.tracing._timeline_fold import TimelineFold, read_timeline
-    from agentloop.tracing._timeline_page import render_html
+    from agentloop.tracing._timeline_page import TimelineFrame, render_html
     from agentloop.tracing._timeline_text import render_text
     from agentloop.tracing.timeline import Arrow, Ending, Gap, Mark, Phase, Timeline, TimelineRow
 
@@ -28,6 +28,7 @@ __all__ = [
     "render_text",
     "Timeline",
     "TimelineFold",
+    "TimelineFrame",
     "TimelineRow",
     "Phase",
     "Mark",
@@ -39,6 +40,7 @@ __all__ = [
 _LAZY = {
     **dict.fromkeys(("TimelineFold", "read_timeline"), "_timeline_fold"),
     **dict.fromkeys(("Ending", "TimelineRow", "Arrow", "Mark", "Gap", "Phase", "Timeline"), "timeline"),
+    "TimelineFrame": "_timeline_page",
     "render_html": "_timeline_page",
     "render_text": "_timeline_text",
 }

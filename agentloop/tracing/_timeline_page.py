@@ -18,14 +18,17 @@ form, which tests assert in the page.
 from __future__ import annotations
 
 import functools
+from html import escape
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from agentloop._common.checks import NAMES, check, check_count, is_a
 from agentloop._common.error_text import shorten
 from agentloop._common.strict_json import read_strict
 from agentloop._common.terminal_text import exact
+from agentloop._common.values import Value
 from agentloop.tracing._html_page import PageFiles, embed, fill_page
 from agentloop.tracing._timeline_words import (
     CAUSES,
@@ -81,6 +84,36 @@ def render_html(timeline: Timeline, *, moments: Json | None = None) -> str:
         if len(data) <= MOST_CHARS:
             break
     return _fill(timeline, data)
+
+
+class TimelineFrame(Value, frozen=True):
+    """The page of a timeline inside a notebook: the last value of a cell shows it, *height* pixels high.
+
+    The page is in a frame without any rights in the notebook (no access to its document, its storage and its server),
+    so the words of models and tools can't change the document around it. The cell holds all of it, up to three
+    megabytes, and needs no network.
+
+    Example:
+        from agentloop import Agent, Runner
+        from agentloop.testing import ScriptedModel, say
+        from agentloop.tracing import TimelineFrame, read_timeline
+
+        result = Runner.run_sync(Agent("a", model=ScriptedModel([say("hi")])), "go")
+        frame = TimelineFrame(read_timeline(result.records))  # the last line of a cell
+        print(frame._repr_html_().partition(" ")[0])  # <iframe
+    """
+
+    timeline: Timeline
+    height: int = 600
+
+    def __post_init__(self) -> None:
+        check("timeline", NAMES.needs("a Timeline, as read_timeline returns it", is_a(Timeline)), self.timeline)
+        check_count("height", self.height)
+
+    def _repr_html_(self) -> str:
+        # Scripts, and nothing else: with the notebook's origin the frame could reach its document and its server.
+        page, height = escape(render_html(self.timeline)), self.height
+        return f'<iframe sandbox="allow-scripts" width="100%" height="{height}" srcdoc="{page}"></iframe>'
 
 
 def render_follow_page() -> str:

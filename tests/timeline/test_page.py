@@ -6,6 +6,7 @@ import html
 import json
 import re
 import unicodedata
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ from timeline.stories import START, Story, every_ending, long_run
 
 import agentloop.tracing
 from agentloop import records as r
+from agentloop.exceptions import UserError
 from agentloop.items import AssistantMessage, ToolCall, UserMessage
 from agentloop.outcomes import CallOutcome
-from agentloop.tracing import read_timeline, render_html, render_text
+from agentloop.tracing import Timeline, TimelineFrame, read_timeline, render_html, render_text
 from agentloop.tracing._timeline_page import render_follow_page
 
 HOSTILE = (
@@ -68,6 +70,43 @@ def test_hostile_texts_are_data_alone() -> None:
     [title] = re.findall("<title>(.*?)</title>", page)
     assert "<script>" in html.unescape(title)
     assert "\\u202eevil" in title
+
+
+class _Frames(HTMLParser):
+    """Keeps the tags and texts of a cell."""
+
+    def __init__(self, cell: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []
+        self.feed(cell)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+
+@pytest.mark.parametrize("records", [every_ending(), hostile_run()])
+def test_a_notebook_shows_the_page_in_a_frame_without_rights(records: list[r.Record]) -> None:
+    """The cell is one frame that holds the page; no text of the run ends its attribute, or is outside of it."""
+    timeline = read_timeline(records)
+    cell = TimelineFrame(timeline, 480)._repr_html_()
+    found = _Frames(cell)
+    page = render_html(timeline)
+    attributes = {"sandbox": "allow-scripts", "width": "100%", "height": "480", "srcdoc": page}
+    assert (found.tags, found.texts) == ([("iframe", attributes)], [])
+    json.dumps(cell).encode()
+    cell.encode()
+
+
+@pytest.mark.parametrize("given", [{"timeline": []}, {"timeline": Timeline(), "height": 0}])
+def test_a_frame_is_one_of_a_timeline(given: Any) -> None:
+    """What isn't one is refused when the frame is made, not when the notebook shows it."""
+    with pytest.raises(UserError, match=r"timeline|height"):
+        TimelineFrame(**given)
 
 
 def test_hostile_texts_control_no_terminal() -> None:

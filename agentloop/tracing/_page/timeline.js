@@ -694,7 +694,8 @@ function listen() {
     theme: () => { theme = (theme + 1) % 3; paint(); },
   })) $(id).addEventListener("click", act);
   dark.addEventListener("change", paint);
-  addEventListener("resize", () => { if (model.rows.length) { drawNow(); drawOverview(); } });
+  // In a frame of another page, as in a notebook, the page has its width only after this script has run.
+  new ResizeObserver(() => { if (model.rows.length) { drawNow(); drawOverview(); } }).observe($("scroller"));
   $("legend").addEventListener("toggle", draw);
 }
 foldRuns();
