@@ -1,7 +1,10 @@
 """What an operator does with runs: lists them, cancels, tries again, deletes, and brings older rows up to date."""
 
+import re
+import textwrap
 import time
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -513,3 +516,14 @@ async def test_wrong_arguments_are_named(ask: Any, said: str, anyio_backend: Any
     for options in wrong:
         with pytest.raises(UserError):
             PostgresStore("x", **options)
+
+
+async def test_what_the_page_shows_an_operator_runs(store: PostgresStore, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its second example, with a run that has the name it uses."""
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "postgres.md").read_text(encoding="utf-8")
+    _, shown = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    await wait_for_pay(store, "run-7")
+    scope: dict[str, Any] = {"store": store}
+    exec(f"async def operate():\n{textwrap.indent(shown, '    ')}", scope)
+    await scope["operate"]()
+    assert (await store.runs(), capsys.readouterr().out) == ([], "")

@@ -29,7 +29,7 @@ def write_application(folder: Path) -> str:
     """Write the page's application into *folder*, and return what the page says that it prints."""
     pytest.importorskip("procrastinate", reason="needs the queue of the page: nox -s tests-postgres")
     text = PAGE.read_text()
-    (application,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    application, _ = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     (shown,) = re.findall(r"```text\n(.*?)```", text, re.DOTALL)
     (folder / "app.py").write_text(application)
     return str(shown)
