@@ -25,7 +25,7 @@ class Rows(JournalRows):
     def select(self) -> Iterable[tuple[int, object]]:
         return list(enumerate(self.rows))
 
-    def insert(self, first: int, lines: list[bytes]) -> None:
+    def insert(self, first: int, lines: list[bytes], records: list[bytes]) -> None:
         when, error = next(self._fails, None) or ("", None)
         if error is not None and when == "before":
             raise error
