@@ -191,8 +191,10 @@ async def compare(waiting: Waiting, kind: str, usual: dict[Waiting, Any]) -> str
     assert row.changes[: len(graph)] == graph, place
     # What the model wasn't shown before can't be shown otherwise.
     known = {one.path for one in await records_in(journal) if isinstance(one, r.ModelRequested)}
-    differs = [path for path, given in requests.items() if path in known and usual[waiting].get(path, given) != given]
-    if not (kind.startswith(("instructions from", "a tool choice", "another model"))):
+    told = {path: given for path, given in requests.items() if path in known}
+    differs = [path for path, given in told.items() if path in usual[waiting] and usual[waiting][path] != given]
+    is_judged = told.keys() <= usual[waiting].keys()  # the unchanged agent has shown as much
+    if is_judged and not kind.startswith(("instructions from", "a tool choice", "another model")):
         assert (row.verdict == "changed") == bool(graph or differs), (place, row, differs)
     return row.verdict
 
