@@ -111,12 +111,17 @@ class FollowedJournal:
     async def watch(self) -> None:
         """Keep the timeline up to date, until cancelled."""
         known: object = None
+        again = False
         while True:
             started = anyio.current_time()
             stamp = await anyio.to_thread.run_sync(self.stamp)
-            if stamp != known:
+            changed = stamp != known
+            if changed or again:
                 known = stamp
                 await self._update()
+            # A database writes to its files a moment before it shows what it wrote: a look between the two sees only
+            # the new stamp. So the look after each change reads once more.
+            again = changed
             await anyio.sleep(max(LEAST_PAUSE, anyio.current_time() - started))
 
     async def _update(self) -> None:

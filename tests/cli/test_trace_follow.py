@@ -25,6 +25,7 @@ from agentloop.cli import trace_server
 from agentloop.cli.trace import TracedJournal
 from agentloop.cli.trace_server import format_change
 from agentloop.journal import FileJournal, SQLiteJournal
+from agentloop.tracing import Timeline, read_timeline
 from agentloop.tracing._timeline_page import FACT_CHARS, moments_to_json
 
 pytestmark = [pytest.mark.real_clock, pytest.mark.timeout(60)]
@@ -120,6 +121,24 @@ async def test_what_a_run_appends_is_on_the_page(tmp_path: Path, kind: str) -> N
                 await later.until(lambda: later.rows == page.rows)
     assert "invoice" in page.names
     assert page.head["status"] == "failed"
+
+
+async def test_what_a_database_shows_later_than_its_files_is_read_too() -> None:
+    """It has written, and shows what it wrote only after the look that saw the new stamp; no other stamp comes."""
+    records = every_ending()
+    shown = [read_timeline(records[:40]), read_timeline(records)]
+
+    def read() -> tuple[Timeline, None]:
+        return (shown.pop(0) if len(shown) > 1 else shown[0]), None
+
+    followed = trace_server.FollowedJournal(lambda: "written", read)
+    with anyio.fail_after(20):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(followed.watch)
+            while len(shown) > 1 or len(followed.rows) < len(shown[0].rows):
+                await followed.changed.wait()
+            tasks.cancel_scope.cancel()
+    assert len(followed.rows) > 1
 
 
 @pytest.mark.scenario("LB-17")
