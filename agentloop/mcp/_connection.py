@@ -131,7 +131,7 @@ class Connection:
         self._transport = transport
         self._connect_timeout = connect_timeout
         self._mode = mode
-        self._answer = answer
+        self._answer: Any = answer
         self.tools: list[Any] | None = None
         """The tools that the server listed last."""
         self.is_stale = True

@@ -20,7 +20,9 @@ class RenewFirst(httpx2.Auth):  # type: ignore[misc]  # as `Any`, see pyproject.
     def __init__(self, provider: Any) -> None:
         self._provider = provider
 
-    async def async_auth_flow(self, request: httpx2.Request) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
+    async def async_auth_flow(  # noqa: ASYNC900 - as httpx asks for it, which closes it
+        self, request: httpx2.Request
+    ) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
         """Pass on the provider's flow. It renews the token where we say that its time is over."""
         tokens = self._provider.context
         flow, is_first = self._provider.async_auth_flow(request), True

@@ -142,6 +142,7 @@ class UserQuestions:
             url=getattr(params, "url", None),
             call=calls[0].context if len(calls) == 1 else None,
         )
+        result: Any = None
         async with anyio.create_task_group() as group:
             for call in calls:
                 group.start_soon(self._keep_awake, call)
@@ -168,7 +169,8 @@ def _read_answer(asked: Elicitation, answer: object) -> Any:
     from mcp.types import ElicitResult
 
     if answer in ("decline", "cancel") or (answer == "accept" and asked.schema is None):
-        return ElicitResult(action=answer)
+        action: Any = answer
+        return ElicitResult(action=action)
     if not isinstance(answer, Mapping) or asked.schema is None:
         accept = "a mapping with the fields of the schema" if asked.schema is not None else "'accept'"
         # The value may be what the user typed, and this goes to a log.

@@ -302,7 +302,9 @@ async def _find_form(history: AsyncIterator[Mapping[str, Any]], name: str, codec
     raise Lacking
 
 
-async def _read_backwards(kind: str) -> AsyncGenerator[Mapping[str, Any], None]:
+async def _read_backwards(  # noqa: ASYNC900 - between two values it holds nothing open
+    kind: str,
+) -> AsyncGenerator[Mapping[str, Any], None]:
     """Yield the inputs of this workflow's activities of the type *kind*, the latest first."""
     client, info = activity.client(), activity.info()
     request = GetWorkflowExecutionHistoryReverseRequest(
