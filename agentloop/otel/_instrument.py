@@ -51,7 +51,7 @@ class OTelInstrument(Instrument):
     ) -> None:
         if content not in _CONTENTS:
             raise UserValueError(f"content: expected True, False or 'full', got {content!r}")
-        self.wants_requests = content == "full"
+        self.wants_requests: bool = content == "full"
         try:
             from agentloop.otel._metrics import Metrics
             from agentloop.otel._span_writer import SpanWriter

@@ -151,7 +151,7 @@ class Connections:
         self.counts: StoreCounts = StoreCounts()
         self._migrating = threading.Lock()
         self._reached = False  # a server that was never reached is a wrong address, which waiting doesn't cure
-        self.closed = False
+        self.closed: bool = False
         self._limiter: tuple[Any, anyio.CapacityLimiter] | None = None
 
     async def run(self, work: Work[ResultT], *, again: bool = False, wait: float | None = None) -> ResultT:
